@@ -1,8 +1,8 @@
-//! What a worker may ask of the engine. Token ids in, token ids out.
+//! The engine's interface for workers: token ids in, token ids out.
 //!
-//! One engine thread owns model, scheduler and running sequences. Callers hold an [`crate::EngineHandle`]; commands travel over a
-//! bounded queue, results come back through the [`SequenceSink`] given with each sequence. Blocks travel as [`baton_kv_cache::Lease`]s:
-//! whoever holds the lease owns the blocks, dropping it frees them.
+//! One engine thread owns model, scheduler and running sequences. Callers hold an [`crate::EngineHandle`]. Commands go through a bounded
+//! queue, and results come back through the [`SequenceSink`] of each sequence. Blocks are passed as [`baton_kv_cache::Lease`]s: the holder
+//! of a lease owns the blocks, and dropping it frees them.
 
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
 use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct SequenceRequest {
     /// For logs and spans.
     pub id: RequestId,
-    /// Prompt, followed by the tokens generated so far where a sequence is continued.
+    /// Prompt, followed by the tokens generated so far where a sequence is resumed.
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt; the rest counts as output (penalties, `max_tokens`, random numbers).
     pub prompt_len: usize,
@@ -22,18 +22,18 @@ pub struct SequenceRequest {
     pub sampling: SamplingParams,
     /// Sequence index among the `n` samples of one request, for the random numbers.
     pub sample_index: u32,
-    /// After this instant the sequence is dropped, wherever it is.
+    /// After this instant the sequence is dropped, whatever its phase.
     pub deadline: Instant,
-    /// Higher is preempted later. Default 0.
+    /// Sequences with a higher priority are preempted later. Default 0.
     pub priority: i32,
-    /// Whose it is, where tenants of one priority share what the engine has.
+    /// The tenant's share, by which tenants of one priority divide the engine's capacity.
     pub share: Share,
-    /// What is shared of it; `None` takes nothing from the prefix cache and leaves nothing there.
+    /// How it uses the prefix cache; `None` neither reads nor fills it.
     pub prefix: Option<PrefixUse>,
 }
 
 impl SequenceRequest {
-    /// See [`PrefixUse::block_hashes`]; none where it shares nothing.
+    /// See [`PrefixUse::block_hashes`]; empty if the sequence does not use the prefix cache.
     pub fn block_hashes(&self) -> Arc<[PrefixHash]> {
         self.prefix.as_ref().map_or_else(Arc::default, |prefix| prefix.block_hashes.clone())
     }
@@ -44,28 +44,28 @@ impl SequenceRequest {
 pub struct PrefixUse {
     hasher: PrefixHasher,
     block_hashes: Arc<[PrefixHash]>,
-    /// How long its blocks are kept without use; `None` is the engine's own time.
+    /// How long unused blocks stay cached; `None` is the engine's default.
     pub ttl: Option<Duration>,
-    /// Keeps its prompt in the cache for so long, within the quota of `owner`.
+    /// Pins its prompt in the cache for a time, within the quota of `owner`.
     pub pin: Option<PinFor>,
-    /// Once it ended, its blocks make room before others.
+    /// Once the sequence has ended, its blocks are evicted before others.
     pub cold: bool,
 }
 
 impl PrefixUse {
-    /// Hashes `tokens`, those of the request, for its tenant alone: once, on the thread of whoever takes the request, and nobody after it
-    /// does so again.
+    /// Hashes `tokens`, those of the request, for its tenant alone. This runs once, on the thread that accepts the request; later code
+    /// reuses the hashes.
     pub fn new(hasher: PrefixHasher, tokens: &[TokenId]) -> Self {
         let block_hashes = hasher.prompt(tokens, &[]).into();
         Self { hasher, block_hashes, ttl: None, pin: None, cold: false }
     }
 
-    /// One for every 16 tokens, each of all tokens up to its end.
+    /// One hash for every 16 tokens, each over all tokens up to its end.
     pub fn block_hashes(&self) -> &Arc<[PrefixHash]> {
         &self.block_hashes
     }
 
-    /// Those of `tokens`, which begin with the tokens that were hashed: only what was appended is hashed now.
+    /// Hashes of `tokens`, which begin with the tokens that were hashed already: only appended tokens are hashed now.
     pub(crate) fn block_hashes_of(&self, tokens: &[TokenId]) -> Vec<PrefixHash> {
         let mut hashes = self.block_hashes.to_vec();
         let (groups, _tail) = tokens.as_chunks();
@@ -75,18 +75,18 @@ impl PrefixUse {
         hashes
     }
 
-    /// That of the 16 tokens behind those of `hashes`.
+    /// Hash of the 16 tokens after those of `hashes`.
     pub(crate) fn next(&self, hashes: &[PrefixHash], group: &[TokenId; HASH_TOKENS]) -> PrefixHash {
         self.hasher.next(hashes.last().copied().unwrap_or(self.hasher.root()), group, &[])
     }
 
-    /// That of all of `tokens`, of which `hashes` are.
+    /// Hash of all of `tokens`, whose full groups have `hashes`.
     pub(crate) fn whole(&self, hashes: &[PrefixHash], tokens: &[TokenId]) -> PrefixHash {
         self.hasher.whole(hashes, tokens, &[])
     }
 }
 
-/// A pin asked for.
+/// A requested pin.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinFor {
@@ -95,65 +95,64 @@ pub struct PinFor {
     pub time: Duration,
 }
 
-/// What the prefill that made a sequence's first token took from the prefix cache, and left there.
+/// What the prefill that generated a sequence's first token read from the prefix cache, and stored there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Tokens that it came with whose KV was cached: of its prompt, and of what was generated before where it is continued.
+    /// Submitted tokens whose KV was cached: of the prompt, and of earlier output where the sequence is resumed.
     pub cached_tokens: usize,
-    /// Tokens that it came with whose KV was computed and is cached now.
+    /// Submitted tokens whose KV was computed here and is cached now.
     pub written_tokens: usize,
 }
 
-/// How far to run it.
+/// Which phases to run here.
 pub enum Run {
     /// Prefill here and decode here.
     Full,
-    /// Prefill here, sample the first token, then hand the blocks to [`PrefillObserver::prefilled`].
+    /// Prefill here, sample the first token, then pass the blocks to [`PrefillObserver::prefilled`].
     PrefillOnly {
-        /// Told after each layer of each chunk, on the engine thread; must return at once.
+        /// Called after each layer of each chunk, on the engine thread; must return at once.
         observer: Box<dyn PrefillObserver>,
     },
-    /// Blocks already hold the KV of all but the last of `tokens`; join the running batch.
+    /// Blocks already hold the KV of all but the last of `tokens`; the sequence joins the running batch.
     Adopted {
         /// The verified blocks, covering at least `tokens.len() - 1` positions.
         lease: Lease,
     },
 }
 
-/// Follows the prefill of one sequence, layer by layer.
+/// Observes the prefill of one sequence, layer by layer.
 pub trait PrefillObserver: Send {
-    /// The sequence left the queue; its blocks hold what they hold at these addresses until it ends. The KV of leading positions may be
-    /// cached: then [`PrefillObserver::layer_launched`] tells so of every layer before the first launch.
+    /// The sequence left the queue; its blocks keep these ids until it ends. The KV of leading positions may be cached: then
+    /// [`PrefillObserver::layer_launched`] reports every layer of it before the first launch.
     fn started(&mut self, blocks: &baton_types::GroupBlocks, now: Instant);
     /// KV of `layer` (model layer) is enqueued for positions `0..tokens_end`; it may be read once `fence` is done.
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence);
-    /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended
-    /// before this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand sees it.
+    /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended before
+    /// this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand is restarted.
     fn restarted(&mut self) {}
-    /// All KV of the prompt is computed and the first token is sampled; [`SequenceEvent::Prefilled`] follows. Whoever still reads the
-    /// blocks keeps the lease until that ended, whether or not anybody hears of the event: that is why the event does not carry it.
+    /// All KV of the prompt is computed and the first token is sampled; [`SequenceEvent::Prefilled`] follows. A reader of the blocks keeps
+    /// the lease until its reads have ended. The event does not carry the lease, because the event's receiver may be gone.
     fn prefilled(&mut self, lease: Lease);
-    /// The sequence ended before that (cancelled, deadline, failure). The lease is kept in the same way; the default frees the
-    /// blocks at once.
+    /// The sequence ended before that (cancelled, deadline, failure). The lease is kept likewise; the default frees the blocks at once.
     fn ended(&mut self, lease: Lease) {
         drop(lease);
     }
 }
 
-/// What happens to a sequence, in order; `Prefilled`, `Finished` or `Failed` is always the last.
+/// Events of a sequence, in order; `Prefilled`, `Finished` or `Failed` is always the last.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug)]
 pub enum SequenceEvent {
-    /// Left the queue.
+    /// The sequence left the queue.
     Started { at: Instant },
     /// A token was generated.
     Token {
         token: TokenId,
-        /// Where asked for.
+        /// Present where requested.
         logprobs: Option<TokenLogprobs>,
-        /// Whether the sequence ends with it.
+        /// Set if the sequence ends with this token.
         finish: Option<FinishReason>,
-        /// With the first token that is generated here.
+        /// Present with the first token that is generated here.
         reuse: Option<Reuse>,
         /// When it was sampled.
         at: Instant,
@@ -166,23 +165,23 @@ pub enum SequenceEvent {
         /// When prefill compute ended.
         at: Instant,
     },
-    /// The end of a sequence that ran here.
+    /// A sequence that ran here has ended.
     Finished { reason: FinishReason },
-    /// The end of a sequence that could not go on.
+    /// A sequence could not continue.
     Failed {
         /// Row of the error table.
         kind: ErrorKind,
-        /// Fit for the client.
+        /// Message for the client.
         message: String,
     },
 }
 
-/// Where the events of one sequence go. Called on the engine thread; must never block.
+/// Receives the events of one sequence. Called on the engine thread; must never block.
 pub trait SequenceSink: Send {
-    /// Whether two more events fit now; an unused sink holds at least three. A sequence whose sink has no room is paused, and
-    /// cancelled after [`crate::EngineConfig::stall`].
+    /// Whether two more events fit now; an unused sink holds at least three. A sequence whose sink has no room is paused, and cancelled
+    /// after [`crate::EngineConfig::stall`].
     fn has_room(&self) -> bool;
-    /// Takes an event. `false` means that nobody listens any more: the sequence is cancelled.
+    /// Accepts an event. `false` means that the receiver is gone: the sequence is cancelled.
     fn send(&mut self, event: SequenceEvent) -> bool;
 }
 
@@ -198,10 +197,10 @@ pub enum SubmitError {
         /// `the context` or `the KV pool`.
         what: &'static str,
     },
-    /// Too many sequences wait.
+    /// Too many sequences are waiting.
     #[error("{waiting} sequences wait already, the queue holds {waiting_max}")]
     Full { waiting: usize, waiting_max: usize },
-    /// Empty prompt, token out of the vocabulary and the like.
+    /// Empty prompt, a token outside the vocabulary and the like.
     #[error("{0}")]
     Invalid(String),
     /// The engine stopped.
@@ -214,7 +213,7 @@ pub enum SubmitError {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     pub waiting: usize,
-    /// Prompt tokens not yet computed, of waiting and running sequences.
+    /// Prompt tokens not yet computed, over waiting and running sequences.
     pub waiting_tokens: usize,
     /// Sequences in the running batch.
     pub running: usize,
@@ -226,19 +225,19 @@ pub struct Load {
     pub prefill_tokens_per_s: f32,
     /// Decode steps per second, recent.
     pub decode_steps_per_s: f32,
-    /// Steps run since the start; moves while there is work.
+    /// Steps since the start; increases while there is work.
     pub steps: u64,
-    /// Rows of prompts computed since the start.
+    /// Prompt rows computed since the start.
     pub prefill_rows: u64,
-    /// Rows of generation computed since the start: one a sequence and step.
+    /// Decode rows computed since the start: one per sequence and step.
     pub decode_rows: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
-    /// Tokens of prompts whose KV was cached, since the start: each sequence's as of its first token here.
+    /// Prompt tokens whose KV was cached, since the start; counted at each sequence's first token here.
     pub cached_tokens: u64,
-    /// Rows computed once more since the start, of sequences that had lost their blocks.
+    /// Rows recomputed since the start, for sequences that were preempted.
     pub recomputed_tokens: u64,
-    /// Token slots in blocks of sequences, and those of them that are behind the sequence's last token so far.
+    /// Token slots in blocks of sequences, and how many of them are after the sequence's last token.
     pub slots: usize,
     /// See `slots`.
     pub slots_unused: usize,

@@ -17,31 +17,31 @@ pub struct EngineConfig {
     pub kv_cache_bytes: u64,
     /// Longest sequence, prompt and output together.
     pub model_len_max: usize,
-    /// Rows of a step that holds prefill: decode rows first, prefill gets the rest (at least one row). Bounds how long a
-    /// prefill delays the running batch.
+    /// Rows of a step that contains prefill: decode rows first, prefill gets the rest (at least one row). Bounds how long a prefill delays
+    /// the running batch.
     pub chunk_tokens_max: usize,
     /// Most sequences in the running batch.
     pub running_max: usize,
-    /// Most sequences that wait. Adopted ones are not counted: their blocks, held already, bound them.
+    /// Most waiting sequences. Adopted ones do not count: they are bounded by the blocks that they hold already.
     pub waiting_max: usize,
     /// Blocks of each group kept free at admission, so that running sequences can grow.
     pub watermark_blocks: u32,
     /// How long a sequence may stay paused because its sink has no room.
     pub stall: Duration,
-    /// A step that takes longer counts as hung: the engine is reported as not healthy, and its worker ends the calls that wait for it.
+    /// A longer step counts as hung: the engine is reported as unhealthy, and its worker ends the calls that wait for it.
     pub step_max: Duration,
     /// End tokens of the model.
     pub end_tokens: Vec<TokenId>,
-    /// The prefix cache; `None` keeps nothing.
+    /// The prefix cache; `None` disables it.
     pub prefix_cache: Option<PrefixCacheConfig>,
 }
 
-/// Bounds of the prefix cache. It has no memory of its own: idle blocks of the pool stay until they are needed.
+/// Bounds of the prefix cache. It has no memory of its own: idle blocks of the pool stay cached until the pool needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCacheConfig {
-    /// Time without use after which blocks go, unless their sequence said otherwise.
+    /// Time after which unused blocks are evicted, unless their sequence set another.
     pub ttl: Duration,
-    /// Most of the pool that pins may hold, and most for one owner, in percent.
+    /// Most of the pool that pins may hold, in total and per owner, in percent.
     pub pinned_percent_max: u32,
     /// See `pinned_percent_max`.
     pub pinned_percent_of_one_max: u32,
@@ -54,7 +54,7 @@ impl Default for PrefixCacheConfig {
 }
 
 impl PrefixCacheConfig {
-    /// Changes remembered for each block of the pool: who follows and is further behind has nothing of what is there.
+    /// Changes kept per block of the pool. A follower that is further behind must start again from a snapshot.
     const CHANGES_PER_BLOCK: usize = 4;
 
     /// The bounds in blocks.
@@ -90,7 +90,7 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Most rows of one step, far above what any device needs to be busy; bounds the activations.
+    /// Most rows of one step, far above what any device needs to be saturated; bounds the activations.
     pub const ROWS_MAX: usize = 1 << 16;
 
     /// Checks every field and returns the configuration, or the first field out of range.
@@ -116,12 +116,12 @@ impl EngineConfig {
         Ok(self)
     }
 
-    /// Most rows of one step. With prefill in it a step has at most `chunk_tokens_max` rows, or one row for each running sequence.
+    /// Most rows of one step. A step with prefill has at most `chunk_tokens_max` rows, or one row for each running sequence.
     pub fn step_rows_max(&self) -> usize {
         self.chunk_tokens_max.max(self.running_max)
     }
 
-    /// What to load the model with.
+    /// The configuration for loading the model.
     pub fn model_config(&self) -> ModelConfig {
         ModelConfig {
             weights: self.weights,
@@ -132,7 +132,7 @@ impl EngineConfig {
         }
     }
 
-    /// The pool that `kv_cache_bytes` hold: as many blocks as fit, at least one sequence's smallest and the watermark.
+    /// The pool that fits `kv_cache_bytes`: as many blocks as fit, at least one sequence's smallest and the watermark.
     pub fn pool_map(&self, layout: KvLayout) -> Result<KvPoolMap, EngineError> {
         let block_bytes = layout.bytes_per_block() as u64;
         let blocks = layout.blocks_in(self.kv_cache_bytes);

@@ -1,4 +1,4 @@
-//! Puts an engine together: with a thread of its own, or driven by whoever holds it.
+//! Creates an engine: with its own thread, or run by the caller.
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
@@ -13,7 +13,7 @@ use baton_types::{Clock, KvPoolMap, PoolMemory, SystemClock};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 
-/// Puts model, pool and thread together; holds nothing itself.
+/// Constructors of an engine; holds no state.
 #[derive(Debug)]
 pub struct Engine;
 
@@ -41,8 +41,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine without a thread, by the time of `clock`: for simulations. Its handle is as any other, but must not be stopped, since
-    /// nobody would end what that waits for.
+    /// An engine without a thread, on the time of `clock`: for simulations. Its handle works like any other, but must not be stopped: no
+    /// thread would complete the stop that it waits for.
     #[doc(hidden)]
     pub fn driven<M: StepModel>(
         model: M,
@@ -73,13 +73,13 @@ fn assemble<M: StepModel>(
     Ok((EngineHandle::new(shared.clone()), Runner::new(model, shared)))
 }
 
-/// An engine that moves only on [`Driven::turn`]. Dropping it is a crash of its process: no sink gets an end.
+/// An engine that runs only in [`Driven::turn`]. Dropping it acts like a crash of its process: no sink gets a last event.
 #[doc(hidden)]
 pub struct Driven<M>(Runner<M>);
 
 impl<M: StepModel> Driven<M> {
-    /// Ends the step that was launched by the turn before, if one was, and launches the next. Whoever calls decides how long a step takes:
-    /// between two turns anything else may happen.
+    /// Finishes the step that the previous turn launched, if any, and launches the next. The caller decides how long a step takes: anything
+    /// else may happen between two turns.
     pub fn turn(&mut self) -> Turn {
         match self.0.turn() {
             Ok(Turn::Ended) => self.0.end(None),
@@ -89,13 +89,13 @@ impl<M: StepModel> Driven<M> {
         Turn::Ended
     }
 
-    /// Ready once something came since the last turn: that may make an idle engine move.
+    /// Ready once something arrived since the last turn; an idle engine may then have work.
     pub fn work(&self) -> impl Future<Output = ()> + Send + 'static {
         let shared = self.0.shared().clone();
         poll_fn(move |cx| shared.mailbox.poll_changed(cx))
     }
 
-    /// The blocks of its sequences.
+    /// The leases of its sequences.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.0.leases()
     }

@@ -4,26 +4,26 @@ use crate::model::ModelError;
 use baton_kv_cache::PoolError;
 use baton_types::LayoutError;
 
-/// Failures of configuring and starting an engine. None is retryable: each needs another configuration or another machine.
+/// Failures to configure and start an engine. None is retryable: each needs another configuration or another machine.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// A bound out of its range.
+    /// A setting is out of range.
     #[error("{name} must be {expected}, got {got}")]
     Config {
-        /// Field, as operators spell it.
+        /// Name of the setting, as in the configuration.
         name: &'static str,
         /// The accepted range.
         expected: String,
         got: String,
     },
-    /// The KV memory does not hold a pool that could run anything.
+    /// The KV memory is too small for a pool that can run a sequence.
     #[error(
         "kv_cache_bytes = {got} holds {blocks} blocks of {block_bytes} bytes; at least {blocks_min} are needed, that is {needed} bytes"
     )]
     PoolTooSmall {
         got: u64,
-        /// Blocks they hold.
+        /// Number of blocks that fit.
         blocks: u64,
         /// Size of one block.
         block_bytes: u64,
@@ -35,13 +35,13 @@ pub enum EngineError {
     /// The model cannot be loaded or bound.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The KV layout cannot exist.
+    /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The pool cannot exist.
+    /// The pool is invalid.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The operating system gives no thread.
+    /// The operating system could not create a thread.
     #[error("cannot start the engine thread")]
     Thread(#[source] std::io::Error),
 }

@@ -1,8 +1,8 @@
-//! Hooks with which tests hold sequences in a phase and look at what was computed for them. Production has none.
+//! Hooks with which tests hold sequences in a phase and inspect what was computed for them. Not used in production.
 
 use baton_types::{GroupBlocks, RequestId};
 
-/// Where a sequence stands, as a gate sees it.
+/// Phase of a sequence, for a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequencePhase {
     /// Waiting, for the first time or after a preemption.
@@ -13,9 +13,9 @@ pub enum SequencePhase {
     Decode,
 }
 
-/// Says whether a sequence may go on. Asked before every step for every sequence, on the engine thread; must return at once.
-/// A held sequence keeps what it holds, stops nobody else, and still ends by cancellation or deadline.
-/// While a sequence is held the engine looks again every few milliseconds.
+/// Decides whether a sequence may proceed. Called before every step for every sequence, on the engine thread; must return at once. A held
+/// sequence keeps its resources, does not block others, and still ends by cancellation or deadline. While a sequence is held the engine
+/// checks again every few milliseconds.
 pub trait SequenceGate: Send + Sync {
     /// Whether `id` may proceed in `phase`.
     fn is_open(&self, id: &RequestId, phase: SequencePhase) -> bool;
@@ -27,9 +27,9 @@ impl<F: Fn(&RequestId, SequencePhase) -> bool + Send + Sync> SequenceGate for F 
     }
 }
 
-/// Sees what each token is drawn from, so that tests compare bits and not only tokens. Called on the engine thread.
+/// Observes the logits that determine each token, so that tests compare bits and not only tokens. Called on the engine thread.
 pub trait LogitObserver: Send + Sync {
-    /// `logits` (`[vocab]`, before penalties and temperature) are about to decide the token at `position` of `id`; `blocks` hold the KV
-    /// of all positions before it.
+    /// `logits` (`[vocab]`, before penalties and temperature) will determine the token at `position` of `id`; `blocks` hold the KV of all
+    /// positions before it.
     fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]);
 }

@@ -1,4 +1,4 @@
-//! The engine from outside: submit sequences, reserve blocks, watch it.
+//! The engine's handle: submit sequences, reserve blocks, read its state.
 
 use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Blocks that a peer waits for.
+/// A request of a peer that waits for blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Its turn, see [`EngineHandle::take_turn`].
+    /// Its place in the order, see [`EngineHandle::take_turn`].
     pub turn: SequenceKey,
-    /// Whose it is.
+    /// The tenant's share.
     pub share: Share,
     /// Tokens that the blocks are to hold.
     pub tokens: usize,
 }
 
-/// A running engine. Clones are the same engine; it stops when the last one is dropped.
+/// A running engine. Clones refer to the same engine; it stops when the last one is dropped.
 #[derive(Clone)]
 pub struct EngineHandle(Arc<Owner>);
 
@@ -46,12 +46,12 @@ impl EngineHandle {
         &self.0.0
     }
 
-    /// The time by the engine's clock.
+    /// The current time of the engine's clock.
     pub fn now(&self) -> Instant {
         self.shared().clock.now()
     }
 
-    /// Hands a sequence to the engine. What happens to it comes through `sink`; dropping the returned control cancels it.
+    /// Submits a sequence. Its events go to `sink`; dropping the returned control cancels it.
     pub fn submit(
         &self,
         mut request: SequenceRequest,
@@ -85,7 +85,7 @@ impl EngineHandle {
         Ok(control)
     }
 
-    /// Whether a sequence of `tokens` tokens, plus one to generate, can ever run here.
+    /// Checks that a sequence of `tokens` tokens, plus one to generate, can ever run here.
     pub fn check_fits(&self, tokens: usize) -> Result<(), SubmitError> {
         let shared = self.shared();
         let limits = [(shared.config.model_len_max, "the context"), (shared.pool_tokens, "the KV pool")];
@@ -98,12 +98,12 @@ impl EngineHandle {
         self.shared().len_max()
     }
 
-    /// Leases blocks for `tokens` positions that a peer will fill, or `None` if there is no room *now*: the watermark is kept,
-    /// and sequences that lack blocks go first. [`SharedPool::on_freed`] tells when to try again; until then, have the room kept with
+    /// Leases blocks for `tokens` positions that a peer will fill, or `None` if there is no room *now*: the watermark is kept, and
+    /// sequences that lack blocks have precedence. [`SharedPool::on_freed`] reports when to retry; until then, have room reserved with
     /// [`EngineHandle::keep_room`].
     ///
-    /// What is cached of the prefixes with these hashes comes with it, see [`Lease::cached_blocks`]: the peer has to fill the rest, of which there
-    /// is always some.
+    /// The lease includes cached blocks of the prefixes with these hashes, see [`Lease::cached_blocks`]. The peer must fill the rest, which
+    /// is never empty.
     pub fn reserve(&self, tokens: usize, block_hashes: &[PrefixHash]) -> Option<Lease> {
         let shared = self.shared();
         if shared.starved.load(Ordering::Acquire) {
@@ -117,31 +117,31 @@ impl EngineHandle {
             now: self.now(),
         };
         shared.pool.try_reserve(wanted()).or_else(|| {
-            // Where nobody holds anything, nothing but pins keeps it out, and it would wait for their end.
+            // If no sequence holds blocks, only pins leave no room, and the request would wait for the pins to end.
             let waived = shared.pool.counts().referenced == 0 && shared.pool.waive_pins();
             waived.then(|| shared.pool.try_reserve(wanted())).flatten()
         })
     }
 
-    /// How long blocks of a sequence are kept in the prefix cache from now on; `None` where they are not.
+    /// How long blocks of a sequence stay in the prefix cache; `None` if they are not cached.
     pub fn keep(&self, request: &SequenceRequest) -> Option<Keep> {
         self.shared().keep(request)
     }
 
-    /// A turn among the sequences, as of now, for blocks of so many tokens that a peer asks for.
+    /// Takes a place among the sequences, as of now, for blocks of `tokens` tokens that a peer requests.
     pub fn take_turn(&self, priority: i32, share: Share, tokens: usize) -> SequenceKey {
         let share = if seeded!(IgnoredShares) { Share::default() } else { share };
         self.shared().mailbox.take_turn(Asked { priority, share, tokens, prompt: None })
     }
 
-    /// Who took this turn has what it waited for.
+    /// The request with this place got its blocks.
     pub fn turn_came(&self, turn: SequenceKey) {
         self.shared().mailbox.turn_came(turn);
     }
 
-    /// Keeps room for a reservation that waits since its turn, or for none any more: sequences that come after it are admitted only where
-    /// as much stays free, so that no stream of small ones starves it. Those beyond the share of their tenants give theirs for one that is
-    /// not.
+    /// Reserves room for a request that has been waiting since it took its place, or ends the reservation. Sequences with a later place are
+    /// admitted only if as much stays free, so that a stream of small ones cannot starve it. Sequences beyond their tenant's share may be
+    /// preempted for a request within its share.
     pub fn keep_room(&self, reservation: Option<Reservation>) {
         let shared = self.shared();
         let awaited = reservation.map(|Reservation { turn, share, tokens }| {
@@ -162,12 +162,12 @@ impl EngineHandle {
         self.shared().pool.clone()
     }
 
-    /// The bounds it was started with.
+    /// The configuration that it was started with.
     pub fn config(&self) -> &EngineConfig {
         &self.shared().config
     }
 
-    /// Tokens of a block, as the map of the pool says.
+    /// Tokens per block of the pool.
     pub fn block_tokens(&self) -> usize {
         self.shared().block_tokens
     }
@@ -181,22 +181,22 @@ impl EngineHandle {
         self.shared().health.beat()
     }
 
-    /// How long the step that runs may still take, see [`Heartbeat::patience`]; zero once it hangs.
+    /// How long the current step may still take, see [`Heartbeat::patience`]; zero once it hangs.
     pub fn patience(&self) -> Duration {
         self.heartbeat().patience(self.shared().config.step_max, self.now())
     }
 
-    /// How long its loop has not moved while it had work, see [`Heartbeat::still`].
+    /// For how long its loop has made no progress while it had work, see [`Heartbeat::still`].
     pub fn still(&self) -> Duration {
         self.heartbeat().still(self.now())
     }
 
-    /// Whether it can serve: it did not fail, and no step hangs.
+    /// Whether it can serve: it has not failed, and no step hangs.
     pub fn healthy(&self) -> bool {
         !self.heartbeat().failed && !self.patience().is_zero()
     }
 
-    /// Makes the engine look again at paused sequences at once, for instance because a sink has room again.
+    /// Makes the engine check paused sequences at once, for instance because a sink has room again.
     pub fn wake(&self) {
         self.shared().mailbox.wake();
     }
@@ -207,7 +207,7 @@ impl EngineHandle {
         self.wake();
     }
 
-    /// Shows all logits from the next step on to `observer`, for tests; `None` shows them to nobody.
+    /// Passes all logits from the next step on to `observer`, for tests; `None` stops that.
     pub fn set_logit_observer(&self, observer: Option<Arc<dyn LogitObserver>>) {
         *self.shared().logits.write() = observer;
     }
@@ -246,7 +246,7 @@ impl std::fmt::Debug for EngineHandle {
     }
 }
 
-/// Holds a sequence in the engine: dropping it cancels the sequence, wherever it is. For one that ended it does nothing.
+/// Keeps a sequence in the engine: dropping it cancels the sequence, whatever its phase. For a sequence that has ended it does nothing.
 #[must_use = "dropping it cancels the sequence"]
 pub struct SequenceControl {
     shared: Arc<Shared>,

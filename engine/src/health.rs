@@ -1,9 +1,9 @@
-//! Signs of life of an engine thread, and when one counts as hung.
+//! Heartbeat of an engine thread, and when the engine counts as hung.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Signs of life, as the thread gives them.
+/// Shared progress record, written by the engine thread.
 pub(crate) struct Health {
     epoch: Instant,
     steps: AtomicU64,
@@ -24,7 +24,7 @@ impl Health {
         }
     }
 
-    /// Records that the thread is alive at `now`, and whether a step follows.
+    /// Records progress at `now`, and whether a step follows.
     pub(crate) fn alive(&self, now: Instant, busy: bool) {
         self.progress_us.store(now.saturating_duration_since(self.epoch).as_micros() as u64, Ordering::Relaxed);
         self.busy.store(busy, Ordering::Release);
@@ -44,10 +44,10 @@ impl Health {
     }
 }
 
-/// Proof of life of an engine thread.
+/// Progress of an engine thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Steps since the start; moves while there is work.
+    /// Steps since the start; increases while there is work.
     pub steps: u64,
     /// When the thread last finished something or went to sleep.
     pub last_progress: Instant,
@@ -58,13 +58,14 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// How long the step that runs at `now` has taken so far; zero where none runs.
+    /// How long the current step has taken so far at `now`; zero if there is none.
     pub fn still(&self, now: Instant) -> Duration {
         if self.busy { now.saturating_duration_since(self.last_progress) } else { Duration::ZERO }
     }
 
-    /// How long nothing may happen from `now` on until a step hangs, which is one that takes `step_max`; zero once it does. Who looks
-    /// again after this time misses no hang and sees each as soon as it is one: a step that begins meanwhile may take longer than that.
+    /// How long the thread may make no progress from `now` on before a step counts as hung, which is one that takes `step_max`; zero once
+    /// one hangs. A caller that checks again after this time detects each hang as soon as it counts as one: a step that begins meanwhile
+    /// may take longer than that.
     pub fn patience(&self, step_max: Duration, now: Instant) -> Duration {
         step_max.saturating_sub(self.still(now))
     }
@@ -77,7 +78,7 @@ mod tests {
     #[test]
     fn a_step_hangs_that_outlasts_its_bound_and_no_other() {
         let (start, step_max) = (Instant::now(), Duration::from_secs(60));
-        // (inside a step, seconds since the last progress, seconds of patience)
+        // (inside a step, seconds since the last progress, seconds until it counts as hung)
         let cases = [(true, 0, 60), (true, 59, 1), (true, 60, 0), (true, 3_600, 0), (false, 0, 60), (false, 3_600, 60)];
         for (busy, since, patience) in cases {
             let beat = Heartbeat { steps: 1, last_progress: start, busy, failed: false };

@@ -1,8 +1,8 @@
 //! The engine: token ids in, token ids out.
 //!
-//! Layer: above `kernels` (what a device computes) and `kv-cache` (who owns which block); below the workers, which
-//! join it to the network. A runner owns model, scheduler and running sequences; other code holds an [`EngineHandle`]. A
-//! thread, or the simulation, drives the runner; the time comes from a [`baton_types::Clock`].
+//! Layer: above `kernels` (what a device computes) and `kv-cache` (the owner of each block); below the workers, which connect it to the
+//! network. A runner owns model, scheduler and running sequences; other code holds an [`EngineHandle`]. A thread, or the simulation, drives
+//! the runner; the time comes from a [`baton_types::Clock`].
 //!
 //! ```text
 //! EngineHandle ── submit, cancel ──> runner ── plan ──> scheduler (pure)
@@ -10,10 +10,10 @@
 //!       └── SequenceSink <── tokens ── sampler <── logits ── model ── ops ──> device
 //! ```
 //!
-//! Model and sampler keep results exact: a row's bits depend on its own past alone. The scheduler may therefore batch, chunk,
-//! preempt and recompute in any way without changing a token.
+//! Model and sampler are exact: a row's bits depend only on its own past. So the scheduler may batch, chunk, preempt and recompute in any
+//! way without changing a token.
 //!
-//! This crate knows no network, peer, text or environment variable. Blocks leave and enter as leases.
+//! This crate does not know networks, peers, text or environment variables. Blocks leave and enter as leases.
 
 pub mod api;
 pub mod config;

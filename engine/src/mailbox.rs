@@ -1,4 +1,4 @@
-//! What reaches the engine's runner: new sequences, wake-ups, the order to stop.
+//! Input of the engine's runner: new sequences, wake-ups and the stop request.
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::fair::{Entered, FairOrder, is_within};
@@ -17,7 +17,7 @@ pub(crate) struct Submission {
     pub(crate) key: SequenceKey,
     pub(crate) request: SequenceRequest,
     pub(crate) prefix: Option<Prefix>,
-    /// Tokens that its tenant was charged.
+    /// Tokens charged to its tenant.
     pub(crate) charged: usize,
     pub(crate) run: Run,
     pub(crate) sink: Box<dyn SequenceSink>,
@@ -29,8 +29,8 @@ pub(crate) fn is_counted(run: &Run) -> bool {
     !matches!(run, Run::Adopted { .. })
 }
 
-/// Bounded by `waiting_max`, and by twice as many where several tenants wait: one that has less than its share of the places does not
-/// find them taken by others. Places are taken at [`Mailbox::submit`] and given back by [`Mailbox::left_queue`].
+/// Bounded by `waiting_max`, and by twice as many where several tenants wait, so that other tenants cannot take every place of one that has
+/// less than its share. Places are taken at [`Mailbox::submit`] and released by [`Mailbox::left_queue`].
 #[derive(Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
@@ -42,27 +42,27 @@ struct State {
     arrivals: u64,
     order: FairOrder,
     waiting: usize,
-    /// Of each tenant.
+    /// Places taken by each tenant.
     waiting_of: BTreeMap<TenantLabel, (Share, u64)>,
     woken: bool,
     stopped: bool,
-    /// Who waits for something to come.
+    /// The task that waits for input.
     waiter: Option<Waker>,
 }
 
-/// What something asks to be computed, for its place in the order.
+/// Work requested, for its place in the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) priority: i32,
     pub(crate) share: Share,
     /// Tokens to compute.
     pub(crate) tokens: usize,
-    /// Its prompt, where it shares what is computed of it.
+    /// Its prompt, where it uses the prefix cache.
     pub(crate) prompt: Option<PrefixHash>,
 }
 
 impl State {
-    /// A place in the order, and the tokens that are charged for it.
+    /// Returns a place in the order, and the tokens charged for it.
     fn enter(&mut self, asked: Asked) -> (SequenceKey, usize) {
         let Entered { start, tokens } = self.order.enter(asked.priority, asked.share, asked.tokens, asked.prompt);
         self.arrivals += 1;
@@ -74,14 +74,14 @@ impl State {
     }
 }
 
-/// What [`Mailbox::take`] found.
+/// Result of [`Mailbox::take`].
 pub(crate) struct Taken {
     pub(crate) submissions: Vec<Submission>,
     pub(crate) stopped: bool,
 }
 
 impl Mailbox {
-    /// Queues a sequence; `make` gets its place in the order, and what is charged for that.
+    /// Queues a sequence; `make` gets its place in the order and its charge.
     pub(crate) fn submit(
         &self,
         waiting_max: usize,
@@ -109,17 +109,17 @@ impl Mailbox {
         Ok(())
     }
 
-    /// A place in the order for something that is no sequence yet.
+    /// A place in the order for a request that is not a sequence yet.
     pub(crate) fn take_turn(&self, asked: Asked) -> SequenceKey {
         self.state.lock().enter(asked).0
     }
 
-    /// The turn of something came.
+    /// The request with this place is served.
     pub(crate) fn turn_came(&self, key: SequenceKey) {
         self.state.lock().order.served(key.priority(), key.start());
     }
 
-    /// A sequence left the queue. Of what its tenant was charged, so many tokens are not computed.
+    /// A sequence left the queue. Refunds the charged tokens that will not be computed.
     pub(crate) fn left_queue(&self, key: SequenceKey, share: Share, unused: usize) {
         let mut state = self.state.lock();
         state.waiting -= 1;
@@ -132,28 +132,28 @@ impl Mailbox {
         state.order.give_back(key.priority(), share, unused);
     }
 
-    /// Makes the runner look around.
+    /// Makes the runner check its state.
     pub(crate) fn wake(&self) {
         let mut state = self.state.lock();
         state.woken = true;
         wake(state);
     }
 
-    /// Refuses everything from here on and makes the runner end.
+    /// Refuses further input and makes the runner end.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
         wake(state);
     }
 
-    /// Takes what came since the last call.
+    /// Takes the input since the last call.
     pub(crate) fn take(&self) -> Taken {
         let mut state = self.state.lock();
         state.woken = false;
         Taken { submissions: std::mem::take(&mut state.submissions), stopped: state.stopped }
     }
 
-    /// Ready where something came since the last [`Mailbox::take`]; else whoever asked last is woken once something does.
+    /// Ready if there was input since the last [`Mailbox::take`]; otherwise wakes the task that polled last once there is.
     pub(crate) fn poll_changed(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
         if state.has_something() {

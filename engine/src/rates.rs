@@ -1,13 +1,13 @@
-//! Measured speed, as placement wants to know it. Pure: durations in, rates out.
+//! Measured speed, for placement. Pure: durations in, rates out.
 
 use std::time::Duration;
 
-/// Weight of the newest step. About the last twenty steps count.
+/// Weight of the newest step; about the last twenty steps matter.
 const NEWEST: f64 = 0.1;
-/// A step of fewer rows of prefill weighs less: the last token of a prompt that is cached says little of how fast prompts are computed.
+/// A step with fewer prefill rows weighs less: the last token of a cached prompt shows little about prefill speed.
 const ROWS_TELLING: f64 = 64.0;
-/// A step counts for at most so many times what its work took of late: one in which the process stood still says nothing of the next,
-/// and a lasting change is followed within a few steps all the same.
+/// A step counts for at most this many times the recent time for its work. So a step during which the process was suspended does not
+/// distort the rate, and a lasting change is still followed within a few steps.
 const STEP_MAX: f64 = 8.0;
 
 /// Exponentially weighted rates over the recent steps.
@@ -17,7 +17,7 @@ pub struct Rates {
     decode: Rate,
 }
 
-/// Work over time, both decaying alike, so that long steps weigh by their length.
+/// Work over time, both with the same decay, so that steps weigh by their duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rate {
     work: f64,
@@ -38,8 +38,8 @@ impl Rate {
 }
 
 impl Rates {
-    /// Adds one step of `prefill_rows` and `decode_rows` that took `elapsed`. A mixed step counts for both in full:
-    /// this is what a sequence in such a batch experiences.
+    /// Adds one step of `prefill_rows` and `decode_rows` that took `elapsed`. A mixed step counts fully for both, because each sequence in
+    /// such a batch waits for the whole step.
     pub fn add(&mut self, prefill_rows: usize, decode_rows: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         if prefill_rows > 0 {

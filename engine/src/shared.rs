@@ -1,4 +1,4 @@
-//! What an engine's handles and its runner share.
+//! State shared by an engine's handles and its runner.
 
 use crate::api::{Load, SequenceRequest};
 use crate::config::EngineConfig;
@@ -22,9 +22,9 @@ pub(crate) struct Shared {
     pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
     pub(crate) logits: RwLock<Option<Arc<dyn LogitObserver>>>,
     pub(crate) load: Mutex<Load>,
-    /// A sequence lacks blocks: nothing is leased to others meanwhile.
+    /// A sequence lacks blocks: meanwhile no blocks are leased to peers.
     pub(crate) starved: AtomicBool,
-    /// Blocks that a peer waits for.
+    /// Blocks that a peer's reservation waits for.
     pub(crate) awaited: Mutex<Option<Awaited>>,
     pub(crate) health: Health,
     /// Whether the engine thread has ended, where it has one.
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Over a new pool laid out by `map`.
+    /// Creates the state over a new pool laid out by `map`.
     pub(crate) fn new(
         config: EngineConfig,
         map: &KvPoolMap,
@@ -66,7 +66,7 @@ impl Shared {
             clock,
             config,
         });
-        // The pool outlives no engine that it wakes: a weak reference, or the two would keep each other alive.
+        // A weak reference: the pool's callback must not keep the engine alive, which owns the pool.
         let wake = Arc::downgrade(&shared);
         pool.on_freed(move || {
             if let Some(shared) = wake.upgrade() {
@@ -81,14 +81,14 @@ impl Shared {
         self.config.model_len_max.min(self.pool_tokens)
     }
 
-    /// How long what is stored of a sequence is kept; `None` where there is no cache, or it shares nothing.
+    /// How long the sequence's cached blocks are kept; `None` if there is no cache or the sequence does not use it.
     pub(crate) fn keep(&self, request: &SequenceRequest) -> Option<Keep> {
         let (cache, used) = (self.config.prefix_cache.as_ref()?, request.prefix.as_ref()?);
         let pin = used.pin.map(|pin| Pin { owner: pin.owner, until: self.clock.now() + pin.time });
         Some(Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin })
     }
 
-    /// Under which hashes a sequence's blocks are shared, the first `prompt` of whose tokens are its prompt here.
+    /// The hashes under which a sequence's blocks are cached; the first `prompt` of its tokens are its prompt here.
     pub(crate) fn prefix(&self, request: &SequenceRequest, prompt: usize) -> Option<Prefix> {
         let (keep, used) = (self.keep(request)?, request.prefix.as_ref()?);
         let hashes = used.block_hashes_of(&request.tokens);

@@ -1,4 +1,4 @@
-//! What turns need of a model, so that tests can run them over a stand-in whose tokens betray a wrong block table.
+//! The runner's interface to a model, so that tests can run it over a fake model whose tokens reveal a wrong block table.
 
 use crate::model::{Logits, Model, ModelError, StepBatch};
 use baton_kv_cache::ForkCopy;
@@ -9,13 +9,13 @@ use baton_types::Fence;
 pub trait StepModel: Send + 'static {
     fn vocab(&self) -> usize;
 
-    /// See [`Model::launch`]. Until [`StepModel::finish`] returned, the blocks of the batch stay as they are and with their owners.
+    /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the batch keep their contents and owners.
     fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError>;
 
-    /// See [`Model::finish`]. When it returns, nothing of the step reads or writes the pool any more: blocks may then go to other owners.
+    /// See [`Model::finish`]. When it returns, the step no longer reads or writes the pool: blocks may then change owners.
     fn finish(&mut self) -> Result<Logits, ModelError>;
 
-    /// See [`Model::copy`]. When it returns, it is done, and both blocks may go to other owners.
+    /// See [`Model::copy`]. When it returns, the copy is complete, and both blocks may change owners.
     fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError>;
 }
 

@@ -1,4 +1,4 @@
-//! The engine thread: runs turns, sleeps when nothing can run, and sees that every sequence hears of its end, whatever happens.
+//! The engine thread: runs turns, sleeps when nothing can run, and ensures that every sequence gets its last event, even after a panic.
 
 use crate::handle::EngineHandle;
 use crate::mailbox::Mailbox;
@@ -30,10 +30,10 @@ fn run<M: StepModel>(mut runner: Runner<M>) {
     let failure = match outcome {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(format!("the model failed: {error}")),
-        // The panic hook has reported what and where.
+        // The panic hook has reported the panic.
         Err(_) => Some("the engine thread panicked".to_owned()),
     };
-    // A sink or observer that panicked once may do so again; the thread's end must be told all the same.
+    // A sink or observer that panicked once may do so again; the thread's end must still be signalled.
     if catch_unwind(AssertUnwindSafe(|| runner.end(failure))).is_err() {
         tracing::error!("a sink panicked while its sequence was ended");
     }
@@ -51,7 +51,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Sleeps until something comes, or until this instant.
+/// Sleeps until there is input, or until this instant.
 fn wait(mailbox: &Mailbox, until: Option<Instant>) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     while mailbox.poll_changed(&mut Context::from_waker(&waker)).is_pending() {
@@ -64,8 +64,8 @@ fn wait(mailbox: &Mailbox, until: Option<Instant>) {
 }
 
 impl EngineHandle {
-    /// Ends every sequence with `Unavailable` and then the thread. Drain before. Returns whether the thread ended within `step_max`;
-    /// must not be called from a sink or observer, which run on that thread.
+    /// Ends every sequence with `Unavailable`, then the thread. Drain first. Returns whether the thread ended within `step_max`; must not
+    /// be called from a sink or observer, which run on that thread.
     pub fn stop(&self) -> bool {
         let shared = self.shared();
         shared.mailbox.stop();

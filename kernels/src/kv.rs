@@ -1,11 +1,11 @@
-//! A KV pool as kernels address it: planes `k` and `v` of group 0.
+//! A KV pool as addressed by kernels: planes `k` and `v` of group 0.
 
 use crate::ops::{OpsError, Plan, PlanSegment};
 use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap, PoolMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Neighbouring tokens within one block.
+/// Contiguous tokens within one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) block: BlockId,
@@ -14,7 +14,7 @@ pub(crate) struct Run {
     pub(crate) tokens: usize,
 }
 
-/// A pool and its map, checked to belong together.
+/// A pool and its map, checked to match.
 #[derive(Clone, Debug)]
 pub struct KvBinding {
     pub(crate) memory: Arc<dyn PoolMemory>,
@@ -83,7 +83,7 @@ impl KvBinding {
         self.map.plane_offset(0, layer, block, plane) + token * self.token_stride(plane)
     }
 
-    /// Cuts `tokens` of a sequence at the borders of its blocks.
+    /// Divides `tokens` of a sequence at block boundaries.
     pub(crate) fn runs<'a>(&self, blocks: &'a [BlockId], tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
         let size = self.block_tokens();
         let mut at = tokens.start;

@@ -1,11 +1,11 @@
 //! The arithmetic of Baton: one ops trait and the backends that implement it.
 //!
-//! Layer: above `types`, below `engine`. The engine uses [`ops::Ops`] alone and does not know which backend runs.
-//! This crate knows no model, request, scheduler or network.
+//! Layer: above `types`, below `engine`. The engine uses only [`ops::Ops`] and does not know which backend runs. This crate does not know
+//! models, requests, schedulers or networks.
 //!
-//! * [`mod@reference`]: scalar, no `unsafe`; the written orders below, literally. Every other backend must equal it.
+//! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
-//! * [`lagging`]: any backend on a thread of its own, with late fences and outputs that are poisoned until then. It finds callers that
+//! * [`lagging`]: any backend on a separate thread, with late fences and outputs that are poisoned until then. It finds callers that
 //!   read too early.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!

@@ -1,5 +1,5 @@
-//! Backends that are wrong on purpose: each breaks one promise of the canonical numerics, so that tests can prove that they would notice.
-//! Compiled with the feature `testing` alone, which nothing that ships switches on.
+//! Backends with deliberate defects: each breaks one guarantee of the canonical numerics, so that tests can prove that they would detect
+//! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
 use crate::host::{HostBackend, HostKernels, KvStep};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION};
@@ -8,7 +8,7 @@ use crate::reference::{ReferenceKernels, Rows, attention, linear};
 use baton_types::Dtype;
 use std::sync::Arc;
 
-/// What `cargo xtask hazards` finds in a binary that was built with these.
+/// `cargo xtask hazards` searches binaries for this text.
 #[used]
 static MARKER: &str = "BATON_TESTING_HAZARD kernels";
 
@@ -17,16 +17,16 @@ static MARKER: &str = "BATON_TESTING_HAZARD kernels";
 pub enum MutantKind {
     /// GEMM slabs are shorter when there are several rows.
     RowCount,
-    /// Attention slabs start at the position where the segment does.
+    /// Attention slabs start at the segment's first position.
     ChunkStart,
-    /// K is cut into as many slabs as there are threads.
+    /// K is divided into as many slabs as there are threads.
     ThreadCount {
-        /// Threads pretended.
+        /// Number of threads to assume.
         threads: usize,
     },
-    /// Right by another written order: GEMM slabs are half as long everywhere, as a later revision might have them.
+    /// A correct result in another order: GEMM slabs are half as long everywhere, as a later revision might define them.
     OtherRevision {
-        /// The revision that it says it is.
+        /// The revision that it reports.
         says: u32,
     },
 }

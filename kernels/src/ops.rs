@@ -1,13 +1,13 @@
-//! The ops trait: what the engine may ask of a device.
+//! The ops trait: the operations that the engine requests from a device.
 //!
-//! Device-shaped from the first day: weights and tensors are opaque handles with a memory kind, work is enqueued on one
-//! in-order stream and polled through fences, and host slices cross only in the explicit copies [`Ops::upload`],
-//! [`Ops::upload_ids`], [`Ops::plan`] and [`Ops::download`]. All row counts are run-time; `M` rows never influence each other's bits.
+//! The interface fits devices with their own memory. Weights and tensors are opaque handles with a memory kind. Work is enqueued on one
+//! in-order stream and polled through fences. Host slices cross only in the explicit copies [`Ops::upload`], [`Ops::upload_ids`],
+//! [`Ops::plan`] and [`Ops::download`]. All row counts are set at run time; `M` rows never influence each other's bits.
 
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
 
-/// A device failed or was misused. Shapes are checked at enqueue: a wrong one is a defect of the caller.
+/// A device failed or was misused. Shapes are checked at enqueue: a wrong shape is a defect of the caller.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpsError {
@@ -21,7 +21,7 @@ pub enum OpsError {
         /// What does not fit.
         message: String,
     },
-    /// The device reported an error; the backend is unusable from here on.
+    /// The device reported an error; the backend is unusable from then on.
     #[error("device failed: {0}")]
     Device(String),
 }
@@ -44,11 +44,11 @@ pub struct Weight {
     pub n: usize,
     /// Input features.
     pub k: usize,
-    /// Format in which it enters the arithmetic.
+    /// Format in which it is used in computation.
     pub dtype: Dtype,
 }
 
-/// A KV pool known to the device.
+/// A KV pool registered with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvHandle(pub(crate) u32);
 
@@ -60,7 +60,7 @@ pub struct PlanHandle(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdsHandle(pub(crate) u32);
 
-/// A handle's makers: backends outside this crate (test doubles) build handles through these.
+/// Constructors of handles, for backends outside this crate (test doubles).
 impl Tensor {
     /// A handle with a backend-chosen id.
     pub fn from_raw(id: u32, rows_max: usize, cols: usize) -> Self {
@@ -83,7 +83,7 @@ pub struct PlanSegment {
     pub blocks: Vec<BlockId>,
 }
 
-/// The batch of one step: its segments own the rows `0 .. sum(rows)` in order.
+/// The batch of one step: its segments cover the rows `0 .. sum(rows)` in order.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -121,7 +121,7 @@ pub struct RopeTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeHandle(pub(crate) u32);
 
-/// What a backend says of itself.
+/// Description of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendInfo {
     /// Human-readable, e.g. `cpu avx2+fma, 2 threads`.
@@ -139,22 +139,22 @@ pub trait Ops: Send + Sync {
     /// Name, class and memory of the backend.
     fn info(&self) -> BackendInfo;
 
-    /// Takes a weight `[n, k]`, given row-major in f32, in format `dtype` (rounded to nearest even) and repacks it as the kernels like it.
+    /// Rounds a weight `[n, k]`, given row-major in f32, to format `dtype` (nearest even) and repacks it for the kernels.
     fn prepare(&self, name: &str, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Result<Weight, OpsError>;
 
     /// Allocates an activation `[rows_max, cols]`. Lives as long as the backend.
     fn alloc(&self, rows_max: usize, cols: usize) -> Result<Tensor, OpsError>;
 
-    /// Makes a KV pool known. Element types of its planes decide the rounding of stores.
+    /// Registers a KV pool. The element types of its planes determine the rounding of stores.
     fn bind_kv(&self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<KvHandle, OpsError>;
 
     /// Uploads a rotary table.
     fn upload_rope(&self, table: &RopeTable) -> Result<RopeHandle, OpsError>;
 
-    /// Uploads the token ids of a batch; replaces what the last call uploaded.
+    /// Uploads the token ids of a batch; replaces those of the last call.
     fn upload_ids(&self, ids: &[u32]) -> Result<IdsHandle, OpsError>;
 
-    /// Uploads the batch description of a step; replaces what the last call uploaded.
+    /// Uploads the batch description of a step; replaces that of the last call.
     fn plan(&self, plan: &Plan) -> Result<PlanHandle, OpsError>;
 
     /// Copies `data` (`[rows, cols]`) into the first rows of a tensor.
@@ -213,9 +213,9 @@ pub trait Ops: Send + Sync {
     /// `out[i] = x[rows[i]]`: gathers the rows that need logits.
     fn gather_rows(&self, x: Tensor, rows: &[usize], out: Tensor) -> Result<(), OpsError>;
 
-    /// A fence behind everything enqueued so far.
+    /// A fence after everything enqueued so far.
     fn fence(&self) -> Fence;
 
-    /// Copies the first `rows` rows out, after everything enqueued before. Blocks until then, at most the backend's own deadline.
+    /// Copies the first `rows` rows out, after everything enqueued before. Blocks until then, at most for the backend's own deadline.
     fn download(&self, tensor: Tensor, rows: usize, out: &mut [f32]) -> Result<(), OpsError>;
 }

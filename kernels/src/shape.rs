@@ -1,4 +1,4 @@
-//! The shape rules of every operation, checked at enqueue by all backends alike.
+//! The shape rules of every operation, checked at enqueue by all backends.
 
 use crate::kv::KvBinding;
 use crate::numerics::PARTITIONS_MAX;

@@ -1,4 +1,4 @@
-//! Pool and cache together, as one lock holds them: every move of a lease's blocks between the two.
+//! The state of pool and cache under one lock: every operation that moves a lease's blocks between the two.
 //!
 //! A *table* is the blocks of one lease, by group, in the order of the tokens they hold. A *row* is its blocks at one index.
 
@@ -8,36 +8,36 @@ use baton_types::{BlockId, GroupBlocks};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Blocks for one sequence.
+/// A request for the blocks of one sequence.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
-    /// Hashes of its prefixes, one every 16 tokens; empty where nothing is to be shared.
+    /// Hashes of its prefixes, one per 16 tokens; empty if it does not use the cache.
     pub hashes: &'a [PrefixHash],
-    /// At most so many tokens are taken from the cache. One less than there are, for the logits of the last.
+    /// Most tokens to take from the cache. One less than the sequence has, because the logits of the last token are needed.
     pub reuse_tokens_max: usize,
-    /// Blocks of each group, those from the cache included.
+    /// Blocks of each group, including those from the cache.
     pub blocks: usize,
-    /// Blocks of each group that must be left for others; waived while nothing is referenced.
+    /// Blocks of each group that must stay free for others; waived while no block is referenced.
     pub keep_free: usize,
     pub now: Instant,
 }
 
-/// What is to be cached of a table.
+/// The part of a table to cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Computed<'a> {
-    /// Hashes of its prefixes, one every 16 tokens.
+    /// Hashes of its prefixes, one per 16 tokens.
     pub(crate) hashes: &'a [PrefixHash],
-    /// The first tokens, whose KV is complete.
+    /// Number of leading tokens whose KV is complete.
     pub(crate) tokens: usize,
     pub(crate) keep: Keep,
     pub(crate) now: Instant,
 }
 
-/// What a reservation was given.
+/// Result of a reservation.
 pub(crate) struct Table {
     pub(crate) blocks: GroupBlocks,
-    /// Rows that it found cached.
+    /// Rows that were cached.
     pub(crate) cached: usize,
 }
 
@@ -61,12 +61,12 @@ impl Books {
         self.cache.as_ref().map_or(0, PrefixCache::evictable)
     }
 
-    /// Blocks that can be had of the group that has the fewest: free ones, and idle cached ones.
+    /// Available blocks of the group that has the fewest: free ones, and idle cached ones.
     pub(crate) fn available(&self) -> usize {
         self.pool.free_min() + self.evictable()
     }
 
-    /// Takes blocks, or none at all. Evicts where free ones lack.
+    /// Takes the blocks, or none at all. Evicts cached blocks if too few are free.
     pub(crate) fn allocate(&mut self, per_group: &[usize], after: Option<&GroupBlocks>) -> Option<GroupBlocks> {
         assert_eq!(per_group.len(), self.pool.groups(), "groups of the request");
         let lacking = |pool: &BlockPool| {
@@ -83,7 +83,7 @@ impl Books {
         self.pool.allocate(per_group, after)
     }
 
-    /// Takes blocks as [`Books::allocate`], where `keep_free` are left.
+    /// Takes blocks as [`Books::allocate`], if `keep_free` remain.
     pub(crate) fn allocate_keeping(&mut self, per_group: &[usize], keep_free: usize) -> Option<GroupBlocks> {
         let most = per_group.iter().copied().max().unwrap_or(0);
         self.leaves(most, self.available(), keep_free).then(|| self.allocate(per_group, None))?
@@ -96,7 +96,7 @@ impl Books {
     pub(crate) fn reserve(&mut self, wanted: Reserve<'_>) -> Option<Table> {
         let found = self.find(wanted.hashes, wanted.reuse_tokens_max, wanted.blocks);
         let fresh = wanted.blocks - found.len();
-        // What it finds is no longer there to make room of.
+        // Blocks that it found cached cannot be evicted for it.
         let idle = self.cache.as_ref().map_or(0, |cache| found.iter().filter(|id| cache.is_evictable(**id)).count());
         let available = self.available() - idle;
         if available < fresh || !self.leaves(fresh, available, wanted.keep_free) {
@@ -124,13 +124,13 @@ impl Books {
         cache.find(hashes, blocks_max.min(tokens_max / cache.block_tokens()))
     }
 
-    /// Tokens of the longest prefix that is cached, whole blocks.
+    /// Tokens of the longest cached prefix, in whole blocks.
     pub(crate) fn cached_tokens(&self, hashes: &[PrefixHash]) -> usize {
         let Some(cache) = &self.cache else { return 0 };
         cache.find(hashes, usize::MAX).len() * cache.block_tokens()
     }
 
-    /// The blocks of the longest prefix that is cached.
+    /// The blocks of the longest cached prefix.
     pub(crate) fn cached_blocks(&self, hashes: &[PrefixHash]) -> GroupBlocks {
         let mut blocks = GroupBlocks(vec![Vec::new(); self.pool.groups()]);
         let Some(cache) = &self.cache else { return blocks };
@@ -140,10 +140,10 @@ impl Books {
         blocks
     }
 
-    /// Gives a table back; whether anything can be had now that could not before.
+    /// Returns a table; reports whether more blocks are available than before.
     pub(crate) fn let_go(&mut self, table: &GroupBlocks) -> bool {
         let rows = table.0.iter().map(Vec::len).max().unwrap_or(0);
-        // From the last one on: leaves are to be evicted first.
+        // From the last row on, so that leaves are evicted first.
         (0..rows).rev().map(|row| self.let_go_row(table, row)).filter(|last| *last).count() > 0
     }
 
@@ -165,9 +165,10 @@ impl Books {
         self.cache.as_ref()?.by_block(*table.0[0].get(row)?)
     }
 
-    /// Caches the whole blocks that hold the computed tokens. A row that is cached already, from elsewhere,
-    /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it. The first `stored` rows are cached, and
-    /// kept, already; returns how many are now, and how many nobody had stored before.
+    /// Caches the whole blocks that hold the computed tokens. A row that is cached already, from another lease, is replaced by the cached
+    /// one; the replaced row goes to `spare`, because it may still be read.
+    ///
+    /// The first `stored` rows are cached and kept already. Returns how many are now, and how many of those had not been stored before.
     pub(crate) fn store(
         &mut self,
         table: &mut GroupBlocks,
@@ -209,17 +210,17 @@ impl Books {
         (done, added)
     }
 
-    /// Blocks of each group that could be had if these tables were given back.
+    /// Blocks of each group that would be available if these tables were returned.
     pub(crate) fn available_without<'a>(&self, tables: impl Iterator<Item = &'a GroupBlocks>) -> usize {
         let mut held: HashMap<BlockId, u32> = HashMap::new();
-        // Rows of all groups go together: the first one speaks for all.
+        // Rows of all groups move together, so the first group represents them.
         tables.flat_map(|table| &table.0[0]).for_each(|block| *held.entry(*block).or_default() += 1);
         let only = |(block, by): &(&BlockId, &u32)| self.pool.state(0, **block) == BlockState::Referenced { by: **by };
         let pinned = |block: &BlockId| self.cache.as_ref().is_some_and(|cache| cache.is_pinned(*block));
         self.available() + held.iter().filter(only).filter(|(block, _)| !pinned(block)).count()
     }
 
-    /// A second table that shares the rows of the first `rows`.
+    /// A second table that shares the first `rows` rows.
     pub(crate) fn share(&mut self, table: &GroupBlocks, rows: usize) -> GroupBlocks {
         let shared = GroupBlocks(table.0.iter().map(|group| group[..rows].to_vec()).collect());
         for (group, blocks) in shared.0.iter().enumerate() {
@@ -228,7 +229,7 @@ impl Books {
         shared
     }
 
-    /// Sets the rows aside that only this table has, and gives the others back. Returns those set aside.
+    /// Quarantines the rows that only this table holds, and returns the others. Returns the quarantined ones.
     pub(crate) fn quarantine(&mut self, table: &GroupBlocks, owner: u64) -> GroupBlocks {
         let mut own = GroupBlocks(vec![Vec::new(); table.0.len()]);
         let rows = table.0.iter().map(Vec::len).max().unwrap_or(0);
@@ -251,7 +252,7 @@ impl Books {
         self.pool.release(blocks, owner);
     }
 
-    /// Takes out what was idle for too long; whether anything was.
+    /// Evicts blocks that were idle for too long; returns whether there were any.
     pub(crate) fn expire(&mut self, now: Instant) -> bool {
         let Some(cache) = &mut self.cache else { return false };
         let rows = cache.expire(now);
@@ -266,12 +267,12 @@ impl Books {
         free_row(&mut self.pool, &row);
     }
 
-    /// Ends the pins of all that nobody uses; whether there were any.
+    /// Ends the pins of all unused blocks; returns whether there were any.
     pub(crate) fn waive_pins(&mut self) -> bool {
         self.cache.as_mut().is_some_and(PrefixCache::waive_pins)
     }
 
-    /// Evicts everything that may go; whether anything did.
+    /// Evicts everything that may be evicted; returns whether there was anything.
     pub(crate) fn clear(&mut self) -> bool {
         let mut any = false;
         while let Some(oldest) = self.cache.as_ref().and_then(PrefixCache::oldest) {
@@ -299,13 +300,13 @@ impl Books {
         self.cache.as_ref()?.changes().since(cursor, max)
     }
 
-    /// Hashes of all cached blocks, and the place in the order of changes behind them.
+    /// Hashes of all cached blocks, and the position in the log of changes after them.
     pub(crate) fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         let cache = self.cache.as_ref()?;
         Some((cache.hashes(), cache.changes().end()))
     }
 
-    /// Number of changes so far: differs once there was another.
+    /// Number of changes so far, to detect new ones.
     pub(crate) fn changed(&self) -> Option<ChangeCursor> {
         Some(self.cache.as_ref()?.changes().end())
     }

@@ -1,22 +1,22 @@
-//! Updates for a follower of a cache: all that is in it, then what comes and goes, numbered.
+//! Updates for a follower of a cache: a snapshot, then the changes, numbered.
 //!
 //! ```text
 //! start ──> snapshot in parts ──> Removed, Stored ──> Removed, Stored ──> …
 //!                 ^                                         │
-//!                 └── what comes next is forgotten already ─┘
+//!                 └── the next changes have been dropped ───┘
 //! ```
 //!
-//! Each follower has a feed of its own, which holds a place in the pool's bounded log of changes and at most one snapshot. One who
-//! takes little holds nobody up: what it missed is forgotten, and it begins again with a snapshot.
+//! Each follower has its own feed, which holds a position in the pool's bounded log of changes and at most one snapshot. A slow follower
+//! does not delay others: when changes that it has not read are dropped from the log, it restarts with a snapshot.
 
 use crate::{CacheChange, CacheUpdate, Change, ChangeCursor, PrefixHash, SharedPool};
 use baton_types::Incarnation;
 use std::collections::BTreeMap;
 
-/// Most hashes of one update: 8 KiB of them. Whoever takes an update up does so at once, under a lock that others wait for.
+/// Most hashes of one update: 8 KiB of them. A receiver applies an update in one go, under a lock that other threads wait for.
 pub const FEED_HASHES_MAX: usize = 512;
 
-/// An update as it is sent.
+/// An update in the form in which it is sent.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedUpdate {
@@ -28,11 +28,11 @@ pub struct FeedUpdate {
 /// As [`CacheChange`], with its hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedChange {
-    /// Blocks that are cached from now on.
+    /// Newly cached blocks.
     Stored(Vec<PrefixHash>),
-    /// Blocks that are cached no more.
+    /// Blocks that are no longer cached.
     Removed(Vec<PrefixHash>),
-    /// A part of all that is cached.
+    /// A part of all cached blocks.
     Snapshot {
         /// Number of the part, from 0.
         part: u32,
@@ -44,7 +44,7 @@ pub enum FeedChange {
 }
 
 impl FeedUpdate {
-    /// The update as an index takes it, from this start of a worker.
+    /// The update for an index, from this incarnation of a worker.
     pub fn of(&self, incarnation: Incarnation) -> CacheUpdate<'_> {
         let change = match &self.change {
             FeedChange::Stored(blocks) => CacheChange::Stored(blocks),
@@ -73,12 +73,12 @@ enum State {
         part: u32,
         cursor: ChangeCursor,
     },
-    /// Removals were sent; this was stored meanwhile.
+    /// Removals were sent; these blocks were stored meanwhile.
     Removed {
         stored: Vec<PrefixHash>,
         cursor: ChangeCursor,
     },
-    /// All before this place was told. `full` where there may be more at once.
+    /// Everything before this position was sent. `full` if there may be more at once.
     At {
         cursor: ChangeCursor,
         full: bool,
@@ -86,12 +86,12 @@ enum State {
 }
 
 impl CacheFeed {
-    /// A feed that begins with a snapshot. It has nothing to tell of a pool without a cache.
+    /// A feed that begins with a snapshot. For a pool without a cache it has no updates.
     pub fn new(pool: SharedPool) -> Self {
         Self { pool, sequence: 0, state: State::Behind }
     }
 
-    /// The next update, where there is one now.
+    /// The next update, if there is one now.
     pub fn next_update(&mut self) -> Option<FeedUpdate> {
         loop {
             match std::mem::replace(&mut self.state, State::Behind) {
@@ -115,7 +115,7 @@ impl CacheFeed {
                 }
                 State::At { cursor, .. } => {
                     let Some((changes, next)) = self.pool.changes_since(cursor, FEED_HASHES_MAX) else {
-                        self.sequence += 1; // The snapshot takes the place of what was forgotten.
+                        self.sequence += 1; // The snapshot replaces the dropped changes.
                         continue;
                     };
                     let full = changes.iter().map(|change| change.hashes().len()).sum::<usize>() == FEED_HASHES_MAX;
@@ -135,7 +135,7 @@ impl CacheFeed {
         }
     }
 
-    /// Whether there may be another update already. After `None` there is not, until something changes.
+    /// Whether there may be another update already. After `None` there is none until something changes.
     pub fn has_more(&self) -> bool {
         !matches!(self.state, State::At { full: false, .. })
     }
@@ -150,8 +150,8 @@ impl CacheFeed {
     }
 }
 
-/// What changes come to, removed and stored: the last word on each hash. Told in this order, who follows never believes in
-/// more than there was before or is behind them.
+/// Net effect of changes, removed and stored: the last change of each hash. In this order, a follower never assumes more blocks than were
+/// cached before or are cached after the changes.
 fn net(changes: &[Change]) -> (Vec<PrefixHash>, Vec<PrefixHash>) {
     let mut last: BTreeMap<PrefixHash, bool> = BTreeMap::new();
     for change in changes {

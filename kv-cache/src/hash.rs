@@ -1,8 +1,8 @@
-//! Hashes for prefixes of a prompt.
+//! Hashes of a prompt's prefixes.
 //!
-//! A hash stands for *all* tokens up to its end, not for its last group alone, and for no storage format. It is 128 bits of
-//! keyed BLAKE3 over a versioned, length-delimited record; the key comes from the model's fingerprint and the tenant's
-//! secret salt, so tenants never see each other's blocks and cannot guess each other's hashes.
+//! A hash identifies *all* tokens up to its end, not only its last group, and does not depend on a storage format. It is 128 bits of keyed
+//! BLAKE3 over a versioned, length-delimited record. The key comes from the model's fingerprint and the tenant's secret salt, so tenants
+//! never share blocks and cannot guess each other's hashes.
 
 use baton_types::{Digest, TokenId};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 /// Tokens per hashed group: the smallest `block_tokens`, so that pools of every block size share hashes.
 pub const HASH_TOKENS: usize = 16;
 
-/// Version of the record below. Changing what is hashed changes this, and no old hash meets a new one.
+/// Version of the record below. Any change of what is hashed must change it, so that old and new hashes never match.
 const RECORD_VERSION: u8 = 1;
 const KEY_CONTEXT: &str = "baton 2026-11 prefix hash key";
 
@@ -53,7 +53,7 @@ impl PrefixHasher {
         self.root
     }
 
-    /// The hash of `parent` followed by `tokens`. `extra` tells apart what equal tokens do not (adapter, digest of an image).
+    /// The hash of `parent` followed by `tokens`. `extra` distinguishes equal tokens with different meaning (adapter, digest of an image).
     pub fn next(&self, parent: PrefixHash, tokens: &[TokenId; HASH_TOKENS], extra: &[&[u8]]) -> PrefixHash {
         self.hash(parent, tokens, extra)
     }
@@ -69,7 +69,8 @@ impl PrefixHasher {
         truncate(blake3::keyed_hash(&self.key, &record))
     }
 
-    /// The hashes of every whole group of `tokens`, shortest prefix first; a ragged tail has no hash. `extra` holds for all groups.
+    /// The hashes of every whole group of `tokens`, shortest prefix first; an incomplete last group has no hash. `extra` applies to all
+    /// groups.
     pub fn prompt(&self, tokens: &[TokenId], extra: &[&[u8]]) -> Vec<PrefixHash> {
         let (groups, _tail) = tokens.as_chunks::<HASH_TOKENS>();
         let extend = |parent: &mut PrefixHash, group: &[TokenId; HASH_TOKENS]| {
@@ -79,8 +80,8 @@ impl PrefixHasher {
         groups.iter().scan(self.root, extend).collect()
     }
 
-    /// The hash of all of `tokens`, their ragged tail included, which is never that of a prefix: whoever has the same has the same
-    /// tokens. `hashes` are those that [`PrefixHasher::prompt`] gave them, or more tokens that begin with them.
+    /// The hash of all of `tokens`, including an incomplete last group. It never equals a prefix hash: equal hashes mean equal tokens.
+    /// `hashes` are those that [`PrefixHasher::prompt`] returned for `tokens`, or for more tokens that begin with them.
     ///
     /// # Panics
     /// If there are fewer hashes than whole groups.
@@ -92,7 +93,7 @@ impl PrefixHasher {
 
 impl fmt::Debug for PrefixHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The key is secret: it would let anyone name a tenant's prefixes.
+        // The key is secret: it would let anyone compute a tenant's hashes.
         f.debug_struct("PrefixHasher").finish_non_exhaustive()
     }
 }
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn names_are_pinned() {
-        // Caches and routers of different releases meet: a change here needs a new RECORD_VERSION.
+        // Caches and routers of different releases exchange hashes: a change here needs a new RECORD_VERSION.
         let hashes = hasher(1, b"salt").prompt(&(0..40).collect::<Vec<_>>(), &[b"adapter"]);
         expect_test::expect![[r#"
             [

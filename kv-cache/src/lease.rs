@@ -1,4 +1,4 @@
-//! Ownership of blocks by value: dropping a [`Lease`] gives its blocks back, dropping a [`Quarantined`] does not.
+//! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
 use crate::books::Computed;
 use crate::{Keep, PrefixHash, SharedPool};
@@ -6,29 +6,29 @@ use baton_types::{GroupBlocks, seeded};
 use std::fmt;
 use std::time::Instant;
 
-/// Blocks that one sequence works on. Those that came from the prefix cache, or went into it, are shared with others and never
-/// written again; the rest is this value's alone. Dropping it gives all of them back.
+/// Blocks of one sequence. Blocks that came from the prefix cache, or were stored in it, are shared and never written again; the rest
+/// belong to this lease alone. Dropping it returns all of them.
 pub struct Lease {
     pool: SharedPool,
     blocks: GroupBlocks,
-    /// Rows that were cached before this value was made.
+    /// Rows that were cached before this lease was made.
     cached: usize,
-    /// Rows that are known to be cached: the next store begins behind them.
+    /// Rows that are known to be cached: the next store begins after them.
     stored: usize,
-    /// Rows that this lease stored and nobody had before.
+    /// Rows that this lease stored and that were not cached before.
     added: usize,
-    /// Blocks that were exchanged for cached ones; somebody may still be reading them.
+    /// Blocks that were replaced by cached ones; they may still be read.
     spare: GroupBlocks,
 }
 
-/// A copy that a forked sequence needs before it goes on: the block that both sequences would write.
+/// A copy that a forked sequence needs before it continues: of the block that both sequences would write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkCopy {
-    /// Where the KV is, one block of each group.
+    /// Source of the KV, one block of each group.
     pub from: GroupBlocks,
-    /// Where it belongs: blocks of the new lease.
+    /// Destination: blocks of the new lease.
     pub to: GroupBlocks,
-    /// Tokens of it that are to be copied.
+    /// Number of its tokens to copy.
     pub tokens: usize,
 }
 
@@ -43,22 +43,23 @@ impl Lease {
         &self.blocks
     }
 
-    /// Leading blocks of each group that hold KV which was cached when the lease was made, or that which it is a fork of.
+    /// Number of leading blocks of each group whose KV was present when the lease was made: cached, or shared with the lease that it is a
+    /// fork of.
     pub fn cached_blocks(&self) -> usize {
         self.cached
     }
 
-    /// Leading blocks of each group that this lease has stored: how long they are kept was said.
+    /// Number of leading blocks of each group that this lease has stored, with a retention time.
     pub fn kept_blocks(&self) -> usize {
         self.stored
     }
 
-    /// Blocks of each group that were not cached before this lease stored them.
+    /// Number of blocks of each group that were not cached before this lease stored them.
     pub fn added_blocks(&self) -> usize {
         self.added
     }
 
-    /// Adds `n` blocks in each group, or none at all (`false`).
+    /// Adds `n` blocks in each group, or none at all (returns `false`).
     pub fn grow(&mut self, n: usize) -> bool {
         let per_group = vec![n; self.blocks.0.len()];
         let Some(more) = self.pool.change(|books| books.allocate(&per_group, Some(&self.blocks))) else { return false };
@@ -66,17 +67,17 @@ impl Lease {
         true
     }
 
-    /// Blocks in each group that has the fewest: `block_tokens` times this is what the lease can hold.
+    /// Number of blocks in the group that has the fewest: `block_tokens` times this is the lease's capacity.
     pub fn blocks_min(&self) -> usize {
         self.blocks.0.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `hashes` (one
-    /// every 16 tokens). Where others stored the same before, the lease goes on with theirs; its own stay readable until
-    /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
+    /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `hashes` (one per 16
+    /// tokens). Where the same blocks were stored before by another lease, this lease switches to those; its own stay readable until
+    /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. Blocks that this lease stored before are skipped.
     ///
     /// # Panics
-    /// If one of the blocks is cached under another hash: the tokens are not those that it was stored for.
+    /// If one of the blocks is cached under another hash: the tokens differ from those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
         let computed = Computed { hashes, tokens, keep, now };
@@ -84,7 +85,7 @@ impl Lease {
         (self.stored, self.added) = (stored, self.added + added);
     }
 
-    /// Gives back what [`Lease::store`] exchanged: nobody reads it any more.
+    /// Returns the blocks that [`Lease::store`] replaced; they must no longer be read.
     pub fn let_go_of_spares(&mut self) {
         if seeded!(DoubleFree) {
             return self.pool.give_back(&self.spare);
@@ -94,12 +95,12 @@ impl Lease {
         self.pool.give_back(&spare);
     }
 
-    /// A lease for a second sequence that begins with the same `tokens` tokens: it shares the whole blocks among them and gets `fresh`
-    /// blocks of its own behind those, with a copy to be made where the last of the tokens share a block, which both would write. `None`
-    /// where there is no room for the fresh ones with `keep_free` left.
+    /// A lease for a second sequence that begins with the same `tokens` tokens. It shares the whole blocks among them and gets `fresh`
+    /// blocks of its own after those. If the last of the tokens are in a partial block, which both would write, a copy must be made. `None`
+    /// if there is no room for the fresh blocks with `keep_free` left.
     ///
     /// # Panics
-    /// If the lease does not hold so many tokens, `block_tokens` is not that of the pool's cache, or there is something to copy and no
+    /// If the lease does not hold that many tokens, `block_tokens` is not that of the pool's cache, or there is something to copy and no
     /// fresh block.
     pub fn fork(
         &self,
@@ -114,19 +115,19 @@ impl Lease {
         assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
         assert!(rest == 0 || fresh > 0, "a block for the last {rest} of {tokens} tokens");
         let (mut blocks, own) = self.pool.change(|books| {
-            // All or none: the fresh blocks first.
+            // All or none, so the fresh blocks come first.
             let own = books.allocate_keeping(&vec![fresh; self.blocks.0.len()], keep_free)?;
             Some((books.share(&self.blocks, whole), own))
         })?;
         let row = |table: &GroupBlocks, row: usize| GroupBlocks(table.0.iter().map(|group| vec![group[row]]).collect());
         let copy = (rest > 0).then(|| ForkCopy { from: row(&self.blocks, whole), to: row(&own, 0), tokens: rest });
         blocks.0.iter_mut().zip(own.0).for_each(|(table, own)| table.extend(own));
-        // It has stored nothing: for how long its sequence wants the blocks kept is not what this one's said.
+        // It has stored nothing: its sequence's retention time may differ from this one's.
         Some((Self::new(self.pool.clone(), blocks, self.cached.min(whole)), copy))
     }
 
-    /// Sets the blocks aside that are this lease's alone, because `owner` (a label for one peer) may still write them. They are counted
-    /// as quarantined until [`Quarantined::release`]. Cached ones no peer was given to write; they go back.
+    /// Quarantines the blocks that belong to this lease alone, because `owner` (a label for one peer) may still write them. They count as
+    /// quarantined until [`Quarantined::release`]. Cached blocks were never writable by a peer; they are returned.
     ///
     /// # Panics
     /// If the lease was forked and shares blocks that are not cached.
@@ -134,7 +135,7 @@ impl Lease {
         let groups = self.blocks.0.len();
         let blocks = std::mem::replace(&mut self.blocks, GroupBlocks(vec![Vec::new(); groups]));
         let blocks = self.pool.lock().quarantine(&blocks, owner);
-        // The margin of `try_lease_keeping` is waived once nothing is referenced: who waits for that looks again.
+        // The margin of `try_lease_keeping` is waived once no block is referenced, so callers that wait for that must retry.
         self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
     }
@@ -153,8 +154,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Blocks that a peer may still write. Dropping this value leaves them counted as quarantined for good, which is the safe
-/// side: only [`Quarantined::release`], called by whoever knows the fence to hold, frees them.
+/// Blocks that a peer may still write. Dropping this value leaves them quarantined permanently, which is safe. Only
+/// [`Quarantined::release`] frees them, and its caller must know that the peer is fenced.
 #[must_use = "dropping it leaves the blocks quarantined for ever"]
 pub struct Quarantined {
     pool: SharedPool,

@@ -1,5 +1,5 @@
-//! Ownership of KV blocks: the block pool, leases of its blocks, the hashes that name a prompt's prefixes, and the index of which
-//! worker has which prefix cached.
+//! Ownership of KV blocks: the block pool, leases of its blocks, the hashes of a prompt's prefixes, and the index of which worker has which
+//! prefix cached.
 //!
 //! Layer: above `types`, below `engine` (which runs sequences on leases), the workers (which hand leases to the
 //! transfer) and `router` (which hashes prompts and keeps the index).
@@ -13,7 +13,7 @@
 //! Every block is in one state at any instant: free, referenced by one or more [`Lease`]s, cached without a lease, or in one
 //! [`Quarantined`]. Leases share cached blocks, and the blocks that a fork has in common with its origin. Shared blocks are never written.
 //!
-//! This crate knows no kernel and no bytes of a block. It does no I/O, reads no clock and has no thread.
+//! This crate knows neither kernels nor the bytes of a block. It does no I/O, reads no clock and has no thread.
 
 mod books;
 mod cache;

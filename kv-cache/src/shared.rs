@@ -1,4 +1,4 @@
-//! The pool as threads share it: allocation, wake-ups when blocks come back, and the changes of the cache for those who follow it.
+//! The pool as shared by threads: allocation, notifications when blocks are returned, and the cache's changes for its followers.
 
 use crate::books::{Books, Reserve};
 use crate::cache::{Change, ChangeCursor};
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 type Listener = Arc<dyn Fn() + Send + Sync>;
 
-/// A pool with its prefix cache, where it has one. Clones are the same pool.
+/// A pool, with a prefix cache if it was created with one. Clones refer to the same pool.
 #[derive(Clone)]
 pub struct SharedPool(Arc<Inner>);
 
@@ -27,7 +27,7 @@ impl SharedPool {
         Self::of(groups, blocks, None)
     }
 
-    /// A pool whose whole blocks stay where they are, once stored, until their room is needed or their time is over.
+    /// A pool whose full blocks, once stored, stay cached until their memory is needed or they expire.
     pub fn with_cache(groups: usize, blocks: u32, cache: CacheConfig) -> Result<Self, PoolError> {
         Self::of(groups, blocks, Some(cache))
     }
@@ -51,27 +51,27 @@ impl SharedPool {
         self.lock().counts()
     }
 
-    /// What is cached, in blocks of one group; nothing where there is no cache.
+    /// Contents of the cache, in blocks of one group; zero if there is no cache.
     pub fn cache_counts(&self) -> CacheCounts {
         self.lock().cache_counts()
     }
 
-    /// Blocks of each group that the next lease can be made of: free ones, and cached ones that nobody uses.
+    /// Blocks of each group available for the next lease: free ones, and unused cached ones.
     pub fn free_min(&self) -> usize {
         self.lock().available()
     }
 
-    /// What [`SharedPool::free_min`] would be without these leases. What they share with others stays where it is.
+    /// The value of [`SharedPool::free_min`] if these leases were dropped. Blocks that they share with other leases stay held.
     pub fn free_min_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> usize {
         self.lock().available_without(leases.map(Lease::blocks))
     }
 
-    /// Blocks quarantined under `owner`, over all groups: what a bound per peer compares with.
+    /// Blocks quarantined under `owner`, over all groups, for a bound per peer.
     pub fn quarantined_by(&self, owner: u64) -> usize {
         self.lock().pool().quarantined_by(owner)
     }
 
-    /// Whether leases hold a block, or a peer may still write it, in every group.
+    /// Whether leases hold the block, or a peer may still write it, in every group.
     #[doc(hidden)] // For simulations.
     pub fn is_held(&self, block: BlockId) -> bool {
         let books = self.lock();
@@ -89,13 +89,13 @@ impl SharedPool {
         self.try_lease_keeping(blocks_per_group, 0)
     }
 
-    /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow.
-    /// The margin is waived while nothing is referenced: what fits the empty pool is not refused for ever.
+    /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow. The margin is
+    /// waived while no block is referenced, so that a request that fits the empty pool is not refused forever.
     pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
         self.lease(|books| Some((books.allocate_keeping(blocks_per_group, free_min)?, 0)))
     }
 
-    /// Leases blocks of which the first are taken from the cache, or none at all.
+    /// Leases blocks, the first of which come from the cache, or none at all.
     pub fn try_reserve(&self, wanted: Reserve<'_>) -> Option<Lease> {
         self.lease(|books| books.reserve(wanted).map(|table| (table.blocks, table.cached)))
     }
@@ -105,7 +105,7 @@ impl SharedPool {
         Some(Lease::new(self.clone(), blocks, cached))
     }
 
-    /// Does something to the books that may evict or store, and wakes those who follow the cache if it did.
+    /// Runs an operation that may evict or store, and notifies the cache's followers if it did.
     pub(crate) fn change<T>(&self, act: impl FnOnce(&mut Books) -> T) -> T {
         let mut books = self.lock();
         let before = books.changed();
@@ -118,33 +118,33 @@ impl SharedPool {
         result
     }
 
-    /// Tokens of the longest prefix of `hashes` that is cached, whole blocks. What it finds may be gone a moment later.
+    /// Tokens of the longest cached prefix of `hashes`, in whole blocks. The blocks may be evicted right afterwards.
     pub fn cached_tokens(&self, hashes: &[PrefixHash]) -> usize {
         self.lock().cached_tokens(hashes)
     }
 
-    /// The blocks in which that prefix is cached.
+    /// The blocks of that cached prefix.
     #[doc(hidden)] // For simulations.
     pub fn cached_blocks(&self, hashes: &[PrefixHash]) -> GroupBlocks {
         self.lock().cached_blocks(hashes)
     }
 
-    /// Lets the idle end of a prefix go before everything else: nobody is expected to come back to it soon.
+    /// Moves the idle end of a prefix to the front of the eviction queue: it is not expected to be used again soon.
     pub fn chill(&self, hashes: &[PrefixHash]) {
         self.lock().chill(hashes);
     }
 
-    /// Takes out what nobody used for its whole time, and ends pins that are over. To be called from time to time.
+    /// Evicts expired blocks, and ends expired pins. Call it periodically.
     pub fn expire(&self, now: Instant) {
         self.taken_out(|books| books.expire(now));
     }
 
-    /// Empties the cache of everything that may go.
+    /// Evicts everything that may be evicted.
     pub fn clear_cache(&self) {
         self.taken_out(Books::clear);
     }
 
-    /// Ends the pins of all blocks that nobody uses, for somebody who could never go on otherwise; whether there were any.
+    /// Ends the pins of all unused blocks, for a sequence that could never proceed otherwise; returns whether there were any.
     pub fn waive_pins(&self) -> bool {
         let waived = self.lock().waive_pins();
         if waived {
@@ -157,7 +157,7 @@ impl SharedPool {
         let mut books = self.lock();
         let room = books.available();
         let any = take(&mut books);
-        // The end of a pin makes room.
+        // The end of a pin makes blocks available.
         let more = books.available() > room;
         drop(books);
         if any {
@@ -168,19 +168,19 @@ impl SharedPool {
         }
     }
 
-    /// At most `max` changes of the cache from a place on, and the place behind them; `None` where some of them are forgotten: then a
-    /// snapshot is due. Also `None` where there is no cache.
+    /// At most `max` changes of the cache from a position on, and the position after them. `None` if some of them were dropped, so that a
+    /// snapshot is due; also `None` if there is no cache.
     pub fn changes_since(&self, cursor: ChangeCursor, max: usize) -> Option<(Vec<Change>, ChangeCursor)> {
         self.lock().changes_since(cursor, max)
     }
 
-    /// Hashes of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
+    /// Hashes of all cached blocks, in no order, and the position after all changes so far; `None` if there is no cache.
     pub fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         self.lock().snapshot()
     }
 
-    /// Calls `listener` after blocks became free or were quarantined, on the thread that did it and outside the pool's lock. It must
-    /// return at once (set a flag, wake a thread). Listeners live as long as the pool: add them at start, not per request.
+    /// Calls `listener` after blocks became free or were quarantined, on the thread that did it and outside the pool's lock. It must return
+    /// at once (set a flag, wake a thread). Listeners live as long as the pool: add them at start, not per request.
     pub fn on_freed(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.0.on_freed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
     }
@@ -190,7 +190,7 @@ impl SharedPool {
         self.0.on_changed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
     }
 
-    /// The books. They hold even after a panic under the lock: each block moves together with its count.
+    /// Locks the state. It stays valid even after a panic under the lock: each block changes together with its count.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Books> {
         self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -237,7 +237,7 @@ mod tests {
         let seen = told.clone();
         let inside = pool.clone();
         pool.on_freed(move || {
-            // The lock is not held: a listener may look at the pool.
+            // The lock is not held: a listener may access the pool.
             assert!(inside.counts().free > 0);
             seen.fetch_add(1, Ordering::Relaxed);
         });

@@ -1,10 +1,10 @@
-//! Where peers reach an instance's data plane: the bytes that a membership record carries.
+//! The address at which peers reach an instance's data plane, in the bytes that a membership record carries.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// Address of a transfer service, as published. Opaque to everybody but the transports.
+/// Published address of a transfer service. Only the transports interpret it.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub enum TransferAddress {
@@ -14,7 +14,7 @@ pub enum TransferAddress {
     Tcp(SocketAddr),
 }
 
-/// Bytes that are no address.
+/// The bytes do not encode an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} bytes are no transfer address")]
 pub struct AddressError(usize);

@@ -1,5 +1,4 @@
-//! What `examples/put_bench.rs` measures the service against: a bare loop of UCX puts over the same lanes, and nothing else.
-//! No part of the API.
+//! The baseline of `examples/put_bench.rs`: a bare loop of UCX puts over the lanes that the service uses. Not part of the API.
 
 use crate::heads::Cut;
 use crate::transport::ucx::{Sleeper, TCP_SEGMENTS};
@@ -13,15 +12,15 @@ use std::time::{Duration, Instant};
 /// Settings of the bare loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
-    /// What UCX does unasked.
+    /// UCX's default settings.
     Defaults,
     /// The settings of the service.
     Ours,
 }
 
-/// Where one side of the bare loop can be written to.
+/// What a peer needs to write to one side of the bare loop.
 pub struct Card {
-    /// Of the UCX worker.
+    /// Address of the UCX worker.
     pub address: Vec<u8>,
     /// Remote key of the region.
     pub key: Vec<u8>,
@@ -39,7 +38,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// A worker on these lanes, with `bytes` of registered memory.
+    /// Starts a worker on these lanes, with `bytes` of registered memory.
     pub fn start(tls: &str, tuning: Tuning, bytes: usize) -> Result<Self, String> {
         let region = touched(bytes).map_err(|e| e.to_string())?;
         let base = region.address();
@@ -54,13 +53,13 @@ impl Bare {
         Ok(Self { connected: None, sleeper, memory, worker, base })
     }
 
-    /// What the other side connects with.
+    /// The card that the other side needs to connect.
     pub fn card(&self) -> Result<Card, String> {
         let address = self.worker.address().map_err(|e| e.to_string())?;
         Ok(Card { address, key: self.memory.key().map_err(|e| e.to_string())?, base: self.base })
     }
 
-    /// Connects to the other side's card; its lanes.
+    /// Connects to the other side's card and returns its lanes.
     pub fn connect(&mut self, card: &Card) -> Result<String, String> {
         let endpoint = Endpoint::new(&self.worker, &card.address, 0).map_err(|e| e.to_string())?;
         let key = endpoint.unpack(&card.key).map_err(|e| e.to_string())?;
@@ -69,7 +68,7 @@ impl Bare {
         Ok(lanes)
     }
 
-    /// Lets the other side's writes in until `stop`; sleeps where there are none.
+    /// Accepts the other side's writes until `stop`; sleeps while there are none.
     pub fn serve(&mut self, mut stop: impl FnMut() -> bool) {
         let (spin, mut last) = (Duration::from_micros(20), Instant::now());
         while !stop() {
@@ -81,7 +80,7 @@ impl Bare {
         }
     }
 
-    /// Writes `total` bytes in puts of `size`, at most `window` bytes in flight, and flushes; how long that took.
+    /// Writes `total` bytes in puts of `size`, with at most `window` bytes in flight, and flushes. Returns the time taken.
     pub fn put(&self, size: usize, total: usize, window: usize) -> Duration {
         let Some((key, base, endpoint)) = &self.connected else { return Duration::ZERO };
         let slots = (self.memory_len() / size).max(1);
@@ -114,7 +113,7 @@ impl Bare {
     }
 }
 
-/// Rate in GB/s at which checksums over one layer's blocks of a pool are computed, the best of some rounds.
+/// Rate in GB/s at which checksums over one layer's blocks of a pool are computed; the best of several rounds.
 pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &Region) -> f64 {
     let blocks: Vec<_> = (0..map.blocks()).map(baton_types::BlockId).collect();
     let tokens = map.blocks() * map.layout().block_tokens();

@@ -1,26 +1,26 @@
-//! Checksums of KV: what the sink compares before it adopts a block.
+//! Checksums of KV, which the sink compares before it adopts a block.
 //!
-//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only; it depends on nothing but those bytes, so it can
-//! stay with a cached block. Every word enters by its own position and sums are merged by addition, so a GPU computes it in any order.
+//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only. It depends only on those bytes, so it can stay with a
+//! cached block. Every word enters with its position and sums are merged by addition, so a GPU can compute it in any order.
 //!
-//! Algorithm 1, over little-endian 64-bit words `w`, the tail padded with zeros, in chunks of 128 words: with keys `k` from
-//! SplitMix64 (Steele, Lea, Flood 2014), a chunk has `nh = Σ ((lo w_i + lo k_i) mod 2³²)·((hi w_i + hi k_i) mod 2³²)` (the NH universal
-//! hash of UMAC, RFC 4418) and `plain = Σ w_i`; it contributes `mix(nh + mix(plain + chunk))`, and the sum is
-//! `mix(Σ contributions + length)`. `plain` changes with any change inside one word, where NH alone can multiply it by zero.
+//! Algorithm 1, over little-endian 64-bit words `w`, the tail padded with zeros, in chunks of 128 words: with keys `k` from SplitMix64
+//! (Steele, Lea, Flood 2014), a chunk has `nh = Σ ((lo w_i + lo k_i) mod 2³²)·((hi w_i + hi k_i) mod 2³²)` (the NH universal hash of UMAC,
+//! RFC 4418) and `plain = Σ w_i`; it contributes `mix(nh + mix(plain + chunk))`, and the sum is `mix(Σ contributions + length)`. `plain`
+//! changes with any change inside one word, where NH alone can multiply it by zero.
 //!
-//! It guards against lost, late, misplaced and damaged bytes. It is no defence against a peer that forges them.
+//! It detects lost, late, misplaced and damaged bytes. It does not protect against a peer that forges them.
 
 use crate::heads::Heads;
 use crate::region::sum_chunks;
 use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
 
-/// Id of the only algorithm.
+/// Id of the only algorithm so far.
 pub(crate) const ALGORITHM: u16 = 1;
 
 const CHUNK_WORDS: usize = 128;
 pub(crate) const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
-/// Tokens under one sum.
+/// Tokens that one sum covers.
 pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 
 /// Finalizer of SplitMix64: a bijection in which every output bit depends on every input bit.
@@ -61,7 +61,7 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
     sum_by(bytes.len(), |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
 }
 
-/// Sum of `len` bytes that `read` copies out piece by piece; a piece stays in the first-level cache.
+/// Sum of `len` bytes that `read` copies out piece by piece; a piece fits the first-level cache.
 fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
     let mut total = len as u64;
     let mut buffer = [0u8; 4 * CHUNK_BYTES];
@@ -76,8 +76,8 @@ fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
     mix(total)
 }
 
-/// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`, the last granule over its valid tokens
-/// only. Bytes enter in the order token, head, element, so that pools that hold different heads agree on those that both hold.
+/// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`; the last granule covers its valid tokens
+/// only. Bytes enter in the order token, head, element, so that pools with different heads agree on the heads that both hold.
 pub(crate) fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
@@ -109,7 +109,7 @@ pub(crate) fn layer_sums(
     sums
 }
 
-/// Reads from `at` on of rows of `row` bytes, one every `stride` from `start`.
+/// Reads from offset `at` of the concatenated rows: `row` bytes each, one every `stride` bytes from `start`.
 fn read_rows(memory: &dyn PoolMemory, start: usize, row: usize, stride: usize, at: usize, out: &mut [u8]) {
     let mut done = 0;
     while done < out.len() {
@@ -120,7 +120,7 @@ fn read_rows(memory: &dyn PoolMemory, start: usize, row: usize, stride: usize, a
     }
 }
 
-/// How many sums [`layer_sums`] returns.
+/// Number of sums that [`layer_sums`] returns.
 pub(crate) fn sums_of(layout: &KvLayout, group: usize, tokens: &Range<u32>) -> usize {
     tokens.len().div_ceil(GRANULE as usize) * layout.groups()[group].planes.len()
 }
@@ -133,7 +133,7 @@ mod tests {
     use baton_types::Dtype;
     use proptest::prelude::*;
 
-    /// Values of algorithm 1 that may never change, since they stay with cached blocks and cross versions.
+    /// Values of algorithm 1. They must never change, because sums stay with cached blocks and are exchanged between versions.
     #[test]
     fn known_answers() {
         let counting: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
@@ -142,7 +142,7 @@ mod tests {
     }
     const KNOWN: [&str; 4] = ["0000000000000000", "2043bbbeca2e1561", "ee772b0f5d4b64f4", "e8b3b106b1c733b2"];
 
-    /// Each byte of 1 to 33 tokens, and none beside them: in every plane, whole and cut to some of the heads.
+    /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.
     #[test]
     fn every_byte_of_one_to_thirty_three_tokens_counts() {
         let layout = KvLayout::llama(16, 1, 2, 4, Dtype::Bf16).unwrap();

@@ -1,4 +1,4 @@
-//! What a transfer service is started with.
+//! Configuration of a transfer service.
 
 use crate::{Credentials, HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
 use baton_types::{Compatibility, KvPoolMap, Party, ProtocolRange};
@@ -8,50 +8,50 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whom to hand a sequence to, as membership tells it.
+/// A peer to hand a sequence to, as membership reports it.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// The instance, in the incarnation that the record names. Another one answering there is an error.
+    /// The instance in the incarnation that the record names. An answer from another incarnation is an error.
     pub party: Party,
     pub address: TransferAddress,
-    /// Which of its shards that is.
+    /// Index of the peer's shard.
     pub shard: u16,
 }
 
-/// Which transport carries the data plane.
+/// Transport that carries the data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// UCX: RDMA between hosts, shared memory within one. Connections are made, and messages go, over TCP all the same.
+    /// UCX: RDMA between hosts, shared memory within one. Connections are opened, and control messages sent, over TCP.
     Ucx {
-        /// What writes go over.
+        /// Lanes that carry writes.
         lanes: UcxLanes,
         /// Address to listen on for connections, as with [`TransportChoice::Tcp`].
         bind: IpAddr,
         /// Port to listen on; 0 lets the system choose.
         port: u16,
-        /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`: RDMA devices are not found by an address. All where absent.
+        /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`: RDMA devices are not found by an address. `None` uses all of them.
         devices: Option<String>,
         /// How this side writes into its peers' regions.
         writes: UcxWrites,
     },
-    /// TCP of our own, wherever there is no RDMA.
+    /// Our own TCP transport, for hosts without RDMA.
     Tcp {
-        /// Address to listen on, which is also the one published unless [`TransferConfig::advertise`] says otherwise.
+        /// Address to listen on. It is also published, unless [`TransferConfig::advertise`] overrides it.
         bind: IpAddr,
         /// Port to listen on; 0 lets the system choose.
         port: u16,
     },
 }
 
-/// How a UCX connection writes. Each side chooses for its own writes; every sink takes both.
+/// How a UCX connection writes. Each side chooses for its own writes; every sink accepts both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UcxWrites {
-    /// One-sided where the lanes write without the peer's processor, by messages where UCX would emulate that.
+    /// One-sided where the lanes write without the peer's processor; messages where UCX would emulate one-sided writes.
     #[default]
     ByLanes,
-    /// UCX's puts everywhere, for tests and comparisons: over TCP the peer has to acknowledge each, and UCX 1.22 aborts its process if
-    /// this one is gone by then.
+    /// UCX puts on every lane, for tests and comparisons. Over TCP the peer must acknowledge each put, and UCX 1.22 aborts its process if
+    /// the peer is gone by then.
     OneSided,
 }
 
@@ -67,18 +67,18 @@ impl TransportChoice {
     }
 }
 
-/// What UCX carries writes over. Never TCP, but in tests: over it UCX stores what anybody writes, wherever that says, before we are asked.
+/// Lanes over which UCX writes. TCP is allowed in tests only: over TCP, UCX stores what any client writes to any address, before it asks
+/// this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UcxLanes {
     /// InfiniBand and RoCE.
     Rdma,
-    /// Shared memory that UCX makes for itself: between processes of one host. Everybody who may use it may also read the memory of the
-    /// processes themselves.
+    /// UCX's shared memory, between processes of one host. Every process that may use it may also read the memory of the other processes.
     SharedMemory,
-    /// As in `UCX_TLS`, e.g. `rc,cuda_copy`; refused where that comes to TCP. Where a peer writes memory by itself (CMA, xpmem) nothing
-    /// fences it.
+    /// As in `UCX_TLS`, e.g. `rc,cuda_copy`; refused where it resolves to TCP. Where a peer writes memory directly (CMA, xpmem), its writes
+    /// cannot be fenced.
     Named(String),
-    /// TCP, refused off loopback: for tests.
+    /// TCP, for tests; refused for addresses other than loopback.
     LoopbackTcp,
 }
 
@@ -94,45 +94,45 @@ impl UcxLanes {
     }
 }
 
-/// Bounds of the service. Every queue, wait and reservation has one. Read from configuration files as it is.
+/// Bounds of the service: every queue, wait and reservation has one. Deserialized from configuration files without conversion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferLimits {
-    /// Handoffs that this instance may begin at once: puts as their source, gets as their reader.
+    /// Handoffs that this instance may have begun and not ended: puts as their source, gets as their reader.
     pub begun_max: usize,
-    /// Puts, and gets, that peers may begin here at once, granted or not. Those whose blocks are quarantined are over and do not count.
+    /// Puts and gets that peers may have open here, granted or not. Those whose blocks are quarantined have ended and do not count.
     pub offered_max: usize,
-    /// Peers that this instance is connected to at once, because it opened the connection.
+    /// Connections that this instance opened to peers.
     pub peers_max: usize,
-    /// Peers that are connected to this instance at once, because they did. They take none of the places of `peers_max`.
+    /// Connections that peers opened to this instance. They do not count towards `peers_max`.
     pub accepted_max: usize,
-    /// Connections at once whose peer has not greeted. With one more the oldest is closed, so that whoever says nothing keeps nobody out.
+    /// Connections whose peer has not sent its greeting. One more closes the oldest, so that a silent client cannot keep others out.
     pub ungreeted_max: usize,
-    /// Bytes posted to one peer and not completed.
+    /// Bytes posted to one peer whose writes have not completed.
     pub in_flight_bytes_max: usize,
-    /// Largest single write; longer runs are cut.
+    /// Largest single write; longer runs are split.
     pub put_bytes_max: usize,
-    /// Bytes of one handoff after which a flush epoch is asked for and its checksums are sent ahead.
+    /// Bytes of one handoff after which it requests a flush (an epoch) and sends the checksums of what it covers.
     pub epoch_bytes: usize,
-    /// Most blocks, over all groups, that a peer may come to leave in quarantine on lanes that nothing fences, in all its incarnations: it
-    /// is granted no more at once; 0 takes a quarter of the pool. On any lane, a peer with blocks in quarantine is granted none.
+    /// Most blocks, over all groups and incarnations, that one peer may leave in quarantine on lanes without a fence. It is not granted
+    /// more at once; 0 means a quarter of the pool. On any lane, a peer with blocks in quarantine is granted none.
     pub quarantined_blocks_max: usize,
-    /// Longest wait for a connection to answer.
+    /// Longest wait for the answer to a connection attempt.
     pub connect_ms: u64,
     /// Longest wait for a peer to acknowledge an abort, after which its blocks are quarantined.
     pub abort_ms: u64,
-    /// Longest wait for writes of a handoff that was given up to reach a peer, after which their connection is closed: until then they
-    /// read blocks of this instance.
+    /// Longest wait for the posted writes of an abandoned handoff to reach a peer. Then the connection is closed, because those writes read
+    /// blocks of this instance.
     pub flush_ms: u64,
-    /// Silence after which a peer counts as gone.
+    /// Silence after which a peer is taken for lost.
     pub peer_silent_ms: u64,
-    /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
+    /// Idle time after which a connection is closed. A handoff that is offered at that moment fails, retryably.
     pub idle_ms: u64,
-    /// Longest time for which blocks are pinned for a peer that gets them.
+    /// Longest time for which blocks stay pinned for a peer that gets them.
     pub pin_ms: u64,
-    /// Longest life of a handoff, whatever deadline is asked for.
+    /// Longest life of a handoff; later deadlines are shortened to it.
     pub handoff_ms: u64,
-    /// How long the progress thread looks for work before it sleeps, in microseconds.
+    /// How long the progress thread polls for work before it sleeps, in microseconds.
     pub spin_us: u64,
 }
 
@@ -161,7 +161,7 @@ impl Default for TransferLimits {
 }
 
 impl TransferLimits {
-    /// Refuses a limit that would stop everything.
+    /// Refuses a limit with which the service could not work.
     pub fn check(&self) -> Result<(), TransferError> {
         let positive = [
             ("begun_max", self.begun_max),
@@ -206,31 +206,31 @@ impl TransferLimits {
     }
 }
 
-/// Everything that [`crate::KvTransfer::start`] needs.
+/// Arguments of [`crate::KvTransfer::start`].
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone)]
 pub struct TransferConfig {
     pub party: Party,
-    /// Compared with each peer's before the first byte. Its layout is that of the whole instance.
+    /// Compared with each peer's before any byte moves. Its layout is that of the whole instance.
     pub compatibility: Compatibility,
-    /// Versions spoken; peers that speak none of them are refused before the first byte.
+    /// Protocol versions of this side; peers that share none of them are refused before any byte moves.
     pub protocol: ProtocolRange,
-    /// Which of the instance's shards this service moves KV of.
+    /// The shard of the instance whose KV this service moves.
     pub shard: HeadShard,
-    /// The pool that the region holds: the shard's part of the layout.
+    /// The pool in the region: the shard's part of the layout.
     pub map: KvPoolMap,
     /// Transport of the data plane.
     pub transport: TransportChoice,
     pub limits: TransferLimits,
-    /// Host to publish in place of the bound address, where the two differ.
+    /// Host to publish in place of the bound address, where they differ.
     pub advertise: Option<IpAddr>,
-    /// With these, every connection runs in TLS 1.3, and only workers of the same authority are talked to. Without, anybody who reaches the
-    /// data plane is believed to be whom it says: for tests, and networks on which only this cluster speaks.
+    /// With credentials, every connection runs in TLS 1.3 and only workers of the same authority are accepted. Without them, the identity
+    /// that a client of the data plane claims is not verified: for tests, and for networks that only this cluster can use.
     pub credentials: Option<Arc<dyn Credentials>>,
-    /// With credentials: whether the bytes of KV are encrypted too. Where they are not, peers prove themselves and messages are encrypted all
-    /// the same. To be set alike everywhere.
+    /// With credentials: whether KV bytes are encrypted too. Otherwise peers still authenticate and messages are still encrypted. Set it
+    /// alike on every instance.
     pub encrypt: bool,
-    /// Where tests take hold of the service.
+    /// Hooks through which tests control the service.
     pub hooks: Arc<dyn TransferHooks>,
     /// Guards that tests leave out.
     #[cfg(any(test, feature = "testing"))]
@@ -238,7 +238,7 @@ pub struct TransferConfig {
 }
 
 impl TransferConfig {
-    /// A configuration of an instance's only shard, with default limits and no hooks.
+    /// Configuration of an instance with one shard, with default limits and no hooks.
     pub fn new(party: Party, compatibility: Compatibility, map: KvPoolMap, transport: TransportChoice) -> Self {
         let (protocol, shard) = (ProtocolRange::CURRENT, HeadShard::WHOLE);
         let (limits, hooks) = (TransferLimits::default(), Arc::new(NoHooks));

@@ -1,15 +1,15 @@
-//! Which parts of a handoff have had their checksums: every granule of every layer once, and none twice.
+//! Tracks which parts of a handoff have received checksums. Each granule of each layer is covered exactly once.
 
 use crate::checksum::GRANULE;
 use crate::message::SumRun;
 use baton_types::KvLayout;
 use std::ops::Range;
 
-/// One bit for each granule of each layer, over all its planes.
+/// One bit for each granule of each layer; it stands for all planes.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     groups: Vec<Group>,
-    /// The first granule of each layer, and how many there are from it on.
+    /// The first granule of each layer, and the number of granules.
     start: usize,
     granules: usize,
     bits: Vec<u64>,
@@ -17,14 +17,14 @@ pub(crate) struct Coverage {
 
 #[derive(Debug)]
 struct Group {
-    /// Bit of its first granule.
+    /// Index of the bit of its first granule.
     first: usize,
     layers: usize,
     planes: usize,
 }
 
 impl Coverage {
-    /// Nothing of these positions is covered; they begin with a granule.
+    /// Starts with nothing covered of these positions, which begin at a granule.
     pub(crate) fn new(layout: &KvLayout, positions: Range<u32>) -> Self {
         let start = (positions.start / GRANULE) as usize;
         let granules = (positions.end.div_ceil(GRANULE) as usize).saturating_sub(start);
@@ -38,12 +38,12 @@ impl Coverage {
         Self { groups, start, granules, bits: vec![0; bits.div_ceil(64)] }
     }
 
-    /// How many checksums cover everything.
+    /// Number of checksums that cover everything.
     pub(crate) fn sums(&self) -> u64 {
         self.groups.iter().map(|group| (group.layers * self.granules * group.planes) as u64).sum()
     }
 
-    /// Takes a run in, or says why no correct source sends it.
+    /// Adds a run. The error says why no correct source sends it.
     pub(crate) fn add(&mut self, run: &SumRun) -> Result<(), &'static str> {
         let group = self.groups.get(usize::from(run.group)).filter(|group| usize::from(run.layer) < group.layers);
         let group = group.ok_or("checksums of a layer that does not exist")?;

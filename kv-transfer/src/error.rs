@@ -1,27 +1,27 @@
-//! What can go wrong, whose fault it is, and whether another try helps.
+//! Errors: what failed, which side caused it, and whether a retry can help.
 
 use crate::Party;
 use baton_types::{ErrorKind, Mismatch};
 use std::time::Duration;
 
-/// The service could not start, or did not take a handoff.
+/// The service could not start, or did not accept a handoff.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("transfer configuration: {0}")]
     Config(String),
-    /// The transport could not be brought up.
+    /// The transport could not start.
     #[error("cannot start the {transport} transport: {detail}")]
     Transport {
         /// `ucx` or `tcp`.
         transport: &'static str,
         detail: String,
     },
-    /// As many handoffs as allowed are open; try later or elsewhere.
+    /// The limit of open handoffs is reached; retry later or elsewhere.
     #[error("{limit} handoffs are open already")]
     TooManyHandoffs { limit: usize },
-    /// The blocks given do not hold the positions to be moved, or are none of the pool.
+    /// The given blocks do not hold the positions to be moved, or are not in the pool.
     #[error("blocks do not fit the handoff: {0}")]
     Blocks(String),
     /// The service was stopped.
@@ -29,26 +29,26 @@ pub enum TransferError {
     Stopped,
 }
 
-/// Why a sink gives no grant.
+/// Why a sink refuses an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefuseReason {
-    /// No room, and none in time.
+    /// No blocks are free, and none became free in time.
     NoRoom,
-    /// No claim is known for this request: it was cancelled, or never made.
+    /// No claim exists for this request: it was cancelled, or never made.
     UnknownRequest,
     /// Model, class or layout differ.
     Incompatible,
     /// The offer names another incarnation.
     WrongIncarnation,
-    /// Too many blocks written by this peer are quarantined.
+    /// Too many blocks that this peer may write are quarantined.
     Quarantine,
-    /// The instance is going away.
+    /// The instance is shutting down.
     Draining,
-    /// As many handoffs as allowed are open.
+    /// The limit of open handoffs is reached.
     Busy,
     /// The offer breaks the protocol.
     Protocol,
-    /// The peer did not prove that it is a worker of this cluster, or did not believe that this instance is one.
+    /// The peer did not prove that it is a worker of this cluster, or did not accept this instance as one.
     Unproven,
 }
 
@@ -65,7 +65,7 @@ impl RefuseReason {
         Self::Unproven,
     ];
 
-    /// A few words for messages and metric labels.
+    /// Short text for messages and metric labels.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoRoom => "no_room",
@@ -81,14 +81,14 @@ impl RefuseReason {
     }
 }
 
-/// How a handoff failed. The sequence can be handed off anew, to the same sink or another one, unless it says otherwise.
+/// Why a handoff failed. The sequence can be handed off again, to the same sink or another, unless the variant says otherwise.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffFailure {
     /// The two instances cannot exchange KV at all.
     #[error("{peer} cannot take this KV: {mismatch}")]
     Incompatible { peer: Party, mismatch: Mismatch },
-    /// The sink gave no grant.
+    /// The sink refused the offer.
     #[error("refused ({}): {detail}", reason.name())]
     Refused { reason: RefuseReason, detail: String },
     /// The deadline passed.
@@ -100,23 +100,23 @@ pub enum HandoffFailure {
     /// The other side gave up.
     #[error("aborted by the peer: {0}")]
     AbortedByPeer(String),
-    /// The peer cannot be reached, or was lost on the way.
+    /// The peer cannot be reached, or the connection to it was lost.
     #[error("peer lost: {0}")]
     PeerLost(String),
-    /// The sink found bytes that are not those that were sent.
+    /// The sink received bytes that differ from those sent.
     #[error("verification failed: {0}")]
     Corrupt(String),
-    /// The sink verified the blocks and then did not take them.
+    /// The sink verified the blocks but the worker did not adopt them.
     #[error("not adopted: {0}")]
     NotAdopted(String),
-    /// The owner of what was got let go of it before the end.
+    /// The owner unpinned the blocks of a get before it ended.
     #[error("the owner let go of what was being got: {0}")]
     Unpinned(String),
-    /// A part was asked for, and this pair can only move the whole: the peer speaks too old a protocol, or the part begins where its blocks
-    /// do not.
+    /// Part of a sequence was requested, but this pair can only move the whole: the peer's protocol is too old, or the part does not begin
+    /// at a block boundary of the peer.
     #[error("only the whole can be moved: {0}")]
     WholeOnly(String),
-    /// The device failed before the blocks were finished.
+    /// The device failed before it finished the blocks.
     #[error("the source's device failed before the blocks were finished")]
     Device,
     /// A message that no correct peer sends.
@@ -128,7 +128,7 @@ pub enum HandoffFailure {
 }
 
 impl HandoffFailure {
-    /// The row of the error table, where this becomes a client's error.
+    /// The row of the error table that applies where this becomes a client's error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Deadline(_) => ErrorKind::DeadlineExceeded,
@@ -144,7 +144,7 @@ impl HandoffFailure {
         }
     }
 
-    /// A bounded label for metrics.
+    /// Bounded metric label.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Incompatible { .. } => "incompatible",
@@ -163,12 +163,12 @@ impl HandoffFailure {
         }
     }
 
-    /// Whether another try, elsewhere or later, can succeed.
+    /// Whether a retry, elsewhere or later, can succeed.
     pub const fn is_retryable(&self) -> bool {
         !matches!(self, Self::Incompatible { .. } | Self::Deadline(_) | Self::Aborted(_) | Self::AbortedByPeer(_))
     }
 
-    /// Earliest sensible retry with the same sink, where it said that it is full.
+    /// Earliest useful retry with the same sink, where the sink reported that it is full.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => Some(Duration::from_millis(100)),

@@ -1,4 +1,4 @@
-//! What two sides say of themselves, and what that settles between them.
+//! The greeting: what two services declare about themselves, and the terms that follow for their connection.
 
 use crate::hazards::hazard;
 use crate::heads::Cut;
@@ -7,23 +7,23 @@ use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
 use baton_types::{KvPoolMap, Mismatch, seeded};
 
-/// What a greeting settled.
+/// Terms that a greeting settled.
 #[derive(Debug)]
 pub(crate) struct Terms {
-    /// A mismatch refuses every handoff, in both directions, and keeps the connection for saying so.
+    /// A mismatch refuses every handoff in both directions. The connection stays open to report it.
     compatible: Result<(), Mismatch>,
     pub(crate) party: Party,
-    /// The protocol version spoken.
+    /// Protocol version in use.
     pub(crate) protocol: u32,
-    /// Which of the peer's shards it is.
+    /// Index of the peer's shard.
     pub(crate) shard: u16,
-    /// How many shards of the peer's instance put a part of each sequence here,
+    /// Number of shards of the peer's instance that put a part of each sequence into this shard,
     pub(crate) legs_here: u16,
-    /// and how many of ours there.
+    /// and number of this instance's shards that put a part into the peer's shard.
     pub(crate) legs_there: u16,
-    /// What moves from here to there; `None` where the two hold no heads in common.
+    /// What moves from this side to the peer; `None` where the two share no heads.
     pub(crate) outward: Option<Cut>,
-    /// What moves from there to here, in the same way.
+    /// What moves from the peer to this side, likewise.
     pub(crate) inward: Option<Cut>,
     pub(crate) map: KvPoolMap,
 }
@@ -49,17 +49,17 @@ impl Terms {
         }
     }
 
-    /// Why no handoff can be, if so.
+    /// Fails if this connection cannot carry any handoff.
     pub(crate) fn check(&self) -> Result<(), HandoffFailure> {
         self.compatible.clone().map_err(|mismatch| HandoffFailure::Incompatible { peer: self.party.clone(), mismatch })
     }
 
-    /// Whether what is moved may begin behind position 0.
+    /// Whether a transfer may begin after position 0.
     pub(crate) fn moves_parts(&self) -> bool {
         self.protocol >= PARTIAL_SINCE
     }
 
-    /// Whether the peer can take or give `moved` positions from `from` on.
+    /// Checks that the peer can take or give `moved` positions from `from` on.
     pub(crate) fn check_part(&self, from: u32, moved: u32) -> Result<(), String> {
         if from == 0 {
             return Ok(());
@@ -86,16 +86,16 @@ pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Part
     })
 }
 
-/// Why a peer cannot be talked to.
+/// Why this side refuses a peer.
 pub(crate) struct Unwelcome {
     pub(crate) reason: RefuseReason,
     /// For our own log.
     pub(crate) detail: String,
-    /// For a peer that has proven nothing: no name, no incarnation, no fingerprint.
+    /// For a peer that has proven nothing: without names, incarnations or fingerprints.
     pub(crate) told: String,
 }
 
-/// Whether a peer that greets like this can be talked to at all; its pool.
+/// Checks that this side can talk to the peer that sent this greeting. Returns the peer's pool.
 pub(crate) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, Unwelcome> {
     let unwelcome = |reason, told: String| {
         let detail = format!("{told}: {} greets {}, this is {}", hello.party, hello.expects, config.party);

@@ -1,32 +1,33 @@
-//! Guards that tests leave out, to show what each is for. Without the feature `testing` there is no hazard to choose, and no code of one.
+//! Guards that tests can leave out, to show what each one prevents. Without the feature `testing` there is no hazard to choose, and no code
+//! for one.
 
-/// Shipped binaries are searched for this text.
+/// Checks search shipped binaries for this text.
 #[cfg(any(test, feature = "testing"))]
 #[used]
 static MARKER: &str = "BATON_TESTING_HAZARD kv-transfer";
 
-/// What is left out.
+/// A guard that is left out.
 #[cfg(any(test, feature = "testing"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hazard {
-    /// A sink takes commits whose ticket is over.
+    /// A sink accepts commits whose ticket has ended.
     LateCommits,
-    /// A sink takes each commit as if it were the first.
+    /// A sink processes each commit as if it were the first.
     DoubledCommits,
-    /// As if some lane could not be fenced: blocks stay quarantined.
+    /// Lanes count as impossible to fence: blocks stay quarantined.
     NoFences,
-    /// Blocks return, and the connection's endpoint and worker live on. Those of a get that is given up return at once, whatever its owner
-    /// still writes.
+    /// Blocks are released while the connection's endpoint and worker stay alive. Blocks of an aborted get are released at once, while its
+    /// owner may still write.
     PretendedFences,
-    /// An expired pin's blocks are free, and the reader is told that it held, with checksums of what is there then.
+    /// An expired pin frees its blocks, but the owner confirms that it held, with checksums of the current bytes.
     PretendedPins,
-    /// A ticket stands for the messages of whoever names it.
+    /// A ticket accepts messages of any peer that names it.
     TicketsOfAnyone,
-    /// Whoever answers at an address, or offers in a name, is taken for the start that is meant.
+    /// A peer that answers at an address, or offers in a name, is taken for the expected incarnation without a check.
     AnyIncarnation,
-    /// Models, layouts and classes are taken to agree.
+    /// Models, layouts and classes are assumed to match.
     AnyFingerprint,
-    /// A source can also write the blocks whose KV was here before, which other sequences read.
+    /// A source may also write the blocks whose KV was cached here before, which other sequences read.
     WindowsOfAllBlocks,
 }
 
@@ -55,7 +56,7 @@ impl<I: IntoIterator<Item = Hazard>> From<I> for Hazards {
     }
 }
 
-/// Whether a guard is left out: never, without the feature.
+/// Whether a guard is left out; always `false` without the feature.
 #[cfg(any(test, feature = "testing"))]
 macro_rules! hazard {
     ($config:expr, $hazard:ident) => {

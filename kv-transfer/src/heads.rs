@@ -4,8 +4,7 @@ use baton_types::{KvLayout, KvPlane};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One of the shards of an instance, each with a pool, a process and a transfer service of its own. Shards hold equal runs of KV heads,
-/// in order.
+/// One shard of an instance, with its own pool, process and transfer service. Shards hold equal runs of KV heads, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeadShard {
     index: u16,
@@ -16,28 +15,28 @@ impl HeadShard {
     /// The only shard of an instance.
     pub const WHOLE: Self = Self { index: 0, of: 1 };
 
-    /// Shard `index` of `of`, if there is one.
+    /// Shard `index` of `of`; `None` if it does not exist.
     pub const fn try_new(index: u16, of: u16) -> Option<Self> {
         if index < of { Some(Self { index, of }) } else { None }
     }
 
-    /// Its place among the shards.
+    /// Its index among the shards.
     pub const fn index(self) -> u16 {
         self.index
     }
 
-    /// How many there are.
+    /// Number of shards.
     pub const fn of(self) -> u16 {
         self.of
     }
 
-    /// Those of an instance of `of` shards that hold heads of this one.
+    /// Shards of an instance with `of` shards that hold heads of this one.
     pub fn partners(self, of: u16) -> Range<u16> {
         let (index, own, theirs) = (u32::from(self.index), u32::from(self.of), u32::from(of));
         (index * theirs / own) as u16..((index + 1) * theirs).div_ceil(own) as u16
     }
 
-    /// What this shard's pool holds of an instance's layout; `None` where its heads cannot be split so.
+    /// The part of an instance's layout that this shard's pool holds; `None` where its heads cannot be split this way.
     pub fn part(self, whole: &KvLayout) -> Option<KvLayout> {
         let mut groups = whole.groups().to_vec();
         for plane in groups.iter_mut().flat_map(|group| &mut group.planes) {
@@ -56,7 +55,7 @@ impl HeadShard {
 /// Heads of each plane of each group, counted within one pool.
 pub(crate) type Heads = Vec<Vec<Range<u32>>>;
 
-/// What one leg moves: the heads that two shards share, as each counts them.
+/// What one leg moves: the heads that two shards share, each in its own numbering.
 #[derive(Clone, Debug)]
 pub(crate) struct Cut {
     pub source: Arc<Heads>,
@@ -66,7 +65,7 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Between two shards of the same whole layout; `None` where they share no heads, or it cannot be split so.
+    /// The cut between two shards of the same whole layout; `None` where they share no heads, or the layout cannot be split this way.
     pub(crate) fn new(whole: &KvLayout, source: HeadShard, sink: HeadShard) -> Option<Self> {
         let (mut ours, mut theirs, mut token_bytes) = (Heads::new(), Heads::new(), Vec::new());
         for group in whole.groups() {

@@ -1,4 +1,4 @@
-//! Where tests take hold of the service: handoffs held, and messages forged.
+//! Hooks for tests: hold handoffs, and alter messages.
 
 use baton_types::RequestId;
 
@@ -7,25 +7,25 @@ use baton_types::RequestId;
 pub enum HoldPoint {
     /// Source: before the offer is sent.
     Offer,
-    /// Source: granted, before writes are posted.
+    /// Source: granted, before it posts writes.
     Puts,
-    /// Source: everything written and flushed, before the commit is sent.
+    /// Source: everything is written and flushed, before it sends the commit.
     Commit,
     /// Sink: commit received, before verification.
     Verify,
-    /// Reader of a get: blocks are pinned, before anything is got.
+    /// Reader of a get: blocks are pinned, before it gets anything.
     Gets,
 }
 
-/// Called on the progress thread; everything must return at once. The defaults change nothing.
+/// Called on the progress thread; each method must return at once. The defaults change nothing.
 pub trait TransferHooks: Send + Sync {
-    /// Whether the handoff is to wait here. Asked again until the answer is no.
+    /// Whether the handoff must wait here. Called again until it returns false.
     fn hold(&self, point: HoldPoint, request_id: &RequestId) -> bool {
         let _ = (point, request_id);
         false
     }
 
-    /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.
+    /// Replaces an encoded control message before it is sent. Two copies duplicate it, none drops it.
     #[cfg(any(test, feature = "testing"))]
     fn bend_message(&self, to: Option<&crate::Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         let _ = to;
@@ -33,7 +33,7 @@ pub trait TransferHooks: Send + Sync {
     }
 }
 
-/// Changes nothing.
+/// Hooks that change nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoHooks;
 

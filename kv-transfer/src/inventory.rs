@@ -1,4 +1,4 @@
-//! What this host has to move KV with: for whoever prepares one.
+//! Lists what this host has for moving KV, for tools that prepare a host.
 
 use crate::UcxLanes;
 use crate::ucx::{Context, take_stdout, version};
@@ -14,26 +14,27 @@ pub struct UcxInventory {
     pub resources: Vec<(String, String)>,
 }
 
-/// Asks UCX for all of it; `tls` and `devices` narrow it as `UCX_TLS` and `UCX_NET_DEVICES` do, `all` does not.
+/// Lists UCX's version and resources. `tls` and `devices` restrict the list as `UCX_TLS` and `UCX_NET_DEVICES` do; `all` does not.
 ///
 /// # Errors
-/// In UCX's words, where it cannot start or has nothing of what is named.
+/// UCX's message, where it cannot start or has none of the named resources.
 pub fn ucx(tls: &str, devices: &str) -> Result<UcxInventory, String> {
     let context = Context::new(&[("TLS", tls), ("NET_DEVICES", devices)]).map_err(|e| e.to_string())?;
     Ok(UcxInventory { version: version(), resources: context.resources() })
 }
 
-/// Whether UCX finds lanes of RDMA here.
+/// Whether UCX finds RDMA lanes here.
 pub fn has_rdma() -> bool {
-    // UCX complains where it is asked for what is not there.
+    // UCX warns when it is asked for devices that do not exist.
     let devices = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
     devices && ucx(UcxLanes::Rdma.tls(), "all").is_ok()
 }
 
-/// Standard output for the caller alone. UCX logs there: from here on that goes to standard error, with all else that is printed.
+/// Standard output for the caller alone. UCX logs there: from this call on, its log and everything else that is printed goes to standard
+/// error.
 ///
 /// # Errors
-/// Where there is no standard output, or no descriptor for it.
+/// If there is no standard output, or no free descriptor for it.
 pub fn stdout_without_ucx() -> io::Result<File> {
     take_stdout()
 }

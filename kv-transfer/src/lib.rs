@@ -1,13 +1,13 @@
-//! Moves the KV blocks of a sequence from one instance's pool into another's, whole and verified or not at all.
+//! Moves the KV blocks of a sequence from one instance's pool into another's, complete and verified or not at all.
 //!
-//! A *handoff* is one sequence's move. The source offers it, the sink answers with a grant (blocks under a ticket), the source writes
-//! finished blocks into them while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
-//! sink are the sides of one handoff. They do not depend on whether a worker prefills or decodes.
+//! A *handoff* is one sequence's move. The source offers it, and the sink answers with a grant (blocks under a ticket). The source writes
+//! finished blocks into them while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and sink are
+//! the sides of one handoff, whether a worker prefills or decodes.
 //!
-//! The positions that the sink has cached are left out of a handoff: a grant says from which position on.
+//! Positions that the sink has cached are left out of a handoff: the grant names the first position to move.
 //!
-//! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
-//! got whole, once the owner has confirmed that the pin still held and the checksums matched.
+//! A *get* is the reverse: a reader asks an owner for blocks, and the owner pins them for a bounded time. The reader adopts only a
+//! complete copy, once the owner has confirmed that the pin still held and the checksums matched.
 //!
 //! ```text
 //!  worker's threads           progress thread (one)                      verifier and worker threads (one each)
@@ -17,17 +17,17 @@
 //!                                      transport: ucx | tcp  ──► region (pool memory)
 //! ```
 //!
-//! Layer: above `types` only; a worker joins it with the engine. It knows no model, scheduler, pool policy, gRPC or
-//! membership. Blocks come as opaque holds; dropping a hold gives them back.
+//! Layer: above `types` only; a worker connects it to the engine. It does not know models, schedulers, pool policy, gRPC or membership.
+//! Blocks come as opaque holds; dropping a hold returns them to the pool.
 //!
 //! Invariants, each with its test in `tests/conformance.rs`:
 //! - no write is posted without a grant, and none after an abort was acknowledged;
 //! - a commit is posted only from the completion of a flush that covers every write of its handoff;
-//! - blocks that hold what was left out are never written: others may share them;
+//! - blocks of positions that are left out are never written: other sequences may share them;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
 //! - a reader adopts only blocks whose pin held until they were read;
-//! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
+//! - blocks of a failed handoff return to the pool only after a fence, and are quarantined until then.
 
 #[cfg(test)]
 extern crate self as baton_kv_transfer; // Tests share what they need.

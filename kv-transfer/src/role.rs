@@ -1,4 +1,4 @@
-//! What the driver and the roles of handoffs say to each other: inputs in, effects out.
+//! The interface between the driver and the roles of handoffs: inputs in, effects out.
 
 use crate::greeting::Terms;
 use crate::handler::BlockHold;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// One handoff in the table of one driver, never reused. On the wire it is the number of the handoffs that this side offers.
+/// Key of one handoff in the table of one driver, never reused. In messages, it is the number of a handoff that this side offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct HandoffKey(pub u64);
 
@@ -27,9 +27,9 @@ impl fmt::Display for HandoffKey {
     }
 }
 
-/// What happened to one handoff. A role takes what concerns it and passes over the rest.
+/// An event of one handoff. A role handles the inputs that concern it and ignores the rest.
 pub(crate) enum Input {
-    // The worker of this side.
+    // From this side's worker.
     /// A layer was launched.
     Launched {
         layer: u32,
@@ -38,31 +38,31 @@ pub(crate) enum Input {
     },
     /// Everything was launched.
     Finish(CommitPayload),
-    /// This side gives up, whoever began it.
+    /// This side aborts, whichever side began the handoff.
     Abort(HandoffFailure),
     /// The worker reserved blocks.
     Granted(Box<dyn BlockHold>),
-    /// The worker pinned blocks to be got.
+    /// The worker pinned blocks for a get.
     Pinned {
         blocks: GroupBlocks,
         hold: Box<dyn Any + Send>,
     },
-    /// The worker has no room, or nothing to be got.
+    /// The worker has no free blocks, or nothing to pin.
     Refused {
         reason: RefuseReason,
         detail: String,
     },
-    /// The worker's answer to what arrived.
+    /// The worker's answer to the delivered sequence.
     Adopted(Result<(), String>),
 
-    /// The verifier has done what [`Effect::Verify`] asked for.
+    /// The verifier has completed [`Effect::Verify`].
     Verified(Verified),
 
-    // The connection.
-    /// It can be used from now on, or never.
+    // From the connection.
+    /// The connection is usable from now on.
     Greeted,
     Heard(Message),
-    /// The peer will have nothing to do with us.
+    /// The peer refuses this side.
     Rejected(HandoffFailure),
     /// A write was posted.
     Posted {
@@ -73,31 +73,31 @@ pub(crate) enum Input {
     Flushed {
         epoch: u32,
     },
-    /// So many bytes of a get by this side itself are here.
+    /// This many bytes of a one-sided read by this side are here.
     Got {
         bytes: usize,
     },
-    /// The connection is gone; `fenced` if nothing can be stored through it any more.
+    /// The connection is closed; `fenced` if nothing can be stored through it any more.
     Lost {
         fenced: bool,
         detail: String,
     },
-    /// Nothing of the peer writes any more.
+    /// The peer can no longer write.
     Fenced,
 
-    // The driver.
-    /// The bound on quarantined blocks has room for what the peer may come to write here,
+    // From the driver.
+    /// The bound on quarantined blocks allows what the peer may write here,
     Admitted,
-    /// or has not.
+    /// or does not.
     Barred(String),
-    /// Look at fences, which wake nobody.
+    /// Check fences, which cannot wake the driver.
     Poll,
     Tick,
 }
 
-/// What the driver is to do for a handoff, in order.
+/// What the driver must do for a handoff, in order.
 pub(crate) enum Effect {
-    /// To the peer.
+    /// Send to the peer.
     Send(Message),
     /// Queue the writes of a copy.
     Put {
@@ -105,50 +105,50 @@ pub(crate) enum Effect {
         ticket: TicketId,
         copy: LayerCopy,
     },
-    /// Flush what is queued by then.
+    /// Flush what is queued so far.
     Flush {
         epoch: u32,
     },
-    /// Drop the writes that are not posted and flush the others, ahead of what other handoffs have queued.
+    /// Drop the writes that are not posted and flush the others, ahead of other handoffs' queued writes.
     FlushPosted {
         epoch: u32,
     },
-    /// Drop the writes and flushes that are queued.
+    /// Drop the queued writes and flushes.
     CancelPuts,
-    /// Get from the peer's region, by this side itself.
+    /// Read from the peer's region, one-sided.
     Get(CopyRun),
     /// The peer may write there under this ticket,
     OpenWindow(TicketId, Window),
-    /// and no longer.
+    /// and no longer may.
     CloseWindow(TicketId),
     /// Compute or compare checksums.
     Verify(Work),
-    /// End the connection: something on it does not end by itself.
+    /// Close the connection: an operation on it does not end by itself.
     Disconnect(&'static str),
-    /// From now on the peer may name this ticket of its own.
+    /// From now on the peer may name this ticket, which it gave, in messages.
     Heed(TicketId),
-    /// The peer is to write to so many blocks here: may it? The answer is [`Input::Admitted`] or [`Input::Barred`].
+    /// Check whether the peer may write this many blocks here. The answer is [`Input::Admitted`] or [`Input::Barred`].
     Admit {
         blocks: usize,
     },
-    /// Ask the worker for room.
+    /// Ask the worker for blocks.
     Reserve(ReserveOffer),
-    /// Ask the worker for blocks to be got.
+    /// Ask the worker to pin blocks for a get.
     Pin(PinQuestion),
-    /// What is whole, to the worker. Its answer is [`Input::Adopted`].
+    /// Deliver a complete sequence to the worker. Its answer is [`Input::Adopted`].
     Deliver(Box<VerifiedHandoff>),
-    /// The worker is told that what was offered failed.
+    /// Report to the worker that an offered handoff failed.
     Failed(ReserveOffer, HandoffFailure),
     Count(Counted),
-    /// The handoff's place among those of this side is free; its blocks wait for a fence.
+    /// Free the handoff's place among those of this side; its blocks wait for a fence.
     Quarantined,
-    /// The end, after which nothing but its outcome follows.
+    /// The handoff has ended; only its outcome follows.
     Forget,
     PutEnded(oneshot::Sender<PutOutcome>, PutOutcome),
     GetEnded(oneshot::Sender<GetOutcome>, GetOutcome),
 }
 
-/// What is counted, for the peer and in total.
+/// What to count, for the peer and in total.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counted {
     /// Outcomes.
@@ -157,27 +157,27 @@ pub(crate) enum Counted {
     Reader(&'static str),
     /// An offer was refused here.
     Refused(RefuseReason),
-    /// So many bytes were adopted.
+    /// This many bytes were adopted.
     Adopted(u64),
 }
 
-/// What a role may know of the service and of its connection.
+/// What a role may read of the service and its connection.
 pub(crate) struct Link<'a> {
     pub(crate) key: HandoffKey,
     pub(crate) config: &'a TransferConfig,
-    /// Settled by the greeting; `None` before, and where the connection is gone.
+    /// Terms of the greeting; `None` before it, and once the connection is closed.
     pub(crate) terms: Option<&'a Terms>,
-    /// Name of the transport, and what carries the connection.
+    /// Name of the transport, and lanes of the connection.
     pub(crate) transport: &'static str,
     pub(crate) lanes: &'a str,
     /// Closing the connection is expected to fence it.
     pub(crate) closing_fences: bool,
-    /// This side gets from the peer's region without the peer's help.
+    /// This side reads the peer's region one-sided.
     pub(crate) gets_by_itself: bool,
 }
 
 impl Link<'_> {
-    /// What moves from blocks of this side to those of the peer.
+    /// What moves from this side's blocks to the peer's.
     pub(crate) fn outward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
         let terms = self.terms?;
         let cut = terms.outward.as_ref()?;
@@ -186,7 +186,7 @@ impl Link<'_> {
         Some(Arc::new(Move { source, sink, run_bytes_max: self.config.limits.put_bytes_max }))
     }
 
-    /// What moves from blocks of the peer to those of this side.
+    /// What moves from the peer's blocks to this side's.
     pub(crate) fn inward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
         let terms = self.terms?;
         let cut = terms.inward.as_ref()?;
@@ -195,7 +195,7 @@ impl Link<'_> {
         Some(Arc::new(Move { source, sink, run_bytes_max: self.config.limits.put_bytes_max }))
     }
 
-    /// Whether a test holds the handoff here.
+    /// Whether a test hook holds the handoff here.
     pub(crate) fn holds(&self, point: HoldPoint, request_id: &RequestId) -> bool {
         self.config.hooks.hold(point, request_id)
     }

@@ -1,4 +1,4 @@
-//! The service: a driver on a thread of its own, and the handle that others hold.
+//! The service: a driver on its own thread, and the handle of its callers.
 
 use crate::calls::CallThread;
 use crate::driver::{Driver, Ports};
@@ -19,7 +19,7 @@ use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Cloneable handle of a running transfer service. The service stops with [`KvTransfer::stop`], or when the last handle goes; a
+/// Cloneable handle of a running transfer service. The service stops with [`KvTransfer::stop`], or when the last handle is dropped; a
 /// [`SinkHandler`] that keeps a handle keeps the service alive until `stop`.
 #[derive(Clone)]
 pub struct KvTransfer {
@@ -32,18 +32,18 @@ struct Shared {
     fences: bool,
     config: TransferConfig,
     stats: Arc<Mutex<TransferStats>>,
-    /// `None` once they were waited for, and where somebody else turns the driver.
+    /// `None` once they were joined, and where the caller runs the driver.
     threads: Mutex<Option<Threads>>,
 }
 
 struct Threads {
     progress: JoinHandle<()>,
-    /// That of the worker's handler, which ends before it.
+    /// The thread that calls the worker's handler; it ends before the progress thread.
     calls: ThreadId,
 }
 
 impl KvTransfer {
-    /// Brings the transport up, registers the region and starts the progress thread. Waits until it runs, or failed to.
+    /// Starts the transport, registers the region and starts the progress thread. Waits until the thread runs, or has failed to.
     pub fn start(
         config: TransferConfig,
         region: Arc<Region>,
@@ -56,7 +56,7 @@ impl KvTransfer {
         let choice = config.transport.clone();
         let failed = |detail| TransferError::Transport { transport: name(&choice), detail };
         let (started, start) = mpsc::sync_channel(1);
-        // The transport is made on the thread that it belongs to.
+        // The transport is created on the thread that will own it.
         let body = move || {
             let spin = Duration::from_micros(config.limits.spin_us);
             let abort = config.limits.abort();
@@ -76,7 +76,7 @@ impl KvTransfer {
         Ok(handle)
     }
 
-    /// A service whose driver the caller turns, over ports of its own: what [`KvTransfer::start`] does on a thread. For simulations.
+    /// A service whose driver the caller runs over its own ports, as [`KvTransfer::start`] does on a thread. For simulations.
     #[doc(hidden)]
     pub fn drive(config: TransferConfig, ports: Ports) -> Result<(Self, Driver), TransferError> {
         config.limits.check()?;
@@ -96,23 +96,23 @@ impl KvTransfer {
         Ok((Self { shared: Arc::new(shared) }, driver))
     }
 
-    /// Where peers reach this service; goes into the membership record.
+    /// The address at which peers reach this service; it belongs in the membership record.
     pub fn address(&self) -> TransferAddress {
         self.shared.address.clone()
     }
 
-    /// Whether every lane by which a peer could write here ends with its connection. Where one does not, blocks of a lost peer stay
-    /// quarantined, and are counted by its instance's name.
+    /// Whether closing a connection fences every lane by which a peer could write here. If not, blocks of a lost peer stay quarantined, and
+    /// are counted by its instance's name.
     pub fn fences(&self) -> bool {
         self.shared.fences
     }
 
-    /// This instance, as tickets name it.
+    /// This instance, as tickets identify it.
     pub fn party(&self) -> &Party {
         &self.shared.config.party
     }
 
-    /// Puts a sequence into blocks that `peer` grants. Returns at once; connection, grant and everything after show in the outcome.
+    /// Puts a sequence into blocks that `peer` grants. Returns at once; every later failure appears in the outcome.
     pub fn put(&self, peer: &Peer, request: PutRequest) -> Result<PutHandle, TransferError> {
         if request.tokens == 0 {
             return Err(TransferError::Blocks("a handoff of no tokens".into()));
@@ -123,11 +123,11 @@ impl KvTransfer {
         Ok(PutHandle::new(self.shared.inbox.clone(), key, outcome))
     }
 
-    /// Gets blocks of `peer` into blocks of this instance. Returns at once; everything after shows in the outcome.
+    /// Gets blocks of `peer` into blocks of this instance. Returns at once; every later failure appears in the outcome.
     ///
     /// # Errors
-    /// Where the blocks do not fit what is to be got, no block here begins with its first position, or as many handoffs as allowed are
-    /// open. A first position that does not suit the peer fails the outcome, with [`crate::HandoffFailure::WholeOnly`].
+    /// If the blocks do not fit the positions, no block here begins with the first position, or the limit of open handoffs is reached. A
+    /// first position that the peer cannot serve fails the outcome, with [`crate::HandoffFailure::WholeOnly`].
     pub fn get(&self, peer: &Peer, request: GetRequest) -> Result<GetHandle, TransferError> {
         if request.tokens == 0 || request.name.len() > GetRequest::NAME_BYTES_MAX {
             return Err(TransferError::Blocks("a get of no tokens, or with too long a name".into()));
@@ -140,31 +140,31 @@ impl KvTransfer {
         Ok(GetHandle::new(self.shared.inbox.clone(), key, outcome))
     }
 
-    /// The worker no longer wants this request: whatever peers put here of it is given up, and its blocks return behind a fence. What is
-    /// pinned for gets of peers is let go at once.
+    /// The worker no longer wants this request. Handoffs of it that peers began here are aborted, and their blocks are released after a
+    /// fence. Blocks that are pinned for gets of peers are released at once.
     pub fn cancel(&self, request_id: &RequestId, reason: impl Into<String>) {
         self.shared.inbox.cancel(request_id, &reason.into());
     }
 
-    /// The process of this incarnation is proven dead (by a pidfd, or by whoever fenced its machine): its lanes are drained and closed,
-    /// and what it could have written is released.
+    /// The process of this incarnation is proven dead (by a pidfd, or because its machine was fenced). Its lanes are drained and closed,
+    /// and the blocks that it could have written are released.
     pub fn peer_is_dead(&self, party: &Party) {
         self.shared.inbox.push(Command::PeerDead(party.clone()));
     }
 
-    /// Whether the service does its work. After a panic on one of its threads everything open has failed, nothing more is taken, and
-    /// only a restart helps.
+    /// Whether the service works. After a panic on one of its threads every open handoff has failed, new ones are refused, and only a
+    /// restart helps.
     pub fn healthy(&self) -> bool {
         !self.shared.inbox.has_failed()
     }
 
-    /// Counters and gauges, at most some milliseconds old.
+    /// Counters and gauges, at most a few milliseconds old.
     pub fn stats(&self) -> TransferStats {
         self.shared.stats.lock().clone()
     }
 
-    /// Aborts what is open, waits for peers to acknowledge until `deadline`, then tears everything down. Blocks until that is done,
-    /// so a runtime calls it from a blocking task. Later calls return at once.
+    /// Aborts open handoffs, waits until `deadline` for peers to acknowledge, then shuts everything down. Blocks until that is done, so
+    /// call it from a blocking task in an async runtime. Later calls return at once.
     pub fn stop(&self, deadline: Instant) {
         self.shared.stop(deadline);
     }
@@ -174,9 +174,9 @@ impl Shared {
     fn stop(&self, deadline: Instant) {
         self.inbox.push(Command::Stop(deadline));
         let (threads, here) = (self.threads.lock().take(), std::thread::current().id());
-        // A handler that drops the last handle does so on one of them, which cannot wait for its own end.
+        // A handler that drops the last handle does so on one of these threads, which cannot join itself.
         if let Some(threads) = threads.filter(|t| t.progress.thread().id() != here && t.calls != here) {
-            threads.progress.join().ok(); // A panic there was reported by its own hook.
+            threads.progress.join().ok(); // The panic hook has reported a panic there.
         }
     }
 }
@@ -202,7 +202,7 @@ fn name(choice: &TransportChoice) -> &'static str {
     }
 }
 
-/// What a service works with, and the thread of its handler.
+/// The ports of a service, and the thread of its handler.
 fn ports(
     config: &TransferConfig,
     region: Arc<Region>,
@@ -216,8 +216,8 @@ fn ports(
     Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
 }
 
-/// Turns the driver until it is stopped, or until something panics here or in the verifier. Then everything open fails, whoever asks later
-/// is told, and the service is not healthy any more.
+/// Runs the driver until it is stopped, or until a panic here or in the verifier. After a panic every open handoff fails, later calls get
+/// an error, and the service is no longer healthy.
 fn run(mut driver: Driver, spin: Duration, abort: Duration) {
     let inbox = driver.inbox().clone();
     let turns = AssertUnwindSafe(|| {

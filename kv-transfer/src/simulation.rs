@@ -1,8 +1,8 @@
-//! What drives a service in one thread under virtual time. No part of the API.
+//! Interface for running a service in one thread under virtual time. Not part of the API.
 //!
 //! [`crate::KvTransfer::drive`] makes a handle and a [`Driver`] over [`Ports`]: a [`Transport`] that the simulation implements, a
 //! [`Verifier`] that runs each [`Job`] at once or later, [`Calls`] of the worker's handler made at once ([`Inline`]) or later, and a source
-//! of random bits. [`Driver`] says how it is turned.
+//! of random bits. [`Driver`] documents how to run it.
 
 pub use crate::calls::{Call, Calls, Inline};
 pub use crate::driver::{Driver, Ports, Turn};

@@ -1,31 +1,31 @@
-//! Counters of the service, as metrics and tests read them.
+//! Counters of the service, for metrics and tests.
 
 use crate::Party;
 use baton_types::InstanceId;
 use std::collections::BTreeMap;
 
-/// Everything counted since the start, and what is live now.
+/// Counts since the start, and gauges of what is open now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransferStats {
-    /// Over all peers, including those that are gone.
+    /// Over all peers, including disconnected ones.
     pub total: PeerStats,
     /// Peers connected now.
     pub peers: BTreeMap<Party, PeerStats>,
     /// Puts whose source this instance is.
     pub sources: usize,
-    /// Puts whose sink it is: offered here and not ended.
+    /// Puts whose sink this instance is: offered here and not ended.
     pub sinks: usize,
-    /// Gets whose reader it is.
+    /// Gets whose reader this instance is.
     pub readers: usize,
-    /// Gets whose owner it is: blocks are, or are asked to be, pinned for them here.
+    /// Gets whose owner this instance is: blocks are pinned here, or the worker was asked to pin them.
     pub owners: usize,
     /// Tickets granted here and not ended.
     pub tickets: usize,
-    /// Numbers and tickets by which messages find handoffs: none where none is open.
+    /// Numbers and tickets by which messages find handoffs; 0 when no handoff is open.
     pub indexed: usize,
     /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them.
     pub quarantined: BTreeMap<InstanceId, usize>,
-    /// Handoffs on the progress thread at a hold point, for tests that wait for one: see [`crate::HoldPoint`].
+    /// Handoffs on the progress thread that wait at a hold point, for tests: see [`crate::HoldPoint`].
     pub held: usize,
 }
 
@@ -42,13 +42,13 @@ pub struct PeerStats {
     pub puts: u64,
     /// Flushes completed.
     pub flushes: u64,
-    /// Writes refused here, because no live ticket covers them (transports that can tell).
+    /// Writes refused here because no live ticket covers them (on transports that can detect it).
     pub puts_refused: u64,
-    /// Messages that named no live handoff.
+    /// Messages that did not name a live handoff.
     pub stale_messages: u64,
     /// Puts to the peer, by outcome: `adopted` or [`crate::HandoffFailure::name`].
     pub sources: BTreeMap<&'static str, u64>,
-    /// Puts of the peer, by outcome.
+    /// Puts from the peer, by outcome.
     pub sinks: BTreeMap<&'static str, u64>,
     /// Handoffs refused here, by [`crate::RefuseReason::name`].
     pub refused: BTreeMap<&'static str, u64>,

@@ -1,4 +1,5 @@
-//! Handoffs of made-up KV between two services: how fast two hosts are, or two settings. For whoever prepares hosts, and for benchmarks.
+//! Handoffs of synthetic KV between two services, to measure two hosts or compare settings. For tools that prepare hosts, and for
+//! benchmarks.
 
 use crate::{
     BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutHandle, PutReport, PutRequest,
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Longest life of one handoff.
 const HANDOFF_MAX: Duration = Duration::from_secs(60);
 
-/// A transfer service with a pool of its own, which grants every other of its blocks to whoever offers a handoff: scattered, so that no
+/// A transfer service with its own pool. It grants every other one of its blocks to any peer that offers a handoff: scattered, so that no
 /// two writes merge.
 pub struct Trial {
     transfer: KvTransfer,
@@ -25,28 +26,28 @@ pub struct Trial {
     opened: u64,
 }
 
-/// A region whose pages are all there: page faults are not what is measured.
+/// A region whose pages are all present, so that page faults are not measured.
 ///
 /// # Errors
-/// Where the memory cannot be had.
+/// If the memory cannot be allocated.
 pub fn touched(bytes: usize) -> Result<Arc<Region>, RegionError> {
     let region = Region::anonymous(bytes)?;
     (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
     Ok(region)
 }
 
-/// One handoff that was acknowledged.
+/// One acknowledged handoff.
 #[derive(Clone, Debug)]
 pub struct Moved {
-    /// What its source saw.
+    /// Report of the source.
     pub report: PutReport,
-    /// From the offer to the acknowledgement.
+    /// Time from the offer to the acknowledgement.
     pub took: Duration,
 }
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl Trial {
-    /// Configuration of a service that matches every other of a trial with the same pool.
+    /// Configuration of a service that matches every other service of a trial with the same pool.
     pub fn config(name: InstanceId, transport: TransportChoice, map: KvPoolMap) -> TransferConfig {
         let class = NumericsClass { isa: "trial".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
         let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
@@ -60,19 +61,19 @@ impl Trial {
     /// Starts the service over [`touched`] memory.
     ///
     /// # Errors
-    /// Where memory, devices or addresses cannot be had.
+    /// If memory, devices or addresses are unavailable.
     pub fn start(config: TransferConfig) -> Result<Self, TrialError> {
         let map = config.map.clone();
         let transfer = KvTransfer::start(config, touched(map.bytes())?, Arc::new(Sink(map.clone())))?;
         Ok(Self { transfer, map, opened: 0 })
     }
 
-    /// Where the other side finds it.
+    /// The address for the other side.
     pub fn address(&self) -> TransferAddress {
         self.transfer.address()
     }
 
-    /// The trial of this name at this address.
+    /// The peer of this name at this address.
     pub const fn peer(name: InstanceId, address: TransferAddress) -> Peer {
         Peer { party: Self::party(name), address, shard: 0 }
     }
@@ -89,7 +90,7 @@ impl Trial {
     /// Offers a handoff of `tokens` tokens.
     ///
     /// # Errors
-    /// Where the service takes no more.
+    /// If the service accepts no more.
     pub fn open(&mut self, peer: &Peer, tokens: u32) -> Result<PutHandle, TransferError> {
         self.opened += 1;
         let request_id = RequestId::try_new(format!("trial-{}", self.opened));
@@ -103,7 +104,7 @@ impl Trial {
         self.transfer.put(peer, request)
     }
 
-    /// Hands all that the pools hold to `peer`, layers as fast as they go, and waits for the acknowledgement.
+    /// Hands everything that the pools hold to `peer`, with all layers ready at once, and waits for the acknowledgement.
     ///
     /// # Errors
     /// Why the handoff failed, or could not be offered.
@@ -118,7 +119,7 @@ impl Trial {
         Ok(Moved { took: report.acked_at - began, report })
     }
 
-    /// Ends the service, within two seconds.
+    /// Stops the service, within two seconds.
     pub fn stop(self) {
         self.transfer.stop(Instant::now() + Duration::from_secs(2));
     }
@@ -129,14 +130,14 @@ pub fn finish(put: &PutHandle, tokens: u32) {
     put.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
 }
 
-/// Why a trial did not come to its end.
+/// Why a trial failed.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
-    /// The pool's memory cannot be had.
+    /// The pool's memory cannot be allocated.
     #[error("cannot have the memory of the pool")]
     Memory(#[from] RegionError),
-    /// The service could not start, or not offer.
+    /// The service could not start, or could not offer.
     #[error(transparent)]
     Service(#[from] TransferError),
     #[error("the handoff failed: {0}")]

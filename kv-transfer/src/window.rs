@@ -3,7 +3,8 @@
 use baton_types::{BlockId, KvPoolMap};
 use std::ops::Range;
 
-/// The ranges of one ticket. Every layer of a group has the same blocks at the same places, so they are kept once for all its layers.
+/// The ranges of one ticket. Every layer of a group has the same blocks at the same offsets, so the ranges are stored once for all its
+/// layers.
 #[derive(Debug, Default)]
 pub struct Window(Vec<Band>);
 
@@ -17,7 +18,8 @@ struct Band {
 }
 
 impl Window {
-    /// The blocks that hold positions from `from` on, where one begins. Whatever holds earlier ones may be shared with other sequences.
+    /// The blocks that hold positions from `from` on, which begins a block. Blocks with earlier positions may be shared with other
+    /// sequences.
     pub(crate) fn granted(map: &KvPoolMap, blocks: &[Vec<BlockId>], from: u32) -> Self {
         let kept = (from / map.layout().block_tokens()) as usize;
         let bands = map.layout().groups().iter().zip(blocks).enumerate().map(|(g, (group, blocks))| {
@@ -38,7 +40,7 @@ impl Window {
         Self(bands.collect())
     }
 
-    /// Whether a write to `range` may be stored. None reaches from one layer into the next.
+    /// Whether a write to `range` may be stored. No write may cross from one layer into the next.
     pub fn allows(&self, range: &Range<usize>) -> bool {
         let Some(band) = self.0.iter().find(|band| band.span.contains(&range.start)) else { return false };
         let start = (range.start - band.span.start) % band.layer_bytes;
@@ -46,7 +48,7 @@ impl Window {
         after > 0 && start + range.len() <= band.ranges[after - 1].end
     }
 
-    /// Any ranges, sorted and apart.
+    /// Any ranges, sorted and disjoint.
     #[cfg(test)]
     pub(crate) fn of(ranges: Vec<Range<usize>>) -> Self {
         Self(vec![Band { span: 0..usize::MAX, layer_bytes: usize::MAX, ranges }])

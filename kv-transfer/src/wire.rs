@@ -1,10 +1,10 @@
-//! The byte codec under the control messages: little endian, length-prefixed, bounded while reading.
+//! The byte codec of the control messages: little endian, length-prefixed, with bounds checked while reading.
 //!
-//! A reader never allocates more than the bytes that it was given can fill.
+//! A reader never allocates more than its input bytes can fill.
 
 use std::fmt;
 
-/// Bytes that are not the message they claim to be.
+/// The bytes are not a valid message of their kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WireError {
     what: &'static str,
@@ -40,7 +40,7 @@ impl Writer {
     pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend(value.to_le_bytes());
     }
-    /// Bytes as they are, of a length that both sides know.
+    /// Appends bytes whose length both sides know, without a length.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
@@ -57,7 +57,7 @@ impl Writer {
         self.u32(items.len() as u32);
         items.iter().for_each(|item| put(self, item));
     }
-    /// [`Writer::list`] of numbers, in one go.
+    /// [`Writer::list`] of numbers, without a call per element.
     pub(crate) fn u32s(&mut self, items: impl ExactSizeIterator<Item = u32>) {
         self.u32(items.len() as u32);
         self.0.reserve(4 * items.len());
@@ -68,7 +68,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front.
+/// Reads fields from the front.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         if count.saturating_mul(item_bytes_min) > self.0.len() {
             return Err(WireError::new(what, "is cut short"));
         }
-        // Not collected: a vector that grows may take twice what it holds.
+        // Not collected: a growing vector may take twice the size of its contents.
         let mut items = Vec::with_capacity(count);
         for _ in 0..count {
             items.push(take(self)?);
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         Ok(items.iter().map(|item| make(u32::from_le_bytes(*item))).collect())
     }
 
-    /// Nothing may follow the last field.
+    /// Fails if bytes follow the last field.
     pub(crate) fn end(self) -> Result<(), WireError> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::new("the message", "has bytes after its end")) }
     }

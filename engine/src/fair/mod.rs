@@ -1,14 +1,15 @@
-//! Weighted fair order among tenants: start-time fair queueing. Pure, and without a clock: its time is virtual.
+//! Weighted fair queueing among tenants: start-time fair queueing. Pure, and without a clock: its time is virtual.
 //!
 //! ```text
-//!  start  = max(virtual time, end of what the tenant asked for before)
-//!  end    = start + tokens / weight
-//!  virtual time = start of what was served last
+//! start  = max(virtual time, end of the tenant's previous request)
+//! end    = start + tokens / weight
+//! virtual time = start of the request served last
 //! ```
 //!
-//! Whoever starts first in virtual time is served first. A tenant that asks for little finds its end behind virtual time, and starts
-//! before all that others have queued. A tenant that asks for much starts later with each request. What nobody used is not saved up.
-//! Each priority has a virtual time of its own: what a higher one is served says nothing of who is due what below.
+//! The request with the earliest virtual start is served first. A tenant with few requests has an end before virtual time, and starts
+//! before the queued requests of others. A tenant with many requests starts later with each. Unused capacity is not saved up.
+//!
+//! Each priority has its own virtual time: service at a higher priority does not change the order below.
 //!
 //! Goyal, Vin, Cheng: *Start-time Fair Queueing*, SIGCOMM 1996.
 
@@ -21,11 +22,11 @@ use std::collections::BTreeMap;
 
 /// Virtual time of one token of a tenant of weight 1. At weight 1000, rounding is less than two percent; the sum of 2^48 tokens fits.
 const TOKEN: u64 = 1 << 16;
-/// Priorities beyond this are one with it, so that levels are few.
+/// Priorities are clamped to plus or minus this, which bounds the number of levels.
 const LEVEL_MAX: i32 = 100;
-/// Most tenants that a level remembers. Beyond that the one that is due first is forgotten: it counts as new when it comes again.
+/// Most tenants that a level tracks. Beyond that the tenant with the earliest end is dropped; its next request counts as its first.
 const TENANTS_MAX: usize = 4096;
-/// A division hands out so many parts at least, so that small shares are exact to a part.
+/// A division hands out at least this many parts, so that small shares are exact to a part.
 const PARTS: usize = 64;
 
 /// A point in virtual time.
@@ -39,26 +40,26 @@ impl Start {
     }
 }
 
-/// What a tenant is asked to wait for, and what it is charged.
+/// A request's place in the order, and its charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Its turn.
+    /// Its virtual start.
     pub start: Start,
     /// Tokens charged.
     pub tokens: usize,
 }
 
-/// One wish to divide by: whose, and how much of it.
+/// A tenant's demand in a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// Whose.
+    /// The tenant's share.
     pub share: Share,
     /// Most that it can use.
     pub tokens: usize,
 }
 
-/// Whether a tenant may have `more` of a queue that is full by what all have: it has none yet, or stays within its part of `max` by weight.
-/// One that is alone has no part beyond what all have.
+/// Whether a tenant may add `more` to a queue that is full by the sum over all tenants. It may if it has nothing queued, or stays within
+/// its part of `max` by weight. A tenant that is alone has no part beyond the total.
 pub fn is_within(have: impl IntoIterator<Item = (Share, u64)>, share: Share, more: u64, max: u64) -> bool {
     let mut weights = BTreeMap::from([(share.tenant, u64::from(share.weight.get()))]);
     let mut own = 0;
@@ -70,7 +71,7 @@ pub fn is_within(have: impl IntoIterator<Item = (Share, u64)>, share: Share, mor
     weights.len() > 1 && (own == 0 || (own + more).saturating_mul(all) <= max.saturating_mul(own_weight))
 }
 
-/// Virtual time and what tenants asked for, of each priority.
+/// Virtual time and tenants of each priority.
 #[derive(Debug, Default)]
 pub struct FairOrder {
     levels: BTreeMap<i32, Level>,
@@ -79,23 +80,23 @@ pub struct FairOrder {
 #[derive(Debug, Default)]
 struct Level {
     time: Start,
-    /// Only those whose next start is not virtual time itself.
+    /// Only tenants whose next start is later than virtual time.
     tenants: BTreeMap<TenantLabel, Tenant>,
 }
 
 #[derive(Debug)]
 struct Tenant {
-    /// Of what it asked for so far.
+    /// End of its requests so far.
     end: Start,
-    /// Its latest start: it never overtakes itself.
+    /// Its latest start: a tenant never overtakes itself.
     start: Start,
-    /// Of its latest sequence, where that shares what it computes.
+    /// Prompt of its latest sequence, where that uses the prefix cache.
     prompt: Option<PrefixHash>,
 }
 
 impl FairOrder {
-    /// Something of so many tokens enters; its turn. One with the very prompt of the tenant's sequence before it has the same turn: they share
-    /// what is computed, and only its last token is charged.
+    /// Enters a request of `tokens` and returns its place. A request with the same prompt as the tenant's previous sequence has the same
+    /// start: they share the computation, and only its last token is charged.
     pub fn enter(&mut self, priority: i32, share: Share, tokens: usize, prompt: Option<PrefixHash>) -> Entered {
         let level = self.level(priority);
         let time = level.time;
@@ -111,14 +112,14 @@ impl FairOrder {
         Entered { start, tokens }
     }
 
-    /// The turn of something came.
+    /// A request with this start is served.
     pub fn served(&mut self, priority: i32, start: Start) {
         let level = self.level(priority);
         level.time = level.time.max(start);
         level.forget();
     }
 
-    /// Of what a tenant was charged, so many tokens are not computed for it after all.
+    /// Refunds tokens that a tenant was charged for but that are not computed for it.
     pub fn give_back(&mut self, priority: i32, share: Share, tokens: usize) {
         if let Some(tenant) = self.level(priority).tenants.get_mut(&share.tenant) {
             let spent = Start::default().after(tokens, share).0;
@@ -126,8 +127,8 @@ impl FairOrder {
         }
     }
 
-    /// Divides so many tokens by weight among tenants, each of which has one wish: what one cannot use, the others get. Among equals
-    /// the first is first. What a tenant gets too little of now, it gets next time.
+    /// Divides `tokens` by weight among tenants, each with one demand. What one cannot use goes to the others; ties go to the first. A
+    /// tenant that gets too little now is compensated next time.
     pub fn divide(&mut self, priority: i32, wishes: &[Wish], tokens: usize) -> Vec<usize> {
         let (mut gets, mut left, part) = (vec![0; wishes.len()], tokens, (tokens / PARTS).max(1));
         while left > 0 {
@@ -145,7 +146,7 @@ impl FairOrder {
         gets
     }
 
-    /// Tenants that are remembered.
+    /// Number of tracked tenants.
     pub fn tenants(&self) -> usize {
         self.levels.values().map(|level| level.tenants.len()).sum()
     }
@@ -156,7 +157,7 @@ impl FairOrder {
 }
 
 impl Level {
-    /// Forgets whom virtual time has reached, and the one that is due first where there are too many.
+    /// Drops tenants whose end virtual time has reached, and the one with the earliest end if there are too many.
     fn forget(&mut self) {
         if self.tenants.len() > TENANTS_MAX
             && let Some(first) = self.tenants.values().map(|tenant| tenant.end.max(tenant.start)).min()

@@ -1,4 +1,4 @@
-//! Who is served in which order, told by letters.
+//! The order in which tenants are served; letters name the tenants.
 
 use super::*;
 use baton_types::Weight;
@@ -8,7 +8,7 @@ fn share(tenant: char, weight: u32) -> Share {
     Share { tenant: TenantLabel(u64::from(tenant)), weight: Weight::try_new(weight).unwrap() }
 }
 
-/// Serves all that wait, one after the other; in which order.
+/// Serves all waiting requests, one after the other; returns their order.
 fn serves(order: &mut FairOrder, mut waiting: Vec<(Start, usize, char)>) -> String {
     waiting.sort_unstable();
     waiting
@@ -20,7 +20,7 @@ fn serves(order: &mut FairOrder, mut waiting: Vec<(Start, usize, char)>) -> Stri
         .collect()
 }
 
-/// Enters what these letters ask for, each so many tokens.
+/// Enters a request of `tokens` for each letter.
 fn enters(order: &mut FairOrder, asks: &str, tokens: usize, weight: fn(char) -> u32) -> Vec<(Start, usize, char)> {
     let enter = |(n, name)| (order.enter(0, share(name, weight(name)), tokens, None).start, n, name);
     asks.chars().enumerate().map(enter).collect()
@@ -47,7 +47,7 @@ fn who_comes_late_is_due_nothing_of_before() {
     let waiting = enters(&mut order, "aaaaaaaa", 100, |_| 1);
     let (served, queued) = waiting.split_at(6);
     serves(&mut order, served.to_vec());
-    // It comes before what waits, and not with six requests in a row.
+    // It comes before the waiting requests, but not with six requests in a row.
     let mut waiting = enters(&mut order, "bbbbbb", 100, |_| 1);
     waiting.extend(queued);
     assert_eq!(serves(&mut order, waiting), "bbababbb");
@@ -86,7 +86,7 @@ fn siblings_have_one_turn_and_are_charged_once() {
     assert_eq!((first.start, first.tokens, second.tokens), (second.start, 100, 1));
     let next = order.enter(0, a, 100, Some(PrefixHash([2; 16]))).start;
     assert_eq!(next, first.start.after(101, a));
-    // One that comes once time went on has its turn now.
+    // A request that comes after virtual time advanced starts at once.
     order.served(0, b);
     order.served(0, next);
     assert_eq!(order.enter(0, a, 100, Some(PrefixHash([2; 16]))).start, next);
@@ -100,7 +100,7 @@ fn what_is_given_back_counts_no_more_and_nobody_overtakes_itself() {
     let a = share('a', 2);
     let starts: Vec<_> = (0..3).map(|_| order.enter(0, a, 100, None).start).collect();
     order.give_back(0, a, 200);
-    // Two are gone: the next comes right behind the third, whose own tokens count no more either.
+    // Two are refunded: the next comes right after the third, whose own tokens no longer count either.
     assert_eq!(order.enter(0, a, 100, None).start, starts[2]);
     order.give_back(0, share('z', 1), 100);
     order.give_back(0, a, usize::MAX);
@@ -147,7 +147,7 @@ fn a_single_row_goes_round() {
         rows = [rows[0] + gets[0], rows[1] + gets[1]];
     }
     assert_eq!(rows, [10, 20]);
-    // Who was away is due nothing of that.
+    // A tenant that was away gets no compensation for that.
     let wishes = [('a', 1), ('c', 1)].map(|(name, weight)| Wish { share: share(name, weight), tokens: 99 });
     let gets: Vec<_> = (0..4).map(|_| order.divide(0, &wishes, 1)[1]).collect();
     assert!(gets.iter().sum::<usize>() <= 3, "{gets:?}");
@@ -172,7 +172,7 @@ fn a_full_queue_takes_whom_it_has_little_of() {
 }
 
 proptest! {
-    /// While two tenants have something waiting, what they are served by weight differs by no more than their longest requests.
+    /// While two tenants have requests waiting, their service by weight differs by at most their longest requests.
     #[test]
     fn nobody_with_something_waiting_falls_behind(
         weights in (1u32..9, 1u32..9), lens in proptest::collection::vec((1usize..200, any::<bool>()), 2..60),

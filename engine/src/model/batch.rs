@@ -1,4 +1,4 @@
-//! What one step computes, and what it returns.
+//! Input and output of one step.
 
 use super::{ModelConfig, ModelError};
 use baton_kernels::ops::PlanSegment;
@@ -9,14 +9,14 @@ use baton_types::{KvPoolMap, TokenId};
 pub struct StepBatch {
     /// Token of each row, segments in order.
     pub ids: Vec<TokenId>,
-    /// One segment per sequence; together they own the rows `0 .. ids.len()`. Two segments never share a block they write.
+    /// One segment per sequence; together they cover the rows `0 .. ids.len()`. Two segments never share a block they write.
     pub segments: Vec<PlanSegment>,
-    /// Rows whose logits are wanted, in the order in which they are returned; may be empty.
+    /// Rows whose logits are needed, in the order in which they are returned; may be empty.
     pub logit_rows: Vec<usize>,
 }
 
 impl StepBatch {
-    /// Checks every bound, so that no operation sees an index out of range.
+    /// Checks every bound, so that no operation gets an index out of range.
     pub(super) fn check(&self, config: &ModelConfig, vocab: usize, map: &KvPoolMap) -> Result<(), ModelError> {
         let rows = self.ids.len();
         let refuse = |message: String| Err(ModelError::Batch(message));
@@ -56,7 +56,7 @@ fn check_segment(segment: &PlanSegment, config: &ModelConfig, map: &KvPoolMap) -
     }
 }
 
-/// Logits of the wanted rows, `[rows, vocab]`, f32.
+/// Logits of the requested rows, `[rows, vocab]`, f32.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logits {
     pub(super) vocab: usize,
@@ -78,10 +78,10 @@ impl Logits {
         self.data.len().checked_div(self.vocab).unwrap_or(0)
     }
 
-    /// Logits of the `i`-th wanted row, `[vocab]`.
+    /// Logits of the `i`-th requested row, `[vocab]`.
     ///
     /// # Panics
-    /// If `i` is not under [`Logits::rows`].
+    /// If `i` is not below [`Logits::rows`].
     pub fn row(&self, i: usize) -> &[f32] {
         &self.data[i * self.vocab..(i + 1) * self.vocab]
     }

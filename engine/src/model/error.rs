@@ -1,4 +1,4 @@
-//! Why a model cannot be loaded or a step not computed.
+//! Errors of loading a model and of computing a step.
 
 use super::ModelConfig;
 use crate::weights::{ModelShape, TensorName, WeightsError};
@@ -9,16 +9,16 @@ use baton_types::LayoutError;
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The model's files are at fault.
+    /// The model's files are invalid.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The device is at fault; after a device failure the model is unusable.
+    /// The device failed; after a device failure the model is unusable.
     #[error(transparent)]
     Ops(#[from] OpsError),
-    /// The KV layout cannot exist.
+    /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// A bound that the model or the device cannot meet.
+    /// A setting that the model or the device does not support.
     #[error("{name} must be {expected}, got {got}")]
     Config {
         name: &'static str,
@@ -26,16 +26,16 @@ pub enum ModelError {
         expected: String,
         got: usize,
     },
-    /// A source returned a tensor of another size than its shape states.
+    /// A source returned a tensor whose size does not match its shape.
     #[error("tensor {name} has {got} elements, its shape needs {expected}")]
     TensorSize {
         name: TensorName,
         /// Elements that the shape needs.
         expected: usize,
-        /// Elements that came.
+        /// Elements received.
         got: usize,
     },
-    /// A pool laid out for another model.
+    /// The pool is laid out for another model.
     #[error("the KV pool is laid out as {pool}, this model needs {model}")]
     WrongLayout {
         /// Layout of the pool.
@@ -43,10 +43,10 @@ pub enum ModelError {
         /// Layout of the model.
         model: String,
     },
-    /// A step before [`super::Model::bind`].
+    /// A step was called before [`super::Model::bind`].
     #[error("no KV pool is bound: call bind before the first step")]
     Unbound,
-    /// A batch that breaks a bound; a defect of the caller.
+    /// A batch exceeds a bound: a defect of the caller.
     #[error("batch refused: {0}")]
     Batch(String),
 }

@@ -13,10 +13,10 @@ struct Step {
 }
 
 impl Model {
-    /// Begins one batch: enqueues the stores of every row's KV, and all up to the logits of the wanted rows.
+    /// Launches one batch: enqueues the stores of every row's KV, and everything up to the logits of the requested rows.
     ///
-    /// `observer` is told of each layer as soon as the stores of its KV are enqueued, with a fence behind them: a transfer
-    /// that starts there hides behind this layer's attention and MLP and everything after.
+    /// `observer` is called for each layer as soon as the stores of its KV are enqueued, with a fence after them. A transfer that starts
+    /// there overlaps this layer's attention and MLP and all later layers.
     pub fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
         batch.check(&self.config, self.shape.vocab, &pool.map)?;
@@ -28,11 +28,11 @@ impl Model {
         Ok(())
     }
 
-    /// Waits for what was launched, so that a failed device fails the step it belongs to, and returns the wanted logits.
+    /// Waits for the launched batch, so that a device failure fails the step it belongs to, and returns the requested logits.
     pub fn finish(&mut self) -> Result<Logits, ModelError> {
         let rows = std::mem::take(&mut self.logit_rows);
         let mut logits = Logits { vocab: self.shape.vocab, data: vec![0.0; rows * self.shape.vocab] };
-        // Without wanted rows this copies nothing and only waits.
+        // Without requested rows this copies nothing and only waits.
         self.ops.download(self.buffers.logits, rows, &mut logits.data)?;
         Ok(logits)
     }
@@ -58,7 +58,7 @@ impl Model {
         if logit_rows.is_empty() {
             return Ok(());
         }
-        // Nothing after the last layer's attention mixes rows, so only the wanted rows go on. Their bits are the same.
+        // Nothing after the last layer's attention mixes rows, so only the requested rows are computed further. Their bits are the same.
         let rows = logit_rows.len();
         self.attend(step, last)?;
         ops.gather_rows(b.attended, logit_rows, b.last_attended)?;

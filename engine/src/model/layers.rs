@@ -112,7 +112,7 @@ impl Loader<'_> {
         self.tensor(name, n, k, self.matrices)
     }
 
-    /// A norm gain: `k` numbers, not worth rounding.
+    /// A norm gain: only `k` numbers, so rounding them saves nothing.
     fn gain(&mut self, name: TensorName, k: usize) -> Result<Weight, ModelError> {
         self.tensor(name, 1, k, Dtype::F32)
     }

@@ -1,10 +1,10 @@
-//! The Llama-family forward pass, written over [`Ops`] alone.
+//! The forward pass of Llama-family models, written only in terms of [`Ops`].
 //!
 //! RMSNorm, rotary grouped-query attention and a SwiGLU MLP around an f32 residual stream; the architecture of
 //! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] owns prepared weights, activations and a bound KV pool, and
 //! computes one [`StepBatch`] at a time: any mix of prefill chunks and decode rows, each row independent of its neighbours.
 //!
-//! It must never know schedulers, sampling, text, or what kind of device runs the operations.
+//! It does not know schedulers, sampling, text, or the kind of device that runs the operations.
 
 mod batch;
 mod buffers;
@@ -70,8 +70,8 @@ impl std::fmt::Debug for Model {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl Model {
-    /// Reads and prepares every weight, one tensor at a time: never more than one tensor of the model is in memory as f32.
-    /// `progress` is told the finished share, 0 to 1, after each tensor.
+    /// Reads and prepares every weight, one tensor at a time: at most one tensor of the model is in memory as f32. `progress` receives the
+    /// finished fraction, 0 to 1, after each tensor.
     pub fn load(
         source: &dyn ModelSource,
         ops: Arc<dyn Ops>,
@@ -98,7 +98,7 @@ impl Model {
         self.shape.kv_layout(block_tokens, self.config.kv)
     }
 
-    /// What peers compare before KV passes between them.
+    /// What peers compare before they exchange KV.
     pub fn compatibility(&self, layout: KvLayout) -> Compatibility {
         let info = self.ops.info();
         let class = NumericsClass {
@@ -121,10 +121,10 @@ impl Model {
         Ok(())
     }
 
-    /// Copies the KV that two sequences have in common of a block, and waits for it.
+    /// Copies the KV that two sequences share of a partial block, and waits for it.
     pub fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
         let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
-        // Layouts of one group are what is computed now; the copy knows several.
+        // The engine computes only layouts of one group; the copy supports several.
         let [from, to] = [&copy.from, &copy.to].map(|blocks| blocks.0[0][0]);
         self.ops.copy_kv(pool.handle, from, to, copy.tokens)?;
         Ok(self.ops.download(self.buffers.logits, 0, &mut [])?)

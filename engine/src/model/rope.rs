@@ -1,7 +1,7 @@
 //! Rotary tables: angles in f64, rounded once to f32.
 //!
-//! The functions come from `libm`, written in Rust, not from the platform's C library: a table decides KV bits, and two
-//! hosts of one numerics class may have different C libraries.
+//! The functions come from the Rust crate `libm`, not from the platform's C library: the table determines KV bits, and two hosts of one
+//! numerics class may have different C libraries.
 
 use super::ModelError;
 use crate::weights::{ModelShape, Rope, RopeScaling};
@@ -13,7 +13,7 @@ pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, Mod
     let frequencies = inverse_frequencies(&shape.rope, shape.head_dim)?;
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
     let table = |f: fn(f64) -> f64| {
-        // The iterator does not know its length: grown step by step, the vector would take up to twice its size.
+        // The iterator does not know its length: without a capacity the vector could take twice its size.
         let mut table = Vec::with_capacity(positions * frequencies.len());
         table.extend(angles().map(|angle| f(angle) as f32));
         table
@@ -21,8 +21,8 @@ pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, Mod
     Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: shape.head_dim })
 }
 
-/// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864),
-/// stretched as the model says.
+/// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864), scaled as the
+/// model specifies.
 ///
 /// Fails where `Factors` has another length than `dim / 2`.
 pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelError> {
@@ -47,9 +47,8 @@ pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelErr
     })
 }
 
-/// Llama 3.1's scaling by wavelength, as `rope_type: llama3` means it in Hugging Face configurations: frequencies that turned
-/// often within the original context stay, those that never completed enough turns are divided, between them a linear blend
-/// in the number of turns.
+/// Llama 3.1's scaling by wavelength, as `rope_type: llama3` is defined in Hugging Face configurations. Frequencies with many turns within
+/// the original context stay, those with too few turns are divided, and between them the two are blended linearly in the number of turns.
 struct Llama3 {
     factor: f64,
     low: f64,

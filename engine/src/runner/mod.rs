@@ -1,5 +1,5 @@
-//! The engine's turns: end the step that runs, take what came, plan, launch the next. Everything that needs judgement is in the
-//! scheduler; who calls the turns, and when, is not known here.
+//! One loop iteration of the engine: finish the current step, drain the mailbox, plan, launch the next step. Decisions are in the
+//! scheduler; the caller of the iterations is not known here.
 
 mod sequence;
 mod step;
@@ -23,23 +23,23 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use step::Step;
 
-/// How soon the engine looks again at sequences that are paused or held: short beside a token, long beside a look.
+/// How soon the engine checks paused or held sequences again: short compared with a token's time, long compared with the check.
 const RECHECK: Duration = Duration::from_millis(5);
 
-/// How often the cache is looked through: a look takes a moment for each idle block.
+/// How often expired cache entries are evicted; the scan takes time for each idle block.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// What a turn came to.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// A step runs. The next turn waits for it and ends it.
+    /// A step is running. The next turn waits for it and finishes it.
     Launched,
-    /// Nothing can run until something comes.
+    /// Nothing can run until there is input,
     Idle {
-        /// Or until this instant.
+        /// or until this instant.
         until: Option<Instant>,
     },
-    /// It was asked to stop.
+    /// The stop was requested.
     Ended,
 }
 
@@ -49,17 +49,17 @@ pub(crate) struct Runner<M> {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
-    /// The step that runs.
+    /// The running step.
     step: Option<Step>,
     rates: Rates,
     generated_tokens: u64,
     cached_tokens: u64,
     preemptions: u64,
-    /// When the cache is looked through next for what nobody used for too long.
+    /// When to look for expired cache entries next.
     expires_at: Option<Instant>,
 }
 
-/// Sinks and gates at one instant.
+/// Sinks and gates as of one instant.
 struct Now<'a> {
     sequences: &'a BTreeMap<SequenceKey, Sequence>,
     gate: Option<Arc<dyn SequenceGate>>,
@@ -108,7 +108,8 @@ impl<M: StepModel> Runner<M> {
         self.sequences.keys().filter_map(|key| self.scheduler.lease(*key))
     }
 
-    /// Ends the step that runs, if one does, and launches the next. An error is the device's or a defect: no KV can be trusted after it.
+    /// Finishes the running step, if any, and launches the next. An error comes from the device or is a defect: no KV can be trusted after
+    /// it.
     pub(crate) fn turn(&mut self) -> Result<Turn, ModelError> {
         if let Some(step) = self.step.take() {
             self.finish_step(step)?;
@@ -135,7 +136,7 @@ impl<M: StepModel> Runner<M> {
         Ok(Turn::Launched)
     }
 
-    /// Refuses what comes from now on, and ends every sequence: that the engine was stopped, or why it failed.
+    /// Refuses further input, and ends every sequence with the reason: the engine was stopped, or the failure.
     pub(crate) fn end(&mut self, failure: Option<String>) {
         if let Some(failure) = &failure {
             self.shared.health.failed.store(true, Ordering::Release);
@@ -146,7 +147,7 @@ impl<M: StepModel> Runner<M> {
             Some(failure) => (ErrorKind::Internal, failure),
             None => (ErrorKind::Unavailable, SubmitError::Stopped.to_string()),
         };
-        // Between the last look and the stop, more may have come.
+        // More may have come between the last check and the stop.
         let late = self.shared.mailbox.take().submissions;
         late.into_iter().for_each(|submission| self.accept(submission));
         while let Some(key) = self.sequences.keys().next().copied() {
@@ -156,7 +157,7 @@ impl<M: StepModel> Runner<M> {
         self.publish();
     }
 
-    /// Looks through the cache from time to time, while anything is in it.
+    /// Evicts expired cache entries at intervals, while the cache is not empty.
     fn expire(&mut self, now: Instant) {
         if self.expires_at.is_some_and(|at| at <= now) {
             self.shared.pool.expire(now);
@@ -167,7 +168,7 @@ impl<M: StepModel> Runner<M> {
         }
     }
 
-    /// Takes what came, and turns of reservations before it; `true` if that is the order to stop.
+    /// Takes in new input, turns of reservations first; `true` if the stop was requested.
     fn take_in(&mut self) -> Result<bool, ModelError> {
         let taken = self.shared.mailbox.take();
         self.scheduler.keep_for(*self.shared.awaited.lock());
@@ -181,7 +182,7 @@ impl<M: StepModel> Runner<M> {
         Ok(taken.stopped)
     }
 
-    /// Makes copies, which is work of the device as a step is.
+    /// Runs block copies, which are device work like a step.
     fn copy(&mut self, copies: &[ForkCopy]) -> Result<(), ModelError> {
         copies.iter().try_for_each(|copy| {
             self.shared.health.alive(self.shared.clock.now(), true);
@@ -230,7 +231,7 @@ impl<M: StepModel> Runner<M> {
         }
     }
 
-    /// Ends a sequence. Its blocks are on their way back before anyone hears of the end.
+    /// Ends a sequence. Its blocks are freed before the event is sent.
     fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
         if sequence.counted {
@@ -240,7 +241,7 @@ impl<M: StepModel> Runner<M> {
         if let Some(hashes) = sequence.cold_hashes() {
             self.shared.pool.chill(hashes);
         }
-        // A receiver that is gone needs no answer.
+        // If the receiver is gone, the event is dropped.
         let _ = sequence.sink.send(event);
     }
 

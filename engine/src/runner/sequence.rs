@@ -15,23 +15,23 @@ pub(super) struct Sequence {
     /// `tokens` grows by each token generated here.
     pub(super) request: SequenceRequest,
     pub(super) sink: Box<dyn SequenceSink>,
-    /// Only of a sequence that ends with its first token.
+    /// Only for a sequence that ends with its first token.
     pub(super) observer: Option<Box<dyn PrefillObserver>>,
     pub(super) history: History,
-    /// Tokens that its tenant was charged.
+    /// Tokens charged to its tenant.
     pub(super) charged: usize,
     /// Whether it holds one of the `waiting_max` places.
     pub(super) counted: bool,
     pub(super) launched_at: Option<Instant>,
     /// Whether a token was generated here.
     pub(super) generated: bool,
-    /// Of all its tokens so far; `None` where it shares nothing.
+    /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
     block_hashes: Option<Vec<PrefixHash>>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Sequence {
-    /// The sequence, and what the scheduler is to know of it.
+    /// The sequence, and its description for the scheduler.
     pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
         let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
@@ -65,7 +65,7 @@ impl Sequence {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Tells that it left the queue, with the KV of `cached` tokens there already.
+    /// Reports that it left the queue, with the KV of `cached` tokens present already.
     pub(super) fn start(&mut self, blocks: &GroupBlocks, cached: usize, layers: &[u32], now: Instant) {
         self.tell(SequenceEvent::Started { at: now });
         let Some(observer) = &mut self.observer else { return };
@@ -76,13 +76,13 @@ impl Sequence {
         }
     }
 
-    /// Hashes of its prefixes, where nobody is expected to go on with it.
+    /// Hashes of its prefixes, where no continuation is expected.
     pub(super) fn cold_hashes(&self) -> Option<&[PrefixHash]> {
         self.request.prefix.as_ref().filter(|prefix| prefix.cold)?;
         self.block_hashes.as_deref()
     }
 
-    /// The hash of all its tokens, where the last one makes 16 more of them whole.
+    /// The hash of all its tokens, if the last one completes a group of 16.
     pub(super) fn next_hash(&mut self) -> Option<PrefixHash> {
         let (hashes, tokens) = (self.block_hashes.as_mut()?, &self.request.tokens);
         let group = tokens.last_chunk().filter(|_| tokens.len().is_multiple_of(HASH_TOKENS))?;
@@ -91,14 +91,14 @@ impl Sequence {
         Some(hash)
     }
 
-    /// Sends an event that is not the last. Where nobody listens, the sequence is cancelled.
+    /// Sends an event that is not the last. If the receiver is gone, the sequence is cancelled.
     pub(super) fn tell(&mut self, event: SequenceEvent) {
         if !self.sink.send(event) {
             self.cancelled.store(true, Ordering::Release);
         }
     }
 
-    /// Appends a generated token and says whether the sequence ends with it. `len_max` counts prompt and output.
+    /// Appends a generated token and returns whether the sequence ends with it. `len_max` counts prompt and output.
     pub(super) fn push(&mut self, token: TokenId, end_tokens: &[TokenId], len_max: usize) -> Option<FinishReason> {
         self.request.tokens.push(token);
         self.history.push(token);
@@ -111,7 +111,7 @@ impl Sequence {
         is_full.then_some(FinishReason::Length)
     }
 
-    /// Parts with the blocks of a sequence that ended: to the observer, which may still read them, else to the pool.
+    /// Releases the blocks of a sequence that ended: to the observer, which may still read them, otherwise to the pool.
     pub(super) fn give_back(&mut self, lease: Option<Lease>) {
         if let (Some(observer), Some(lease)) = (&mut self.observer, lease) {
             observer.ended(lease);

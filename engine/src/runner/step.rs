@@ -1,4 +1,4 @@
-//! One step: gather the batch, launch it, and when it is done sample and tell.
+//! One step: collect the batch, launch it, and once it is done sample tokens and send events.
 
 use super::Runner;
 use crate::api::SequenceEvent;
@@ -10,7 +10,7 @@ use baton_kernels::ops::PlanSegment;
 use baton_types::{ErrorKind, FinishReason};
 use std::time::Instant;
 
-/// A step that runs.
+/// A running step.
 pub(super) struct Step {
     segments: Vec<Segment>,
     prefill_rows: usize,
@@ -34,14 +34,14 @@ impl<M: StepModel> Runner<M> {
         Ok(Step { prefill_rows: batch.ids.len() - decode_rows, decode_rows, launched, segments })
     }
 
-    /// Waits for what was launched. Until then its sequences keep their blocks: what ended meanwhile ends after it.
+    /// Waits for the launched step. Until then its sequences keep their blocks: a sequence that ended meanwhile is removed after it.
     pub(super) fn finish_step(&mut self, step: Step) -> Result<(), ModelError> {
         let logits = self.model.finish()?;
         let now = self.shared.clock.now();
         self.rates.add(step.prefill_rows, step.decode_rows, now - step.launched);
         self.count(step.prefill_rows, step.decode_rows);
         self.shared.health.alive(now, true);
-        // Who came meanwhile may have the prompt that was computed. That the engine is to stop is said once more.
+        // Sequences that came meanwhile may have the prompt that was computed. A stop request is reported again later.
         self.take_in()?;
         let mut row = 0;
         for segment in &step.segments {
@@ -73,7 +73,7 @@ impl<M: StepModel> Runner<M> {
             sequence.launched_at.get_or_insert(launched);
             let Segment { position, rows, .. } = *segment;
             batch.ids.extend_from_slice(&sequence.request.tokens[position..position + rows]);
-            // Layouts of one group are what is computed now; the lease knows several.
+            // The engine computes only layouts of one group; the lease supports several.
             batch.segments.push(PlanSegment { position, rows, blocks: lease.blocks().0[0].clone() });
             if segment.samples {
                 batch.logit_rows.push(batch.ids.len() - 1);
@@ -106,7 +106,7 @@ impl<M: StepModel> Runner<M> {
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
         self.generated_tokens += 1;
         let at = self.shared.clock.now();
-        // What the step computed is there, whatever becomes of the token.
+        // The step's KV stays valid, whatever happens to the token.
         self.scheduler.advance(key, segment.rows, true, at);
         if let Some(hash) = sequence.next_hash() {
             self.scheduler.hashed(key, hash);
@@ -118,7 +118,7 @@ impl<M: StepModel> Runner<M> {
         sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs, finish, reuse, at });
         let (launched, is_observed) = (sequence.launched_at.unwrap_or(at), sequence.observer.is_some());
         if is_first {
-            // Its blocks may go with it in a moment.
+            // Its blocks may be released with it next.
             let copies = self.scheduler.fork_for_waiting(key);
             self.copy(&copies)?;
         }
@@ -135,7 +135,8 @@ impl<M: StepModel> Runner<M> {
         self.end_sequence(key, lease, SequenceEvent::Finished { reason });
     }
 
-    /// Ends a prefill by handing its blocks to the observer, on this thread: between them and a reader that is gone they would be nobody's. The step is done, so their KV is in memory.
+    /// Ends a prefill by passing its blocks to the observer, on this thread: if they were sent to a reader that is gone, they would be
+    /// lost. The step is done, so their KV is in memory.
     fn hand_out(&mut self, key: SequenceKey, compute_us: u64, at: Instant) {
         let lease = self.scheduler.remove(key);
         if let (Some(observer), Some(lease)) = (self.sequences.get_mut(&key).and_then(|s| s.observer.as_mut()), lease) {

@@ -1,8 +1,7 @@
 //! Temperature, top-k, top-p and the draw.
 //!
-//! Weights are `exp((logit - best) / temperature)` in f32, never normalized: a nucleus is cut at a share of their sum, and a
-//! draw walks their running sum. Sums are f64 and have one written order: ascending id over the whole vocabulary, descending
-//! likelihood over a selection.
+//! Weights are `exp((logit - best) / temperature)` in f32, never normalized: top-p is cut at a share of their sum, and a draw walks their
+//! running sum. Sums are f64 and have a fixed order: ascending id over the whole vocabulary, descending likelihood over a selection.
 
 use super::exp::{exp, sum, weights};
 use super::order::{Descending, most_likely};
@@ -59,6 +58,6 @@ fn pick(weights: &[f32], uniform: f64) -> usize {
         running += f64::from(w);
         running > target
     });
-    // Rounding can lift the target to the very sum; then it is the last index that has weight at all.
+    // Rounding can raise the target to the sum itself; then the result is the last index with a positive weight.
     chosen.or_else(|| weights.iter().rposition(|&w| w > 0.0)).unwrap_or(0)
 }

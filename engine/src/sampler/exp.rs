@@ -1,14 +1,14 @@
 //! `exp` with the same bits on every host.
 //!
-//! The platform's `exp` differs between C libraries, and a draw compares sums of it. This one uses only IEEE additions and
-//! multiplications in a written order. It is not the kernels' `exp`: that one is built on fused multiply-adds, which compilers
-//! turn into calls where the target is not known to have them, and a whole vocabulary is 50,000 to 250,000 of them a token.
+//! The platform's `exp` differs between C libraries, and a draw compares sums of it. This one uses only IEEE additions and multiplications
+//! in a fixed order. It is not the kernels' `exp`, which uses fused multiply-adds. Compilers turn those into calls where the target may
+//! lack the instruction, and a token needs one `exp` per vocabulary entry: 50,000 to 250,000.
 
 /// Upper part of ln 2: 15 bits, so that `k * LN2_HIGH` is exact for every k in range.
 const LN2_HIGH: f32 = f32::from_bits(0x3f31_7200);
 /// `ln 2 - LN2_HIGH`, rounded.
 const LN2_LOW: f32 = f32::from_bits(0x35bf_be8e);
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, whose low bits then stand in the mantissa.
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, whose low bits are then in the mantissa.
 const ROUND: f32 = 12_582_912.0;
 /// Below this, results would be subnormal; they count as 0. A token e^87 times less likely than the best is never drawn.
 const UNDERFLOW: f32 = -87.0;

@@ -1,11 +1,11 @@
-//! What the penalties know of the past: counts of tokens, rebuilt from the tokens of a sequence at any time.
+//! Token counts for the penalties; they can be rebuilt from a sequence's tokens at any time.
 
 use super::Adjusted;
 use baton_types::{SamplingParams, TokenId};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// Counts per token of one sequence. A step costs O(distinct tokens), not O(context), and nothing where no penalty is set.
+/// Counts per token of one sequence. A step costs O(distinct tokens), not O(context), and nothing if no penalty is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     seen: HashMap<TokenId, u32>,
@@ -34,7 +34,7 @@ impl History {
         self.seen.get(&token).copied().unwrap_or(0)
     }
 
-    /// Whether `token` stands in prompt or output.
+    /// Whether `token` occurs in prompt or output.
     pub fn contains(&self, token: TokenId) -> bool {
         self.seen.contains_key(&token)
     }
@@ -48,7 +48,7 @@ impl History {
             return Cow::Borrowed(logits);
         }
         let mut adjusted = logits.to_vec();
-        // Each token is adjusted alone, so the map's order decides nothing.
+        // Each token is adjusted independently, so the map's order does not matter.
         for (&token, &count) in &self.seen {
             let Some(logit) = adjusted.get_mut(token as usize) else { continue };
             *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };

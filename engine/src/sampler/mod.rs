@@ -1,11 +1,11 @@
-//! From logits to the next token. Pure: the same logits, parameters, history and position give the same token on every host.
+//! Samples the next token from logits. Pure: the same logits, parameters, history and position give the same token on every host.
 //!
-//! Order of the steps, each documented where it stands: repetition penalty over prompt and output, frequency and presence
-//! penalties over the output (`history`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based
-//! (`random`), so replay, preemption and migration need no sampler state beyond the tokens themselves.
-//! Log-probabilities (`logprobs`) describe the model: whole vocabulary, before penalties and temperature.
+//! Order of the steps, each documented in its module: repetition penalty over prompt and output, frequency and presence penalties over the
+//! output (`history`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
+//! and migration need no sampler state besides the tokens. Log-probabilities (`logprobs`) describe the model: whole vocabulary, before
+//! penalties and temperature.
 //!
-//! It must never know where logits come from, and never carry state of its own.
+//! The sampler does not know where logits come from, and keeps no state of its own.
 
 mod distribution;
 mod exp;
@@ -26,28 +26,28 @@ use std::borrow::Cow;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub token: TokenId,
-    /// Where [`SamplingParams::logprobs`] asks for them.
+    /// Present where [`SamplingParams::logprobs`] requests them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Logits nobody should sample from.
+/// Logits that cannot be sampled from.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
-    /// The model is broken, or its numbers overflowed. The sequence must fail: any token would be garbage.
+    /// The model is broken, or its numbers overflowed. The sequence must fail: any token would be meaningless.
     #[error("the logit of token {token} is {value}: the model or its KV is damaged")]
     NotFinite {
-        /// First such token.
+        /// The first token with such a logit.
         token: TokenId,
         value: f32,
     },
-    /// An empty vocabulary.
+    /// The vocabulary is empty.
     #[error("no logits to sample from")]
     Empty,
 }
 
-/// Samples the token at `position` (= number of tokens before it) of sample `sample_index` of a request.
-/// `logits`: `[vocab]`, as the model gave them. `history`: the tokens before, needed by the penalties.
+/// Samples the token at `position` (= number of tokens before it) of sample `sample_index` of a request. `logits`: `[vocab]`, as the model
+/// returned them. `history`: the previous tokens, for the penalties.
 pub fn sample(
     params: &SamplingParams,
     logits: &[f32],

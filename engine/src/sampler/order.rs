@@ -1,4 +1,4 @@
-//! The one order of tokens: higher logit first, equal logits by lower id.
+//! The order of tokens: higher logit first, equal logits by lower id.
 
 use baton_types::TokenId;
 
@@ -13,8 +13,7 @@ pub(super) fn most_likely(logits: &[f32]) -> TokenId {
     best as TokenId
 }
 
-/// Tokens in descending order, sorted only as far as they are asked for: a nucleus of ten tokens does not sort a
-/// vocabulary of a hundred thousand.
+/// Tokens in descending order, sorted only as far as needed: a top-p of ten tokens does not sort a vocabulary of a hundred thousand.
 pub(super) struct Descending {
     /// Keys; the first `sorted` are the largest, in descending order.
     keys: Vec<u64>,
@@ -38,13 +37,13 @@ impl Descending {
         self.keys.get(rank).map(|&key| !(key as u32))
     }
 
-    /// The `n` most likely tokens, best first.
+    /// The `n` most likely tokens, most likely first.
     pub(super) fn top(mut self, n: usize) -> Vec<TokenId> {
         self.sort_to(n);
         self.keys.iter().take(n).map(|&key| !(key as u32)).collect()
     }
 
-    /// Sorts at least the first `n`. Grows at least fourfold, so that walking down the whole order stays O(n log n).
+    /// Sorts at least the first `n`. Grows at least fourfold, so that reading the whole order stays O(n log n).
     fn sort_to(&mut self, n: usize) {
         let end = n.max(4 * self.sorted).max(32).min(self.keys.len());
         if end <= self.sorted {

@@ -1,6 +1,6 @@
-//! Counter-based random numbers: a pure function of (seed, sample, position), so that nothing has to be carried or replayed.
+//! Counter-based random numbers: a pure function of (seed, sample, position), so that there is no state to carry or replay.
 
-/// Separates these hashes from every other use of BLAKE3; its version changes whenever the mapping does.
+/// Separates these hashes from every other use of BLAKE3; its version changes with the mapping.
 const CONTEXT: &[u8; 16] = b"baton.sample.v1\0";
 
 /// A number in `[0, 1)`, uniform over the multiples of 2^-53: the upper 53 bits of the first eight bytes (little endian) of

@@ -1,4 +1,4 @@
-//! One sequence as the scheduler sees it: lengths and blocks, no tokens.
+//! The scheduler's record of one sequence: lengths and blocks, no tokens.
 
 use crate::fair::Start;
 use crate::gate::SequencePhase;
@@ -7,8 +7,7 @@ use baton_types::Share;
 use std::cmp::Reverse;
 use std::time::Instant;
 
-/// Names a sequence and orders all of them: whoever is smaller is served first and preempted last, as far as no tenant has more than its
-/// share.
+/// Identifies a sequence and orders all of them: smaller keys are served first and preempted last, as long as no tenant exceeds its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceKey {
     priority: Reverse<i32>,
@@ -17,7 +16,7 @@ pub struct SequenceKey {
 }
 
 impl SequenceKey {
-    /// `arrival` counts up; a higher `priority` comes first, then whose turn is earlier.
+    /// `arrival` counts up. A higher `priority` comes first, then the earlier start.
     pub fn new(priority: i32, start: Start, arrival: u64) -> Self {
         Self { priority: Reverse(priority), start, arrival }
     }
@@ -27,13 +26,13 @@ impl SequenceKey {
         self.priority.0
     }
 
-    /// Its turn among those of its priority.
+    /// Its virtual start among the sequences of its priority.
     pub fn start(self) -> Start {
         self.start
     }
 }
 
-/// The order of sequences in one plan: in a priority, who is beyond the share of its tenant comes last.
+/// The order of sequences in one plan: within a priority, sequences beyond their tenant's share come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Standing {
     priority: Reverse<i32>,
@@ -51,33 +50,33 @@ impl Standing {
     }
 }
 
-/// A sequence that enters.
+/// A new sequence.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Tokens, of which the KV is to be computed before the next one is sampled.
+    /// Number of tokens whose KV must be computed before the next one is sampled.
     pub len: usize,
-    /// Tokens whose KV is in the blocks of `lease` already.
+    /// Number of tokens whose KV is in the blocks of `lease` already.
     pub computed: usize,
-    /// Blocks that it brings along.
+    /// Blocks that it already holds.
     pub lease: Option<Lease>,
-    /// Not to be preempted once it left the queue.
+    /// It must not be preempted once it left the queue.
     pub pinned: bool,
     /// After this instant it ends.
     pub deadline: Instant,
-    /// Whose it is.
+    /// The tenant's share.
     pub share: Share,
-    /// Under which hashes its blocks are shared, if they are.
+    /// The hashes under which its blocks are cached, if they are.
     pub prefix: Option<Prefix>,
 }
 
-/// Hashes of a sequence's prefixes, and how long what is stored under them is kept.
+/// Hashes of a sequence's prefixes, and how long blocks stored under them are kept.
 #[derive(Clone, Debug)]
 pub struct Prefix {
-    /// One every 16 tokens, of all its tokens so far.
+    /// One per 16 tokens, of all its tokens so far.
     pub hashes: Vec<PrefixHash>,
-    /// Of all tokens that were to be computed when it came; of an adopted sequence, those that were computed.
+    /// Hash of all tokens that were to be computed when the sequence came; for an adopted sequence, of those that were computed.
     pub whole: PrefixHash,
-    /// As it is stored.
+    /// How long to keep stored blocks.
     pub keep: Keep,
 }
 
@@ -90,34 +89,34 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) len: usize,
-    /// Tokens that the hash of the whole covers.
+    /// Number of tokens that the hash of the whole covers.
     given: usize,
     pub(super) computed: usize,
-    /// Where prefill ends: what comes after was generated since the last (re)start.
+    /// Where prefill ends: later tokens were generated since the last (re)start.
     prefill_end: usize,
     pub(super) lease: Option<Lease>,
     pub(super) pinned: bool,
     pub(super) deadline: Instant,
     pub(super) share: Share,
-    /// Whether it is beyond the share of its tenant, as of the plan.
+    /// Whether it was beyond its tenant's share at the last plan.
     pub(super) is_beyond: bool,
     pub(super) stage: Stage,
-    /// Whether it ever left the queue.
+    /// Whether it has left the queue before.
     pub(super) started: bool,
     pub(super) paused_since: Option<Instant>,
     pub(super) prefix: Option<Prefix>,
-    /// Tokens that it found cached when it was admitted last.
+    /// Tokens that were cached when it was last admitted.
     pub(super) cached: usize,
-    /// Most tokens that were computed of it, before it lost its blocks.
+    /// Most tokens that were computed for it before it lost its blocks.
     computed_before: usize,
-    /// Waits until then for another sequence to compute what both begin with.
+    /// Until this instant it waits for another sequence to compute their common prefix.
     pub(super) shares_until: Option<Instant>,
 }
 
 impl Entry {
     pub(super) fn new(arrival: Arrival) -> Self {
         let Arrival { len, computed, lease, pinned, deadline, share, prefix } = arrival;
-        // An adopted sequence has its past in its blocks and goes on with the one token behind it.
+        // An adopted sequence has the KV of its past in its blocks and continues with the one token after it.
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
             len,
@@ -139,12 +138,12 @@ impl Entry {
         }
     }
 
-    /// Tokens to compute before the next one is sampled.
+    /// Number of tokens to compute before the next one is sampled.
     pub(super) fn pending(&self) -> usize {
         self.len - self.computed
     }
 
-    /// Hash of all its tokens, as long as they are those that it came with to be computed; `None` where it shares nothing.
+    /// Hash of all its tokens, while they are still the submitted ones; `None` if it does not use the prefix cache.
     pub(super) fn prompt(&self) -> Option<PrefixHash> {
         self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
     }
@@ -155,7 +154,7 @@ impl Entry {
         self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
     }
 
-    /// Past its prefill: one row is all it needs.
+    /// Prefill is complete: each step needs one row.
     pub(super) fn is_decode(&self) -> bool {
         self.computed >= self.prefill_end
     }
@@ -170,7 +169,7 @@ impl Entry {
         if self.stage == Stage::Waiting { SequencePhase::Queue } else { self.running_phase() }
     }
 
-    /// Whether its blocks may be taken.
+    /// Whether it may be preempted.
     pub(super) fn is_preemptable(&self) -> bool {
         self.lease.is_some() && !(self.pinned && self.started)
     }
@@ -180,12 +179,12 @@ impl Entry {
         (self.lease, self.computed, self.cached, self.shares_until) = (Some(lease), cached, cached, None);
     }
 
-    /// Tokens computed by a step of so many rows that were computed before.
+    /// Number of rows of a step that had been computed before.
     pub(super) fn recomputed(&self, rows: usize) -> usize {
         (self.computed + rows).min(self.computed_before).saturating_sub(self.computed)
     }
 
-    /// Back to the queue without blocks.
+    /// Returns to the queue without blocks.
     pub(super) fn preempt(&mut self) {
         self.computed_before = self.computed_before.max(self.computed);
         self.lease = None;
@@ -198,7 +197,7 @@ impl Entry {
 /// Sums over sequences, for [`crate::Load`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: usize,
     /// Prefill tokens still to compute, waiting and running.
     pub waiting_tokens: usize,
@@ -206,9 +205,9 @@ pub struct Totals {
     pub running: usize,
     /// Sum of their lengths.
     pub running_tokens: usize,
-    /// Blocks that sequences hold of a group, one that several share as often.
+    /// Blocks of a group that sequences hold; a shared block counts once per holder.
     pub blocks: usize,
-    /// Tokens in those: computed ones, and those of prompts that are being computed.
+    /// Tokens in those: computed ones, and those of prompts in progress.
     pub held_tokens: usize,
 }
 

@@ -1,13 +1,13 @@
-//! Sequences with the very same prompt, samples of a request for instance: its KV is computed once, and each goes on in blocks of its
-//! own from where they part.
+//! Sequences with an identical prompt, such as samples of one request: its KV is computed once, and each sequence continues in its own
+//! blocks from where their tokens differ.
 
 use super::entry::Entry;
 use super::{Scheduler, SequenceKey};
 use baton_kv_cache::ForkCopy;
 
 impl Scheduler {
-    /// Forks the blocks of a sequence that has computed its prompt for all that wait with the same one. The copies that they need are to
-    /// be made before anything else happens to blocks.
+    /// Forks the blocks of a sequence that has computed its prompt, for all waiting sequences with the same prompt. The returned copies
+    /// must be made before anything else happens to the blocks.
     pub fn fork_for_waiting(&mut self, computed: SequenceKey) -> Vec<ForkCopy> {
         let Some(prompt) = self.entries.get(&computed).and_then(Entry::computed_prompt) else { return Vec::new() };
         let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(prompt);
@@ -15,16 +15,16 @@ impl Scheduler {
         waiting.into_iter().filter_map(|waiting| self.fork(computed, waiting)).collect()
     }
 
-    /// The same for one that has just come, if another holds the KV of its prompt.
+    /// The same for a new sequence, if another holds the KV of its prompt.
     pub fn fork_for_new(&mut self, new: SequenceKey) -> Option<ForkCopy> {
         let prompt = self.entries.get(&new).filter(|entry| entry.lease.is_none())?.prompt()?;
         let (computed, _) = self.entries.iter().find(|(_, entry)| entry.computed_prompt() == Some(prompt))?;
         self.fork(*computed, new)
     }
 
-    /// Gives `waiting` a fork of the blocks of `computed`; the copy that it needs, if any. It stays without blocks where somebody before it
-    /// waits for some, where more hold blocks than run at once, and where there is no room for one of its own above the watermark and
-    /// what a reservation before it waits for.
+    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in three cases: a
+    /// sequence before it waits for blocks, more sequences hold blocks than may run at once, or there is no room for its own block above
+    /// the watermark and the reservation before it.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
         let place = self.place(waiting);
         let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);
@@ -34,7 +34,7 @@ impl Scheduler {
             return None;
         }
         let block_tokens = self.config.block_tokens;
-        // All but the last token, of which it needs the logits.
+        // All but the last token, whose logits it needs.
         let tokens = len - 1;
         let fresh = len.div_ceil(block_tokens) - tokens / block_tokens;
         let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);

@@ -1,4 +1,4 @@
-//! Blocks and places for those who come first, if need be from those who come last.
+//! Assigns blocks and batch places to sequences in order, by preemption of later ones if necessary.
 
 use super::entry::{Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
@@ -6,8 +6,8 @@ use baton_kv_cache::Lease;
 use std::time::Instant;
 
 impl Scheduler {
-    /// Makes sure that the blocks of `key` hold `positions` tokens, preempting whoever comes after it. `false` if blocks lack
-    /// all the same: they are held outside, or pinned, and will come back.
+    /// Ensures that the blocks of `key` hold `positions` tokens, by preempting later sequences. `false` if there are still too few blocks:
+    /// they are held outside the scheduler or pinned, and will be released.
     pub(super) fn ensure(&mut self, key: SequenceKey, positions: usize, preempted: &mut Vec<SequenceKey>) -> bool {
         let needed = positions.div_ceil(self.config.block_tokens);
         loop {
@@ -23,12 +23,12 @@ impl Scheduler {
         }
     }
 
-    /// Blocks for all `len` tokens of a waiting sequence: above the watermark, else from whoever comes after it. One that comes after
-    /// a reservation takes only what that leaves.
+    /// Gets blocks for all `len` tokens of a waiting sequence: above the watermark, or from later sequences. A sequence after a reservation
+    /// leaves the blocks that the reservation needs.
     pub(super) fn admit(&mut self, key: SequenceKey, now: Instant, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
         let needed = self.entries[&key].len.div_ceil(self.config.block_tokens);
         if let Some(awaited) = self.awaited_before(key) {
-            // No waiver for an empty pool: it is empty for the reservation, which takes it in a moment.
+            // The watermark is not waived for an empty pool: the reservation will use the pool next.
             let kept = awaited.blocks + self.config.watermark_blocks;
             let leaves_enough = self.pool.free_min() >= needed + kept;
             return if leaves_enough { self.reserve(key, kept, now) } else { None };
@@ -36,7 +36,7 @@ impl Scheduler {
         if let Some(lease) = self.reserve(key, self.config.watermark_blocks, now) {
             return Some(lease);
         }
-        // The watermark is for those in front, and they can take from those behind.
+        // The watermark protects earlier sequences, which can preempt later ones.
         while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, needed) {
             if let Some(lease) = self.reserve(key, 0, now) {
                 return Some(lease);
@@ -46,26 +46,27 @@ impl Scheduler {
         if preempted.is_empty() && !self.waives_pins(key) { None } else { self.reserve(key, 0, now) }
     }
 
-    /// Ends pins for the first of all sequences: nobody else would make room for it before they end, and everybody waits behind it.
+    /// Ends pins for the first sequence: nothing else would free blocks before the pins end, and every other sequence waits for it.
     fn waives_pins(&self, key: SequenceKey) -> bool {
         let place = self.place(key);
         let is_first = self.entries.keys().all(|other| self.place(*other) >= place);
         is_first && self.pool.waive_pins()
     }
 
-    /// Whether it is blocks in quarantine that keep `len` tokens out, even from a pool that nobody else uses.
+    /// Whether quarantined blocks alone leave no room for `len` tokens, even if no other sequence used the pool.
     pub(super) fn quarantine_keeps_out(&self, len: usize) -> bool {
         let quarantined = self.pool.counts().quarantined.div_ceil(self.pool.groups());
         let needed = len.div_ceil(self.config.block_tokens);
         quarantined > 0 && needed + quarantined > self.pool.blocks_per_group() as usize
     }
 
-    /// The reservation whose turn comes before that of `key`.
+    /// The reservation, if its turn is before that of `key`.
     pub(super) fn awaited_before(&self, key: SequenceKey) -> Option<Awaited> {
         self.awaited.filter(|awaited| self.awaited_place(awaited) < self.place(key))
     }
 
-    /// Whether `needed` blocks would be free if everyone after `key` gave theirs. Nobody is preempted for nothing.
+    /// Whether `needed` blocks would be free if every sequence after `key` were preempted. Checked first, so that no sequence is preempted
+    /// in vain.
     pub(super) fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
         let held =
             self.after(self.place(key)).filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
@@ -81,7 +82,7 @@ impl Scheduler {
         self.last_preemptable_after(key).is_some_and(|victim| self.preempt(victim, preempted))
     }
 
-    /// Takes the blocks of `victim`, unless they are pinned.
+    /// Preempts `victim`, unless it is pinned.
     pub(super) fn preempt(&mut self, victim: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
         let Some(entry) = self.entries.get_mut(&victim).filter(|entry| entry.is_preemptable()) else { return false };
         entry.preempt();
@@ -89,7 +90,7 @@ impl Scheduler {
         true
     }
 
-    /// Frees the place of the last running sequence after `key`. It keeps its blocks and goes on where it was.
+    /// Frees the batch place of the last running sequence after `key`. That sequence keeps its blocks and resumes where it was.
     pub(super) fn park_last_after(&mut self, key: SequenceKey) -> bool {
         let Some(parked) = self.last_parkable_after(key).and_then(|key| self.entries.get_mut(&key)) else {
             return false;
@@ -98,7 +99,7 @@ impl Scheduler {
         true
     }
 
-    /// The last running sequence after `key` that may lose its place.
+    /// The last running sequence after `key` that may lose its batch place.
     pub(super) fn last_parkable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
         let after = self.after(self.place(key)).filter(|(_, e)| e.stage == Stage::Running && e.is_preemptable());
         after.map(|(place, _)| place).max().map(Standing::key)

@@ -1,22 +1,22 @@
-//! Which sequence runs, how far, and on which blocks. Pure: `now` and conditions in, decisions out; it never sleeps.
+//! Decides which sequence runs, how many rows, and on which blocks. Pure: `now` and conditions in, decisions out; it never sleeps.
 //!
-//! Rules, in the order of sequences (higher priority first; then who is within the share of its tenant; then by [`SequenceKey`], which is
-//! earlier turn, then earlier arrival). With one tenant this is the order of arrivals.
-//! - Every running sequence that needs one row gets it in each step. Prefill shares what is left of `chunk_tokens_max`.
-//! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark; nobody overtakes one that
-//!   waits for blocks.
-//! - A reservation for a peer that waits for blocks has its turn among the sequences: who comes after it leaves it that many.
+//! Rules, in the order of sequences: higher priority first, then sequences within their tenant's share, then by [`SequenceKey`] (earlier
+//! start, then earlier arrival). With one tenant this is the order of arrivals.
+//! - Every running sequence that needs one row gets it in each step. Prefill gets the rest of `chunk_tokens_max`.
+//! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark. No sequence overtakes one that waits for
+//!   blocks.
+//! - A reservation for a peer that waits for blocks has a place in this order: later sequences leave it the blocks that it needs.
 //! - Tenants of one priority that have prompts to compute share the rows of each chunk by weight.
-//! - A reservation within its tenant's share takes blocks from sequences that are beyond theirs.
-//! - Who lacks a block takes it from the sequence that comes last: that one is preempted, waits, and is recomputed. Nobody takes
-//!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
-//! - Where the batch is full, a sequence that comes before others takes the place of the last one, which keeps its blocks and waits.
-//! - A prefill under observation is pinned: its blocks are being read. It holds all it needs from the start and ends by itself.
-//! - What a sequence finds cached of its prefix it does not compute. Where one that runs is computing what comes next of it, it waits
-//!   for that, at most as long as computing it once more might take; nobody waits for it meanwhile.
-//! - One that waits with the very prompt whose KV another holds goes on with that one's blocks and a copy of the one that both would
-//!   write, unless somebody before it waits for blocks.
-//! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
+//! - A reservation within its tenant's share takes blocks from sequences beyond theirs.
+//! - A sequence that lacks a block takes it from the last sequence: that one is preempted, waits, and is recomputed. A sequence never takes
+//!   from an earlier one, so the first always progresses and two can never starve each other.
+//! - When the batch is full, an earlier sequence takes the place of the last one, which keeps its blocks and waits.
+//! - An observed prefill is pinned, because its blocks are being read. It holds all the blocks it needs from the start and ends by itself.
+//! - Cached tokens of a prefix are not computed. If a running sequence is computing the next part of the prefix, the other waits for it, at
+//!   most about as long as recomputing might take; no sequence is held up by that wait.
+//! - A waiting sequence whose identical prompt another has computed shares its full blocks and copies the partial last one, unless an
+//!   earlier sequence waits for blocks.
+//! - A sequence that is held or whose sink is full keeps its resources and does not block others.
 
 mod entry;
 mod forks;
@@ -38,7 +38,7 @@ use entry::Entry;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The bounds that decisions depend on.
+/// The bounds of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
     /// Tokens of a block.
@@ -51,22 +51,22 @@ pub struct SchedulerConfig {
     pub watermark_blocks: usize,
     /// See [`crate::EngineConfig::stall`].
     pub stall: Duration,
-    /// How soon to look again at sequences that are held or paused: neither gate nor sink tells when it opens.
+    /// How soon to check held or paused sequences again: neither gate nor sink reports when it opens.
     pub recheck: Duration,
 }
 
-/// Blocks that somebody outside waits for, with their turn among the sequences.
+/// Blocks that a peer's reservation waits for, with its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Sequences that come after it are admitted only where the blocks stay free.
+    /// Sequences after it are admitted only if these blocks stay free.
     pub turn: SequenceKey,
-    /// Whose it is.
+    /// The tenant's share.
     pub share: Share,
     /// Blocks of each group.
     pub blocks: usize,
 }
 
-/// What the scheduler is told of the world at one instant.
+/// Conditions outside the scheduler at one instant.
 pub trait Conditions {
     /// Whether the sequence's sink has room.
     fn has_room(&self, key: SequenceKey) -> bool;
@@ -83,9 +83,9 @@ pub struct Scheduler {
     awaited: Option<Awaited>,
     /// As of the last plan.
     awaited_is_beyond: bool,
-    /// Tenants that have anything here, as of the last plan.
+    /// Tenants with sequences or a reservation here, as of the last plan.
     tenants: usize,
-    /// Of rows of prefill.
+    /// Fair order of prefill rows.
     rows: FairOrder,
     prefill_tokens_per_s: f64,
     recomputed: u64,
@@ -113,12 +113,12 @@ impl Scheduler {
         debug_assert!(before.is_none(), "{key:?} is added once");
     }
 
-    /// Keeps blocks for a reservation that waits, from the next plan on; `None` keeps nothing.
+    /// Reserves blocks for a waiting reservation, from the next plan on; `None` ends that.
     pub fn keep_for(&mut self, awaited: Option<Awaited>) {
         self.awaited = awaited;
     }
 
-    /// Takes a sequence out, wherever it is, with the blocks it holds.
+    /// Removes a sequence, whatever its stage, and returns the blocks it holds.
     pub fn remove(&mut self, key: SequenceKey) -> Option<Lease> {
         self.entries.remove(&key)?.lease
     }
@@ -133,8 +133,8 @@ impl Scheduler {
         self.entries.get(&key).map_or(0, |entry| entry.computed)
     }
 
-    /// Records a step: KV of `rows` more tokens is in the pool, and where the step `appended` a token, that one is to compute next.
-    /// Blocks that are whole now are shared.
+    /// Records a step: KV of `rows` more tokens is in the pool. If the step `appended` a token, that one is to be computed next. Blocks
+    /// that are full now are cached.
     pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&key) {
             self.recomputed += entry.recomputed(rows) as u64;
@@ -144,12 +144,12 @@ impl Scheduler {
         }
     }
 
-    /// Tokens computed once more, of sequences that had lost their blocks.
+    /// Tokens recomputed for sequences that had lost their blocks.
     pub fn recomputed(&self) -> u64 {
         self.recomputed
     }
 
-    /// Whether there is no sequence at all.
+    /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The decisions for one step, made in one pass from the first sequence to the last.
+//! The decisions for one step, made in one pass over the sequences in order.
 
 use super::entry::{Stage, Standing};
 use super::shares::PrefillRows;
@@ -13,11 +13,11 @@ pub struct Segment {
     pub key: SequenceKey,
     /// First position to compute.
     pub position: usize,
-    /// Rows from there on.
+    /// Number of rows from there on.
     pub rows: usize,
-    /// Whether the last row's logits give the next token.
+    /// Whether the last row's logits determine the next token.
     pub samples: bool,
-    /// Whether this is one row of decode; otherwise prefill.
+    /// Whether this is one decode row; otherwise prefill.
     pub decode: bool,
 }
 
@@ -30,7 +30,7 @@ pub enum End {
     Stalled,
 }
 
-/// What to do now.
+/// The decisions of one plan.
 #[derive(Debug, Default)]
 pub struct Decisions {
     /// Sequences that ended, with the blocks they held.
@@ -41,9 +41,9 @@ pub struct Decisions {
     pub started: Vec<SequenceKey>,
     /// The next step; empty if nothing can run.
     pub batch: Vec<Segment>,
-    /// Whether a sequence lacks blocks: nothing should be leased to others meanwhile.
+    /// Whether a sequence lacks blocks: meanwhile no blocks should be leased to peers.
     pub starved: bool,
-    /// When to plan again even if nothing happens.
+    /// When to plan again even without events.
     pub wake_at: Option<Instant>,
 }
 
@@ -53,16 +53,16 @@ struct Pass<'a> {
     ready: &'a [SequenceKey],
     prefill: PrefillRows,
     running: usize,
-    /// The last sequence that ran when the pass began and may lose its place: nobody after it can take one.
+    /// The last sequence that was running when the pass began and may lose its place: sequences after it cannot take one.
     last_parkable: Option<Standing>,
-    /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
+    /// No further sequence is admitted in this pass: an earlier one lacks blocks or rows.
     closed: bool,
-    /// Somebody is held or paused.
+    /// A sequence is held or paused.
     held: bool,
 }
 
 impl Scheduler {
-    /// Decides the next step. Every decision is in force when this returns.
+    /// Decides the next step. Every decision has taken effect when this returns.
     pub fn plan(&mut self, now: Instant, conditions: &dyn Conditions) -> Decisions {
         let mut decisions = Decisions::default();
         self.end_overdue(now, conditions, &mut decisions);
@@ -110,8 +110,8 @@ impl Scheduler {
     fn open_pass<'a>(&mut self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
         let single_rows =
             ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
-        // At least one row: a full batch slows prefill down and never stops it. Rows stay within
-        // `EngineConfig::step_rows_max`, since a sequence in prefill takes one of the `running_max` places.
+        // At least one row: a full batch slows prefill down but never stops it. Rows stay within `EngineConfig::step_rows_max`, because a
+        // sequence in prefill takes one of the `running_max` places.
         let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).max(1);
         let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
         let parkable = running.filter(|(_, e)| e.is_preemptable());
@@ -128,7 +128,7 @@ impl Scheduler {
     }
 
     fn visit(&mut self, key: SequenceKey, conditions: &dyn Conditions, pass: &mut Pass<'_>, decisions: &mut Decisions) {
-        // An earlier visit may have preempted it since; then it waits.
+        // An earlier iteration may have preempted it; then it waits.
         if self.entries[&key].stage == Stage::Waiting && !self.try_start(key, pass, decisions) {
             return;
         }
@@ -145,7 +145,7 @@ impl Scheduler {
         let before = decisions.preempted.len();
         if !self.ensure(key, position + rows, &mut decisions.preempted) {
             if self.quarantine_keeps_out(position + rows) && self.preempt(key, &mut decisions.preempted) {
-                // It waits for the end of that as one that never started does, and what it had is for others.
+                // It returns to the queue until the quarantine ends, and its blocks are free for others.
                 pass.running = self.totals().running;
                 return;
             }
@@ -179,9 +179,9 @@ impl Scheduler {
             let lease = self.admit(key, pass.now, &mut decisions.preempted);
             self.count_preemptions(before, pass, decisions);
             let Some(lease) = lease else {
-                // When a quarantine ends nobody knows: one that it keeps out holds nobody else back.
+                // The end of a quarantine is unknown, so a sequence that waits for it does not hold up others.
                 if !self.quarantine_keeps_out(len) {
-                    // One that makes way for a reservation does not keep that from the blocks.
+                    // A sequence that makes way for a reservation does not count as starved, or the reservation would get no blocks.
                     decisions.starved |= self.awaited_before(key).is_none();
                     pass.closed = true;
                 }
@@ -205,8 +205,8 @@ impl Scheduler {
         true
     }
 
-    /// Gives rows that a tenant was to have, and could not use for want of blocks or a place, to those that prefill anyway. They have blocks
-    /// for all of their prompts, so nobody loses any. Were these rows lost, two could wait for each other.
+    /// Gives rows that a tenant could not use, for lack of blocks or a place, to sequences that are already in prefill. Those have blocks
+    /// for their whole prompts, so no sequence loses any. If these rows were lost, two sequences could wait for each other.
     fn use_up(&self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
         let mut left = pass.prefill.unused();
         let running = pass.ready.iter().map(|key| (*key, &self.entries[key]));
@@ -227,7 +227,7 @@ impl Scheduler {
         }
     }
 
-    /// Whoever was preempted in this pass is not admitted again in it: what is left over would not last.
+    /// A sequence that was preempted in this pass is not admitted again in it: the freed blocks would not last.
     fn count_preemptions(&self, before: usize, pass: &mut Pass<'_>, decisions: &Decisions) {
         if decisions.preempted.len() > before {
             pass.closed = true;

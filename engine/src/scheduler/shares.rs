@@ -1,9 +1,9 @@
-//! What tenants of one priority are due beside each other: of places and blocks, and of the rows of a chunk.
+//! Shares of tenants with one priority: of places, of blocks, and of the rows of a chunk.
 //!
-//! A tenant is due its weight's part of places and blocks among the tenants that have anything here, and at least one sequence. In the
-//! order of its sequences, those that fit into that are within its share; the others are beyond it, come last, and have only what nobody
-//! else asks for. Who is within depends on which sequences there are, not on which run. So between two arrivals or ends nobody takes from
-//! one that takes it back.
+//! A tenant's share is its weight's part of places and blocks among the tenants with work here, and at least one sequence. In order, its
+//! sequences that fit into the share are within it. The others are beyond it, come last, and get only what no other sequence needs. Whether
+//! a sequence is within the share depends on which sequences exist, not on which run. So between two arrivals or ends, no two sequences
+//! take blocks from each other in turn.
 
 use super::entry::{Entry, Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
@@ -11,7 +11,7 @@ use crate::fair::Wish;
 use baton_types::{Share, TenantLabel};
 use std::collections::BTreeMap;
 
-/// What a tenant is due, and what its sequences so far ask for.
+/// A tenant's share, and the demand of its sequences so far.
 #[derive(Default)]
 struct Account {
     weight: usize,
@@ -19,7 +19,7 @@ struct Account {
     blocks: usize,
 }
 
-/// All accounts, and what they share.
+/// All accounts, and the totals that they divide.
 struct Accounts {
     tenants: BTreeMap<TenantLabel, Account>,
     weights: usize,
@@ -28,7 +28,7 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// Adds the next sequence of a tenant; whether it is beyond its share.
+    /// Adds the next sequence of a tenant; returns whether it is beyond the share.
     fn is_beyond(&mut self, share: Share, blocks: usize) -> bool {
         let Some(account) = self.tenants.get_mut(&share.tenant) else { return false };
         account.places += 1;
@@ -38,22 +38,23 @@ impl Accounts {
     }
 }
 
-/// Rows of prefill that a step has left.
+/// Prefill rows left in a step.
 #[derive(Debug)]
 pub(super) struct PrefillRows {
     all: usize,
-    /// Of each priority and tenant; `None` where the first gets all it can use.
+    /// Rows by priority and tenant; `None` where the first sequence gets all it can use.
     of_tenant: Option<BTreeMap<(i32, TenantLabel), usize>>,
 }
 
 impl PrefillRows {
-    /// What a sequence may use. One of a tenant that was given nothing because it lacks blocks may try: that is how others learn of it.
+    /// Rows that a sequence may use. A sequence whose tenant was assigned no rows because it lacks blocks may still try: the attempt marks
+    /// the blocks as needed.
     pub(super) fn of(&self, key: SequenceKey, share: Share) -> usize {
         let of_tenant = self.of_tenant.as_ref().and_then(|all| all.get(&(key.priority(), share.tenant)));
         of_tenant.map_or(self.all, |rows| self.all.min(*rows))
     }
 
-    /// A sequence uses so many.
+    /// A sequence uses this many rows.
     pub(super) fn take(&mut self, key: SequenceKey, share: Share, rows: usize) {
         self.all -= rows;
         let of_tenant = self.of_tenant.as_mut().and_then(|all| all.get_mut(&(key.priority(), share.tenant)));
@@ -62,14 +63,14 @@ impl PrefillRows {
         }
     }
 
-    /// What is left although somebody was to have it.
+    /// Assigned rows that were not used.
     pub(super) fn unused(&self) -> usize {
         if self.of_tenant.is_some() { self.all } else { 0 }
     }
 }
 
 impl Scheduler {
-    /// Notes who is beyond the share of its tenant, and so the order of all.
+    /// Determines which sequences are beyond their tenant's share, and so the order of all.
     pub(super) fn note_shares(&mut self) {
         let mut tenants: BTreeMap<TenantLabel, Account> = BTreeMap::new();
         for share in self.entries.values().map(|entry| entry.share).chain(self.awaited.map(|awaited| awaited.share)) {
@@ -92,7 +93,7 @@ impl Scheduler {
             let comes = awaited.take_if(|awaited| before.is_none_or(|key| awaited.turn < key));
             comes.map(|Awaited { share, blocks, .. }| accounts.is_beyond(share, blocks))
         };
-        // Whoever is alone has all, in its own order.
+        // A tenant that is alone gets everything, in the order of its sequences.
         let is_shared = self.tenants > 1;
         for (key, entry) in &mut self.entries {
             if let Some(is_beyond) = reserve(&mut accounts, Some(*key)) {
@@ -106,24 +107,24 @@ impl Scheduler {
         }
     }
 
-    /// Standing of a sequence in the order of all.
+    /// Position of a sequence in the order of all.
     pub(super) fn place(&self, key: SequenceKey) -> Standing {
         Standing::new(key, self.entries.get(&key).is_some_and(|entry| entry.is_beyond))
     }
 
-    /// Standing of the reservation that waits.
+    /// Position of the waiting reservation.
     pub(super) fn awaited_place(&self, awaited: &Awaited) -> Standing {
         Standing::new(awaited.turn, self.awaited_is_beyond)
     }
 
-    /// Those who come after a place, in no order.
+    /// Sequences after a position, in no order.
     pub(super) fn after(&self, place: Standing) -> impl Iterator<Item = (Standing, &Entry)> {
         let all = self.entries.iter().map(|(key, entry)| (Standing::new(*key, entry.is_beyond), entry));
         all.filter(move |(other, _)| *other > place)
     }
 
-    /// Blocks for a reservation within its tenant's share, from sequences that are beyond theirs. They come after it, or they keep what
-    /// they have.
+    /// Takes blocks for a reservation within its tenant's share from sequences beyond theirs. Those come after it, or they keep their
+    /// blocks.
     pub(super) fn reclaim_for_awaited(&mut self, preempted: &mut Vec<SequenceKey>) {
         let Some(awaited) = self.awaited.filter(|_| !self.awaited_is_beyond) else { return };
         let (place, needed) = (self.awaited_place(&awaited), awaited.blocks + self.config.watermark_blocks);
@@ -141,7 +142,7 @@ impl Scheduler {
         }
     }
 
-    /// Divides the rows of a step among tenants of one priority that have something to prefill, the higher priority first.
+    /// Divides the rows of a step among tenants of one priority that have prefill, higher priorities first.
     pub(super) fn divide_rows(&mut self, ready: &[SequenceKey], all: usize) -> PrefillRows {
         if self.tenants < 2 {
             return PrefillRows { all, of_tenant: None };
@@ -157,7 +158,8 @@ impl Scheduler {
         PrefillRows { all, of_tenant: Some(of_tenant) }
     }
 
-    /// What each tenant has to prefill now, at most `rows`. Of one whose first that waits finds no blocks, only what runs counts.
+    /// Rows that each tenant can prefill now, at most `rows`. If its first waiting sequence finds no blocks, only its running sequences
+    /// count.
     fn wishes(&self, level: &[SequenceKey], rows: usize) -> Vec<Wish> {
         let mut wishes: Vec<Wish> = Vec::new();
         let mut waits: BTreeMap<TenantLabel, bool> = BTreeMap::new();

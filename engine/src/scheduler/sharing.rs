@@ -1,4 +1,4 @@
-//! Prefixes that several sequences have in common: found in the cache, left there, or waited for while another one computes them.
+//! Prefixes that sequences share: found in the cache, stored there, or waited for while another sequence computes them.
 
 use super::entry::{Entry, Stage};
 use super::{Scheduler, SequenceKey};
@@ -6,9 +6,9 @@ use crate::api::Reuse;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
 use std::time::{Duration, Instant};
 
-/// A sequence waits at most this many times what the measured rate says that the common tokens take.
+/// A sequence waits at most this many times the time that the common tokens take at the measured rate.
 const PATIENCE: f64 = 2.0;
-/// And so long where nothing is measured yet.
+/// The limit while no rate is measured.
 const UNMEASURED: Duration = Duration::from_secs(2);
 
 impl Entry {
@@ -21,24 +21,24 @@ impl Entry {
         self.hashes().get((block + 1) * block_tokens / HASH_TOKENS - 1)
     }
 
-    /// Stores the blocks that became whole; those that it found cached are kept as long as it says from now on, too.
+    /// Caches the blocks that became full. Its retention time also applies to blocks that it found cached.
     pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
         let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
         if self.computed / block_tokens > lease.kept_blocks() {
             lease.store(&prefix.hashes, self.computed, prefix.keep, now);
-            // Whoever observes a prefill may still be reading what was exchanged.
+            // The observer of a prefill may still be reading blocks that would be exchanged.
             if !self.pinned {
                 lease.let_go_of_spares();
             }
         }
     }
 
-    /// Tokens that this one is computing, up to the end of its prefill, and that the other needs next; 0 where there are none.
+    /// Tokens that this sequence is computing, up to the end of its prefill, and that the other needs next; 0 if there are none.
     fn makes_for(&self, other: &Self, has: usize, block_tokens: usize) -> usize {
         if self.stage != Stage::Running || self.is_decode() {
             return 0;
         }
-        // All but the last token, of which it needs the logits. A step of their own is not worth so few.
+        // All but the last token, whose logits it needs. A rest of fewer than `HASH_TOKENS` is not worth waiting for.
         let rest = (other.len - 1).saturating_sub(has * block_tokens);
         if rest >= HASH_TOKENS && other.prompt().is_some_and(|prompt| self.prompt() == Some(prompt)) {
             return rest;
@@ -48,26 +48,26 @@ impl Entry {
         }
         let both =
             (has..).map_while(|block| Some(self.hash_of(block, block_tokens)? == other.hash_of(block, block_tokens)?));
-        // The block of its last token is the other's own.
+        // The block of its last token belongs to the other alone.
         let max = (other.len - 1) / block_tokens;
         both.take(max.saturating_sub(has)).take_while(|same| *same).count() * block_tokens
     }
 }
 
 impl Scheduler {
-    /// The hash of the next 16 tokens of a sequence: the last of them was generated just now.
+    /// The hash of the next 16 tokens of a sequence, the last of which was just generated.
     pub fn hashed(&mut self, key: SequenceKey, hash: PrefixHash) {
         if let Some(prefix) = self.entries.get_mut(&key).and_then(|entry| entry.prefix.as_mut()) {
             prefix.hashes.push(hash);
         }
     }
 
-    /// How fast prompts are computed, for how long it is worth to wait for another sequence.
+    /// Sets the measured prefill rate, which bounds how long to wait for another sequence.
     pub fn measured(&mut self, prefill_tokens_per_s: f64) {
         self.prefill_tokens_per_s = prefill_tokens_per_s;
     }
 
-    /// What a sequence took from the cache and left there of its first `given` tokens: those it came with.
+    /// How many of a sequence's first `given` tokens (those it came with) were read from the cache, and stored there.
     pub fn reuse(&self, key: SequenceKey, given: usize) -> Reuse {
         let Some(entry) = self.entries.get(&key) else { return Reuse::default() };
         let cached_tokens = entry.cached.min(given);
@@ -75,7 +75,7 @@ impl Scheduler {
         Reuse { cached_tokens, written_tokens: added.min(given - cached_tokens) }
     }
 
-    /// Blocks for a waiting sequence, with what is cached of it.
+    /// Blocks for a waiting sequence, including those cached for it.
     pub(super) fn reserve(&self, key: SequenceKey, keep_free: usize, now: Instant) -> Option<Lease> {
         let entry = &self.entries[&key];
         let blocks = entry.len.div_ceil(self.config.block_tokens);
@@ -83,7 +83,7 @@ impl Scheduler {
         self.pool.try_reserve(Reserve { hashes, reuse_tokens_max, blocks, keep_free, now })
     }
 
-    /// Whether a waiting sequence had better let one that runs go on with what both begin with.
+    /// Whether a waiting sequence should wait while a running one computes their common prefix.
     pub(super) fn awaits_prefix(&mut self, key: SequenceKey, ready: &[SequenceKey], now: Instant) -> bool {
         let entry = &self.entries[&key];
         if entry.prefix.is_none() || entry.shares_until.is_some_and(|until| until <= now) {
@@ -97,7 +97,7 @@ impl Scheduler {
             other.stage == Stage::Running && !other.is_decode() && other.hash_of(0, block_tokens) == first
         });
         let common = common.map(|other| {
-            // Asked for only where somebody computes a prompt that begins alike.
+            // Looked up only if another sequence is computing a prompt with a common prefix.
             let has = *has.get_or_insert_with(|| self.pool.cached_tokens(entry.hashes()) / block_tokens);
             other.makes_for(entry, has, block_tokens)
         });

@@ -1,4 +1,4 @@
-//! Why a model is refused.
+//! Errors of opening and reading a model.
 
 /// A model that cannot be served, with the tensor or key at fault.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
@@ -10,23 +10,23 @@ pub enum WeightsError {
         #[source]
         source: std::io::Error,
     },
-    /// The file is damaged, truncated or lies about its sizes.
+    /// The file is damaged or truncated, or its sizes are inconsistent.
     #[error("{path}: {message}")]
     Damaged {
         path: String,
-        /// What does not fit, naming the tensor or key.
+        /// What does not fit, with the tensor or key.
         message: String,
     },
-    /// Right file, but something in it is not implemented.
+    /// The file is valid, but something in it is not implemented.
     #[error("{path}: {what} is not supported: {hint}")]
     Unsupported {
         path: String,
         /// Key or tensor.
         what: String,
-        /// What would work.
+        /// What would work instead.
         hint: String,
     },
-    /// `--model` means nothing we know.
+    /// The value of `--model` is not understood.
     #[error("{0}")]
     Spec(String),
 }

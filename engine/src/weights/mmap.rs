@@ -7,7 +7,7 @@ use memmap2::Mmap;
 use std::fs::File;
 use std::path::Path;
 
-/// Refuses what is no regular file, before it is opened: opening a FIFO would wait for a writer.
+/// Refuses paths that are not regular files before they are opened: opening a FIFO would wait for a writer.
 pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
     let shown = path.display().to_string();
     match std::fs::metadata(path) {
@@ -50,7 +50,7 @@ impl MappedFile {
         &self.path
     }
 
-    /// BLAKE3 of the content, the same that `b3sum` prints; on several threads, since files reach hundreds of gigabytes.
+    /// BLAKE3 of the content, as `b3sum` prints; on several threads, because files can have hundreds of gigabytes.
     pub(crate) fn digest(&self) -> Digest {
         Digest(*blake3::Hasher::new().update_rayon(self.bytes()).finalize().as_bytes())
     }

@@ -1,7 +1,7 @@
-//! Where weights come from: GGUF files, Hugging Face folders, seeded random models. All yield f32 tensors by canonical name.
+//! Sources of weights: GGUF files, Hugging Face folders, seeded random models. All return f32 tensors by canonical name.
 //!
-//! A configuration key or tensor that changes the mathematics and is not implemented is refused by name:
-//! a plausible wrong answer is the worst outcome.
+//! A configuration key or tensor that changes the computation and is not implemented is refused by name: a plausible wrong answer is the
+//! worst outcome.
 
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TextBundle, TokenId};
 
@@ -41,11 +41,11 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched beyond the trained context.
+/// How rotary frequencies are scaled beyond the trained context.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// All frequencies divided by `factor`.
     Linear { factor: f32 },
@@ -100,18 +100,18 @@ pub enum LayerTensor {
     Down,
 }
 
-/// What a model brings for text, before it is normalized into a bundle.
+/// A model's tokenizer data, before it is normalized into a bundle.
 #[derive(Clone, Debug)]
 pub enum TextSource {
     /// Metadata of a GGUF file.
     Gguf(Box<GgufTokenizer>),
     /// Files of a Hugging Face folder.
     Bundle(Box<TextBundle>),
-    /// A random model: its tokens have no text; only token-id prompts.
+    /// A random model: its tokens have no text, so it serves only token-id prompts.
     None,
 }
 
-/// An opened, checked model: everything but the tensor data is in memory and known to fit together.
+/// An opened, checked model: everything but the tensor data is in memory and known to be consistent.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait ModelSource: Send + Sync {
     fn shape(&self) -> &ModelShape;
@@ -125,7 +125,7 @@ pub trait ModelSource: Send + Sync {
     fn sampling_defaults(&self) -> SamplingDefaults;
     /// Tokenizer and template.
     fn text(&self) -> TextSource;
-    /// A short name for humans and `/v1/models`, e.g. the folder's or file's.
+    /// A short name for users and `/v1/models`, e.g. the folder's or file's.
     fn name(&self) -> &str;
 }
 

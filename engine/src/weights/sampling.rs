@@ -1,8 +1,8 @@
-//! Ranges of the sampling defaults that models bring: those of requests.
+//! Ranges of a model's sampling defaults: the same as for requests.
 
 use baton_types::{SamplingDefaults, SamplingParams};
 
-/// Checks what a model states; the message names the parameter.
+/// Checks a model's defaults; the message names the parameter.
 pub(super) fn check_sampling(defaults: SamplingDefaults) -> Result<(), String> {
     let neutral = SamplingParams::default();
     let params = SamplingParams {

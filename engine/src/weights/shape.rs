@@ -1,4 +1,4 @@
-//! What a shape implies: which tensors there are and how large each is. Every source checks itself against this.
+//! Which tensors a shape implies, and their sizes. Every source is checked against this.
 
 use super::{LayerTensor, ModelShape, RopeScaling, TensorName};
 use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
@@ -26,7 +26,7 @@ impl TensorName {
     }
 }
 
-/// Hugging Face's names, since those are the best known.
+/// Hugging Face's names, because they are the best known.
 impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, tensor) = match self {
@@ -50,14 +50,14 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// A layer's number as names spell it: digits without a sign or leading zeros, so that no two spellings name one tensor.
+/// A layer's number in a tensor name: digits without a sign or leading zeros, so that each tensor has exactly one name.
 pub(super) fn layer_index(text: &str) -> Option<usize> {
     let canonical = text == "0" || (!text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit()));
     if canonical { text.parse().ok() } else { None }
 }
 
 impl ModelShape {
-    /// Most of any one dimension. Larger numbers in a header are damage, and below it products of three fit a `u64`.
+    /// Largest dimension. Larger numbers in a header mean damage, and below this limit products of three fit a `u64`.
     pub const DIMENSION_MAX: usize = 1 << 21;
 
     /// `[rows, columns]` of a tensor; vectors are `[1, columns]`.
@@ -98,7 +98,7 @@ impl ModelShape {
         self.tensor_names().map(|name| self.tensor_dims(name).iter().map(|&d| d as u64).product::<u64>()).sum()
     }
 
-    /// What attention keeps: the whole past, in every layer.
+    /// Attention covers the whole past, in every layer.
     pub fn attention(&self) -> Attention {
         let kv = TokenKv::Heads { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 };
         Attention { layers: self.layers as u32, kv, window: None }
@@ -109,7 +109,7 @@ impl ModelShape {
         self.attention().layout(block_tokens, kv)
     }
 
-    /// Checks that the numbers form a model that can be computed; the message names the one that does not.
+    /// Checks that the numbers form a model that can be computed; the message names the invalid one.
     pub fn check(&self) -> Result<(), String> {
         let dimensions = [
             ("vocab", self.vocab),
@@ -122,7 +122,7 @@ impl ModelShape {
             ("context", self.context),
         ];
         for (name, value) in dimensions {
-            // A context is a limit and no tensor's size: some models state absurdly long ones.
+            // A context is only a limit, not a tensor's size: some models state absurdly long ones.
             let max = if name == "context" { u32::MAX as usize } else { Self::DIMENSION_MAX };
             if value == 0 || value > max {
                 return Err(format!("{name} is {value}; 1 to {max} is possible"));

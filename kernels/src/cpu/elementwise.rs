@@ -1,4 +1,4 @@
-//! Norm, rotation and activation, vectors along a row and rows over threads.
+//! Norm, rotation and activation: vectors along a row, rows divided among threads.
 
 use super::simd::{Kernel, LANES, Simd, silu};
 use super::{CpuKernels, Shared};
@@ -9,7 +9,7 @@ use crate::ops::RopeTable;
 /// Elements below which waking threads costs more than the work.
 const TASK_ELEMENTS: usize = 8 << 10;
 
-/// Runs `kernel` on pieces of `rows` rows, on several threads where there is enough to do.
+/// Runs `kernel` on pieces of `rows` rows, on several threads if there is enough work.
 fn pieces(kernels: &CpuKernels, rows: usize, cols: usize, run: &(dyn Fn(usize, usize) + Sync)) {
     let piece = TASK_ELEMENTS.div_ceil(cols.max(1)).max(1);
     kernels.threads.run(rows.div_ceil(piece), &|task| run(task * piece, ((task + 1) * piece).min(rows)));
@@ -110,7 +110,7 @@ impl Kernel for Rotate<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, _: S) {
-        // Scalar code: every element stands alone, so the compiler's own vectors round alike.
+        // Scalar code: every element is independent, so the compiler's vectorization rounds alike.
         let half = self.cos.len();
         let sin = &self.sin[..half];
         for head in self.row.chunks_exact_mut(self.head_dim) {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn vector_exp_has_the_bits_of_the_scalar() {
-        // Every 8191st bit pattern but the NaNs: both signs, subnormals, infinities.
+        // Every 8191st bit pattern except NaNs: both signs, subnormals, infinities.
         let all = (0..=u32::MAX).step_by(8191).map(f32::from_bits).filter(|x| !x.is_nan());
         let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 88.8, -87.4, -103.9, -104.5];
         let mut inputs: Vec<f32> = all.chain(special).collect();

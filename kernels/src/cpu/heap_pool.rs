@@ -8,9 +8,9 @@ use std::fmt;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// A pool in ordinary memory that no transport writes to, for benches, tests and tools.
+/// A pool in ordinary memory that no transport writes to, for benchmarks, tests and tools.
 ///
-/// Accesses are not ordered with one another: whoever shares a pool between threads orders reads behind writes, e.g. by a fence.
+/// Accesses are not ordered with one another: code that shares a pool between threads must order reads after writes, e.g. by a fence.
 pub struct HeapPool {
     lines: Box<[UnsafeCell<Line>]>,
     bytes: usize,
@@ -62,7 +62,7 @@ unsafe impl PoolMemory for HeapPool {
     }
     fn write(&self, offset: usize, data: &[u8]) {
         let to = self.at(offset, data.len());
-        // SAFETY: as in `read`: nobody holds a reference into the pool.
+        // SAFETY: as in `read`: no reference into the pool exists.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
     }
 }

@@ -1,7 +1,8 @@
-//! The SIMD backend: AVX2 + FMA where the machine has it, portable Rust elsewhere, several threads, always the bits of the reference.
+//! The SIMD backend: AVX2 + FMA if the machine has it, portable Rust otherwise, several threads; its results always equal the reference bit
+//! for bit.
 //!
-//! Kernels are written once over `simd::Simd`, a vector of eight f32; the level is chosen when the backend is made. Threads and
-//! vectors only ever divide work between output elements, never within one written reduction.
+//! Kernels are written once over `simd::Simd`, a vector of eight f32; the level is chosen when the backend is created. Threads and vectors
+//! only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
 mod attention;
@@ -24,7 +25,7 @@ use threads::Threads;
 pub use heap_pool::HeapPool;
 pub use pack::Panels;
 
-/// Which instructions to use. The bits do not depend on it.
+/// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimdLevel {
     /// Plain Rust.
@@ -40,12 +41,12 @@ impl SimdLevel {
     }
 }
 
-/// How to build a [`CpuBackend`].
+/// Configuration of a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads that compute, the caller's included; 1 to [`CpuConfig::THREADS_MAX`].
+    /// Number of compute threads, including the caller's; 1 to [`CpuConfig::THREADS_MAX`].
     pub threads: usize,
-    /// Instructions; `None` detects.
+    /// Instructions; `None` uses the best that the machine has.
     pub simd: Option<SimdLevel>,
 }
 
@@ -80,7 +81,7 @@ pub struct CpuKernels {
 pub type CpuBackend = HostBackend<CpuKernels>;
 
 impl CpuBackend {
-    /// Starts the threads. Refused if the machine lacks the level asked for, or has no threads to give.
+    /// Starts the threads. Fails if the machine lacks the requested level or cannot start the threads.
     #[allow(clippy::new_ret_no_self)] // Backends are shared by nature.
     pub fn new(config: CpuConfig) -> Result<Arc<Self>, OpsError> {
         let level = match config.simd.unwrap_or_else(SimdLevel::detect) {
@@ -145,7 +146,7 @@ impl HostKernels for CpuKernels {
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
 
-// SAFETY: `Shared` only carries the address; whoever dereferences it shows that no two tasks touch the same element.
+// SAFETY: `Shared` only carries the address; code that dereferences it shows that no two tasks touch the same element.
 unsafe impl<T> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Shared<T> {}

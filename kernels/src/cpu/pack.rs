@@ -1,4 +1,4 @@
-//! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` run that a kernel streams.
+//! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` array that a kernel reads in order.
 
 use super::simd::{LANES, Simd};
 use crate::numerics::round;
@@ -19,11 +19,11 @@ pub(super) struct PairStep([u32; LANES]);
 #[repr(C, align(64))]
 pub(super) struct WideStep([f32; PANEL]);
 
-/// How a panel is stored.
+/// Storage format of a panel.
 pub(super) trait Step: Copy + Sync {
     /// All weights zero.
     const ZERO: Self;
-    /// Stores the weight of feature `j`, rounded to the format, where zero was.
+    /// Stores the weight of feature `j`, rounded to the format, over a zero.
     fn set(&mut self, j: usize, weight: f32);
     /// The weight of feature `j`.
     fn at(&self, j: usize) -> f32;
@@ -70,7 +70,7 @@ impl Step for WideStep {
 pub(super) enum Format {
     /// bf16.
     Pairs(Vec<PairStep>),
-    /// f32, and f16 widened: exact, and nobody has asked for fast f16 weights yet.
+    /// f32, and f16 widened, which is exact. Fast f16 weights have not been needed yet.
     Wide(Vec<WideStep>),
 }
 
@@ -104,7 +104,7 @@ impl Panels {
     }
 }
 
-/// Row by row, each of which is read in order; a panel stays in the cache meanwhile.
+/// Row by row, so that each row is read in order; the panel stays in the cache meanwhile.
 fn steps<T: Step>(n: usize, k: usize, data: &[f32]) -> Vec<T> {
     let mut out = vec![T::ZERO; n.div_ceil(PANEL) * k];
     if k > 0 {

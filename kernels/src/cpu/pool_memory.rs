@@ -1,4 +1,4 @@
-//! Loads from and stores to a KV pool through raw pointers: other blocks of it may be written by a NIC at the same moment.
+//! Loads from and stores to a KV pool through raw pointers: a NIC may be writing other blocks of it at the same time.
 
 use crate::cpu::simd::{LANES, Simd};
 use crate::host::KvStep;
@@ -18,7 +18,8 @@ pub(super) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
                 let (now, later) = rest.split_at(run.tokens * cols);
                 rest = later;
                 let to = address(pool, step.layer, plane, run.block, run.token, run.tokens);
-                // SAFETY: `address` checked room for `run.tokens` rows of `cols` elements; the plan's blocks are ours to write.
+                // SAFETY: `address` checked room for `run.tokens` rows of `cols` elements; the plan's blocks belong to this engine to
+                // write.
                 unsafe {
                     match pool.dtype(plane) {
                         Dtype::F32 => put(now, to, |x| x),
@@ -40,7 +41,7 @@ unsafe fn put<T>(data: &[f32], to: *mut u8, round: impl Fn(f32) -> T) {
     }
 }
 
-/// Address of head 0 of a token, from which `tokens` tokens are within the pool.
+/// Address of head 0 of a token, after checking that `tokens` tokens from there are within the pool.
 fn address(pool: &KvBinding, layer: usize, plane: usize, block: BlockId, token: usize, tokens: usize) -> *mut u8 {
     let offset = pool.offset(layer, plane, block, token);
     assert!(token + tokens <= pool.block_tokens());
@@ -60,7 +61,7 @@ pub(super) struct HeadSource<'a> {
 }
 
 impl HeadSource<'_> {
-    /// Widens `tokens` into `out`, rows of `stride` elements (`stride >= dim`); elements beyond `dim` are left alone.
+    /// Widens `tokens` into `out`, rows of `stride` elements (`stride >= dim`); elements beyond `dim` are not written.
     #[inline(always)]
     pub(super) fn widen<S: Simd>(&self, simd: S, tokens: Range<usize>, stride: usize, out: &mut [f32]) {
         let (pool, dtype, dim) = (self.pool, self.pool.dtype(self.plane), self.pool.dim());
@@ -81,7 +82,7 @@ impl HeadSource<'_> {
 }
 
 impl HeadSource<'_> {
-    /// Asks for `tokens` ahead of [`HeadSource::widen`]: blocks are scattered, so the processor cannot guess.
+    /// Prefetches `tokens` for [`HeadSource::widen`]: blocks are scattered, so the hardware prefetcher cannot predict them.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, simd: S, tokens: Range<usize>) {
         let pool = self.pool;

@@ -1,4 +1,4 @@
-//! What this machine could do at best, measured: the yardsticks of the benchmarks.
+//! Measures this machine's peak rates, as the reference for benchmarks.
 
 use super::simd::{Kernel, Simd};
 use super::{Level, SimdLevel};
@@ -8,10 +8,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Smallest buffer whose reading is worth calling DRAM bandwidth: 512 MiB, or eight times a common 32 MiB L3 and more.
+/// Smallest buffer whose read rate is DRAM bandwidth: 512 MiB, at least eight times a common 32 MiB L3.
 pub const READ_BYTES: usize = 512 << 20;
 
-/// Rounds of a measurement; the best counts, as others may use the machine meanwhile.
+/// Rounds of a measurement; the best counts, because other processes may use the machine meanwhile.
 const ROUNDS: usize = 100;
 
 /// Length of one round: well within a time slice.
@@ -24,7 +24,7 @@ fn level() -> Level {
     }
 }
 
-/// Runs `work` on `threads` threads at once and returns what all of them did, per second of the slowest, in the best round.
+/// Runs `work` on `threads` threads at once. Returns the total work per second of the slowest thread, in the best round.
 fn rate(threads: usize, work: impl Fn(usize) -> f64 + Sync) -> f64 {
     let threads = threads.max(1);
     (0..ROUNDS).map(|_| round(threads, &work)).fold(0.0, f64::max)
@@ -80,7 +80,7 @@ impl Kernel for FmaChains {
     }
 }
 
-/// Bandwidth of reading a buffer of [`READ_BYTES`], each thread its part front to back and round again, in GB/s (1e9 bytes).
+/// Bandwidth of reading a buffer of [`READ_BYTES`], each thread its own part repeatedly from front to back, in GB/s (1e9 bytes).
 pub fn read_bandwidth(threads: usize) -> f64 {
     const PIECE: usize = 256 << 10;
     let threads = threads.max(1);
@@ -102,7 +102,7 @@ impl Kernel for ReadAll<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) -> f64 {
-        /// Bytes asked for ahead, as the kernels do: the prefetcher of the processor alone stops at every page.
+        /// Bytes prefetched ahead, as in the kernels: the hardware prefetcher stops at every page.
         const AHEAD: usize = 32 << 10;
         let mut acc = [s.splat(0.0); 4];
         for chunk in self.0.chunks_exact(32) {

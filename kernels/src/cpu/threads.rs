@@ -1,7 +1,7 @@
 //! A persistent set of threads that share the tasks of one operation at a time.
 //!
-//! Between operations of a step only microseconds pass, so workers spin for a moment before they park. Tasks are claimed from a
-//! counter: which thread runs a task is left to chance, and no result may depend on it.
+//! Only microseconds pass between the operations of a step, so workers spin for a moment before they park. Tasks are claimed from a
+//! counter: any thread may run any task, and no result may depend on which.
 
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins for more work before it parks: longer than the pause between two operations, shorter than a time slice.
+/// How long a worker spins for more work before it parks: longer than the gap between two operations, shorter than a time slice.
 const SPIN: Duration = Duration::from_micros(60);
 
-/// Claims and the task function of one call of [`Threads::run`].
+/// Claims and task function of one call of [`Threads::run`].
 struct Job {
     /// The caller's closure. Valid while the job is in [`Slot::job`] or a worker counts in [`Slot::active`].
     task: *const (dyn Fn(usize) + Sync),
@@ -47,7 +47,7 @@ unsafe impl Send for Slot {}
 struct Common {
     slot: Mutex<Slot>,
     wake: Condvar,
-    /// Jobs posted so far; what spinning workers watch.
+    /// Number of jobs posted so far; spinning workers watch it.
     posted: AtomicU64,
     /// Workers inside the current job. Raised under the lock of `slot`.
     active: AtomicUsize,
@@ -149,7 +149,7 @@ impl Common {
                         seen = posted;
                         break job;
                     }
-                    // Withdrawn before this worker came, or nothing new.
+                    // Withdrawn before this worker came, or no new job.
                     _ if posted != seen => seen = posted,
                     _ => self.wake.wait(&mut slot),
                 }

@@ -1,4 +1,4 @@
-//! The stream of a host backend: it computes each operation at enqueue, so its fences are done when asked for.
+//! The stream of a host backend: it computes each operation when it is enqueued, so its fences are always done.
 //!
 //! [`HostBackend`] owns tensors, weights and handles and checks every shape; a [`HostKernels`] only computes on slices.
 
@@ -11,7 +11,7 @@ use crate::ops::{Plan, RopeTable, Store};
 use baton_types::Dtype;
 use parking_lot::Mutex;
 
-/// Where the rows of a step stand in a KV pool.
+/// Location of a step's rows in a KV pool.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct KvStep<'a> {
@@ -25,12 +25,12 @@ pub struct KvStep<'a> {
 /// The arithmetic of a host backend. Shapes are checked before a call; all activations are dense and row-major.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait HostKernels: Send + Sync {
-    /// A weight as these kernels like it.
+    /// A weight in the format of these kernels.
     type Matrix: Send + Sync;
 
     fn name(&self) -> String;
 
-    /// Revision of the written orders that they follow.
+    /// Revision of the canonical orders that they implement.
     fn revision(&self) -> u32 {
         KERNEL_REVISION
     }
@@ -57,7 +57,7 @@ pub trait HostKernels: Send + Sync {
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
 }
 
-/// A backend that computes on the calling thread's time. Calls from several threads are taken one after another.
+/// A backend that computes on the calling thread. Calls from several threads are serialized.
 pub struct HostBackend<K: HostKernels> {
     kernels: K,
     tables: Mutex<tables::Tables<K::Matrix>>,

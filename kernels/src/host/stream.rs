@@ -1,4 +1,4 @@
-//! `Ops` over host kernels: look up, check, compute.
+//! `Ops` over host kernels: resolve handles, check, compute.
 
 use super::tables::Prepared;
 use super::{HostBackend, HostKernels, KvStep};
@@ -12,7 +12,7 @@ use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
 
-/// Zeroed memory, or a typed refusal where the allocator has none.
+/// Zeroed memory, or a typed error if the allocation fails.
 fn zeros(len: usize, what: &str) -> Result<Vec<f32>, OpsError> {
     let mut data = Vec::new();
     data.try_reserve_exact(len).map_err(|_| OpsError::OutOfMemory {

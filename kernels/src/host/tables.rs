@@ -1,4 +1,4 @@
-//! What handles of a host backend stand for.
+//! The objects behind the handles of a host backend.
 
 use crate::kv::KvBinding;
 use crate::ops::{IdsHandle, KvHandle, OpsError, Plan, PlanHandle, RopeHandle, RopeTable, Tensor, Weight};
@@ -9,14 +9,14 @@ pub(super) struct Prepared<M> {
     pub(super) vector: Option<Vec<f32>>,
 }
 
-/// The batch of the current step; `generation` tells handles of earlier steps.
+/// The batch of the current step; `generation` distinguishes its handles from those of earlier steps.
 #[derive(Default)]
 pub(super) struct Step<T> {
     pub(super) generation: u32,
     pub(super) value: T,
 }
 
-/// What the operations of a stream refer to.
+/// The objects that the operations of a stream refer to.
 pub(super) struct Tables<M> {
     pub(super) tensors: Vec<Vec<f32>>,
     pub(super) weights: Vec<Prepared<M>>,
@@ -55,7 +55,7 @@ impl<M> Tables<M> {
         }
     }
 
-    /// Takes a tensor out, to write to it while others are read; [`Tables::put`] brings it back.
+    /// Removes a tensor, to write to it while others are read; [`Tables::put`] restores it.
     pub(super) fn take(&mut self, op: &'static str, tensor: Tensor) -> Result<Vec<f32>, OpsError> {
         self.rows(op, tensor, 0)?;
         Ok(std::mem::take(&mut self.tensors[tensor.id as usize]))

@@ -1,9 +1,9 @@
-//! A backend that behaves like the worst device: it works on a thread of its own, later than asked, and until an operation is really
-//! done its outputs are NaN. Whoever reads KV before its fence, or trusts the order of anything else, computes visible garbage.
+//! A backend that behaves like the worst device: it works on its own thread, with delays, and until an operation is really done its outputs
+//! are NaN. Code that reads KV before its fence, or relies on any other order, gets visible garbage.
 //!
-//! Stored KV rows are poisoned at enqueue already (and again when the stream comes to them), unless an attention that was enqueued
-//! earlier still reads them: on an in-order stream that is legal. Activations can only be seen through [`Ops::download`], which
-//! is in order; those that an operation replaces are poisoned when the stream comes to it.
+//! Stored KV rows are already poisoned at enqueue (and again when the stream reaches them), unless an attention that was enqueued earlier
+//! still reads them, which is legal on an in-order stream. Activations are visible only through [`Ops::download`], which is in order; those
+//! that an operation replaces are poisoned when the stream reaches it.
 
 mod poison;
 mod stream;
@@ -23,14 +23,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use stream::{Job, LateFence, Stream, Work};
 
-/// How much a [`Lagging`] backend lags.
+/// Delays and bounds of a [`Lagging`] backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LagConfig {
     /// Pause before each operation.
     pub delay: Duration,
-    /// Most operations waiting; enqueueing more waits.
+    /// Most pending operations; enqueueing more blocks.
     pub queue_max: usize,
-    /// Longest wait for room in the queue, or for earlier work in `download`.
+    /// Longest wait for room in the queue, or for earlier operations in `download`.
     pub deadline: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Default for LagConfig {
     }
 }
 
-/// What operations refer to, as of the last enqueued one.
+/// Objects that operations refer to, as of the last enqueued one.
 #[derive(Default)]
 struct Enqueued {
     pools: HashMap<KvHandle, KvBinding>,
@@ -88,7 +88,7 @@ pub struct Lagging {
 }
 
 impl Lagging {
-    /// Puts `inner` behind a thread. `inner` is used by nobody else from here on.
+    /// Runs `inner` on a separate thread. `inner` must not be used directly from here on.
     #[allow(clippy::new_ret_no_self)] // Backends are shared by nature.
     pub fn new(inner: Arc<dyn Ops>, config: LagConfig) -> Result<Arc<Self>, OpsError> {
         let stream = Arc::new(Stream::default());
@@ -100,12 +100,12 @@ impl Lagging {
         Ok(Arc::new(Self { inner, config, stream, enqueued: Mutex::default(), thread: Some(thread) }))
     }
 
-    /// Stops the stream between two operations; for tests that look at the state before a fence.
+    /// Stops the stream between two operations, for tests that inspect the state before a fence.
     pub fn hold(&self) {
         self.stream.hold(true);
     }
 
-    /// Lets the stream go on.
+    /// Resumes the stream.
     pub fn release(&self) {
         self.stream.hold(false);
     }

@@ -1,4 +1,4 @@
-//! Poison for KV that is promised but not yet there.
+//! Poison for KV whose stores are enqueued but not done.
 
 use crate::kv::KvBinding;
 use crate::ops::{KvHandle, Plan};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// NaN in f32, f16 and bf16 alike when repeated.
 const NAN_BYTE: u8 = 0xff;
 
-/// An attention that is enqueued and may still read.
+/// An enqueued attention that may still read.
 pub(super) struct PendingRead {
     pub(super) job: u64,
     pub(super) kv: KvHandle,
@@ -18,7 +18,7 @@ pub(super) struct PendingRead {
     pub(super) plan: Arc<Plan>,
 }
 
-/// Fills the rows that `plan` will store with NaN.
+/// Fills with NaN the rows that `plan` will store.
 pub(super) fn poison(pool: &KvBinding, layer: usize, plan: &Plan) {
     for segment in &plan.segments {
         for run in pool.runs(&segment.blocks, segment.position..segment.position + segment.rows) {
@@ -30,7 +30,7 @@ pub(super) fn poison(pool: &KvBinding, layer: usize, plan: &Plan) {
     }
 }
 
-/// Whether a pending read of the same layer covers a token that `plan` will store: a block that was freed and handed out again.
+/// Whether a pending read of the same layer covers a token that `plan` will store: its block was freed and reallocated.
 pub(super) fn still_read(pool: &KvBinding, plan: &Plan, reads: &[&PendingRead]) -> bool {
     let mut stored: HashMap<BlockId, Range<usize>> = HashMap::new();
     for s in &plan.segments {

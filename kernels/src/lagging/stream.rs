@@ -1,4 +1,4 @@
-//! An in-order stream with a thread of its own.
+//! An in-order stream with its own thread.
 
 use crate::ops::{IdsHandle, Ops, OpsError, PlanHandle};
 use baton_types::{FencePoll, FenceStatus};
@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The inner backend's handles of the batch that the stream has come to.
+/// The inner backend's handles of the batch that the stream has reached.
 #[derive(Default)]
 pub(super) struct Current {
     pub(super) ids: Option<IdsHandle>,
@@ -18,7 +18,7 @@ pub(super) struct Current {
 pub(super) type Work = Box<dyn FnOnce(&dyn Ops, &mut Current) -> Result<(), OpsError> + Send>;
 
 pub(super) struct Job {
-    /// Ruins the outputs; runs when the stream comes to the job, before the delay.
+    /// Poisons the outputs; runs when the stream reaches the job, before the delay.
     pub(super) poison: Option<Work>,
     pub(super) work: Work,
 }
@@ -85,7 +85,7 @@ impl Stream {
         self.state.lock().finished
     }
 
-    /// Stops or lets go the thread, between jobs.
+    /// Holds or resumes the thread, between jobs.
     pub(super) fn hold(&self, held: bool) {
         self.state.lock().held = held;
         self.changed.notify_all();

@@ -1,12 +1,12 @@
-//! The exponential of the canonical numerics, made of operations that every vector unit rounds alike.
+//! The exponential of the canonical numerics, composed of operations that every vector unit rounds alike.
 //!
-//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `r = x - n ln 2` in two fused steps (Cody and Waite), `e^r` by its Taylor
-//! polynomial of degree 7 (truncation under 2^-27 for `|r| <= ln 2 / 2`), and `2^n` applied as two exact powers so that
-//! results in the subnormal range are rounded once.
+//! `exp(x) = 2^n * e^r` with `n = round(x / ln 2)` and `r = x - n ln 2` in two fused steps (Cody and Waite), `e^r` by its Taylor polynomial
+//! of degree 7 (truncation under 2^-27 for `|r| <= ln 2 / 2`), and `2^n` applied as two exact powers so that results in the subnormal range
+//! are rounded once.
 
-/// Above this everything is infinite; keeps the exponent arithmetic in range.
+/// Above this the result is infinite; keeps the exponent arithmetic in range.
 pub(crate) const EXP_HI: f32 = 89.0;
-/// Below this everything rounds to zero.
+/// Below this the result rounds to zero.
 pub(crate) const EXP_LO: f32 = -104.0;
 /// `1 / ln 2`.
 pub(crate) const EXP_LOG2E: f32 = std::f32::consts::LOG2_E;
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn exp_is_within_two_ulp_everywhere() {
         let mut worst = (0.0, 0.0);
-        // Every 4001st float of both signs from the smallest to the largest argument that matters.
+        // Every 4001st float of both signs from the smallest to the largest relevant argument.
         for bits in (0..=EXP_LO.abs().to_bits()).step_by(4001) {
             for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
                 if x > 88.722 {

@@ -1,6 +1,6 @@
-//! The eight-lane sum: a reduction order that any vector unit of up to eight lanes can follow.
+//! The eight-lane sum: a reduction order that any vector unit of up to eight lanes can implement.
 
-/// Lanes of every long reduction.
+/// Number of lanes of every long reduction.
 pub const LANES: usize = 8;
 
 /// Merges lanes as `((0+4)+(2+6)) + ((1+5)+(3+7))`: halves, quarters, pairs.
@@ -45,12 +45,12 @@ mod tests {
 
     #[test]
     fn order_is_the_written_one() {
-        // 2^24 swallows a 1 unless the ones meet first: each expectation holds for the written tree only.
+        // 2^24 absorbs a 1 unless the ones are added to each other first: each expectation holds for the canonical tree only.
         let big = 16_777_216.0f32;
         for (lanes, want) in [
-            ([big, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], big + 2.0), // 1 and 3 meet before 0
-            ([big, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], big + 2.0), // 2 and 6 meet before 0
-            ([big, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0], big),       // 4, 2 and 1 come to 0 one by one
+            ([big, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], big + 2.0), // 1 and 3 are added before 0
+            ([big, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], big + 2.0), // 2 and 6 are added before 0
+            ([big, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0], big),       // 4, 2 and 1 are added to 0 one by one
         ] {
             assert_eq!(merge(lanes), want);
         }

@@ -1,4 +1,4 @@
-//! What all backends share: the constants of the numerics class and the scalar form of each written order.
+//! Shared by all backends: the constants of the numerics class and the scalar form of each canonical order.
 
 mod exp;
 pub mod lanes;
@@ -9,10 +9,10 @@ pub use exp::{exp, silu};
 /// Reduction family of the reference and of the SIMD backend, see [`baton_types::NumericsClass`]. The vector width is not part of it.
 pub const ISA: &str = "cpu-f32fma";
 
-/// Revision of the written orders. Bump it with any change that can change a bit.
+/// Revision of the canonical orders. Increase it with any change that can change a bit.
 pub const KERNEL_REVISION: u32 = 1;
 
-/// Products summed into one GEMM slab. Long enough that slab totals cost nothing, short enough to bound the error of one chain.
+/// Products summed into one GEMM slab. Long enough to make slab totals negligible, short enough to bound the error of one chain.
 pub const K_SLAB: usize = 256;
 
 /// Most partitions of a split GEMM: the largest degree of tensor parallelism whose bits do not depend on the degree.

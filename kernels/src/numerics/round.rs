@@ -3,7 +3,7 @@
 use baton_types::Dtype;
 use half::{bf16, f16};
 
-/// `x` as it comes back from storage in `dtype`.
+/// `x` after a round trip through `dtype`.
 pub fn through(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -24,7 +24,7 @@ pub fn encode(dtype: Dtype, data: &[f32], out: &mut Vec<u8>) {
 /// Decodes little-endian `bytes` of `dtype` into `out`.
 ///
 /// # Panics
-/// If the lengths do not agree.
+/// If the lengths do not match.
 pub fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len() * dtype.bytes());
     let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);

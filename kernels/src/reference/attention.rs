@@ -1,4 +1,4 @@
-//! Paged attention in the written order.
+//! Paged attention in the canonical order.
 
 use crate::host::KvStep;
 use crate::numerics::{exp, lanes, round};
@@ -38,7 +38,8 @@ fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Ve
     out
 }
 
-/// `starts_slab(segment, token)` says where slabs begin; canonically at every multiple of [`crate::numerics::ATTENTION_SLAB`].
+/// Causal attention. `starts_slab(segment, token)` determines where slabs begin; canonically at every multiple of
+/// [`crate::numerics::ATTENTION_SLAB`].
 pub(crate) fn attend(
     step: KvStep<'_>,
     q: &[f32],

@@ -1,4 +1,4 @@
-//! Norm, rotation and activation in the written order.
+//! Norm, rotation and activation in the canonical order.
 
 use crate::host::KvStep;
 use crate::numerics::{lanes, silu};

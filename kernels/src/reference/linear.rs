@@ -1,4 +1,4 @@
-//! GEMM in the written order.
+//! GEMM in the canonical order.
 
 use super::Rows;
 use crate::ops::Store;
@@ -34,11 +34,11 @@ mod tests {
 
     #[test]
     fn order_is_the_written_one() {
-        // 2^24 swallows every single 1 that meets it, but not two that met before.
+        // 2^24 absorbs each single 1 that is added to it, but not two that were added to each other first.
         const BIG: f32 = 16_777_216.0;
         for (x, partitions, slab, want) in [
             ([BIG, 1.0, 1.0, 1.0], 1, 4, BIG),       // one chain
-            ([BIG, 0.0, 1.0, 1.0], 1, 2, BIG + 2.0), // slab sums meet
+            ([BIG, 0.0, 1.0, 1.0], 1, 2, BIG + 2.0), // slab sums are added
             ([BIG, 1.0, 1.0, 0.0], 1, 1, BIG),       // in order
             ([BIG, 1.0, 1.0, 1.0], 4, 4, BIG + 2.0), // (p0+p1) + (p2+p3)
             ([1.0, 1.0, BIG, 1.0], 4, 4, BIG + 2.0),

@@ -1,4 +1,4 @@
-//! The scalar backend: the written orders of the [crate] docs, word for word, without `unsafe` and without haste.
+//! The scalar backend: the canonical orders of the [crate] docs, implemented literally, without `unsafe` and without optimization.
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;
@@ -18,11 +18,11 @@ pub struct Rows {
     pub(crate) data: Vec<f32>,
 }
 
-/// Scalar loops in the written order of reduction.
+/// Scalar loops in the canonical reduction order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceKernels;
 
-/// The truth.
+/// The reference that other backends must equal.
 pub type ReferenceBackend = HostBackend<ReferenceKernels>;
 
 impl ReferenceBackend {

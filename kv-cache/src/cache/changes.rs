@@ -1,14 +1,14 @@
-//! What changed in a cache of late, for those who follow it.
+//! The log of recent changes of a cache, for its followers.
 
 use crate::PrefixHash;
 use std::collections::VecDeque;
 
-/// A run of changes of one kind. Blocks are named by the prefixes that end with them.
+/// A run of changes of one kind. A block is identified by the prefix that ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Cached from now on.
+    /// Newly cached blocks.
     Stored(Vec<PrefixHash>),
-    /// Cached no more.
+    /// Blocks that are no longer cached.
     Removed(Vec<PrefixHash>),
 }
 
@@ -21,11 +21,11 @@ impl Change {
     }
 }
 
-/// Place in the order of a cache's changes: everything before it is known.
+/// Position in the log of a cache's changes; everything before it has been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeCursor(u64);
 
-/// The last so many changes.
+/// The latest changes, up to a bound.
 #[derive(Clone, Debug)]
 pub(crate) struct Changes {
     log: VecDeque<(bool, PrefixHash)>,
@@ -47,12 +47,12 @@ impl Changes {
         self.log.push_back((stored, hash));
     }
 
-    /// The place behind all changes so far.
+    /// The position after all changes so far.
     pub(crate) fn end(&self) -> ChangeCursor {
         ChangeCursor(self.first + self.log.len() as u64)
     }
 
-    /// At most `max` changes from a place on, and the place behind them; `None` where some of them are forgotten.
+    /// At most `max` changes from a position on, and the position after them; `None` if some of them were dropped.
     pub(crate) fn since(&self, cursor: ChangeCursor, max: usize) -> Option<(Vec<Change>, ChangeCursor)> {
         let skip = cursor.0.checked_sub(self.first)? as usize;
         let mut runs: Vec<Change> = Vec::new();

@@ -1,23 +1,23 @@
-//! The entries of a cache, and the lines in which idle ones wait: an arena with links, so that every move takes the same short time.
+//! The entries of a cache, and the queues of idle ones: an arena with links, so that every operation takes constant time.
 
 use crate::PrefixHash;
 use baton_types::{BlockId, seeded};
 use std::time::{Duration, Instant};
 
-/// Names an entry while it lives.
+/// Identifies an entry while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryId(u32);
 
-/// Where idle entries wait.
+/// The queue of an idle entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// To be evicted, the first in the line first.
+    /// May be evicted, from the front.
     Evictable,
-    /// Pinned: kept until the pin ends.
+    /// Pinned: stays until the pin ends.
     Pinned,
 }
 
-/// What keeps an entry beyond its time.
+/// A pin beyond the entry's retention time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) owner: u64,
@@ -29,11 +29,11 @@ pub(crate) struct Pinned {
 pub(crate) struct Entry {
     pub(crate) hash: PrefixHash,
     pub(crate) parent: Option<EntryId>,
-    /// Cached blocks that continue this one.
+    /// Number of cached blocks that continue this one.
     pub(crate) children: u32,
     pub(crate) ttl: Duration,
     pub(crate) pinned: Option<Pinned>,
-    /// When the last lease let go, and where it waits since; `None` while a lease holds it.
+    /// The queue, and when the last lease dropped the block; `None` while a lease holds it.
     idle: Option<(Line, Instant)>,
     before: Option<EntryId>,
     behind: Option<EntryId>,
@@ -44,12 +44,12 @@ impl Entry {
         self.idle.map(|(line, _)| line)
     }
 
-    /// When it will have been idle for its whole time, if nobody uses it before.
+    /// When the entry expires, unless it is used before.
     fn over_at(&self) -> Option<Instant> {
         self.idle.and_then(|(_, since)| since.checked_add(self.ttl))
     }
 
-    /// Whether it was idle for its whole time.
+    /// Whether the entry has been idle for its whole retention time.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.idle.is_some_and(|(_, since)| now.saturating_duration_since(since) >= self.ttl)
     }
@@ -72,7 +72,7 @@ pub(crate) struct Entries {
     vacant: Vec<EntryId>,
     evictable: Ends,
     pinned: Ends,
-    /// No evictable entry is over before then; `None` where none ever is.
+    /// No evictable entry expires before this; `None` if none ever does.
     over_from: Option<Instant>,
 }
 
@@ -86,7 +86,7 @@ impl Entries {
         self.entries.len() - self.vacant.len()
     }
 
-    /// Adds an entry that a lease holds; `blocks` has one of each group.
+    /// Adds an entry that a lease holds; `blocks` has one block of each group.
     pub(crate) fn add(
         &mut self,
         hash: PrefixHash,
@@ -114,7 +114,7 @@ impl Entries {
         id
     }
 
-    /// Takes an entry out. It must be idle, and nothing cached may continue it.
+    /// Removes an entry. It must be idle, and no cached block may continue it.
     pub(crate) fn remove(&mut self, id: EntryId) {
         assert!(self.of(id).children == 0, "the cache gives up leaves first");
         self.leave_line(id);
@@ -137,22 +137,22 @@ impl Entries {
         &self.blocks[id.0 as usize * self.groups..][..self.groups]
     }
 
-    /// Entries that wait in a line.
+    /// Number of entries in a queue.
     pub(crate) fn waiting(&self, line: Line) -> usize {
         self.ends_of(line).len
     }
 
-    /// The first in a line.
+    /// The first entry of a queue.
     pub(crate) fn first(&self, line: Line) -> Option<EntryId> {
         self.ends_of(line).first
     }
 
-    /// The line in order, as it is now.
+    /// The entries of a queue in order.
     pub(crate) fn in_line(&self, line: Line) -> Vec<EntryId> {
         std::iter::successors(self.first(line), |id| self.of(*id).behind).collect()
     }
 
-    /// Evictable entries that are over, in the order of their line. It is looked through only where there may be some.
+    /// Expired evictable entries, in queue order. Scans the queue only if there may be some.
     pub(crate) fn over(&mut self, now: Instant) -> Vec<EntryId> {
         if self.over_from.is_none_or(|from| now < from) {
             return Vec::new();
@@ -163,7 +163,7 @@ impl Entries {
         over
     }
 
-    /// The last lease let go: goes to the end of its line.
+    /// The last lease dropped it: appends it to its queue.
     pub(crate) fn wait(&mut self, id: EntryId, now: Instant) {
         let is_pinned = self.of(id).pinned.is_some() && !seeded!(EvictedPin);
         let line = if is_pinned { Line::Pinned } else { Line::Evictable };
@@ -172,7 +172,7 @@ impl Entries {
         self.link(id, line, now, last, None);
     }
 
-    /// An evictable one goes to the front of the others.
+    /// Moves an evictable entry to the front of the queue.
     pub(crate) fn wait_in_front(&mut self, id: EntryId) {
         let Some((Line::Evictable, since)) = self.of(id).idle else { return };
         self.leave_line(id);
@@ -180,7 +180,7 @@ impl Entries {
         self.link(id, Line::Evictable, since, None, first);
     }
 
-    /// A lease holds it, or it goes altogether.
+    /// Removes it from its queue: a lease holds it, or it is removed.
     pub(crate) fn leave_line(&mut self, id: EntryId) {
         let entry = self.of_mut(id);
         let Some((line, _)) = entry.idle.take() else { return };

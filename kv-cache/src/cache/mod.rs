@@ -1,4 +1,4 @@
-//! The prefix cache of one pool: which whole blocks are kept under which hash, and which of them go first.
+//! The prefix cache of one pool: which whole blocks are cached under which hash, and in which order they are evicted.
 //!
 //! ```text
 //! store ──> in use ── last lease gone ──> evictable, oldest first ── evict, TTL ──> free
@@ -6,8 +6,8 @@
 //!             └────────────────────── a lease finds it <────────────┘
 //! ```
 //!
-//! A lease that holds a cached block holds all that comes before it, so whatever is idle has only idle blocks behind it: lines are
-//! filled from the deepest block up, and their order alone makes leaves go first. Nothing that a lease holds is ever in a line.
+//! A lease that holds a cached block holds all blocks before it. So after an idle block there are only idle blocks: queues are filled from
+//! the deepest block up, and their order alone evicts leaves first. A block that a lease holds is never in a queue.
 
 mod changes;
 mod entries;
@@ -27,25 +27,25 @@ use std::time::{Duration, Instant};
 pub struct CacheConfig {
     /// Tokens of a block: a multiple of [`HASH_TOKENS`].
     pub block_tokens: usize,
-    /// Most blocks that are pinned at once, and most of one owner.
+    /// Most blocks that may be pinned, in total and per owner.
     pub pinned_max: usize,
     /// See `pinned_max`.
     pub pinned_of_one_max: usize,
-    /// Changes that are remembered for those who follow; who is further behind takes a snapshot.
+    /// Changes kept for followers; one that is further behind takes a snapshot.
     pub changes_max: usize,
 }
 
-/// How long blocks are kept once nobody uses them.
+/// How long blocks are kept once they are unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// Time without use after which they go; room that is needed takes them before.
+    /// Time after which unused blocks are evicted; they may be evicted earlier to free blocks.
     pub ttl: Duration,
-    /// Beyond that, neither room nor time takes them.
+    /// Until the pin ends, blocks are not evicted for either reason.
     pub pin: Option<Pin>,
 }
 
 impl Keep {
-    /// For so long, without a pin.
+    /// Keeps blocks for `ttl`, without a pin.
     pub const fn idle(ttl: Duration) -> Self {
         Self { ttl, pin: None }
     }
@@ -54,32 +54,32 @@ impl Keep {
 /// A pin on a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// Whose quota it counts for: a label of the tenant.
+    /// The owner whose quota it counts towards: a label of the tenant.
     pub owner: u64,
     /// When it ends.
     pub until: Instant,
 }
 
-/// What a cache holds and did.
+/// Contents and counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounts {
-    /// Blocks that are cached, in use or not; one for all groups.
+    /// Cached blocks, in use or not; the blocks of all groups count once.
     pub blocks: usize,
-    /// Those that no lease holds and that may go.
+    /// Cached blocks that no lease holds and that may be evicted.
     pub evictable: usize,
     /// Those that are pinned, in use or not.
     pub pinned: usize,
     /// Blocks stored since the start.
     pub stored: u64,
-    /// Blocks that made room since the start.
+    /// Blocks evicted to free blocks, since the start.
     pub evicted: u64,
-    /// Blocks whose time was over since the start.
+    /// Blocks that expired, since the start.
     pub expired: u64,
-    /// Blocks that were not pinned for want of quota since the start.
+    /// Blocks that were not pinned because the quota was used up, since the start.
     pub unpinned: u64,
 }
 
-/// Hashes are spread evenly as they are.
+/// Hashes are uniformly distributed, so they need no further hashing.
 #[derive(Clone, Copy, Debug, Default)]
 struct SpreadHasher(u64);
 
@@ -95,7 +95,7 @@ impl Hasher for SpreadHasher {
     fn write_usize(&mut self, _len: usize) {}
 }
 
-/// The cache. Pools of no cache have none.
+/// The cache. Pools without caching have none.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixCache {
     config: CacheConfig,
@@ -106,7 +106,7 @@ pub(crate) struct PrefixCache {
     pinned_by: HashMap<u64, usize>,
     changes: Changes,
     counts: CacheCounts,
-    /// The latest time given.
+    /// The latest time passed in.
     now: Option<Instant>,
 }
 
@@ -133,7 +133,7 @@ impl PrefixCache {
         self.config.block_tokens
     }
 
-    /// Hash of the block at `index` of a prompt, if the whole of it is named.
+    /// Hash of the block at `index` of a prompt, if the hashes cover all of it.
     pub(crate) fn hash_of(&self, hashes: &[PrefixHash], index: usize) -> Option<PrefixHash> {
         hashes.get((index + 1) * self.stride() - 1).copied()
     }
@@ -156,34 +156,34 @@ impl PrefixCache {
         self.entries.blocks(id)
     }
 
-    /// Blocks that room can be made of.
+    /// Number of blocks that may be evicted.
     pub(crate) fn evictable(&self) -> usize {
         self.entries.waiting(Line::Evictable)
     }
 
-    /// Whether it could go for room.
+    /// Whether the block may be evicted.
     pub(crate) fn is_evictable(&self, id: EntryId) -> bool {
         self.entries.of(id).line() == Some(Line::Evictable)
     }
 
-    /// Whether a block stays even when nobody uses it.
+    /// Whether a block stays cached even while unused.
     pub(crate) fn is_pinned(&self, first_group: BlockId) -> bool {
         self.by_block(first_group).is_some_and(|id| self.entries.of(id).pinned.is_some())
     }
 
-    /// Time passed.
+    /// Advances the time.
     pub(crate) fn at(&mut self, now: Instant) -> Instant {
         *self.now.insert(self.now.map_or(now, |known| known.max(now)))
     }
 
-    /// A lease holds it from now on.
+    /// A lease holds the block from now on.
     pub(crate) fn hold(&mut self, id: EntryId) {
         self.entries.leave_line(id);
     }
 
-    /// The last lease let go.
+    /// The last lease dropped the block.
     pub(crate) fn wait(&mut self, id: EntryId) {
-        // Whatever is cached was stored at some time.
+        // Every cached block was stored at some time, so a time is known.
         if let Some(now) = self.now {
             self.entries.wait(id, now);
         }
@@ -205,13 +205,13 @@ impl PrefixCache {
         id
     }
 
-    /// Keeps a block that a lease holds at least so long. Of a prefix the first blocks come first: they are pinned while the quota lasts.
+    /// Extends how long a block that a lease holds is kept. The first blocks of a prefix are pinned first, while the quota lasts.
     pub(crate) fn keep(&mut self, id: EntryId, keep: Keep) {
         let entry = self.entries.of_mut(id);
         entry.ttl = entry.ttl.max(keep.ttl);
         let (had, parent) = (entry.pinned, entry.parent);
         let Some(pin) = keep.pin else { return };
-        // Never longer than what it continues: that could not go before it.
+        // Never longer than its parent, which could not be evicted before it.
         let before = parent.map(|parent| self.entries.of(parent).pinned.map(|pinned| pinned.until));
         let until = match before {
             None => Some(pin.until),
@@ -222,7 +222,7 @@ impl PrefixCache {
             self.counts.unpinned += 1;
             return;
         };
-        // Hashes are a tenant's own, so one label pins them.
+        // A tenant's hashes are its own, so only one label pins them.
         let owner = had.map_or(pin.owner, |had| had.owner);
         if had.is_none() {
             *self.pinned_by.entry(owner).or_default() += 1;
@@ -237,7 +237,7 @@ impl PrefixCache {
         self.counts.pinned < self.config.pinned_max && of_one < self.config.pinned_of_one_max
     }
 
-    /// The pin of a block ends.
+    /// Ends the pin of a block.
     fn unpin(&mut self, id: EntryId) {
         let Some(pinned) = self.entries.of_mut(id).pinned.take() else { return };
         self.counts.pinned -= 1;
@@ -252,19 +252,19 @@ impl PrefixCache {
         }
     }
 
-    /// Ends the pins of idle blocks; whether there were any.
+    /// Ends the pins of idle blocks; returns whether there were any.
     pub(crate) fn waive_pins(&mut self) -> bool {
         let pinned = self.entries.in_line(Line::Pinned);
         pinned.iter().for_each(|id| self.unpin(*id));
         !pinned.is_empty()
     }
 
-    /// The block that makes room next.
+    /// The block to evict next.
     pub(crate) fn oldest(&self) -> Option<EntryId> {
         self.entries.first(Line::Evictable)
     }
 
-    /// Takes out a block that makes room.
+    /// Evicts a block.
     ///
     /// # Panics
     /// If it is pinned.
@@ -282,11 +282,11 @@ impl PrefixCache {
         self.changes.push(false, hash);
     }
 
-    /// Ends pins that are over, and takes out the blocks whose time is; returns these blocks, rows of one of each group.
+    /// Ends expired pins and evicts expired blocks; returns these blocks, in rows with one of each group.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Vec<BlockId>> {
         let now = self.at(now);
         if self.counts.pinned > 0 {
-            // Idle ones in the order of their line, so that leaves stay in front.
+            // Idle ones in queue order, so that leaves stay in front.
             let (idle, all) = (self.entries.in_line(Line::Pinned), self.entry_of.iter().flatten().copied());
             let pinned: Vec<EntryId> = idle.into_iter().chain(all).collect();
             for id in pinned {
@@ -298,7 +298,7 @@ impl PrefixCache {
         let over = self.entries.over(now);
         let mut rows = Vec::with_capacity(over.len());
         for id in over {
-            // Its leaves are in front of it and were kept as long at most; one that somebody pinned keeps it.
+            // Its leaves are in front of it and were kept at most as long; a pinned leaf keeps it.
             if self.entries.of(id).children == 0 {
                 rows.push(self.entries.blocks(id).to_vec());
                 self.counts.expired += 1;
@@ -308,7 +308,7 @@ impl PrefixCache {
         rows
     }
 
-    /// Lets the idle end of a prefix go before everything else: nobody is expected to continue it.
+    /// Moves the idle end of a prefix to the front of the queue: no continuation is expected.
     pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
         let chain = self.find(hashes, usize::MAX);
         let mut next = 0;

@@ -1,10 +1,9 @@
-//! Who holds one block, in 16 bytes.
+//! The set of workers that hold one block, in 16 bytes.
 
 use super::slots::{FAR_WORDS, NEAR, SlotSet, bits};
 
-/// A set of slots. The first 64 are bits of `near`. `far` holds up to four of the others, each as its number in 16 bits
-/// (no such slot is 0), or, with its highest bit set, the number of a set in [`Spill`]. Slot numbers stay below 2^15, so
-/// that bit tells the two apart.
+/// A set of slots. The first 64 are bits of `near`. `far` holds up to four others, each as a 16-bit slot number (never 0), or, with its
+/// highest bit set, the number of a set in [`Spill`]. Slot numbers are below 2^15, so that bit distinguishes the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holders {
     pub(super) near: u64,
@@ -14,16 +13,16 @@ pub(super) struct Holders {
 const SPILLED: u64 = 1 << 63;
 const LANES: u32 = 4;
 
-/// What became of an addition.
+/// Result of an addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
     New,
     Already,
-    /// No room.
+    /// There is no room.
     Refused,
 }
 
-/// Sets of slots beyond the first 64 that are too large for a lane each. Bounded.
+/// Sets of slots beyond the first 64 that do not fit the lanes. Bounded.
 pub(super) struct Spill {
     sets: Vec<[u64; FAR_WORDS]>,
     free: Vec<u32>,
@@ -93,7 +92,7 @@ impl Holders {
         Added::New
     }
 
-    /// Whether the slot was in the set.
+    /// Removes the slot; returns whether it was in the set.
     pub(super) fn take(&mut self, slot: usize, spill: &mut Spill) -> bool {
         if slot < NEAR {
             let before = self.near;
@@ -112,7 +111,7 @@ impl Holders {
         lane.inspect(|lane| self.far &= !(0xffff << (16 * lane))).is_some()
     }
 
-    /// Takes all slots of `dead` out and names each to `taken`.
+    /// Removes all slots of `dead` and passes each to `taken`.
     pub(super) fn take_all(&mut self, dead: &SlotSet, spill: &mut Spill, mut taken: impl FnMut(usize)) {
         bits(self.near & dead.near).for_each(&mut taken);
         self.near &= !dead.near;
@@ -141,7 +140,7 @@ impl Holders {
         set
     }
 
-    /// Back into lanes once half of them suffice: sooner, a block that comes and goes would move each time.
+    /// Moves the set back into lanes once half of them suffice. A larger threshold would move a block that comes and goes each time.
     fn unspill(&mut self, id: usize, spill: &mut Spill) {
         let set = spill.sets[id];
         if set.iter().map(|word| word.count_ones()).sum::<u32>() > LANES / 2 {

@@ -1,4 +1,4 @@
-//! Which worker has which prefix cached: a flat map from hashes to sets of workers, kept by the workers' own numbered events.
+//! Which worker has which prefix cached: a flat map from hashes to sets of workers, maintained from the workers' numbered events.
 //!
 //! ```text
 //! join ──> lost ── Snapshot 0..last ──> current ── Stored, Removed in order ──> current
@@ -6,14 +6,14 @@
 //!            └────── a number is missing ──┘
 //! ```
 //!
-//! - A worker counts only while it is *current*: its snapshot came whole and every event after it. After a gap it holds
-//!   nothing, as far as anybody can see, until its next snapshot, which the caller asks for.
-//! - Caches give up leaves first, so whoever holds a block holds all before it, after each of its events. A lookup relies on that: it
-//!   divides the stretches of the chain in which hits end until it knows where. A worker with holes in what it tells is believed to have
-//!   up to one of them: its own look decides in any case.
-//! - What is too much is refused and counted: hits come out shorter, never wrong.
-//! - Nothing is scanned while somebody waits. A worker's blocks are bits under a *slot*; one that leaves, restarts or is lost
-//!   has its slot retired, which costs nothing, and events to come sweep retired slots out, a segment of the map at a time.
+//! - A worker counts only while it is *current*: its snapshot and every later event were received. After a gap, lookups treat it as holding
+//!   nothing until its next snapshot, which the caller requests.
+//! - Caches evict leaves first, so after each of its events, a worker that holds a block holds all blocks before it. Lookups rely on that:
+//!   they search by subdivision for the block at which each worker's hits end. If a worker's events leave holes, its hits are assumed to
+//!   end at one of them; the worker's own lookup decides in any case.
+//! - Blocks beyond the bound are refused and counted: hits come out shorter, never wrong.
+//! - No caller waits for a scan. A worker's blocks are bits under a *slot*. When a worker leaves, restarts or is lost, its slot is retired,
+//!   which costs nothing; later events sweep retired slots out, one segment of the map at a time.
 
 mod holders;
 mod sequence;
@@ -30,32 +30,32 @@ use slots::{SLOTS, SlotSet};
 use std::collections::HashMap;
 use table::{BATCH, Table};
 
-/// Entries of the map that are swept for each block of an event, while there are retired slots.
+/// Entries of the map that are swept per block of an event, while there are retired slots.
 const SWEEP_PER_BLOCK: usize = 8;
-/// Blocks that a round of a lookup reads, at least.
+/// Fewest blocks that a round of a lookup reads.
 const READS: usize = 16;
 /// Most groups of [`HASH_TOKENS`] in a block: 128 tokens.
 const BLOCK_GROUPS_MAX: usize = 8;
 
-/// What a worker says of its cache.
+/// An update from a worker about its cache.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct CacheUpdate<'a> {
-    /// Which start of the worker says so. Others than the one that joined are not listened to.
+    /// The worker's incarnation. Updates of incarnations other than the joined one are ignored.
     pub incarnation: Incarnation,
-    /// Number of the event, one more than that of the event before; of a snapshot, the number of the last event in it.
+    /// Number of the event, one more than that of the previous event; for a snapshot, the number of the last event in it.
     pub sequence: u64,
     pub change: CacheChange<'a>,
 }
 
-/// A change of what a worker has cached. Blocks are named by the prefixes that end with them.
+/// A change of what a worker has cached. A block is identified by the prefix that ends with it.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheChange<'a> {
-    /// Blocks that are cached from now on.
+    /// Newly cached blocks.
     Stored(&'a [PrefixHash]),
-    /// Blocks that are cached no more.
+    /// Blocks that are no longer cached.
     Removed(&'a [PrefixHash]),
-    /// A part of all that is cached, which replaces whatever was known. Events come behind the last part.
+    /// A part of all cached blocks, which replaces all earlier information. Events continue after the last part.
     Snapshot {
         /// Number of the part, from 0.
         part: u32,
@@ -66,36 +66,36 @@ pub enum CacheChange<'a> {
     },
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// It is known now.
+    /// The update was applied.
     Done,
-    /// It was known already, and changed nothing.
+    /// The update is old, and changed nothing.
     Stale,
-    /// Something before it is missing: the worker counts for nothing until it sends a snapshot.
+    /// An earlier update is missing: the worker counts as holding nothing until it sends a snapshot.
     SnapshotNeeded,
-    /// No such incarnation joined.
+    /// This incarnation did not join.
     Unknown,
 }
 
 /// A worker that cannot be indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// The bound on workers.
+    /// The limit of workers is reached.
     #[error("the prefix index holds at most {} workers", PrefixIndex::WORKERS_MAX)]
     Workers,
-    /// Hashes end every 16 tokens.
+    /// Block sizes must be multiples of 16 tokens, because hashes end every 16 tokens.
     #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
     BlockTokens(u32),
 }
 
-/// What a worker has of one prompt.
+/// The cached prefix of one prompt on one worker.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedPrefix<'a> {
     pub worker: &'a InstanceId,
-    /// Tokens from the prompt's start, whole blocks of the worker.
+    /// Cached tokens from the prompt's start, in whole blocks of the worker.
     pub tokens: usize,
 }
 
@@ -104,27 +104,27 @@ pub struct CachedPrefix<'a> {
 pub struct IndexCounts {
     /// Workers that joined.
     pub workers: usize,
-    /// Those of them that wait for a snapshot or for the rest of one.
+    /// Workers that wait for a snapshot or for the rest of one.
     pub workers_lost: usize,
-    /// Different blocks, each once whoever holds it; those of retired slots count until they are swept.
+    /// Distinct blocks, each once however many workers hold it; those of retired slots count until they are swept.
     pub blocks: usize,
-    /// Blocks of workers that were not taken up because the index was full, since it was made.
+    /// Blocks that were refused because the index was full, since it was created.
     pub refused: u64,
 }
 
-/// The prefixes of a cluster. Memory is about 64 to 96 bytes a block, and 8 more where blocks are on many of more
-/// than 64 workers.
+/// The index of a cluster's cached prefixes. It takes about 64 to 96 bytes per block, and 8 more where blocks are on many of more than 64
+/// workers.
 pub struct PrefixIndex {
     table: Table,
     workers: HashMap<InstanceId, Worker>,
     slots: Vec<Slot>,
-    /// Slots that anything may still stand under.
+    /// Slots that may still have blocks.
     taken: SlotSet,
     /// Slots of workers that are current.
     current: SlotSet,
-    /// Slots that are swept out.
+    /// Slots that are being swept.
     retired: SlotSet,
-    /// Slots by groups a block, less one.
+    /// Slots by groups per block, minus one.
     strides: [SlotSet; BLOCK_GROUPS_MAX],
     sweep_due: usize,
     refused: u64,
@@ -134,7 +134,7 @@ struct Worker {
     incarnation: Incarnation,
     block_groups: usize,
     sequence: Sequence,
-    /// None before the first part of a snapshot.
+    /// `None` before the first part of a snapshot.
     slot: Option<usize>,
 }
 
@@ -145,12 +145,12 @@ struct Slot {
     blocks: usize,
 }
 
-/// A stretch of a chain in which the hits of some workers end.
+/// A part of a chain in which the hits of some workers end.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// Blocks that all of them hold.
+    /// Number of blocks that all of them hold.
     held: usize,
-    /// The first block that none of them holds, as far as is known; the chain's end where nothing is.
+    /// The first block that none of them holds, as far as is known; otherwise the chain's end.
     missed: usize,
     slots: SlotSet,
 }
@@ -163,7 +163,7 @@ impl Stretch {
         (1..=n).map(move |i| held + blocks * i / (n + 1))
     }
 
-    /// Tells of the parts in which somebody's hits end, given who of it holds the blocks that were read.
+    /// Reports the parts in which any worker's hits end, given which of its workers hold the blocks that were read.
     fn narrow(&self, read: impl Iterator<Item = (usize, SlotSet)>, mut part: impl FnMut(Self)) {
         let mut rest = *self;
         for (at, holding) in read {
@@ -198,8 +198,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Listens to this incarnation of a worker from now on, whose blocks have `block_tokens` tokens. What another one of the
-    /// same hash held is forgotten. Changes nothing where the very same joined already.
+    /// Accepts updates from this incarnation of a worker from now on; its blocks have `block_tokens` tokens. Blocks of another incarnation
+    /// of the worker are dropped. Changes nothing if this incarnation has joined already.
     pub fn join(&mut self, worker: &InstanceId, incarnation: Incarnation, block_tokens: u32) -> Result<(), JoinError> {
         let block_groups = block_tokens as usize / HASH_TOKENS;
         if !(block_tokens as usize).is_multiple_of(HASH_TOKENS) || !(1..=BLOCK_GROUPS_MAX).contains(&block_groups) {
@@ -218,7 +218,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Forgets a worker and what it held.
+    /// Removes a worker and its blocks.
     pub fn leave(&mut self, worker: &InstanceId) {
         if seeded!(IndexKeepsTheDead) {
             return;
@@ -228,7 +228,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes up what a worker says. Costs time by the blocks of the update, whatever the index holds.
+    /// Applies a worker's update. The time depends on the blocks of the update, not on the size of the index.
     pub fn apply(&mut self, worker: &InstanceId, update: CacheUpdate<'_>) -> Applied {
         let Some(known) = self.workers.get_mut(worker).filter(|w| w.incarnation == update.incarnation) else {
             return Applied::Unknown;
@@ -248,7 +248,7 @@ impl PrefixIndex {
             Verdict::Begin => Some(self.open_slot(worker, block_groups)),
             Verdict::Apply => self.workers.get(worker).and_then(|w| w.slot),
         };
-        // What is current or being filled has had a slot since its snapshot began.
+        // A worker that is current or receiving a snapshot has had a slot since the snapshot began.
         let Some(slot) = slot else { return Applied::SnapshotNeeded };
         if current {
             self.current.insert(slot);
@@ -268,7 +268,7 @@ impl PrefixIndex {
         Applied::Done
     }
 
-    /// What each worker has of a prompt, whose hashes are `chain` from its first group on; workers that have none of it are
+    /// The cached prefix of a prompt on each worker; `chain` has the prompt's hashes from its first group on. Workers without any of it are
     /// left out. In no particular order.
     pub fn lookup(&self, chain: &[PrefixHash]) -> Vec<CachedPrefix<'_>> {
         let mut found = Vec::new();
@@ -285,7 +285,7 @@ impl PrefixIndex {
             };
             let mut open = vec![Stretch { held: 0, missed: ends.len(), slots: alive }];
             while !open.is_empty() {
-                // The reads of a round wait for memory together: so many cost little more than one.
+                // The reads of a round overlap in memory, so many cost little more than one.
                 let each = (READS / open.len()).max(1);
                 let mut narrower = Vec::with_capacity(2 * open.len());
                 for stretches in open.chunks(BATCH / each) {
@@ -305,7 +305,7 @@ impl PrefixIndex {
         found
     }
 
-    /// Those of `slots` that hold a block.
+    /// The subset of `slots` that holds a block.
     fn holding(&self, slots: &SlotSet, holders: &Holders) -> SlotSet {
         let mut holding = SlotSet { near: slots.near & holders.near, ..SlotSet::default() };
         if holders.has_far() {
@@ -315,7 +315,7 @@ impl PrefixIndex {
         holding
     }
 
-    /// Blocks that a worker is known to hold; none unless it is current.
+    /// Number of blocks that a worker is known to hold; 0 unless it is current.
     pub fn blocks_of(&self, worker: &InstanceId) -> usize {
         let known = self.workers.get(worker).filter(|w| w.sequence.is_current());
         known.and_then(|w| w.slot).map_or(0, |slot| self.slots[slot].blocks)
@@ -326,15 +326,15 @@ impl PrefixIndex {
         self.workers.get(worker).is_some_and(|w| !w.sequence.is_current())
     }
 
-    /// Sizes, by a pass over the workers.
+    /// Sizes of the index, computed by a pass over the workers.
     pub fn counts(&self) -> IndexCounts {
         let workers_lost = self.workers.values().filter(|w| !w.sequence.is_current()).count();
         let (workers, blocks) = (self.workers.len(), self.table.held());
         IndexCounts { workers, workers_lost, blocks, refused: self.refused }
     }
 
-    /// Sweeps about `entries_max` entries of the map, so that what nobody holds leaves it without any events, too. Says
-    /// whether something is left to sweep.
+    /// Sweeps about `entries_max` entries of the map, so that blocks without holders are removed even without events. Returns whether there
+    /// is more to sweep.
     pub fn sweep(&mut self, entries_max: usize) -> bool {
         self.sweep_some(entries_max);
         !self.retired.is_empty()
@@ -349,7 +349,7 @@ impl PrefixIndex {
     }
 
     fn open_slot(&mut self, worker: &InstanceId, block_groups: usize) -> usize {
-        // Slots outnumber workers, so that all taken means some retired; a whole pass frees those.
+        // There are more slots than workers, so if all are taken some are retired; a complete pass frees those.
         let slot = loop {
             match self.taken.lowest_absent() {
                 Some(slot) => break slot,
@@ -376,7 +376,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Segments are swept whole, so what is less than the next one is remembered.
+    /// Segments are swept completely, so a remainder smaller than the next segment is carried over.
     fn sweep_some(&mut self, entries: usize) {
         self.sweep_due += entries;
         while !self.retired.is_empty() && self.sweep_due >= self.table.next_sweep() {

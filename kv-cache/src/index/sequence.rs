@@ -1,18 +1,18 @@
-//! What the number of a message says: it follows, it is old, or something is missing before it.
+//! Classifies a message by its number: it is next, it is old, or an earlier one is missing.
 
-/// How far one incarnation of a worker was followed.
+/// How far the events of one worker incarnation were followed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
     state: State,
-    /// The highest number that any message had. What is current has applied all up to it.
+    /// The highest number of any message. A current worker's events are applied up to it.
     seen: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Something is missing, or nothing came yet.
+    /// A message is missing, or none has come yet.
     Lost,
-    /// A snapshot is on its way.
+    /// A snapshot is being received.
     Filling {
         next_part: u32,
     },
@@ -22,13 +22,13 @@ enum State {
 /// What to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Replaces all that is known.
+    /// It replaces all earlier information.
     Begin,
-    /// Follows what is known.
+    /// Apply it.
     Apply,
-    /// Is known already.
+    /// It is old.
     Stale,
-    /// What is known can no longer be relied on.
+    /// Earlier information is no longer reliable.
     Lost,
 }
 
@@ -37,7 +37,7 @@ impl Sequence {
         Self { state: State::Lost, seen: 0 }
     }
 
-    /// Whether everything up to the newest message is known.
+    /// Whether all messages up to the newest were applied.
     pub(super) fn is_current(&self) -> bool {
         self.state == State::Current
     }
@@ -61,7 +61,7 @@ impl Sequence {
             (State::Filling { .. }, _) if sequence < self.seen => return Verdict::Stale,
             (State::Filling { next_part }, _) if sequence == self.seen && part < next_part => return Verdict::Stale,
             (State::Filling { next_part }, _) if sequence == self.seen && part == next_part => Verdict::Apply,
-            // A snapshot whose beginning is missing, or one from before what was lost.
+            // A snapshot whose beginning is missing, or one from before the missing message.
             _ => {
                 self.seen = self.seen.max(sequence);
                 return self.lose();

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-/// Slots whose bit stands in every entry: what a cluster of ordinary size needs.
+/// Slots that have a bit in every entry: enough for a cluster of ordinary size.
 pub(super) const NEAR: usize = 64;
 /// Words of the slots beyond [`NEAR`].
 pub(super) const FAR_WORDS: usize = 16;
-/// All slots. More than workers, so that a new snapshot finds one while the slot of the former is still swept.
+/// Number of slots. More than workers, so that a new snapshot gets a slot while the worker's previous one is still being swept.
 pub(super) const SLOTS: usize = NEAR + 64 * FAR_WORDS;
 
 /// A set of slots.
@@ -29,12 +29,12 @@ impl SlotSet {
         self.near == 0 && self.far == [0; FAR_WORDS]
     }
 
-    /// The slots of both.
+    /// The intersection.
     pub(super) fn and(&self, other: &Self) -> Self {
         self.of_each(other, |a, b| a & b)
     }
 
-    /// The slots that are not in the other.
+    /// The slots that are not in the other set.
     pub(super) fn and_not(&self, other: &Self) -> Self {
         self.of_each(other, |a, b| a & !b)
     }

@@ -1,8 +1,8 @@
 //! The flat map from a block's hash to its holders.
 //!
-//! Hashes are 128 uniformly random bits, so they hash themselves: the top bits choose one of 4,096 segments, others the
-//! place in it. A segment is an open-addressing table that grows by itself, so no operation moves more than some thousand
-//! entries, and memory follows what is held. An entry is 32 aligned bytes: it never straddles a cache line.
+//! Hashes are 128 uniformly random bits and need no further hashing: the top bits choose one of 4,096 segments, others the position in it.
+//! A segment is an open-addressing table that grows independently. So no operation moves more than a few thousand entries, and memory is
+//! proportional to the contents. An entry is 32 aligned bytes: it never straddles a cache line.
 
 use super::holders::{Added, Holders, Spill};
 use super::slots::{FAR_WORDS, SlotSet};
@@ -10,9 +10,9 @@ use crate::PrefixHash;
 use std::hint::black_box;
 
 const SEGMENT_BITS: u32 = 12;
-/// Fewest entries of a segment that holds any.
+/// Fewest entries of a non-empty segment.
 const ENTRIES_MIN: usize = 8;
-/// Hashes that are looked for together. A core has at most some dozen reads of memory in flight.
+/// Hashes that are looked up together. A core has at most a few dozen memory reads in flight.
 pub(super) const BATCH: usize = 32;
 
 #[derive(Clone, Copy, Default)]
@@ -56,7 +56,7 @@ impl Segment {
         if position + 1 == self.entries.len() { 0 } else { position + 1 }
     }
 
-    /// Where the key is, or else the vacant entry where it would be. `None` where there are no entries.
+    /// Position of the key, or of the vacant entry where it would be. `None` if there are no entries.
     fn seek(&self, key: [u64; 2]) -> Option<usize> {
         if self.entries.is_empty() {
             return None;
@@ -69,13 +69,13 @@ impl Segment {
         Some(position)
     }
 
-    /// Where the key is.
+    /// Position of the key.
     fn find(&self, key: [u64; 2]) -> Option<usize> {
         self.seek(key).filter(|position| !self.entries[*position].holders.is_empty())
     }
 
-    /// Half as many entries more, if one more would leave less than half of them vacant: then three of four are found in the
-    /// first place, and the reads of a lookup need not wait for one another.
+    /// Grows by half if one more entry would leave less than half of them vacant. Then three of four keys are in their first position, and
+    /// the reads of a lookup need not wait for one another.
     fn make_room(&mut self) {
         let entries = self.entries.len();
         if 2 * (self.used + 1) <= entries {
@@ -89,7 +89,7 @@ impl Segment {
         }
     }
 
-    /// Writes an entry whose key is not there. There is room.
+    /// Writes an entry whose key is absent. There must be room.
     fn put(&mut self, entry: Entry) {
         let mut position = self.home(entry.key);
         while !self.entries[position].holders.is_empty() {
@@ -98,7 +98,7 @@ impl Segment {
         self.entries[position] = entry;
     }
 
-    /// Makes an entry vacant, and moves those behind it up that would not be found across the hole.
+    /// Vacates an entry, and moves later entries up that would not be found across the hole.
     fn erase(&mut self, mut hole: usize) {
         let entries = self.entries.len();
         let distance = |from: usize, to: usize| if to >= from { to - from } else { to + entries - from };
@@ -120,11 +120,11 @@ impl Table {
     pub(super) fn new(blocks_max: usize) -> Self {
         let mut segments = Vec::new();
         segments.resize_with(1 << SEGMENT_BITS, Segment::default);
-        // Few blocks are on many workers, so a set for each sixteenth block is plenty, at 8 bytes a block.
+        // Few blocks are on many workers, so a set for each sixteenth block is ample, at 8 bytes a block.
         Self { segments, spill: Spill::new(blocks_max / 16), held: 0, blocks_max, cursor: 0 }
     }
 
-    /// Hashes that somebody holds, those of retired slots included.
+    /// Hashes with holders, including retired slots.
     pub(super) fn held(&self) -> usize {
         self.held
     }
@@ -147,7 +147,7 @@ impl Table {
         Added::New
     }
 
-    /// Whether the slot held the block.
+    /// Removes the slot; returns whether it held the block.
     pub(super) fn take(&mut self, hash: &PrefixHash, slot: usize) -> bool {
         let key = key(hash);
         let segment = &mut self.segments[segment(key)];
@@ -160,8 +160,7 @@ impl Table {
         held
     }
 
-    /// Holders of up to [`BATCH`] hashes. All first places are read before any is looked at, so that reads of memory overlap
-    /// instead of waiting for one another.
+    /// Holders of up to [`BATCH`] hashes. All first positions are read before any is inspected, so that memory reads overlap.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
         let mut keys = [[0; 2]; BATCH];
         let mut first = [Entry::default(); BATCH];
@@ -172,7 +171,7 @@ impl Table {
             let segment = &self.segments[segment(*wanted)];
             if let Some(found) = segment.entries.get(segment.home(*wanted)) {
                 *entry = *found;
-                // Where the first place is another's, the next one is needed, often in the next cache line.
+                // If the first position has another key, the next one is needed, often in the next cache line.
                 if let Some(next) = segment.entries.get(segment.home(*wanted) + 1) {
                     nearby ^= next.key[1];
                 }
@@ -196,7 +195,7 @@ impl Table {
         holders.far_set(&self.spill)
     }
 
-    /// Takes the slots of `dead` out of the next segment, naming one to `taken` for each block that it held.
+    /// Removes the slots of `dead` from the next segment; calls `taken` with the slot for each block that it held.
     pub(super) fn sweep(&mut self, dead: &SlotSet, mut taken: impl FnMut(usize)) {
         let segment = &mut self.segments[self.cursor];
         self.cursor = (self.cursor + 1) % (1 << SEGMENT_BITS);
@@ -206,7 +205,7 @@ impl Table {
             if !holders.is_empty() {
                 holders.take_all(dead, &mut self.spill, &mut taken);
                 if holders.is_empty() {
-                    // Another entry may have moved here: look again.
+                    // Another entry may have moved here: check again.
                     segment.erase(position);
                     self.held -= 1;
                     continue;
@@ -216,7 +215,7 @@ impl Table {
         }
     }
 
-    /// Entries that the next sweep reads, counting 1 for none.
+    /// Entries that the next sweep reads; at least 1.
     pub(super) fn next_sweep(&self) -> usize {
         self.segments[self.cursor].entries.len().max(1)
     }

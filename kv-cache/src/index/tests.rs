@@ -8,7 +8,7 @@ fn name(worker: usize) -> InstanceId {
     InstanceId::try_new(format!("w{worker}")).unwrap()
 }
 
-/// Names of a prompt that nothing else shares.
+/// Hashes of a prompt that shares nothing with others.
 fn chain(salt: u32, groups: u32) -> Vec<PrefixHash> {
     let tokens: Vec<u32> = (0..16 * groups).map(|t| t + 1000 * salt).collect();
     PrefixHasher::new(&Digest([7; 32]), b"").prompt(&tokens, &[])
@@ -32,7 +32,7 @@ fn index_of(workers: usize, blocks_max: usize) -> PrefixIndex {
     index
 }
 
-/// Worker and groups that it has, ascending.
+/// Workers and the number of groups that each has, ascending.
 fn hits(index: &PrefixIndex, chain: &[PrefixHash]) -> Vec<(String, usize)> {
     let mut hits: Vec<_> = index.lookup(chain).iter().map(|h| (h.worker.to_string(), h.tokens / 16)).collect();
     hits.sort();
@@ -72,7 +72,7 @@ fn blocks_of_every_size_are_whole() {
     assert_eq!(hits(&index, &prompt), [hit(0, 24), hit(1, 24), hit(2, 24), hit(3, 24)]);
     assert_eq!(hits(&index, &prompt[..23]), [hit(0, 23), hit(1, 22), hit(2, 21), hit(3, 16)]);
     assert_eq!(hits(&index, &prompt[..7]), [hit(0, 7), hit(1, 6), hit(2, 6)]);
-    // All blocks that end behind group 17.
+    // All blocks that end after group 17.
     for worker in 0..4 {
         send(&mut index, worker, 1, CacheChange::Removed(&prompt[17..]));
     }
@@ -99,7 +99,7 @@ fn a_gap_hides_the_worker_until_its_snapshot() {
     assert_eq!(hits(&index, &prompt), [hit(1, 8)]);
     assert_eq!(send(&mut index, 0, 4, CacheChange::Stored(&prompt)), Applied::SnapshotNeeded);
     assert_eq!(hits(&index, &prompt), [hit(1, 8)]);
-    // One from before what was lost does not help.
+    // A snapshot from before the missing event does not help.
     assert_eq!(snapshot(&mut index, 0, 3, &prompt), Applied::SnapshotNeeded);
     assert_eq!(hits(&index, &prompt), [hit(1, 8)]);
     assert_eq!(snapshot(&mut index, 0, 4, &prompt[..3]), Applied::Done);
@@ -119,11 +119,11 @@ fn what_is_old_changes_nothing() {
     assert_eq!(snapshot(&mut index, 0, 2, &prompt), Applied::Stale);
     assert_eq!(snapshot(&mut index, 0, 1, &prompt), Applied::Stale);
     assert_eq!(hits(&index, &prompt), [hit(0, 4)]);
-    // The same block stored or removed twice counts once.
+    // A block that is stored or removed twice counts once.
     assert_eq!(send(&mut index, 0, 3, CacheChange::Stored(&prompt[..2])), Applied::Done);
     assert_eq!(send(&mut index, 0, 4, CacheChange::Removed(&prompt[7..])), Applied::Done);
     assert_eq!(index.blocks_of(&name(0)), 4);
-    // A newer snapshot replaces what is current, too.
+    // A newer snapshot also replaces a current state.
     assert_eq!(snapshot(&mut index, 0, 9, &prompt[..1]), Applied::Done);
     assert_eq!((hits(&index, &prompt), index.blocks_of(&name(0))), (vec![hit(0, 1)], 1));
     assert_eq!(send(&mut index, 0, 10, CacheChange::Stored(&prompt[1..2])), Applied::Done);
@@ -146,7 +146,7 @@ fn a_snapshot_counts_once_it_is_whole() {
     assert_eq!(send(&mut index, 0, 6, part(0, false)), Applied::Done);
     assert_eq!(send(&mut index, 0, 6, part(2, true)), Applied::SnapshotNeeded);
     assert_eq!(hits(&index, &prompt), []);
-    // One that begins anew replaces what came of the former; an event in between ends it.
+    // A new snapshot replaces the parts of the previous one; an event in between ends it.
     assert_eq!(send(&mut index, 0, 6, part(0, false)), Applied::Done);
     assert_eq!(send(&mut index, 0, 6, part(0, false)), Applied::Done);
     assert_eq!(send(&mut index, 0, 7, CacheChange::Stored(&prompt)), Applied::SnapshotNeeded);
@@ -154,7 +154,7 @@ fn a_snapshot_counts_once_it_is_whole() {
     assert_eq!(hits(&index, &prompt), []);
     assert_eq!(snapshot(&mut index, 0, 7, &prompt[..1]), Applied::Done);
     assert_eq!((hits(&index, &prompt), index.blocks_of(&name(0))), (vec![hit(0, 1)], 1));
-    // A snapshot whose beginning is missing tells that events are, too.
+    // A snapshot whose beginning is missing means that events are missing too.
     assert_eq!(send(&mut index, 0, 9, part(1, true)), Applied::SnapshotNeeded);
     assert_eq!(hits(&index, &prompt), []);
 }
@@ -189,7 +189,7 @@ fn a_full_index_refuses_counts_and_takes_up_again() {
     let counts = IndexCounts { workers: 2, workers_lost: 0, blocks: 10, refused: 6 };
     assert_eq!(index.counts(), counts);
     assert_eq!((hits(&index, &a), hits(&index, &b)), (vec![hit(0, 8)], vec![hit(1, 2)]));
-    // A further holder of a known block needs no room, and removing what was refused does nothing.
+    // A further holder of a known block needs no room, and removing a refused block does nothing.
     send(&mut index, 1, 2, CacheChange::Stored(&a));
     send(&mut index, 1, 3, CacheChange::Removed(&b[5..]));
     assert_eq!((index.counts(), hits(&index, &a)), (counts, vec![hit(0, 8), hit(1, 8)]));
@@ -229,7 +229,7 @@ fn as_many_workers_as_promised() {
     let expected: BTreeMap<_, _> = (0..most).map(|worker| hit(worker, 1 + worker % 4)).collect();
     assert_eq!(hits(&index, &prompt), expected.into_iter().collect::<Vec<_>>());
     assert_eq!(index.table.spilled(), 4);
-    // More snapshots in a row than there are slots to spare.
+    // More snapshots in a row than there are spare slots.
     for worker in 0..200 {
         assert_eq!(snapshot(&mut index, worker, 2, &prompt), Applied::Done);
     }
@@ -241,7 +241,7 @@ fn as_many_workers_as_promised() {
     assert_eq!(index.taken, SlotSet::default());
 }
 
-/// The same, slowly: what each current worker holds.
+/// A slow reference: what each current worker holds.
 #[derive(Default)]
 struct Model {
     holders: HashMap<PrefixHash, BTreeSet<usize>>,
@@ -272,7 +272,7 @@ impl Model {
         self.current.contains(&worker) && self.holders.get(block).is_some_and(|workers| workers.contains(&worker))
     }
 
-    /// Whether a hit of the chain ends at a block that the worker does not hold: at the only one where there are no holes.
+    /// Whether a hit of the chain may end at a block that the worker does not hold: the only such block, if there are no holes.
     fn may_hit(&self, worker: usize, chain: &[PrefixHash], groups: usize) -> bool {
         let ends = groups == chain.len() || !self.has(worker, &chain[groups]);
         ends && (groups == 0 || self.has(worker, &chain[groups - 1]))
@@ -372,7 +372,7 @@ fn compare(workers: usize, steps: Vec<Step>, hashes: &[PrefixHash]) -> Result<()
         prop_assert_eq!(held, expected);
     }
     while index.sweep(10_000) {}
-    // What is swept clean holds no more than the model does.
+    // After a complete sweep the index holds no more than the model does.
     let filling = model.holders.values().filter(|workers| !workers.is_empty()).count();
     prop_assert_eq!(index.counts().blocks, filling);
     prop_assert_eq!(index.counts().workers_lost + model.current.len(), index.counts().workers);
@@ -387,15 +387,15 @@ proptest! {
         compare(6, steps, &chain(3, 90))?;
     }
 
-    /// Names that share a segment, so that probes, holes and growth are what is tested.
+    /// Hashes that share a segment, to test probing, holes and growth.
     #[test]
     fn it_is_the_plain_map_where_names_collide(steps in steps(6, 90), homes in 1u64..30) {
         let name = |i: u64| PrefixHash(u128::to_le_bytes((i % homes * (u64::MAX / homes)) as u128 >> 32 << 96 | i as u128));
         compare(6, steps, &(0..90).map(name).collect::<Vec<_>>())?;
     }
 
-    /// Workers with blocks of every size that hold so many groups of one chain, which is what caches do: each has what it has, whatever is
-    /// asked for.
+    /// Workers with blocks of every size, each of which holds the first groups of one chain, as caches do: every hit is exact, whatever the
+    /// lookup.
     #[test]
     fn hits_of_caches_are_exact(
         held in proptest::collection::vec((1usize..=8, 0usize..=300), 1..70),

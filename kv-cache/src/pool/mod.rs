@@ -1,25 +1,25 @@
-//! The books of one pool: which state every block of every group is in.
+//! The state of every block in one pool, by group.
 
 mod runs;
 
 use baton_types::{BlockId, GroupBlocks};
 use runs::FreeRuns;
 
-/// What holds a block.
+/// The holder of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
-    /// Nothing; it may be allocated.
+    /// No holder; it may be allocated.
     Free,
-    /// So many leases, at least one. Whether the prefix cache knows it too makes no difference: it stays where it is.
+    /// One or more leases. The prefix cache may hold it too.
     Referenced {
-        /// How many.
+        /// Number of leases.
         by: u32,
     },
-    /// The prefix cache alone; it may be evicted.
+    /// Only the prefix cache; it may be evicted.
     Cached,
     /// A peer that may still write it. `owner` is the label under which it is counted.
     Quarantined {
-        /// Who may still write.
+        /// The peer that may still write.
         owner: u64,
     },
 }
@@ -33,17 +33,17 @@ impl BlockState {
 pub struct BlockCounts {
     /// All blocks.
     pub total: usize,
-    /// May be allocated.
+    /// Blocks that may be allocated.
     pub free: usize,
-    /// Held by leases, each once however many hold it.
+    /// Blocks held by leases, each counted once.
     pub referenced: usize,
-    /// Held by the prefix cache alone.
+    /// Blocks held only by the prefix cache.
     pub cached: usize,
-    /// Set aside until a peer can no longer write them.
+    /// Blocks set aside until a peer can no longer write them.
     pub quarantined: usize,
 }
 
-/// A pool that cannot exist.
+/// The parameters of a pool are invalid.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -52,12 +52,12 @@ pub struct BlockCounts {
 )]
 pub struct PoolError {
     pub groups: usize,
-    /// Blocks asked for in each.
+    /// Blocks requested in each.
     pub blocks: u32,
 }
 
-/// The states of `groups x blocks` blocks. Every move between states is checked: a block that is not where the caller
-/// believes it to be is a defect that would corrupt somebody's tokens, so it panics.
+/// The states of `groups x blocks` blocks. Every transition is checked: a block in another state than the caller assumes is a defect that
+/// would corrupt a sequence's KV, so it panics.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     groups: Vec<Group>,
@@ -123,8 +123,8 @@ impl BlockPool {
         self.groups[group].states[block.0 as usize]
     }
 
-    /// Takes `per_group[g]` free blocks of each group, or none at all. Blocks come in neighbouring ascending runs where
-    /// there are such, first behind the last block of `after` (the table that is to grow).
+    /// Takes `per_group[g]` free blocks of each group, or none at all. Blocks come in ascending contiguous runs where possible, starting
+    /// after the last block of `after` (the table to grow).
     ///
     /// # Panics
     /// If `per_group` or `after` have another number of groups than the pool.
@@ -144,10 +144,10 @@ impl BlockPool {
         Some(blocks)
     }
 
-    /// One more lease holds a block that leases or the cache hold already.
+    /// Adds a lease to a block that leases or the cache hold already.
     ///
     /// # Panics
-    /// If nothing holds it, or a peer may write it.
+    /// If the block is free or quarantined.
     pub fn reference(&mut self, group: usize, block: BlockId) {
         let to = match self.state(group, block) {
             BlockState::Referenced { by } => BlockState::Referenced { by: by + 1 },
@@ -157,7 +157,7 @@ impl BlockPool {
         self.shift(group, block, to);
     }
 
-    /// One lease less holds a block. Where that was the last, it is the cache's or free again; whether it was.
+    /// Removes a lease from a block. If it was the last, the block becomes the cache's or free. Returns whether it was the last.
     ///
     /// # Panics
     /// If no lease holds it.
@@ -172,27 +172,27 @@ impl BlockPool {
         !matches!(to, BlockState::Referenced { .. })
     }
 
-    /// The cache gives up a block that no lease holds.
+    /// The cache drops a block that no lease holds.
     ///
     /// # Panics
-    /// If it is not the cache's alone.
+    /// If it is not held by the cache alone.
     pub fn evict(&mut self, group: usize, block: BlockId) {
         let state = self.state(group, block);
         assert!(state == BlockState::Cached, "block {block} is {state:?}, not Cached");
         self.shift(group, block, BlockState::Free);
     }
 
-    /// A block that one lease holds is set aside, counted under `owner`.
+    /// Quarantines a block that one lease holds, counted under `owner`.
     ///
     /// # Panics
-    /// If anything but one lease holds it.
+    /// If anything but exactly one lease holds it.
     pub fn quarantine(&mut self, group: usize, block: BlockId, owner: u64) {
         let state = self.state(group, block);
         assert!(state == BlockState::OWNED, "block {block} is {state:?}, not one lease's");
         self.shift(group, block, BlockState::Quarantined { owner });
     }
 
-    /// Blocks quarantined under `owner` become free: the owner can no longer write them.
+    /// Frees blocks quarantined under `owner`: the owner can no longer write them.
     ///
     /// # Panics
     /// If one of them is not quarantined under `owner`.
@@ -205,13 +205,13 @@ impl BlockPool {
             for &id in ids {
                 let state = self.state(group, id);
                 assert!(state == from, "block {id} is {state:?}, not {from:?}");
-                // Those taken for the allocation have left the free runs already.
+                // Blocks taken for the allocation have left the free runs already.
                 self.shift(group, id, to);
             }
         }
     }
 
-    /// Moves a block with its count, so that the books hold even where a check panics half-way.
+    /// Changes a block's state together with the counts, so that they stay consistent even if a check panics half-way.
     fn shift(&mut self, group: usize, id: BlockId, to: BlockState) {
         let group = &mut self.groups[group];
         let state = &mut group.states[id.0 as usize];

@@ -1,9 +1,9 @@
-//! Free blocks of one group, kept as maximal runs of neighbouring ids.
+//! Free blocks of one group, stored as maximal runs of contiguous ids.
 
 use baton_types::BlockId;
 use std::collections::BTreeMap;
 
-/// `start -> length` of each maximal run of free ids; neighbouring runs are always merged.
+/// `start -> length` of each maximal run of free ids; adjacent runs are always merged.
 #[derive(Clone, Debug)]
 pub(super) struct FreeRuns {
     runs: BTreeMap<u32, u32>,
@@ -19,8 +19,8 @@ impl FreeRuns {
         self.count
     }
 
-    /// Takes `n` ids, which must be there: from `next` on where that is free, then the lowest run that holds the rest
-    /// whole, else the longest runs, so that as few pieces as possible come out.
+    /// Takes `n` ids, which must be free: from `next` on if that is free, then the lowest run that fits the whole rest, otherwise the
+    /// longest runs, to get as few pieces as possible.
     pub(super) fn take(&mut self, n: usize, next: Option<u32>) -> Vec<BlockId> {
         assert!(n <= self.count, "{n} blocks of {} free", self.count);
         let mut out = Vec::with_capacity(n);
@@ -37,7 +37,7 @@ impl FreeRuns {
         out
     }
 
-    /// Gives one id back.
+    /// Returns one id.
     pub(super) fn put(&mut self, id: u32) {
         let (mut start, mut len) = (id, 1);
         if let Some((&before, &before_len)) = self.runs.range(..id).next_back().filter(|(s, l)| **s + **l == id) {
@@ -75,7 +75,7 @@ impl FreeRuns {
         self.runs.iter().flat_map(|(start, len)| *start..start + len).collect()
     }
 
-    /// Whether two runs touch, which merging must prevent.
+    /// Whether no two runs are adjacent, as merging must ensure.
     #[cfg(test)]
     pub(super) fn is_merged(&self) -> bool {
         self.runs.iter().zip(self.runs.iter().skip(1)).all(|((s, l), (next, _))| s + l < *next)

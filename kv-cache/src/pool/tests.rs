@@ -5,7 +5,7 @@ fn ids(blocks: &GroupBlocks) -> Vec<Vec<u32>> {
     blocks.0.iter().map(|g| g.iter().map(|b| b.0).collect()).collect()
 }
 
-/// Recomputes from the states alone what the books claim.
+/// Recomputes the counts from the states alone.
 fn check_books(pool: &BlockPool) {
     let mut counts = BlockCounts { total: pool.groups() * pool.blocks() as usize, ..BlockCounts::default() };
     for group in &pool.groups {
@@ -23,7 +23,7 @@ fn check_books(pool: &BlockPool) {
     assert_eq!(pool.counts(), counts);
 }
 
-/// As a lease that nobody shares gives its blocks back.
+/// Returns blocks as an unshared lease does.
 fn free(pool: &mut BlockPool, blocks: &GroupBlocks) {
     for (group, ids) in blocks.0.iter().enumerate() {
         assert!(ids.iter().all(|&id| pool.dereference(group, id, false)));
@@ -55,11 +55,11 @@ fn neighbours_go_together() {
     let (a, b, c) = (take(3), take(2), take(1));
     assert_eq!((ids(&a), ids(&b), ids(&c)), (vec![vec![0, 1, 2]], vec![vec![3, 4]], vec![vec![5]]));
     free(&mut pool, &a);
-    // Four do not fit in front; the run behind holds them whole.
+    // Four do not fit in front; the run after it fits all of them.
     let d = pool.allocate(&[4], None).unwrap();
     assert_eq!(ids(&d), [[6, 7, 8, 9]]);
     free(&mut pool, &c);
-    // A growing table takes the block behind its last one although lower ids are free.
+    // A growing table takes the block after its last one although lower ids are free.
     assert_eq!(ids(&pool.allocate(&[1], Some(&b)).unwrap()), [[5]]);
     assert_eq!(ids(&pool.allocate(&[1], Some(&d)).unwrap()), [[0]]);
 }
@@ -175,7 +175,7 @@ proptest! {
                 _ => {}
             }
             check_books(&pool);
-            // One owner per block: what is held and quarantined is disjoint and all that is not free.
+            // One owner per block: held and quarantined blocks are disjoint, and together they are all blocks that are not free.
             for g in 0..groups {
                 let mut owned: Vec<_> = held.iter().chain(quarantined.iter().map(|(b, _)| b)).flat_map(|b| b.0[g].clone()).collect();
                 let n = owned.len();

@@ -1,4 +1,4 @@
-//! What a reader expects of the cache, a case each. Blocks of 16 tokens unless said otherwise: a symbol of a prompt is a block.
+//! Short cases of the cache's behaviour. Blocks have 16 tokens unless stated otherwise: each symbol of a prompt is a block.
 
 use super::{TTL, hashes, pool};
 use crate::{BlockCounts, Change, Keep, Lease, Pin, PrefixHash, Reserve, SharedPool};
@@ -8,7 +8,7 @@ fn reserve(pool: &SharedPool, hashes: &[PrefixHash], blocks: usize, now: Instant
     pool.try_reserve(Reserve { hashes, reuse_tokens_max: blocks * 128, blocks, keep_free: 0, now })
 }
 
-/// Computes and caches a prompt of whole blocks, and lets go of it.
+/// Computes and caches a prompt of whole blocks, and drops its lease.
 fn cache(pool: &SharedPool, symbols: &[u8], now: Instant) {
     let hashes = hashes(symbols);
     let mut lease = reserve(pool, &hashes, symbols.len(), now).unwrap();
@@ -31,7 +31,7 @@ fn what_was_stored_is_found_and_shared() {
         assert_eq!(one.blocks().0[group][..2], two.blocks().0[group][..2]);
         assert!(!two.blocks().0[group].contains(&one.blocks().0[group][3]));
     }
-    // a, b, c, and one and two blocks of their own; d is idle.
+    // a, b, c, and one and two unshared blocks; d is idle.
     assert_eq!(pool.counts(), BlockCounts { total: 16, free: 2, referenced: 12, cached: 2, ..BlockCounts::default() });
     drop((one, two));
     assert_eq!((cached(&pool, b"abcd"), pool.counts().free), (4, 8));
@@ -96,7 +96,7 @@ fn nothing_that_is_used_makes_room() {
     let rest = pool.try_lease(&[2]).unwrap();
     assert_eq!((cached(&pool, b"abc"), user.cached_blocks()), (2, 2));
     drop((user, rest));
-    // What a reservation finds is not room for the rest of it.
+    // Blocks that a reservation finds cached are not available for its rest.
     assert!(reserve(&pool, &hashes(b"abcde"), 5, now).is_none());
     assert_eq!(cached(&pool, b"ab"), 2);
 }
@@ -151,7 +151,7 @@ fn pins_outlive_room_and_time_within_their_quota() {
     assert_eq!(cached(&pool, b"abcdef"), 3, "leaves first");
 }
 
-/// Caches a prompt of whole blocks that nobody shares, pinned for `owner` until then; how many of its blocks the quotas took.
+/// Caches a prompt of whole, unshared blocks, pinned for `owner` until then; returns how many of its blocks the quotas allowed.
 fn pin(pool: &SharedPool, symbols: &[u8], owner: u64, until: Instant, now: Instant) -> usize {
     let (hashes, before) = (hashes(symbols), pool.cache_counts().pinned);
     let mut lease = reserve(pool, &hashes, symbols.len(), now).unwrap();

@@ -1,4 +1,4 @@
-//! Feeds, and an index that follows a pool over a wire that loses, doubles and turns around.
+//! Feeds, and an index that follows a pool over a channel that loses, duplicates and reorders messages.
 
 use super::{TTL, hashes};
 use crate::{
@@ -44,7 +44,7 @@ fn a_snapshot_comes_first_and_then_what_changes() {
     };
     assert_eq!(set(blocks), set(&old));
     assert!(!feed.has_more() && told(&mut feed).is_empty());
-    // One of the four blocks makes room.
+    // One of the four blocks is evicted for it.
     cache(&pool, &new, now);
     let then = told(&mut feed);
     let [
@@ -109,7 +109,7 @@ fn a_pool_without_a_cache_tells_nothing() {
     assert_eq!(feed.next_update(), None);
 }
 
-/// A router's end: what it knows of the one worker, and how it asks for a snapshot.
+/// A router's side: its index of the one worker, and how it requests a snapshot.
 struct Follower {
     index: PrefixIndex,
     worker: InstanceId,
@@ -123,12 +123,12 @@ impl Follower {
         CacheFeed::new(pool.clone())
     }
 
-    /// Whether nothing is missing as far as it sees.
+    /// Applies an update; returns whether nothing is missing as far as it knows.
     fn take(&mut self, update: &FeedUpdate) -> bool {
         self.index.apply(&self.worker, update.of(self.incarnation)) != Applied::SnapshotNeeded
     }
 
-    /// Which of these it believes to be cached.
+    /// Which of these it considers cached.
     fn believes(&self, prompts: &[Vec<PrefixHash>]) -> BTreeSet<PrefixHash> {
         let held = |prompt: &Vec<PrefixHash>| {
             let found = self.index.lookup(prompt).first().map_or(0, |found| found.tokens / 16);
@@ -142,11 +142,11 @@ impl Follower {
 enum Step {
     Cache(usize),
     Clear,
-    /// Lets time go on, to the end of some entries.
+    /// Advances the time, so that some entries expire.
     Expire,
-    /// So many updates reach the wire.
+    /// Sends this many updates.
     Send(usize),
-    /// The wire does this to what is on it, and the rest arrives.
+    /// The channel does this to its messages, and the rest arrives.
     Arrive(Wire),
 }
 
@@ -189,7 +189,7 @@ proptest! {
         let mut follower = Follower { index: PrefixIndex::new(1000), worker: id, incarnation: Incarnation(1) };
         let mut feed = follower.reopen(&pool);
         let mut wire: Vec<FeedUpdate> = Vec::new();
-        // What was cached since what the follower knows was true.
+        // Everything cached since the follower's state was exact.
         let mut ever: BTreeSet<PrefixHash> = BTreeSet::new();
         for step in steps {
             match step {
@@ -217,14 +217,14 @@ proptest! {
             ever.extend(pool.snapshot().unwrap().0);
             prop_assert!(follower.believes(&prompts).is_subset(&ever), "it believes in what never was");
         }
-        // A round trip later: whatever is on the wire arrives, or shows that something is missing.
+        // A round trip later: every message in the channel arrives, or a gap is detected.
         wire.extend(told(&mut feed));
         if !wire.iter().all(|update| follower.take(update)) || follower.index.is_lost(&follower.worker) {
             feed = follower.reopen(&pool);
             prop_assert!(told(&mut feed).iter().all(|update| follower.take(update)));
         }
         let cached = set(&pool.snapshot().unwrap().0);
-        // A loss at the very end is seen with the next update only.
+        // A loss at the very end is detected only with the next update.
         let blind = follower.believes(&prompts) != cached;
         if blind {
             cache(&pool, &hashes(b"!"), now);

@@ -1,4 +1,4 @@
-//! Pool and cache from outside: short cases, and a model that random operations are compared with.
+//! Tests of the public API of pool and cache: short cases, and random operations compared with a model.
 
 mod cases;
 mod follow;
@@ -16,7 +16,7 @@ fn pool(groups: usize, blocks: u32, block_tokens: usize) -> SharedPool {
     SharedPool::with_cache(groups, blocks, config).unwrap()
 }
 
-/// Hashes of a prompt that is given by one symbol for each 16 tokens.
+/// Hashes of a prompt, given as one symbol per 16 tokens.
 fn hashes(symbols: &[u8]) -> Vec<PrefixHash> {
     let tokens: Vec<TokenId> = symbols.iter().flat_map(|s| [TokenId::from(*s); 16]).collect();
     PrefixHasher::new(&Digest([7; 32]), b"tenant").prompt(&tokens, &[])

@@ -1,5 +1,5 @@
-//! A pool and cache that are obviously right: sets and lists, everything recounted each time. It decides nothing: it takes what the real
-//! ones did, says whether they might, and knows what every block must hold.
+//! A simple model of pool and cache: sets and lists, recounted each time. It makes no decisions: it takes those of the real ones, checks
+//! that they were allowed, and knows what every block must hold.
 
 use super::TTL;
 use crate::{Change, ChangeCursor, Keep, Lease, Pin, PrefixHash, Quarantined, SharedPool};
@@ -10,14 +10,14 @@ use std::time::Instant;
 /// A block of a group.
 type Place = (usize, BlockId);
 
-/// What a block holds: KV of a prefix, or something that one lease is still writing.
+/// The contents of a block: KV of a prefix, or data that one lease is still writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     Kv(PrefixHash),
     Draft(u64),
 }
 
-/// A lease, and what its user believes of it.
+/// A lease, and the contents that its user expects.
 pub(super) struct Held {
     pub(super) lease: Lease,
     pub(super) hashes: Vec<PrefixHash>,
@@ -25,7 +25,7 @@ pub(super) struct Held {
     pub(super) complete: usize,
     stored: usize,
     pin: Option<Pin>,
-    /// Blocks that were exchanged.
+    /// Blocks that were replaced.
     spare: Vec<Place>,
 }
 
@@ -38,7 +38,7 @@ struct Cached {
     pinned_until: Option<Instant>,
 }
 
-/// What takes blocks out.
+/// Why blocks are removed.
 #[derive(Clone, Copy, PartialEq)]
 enum Why {
     Room,
@@ -80,7 +80,7 @@ impl Model {
         self.rows_of(hashes).iter().take(rows_max).take_while(|hash| self.cached.contains_key(*hash)).count()
     }
 
-    /// Rows that a lease may be made of, if it finds so many of a prompt.
+    /// Rows available for a lease that finds this many rows of a prompt cached.
     pub(super) fn room(&self, hashes: &[PrefixHash], found: usize) -> usize {
         let finds: Vec<_> = self.rows_of(hashes).into_iter().take(found).collect();
         let idle = self.cached.iter().filter(|(hash, c)| self.may_go(c) && !finds.contains(hash)).count();
@@ -100,7 +100,7 @@ impl Model {
         lease.blocks().0.iter().map(|group| group[row]).collect()
     }
 
-    /// A new lease: what it found must be what its hashes say, and the rest nobody's.
+    /// A new lease: the rows that it found must match its hashes, and the rest must be unowned.
     pub(super) fn take(&mut self, lease: Lease, hashes: Vec<PrefixHash>, pin: Option<Pin>) {
         let found = lease.cached_blocks();
         for (row, hash) in self.rows_of(&hashes).into_iter().take(found).enumerate() {
@@ -114,7 +114,7 @@ impl Model {
         self.draft(self.held.len() - 1, found..rows);
     }
 
-    /// A user writes rows that are its own.
+    /// A user writes its own rows.
     fn draft(&mut self, index: usize, rows: std::ops::Range<usize>) {
         for row in rows {
             for (group, block) in Self::row(&self.held[index].lease, row).into_iter().enumerate() {
@@ -155,7 +155,7 @@ impl Model {
         self.held[index].complete = self.held[index].complete.max(rows);
     }
 
-    /// Caches what is complete of a lease.
+    /// Caches the complete rows of a lease.
     pub(super) fn store(&mut self, index: usize) {
         let hashes = self.rows_of(&self.held[index].hashes);
         let held = &mut self.held[index];
@@ -185,7 +185,7 @@ impl Model {
         }
     }
 
-    /// How many the quota took is counted by the pool; the first ones come first, and each behind one that is pinned.
+    /// The pool reports how many blocks the quota allowed; the first ones come first, each after a pinned one.
     fn pinned(&mut self, hashes: &[PrefixHash], rows: std::ops::Range<usize>, pin: Pin) {
         let known = self.cached.values().filter(|c| c.pinned_until.is_some()).count();
         let mut new = self.pool.cache_counts().pinned - known;
@@ -234,7 +234,7 @@ impl Model {
         self.idle(rows);
     }
 
-    /// A fork's rows that are not cached belong to several; such a lease is never under a grant.
+    /// Rows of a fork that are not cached belong to several leases; such a lease is never under a grant.
     pub(super) fn may_be_quarantined(&self, index: usize) -> bool {
         let places = Self::places(&self.held[index].lease);
         let others = self.held.iter().enumerate().filter(|(i, _)| *i != index);
@@ -309,7 +309,7 @@ impl Model {
         self.changed(stored_by, Why::Room);
     }
 
-    /// Takes in what the cache says of itself, and whether it might; the number of blocks that went.
+    /// Processes the changes that the cache reports, and checks that they were allowed; returns the number of removed blocks.
     fn changed(&mut self, stored_by: Option<usize>, why: Why) -> usize {
         let (changes, next) = self.pool.changes_since(self.cursor, usize::MAX).expect("nothing is forgotten");
         self.cursor = next;
@@ -346,7 +346,7 @@ impl Model {
         assert!(oldest || why == Why::Time, "the oldest makes room first");
     }
 
-    /// Everything that must hold at any time.
+    /// Checks all invariants.
     pub(super) fn check(&self) {
         let mut used: Vec<Place> = self.held.iter().flat_map(|h| Self::places(&h.lease)).collect();
         used.extend(self.held.iter().flat_map(|held| &held.spare));

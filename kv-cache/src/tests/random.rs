@@ -1,16 +1,16 @@
-//! Random operations on the real pool, each held against the model: never two owners, never lost, never evicted in flight.
+//! Random operations on the real pool, each checked against the model: no block has two owners, is lost, or is evicted while in use.
 
 use super::model::Model;
 use super::{TTL, hashes};
 use crate::{Pin, PrefixHash, Reserve};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Over all shapes below.
+/// Operations over all shapes below.
 const OPERATIONS: usize = 100_000;
 /// Groups, blocks of each, tokens of a block: from pools in which nearly everything is evicted to one in which nothing is.
 const SHAPES: [(usize, u32, usize); 5] = [(1, 12, 16), (1, 40, 16), (2, 16, 32), (3, 24, 48), (1, 24, 128)];
 
-/// A prompt of few symbols, so that most begin like others; as long as some blocks.
+/// A prompt of few symbols, so that most share a prefix with others; up to a few blocks long.
 fn prompt(random: &mut StdRng, stride: usize) -> Vec<PrefixHash> {
     let len = random.random_range(1..7 * stride);
     let symbols: Vec<u8> = (0..len).map(|i| if i % stride == 0 { random.random_range(0..3) } else { 0 }).collect();
@@ -51,7 +51,7 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
         }
         50..55 if held > 0 => model.grow(index, random.random_range(1..3)),
         55..61 if held > 0 => {
-            // Of what is computed: the rest of a row that is not complete is copied.
+            // Of the computed part: the rest of an incomplete row is copied.
             let (block_tokens, complete) = (stride * 16, model.held[index].complete);
             let rest = if complete < model.held[index].lease.blocks_min() { block_tokens - 1 } else { 0 };
             let tokens = random.random_range(0..=complete) * block_tokens;
@@ -96,7 +96,7 @@ fn random_operations_agree_with_the_model() {
         model.quarantined.drain(..).for_each(|quarantined| quarantined.release());
         assert_eq!(model.pool.counts().referenced + model.pool.counts().quarantined, 0);
     }
-    // What never happened was not tested.
+    // A test in which an event never happens did not test it.
     assert!(
         counts.stored > 1000 && counts.evicted > 1000 && counts.expired > 100 && counts.unpinned > 100,
         "{counts:?}"

@@ -1,4 +1,5 @@
-//! Calls of the worker's handler: a port. What a worker does with an offer grows with the prompt, so a service has a thread for it.
+//! Calls of the worker's handler, as a port. The time that a worker spends on an offer grows with the prompt, so a service runs the calls
+//! on a thread of their own.
 
 mod thread;
 
@@ -10,13 +11,13 @@ use crate::role::{HandoffKey, Input};
 use crate::{HandoffFailure, PinQuestion, ReserveOffer, VerifiedHandoff};
 use std::sync::Arc;
 
-/// Makes the calls that it is given, at once, later or on another thread, but in order.
+/// Makes the submitted calls in order: at once, later or on another thread.
 ///
-/// There are never more than four for each handoff that peers may have open here.
+/// At most four calls are pending for each handoff that peers may have open here.
 pub trait Calls {
-    /// Takes a call in; [`Call::make`] is to be called for it.
+    /// Accepts a call; the implementation runs [`Call::make`].
     fn submit(&mut self, call: Call);
-    /// What [`SinkHandler::joins_legs`] says.
+    /// The answer of [`SinkHandler::joins_legs`].
     fn joins_legs(&self) -> bool;
 }
 
@@ -36,7 +37,7 @@ pub(crate) enum Question {
 }
 
 impl Call {
-    /// Makes it. The driver takes the answer in with its next turn.
+    /// Makes the call. The driver receives the answer in its next turn.
     pub fn make(self, handler: &dyn SinkHandler) {
         let Self { inbox, key, what } = self;
         match what {

@@ -1,4 +1,4 @@
-//! The calls of a service: one thread.
+//! The thread on which a service calls its handler.
 
 use super::{Call, Calls};
 use crate::handler::SinkHandler;
@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{JoinHandle, ThreadId};
 
-/// The queue has no bound of its own: that of [`Calls`] is one.
+/// The queue needs no bound of its own: [`Calls`] bounds the number of pending calls.
 pub(crate) struct CallThread {
-    /// Kept here too, so that its last reference goes on the progress thread: with it may go the last handle of the service.
+    /// A second reference, so that the last one is dropped on the progress thread: it may own the last handle of the service.
     handler: Arc<dyn SinkHandler>,
     calls: Option<Sender<Call>>,
     thread: Option<JoinHandle<()>>,
@@ -23,7 +23,7 @@ impl CallThread {
         let work = move || {
             for call in receiver {
                 let inbox = call.inbox.clone();
-                // Reported by the panic's own hook; the progress thread fails what is open.
+                // The panic hook has reported the panic; the progress thread fails what is open.
                 if catch_unwind(AssertUnwindSafe(|| call.make(&*called))).is_err() {
                     return inbox.fail();
                 }
@@ -38,7 +38,7 @@ impl CallThread {
 impl Calls for CallThread {
     fn submit(&mut self, call: Call) {
         if let Some(calls) = &self.calls {
-            calls.send(call).ok(); // The thread is gone after a panic only, of which the progress thread knows.
+            calls.send(call).ok(); // The thread ends early only after a panic, which the progress thread is notified of.
         }
     }
 
@@ -51,7 +51,7 @@ impl Drop for CallThread {
     fn drop(&mut self) {
         self.calls = None;
         if let Some(thread) = self.thread.take() {
-            thread.join().ok(); // A panic there was reported by its own hook.
+            thread.join().ok(); // The panic hook has reported a panic there.
         }
     }
 }

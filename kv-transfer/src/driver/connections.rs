@@ -1,4 +1,4 @@
-//! Who is connected, and how far greetings are.
+//! The open connections, and the state of their greetings.
 
 use super::pump::Pump;
 use crate::greeting::Terms;
@@ -7,35 +7,35 @@ use crate::{Party, Peer, TransferAddress, TransferConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How far a connection is.
+/// State of a connection's greeting.
 pub(super) enum Greeting {
-    /// We connected and sent our hello; the welcome is due by then.
+    /// This side connected and sent its hello; the welcome is due by this instant.
     Sent(Instant),
-    /// They connected; their hello is due by then.
+    /// The peer connected; its hello is due by this instant.
     Awaited(Instant),
     Done(Box<Terms>),
 }
 
 pub(super) struct Connection {
     pub(super) greeting: Greeting,
-    /// Who is there: expected until greeted, known afterwards.
+    /// The peer: expected until the greeting, known afterwards.
     pub(super) party: Option<Party>,
-    /// Which of its shards, in the same way.
+    /// The peer's shard, likewise.
     pub(super) shard: u16,
-    /// The peer showed a worker's certificate. Who of the workers it is, only its greeting says.
+    /// The peer presented a worker's certificate. Only its greeting identifies the worker.
     pub(super) proven: bool,
-    /// The address it was opened to; `None` where the peer connected.
+    /// The address that this side connected to; `None` where the peer connected.
     address: Option<TransferAddress>,
-    /// It is being closed.
+    /// The connection is being closed.
     pub(super) closing: bool,
     pub(super) pump: Pump,
     pub(super) lanes: String,
-    /// When something was on it last.
+    /// When it last carried something.
     used_at: Instant,
 }
 
 impl Connection {
-    /// One that a peer opened.
+    /// A connection that a peer opened.
     pub(super) fn accepted(proven: bool, config: &TransferConfig, now: Instant) -> Self {
         let greeting = Greeting::Awaited(now + Duration::from_millis(config.limits.connect_ms));
         Self {
@@ -51,7 +51,7 @@ impl Connection {
         }
     }
 
-    /// One that leads to `peer`. The transport carries nothing to a peer that has not proven what it is, where it has to.
+    /// A connection that leads to `peer`. Where credentials are required, the transport carries nothing before the peer has proven itself.
     pub(super) fn dialled(peer: &Peer, config: &TransferConfig, now: Instant) -> Self {
         Self {
             greeting: Greeting::Sent(now + Duration::from_millis(config.limits.connect_ms)),
@@ -69,7 +69,7 @@ impl Connection {
         }
     }
 
-    /// When the greeting is overdue.
+    /// When the greeting is due.
     fn greet_by(&self) -> Option<Instant> {
         match self.greeting {
             Greeting::Sent(by) | Greeting::Awaited(by) => Some(by),
@@ -81,7 +81,7 @@ impl Connection {
 #[derive(Default)]
 pub(super) struct Connections {
     all: BTreeMap<ConnId, Connection>,
-    /// The connection that new handoffs to a shard of a party take: one that this side opened.
+    /// The connection that new handoffs to a shard of a party use: one that this side opened.
     by_party: BTreeMap<(Party, u16), ConnId>,
 }
 
@@ -90,7 +90,7 @@ impl Connections {
         self.all.get(&conn)
     }
 
-    /// Who is there: expected until greeted, known afterwards.
+    /// The peer: expected until the greeting, known afterwards.
     pub(super) fn party(&self, conn: ConnId) -> Option<&Party> {
         self.get(conn)?.party.as_ref()
     }
@@ -121,20 +121,20 @@ impl Connections {
         Some(connection)
     }
 
-    /// The connection that leads to a peer, if this side opened one. Never one that the peer opened: who is there is only the peer's own
-    /// word.
+    /// The connection that leads to a peer, if this side opened one. Never one that the peer opened: there, its identity is only the peer's
+    /// own claim.
     pub(super) fn leading_to(&self, peer: &Peer) -> Option<ConnId> {
         let conn = *self.by_party.get(&(peer.party.clone(), peer.shard))?;
         let leads = |c: &Connection| !c.closing && c.address.as_ref() == Some(&peer.address);
         self.get(conn).is_some_and(leads).then_some(conn)
     }
 
-    /// How many this side opened.
+    /// Number of connections that this side opened.
     pub(super) fn count_dialled(&self) -> usize {
         self.all.values().filter(|c| c.address.is_some()).count()
     }
 
-    /// Whether a peer that connected finds all `max` places of those taken that have greeted.
+    /// Whether `max` other accepted connections have greeted already, so that there is no room for this one.
     pub(super) fn is_full_for(&self, conn: ConnId, max: usize) -> bool {
         let others = self.all.iter().filter(|(id, c)| **id != conn && c.address.is_none() && c.terms().is_some());
         self.get(conn).is_some_and(|c| c.address.is_none()) && others.count() >= max
@@ -152,13 +152,13 @@ impl Connections {
         self.all.values().any(|c| c.greet_by().is_some())
     }
 
-    /// Those whose greeting is overdue.
+    /// Connections whose greeting is overdue.
     pub(super) fn overdue(&self, now: Instant) -> Vec<ConnId> {
         let overdue = |c: &Connection| c.greet_by().is_some_and(|by| now >= by);
         self.all.iter().filter(|(_, c)| overdue(c)).map(|(&conn, _)| conn).collect()
     }
 
-    /// Those that have carried nothing for long: each costs both sides memory and sockets.
+    /// Connections that have been idle too long: each costs both sides memory and sockets.
     pub(super) fn idle(&mut self, used: &BTreeSet<ConnId>, idle: Duration, now: Instant) -> Vec<ConnId> {
         let mut unused = Vec::new();
         for (&conn, connection) in &mut self.all {

@@ -1,4 +1,4 @@
-//! Inputs to roles, and their effects carried out.
+//! Passes inputs to roles and carries out their effects.
 
 use super::Driver;
 use super::connections::{Connection, Connections};
@@ -12,7 +12,7 @@ use crate::transport::{ConnId, Transport};
 use crate::verify::Job;
 use std::time::Instant;
 
-/// Most writes and flushes that one turn posts on a connection, so that many short ones hold up nobody else.
+/// Most writes and flushes that one turn posts on a connection, so that many short ones do not delay other connections.
 const POSTS_MAX: usize = 512;
 
 impl Driver {
@@ -66,7 +66,7 @@ impl Driver {
                 Some(Role::Owner(owner)) => self.inbox.offer_ended(key, owner.request_id()),
                 None => {}
             },
-            // Where nobody asks any more, the owner dropped its end.
+            // If the receiver is gone, the owner dropped its handle.
             Effect::PutEnded(to, outcome) => drop(to.send(outcome)),
             Effect::GetEnded(to, outcome) => drop(to.send(outcome)),
         }
@@ -76,7 +76,7 @@ impl Driver {
         self.calls.submit(Call { inbox: self.inbox.clone(), key, what });
     }
 
-    /// Posts what each connection's credit allows, up to [`POSTS_MAX`]; whether anything was.
+    /// Posts what each connection's credit allows, up to [`POSTS_MAX`]. Returns whether it posted anything.
     pub(super) fn post(&mut self, now: Instant) -> bool {
         let mut posted = Vec::new();
         let mut any = false;
@@ -103,7 +103,7 @@ impl Driver {
     }
 }
 
-/// What a role may know. No method: the table is borrowed at the same time.
+/// What a role may read. Not a method, because the table is borrowed at the same time.
 pub(super) fn link<'a>(
     config: &'a TransferConfig,
     transport: &dyn Transport,

@@ -1,9 +1,9 @@
-//! What a peer could leave in quarantine here, and whether more may be granted to it. Pure.
+//! Limits the blocks that a peer could leave in quarantine here, and decides whether it may be granted more. Pure.
 //!
-//! While any block is quarantined for a peer, it is granted no other. Where its lane has a fence that is over within moments: the connection
-//! is closed with the quarantine, and the blocks are back once it is. Where it has none they stay as long as its process may live, and what
-//! it was granted may come to be quarantined all at once: there, what is granted counts as if it were quarantined already, so that the bound
-//! holds whatever happens.
+//! While a peer has blocks in quarantine, it is granted no others. On a lane that can be fenced, quarantine is short: the connection is
+//! closed, and then the blocks are released. On a lane without a fence, the blocks stay quarantined as long as the peer's process may live,
+//! and all its granted blocks may become quarantined at once. There, granted blocks count as quarantined already, so that the bound always
+//! holds.
 
 use baton_types::seeded;
 
@@ -11,23 +11,23 @@ use baton_types::seeded;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Exposure {
     pub quarantined: usize,
-    /// Granted or being asked for, on lanes that nothing fences.
+    /// Blocks granted or requested, on lanes without a fence.
     pub unfenced: usize,
 }
 
-/// What becomes of a peer's offer.
+/// Decision on a peer's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// The worker is asked for room.
+    /// Ask the worker to reserve blocks.
     Ask,
-    /// Not before other handoffs of the peer are over.
+    /// Wait until other handoffs of the peer have ended.
     Wait,
-    /// Not at all: its blocks are quarantined, or it asks for more than may ever be.
+    /// Refuse: the peer has quarantined blocks, or it asks for more than the bound ever allows.
     Refuse,
 }
 
 impl Exposure {
-    /// Whether a handoff over `wanted` blocks may begin where at most `max` may be quarantined; `fences` says whether closing its lane does.
+    /// Whether a handoff over `wanted` blocks may begin when at most `max` may be quarantined. `fences`: closing the lane fences it.
     pub(crate) fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
         let fences = fences || seeded!(LateQuarantineBound);
         if self.quarantined > 0 || (!fences && wanted > max) {
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn what_is_quarantined_bars_its_writer_and_what_nothing_fences_counts_before_it_is() {
-        // quarantined, granted without a fence, wanted, and what becomes of it: on lanes with a fence, and without one
+        // quarantined, granted without a fence, wanted, and the decision on lanes with a fence and without one
         let cases = [
             (0, 0, 8, Ask, Ask),
             (0, 0, 9, Ask, Refuse),

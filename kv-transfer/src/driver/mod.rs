@@ -1,4 +1,4 @@
-//! The driver: owns the connections, the inbox's contents and the table of handoffs, and moves them on turn by turn.
+//! The driver: owns the connections, the inbox's contents and the table of handoffs, and advances them turn by turn.
 //!
 //! ```text
 //!            commands                 events
@@ -13,9 +13,9 @@
 //!              Calls, Verifier, Transport
 //! ```
 //!
-//! A role holds its state machine and its side of the I/O, takes inputs and returns effects; it knows neither the transport nor the worker.
-//! Only the driver carries effects out. It reads no clock, starts no thread and draws no random numbers of its own, so the same driver runs
-//! on the progress thread of a service and, many of them in one thread, under virtual time.
+//! A role holds its state machine and its side of the I/O. It takes inputs and returns effects, and knows neither the transport nor the
+//! worker. Only the driver carries effects out. The driver reads no clock, starts no thread and draws no random numbers. So the same driver
+//! runs on the progress thread of a service, or many of them in one thread under virtual time.
 
 mod connections;
 mod effects;
@@ -41,22 +41,22 @@ use std::time::{Duration, Instant};
 use table::{Role, Table};
 use tally::Tally;
 
-/// How often deadlines are looked at, and the sleep while something is watched that cannot wake us.
+/// How often deadlines are checked, and the longest sleep while something is polled that cannot wake the driver.
 const TICK: Duration = Duration::from_millis(5);
 /// Sleep while fences or holds are polled.
 const WATCH: Duration = Duration::from_millis(1);
 /// Sleep when nothing is open.
 const IDLE: Duration = Duration::from_millis(200);
-/// How long bytes of a dead process may lie in receive queues of this one: far longer than one turn.
+/// How long bytes of a dead process may stay in receive queues of this one: far longer than one turn.
 const DRAIN: Duration = Duration::from_millis(100);
-/// The same for a driver that never finds nothing to do: long enough for every lane to have had its turn many times.
+/// The same for a driver that is never idle: long enough for every lane to be polled many times.
 const DRAIN_BUSY: Duration = Duration::from_secs(5);
 
-/// What a driver works with.
+/// The services that a driver uses.
 pub struct Ports {
     /// Carries messages and bytes.
     pub transport: Box<dyn Transport>,
-    /// Called from any thread when something is to be done after [`Driver::park`].
+    /// Called from any thread when there is work to do after [`Driver::park`].
     pub wake: Wake,
     /// Computes and compares checksums.
     pub verifier: Box<dyn Verifier>,
@@ -66,28 +66,28 @@ pub struct Ports {
     pub draw: Box<dyn FnMut() -> u64>,
 }
 
-/// What one turn was.
+/// Result of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Whether anything moved.
+    /// Whether the turn did any work.
     pub worked: bool,
     /// When the next turn is due if nothing happens meanwhile.
     pub wake_at: Instant,
-    /// It was the last one: [`Driver::finish`] is to be called.
+    /// This was the last turn: call [`Driver::finish`].
     pub over: bool,
 }
 
-/// Moves the handoffs of one service on.
+/// Advances the handoffs of one service.
 ///
-/// Whoever drives it calls [`Driver::turn`] with the time, over and over:
-/// - at once where the turn worked, and at [`Turn::wake_at`] at the latest;
-/// - earlier when the transport has something: an event of the network wakes nobody but the transport's own [`Transport::sleep`];
-/// - earlier when something is asked of the service, or the verifier or a call of the handler is done. All of that goes through the inbox:
-///   after [`Driver::park`], the first of it calls [`Ports::wake`], once. [`Driver::sleep`] does both for a thread of its own.
+/// The caller runs [`Driver::turn`] with the current time, repeatedly:
+/// - at once after a turn that did work, and at [`Turn::wake_at`] at the latest;
+/// - earlier when the transport has an event; only the transport's own [`Transport::sleep`] ends on such events;
+/// - earlier when the inbox gets work: a command to the service, or a result of the verifier or of a handler call. After [`Driver::park`],
+///   the first such item calls [`Ports::wake`], once. A thread that only runs this driver calls [`Driver::sleep`], which does both.
 ///
-/// After the turn that is [`Turn::over`], [`Driver::finish`] ends everything. Whoever waits for an outcome is woken within the turn that
-/// decides it, through the channel of its handle. Worker and verifier are asked within a turn too, and where their ports answer at once,
-/// the next turn takes the answer in.
+/// After the turn that is [`Turn::over`], [`Driver::finish`] ends everything. A caller that waits for an outcome is woken in the turn that
+/// decides it, through the channel of its handle. Worker and verifier are called within a turn too; where their ports answer at once, the
+/// next turn processes the answer.
 pub struct Driver {
     config: TransferConfig,
     transport: Box<dyn Transport>,
@@ -97,20 +97,20 @@ pub struct Driver {
     draw: Box<dyn FnMut() -> u64>,
     connections: Connections,
     table: Table,
-    /// What the transport saw in the last turn.
+    /// Events that the transport reported in the last turn.
     events: Vec<Event>,
     tally: Tally,
-    /// Parties proven dead, whose lanes are being drained since then.
+    /// Parties proven dead, with the time since which their lanes are being drained.
     fencing: Vec<(Party, Instant)>,
     stopping: Option<Instant>,
     next_tick: Option<Instant>,
-    /// When idle connections are looked for next.
+    /// When to look for idle connections next.
     next_sweep: Option<Instant>,
 }
 
 impl Driver {
     /// # Errors
-    /// Where the pool's layout is too long to greet with.
+    /// If the pool's layout is too long for a greeting.
     pub(crate) fn new(config: TransferConfig, ports: Ports) -> Result<Self, TransferError> {
         let Ports { transport, wake, verifier, calls, draw } = ports;
         let greeting = Message::Hello(hello(&config, transport.region(), config.party.clone())).encode();
@@ -150,11 +150,11 @@ impl Driver {
         self.tally.published()
     }
 
-    /// Takes in what came, and moves everything on. Instants of later turns are not before those of earlier ones.
+    /// Processes events and commands, and advances every handoff. `now` never decreases between turns.
     pub fn turn(&mut self, now: Instant) -> Turn {
         self.inbox.awake();
         let mut worked = false;
-        // The transport copies and may take long: what it saw complete is timed by the turn behind it.
+        // The transport copies bytes and may take long, so the next turn timestamps what completed here.
         for event in std::mem::take(&mut self.events) {
             self.event(event, now);
             worked = true;
@@ -187,28 +187,28 @@ impl Driver {
         now + match self.table.watches() {
             true => WATCH,
             false if open || self.stopping.is_some() => TICK,
-            // Signs of life are given and looked for four times as often as silence is tolerated.
+            // Keep-alives are sent and checked four times within the longest tolerated silence.
             false => IDLE.min(Duration::from_millis(self.config.limits.peer_silent_ms) / 8),
         }
     }
 
-    /// Asks to be woken, once, by what the inbox gets before the next turn; `false` if it holds something already.
+    /// Requests one wake-up for the first item that enters the inbox before the next turn. Returns `false` if it holds something already.
     pub fn park(&mut self) -> bool {
         self.publish();
         self.inbox.may_sleep()
     }
 
-    /// Waits for something to do, at most so long. For a thread of its own.
+    /// Waits for work, at most this long. For a thread that only runs this driver.
     pub fn sleep(&mut self, at_most: Duration) {
         if self.park() {
             self.transport.sleep(at_most);
         }
     }
 
-    /// Ends everything: what is open fails, peers have until `deadline` to hear of it, and blocks that they could still write to are lost.
+    /// Ends everything: open handoffs fail, peers are notified until `deadline`, and blocks that peers could still write to are leaked.
     pub fn finish(&mut self, now: Instant, deadline: Instant) {
         self.give_up_begun(now);
-        // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
+        // From here on no message of a peer is read. Blocks stay quarantined where closing the connection does not fence their writers.
         let mut events = Vec::new();
         self.transport.shutdown(deadline, &mut events);
         let closed = |event| match event {
@@ -216,7 +216,7 @@ impl Driver {
             _ => None,
         };
         let closed: Vec<_> = events.into_iter().filter_map(closed).collect();
-        // Only now is every operation over that read a source's blocks.
+        // Only now has every operation ended that read a source's blocks.
         for (conn, reason, fenced) in &closed {
             let not_sinks = self.table.keys_where(|role| !matches!(role, Role::Sink(_)));
             self.lost(*conn, not_sinks, reason, *fenced, now);
@@ -229,14 +229,14 @@ impl Driver {
         self.table.forget_written();
     }
 
-    /// After a panic in the middle of anything: takes nothing more, and loses what peers may still write to.
+    /// After a panic anywhere: accepts nothing more, and leaks the blocks that peers may still write to.
     pub(crate) fn abandon(&mut self) {
         self.inbox.fail();
         self.inbox.close();
         self.table.forget_written();
     }
 
-    /// Gives up everything that this side began, and lets go of what others get.
+    /// Aborts everything that this side began, and unpins what peers get.
     fn give_up_begun(&mut self, now: Instant) {
         for key in self.table.keys_where(|role| !matches!(role, Role::Sink(_))) {
             self.input(key, Input::Abort(HandoffFailure::Stopped), now);
@@ -278,7 +278,7 @@ impl Driver {
             },
             Command::Input(key, input) => self.input(key, input, now),
             Command::PeerDead(party) => {
-                // What its lanes still hold here is drained by closing them, then its blocks are free.
+                // Closing the party's connections drains what its lanes still hold here; then its blocks are free.
                 for conn in self.connections.to_party(&party) {
                     self.close(conn, "the peer's process is dead");
                 }
@@ -329,7 +329,7 @@ impl Driver {
         }
     }
 
-    /// `moving` says whether the driver has found something to do in this turn.
+    /// `moving`: the driver has done work in this turn.
     fn tick(&mut self, now: Instant, moving: bool) {
         for key in self.table.keys() {
             self.input(key, Input::Tick, now);
@@ -349,8 +349,8 @@ impl Driver {
         self.publish();
     }
 
-    /// Releases what dead parties could have written, once their connections are closed and a while passed in which whatever their
-    /// lanes still held here was taken in: a shorter one where nothing is `moving`, so that nothing can be left.
+    /// Releases what dead parties could have written, once their connections are closed and their lanes have been drained for a while. The
+    /// wait is shorter where nothing is `moving`: then the lanes are empty.
     fn fence_dead(&mut self, now: Instant, moving: bool) {
         let drain = if moving { DRAIN_BUSY } else { DRAIN };
         let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !self.connections.has_party(party);

@@ -1,4 +1,4 @@
-//! Offers of peers: which are taken up, and when the bound on quarantined blocks lets the worker be asked.
+//! Handles offers of peers: which are accepted, and when the bound on quarantined blocks allows asking the worker.
 
 use super::Driver;
 use super::connections::Connection;
@@ -45,7 +45,7 @@ impl Driver {
         self.admit_waiting(now);
     }
 
-    /// Whether an offer from `theirs` to `ours` is the peer's own, its first of this number and for this incarnation.
+    /// Checks that an offer from `theirs` to `ours` is the peer's own, is the first with its number, and names this incarnation.
     fn check_offer(
         &self,
         conn: ConnId,
@@ -114,7 +114,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Lets sinks ask the worker for room, as far as the bound on what each peer could leave in quarantine allows. A peer's offers go in
+    /// Lets sinks ask the worker for blocks, as far as the bound on quarantined blocks of each peer allows. A peer's offers are admitted in
     /// order.
     pub(super) fn admit_waiting(&mut self, now: Instant) {
         let mut passed_over: Vec<InstanceId> = Vec::new();
@@ -141,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// Whether a peer may be let write to `wanted` blocks, what it could leave in quarantine beside, and the bound on that.
+    /// Whether a peer may write to `wanted` blocks, given what else it could leave in quarantine and the bound on that.
     pub(super) fn admits(
         &self,
         peer: &InstanceId,
@@ -159,7 +159,7 @@ impl Driver {
         self.table.exposure(peer, except, self.config.map.layout(), fences)
     }
 
-    /// Why the worker's grant for an offer comes too late: blocks were quarantined for the peer since the worker was asked.
+    /// Why a grant of the worker is too late: blocks of the peer were quarantined after the worker was asked.
     pub(super) fn barred_since(&self, key: HandoffKey) -> Option<String> {
         let Role::Sink(sink) = &self.table.get(key)?.role else { return None };
         let peer = &sink.source().instance;

@@ -1,4 +1,4 @@
-//! Connections: opened, greeted, refused and lost, and what is said on them.
+//! Connections: opened, greeted, refused and lost, and the messages on them.
 
 use super::Driver;
 use super::connections::{Connection, Greeting};
@@ -45,11 +45,11 @@ impl Driver {
         }
     }
 
-    /// A message about a handoff that ended, or never was: whoever waits for an answer to it gets one.
+    /// A message about a handoff that has ended or never existed. Where the peer waits for an answer, it gets one.
     fn stale(&mut self, conn: ConnId, message: Message) {
         self.tally.count(self.connections.party(conn), |stats| stats.stale_messages += 1);
         match message {
-            // Nothing is being written, and the sink waits to hear it.
+            // Nothing is being written, and the sink waits for confirmation of that.
             Message::Grant { handoff, ticket, .. } | Message::Abort { handoff, ticket, .. } => {
                 let detail = "the handoff ended".into();
                 self.send(conn, &Message::Aborted { handoff, ticket, flushed: true, detail });
@@ -66,7 +66,7 @@ impl Driver {
         }
     }
 
-    /// The peer has said who it is, in a hello or a welcome.
+    /// The peer identified itself, in a hello or a welcome.
     fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
         let max = self.config.limits.accepted_max;
         let map = check_hello(&self.config, theirs).and_then(|map| match self.connections.is_full_for(conn, max) {
@@ -118,7 +118,7 @@ impl Driver {
         if let Some(conn) = self.connections.leading_to(peer) {
             return Ok(conn);
         }
-        // Of those that this side connected to: those that connected have places of their own.
+        // Only connections that this side opened: accepted ones have a limit of their own.
         let dialled = self.connections.count_dialled();
         if dialled >= self.config.limits.peers_max {
             return Err(HandoffFailure::PeerLost(format!("{dialled} peers are connected already")));
@@ -130,7 +130,7 @@ impl Driver {
         Ok(conn)
     }
 
-    /// The peer will have nothing to do with us.
+    /// The peer refuses the connection.
     pub(super) fn rejected(&mut self, conn: ConnId, reason: RefuseReason, detail: &str, now: Instant) {
         for key in self.table.keys_on(conn) {
             let failure = HandoffFailure::Refused { reason, detail: detail.to_owned() };
@@ -157,7 +157,7 @@ impl Driver {
         self.transport.close(conn, reason);
     }
 
-    /// A connection is over: everything on it fails, and nothing else.
+    /// A connection has closed: every handoff on it fails, and no other.
     pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
         let Some(connection) = self.connections.remove(conn) else { return };
         if let Some(peer) = &connection.party {
@@ -169,7 +169,7 @@ impl Driver {
         }
     }
 
-    /// Tells those of `keys` that are on the connection.
+    /// Notifies those of `keys` that are on the connection.
     pub(super) fn lost(&mut self, conn: ConnId, keys: Vec<HandoffKey>, reason: &str, fenced: bool, now: Instant) {
         for key in keys {
             if self.table.get(key).is_some_and(|entry| entry.conn == conn) {

@@ -1,6 +1,6 @@
-//! The writes that wait for one connection: posted within the credit, flushed in batches. Pure.
+//! The writes queued for one connection: posted within the credit, flushed in batches. Pure.
 //!
-//! A flush covers everything on its connection, so one flush at a time serves every handoff that asked before it was posted.
+//! A flush covers everything on its connection, so one flush at a time serves every handoff that requested one before it was posted.
 
 use crate::plan::{CopyRun, LayerCopy};
 use crate::role::HandoffKey;
@@ -15,14 +15,14 @@ enum Entry {
         ticket: TicketId,
         copy: LayerCopy,
     },
-    /// Asked for by this handoff, for what it queued before.
+    /// Requested by this handoff, for what it queued before.
     Flush {
         key: HandoffKey,
         epoch: u32,
     },
 }
 
-/// What to do on the connection.
+/// The next operation on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Post {
     Put { key: HandoffKey, epoch: u32, ticket: TicketId, run: CopyRun },
@@ -33,9 +33,9 @@ pub(super) struct Pump {
     queue: VecDeque<Entry>,
     in_flight: usize,
     in_flight_max: usize,
-    /// Flushes asked for whose writes are all posted.
+    /// Requested flushes whose writes are all posted.
     waiting: Vec<(HandoffKey, u32)>,
-    /// Those that the flush under way covers.
+    /// Requests that the flush in progress covers.
     covered: Vec<(HandoffKey, u32)>,
     flushing: Option<u64>,
     next_flush: u64,
@@ -55,7 +55,7 @@ impl Pump {
         self.queue.push_back(Entry::Flush { key, epoch });
     }
 
-    /// Flushes what is posted already, ahead of what others have queued: for a handoff that was cancelled.
+    /// Flushes what is posted already, ahead of other handoffs' queued writes: for a handoff that was cancelled.
     pub(super) fn flush_posted(&mut self, key: HandoffKey, epoch: u32) {
         self.waiting.push((key, epoch));
     }
@@ -67,7 +67,7 @@ impl Pump {
         });
     }
 
-    /// The next thing to post, within the credit. A single write larger than the credit goes alone.
+    /// The next operation to post, within the credit. A single write larger than the credit is posted alone.
     pub(super) fn next(&mut self) -> Option<Post> {
         loop {
             match self.queue.front_mut() {
@@ -101,7 +101,7 @@ impl Pump {
         self.in_flight = self.in_flight.saturating_sub(bytes);
     }
 
-    /// A flush completed: the handoffs, with the epochs that they asked for.
+    /// A flush completed. Returns the handoffs that it covered, with the epochs that they requested.
     pub(super) fn flushed(&mut self, id: u64) -> Vec<(HandoffKey, u32)> {
         if self.flushing == Some(id) {
             self.flushing = None;

@@ -1,4 +1,4 @@
-//! The table of all handoffs of one driver: who plays which role, on which connection, and by which names messages find it.
+//! The table of all handoffs of one driver: their roles, their connections, and the numbers and tickets by which messages find them.
 
 use super::exposure::Exposure;
 use crate::get::{Owner, Reader};
@@ -11,7 +11,7 @@ use baton_types::{InstanceId, KvLayout, TicketId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// What this side is to one handoff.
+/// The role of this side in one handoff.
 pub(super) enum Role {
     Source(Box<Source>),
     Sink(Box<Sink>),
@@ -29,7 +29,7 @@ impl Role {
         }
     }
 
-    /// Whether a peer says such a thing to this role.
+    /// Whether this role accepts such a message from a peer.
     fn accepts(&self, message: &Message) -> bool {
         match self {
             Self::Source(_) => Source::accepts(message),
@@ -47,7 +47,7 @@ impl Role {
         }
     }
 
-    /// Whether a test holds it.
+    /// Whether a test hook holds it.
     fn is_held(&self) -> bool {
         match self {
             Self::Source(source) => source.is_held(),
@@ -57,7 +57,7 @@ impl Role {
         }
     }
 
-    /// Who may write to blocks of this side under it.
+    /// The peer that may write to blocks of this side under this handoff.
     fn writer(&self) -> Option<&Party> {
         match self {
             Self::Sink(sink) => Some(sink.source()),
@@ -66,7 +66,7 @@ impl Role {
         }
     }
 
-    /// The peer's number of it and the ticket that it was given, where the peer began it.
+    /// The peer's number for the handoff and the ticket given to the peer, where the peer began it.
     fn offered(&self) -> Option<(u64, TicketId)> {
         match self {
             Self::Sink(sink) => Some((sink.number(), sink.ticket())),
@@ -86,9 +86,9 @@ pub(super) struct Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: BTreeMap<HandoffKey, Entry>,
-    /// What peers began, by their numbers.
+    /// Handoffs that peers began, by the peer's number.
     numbers: BTreeMap<(ConnId, u64), HandoffKey>,
-    /// Tickets given here, and those of peers.
+    /// Tickets given by this side, and those given by peers.
     given: BTreeMap<TicketId, HandoffKey>,
     heeded: BTreeMap<(ConnId, TicketId), HandoffKey>,
 }
@@ -122,7 +122,7 @@ impl Table {
         Some(entry.role)
     }
 
-    /// From now on the peer may name this ticket of its own.
+    /// From now on the peer may name this ticket, which it gave, in messages.
     pub(super) fn heed(&mut self, key: HandoffKey, ticket: TicketId) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(before) = entry.heeded.replace(ticket) {
@@ -131,8 +131,8 @@ impl Table {
         self.heeded.insert((entry.conn, ticket), key);
     }
 
-    /// The handoff that a message on `conn` is about, if there is one that hears such a thing. A ticket is between two incarnations, and so
-    /// is a connection: with the hazard `of_anyone`, whoever names a ticket speaks for it.
+    /// The handoff that a message on `conn` refers to, if its role accepts such a message. A ticket belongs to two incarnations, and so
+    /// does a connection. With the hazard `of_anyone`, any peer that names a ticket may use it.
     pub(super) fn find(&self, conn: ConnId, message: &Message, of_anyone: bool) -> Option<HandoffKey> {
         let heeded = |ticket: &TicketId| {
             let own = self.heeded.get(&(conn, *ticket));
@@ -153,7 +153,7 @@ impl Table {
             | Message::NotHeld { ticket, .. } => (heeded(ticket).copied(), true),
             Message::Commit(commit) => (given(&commit.ticket).copied(), true),
             Message::Ask { ticket, .. } | Message::Confirm { ticket } => (given(ticket).copied(), true),
-            // Of a get they come from the owner, of a put from the source.
+            // For a get they come from the owner, for a put from the source.
             Message::Checksums { ticket, .. } => (heeded(ticket).or_else(|| given(ticket)).copied(), true),
             Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } | Message::Offer(_) => return None,
         };
@@ -173,7 +173,7 @@ impl Table {
         self.entries.keys().copied().collect()
     }
 
-    /// Those whose role is such.
+    /// Handoffs whose role satisfies the predicate.
     pub(super) fn keys_where(&self, mut is: impl FnMut(&Role) -> bool) -> Vec<HandoffKey> {
         self.entries.iter().filter(|(_, entry)| is(&entry.role)).map(|(&key, _)| key).collect()
     }
@@ -182,7 +182,7 @@ impl Table {
         self.entries.iter().filter(|(_, entry)| entry.conn == conn).map(|(&key, _)| key).collect()
     }
 
-    /// Those under which a party may write here.
+    /// Handoffs under which a party may write here.
     pub(super) fn keys_of_writer(&self, party: &Party) -> Vec<HandoffKey> {
         self.keys_where(|role| role.writer() == Some(party))
     }
@@ -191,7 +191,7 @@ impl Table {
         self.entries.values().map(|entry| entry.conn).collect()
     }
 
-    /// Puts of peers that are not over, and gets of peers.
+    /// Number of puts of peers that have not ended, and of gets of peers.
     pub(super) fn sinks(&self) -> usize {
         self.count(|role| matches!(role, Role::Sink(sink) if !sink.is_quarantined()))
     }
@@ -208,19 +208,19 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// Whether nothing is left but what waits for a fence.
+    /// Whether only handoffs that wait for a fence are left.
     pub(super) fn is_quiet(&self) -> bool {
         self.entries.values().all(|entry| entry.role.is_quarantined())
     }
 
-    /// Whether something is awaited that wakes nobody.
+    /// Whether something is awaited that cannot wake the driver.
     pub(super) fn watches(&self) -> bool {
         let watched = |role: &Role| role.is_held() || matches!(role, Role::Source(source) if source.has_fences());
         self.entries.values().any(|entry| watched(&entry.role))
     }
 
-    /// What an instance, in all its incarnations, has quarantined here and could come to, but for the handoff `except`: a peer that restarts
-    /// has not given its earlier incarnations' blocks back. `fences` says whether closing a connection is a fence.
+    /// Blocks that an instance, over all its incarnations, has quarantined here or could leave quarantined, without the handoff `except`. A
+    /// restarted peer has not released its earlier incarnations' blocks. `fences` says whether closing a connection fences it.
     pub(super) fn exposure(
         &self,
         of: &InstanceId,
@@ -247,7 +247,7 @@ impl Table {
         exposure
     }
 
-    /// Counts what is open.
+    /// Sets the gauges of what is open.
     pub(super) fn gauge(&self, stats: &mut TransferStats, layout: &KvLayout) {
         stats.sources = self.count(|role| matches!(role, Role::Source(_)));
         stats.sinks = self.sinks();
@@ -267,7 +267,7 @@ impl Table {
         }
     }
 
-    /// Loses everything whose blocks peers may still write to: better lost than used again.
+    /// Leaks every block that peers may still write to: a lost block is better than one reused too early.
     pub(super) fn forget_written(&mut self) {
         for key in self.keys_where(|role| role.writer().is_some()) {
             std::mem::forget(self.entries.remove(&key));

@@ -1,4 +1,4 @@
-//! What is counted, and when other threads see it.
+//! Counters, and when they become visible to other threads.
 
 use super::table::Table;
 use crate::role::Counted;
@@ -18,12 +18,12 @@ impl Tally {
         &self.published
     }
 
-    /// A peer has greeted on a connection that these lanes carry.
+    /// A peer has greeted on a connection over these lanes.
     pub(super) fn connected(&mut self, party: &Party, lanes: String) {
         self.stats.peers.entry(party.clone()).or_default().lanes = lanes;
     }
 
-    /// A peer's own counters go with its last connection; the total keeps them.
+    /// Drops a peer's own counters with its last connection; the total keeps them.
     pub(super) fn disconnected(&mut self, party: &Party) {
         self.stats.peers.remove(party);
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The reader's end of one get. Dropped before its outcome was asked for, it gives the get up.
+/// The reader's end of one get. If it is dropped before the outcome was received, the get is aborted.
 pub struct GetHandle {
     inbox: Arc<Inbox>,
     key: HandoffKey,
@@ -20,7 +20,7 @@ impl GetHandle {
         Self { inbox, key, outcome: Some(outcome) }
     }
 
-    /// Gives the get up. The outcome becomes [`HandoffFailure::Aborted`], unless it ended before.
+    /// Aborts the get. The outcome becomes [`HandoffFailure::Aborted`], unless the get ended before.
     pub fn abort(&self, reason: impl Into<String>) {
         self.inbox.abort(self.key, reason.into());
     }

@@ -1,4 +1,5 @@
-//! Gets: a reader asks an owner for blocks, which pins them for a bounded time and writes them, or lets them be read.
+//! Gets: a reader requests blocks from an owner. The owner pins them for a bounded time, and either writes them to the reader or lets the
+//! reader read them.
 
 mod handle;
 mod owner;

@@ -1,4 +1,4 @@
-//! A request to get KV, and the report of it.
+//! The request and the report of a get.
 
 use crate::HandoffFailure;
 use baton_types::{GroupBlocks, RequestId};
@@ -8,20 +8,20 @@ use std::time::Instant;
 
 /// What is to be got from a peer.
 pub struct GetRequest {
-    /// The request, for logs and for the owner to call it back ([`crate::KvTransfer::cancel`]).
+    /// The request, for logs and so that the owner can cancel it ([`crate::KvTransfer::cancel`]).
     pub request_id: RequestId,
-    /// What is got, in terms that the two workers agree on; at most [`GetRequest::NAME_BYTES_MAX`].
+    /// Name of the KV to get, in a form that the two workers agree on; at most [`GetRequest::NAME_BYTES_MAX`].
     pub name: Vec<u8>,
-    /// First position that is got; those before are left out. A multiple of both sides' block sizes, so that neither side's first block
-    /// is a part of one.
+    /// First position to get; earlier ones are left out. A multiple of both sides' block sizes, so that no side's first block is only
+    /// partly moved.
     pub from: u32,
-    /// Positions `from..tokens` of it are got.
+    /// Positions `from..tokens` are moved.
     pub tokens: u32,
-    /// Blocks of this instance that take them and nothing else, per group: the first one begins with position `from`.
+    /// Blocks of this instance that receive only these positions, per group: the first block begins with position `from`.
     pub blocks: GroupBlocks,
-    /// After this instant the get fails, wherever it is.
+    /// After this instant the get fails, whatever its state.
     pub deadline: Instant,
-    /// Keeps the blocks from reuse; comes back with the outcome, or is dropped once nothing can write to them any more.
+    /// Keeps the blocks from reuse. It is returned with the outcome, or dropped once nothing can write to the blocks any more.
     pub hold: Box<dyn Any + Send>,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Debug for GetRequest {
     }
 }
 
-/// A get that succeeded: got whole, under a pin that still held afterwards, with the owner's checksums.
+/// A successful get: a complete copy whose pin still held after the last read, verified with the owner's checksums.
 pub struct GetReport {
     /// KV bytes got.
     pub bytes: u64,

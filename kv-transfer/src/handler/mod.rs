@@ -1,4 +1,4 @@
-//! What a worker implements to take in what peers put here, and to let them get what it has.
+//! The interface that a worker implements to receive what peers put, and to serve what they get.
 
 mod hold;
 mod replies;
@@ -12,64 +12,64 @@ use baton_types::{RequestId, TicketId, TokenId};
 use std::fmt;
 use std::time::Instant;
 
-/// What a worker does with what peers put here and want to get. All methods are called on one thread of the service, in order: one that
-/// waits keeps grants and adoptions of others waiting, and no bytes.
+/// A worker's handling of puts and gets of peers. All methods are called in order on one thread of the service. A method that blocks delays
+/// other grants and adoptions, but no bytes.
 pub trait SinkHandler: Send + Sync {
-    /// A source asks for room. The reply may be kept and answered later, until the deadline; dropping it refuses.
+    /// A source requests blocks. The reply may be kept and answered later, until the deadline; dropping it refuses.
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply);
-    /// All blocks are here and verified. `Ok` adopts them and acknowledges; `Err` says why not, and the source is told.
+    /// All blocks are here and verified. `Ok` adopts them and acknowledges; `Err` gives a reason, which the source receives.
     ///
     /// On `Err` the implementation has dropped the hold: nothing writes to these blocks any more.
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String>;
-    /// As [`SinkHandler::verified`], for handlers that can only say later: with `None` the answer comes through the reply.
+    /// As [`SinkHandler::verified`], for handlers that decide later: with `None` the answer comes through the reply.
     fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
         reply.unneeded();
         Some(self.verified(handoff))
     }
-    /// A handoff that was offered here ended without adoption. Its blocks are released, or quarantined, already.
+    /// A handoff that was offered here ended without adoption. Its blocks are already released or quarantined.
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure);
-    /// As [`SinkHandler::failed`], for handlers that have to know which handoff of the request it was.
+    /// As [`SinkHandler::failed`], for handlers that must know which handoff of the request failed.
     fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         self.failed(&offer.request_id, reason);
     }
-    /// A peer asks for blocks of this instance. The reply may be kept and answered later; by default there is nothing to be had.
+    /// A peer asks for blocks of this instance. The reply may be kept and answered later. The default refuses.
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         reply.refuse(RefuseReason::UnknownRequest, format!("{} has nothing to be got here", question.request_id));
     }
-    /// Whether it takes sequences of which several shards of the source put a part each ([`ReserveOffer::legs`]). Others are never asked
-    /// for room for a part, since they would take it for the whole.
+    /// Whether the handler accepts sequences of which several shards of the source each put a part ([`ReserveOffer::legs`]). Other handlers
+    /// are never offered a part, because they would take it for the whole.
     fn joins_legs(&self) -> bool {
         false
     }
 }
 
-/// A source's question for room.
+/// A source's request for blocks.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug)]
 pub struct ReserveOffer {
-    /// The request, to be matched with its claim.
+    /// The request, by which the worker finds its claim.
     pub request_id: RequestId,
     pub source: Party,
-    /// Positions of the sequence; those that [`BlockHold::cached_tokens`] covers are not moved.
+    /// Positions of the sequence; those covered by [`BlockHold::cached_tokens`] are not moved.
     pub tokens: u32,
-    /// Whether the source can leave out what is here already. Where not, a hold with cached tokens is a defect.
+    /// Whether the source can leave out positions that are cached here. If not, a hold with cached tokens is a defect.
     pub partial: bool,
-    /// When the handoff fails.
+    /// When the handoff expires.
     pub deadline: Instant,
-    /// Which shard of the source puts this part of the sequence,
+    /// The shard of the source that puts this part of the sequence,
     pub shard: u16,
-    /// and how many of them put one here.
+    /// and the number of shards that put a part here.
     pub legs: u16,
 }
 
-/// A handoff that arrived whole.
+/// A handoff that arrived complete.
 #[allow(missing_docs, reason = "the names of fields say it")]
 pub struct VerifiedHandoff {
     pub request_id: RequestId,
     pub source: Party,
-    /// The shard of the source that put it.
+    /// The source's shard.
     pub shard: u16,
-    /// The ticket it came under.
+    /// The ticket of the handoff.
     pub ticket: TicketId,
     /// Prompt, followed by the tokens generated so far.
     pub tokens: Vec<TokenId>,
@@ -77,16 +77,16 @@ pub struct VerifiedHandoff {
     pub prompt_len: u32,
     /// Positions whose KV is in the blocks.
     pub kv_tokens: u32,
-    /// How many of them, from the first, were here before: [`BlockHold::cached_tokens`] of the grant. Nothing of them was moved, written or
-    /// verified.
+    /// How many of them, from the first, were cached here before: [`BlockHold::cached_tokens`] of the grant. They were not moved, written
+    /// or verified.
     pub cached_tokens: u32,
-    /// What the source's worker added, see [`crate::CommitPayload::extra`].
+    /// Data that the source's worker added, see [`crate::CommitPayload::extra`].
     pub extra: Vec<u8>,
     /// The blocks, as they were granted.
     pub hold: Box<dyn BlockHold>,
     /// KV bytes that arrived: of positions `cached_tokens..kv_tokens`.
     pub bytes: u64,
-    /// When what happened here.
+    /// Instants of the handoff at this sink.
     pub timings: SinkTimings,
 }
 
@@ -115,21 +115,21 @@ pub struct SinkTimings {
     pub verified_at: Instant,
 }
 
-/// A peer's question for blocks to get.
+/// A peer's request for blocks to get.
 #[derive(Clone, Debug)]
 pub struct PinQuestion {
     /// The request it belongs to.
     pub request_id: RequestId,
-    /// Who gets, by its own word.
+    /// The reader, as it identifies itself.
     pub reader: Party,
-    /// Whether it proved the role of a worker. Where the service has credentials nobody else is asked for; without any nobody did.
+    /// Whether the reader proved the role of a worker. With credentials, every reader has; without them, none has.
     pub proven: bool,
     /// [`crate::GetRequest::name`].
     pub name: Vec<u8>,
-    /// First position to be got: a multiple of the block size here.
+    /// First position to get: a multiple of the block size here.
     pub from: u32,
-    /// Positions `from..tokens` are to be got.
+    /// Positions `from..tokens` are requested.
     pub tokens: u32,
-    /// When the pin ends, if the get has not by then.
+    /// When the pin ends, unless the get has ended before.
     pub deadline: Instant,
 }

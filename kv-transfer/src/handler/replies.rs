@@ -1,4 +1,4 @@
-//! The answers of a worker. None knows where it goes, so a layer between worker and service can take them in.
+//! Replies that a worker answers. They do not know their destination, so a layer between worker and service can intercept them.
 
 use super::hold::BlockHold;
 use crate::RefuseReason;
@@ -7,17 +7,17 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// An offer of a peer that waits for its answer, or was granted.
+/// A peer's offer that waits for its answer, or was granted.
 pub(crate) trait StandingOffer: Send + Sync {
     fn granted(&self, hold: Box<dyn BlockHold>);
     fn refused(&self, reason: RefuseReason, detail: String);
     fn is_wanted(&self) -> bool;
-    /// Gives up what the offer became, whatever that is by now.
+    /// Cancels the offer in whatever state it is.
     #[cfg(any(test, feature = "testing"))]
     fn cancel(&self, reason: String);
 }
 
-/// The answer to one [`crate::SinkHandler::reserve`], from any thread, now or later.
+/// The reply to one [`crate::SinkHandler::reserve`], from any thread, now or later.
 pub struct GrantReply(Option<Arc<dyn StandingOffer>>);
 
 impl GrantReply {
@@ -30,21 +30,21 @@ impl GrantReply {
         self.0.as_ref()
     }
 
-    /// Reserves these blocks. They are handed back (the hold is dropped) if the handoff ended meanwhile.
+    /// Grants these blocks. They are returned (the hold is dropped) if the handoff ended meanwhile.
     pub fn grant(mut self, hold: Box<dyn BlockHold>) {
         if let Some(offer) = self.0.take() {
             offer.granted(hold);
         }
     }
 
-    /// Gives no room.
+    /// Refuses the offer.
     pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
         if let Some(offer) = self.0.take() {
             offer.refused(reason, detail.into());
         }
     }
 
-    /// Whether the offer still stands; a worker that keeps replies waiting for room drops those that do not.
+    /// Whether the offer is still open; a worker that queues replies until blocks are free drops those that are not.
     pub fn is_wanted(&self) -> bool {
         self.0.as_ref().is_some_and(|offer| offer.is_wanted())
     }
@@ -64,13 +64,13 @@ impl fmt::Debug for GrantReply {
     }
 }
 
-/// Takes an answer where it is awaited.
+/// Passes an answer to its receiver.
 type Tell<T> = Box<dyn FnOnce(T) + Send>;
 
-/// Blocks that a peer may get, and what keeps them; or why there are none.
+/// Blocks that a peer may get and the hold that keeps them, or why there are none.
 pub(crate) type PinAnswer = Result<(GroupBlocks, Box<dyn Any + Send>), (RefuseReason, String)>;
 
-/// The answer to one [`crate::SinkHandler::pin`], from any thread, now or later. Dropping it refuses.
+/// The reply to one [`crate::SinkHandler::pin`], from any thread, now or later. Dropping it refuses.
 pub struct PinReply(Option<Tell<PinAnswer>>);
 
 impl PinReply {
@@ -78,13 +78,13 @@ impl PinReply {
         Self(Some(Box::new(answer)))
     }
 
-    /// Lets the peer get these blocks, which cover the positions of the question (the first one begins with
-    /// [`crate::PinQuestion::from`]) and which `hold` keeps from reuse. It is dropped as soon as the get or the pin has ended.
+    /// Lets the peer get these blocks. They cover the requested positions, and the first one begins with [`crate::PinQuestion::from`].
+    /// `hold` keeps them from reuse and is dropped as soon as the get or the pin has ended.
     pub fn pin(mut self, blocks: GroupBlocks, hold: Box<dyn Any + Send>) {
         self.answer(Ok((blocks, hold)));
     }
 
-    /// Has nothing to be got.
+    /// Refuses the get.
     pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
         self.answer(Err((reason, detail.into())));
     }
@@ -108,7 +108,7 @@ impl fmt::Debug for PinReply {
     }
 }
 
-/// The late answer to one [`crate::SinkHandler::arrived`], from any thread. Dropped, it says that the handoff is not adopted.
+/// The late reply to one [`crate::SinkHandler::arrived`], from any thread. Dropping it means that the handoff is not adopted.
 pub struct AdoptReply(Option<Tell<Result<(), String>>>);
 
 impl AdoptReply {
@@ -116,12 +116,12 @@ impl AdoptReply {
         Self(Some(Box::new(answer)))
     }
 
-    /// Adopted, or why not.
+    /// Reports adoption, or the reason against it.
     pub fn answer(mut self, answer: Result<(), String>) {
         self.tell(answer);
     }
 
-    /// The answer was given at once.
+    /// Drops the reply unused: the handler answered at once.
     pub(crate) fn unneeded(mut self) {
         self.0 = None;
     }

@@ -1,4 +1,4 @@
-//! What other threads ask of the driver.
+//! The queue of commands from other threads to the driver.
 
 use crate::handler::{BlockHold, StandingOffer};
 use crate::role::{HandoffKey, Input};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// One thing to do.
+/// One command.
 pub(crate) enum Command {
     /// Put a sequence to a peer.
     Put { key: HandoffKey, peer: Peer, request: PutRequest, outcome: oneshot::Sender<PutOutcome> },
@@ -25,14 +25,14 @@ pub(crate) enum Command {
     Input(HandoffKey, Input),
     /// The process of this party is proven dead.
     PeerDead(Party),
-    /// Wind down by this instant.
+    /// Shut down by this instant.
     Stop(Instant),
 }
 
 /// The queue in front of the progress thread.
 ///
-/// Bounded by what may be open: `begun_max` handoffs of [`Inbox::LAUNCHES_MAX`] commands each, and one answer and one cancellation for
-/// each that peers began here. A handoff that exceeds its share is aborted, so no engine thread ever waits here.
+/// Bounded by the handoffs that may be open: `begun_max` handoffs of [`Inbox::LAUNCHES_MAX`] commands each, and one answer and one
+/// cancellation for each handoff that peers began here. A handoff that exceeds its share is aborted, so no engine thread ever blocks here.
 pub(crate) struct Inbox {
     state: Mutex<State>,
     asleep: AtomicBool,
@@ -46,18 +46,18 @@ pub(crate) struct Inbox {
 struct State {
     queue: Vec<Command>,
     next_key: u64,
-    /// Live handoffs that this side began, with the number of launches queued for each.
+    /// Live handoffs that this side began, with the number of queued launches of each.
     begun: BTreeMap<HandoffKey, usize>,
     /// Offers that wait for their answer.
     offered: BTreeSet<HandoffKey>,
-    /// Handoffs that peers began here, by request, and those whose cancellation is queued.
+    /// Handoffs that peers began here, by request, and those with a queued cancellation.
     offers: BTreeMap<RequestId, Vec<HandoffKey>>,
     cancelled: BTreeSet<HandoffKey>,
     stopped: bool,
 }
 
 impl Inbox {
-    /// Most launches of one handoff that wait for the progress thread: 4096 layers of 16 chunks.
+    /// Most queued launches of one handoff: 4096 layers of 16 chunks.
     const LAUNCHES_MAX: usize = 1 << 16;
 
     pub(crate) fn new(begun_max: usize, wake: Wake) -> Self {
@@ -135,12 +135,12 @@ impl Inbox {
         }
     }
 
-    /// A handoff that this side began ended; whatever comes for it from now on is ignored.
+    /// A handoff that this side began has ended; later commands for it are ignored.
     pub(crate) fn begun_ended(&self, key: HandoffKey) {
         self.state.lock().begun.remove(&key);
     }
 
-    /// A key for what a peer offers of this request; the worker's answer is awaited.
+    /// Creates the key for a peer's offer of this request; the worker's answer is expected.
     pub(crate) fn offer(&self, request_id: &RequestId) -> HandoffKey {
         let mut state = self.state.lock();
         let key = state.new_key();
@@ -149,7 +149,7 @@ impl Inbox {
         key
     }
 
-    /// The offer ended; its answer is no longer wanted, and there is nothing to cancel.
+    /// The offer has ended: its answer is no longer wanted, and it cannot be cancelled.
     pub(crate) fn offer_ended(&self, key: HandoffKey, request_id: &RequestId) {
         let mut state = self.state.lock();
         state.offered.remove(&key);
@@ -161,7 +161,7 @@ impl Inbox {
         }
     }
 
-    /// Queues the cancellation of what peers began here of this request, each handoff once.
+    /// Queues the cancellation of every handoff that peers began here for this request, each once.
     pub(crate) fn cancel(&self, request_id: &RequestId, reason: &str) {
         let keys = self.state.lock().offers.get(request_id).cloned().unwrap_or_default();
         keys.into_iter().for_each(|key| self.cancel_one(key, reason.to_owned()));
@@ -180,7 +180,7 @@ impl Inbox {
         self.state.lock().offered.contains(&key)
     }
 
-    /// An answer for an offer that stands is queued, once; otherwise what it holds is dropped, here and outside of the lock.
+    /// Queues an answer for an open offer, once. Otherwise the answer's contents are dropped here, without the lock.
     pub(crate) fn answered(&self, key: HandoffKey, answer: Input) {
         let mut state = self.state.lock();
         if state.offered.remove(&key) {
@@ -219,7 +219,7 @@ impl Inbox {
         std::mem::take(&mut state.queue)
     }
 
-    /// Announces that whoever turns the driver is to be woken; `false` if there is work after all.
+    /// Requests a wake-up of the thread that runs the driver; `false` if there is work already.
     pub(crate) fn may_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let idle = self.state.lock().queue.is_empty() && !self.has_failed();
@@ -229,7 +229,7 @@ impl Inbox {
         idle
     }
 
-    /// A thread of the service panicked: the progress thread is to fail what is open and end.
+    /// A thread of the service panicked: the progress thread must fail what is open and end.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::SeqCst);
         self.rouse();
@@ -239,12 +239,12 @@ impl Inbox {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Nobody need be woken.
+    /// Cancels the wake-up request.
     pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// Takes nothing more, and drops what is queued.
+    /// Accepts nothing more, and drops what is queued.
     pub(crate) fn close(&self) {
         let left = {
             let mut state = self.state.lock();
@@ -254,10 +254,10 @@ impl Inbox {
             state.offers.clear();
             std::mem::take(&mut state.queue)
         };
-        drop(left); // Outside of the lock: holds run the worker's code.
+        drop(left); // Without the lock: dropping holds runs the worker's code.
     }
 
-    /// Wakes whoever turns the driver, if that was asked for.
+    /// Wakes the thread that runs the driver, if it requested that.
     pub(crate) fn rouse(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             (self.wake)();

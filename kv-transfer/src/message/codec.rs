@@ -1,4 +1,4 @@
-//! Bytes of the control messages.
+//! Encoding and decoding of the control messages.
 
 use super::hello::{read_party, write_party};
 use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
@@ -8,7 +8,7 @@ use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
 
 const MAGIC: u16 = 0x4b42; // "BK"
 const VERSION: u8 = 1;
-/// Longest text in a message; longer ones are cut when written.
+/// Longest text in a message; longer ones are truncated when written.
 const DETAIL_BYTES_MAX: usize = 1024;
 /// Most blocks of one group in a grant: the longest sequence in the smallest blocks.
 const BLOCKS_MAX: usize = CommitPayload::TOKENS_MAX / 16;
@@ -98,7 +98,8 @@ impl Message {
         }
         let kind = r.u8("kind")?;
         let message = Self::read(kind, &mut r)?;
-        // A greeting may come from a newer version, which appends what older ones skip: it has to be read for the ranges to be compared.
+        // A greeting may come from a newer version, which appends fields that older ones skip. It must be readable so that the version
+        // ranges can be compared.
         if !matches!(message, Self::Hello(_) | Self::Welcome(_) | Self::Reject { .. }) {
             r.end()?;
         }
@@ -176,7 +177,7 @@ impl Message {
     }
 }
 
-/// Where a part begins, ahead of everything else; nothing where it is the whole.
+/// Writes the first position of a part, ahead of everything else; writes nothing for the whole.
 fn write_from(w: &mut Writer, from: u32) {
     if from > 0 {
         w.u32(from);

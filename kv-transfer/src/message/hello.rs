@@ -1,4 +1,4 @@
-//! The greeting: who speaks, what its KV looks like, and where its region is.
+//! The greeting: the sender's identity, its KV layout, and the location of its region.
 
 use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
@@ -7,7 +7,7 @@ use baton_types::{
     NumericsClass, ProtocolRange,
 };
 
-/// Where a peer's region lies, in the peer's own address space.
+/// Location of a peer's region, in the peer's own address space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRegion {
     pub address: u64,
@@ -18,14 +18,14 @@ pub struct RemoteRegion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Versions spoken.
+    /// Supported protocol versions.
     pub protocol: ProtocolRange,
-    /// Optional extensions understood; unknown bits are ignored.
+    /// Optional extensions that the sender supports; unknown bits are ignored.
     pub capabilities: u64,
-    /// Extensions without which the sender does not work; unknown bits are refused.
+    /// Extensions that the sender requires; unknown bits are refused.
     pub required: u64,
     pub party: Party,
-    /// Whom the sender believes to speak to.
+    /// The peer that the sender expects.
     pub expects: Party,
     pub compatibility: Compatibility,
     /// Which part of the layout of `compatibility` the sender's pool holds.

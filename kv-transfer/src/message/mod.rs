@@ -1,9 +1,9 @@
-//! The control messages between two services, and their bytes.
+//! The control messages between two services, and their encoding.
 //!
-//! A message is `magic u16, version u8, kind u8`, then its fields. A reader refuses another magic or version, an unknown kind, a
-//! length beyond its bound and bytes after the end. The version is that of the codec; what peers may say to each other is settled
-//! by the protocol range and capability bits in [`Hello`]. What a newer version adds to a message has a kind of its own, so that older
-//! peers, which are never sent it, need not know its form.
+//! A message is `magic u16, version u8, kind u8`, then its fields. A reader refuses another magic or version, an unknown kind, a length
+//! beyond its bound, and bytes after the end. The version is that of the codec. Which messages peers may send is settled by the protocol
+//! range and capability bits in [`Hello`]. A newer version's extended form of a message has a kind of its own; older peers are never sent
+//! it, so they need not know it.
 
 mod codec;
 mod hello;
@@ -14,32 +14,32 @@ pub use hello::RemoteRegion;
 use crate::{Party, RefuseReason};
 use baton_types::{GroupBlocks, KvPoolMap, RequestId, TicketId, TokenId};
 
-/// Oldest protocol version in which what is moved may begin behind position 0.
+/// Oldest protocol version in which a transfer may begin after position 0.
 pub(crate) const PARTIAL_SINCE: u32 = 2;
 
-/// Longest encoded message: a grant or commit of the longest sequence, with room to spare.
+/// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 
 /// Longest message of a peer that has not greeted: a layout of hundreds of layers, each unlike the others.
 pub(crate) const GREETING_BYTES_MAX: usize = 16 << 10;
 
-/// What every message may hold that no pool's size bounds: a get's name, what workers add to a commit, checksums that are sent together.
+/// Minimum limit, for content that no pool's size bounds: a get's name, data that workers add to a commit, batched checksums.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
-/// Most bytes of a message for each token of the sequence that it is about: 4 of its id, and as many of its checksums or blocks.
+/// Most bytes of a message for each token of its sequence: 4 for its id, and as many for its checksums or blocks.
 const MESSAGE_BYTES_PER_TOKEN: usize = 8;
 
-/// Longest message that a peer has to send to the owner of this pool, whose sequences it holds whole.
+/// Longest message that a peer needs to send to the owner of this pool, which holds its sequences whole.
 pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
     let tokens = map.blocks() as usize * map.layout().block_tokens() as usize;
     tokens.saturating_mul(MESSAGE_BYTES_PER_TOKEN).saturating_add(MESSAGE_BYTES_MIN).min(MESSAGE_BYTES_MAX)
 }
 
-/// Which way bytes flow under a ticket.
+/// Direction in which bytes move under a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// The source writes into the sink's blocks.
     Put,
-    /// The sink gets the source's blocks: by itself, or written by the source.
+    /// The sink gets the source's blocks: it reads them one-sided, or the source writes them.
     Get,
 }
 
@@ -54,33 +54,34 @@ pub(crate) struct SumRun {
     pub sums: Vec<u64>,
 }
 
-/// What a ticket stands for. Parties, never roles. Whoever wants something of the other offers: the source a put, the sink a get.
+/// What a ticket is granted for. It names parties, never roles. The side that wants the transfer offers it: the source a put, the sink a
+/// get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The offering side's number for the handoff; names it until there is a ticket.
+    /// The offering side's number for the handoff; it identifies the handoff until there is a ticket.
     pub handoff: u64,
     pub request_id: RequestId,
     pub source: Party,
     pub sink: Party,
     pub direction: Direction,
-    /// Shards of the offering instance that offer the same to this shard of the other, each under a ticket of its own.
+    /// Number of shards of the offering instance that offer the same sequence to this shard of the other, each under its own ticket.
     pub shards: u16,
-    /// First position of a get; 0 for a put, where the grant says it.
+    /// First position of a get; 0 for a put, where the grant specifies it.
     pub from: u32,
     pub tokens: u32,
-    /// Time left; clocks are not compared.
+    /// Time left. A duration, because clocks of two hosts are not compared.
     pub deadline_ms: u32,
-    /// What a get is of, in terms of the two workers; empty for a put.
+    /// Name of the KV to get, in a form that the two workers agree on; empty for a put.
     pub name: Vec<u8>,
 }
 
-/// The end of a source's writing under a ticket. Posted only from a flush's completion.
+/// The end of a source's writes under a ticket. Posted only from a flush's completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Commit {
     pub ticket: TicketId,
-    /// Of the checksums sent for this ticket, see `crate::checksum`.
+    /// Algorithm of the checksums sent for this ticket, see `crate::checksum`.
     pub algorithm: u16,
-    /// Checksums sent for this ticket in all.
+    /// Total number of checksums sent for this ticket.
     pub sums: u64,
     /// Bytes written under this ticket.
     pub bytes: u64,
@@ -92,7 +93,7 @@ pub(crate) struct Commit {
 /// Most checksums in one message: a quarter of a mebibyte.
 const SUMS_PER_MESSAGE: usize = 32 << 10;
 
-/// Cuts runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer is never longer than a message may be.
+/// Splits runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer always fits one message.
 pub(crate) fn checksum_messages(ticket: TicketId, runs: Vec<SumRun>) -> impl Iterator<Item = Message> {
     let mut messages: Vec<Vec<SumRun>> = Vec::new();
     let mut sums = usize::MAX;
@@ -109,9 +110,9 @@ pub(crate) fn checksum_messages(ticket: TicketId, runs: Vec<SumRun>) -> impl Ite
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// First message of whoever connected.
+    /// First message of the side that connected.
     Hello(Box<Hello>),
-    /// Answer to it.
+    /// Answer to the hello.
     Welcome(Box<Hello>),
     /// The connection cannot be used.
     Reject {
@@ -122,9 +123,9 @@ pub(crate) enum Message {
     Grant {
         handoff: u64,
         ticket: TicketId,
-        /// Of a put: all blocks of the sequence. Of a get: those from its `from` on.
+        /// For a put: all blocks of the sequence. For a get: those from its `from` on.
         blocks: GroupBlocks,
-        /// First position that a put moves; 0 for a get, where the offer says it.
+        /// First position that a put moves; 0 for a get, where the offer specifies it.
         from: u32,
     },
     Refuse {
@@ -132,7 +133,7 @@ pub(crate) enum Message {
         reason: RefuseReason,
         detail: String,
     },
-    /// Checksums of what earlier flushes made visible.
+    /// Checksums of bytes that earlier flushes made visible.
     Checksums {
         ticket: TicketId,
         runs: Vec<SumRun>,
@@ -142,46 +143,46 @@ pub(crate) enum Message {
     Ack {
         ticket: TicketId,
     },
-    /// It is not, and never will be.
+    /// The sequence is not adopted, and never will be.
     Nack {
         ticket: TicketId,
         corrupt: bool,
         detail: String,
     },
-    /// Sink: stop writing, flush, and say so.
+    /// Sink: stop writing, flush, and confirm.
     Abort {
         handoff: u64,
         ticket: TicketId,
         detail: String,
     },
-    /// Source: no more writes come; `flushed` if those posted are known to be visible. `ticket` is 0 before a grant.
+    /// Source: no more writes follow; `flushed` if the posted ones are known to be visible. `ticket` is 0 before a grant.
     Aborted {
         handoff: u64,
         ticket: TicketId,
         flushed: bool,
         detail: String,
     },
-    /// Reader: write what is pinned into these blocks of mine.
+    /// Reader: write the pinned blocks into these blocks of mine.
     Ask {
         ticket: TicketId,
         blocks: GroupBlocks,
     },
-    /// Reader: I have got everything; did the pin hold?
+    /// Reader: everything is copied; did the pin hold?
     Confirm {
         ticket: TicketId,
     },
-    /// Owner: it did, until everything was got. So many checksums came before this. Nothing of the get is under way.
+    /// Owner: the pin held until everything was copied. This many checksums came before. Nothing of the get is in flight.
     Held {
         ticket: TicketId,
         algorithm: u16,
         sums: u64,
     },
-    /// Owner: it did not, or does no longer. Nothing of the get is under way: what was written is visible.
+    /// Owner: the pin did not hold, or has ended. Nothing of the get is in flight: what was written is visible.
     NotHeld {
         ticket: TicketId,
         detail: String,
     },
-    /// Reader: nothing of this get is wanted any more. One that was asked to write answers `NotHeld`.
+    /// Reader: nothing of this get is wanted any more. An owner that was asked to write answers `NotHeld`.
     Unpin {
         handoff: u64,
     },

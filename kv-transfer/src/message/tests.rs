@@ -91,7 +91,7 @@ fn is_greeting(message: &Message) -> bool {
     matches!(message, Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. })
 }
 
-/// Peers of protocol 1 know kinds up to 17 alone, in exactly these bytes.
+/// Peers of protocol 1 know only kinds up to 17, in exactly these bytes.
 #[test]
 fn the_whole_is_said_as_ever_and_a_part_by_kinds_of_its_own() {
     let grant = |from| Message::Grant { handoff: 4, ticket: TicketId(9), blocks: GroupBlocks(vec![]), from };
@@ -99,7 +99,7 @@ fn the_whole_is_said_as_ever_and_a_part_by_kinds_of_its_own() {
     assert_eq!(whole, [[0x42, 0x4b, 1, 5].as_slice(), &4u64.to_le_bytes(), &9u64.to_le_bytes(), &[0; 4]].concat());
     let part = grant(96).encode();
     assert_eq!(part, [[0x42, 0x4b, 1, 18].as_slice(), &96u32.to_le_bytes(), &whole[4..]].concat());
-    // One message has one form.
+    // Each message has exactly one encoding.
     let zero = [[0x42, 0x4b, 1, 18].as_slice(), &[0; 4], &whole[4..]].concat();
     assert_eq!(Message::decode(&zero).unwrap_err().to_string(), "first position is that of the whole");
 }
@@ -181,7 +181,7 @@ impl Held for Message {
     }
 }
 
-/// A frame, as a peer sends it or damaged: its kind, and bytes that are mostly small numbers, so that counts are met.
+/// A frame, as a peer sends it or damaged: a kind, then bytes that are mostly small numbers, so that counts are often plausible.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let number = prop_oneof![
         4 => (0u32..6).prop_map(|n| n.to_le_bytes().to_vec()),
@@ -201,7 +201,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![noise, damaged]
 }
 
-/// Beside the bytes of what it says, a message takes its own size once, as every other.
+/// Besides the bytes of its contents, every message takes its own size once.
 const MESSAGE_ITSELF: usize = size_of::<Hello>();
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which bytes go where: contiguous copies between two pools whose block sizes may differ.
+//! Plans the contiguous copies between two pools whose block sizes may differ.
 
 use crate::heads::Heads;
 use baton_types::{BlockId, GroupBlocks, KvPoolMap};
@@ -19,7 +19,7 @@ pub struct CopyRun {
 pub(crate) struct Side<'a> {
     pub map: &'a KvPoolMap,
     pub blocks: &'a [BlockId],
-    /// Which of its heads take part.
+    /// The heads that take part.
     pub heads: &'a Heads,
 }
 
@@ -28,7 +28,7 @@ impl Side<'_> {
         self.map.layout().block_tokens()
     }
 
-    /// Where `token` lies: its block, and its place in it.
+    /// The location of `token`: its block, and its position in the block.
     fn locate(&self, token: u32) -> (BlockId, u32) {
         (self.blocks[(token / self.block_tokens()) as usize], token % self.block_tokens())
     }
@@ -39,9 +39,11 @@ impl Side<'_> {
     }
 }
 
-/// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source, neighbours
-/// merged and nothing longer than `len_max`. Runs are as long as both sides are contiguous: whole runs of neighbouring blocks where
-/// block sizes agree, one plane of the finer block otherwise, one token where the two pools hold different heads.
+/// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source. Neighbours are
+/// merged, and no copy is longer than `len_max`.
+///
+/// A run is as long as both sides are contiguous. That is whole runs of neighbouring blocks where block sizes agree, one plane of the
+/// smaller block otherwise, and one token where the two pools hold different heads.
 pub(crate) fn copies(
     source: Side<'_>,
     sink: Side<'_>,
@@ -95,10 +97,10 @@ fn cut_run(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
     }
 }
 
-/// Most blocks, of the pool with the longer ones, whose copies are planned at once.
+/// Most blocks, of the pool with the larger ones, whose copies are planned in one step.
 const BLOCKS_AT_ONCE: u32 = 256;
 
-/// One pool's end of what moves under a ticket.
+/// One pool's side of a move under a ticket.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) map: KvPoolMap,
@@ -112,7 +114,7 @@ impl End {
     }
 }
 
-/// What moves under a ticket: from where, to where.
+/// What moves under a ticket: source and destination.
 #[derive(Debug)]
 pub(crate) struct Move {
     pub(crate) source: End,
@@ -120,8 +122,8 @@ pub(crate) struct Move {
     pub(crate) run_bytes_max: usize,
 }
 
-/// One copy of a layer, whose runs are planned as they are taken: a long sequence holds up nobody else for longer than
-/// [`BLOCKS_AT_ONCE`] take.
+/// The copy of one layer, whose runs are planned as they are taken. So a long sequence delays others only as long as [`BLOCKS_AT_ONCE`]
+/// blocks take to plan.
 #[derive(Debug)]
 pub(crate) struct LayerCopy {
     of: Arc<Move>,
@@ -137,7 +139,7 @@ impl LayerCopy {
         Self { of, group, layer, tokens, runs: VecDeque::new() }
     }
 
-    /// A run that was planned.
+    /// A copy of one planned run.
     #[cfg(test)]
     pub(crate) fn of_run(run: CopyRun) -> Self {
         let layout = baton_types::KvLayout::llama(16, 1, 1, 1, baton_types::Dtype::Bf16).unwrap();
@@ -147,7 +149,7 @@ impl LayerCopy {
         Self { runs: VecDeque::from([run]), ..Self::new(of, 0, 0, 0..0) }
     }
 
-    /// Every layer whole.
+    /// Copies of every layer, over all tokens.
     pub(crate) fn all_layers(of: &Arc<Move>, tokens: u32) -> Vec<Self> {
         let groups = of.source.map.layout().groups().iter().enumerate();
         let layers = groups.flat_map(|(group, shape)| (0..shape.layers.len()).map(move |layer| (group, layer)));
@@ -173,7 +175,7 @@ impl LayerCopy {
     }
 }
 
-/// Whether `blocks` can hold positions `0..tokens` of `map`: one table per group, long enough, each block once and in the pool.
+/// Checks that `blocks` can hold positions `0..tokens` of `map`: one table per group, long enough, each block once and in the pool.
 pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32) -> Result<(), String> {
     let groups = map.layout().groups().len();
     if blocks.len() != groups {
@@ -195,7 +197,7 @@ pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32
     Ok(())
 }
 
-/// Whether the positions of a sequence of `tokens` from `from` on are a part that begins with a block of `map`.
+/// Checks that the positions of a sequence of `tokens` from `from` on are a part that begins at a block boundary of `map`.
 pub(crate) fn check_from(map: &KvPoolMap, from: u32, tokens: u32) -> Result<(), String> {
     let size = map.layout().block_tokens();
     if from >= tokens {

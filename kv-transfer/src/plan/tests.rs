@@ -44,7 +44,7 @@ fn different_block_sizes_exchange_planes_of_the_finer_one() {
     check((32, &[0]), (16, &[3, 4]), 0..32, &[(0, 768, 128), (256, 896, 128), (128, 1024, 128), (384, 1152, 128)]);
 }
 
-/// A copy is planned a bounded number of blocks at a time, and moves the same.
+/// A copy is planned a bounded number of blocks at a time, and the result is the same.
 #[test]
 fn a_long_copy_is_planned_in_pieces() {
     let (map, blocks) = (map(16, 1000), Arc::new(GroupBlocks(vec![(0..1000).map(BlockId).collect()])));
@@ -52,7 +52,7 @@ fn a_long_copy_is_planned_in_pieces() {
     let plan = Arc::new(Move { source: end(), sink: end(), run_bytes_max: 1 << 30 });
     let mut copy = LayerCopy::new(plan, 0, 1, 16..15_990);
     let runs: Vec<CopyRun> = std::iter::from_fn(|| copy.next()).collect();
-    // 16 bytes a token; the last block has 6 of them, and goes plane by plane.
+    // 16 bytes a token; the last block has 6 tokens, and moves plane by plane.
     let lengths: Vec<usize> = runs.iter().map(|run| run.len / 16).collect();
     assert_eq!(lengths, [4080, 4096, 4096, 3699, 3]);
     assert!(runs.windows(2).take(3).all(|two| two[0].from + two[0].len == two[1].from && two[0].from == two[0].to));
@@ -100,7 +100,7 @@ fn layout(block_tokens: u32, planes: &[u32]) -> KvLayout {
 }
 
 proptest! {
-    /// Every token of every plane arrives where the sink looks for it, exactly once.
+    /// Every token of every plane arrives where the sink expects it, exactly once.
     #[test]
     fn copies_move_each_byte_once(
         a in prop::sample::select(vec![16u32, 32, 48, 128]),

@@ -1,4 +1,4 @@
-//! The source's end of a put, as its engine sees it.
+//! The source's handle of a put, as its engine uses it.
 
 use super::request::{CommitPayload, PutOutcome};
 use crate::HandoffFailure;
@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The source's end of one handoff. All methods return at once and may be called from the engine thread.
+/// The source's handle of one handoff. All methods return at once and may be called from the engine thread.
 ///
-/// Dropped before its outcome was asked for, it aborts the handoff; dropped after the end it does nothing.
+/// Dropping it before the outcome was received aborts the handoff; dropping it after the end has no effect.
 pub struct PutHandle {
     inbox: Arc<Inbox>,
     key: HandoffKey,
@@ -23,24 +23,24 @@ impl PutHandle {
         Self { inbox, key, outcome: Some(outcome) }
     }
 
-    /// KV of model layer `layer` is launched for positions `0..tokens_end` and may be read once `fence` is done. Whole blocks go out
-    /// as soon as a grant is there; an incomplete last block waits for [`PutHandle::finish`].
+    /// KV of model layer `layer` is launched for positions `0..tokens_end` and may be read once `fence` is done. Whole blocks are written
+    /// as soon as there is a grant; an incomplete last block waits for [`PutHandle::finish`].
     pub fn layer_launched(&self, layer: u32, tokens_end: usize, fence: &Fence) {
         self.inbox.launched(self.key, layer, tokens_end, fence.clone());
     }
 
-    /// Nothing more is launched: everything left goes out, then the commit.
+    /// No more layers will be launched: everything left is written, then the commit is sent.
     pub fn finish(&self, commit: CommitPayload) {
         self.inbox.finish(self.key, commit);
     }
 
-    /// Gives the handoff up. The outcome becomes [`HandoffFailure::Aborted`], unless it ended before.
+    /// Aborts the handoff. The outcome becomes [`HandoffFailure::Aborted`], unless the handoff ended before.
     pub fn abort(&self, reason: impl Into<String>) {
         self.inbox.abort(self.key, reason.into());
     }
 
-    /// Waits for the end: the sink adopted the sequence, or why not. Cancelling the wait (dropping the future) does not abort; dropping
-    /// `self` does. A second call waits for nothing and says [`HandoffFailure::Stopped`].
+    /// Waits for the end: the sink adopted the sequence, or the reason why not. Cancelling the wait (dropping the future) does not abort;
+    /// dropping `self` does. A second call returns [`HandoffFailure::Stopped`] at once.
     pub async fn outcome(&mut self) -> PutOutcome {
         let Some(receiver) = &mut self.outcome else { return Err(HandoffFailure::Stopped) };
         let result = receiver.await.unwrap_or(Err(HandoffFailure::Stopped));

@@ -1,4 +1,4 @@
-//! Puts: a source writes blocks of its own into those that a sink granted.
+//! Puts: a source writes its blocks into blocks that a sink granted.
 
 mod handle;
 mod request;

@@ -1,4 +1,4 @@
-//! A request to put KV, and the report of it.
+//! The request and the report of a put.
 
 use crate::HandoffFailure;
 use baton_types::{GroupBlocks, RequestId, TokenId};
@@ -6,15 +6,15 @@ use std::any::Any;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// What is to be handed off.
+/// A sequence to hand off.
 pub struct PutRequest {
-    /// The request, for logs and for the sink to match its claim.
+    /// The request, for logs and so that the sink finds its claim.
     pub request_id: RequestId,
     /// Positions whose KV moves: `0..tokens`.
     pub tokens: u32,
     /// Source blocks that hold them, per group.
     pub blocks: GroupBlocks,
-    /// After this instant the handoff fails, wherever it is.
+    /// After this instant the handoff fails, whatever its state.
     pub deadline: Instant,
     /// Keeps the source blocks from reuse; dropped once nothing can read them any more.
     pub hold: Box<dyn Any + Send>,
@@ -37,7 +37,7 @@ pub struct CommitPayload {
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt.
     pub prompt_len: u32,
-    /// Anything the two workers agree on beside, at most [`CommitPayload::EXTRA_BYTES_MAX`].
+    /// Additional data that the two workers agree on, at most [`CommitPayload::EXTRA_BYTES_MAX`].
     pub extra: Vec<u8>,
 }
 
@@ -48,30 +48,30 @@ impl CommitPayload {
     pub const EXTRA_BYTES_MAX: usize = 64 << 10;
 }
 
-/// How a handoff went, for the source once the sink has adopted it.
+/// Report of a handoff, for the source once the sink has adopted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutReport {
     /// KV bytes written.
     pub bytes: u64,
-    /// Positions moved: those offered, without the leading ones that the sink had already.
+    /// Positions moved: those offered, without the leading ones that the sink had cached.
     pub tokens_moved: u32,
     /// Writes posted.
     pub puts: u64,
-    /// The grant came.
+    /// When the grant came.
     pub granted_at: Instant,
-    /// First write posted.
+    /// When the first write was posted.
     pub first_put_at: Instant,
-    /// Last write posted.
+    /// When the last write was posted.
     pub last_put_at: Instant,
-    /// The last flush completed: every byte is visible at the sink.
+    /// When the last flush completed: every byte is visible at the sink.
     pub flushed_at: Instant,
-    /// How long writes, or flushes of them, were under way: without the time in which the next layer was still being computed.
+    /// Time during which writes or their flushes were in flight, without waits for the next layer's computation.
     pub moving: Duration,
-    /// The commit was acknowledged.
+    /// When the commit was acknowledged.
     pub acked_at: Instant,
     /// `ucx` or `tcp`.
     pub transport: &'static str,
-    /// Lanes that carried it, as the transport names them.
+    /// Lanes of the connection, as the transport names them.
     pub lanes: String,
 }
 

@@ -1,4 +1,4 @@
-//! When what happened to a put, for its [`crate::PutReport`].
+//! Collects the instants and durations of a put for its [`crate::PutReport`].
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ pub(super) struct Timings {
     pub(super) first_put_at: Option<Instant>,
     pub(super) last_put_at: Option<Instant>,
     pub(super) flushed_at: Option<Instant>,
-    /// How long writes of this handoff, or the flush of such, were under way.
+    /// How long writes of this handoff, or their flush, have been in flight.
     pub(super) moving: Duration,
-    /// Since when they are, and the latest epoch among them.
+    /// Since when they are in flight, and the latest epoch among them.
     moving_since: Option<(Instant, u32)>,
 }
 
@@ -26,7 +26,7 @@ impl Timings {
         self.moving_since = Some((self.moving_since.map_or(now, |(since, _)| since), epoch));
     }
 
-    /// A flush of `epoch` covers what was written for it and before.
+    /// A flush of `epoch` completed; it covers the writes of `epoch` and earlier ones.
     pub(super) fn flushed(&mut self, epoch: u32, now: Instant) {
         self.flushed_at = Some(now);
         if let Some((since, latest)) = self.moving_since

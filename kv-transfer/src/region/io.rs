@@ -1,4 +1,5 @@
-//! Bytes between the region and a socket, by system call on raw addresses: no copy of ours, no reference into the region.
+//! Moves bytes between the region and a socket by system calls on raw addresses, without an extra copy and without a reference into the
+//! region.
 
 use super::Region;
 use std::io::{Error, ErrorKind, Result};
@@ -8,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most parts of one send, well below the system's `IOV_MAX` of 1,024.
 pub(crate) const PARTS_MAX: usize = 128;
 
-/// What a socket is to send: bytes of our own, or of the region.
+/// Bytes for a socket to send: our own, or of the region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
     Own(&'a [u8]),
@@ -25,11 +26,11 @@ impl Part<'_> {
 }
 
 impl Region {
-    /// Sends up to [`PARTS_MAX`] parts, one behind the other, to a stream socket; how many bytes went. Neither blocks nor raises
+    /// Sends up to [`PARTS_MAX`] parts, in order, to a stream socket and returns the number of bytes sent. Neither blocks nor raises
     /// `SIGPIPE`.
     ///
     /// # Panics
-    /// If a part leaves the region.
+    /// If a part is not within the region.
     pub(crate) fn send_parts(&self, socket: BorrowedFd<'_>, parts: &[Part<'_>]) -> Result<usize> {
         let vector = |part: &Part<'_>| match part {
             Part::Own(bytes) => libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
@@ -46,11 +47,11 @@ impl Region {
         usize::try_from(sent).map_err(|_| Error::last_os_error())
     }
 
-    /// Receives from a stream socket, without blocking: up to `len` bytes to `offset`, and what comes behind them to `rest`. End of stream
-    /// is an error.
+    /// Receives from a stream socket without blocking: up to `len` bytes to `offset`, and the following bytes to `rest`. End of stream is
+    /// an error.
     ///
     /// # Panics
-    /// If the range leaves the region.
+    /// If the range is not within the region.
     pub(crate) fn receive_from(
         &self,
         socket: BorrowedFd<'_>,

@@ -9,7 +9,7 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-/// Pages of 4 KiB everywhere that this builds; a multiple of it is right on larger pages too, since `mmap` rounds up.
+/// Page size on every supported platform: 4 KiB. A multiple of it is valid with larger pages too, because `mmap` rounds up.
 const PAGE_BYTES: usize = 4096;
 
 impl Mapping {
@@ -40,7 +40,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are exactly what `mmap` returned, and nobody uses the mapping after its owner.
+        // SAFETY: `base` and `len` are exactly what `mmap` returned, and the mapping is not used after its owner is dropped.
         unsafe { libc::munmap(self.base().cast(), self.len) };
     }
 }

@@ -1,8 +1,8 @@
-//! Pool memory: the one mapping that holds KV blocks.
+//! Pool memory: the mapping that holds KV blocks.
 //!
-//! A NIC or another process may write here at any time under a grant, so no safe code ever sees `&mut [u8]`, or `&[u8]`, over it.
-//! Kernels go through the raw base of [`PoolMemory`], everybody else through copies; transports move bytes between the region and
-//! a file descriptor without forming a reference (`send_to`, `receive_from`).
+//! A NIC or another process may write here at any time under a grant, so no safe code ever gets `&mut [u8]` or `&[u8]` over it. Kernels use
+//! the raw base of [`PoolMemory`]; other code uses copies. Transports move bytes between the region and a file descriptor without forming a
+//! reference (`send_to`, `receive_from`).
 //!
 //! This module is an unsafe fence: it maps and unmaps memory and copies by raw pointer, after checking each range.
 #![allow(unsafe_code)]
@@ -25,7 +25,7 @@ pub struct Region {
     mapping: Mapping,
 }
 
-/// Zeroed anonymous host memory: what tests and the CPU engine use.
+/// Zeroed anonymous host memory, for tests and the CPU engine.
 pub type HostMemory = Region;
 
 /// The operating system refused the mapping.

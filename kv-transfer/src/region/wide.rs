@@ -1,8 +1,8 @@
-//! Checksums of chunks with the widest registers of this machine: one loop, compiled twice.
+//! Checksums of chunks with the widest vector registers of this machine: one loop, compiled twice.
 
 use crate::checksum::{CHUNK_BYTES, chunk_sum};
 
-/// Contributions of `chunks`, the first of which is number `first`.
+/// Contributions of `chunks`, whose first one has number `first`.
 pub(crate) fn sum_chunks(chunks: &[[u8; CHUNK_BYTES]], first: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {

@@ -1,12 +1,12 @@
-//! Adoption by instances of several shards: all parts of a sequence, or none.
+//! Adoption by instances with several shards: all parts of a sequence, or none.
 
 use crate::{AdoptReply, VerifiedHandoff};
 use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Parts of sequences that arrived at the shards of one instance, until the last is there. A part whose handoff ends meanwhile is
-/// dropped by [`Assembly::failed`], so there are never more than handoffs are open.
+/// Parts of sequences that arrived at the shards of one instance, until the last part is there. [`Assembly::failed`] drops a part whose
+/// handoff ends meanwhile, so there are never more parts than open handoffs.
 #[derive(Debug)]
 pub struct Assembly {
     shards: usize,
@@ -17,13 +17,13 @@ pub struct Assembly {
 type Parts = BTreeMap<u16, (VerifiedHandoff, AdoptReply)>;
 
 impl Assembly {
-    /// Of an instance of so many shards.
+    /// For an instance with this many shards.
     pub fn new(shards: u16) -> Self {
         Self { shards: shards.into(), waiting: Mutex::default() }
     }
 
-    /// A part arrived. With the last one, `adopt` gets all of them, in order of their shards, and what it says is told to every shard.
-    /// Parts that name different tokens are not adopted.
+    /// A part arrived. With the last one, `adopt` gets all parts in order of their shards, and every shard receives its answer. Parts that
+    /// name different tokens are not adopted.
     pub fn arrived(
         &self,
         shard: u16,
@@ -47,11 +47,11 @@ impl Assembly {
         replies.into_iter().for_each(|reply| reply.answer(answer.clone()));
     }
 
-    /// The handoff of one part failed: those that arrived are not adopted.
+    /// The handoff of one part failed: the parts that arrived are not adopted.
     pub fn failed(&self, request_id: &RequestId) {
         let parts = self.waiting.lock().remove(request_id).unwrap_or_default();
         for (part, reply) in parts.into_values() {
-            drop(part); // Its blocks are back before anybody is told.
+            drop(part); // Its blocks are back before any shard is notified.
             reply.answer(Err("another shard failed".into()));
         }
     }

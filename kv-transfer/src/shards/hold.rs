@@ -1,5 +1,5 @@
-//! Blocks of one reservation under several legs: they go back once every leg has let go of them, and stay quarantined until every leg that
-//! could still write is fenced.
+//! Blocks of one reservation that several legs share. They are released once every leg has dropped them, and stay quarantined until every
+//! leg that could still write is fenced.
 
 use crate::{BlockHold, QuarantinedBlocks};
 use baton_types::GroupBlocks;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Blocks under several legs.
 pub(super) struct Shared {
     blocks: GroupBlocks,
-    /// Every leg moves the positions behind these.
+    /// Every leg moves the positions after these.
     cached_tokens: u32,
     state: Mutex<State>,
 }
@@ -19,7 +19,7 @@ enum State {
     Held(Box<dyn BlockHold>),
     /// Some leg may still write.
     Quarantined(Box<dyn QuarantinedBlocks>),
-    /// Handed on, or never to be used again.
+    /// Given to the worker, or leaked.
     Gone,
 }
 
@@ -33,7 +33,7 @@ impl Shared {
         Box::new(Leg(self.clone()))
     }
 
-    /// The blocks themselves, once no leg writes to them any more; `None` if one has let go of them, or may still write.
+    /// The blocks themselves, once no leg writes to them any more; `None` if a leg has dropped them or may still write.
     pub(super) fn take(&self) -> Option<Box<dyn BlockHold>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
@@ -88,7 +88,7 @@ impl QuarantinedBlocks for QuarantinedLeg {
 
 impl Drop for QuarantinedLeg {
     fn drop(&mut self) {
-        // Never fenced: quarantined for good, whatever becomes of the other legs.
+        // Never fenced: quarantined permanently, whatever the state of the other legs.
         if let Some(shared) = self.0.take() {
             std::mem::forget(shared);
         }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Whether the blocks are quarantined, and whether they are back.
+    /// Whether the blocks were quarantined, and whether they were released.
     #[derive(Default)]
     struct Fate(AtomicBool, AtomicBool);
 

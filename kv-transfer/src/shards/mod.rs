@@ -1,12 +1,12 @@
-//! Instances of several shards, as a layer on top: several shards of a source put a part each into the blocks of one reservation here, and
-//! all of it is adopted or nothing. A service of a single shard is not built with it: no shipped binary holds it until engines compute several
-//! shards.
+//! Instances with several shards, as a layer above the service. Several shards of a source each put a part into the blocks of one
+//! reservation here; the sequence is adopted as a whole or not at all. No shipped binary contains this layer until engines compute several
+//! shards; a service with one shard does not use it.
 //!
-//! To the service each leg is a put of its own, with a connection, a ticket, checksums and fences of its own. [`Joined`] stands between the
-//! service and the worker's handler: it asks for blocks once, gives each leg its share of them, and hands the whole on when the last leg is
-//! verified. [`Assembly`] does the same for the shards of the sink, which have a service each.
+//! For the service, each leg is a separate put with its own connection, ticket, checksums and fences. [`Joined`] sits between the service
+//! and the worker's handler. It asks for blocks once, gives each leg its share, and delivers the whole when the last leg is verified.
+//! [`Assembly`] does the same for the shards of the sink, each of which has its own service.
 //!
-//! The bound on quarantined blocks counts the blocks for each leg.
+//! The bound on quarantined blocks counts the blocks once for each leg.
 
 mod assembly;
 mod hold;
@@ -24,38 +24,38 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What legs have in common.
+/// What the legs of one handoff have in common.
 type JointKey = (RequestId, Party);
 
-/// A handler that joins the legs of a handoff for the one that it stands for.
+/// A handler that joins the legs of a handoff for the handler that it wraps.
 pub struct Joined<H> {
     inner: Arc<H>,
     joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
 }
 
-/// The legs of one handoff that were offered here and are not over.
+/// The legs of one handoff that were offered here and have not ended.
 struct Joint {
-    /// How many there will be.
+    /// The number of legs to expect.
     legs_max: u16,
-    /// Those that wait for blocks, by shard of the source.
+    /// Legs that wait for blocks, by shard of the source.
     waiting: BTreeMap<u16, GrantReply>,
     offers: BTreeMap<u16, Arc<dyn StandingOffer>>,
     shared: Option<Arc<Shared>>,
-    /// Legs that were verified, and where to say what becomes of them.
+    /// Legs that were verified, with the replies for their results.
     arrived: BTreeMap<u16, (VerifiedHandoff, AdoptReply)>,
     tokens: Option<Vec<TokenId>>,
-    /// Nothing of it is adopted any more, and the worker knows.
+    /// Nothing of it will be adopted, and the worker was notified.
     failed: bool,
 }
 
 impl<H: SinkHandler> Joined<H> {
-    /// In front of the handler of this shard.
+    /// Wraps the handler of this shard.
     pub fn new(inner: Arc<H>) -> Self {
         Self { inner, joints: Arc::default() }
     }
 }
 
-/// A leg is over. Its joint goes with the last.
+/// A leg has ended. The last one removes its joint.
 fn leg_over(joints: &mut BTreeMap<JointKey, Joint>, key: &JointKey, shard: u16) {
     if let Some(joint) = joints.get_mut(key) {
         joint.offers.remove(&shard);
@@ -66,7 +66,7 @@ fn leg_over(joints: &mut BTreeMap<JointKey, Joint>, key: &JointKey, shard: u16) 
     }
 }
 
-/// Where the worker's answer to the whole goes: to every leg, once.
+/// Sends the worker's answer for the whole to every leg, once.
 struct ToAllLegs {
     joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
     key: JointKey,
@@ -75,7 +75,7 @@ struct ToAllLegs {
 
 impl ToAllLegs {
     fn tell(&self, answer: &Result<(), String>) {
-        // The worker's own decision: it need not be told that the handoff failed.
+        // The worker decided this itself, so it is not notified of the failure.
         if let Some(joint) = self.joints.lock().get_mut(&self.key) {
             joint.failed |= answer.is_err();
         }
@@ -88,14 +88,14 @@ impl ToAllLegs {
     }
 }
 
-/// What the worker's answer to the one question is for.
+/// The handoff that the worker's single answer is for.
 struct JointOffer {
     joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
     key: JointKey,
 }
 
 impl StandingOffer for JointOffer {
-    /// Every leg that waits gets its share, and later ones get theirs when they come.
+    /// Gives every waiting leg its share; later legs get theirs when they come.
     fn granted(&self, hold: Box<dyn BlockHold>) {
         let shared = Shared::new(hold);
         let waiting = match self.joints.lock().get_mut(&self.key).filter(|joint| !joint.failed) {
@@ -149,7 +149,7 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
             tokens: None,
             failed: false,
         });
-        // An earlier attempt is not over, or has failed, or the legs do not agree how many they are.
+        // An earlier attempt has not ended, or has failed, or the legs disagree on their number.
         if joint.failed || joint.offers.contains_key(&offer.shard) || joint.legs_max != offer.legs {
             drop(joints);
             return reply.refuse(RefuseReason::NoRoom, "another leg of it has failed");
@@ -172,7 +172,7 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         self.inner.verified(handoff)
     }
 
-    /// With the last leg, the worker gets the blocks, and what it says is told to all.
+    /// With the last leg the worker gets the blocks, and every leg receives its answer.
     fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
         let key = (handoff.request_id.clone(), handoff.source.clone());
         let mut joints = self.joints.lock();
@@ -221,7 +221,7 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         self.inner.failed(request_id, reason);
     }
 
-    /// A leg failed, and with it all others.
+    /// A leg failed, so all others fail.
     fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         let key = (offer.request_id.clone(), offer.source.clone());
         let mut joints = self.joints.lock();
@@ -241,7 +241,7 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         if first {
             others.into_iter().for_each(|other| other.cancel(format!("another leg failed: {reason}")));
             for (leg, reply) in arrived.into_values() {
-                drop(leg); // Its share is back before anybody is told.
+                drop(leg); // Its share is back before any leg is notified.
                 reply.answer(Err("another leg failed".into()));
             }
             self.inner.ended(&ReserveOffer { legs: 1, ..offer.clone() }, reason);

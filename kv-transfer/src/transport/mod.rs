@@ -1,7 +1,7 @@
-//! What carries bytes between two services: connections with messages, one-sided writes into a peer's region, and flushes.
+//! The transport interface between two services: connections with messages, one-sided writes into a peer's region, and flushes.
 //!
-//! A transport belongs to the progress thread and never blocks outside of [`Transport::sleep`]. Its promises, which the conformance
-//! suite checks on each:
+//! A transport belongs to the progress thread and blocks only in [`Transport::sleep`]. It guarantees the following; the conformance suite
+//! checks it on each:
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
 //! - local bytes of a get are written until [`Event::Got`] or [`Event::Closed`], and not after;
@@ -27,61 +27,61 @@ pub struct ConnId(pub u64);
 /// What a transport reports.
 #[derive(Debug)]
 pub enum Event {
-    /// A peer connected; `proven` if it showed a worker's certificate.
+    /// A peer connected; `proven` if it presented a worker's certificate.
     Accepted {
         conn: ConnId,
         proven: bool,
     },
     Message(ConnId, Vec<u8>),
-    /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
+    /// Writes of this many bytes no longer read local memory. This does not mean that they are visible at the peer.
     PutDone(ConnId, usize),
-    /// So many bytes that were asked for under this number are here.
+    /// This many bytes that were requested under this number are here.
     Got(u64, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
-    /// The connection is over, and so is every operation on it; `fenced` if nothing can be stored here through it any more.
+    /// The connection is closed, and every operation on it has ended; `fenced` if nothing can be stored here through it any more.
     Closed {
         conn: ConnId,
         reason: String,
         fenced: bool,
-        /// It ended before both sides had proven that they are workers.
+        /// It closed before both sides had proven that they are workers.
         unproven: bool,
     },
-    /// The peer wrote what no ticket of this connection covers; nothing was stored.
+    /// The peer wrote outside the tickets of this connection; nothing was stored.
     PutRefused(ConnId),
 }
 
-/// Wakes the thread that drives a transport, where it sleeps.
+/// Wakes the thread that runs a transport, if it sleeps.
 pub type Wake = Box<dyn Fn() + Send + Sync>;
 
 pub trait Transport {
     /// `ucx` or `tcp`.
     fn name(&self) -> &'static str;
-    /// Where peers connect to.
+    /// The address that peers connect to.
     fn address(&self) -> TransferAddress;
     /// What peers need to write into the registered region.
     fn region(&self) -> RemoteRegion;
-    /// Whether every lane by which a peer could write here ends with its connection.
+    /// Whether closing a connection fences every lane by which a peer could write here.
     fn fences(&self) -> bool;
-    /// Whether closing a connection is expected to fence it. Only its [`Event::Closed`] says that it did.
+    /// Whether closing a connection is expected to fence it. Only its [`Event::Closed`] reports whether it did.
     fn closing_fences(&self, conn: ConnId) -> bool;
-    /// Starts to connect. Failure may show later, as [`Event::Closed`].
+    /// Starts to connect. A failure may come later, as [`Event::Closed`].
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String>;
-    /// The peer has greeted: writes on this connection go to that region, and its messages may be this long from now on. A longer one closes
-    /// the connection before it is held, and so does one longer than a greeting of who connected and has not greeted. How many may be in
-    /// that state is the transport's to bound, since it knows hosts.
+    /// The peer has greeted: writes on this connection go to that region, and its messages may have this length from now on. A longer
+    /// message closes the connection before it is buffered. So does one longer than a greeting, from a peer that connected and has not
+    /// greeted. The transport bounds the number of such peers, because it knows their hosts.
     fn greeted(&mut self, conn: ConnId, region: &RemoteRegion, message_bytes_max: usize) -> Result<(), String>;
     fn send(&mut self, conn: ConnId, message: Vec<u8>);
     /// Writes a run of the local region into the peer's, under a ticket.
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
     fn flush(&mut self, conn: ConnId, id: u64);
-    /// Whether this side can get from the peer's region without the peer's help. Otherwise the peer has to write what is to be got.
+    /// Whether this side can read the peer's region one-sided. Otherwise the peer must write what a get requests.
     fn gets_by_itself(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }
-    /// Gets a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
-    /// connection. Only where [`Transport::gets_by_itself`].
+    /// Gets a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or when the connection
+    /// closes. Only where [`Transport::gets_by_itself`].
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let _ = (conn, number, run);
     }
@@ -90,19 +90,19 @@ pub trait Transport {
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);
-    /// What carries this connection, for logs and traces.
+    /// Lanes of this connection, for logs and traces.
     fn lanes(&self, conn: ConnId) -> String;
-    /// Moves everything on without blocking; whether anything moved.
+    /// Advances everything without blocking. Returns whether anything moved.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool;
-    /// Waits for something to move, for the waker, or for `timeout`. Called by [`crate::simulation::Driver::sleep`] alone.
+    /// Waits for events, for the waker, or for `timeout`. Called only by [`crate::simulation::Driver::sleep`].
     fn sleep(&mut self, timeout: Duration) {
         let _ = timeout;
     }
-    /// Closes everything and gives the region up. Nothing of this side reads or writes it afterwards.
+    /// Closes everything and releases the region. This side does not read or write it afterwards.
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>);
 }
 
-/// Brings up the transport of a configuration; called on the progress thread, which then owns it.
+/// Starts the configured transport; called on the progress thread, which then owns it.
 pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box<dyn Transport>, Wake), TransferError> {
     match &config.transport {
         TransportChoice::Tcp { bind, port } => {

@@ -1,4 +1,4 @@
-//! Who gets through to a transport, and what strangers can take of it.
+//! Authentication of peers on transports, and limits on unauthenticated clients.
 
 use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
@@ -11,7 +11,7 @@ fn socket(side: &Side) -> SocketAddr {
     socket
 }
 
-/// A frame's head as it stands on the wire.
+/// A frame's head in its encoded form.
 fn head(kind: u16, len: u32, a: u64, b: u64) -> Vec<u8> {
     [&0xb07a_u16.to_le_bytes()[..], &kind.to_le_bytes(), &len.to_le_bytes(), &a.to_le_bytes(), &b.to_le_bytes()]
         .concat()
@@ -21,7 +21,7 @@ fn turn(side: &mut Side) {
     side.transport.progress(Instant::now(), &mut side.events);
 }
 
-/// Moves `side` on until `done`.
+/// Runs `side` until `done`.
 fn eventually(side: &mut Side, what: &str, mut done: impl FnMut(&mut Side) -> bool) {
     let by = Instant::now() + PATIENCE;
     while !done(side) {
@@ -44,8 +44,8 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Whether a message gets from whoever dials to the other side, or how the dialler's connection ended: whether since one does not believe
-/// the other.
+/// Whether a message from the side that connects reaches the other. If not, the connection ended: `true` if because one side refused the
+/// other as unproven.
 fn greets(dialler: &Way, other: &Way) -> Result<(), bool> {
     let (mut a, mut b) = (Side::start(dialler), Side::start(other));
     let conn = a.transport.connect(&b.transport.address()).unwrap();
@@ -78,7 +78,7 @@ fn only_workers_of_one_authority_get_through() {
         let with = |credentials: Arc<dyn Credentials>| base.clone().with(credentials);
         let worker = with(ours.worker());
         assert_eq!(greets(&worker, &with(ours.worker())), Ok(()));
-        // As who dials, and as who is dialled.
+        // As the side that connects, and as the side that accepts.
         assert_eq!(greets(&with(theirs.worker()), &worker), Err(true));
         assert_eq!(greets(&worker, &with(theirs.worker())), Err(true));
         assert_eq!(greets(&with(ours.issue(authority::ROUTER)), &worker), Err(true));
@@ -89,13 +89,13 @@ fn only_workers_of_one_authority_get_through() {
     }
 }
 
-/// The hazard: nobody asks.
+/// The hazard: no certificate is required.
 #[test]
 fn without_credentials_everybody_gets_through() {
     assert_eq!(greets(&tcp(), &tcp()), Ok(()));
 }
 
-/// Dials on to `address` for whoever dials what it returns, and keeps a copy of what passes.
+/// Forwards connections to `address`, and keeps a copy of the bytes. Returns the address to connect to.
 fn tapped(address: TransferAddress, copy: &Arc<Mutex<Vec<u8>>>) -> TransferAddress {
     let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -125,7 +125,7 @@ fn kv_goes_in_clear_where_that_is_allowed_and_only_there() {
         let kv = [0xa5, 0x17, 0x3c].repeat(100);
         a.region.write(0, &kv);
         b.transport.open_window(to, TicketId(5), window(0..BYTES));
-        // Between what is always encrypted.
+        // Between messages, which are always encrypted.
         a.transport.send(from, vec![3]);
         a.transport.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: kv.len() });
         a.transport.flush(from, 1);
@@ -154,7 +154,7 @@ fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
     assert!(reason.contains("transfer.encrypt"), "{reason}");
 }
 
-/// Three may be late before silence ends a connection.
+/// Three may be late before the silence limit closes a connection.
 #[test]
 fn a_ping_goes_in_each_quarter_of_the_longest_silence() {
     let silent_max = Duration::from_millis(10_000);
@@ -191,11 +191,11 @@ fn strangers_have_little_time_and_few_places() {
             })
             .collect();
         eventually(&mut side, "strangers are let go", |_| strangers.iter_mut().all(is_closed));
-        // More than there are places for, all at once: the last ones stay until their time is over.
+        // More connections than there is room for, all at once: the last ones stay until their time is over.
         let way = Way { connect_ms: 60_000, ..way };
         let mut side = Side::start(&way);
         let mut strangers = Vec::new();
-        // No time passes: whoever goes makes way.
+        // No time passes, so connections are closed only to make room.
         let now = Instant::now();
         for _ in 0..300 {
             strangers.push(TcpStream::connect(socket(&side)).unwrap());
@@ -215,7 +215,7 @@ fn strangers_have_little_time_and_few_places() {
     }
 }
 
-/// It has a certificate, and goes on answering probes.
+/// It has a certificate, and keeps answering probes.
 #[test]
 fn who_proves_to_be_a_worker_has_no_more_time_to_greet() {
     for base in [tls(), tls_control(), ucx_tls()] {
@@ -232,7 +232,7 @@ fn who_proves_to_be_a_worker_has_no_more_time_to_greet() {
     }
 }
 
-/// Whoever is accepted, and then sends what no correct peer does.
+/// A peer that is accepted and then sends what no correct peer sends.
 fn misbehaves(bytes: &[u8]) -> String {
     let mut side = Side::start(&tcp());
     let mut stream = TcpStream::connect(socket(&side)).unwrap();

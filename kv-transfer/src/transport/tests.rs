@@ -1,4 +1,4 @@
-//! The promises of [`Transport`], checked on each without a service around it.
+//! Checks the guarantees of [`Transport`] on each implementation, without a service around it.
 
 use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
@@ -9,7 +9,7 @@ use baton_types::{
 };
 use std::ops::Range;
 
-#[allow(dead_code, unreachable_pub)] // Tests of the crate have it too.
+#[allow(dead_code, unreachable_pub)] // The crate's integration tests include it too.
 #[path = "../../tests/common/authority.rs"]
 mod authority;
 #[path = "proving_tests.rs"]
@@ -18,7 +18,7 @@ mod proving;
 const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 1 << 20;
 
-/// How two sides speak.
+/// The configuration with which two sides communicate.
 #[derive(Clone)]
 struct Way {
     choice: TransportChoice,
@@ -65,7 +65,7 @@ impl Side {
     }
 }
 
-/// Both sides progress until `take` finds what it wants among the first side's events.
+/// Both sides progress until `take` finds its event among the first side's events.
 fn until<T>(side: &mut Side, other: &mut Side, what: &str, mut take: impl FnMut(&Event) -> Option<T>) -> T {
     let by = Instant::now() + PATIENCE;
     loop {
@@ -96,12 +96,12 @@ fn closed(event: &Event) -> Option<ConnId> {
     if let Event::Closed { conn, .. } = event { Some(*conn) } else { None }
 }
 
-/// Two sides, connected, and the connection on each.
+/// Two connected sides, with the connection of each.
 fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
     connected_by(choice, |address| address)
 }
 
-/// The same, where the first dials what this makes of the other's address.
+/// The same, where the first side connects to the address that this makes from the other's.
 fn connected_by(choice: &Way, dials: impl FnOnce(TransferAddress) -> TransferAddress) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(choice), Side::start(choice));
     let from = a.transport.connect(&dials(b.transport.address())).unwrap();
@@ -156,7 +156,7 @@ fn closing_reaches_the_other_side(choice: &Way) {
     assert_eq!(until(&mut b, &mut a, "a message", message), b"last words");
     assert_eq!(until(&mut b, &mut a, "closed there", closed), to);
     assert_eq!(until(&mut a, &mut b, "closed here", closed), from);
-    // Nothing on a closed connection does anything, and a new one works.
+    // Operations on a closed connection do nothing, and a new connection works.
     a.transport.send(from, vec![1]);
     a.transport.put(from, TicketId(1), CopyRun { from: 0, to: 0, len: 1 });
     a.transport.flush(from, 1);
@@ -307,7 +307,7 @@ fn a_write_outside_of_the_region_closes_the_connection(choice: &Way) {
     assert_eq!(until(&mut b, &mut a, "closed", closed), to);
 }
 
-/// On transports that store what their peers write themselves.
+/// On transports that store their peers' writes themselves.
 #[test]
 fn tcp_guards_its_region() {
     for way in [tcp(), tls(), tls_control()] {

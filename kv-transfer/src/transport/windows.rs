@@ -1,4 +1,4 @@
-//! Which ranges of the local region a peer may write, by ticket: the door of transports that store a peer's writes themselves.
+//! Which ranges of the local region a peer may write, by ticket. For transports that store a peer's writes themselves.
 
 use crate::window::Window;
 use baton_types::TicketId;

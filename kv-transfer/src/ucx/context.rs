@@ -1,4 +1,4 @@
-//! The context: which transports there are, and which memory they may touch.
+//! The UCX context: the available transports, and the memory that they may access.
 
 use super::operation::Token;
 use super::status::Status;
@@ -56,13 +56,13 @@ impl Context {
         created.map(|()| Rc::new(Self { handle, next_token: Cell::new(0) }))
     }
 
-    /// A token that no other operation of this context's workers has.
+    /// A token that is unique among the operations of this context's workers.
     pub(crate) fn token(&self) -> Token {
         self.next_token.set(self.next_token.get() + 1);
         Token(self.next_token.get())
     }
 
-    /// Transports that workers of this context open, e.g. `tcp`: no peer reaches them by any other. Sorted.
+    /// Transports that workers of this context open, e.g. `tcp`. Peers can reach the workers only by these. Sorted.
     pub(crate) fn transports(&self) -> Vec<String> {
         let mut names: Vec<String> = self.resources().into_iter().map(|(transport, _)| transport).collect();
         names.sort();
@@ -72,7 +72,7 @@ impl Context {
 
     /// Transports with their devices, e.g. `tcp` and `lo`.
     ///
-    /// UCX tells them only in the text of `ucp_context_print_info`, in lines `#  resource 0 :  md 0 dev 0 flags -- tcp/lo`.
+    /// UCX reports them only in the text of `ucp_context_print_info`, in lines `#  resource 0 :  md 0 dev 0 flags -- tcp/lo`.
     pub(crate) fn resources(&self) -> Vec<(String, String)> {
         let (mut text, mut len) = (null_mut(), 0);
         // SAFETY: `text` and `len` outlive the stream, which is closed below.
@@ -135,7 +135,7 @@ impl Memory {
     /// Address of a range of the region.
     ///
     /// # Panics
-    /// If the range leaves the region.
+    /// If the range is not within the region.
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(self.region.contains(&(offset..offset + len)), "{len} bytes at {offset} leave the region");
         self.region.base().wrapping_add(offset)

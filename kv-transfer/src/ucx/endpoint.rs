@@ -11,15 +11,15 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 use ucx_sys::sys;
 
-/// A UCP endpoint, with its peer's failure reported under the owner's number (see [`Worker::take_failed`]).
+/// A UCP endpoint. A failure of its peer is reported under the owner's number (see [`Worker::take_failed`]).
 ///
-/// To be closed by [`Endpoint::close`], whose completion ends every operation on it. An endpoint that is dropped without is closed by
+/// Close it with [`Endpoint::close`], whose completion ends every operation on it. An endpoint that is dropped without that is closed by
 /// force, and its operations complete while its worker still progresses or is destroyed.
 pub(crate) struct Endpoint {
     handle: sys::ucp_ep_h,
     closed: Cell<bool>,
     worker: Rc<Worker>,
-    /// What the failure callback gets; a box of ours, freed with the endpoint.
+    /// The failure callback's argument: our own box, freed with the endpoint.
     failure: *mut Failure,
 }
 
@@ -28,15 +28,15 @@ struct Failure {
     lists: Rc<Lists>,
 }
 
-/// A peer's region, as one endpoint reaches it. To be kept until the endpoint's closing is over: UCX takes no reference for the writes
-/// that use it.
+/// A peer's region, as accessed through one endpoint. Keep it until the endpoint is closed: UCX takes no reference for the writes that use
+/// it.
 pub(crate) struct RemoteKey {
     handle: sys::ucp_rkey_h,
     _worker: Rc<Worker>,
 }
 
 impl Endpoint {
-    /// Starts to connect to a worker's address; a failure to shows later.
+    /// Starts to connect to a worker's address; failures are also reported later.
     pub(crate) fn new(worker: &Rc<Worker>, address: &[u8], owner: u64) -> Result<Self, Status> {
         let failure = Box::into_raw(Box::new(Failure { owner, lists: worker.lists.clone() }));
         // SAFETY: all fields of the parameters are numbers, pointers and optional functions, for which zero is a value.
@@ -51,8 +51,8 @@ impl Endpoint {
         params.err_handler.cb = Some(failed);
         params.err_handler.arg = failure.cast();
         let mut handle = null_mut();
-        // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and
-        // outlives the endpoint. UCX reads an address as far as it says itself, so it has to come from a peer that this cluster trusts.
+        // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and outlives
+        // the endpoint. The address itself encodes how far UCX reads it, so it must come from a peer that this cluster trusts.
         let created = Status::check(unsafe { sys::ucp_ep_create(worker.handle, &params, &mut handle) });
         let endpoint = Self { handle, closed: Cell::new(created.is_err()), worker: worker.clone(), failure };
         created.map(|()| endpoint)
@@ -110,7 +110,7 @@ impl Endpoint {
         self.post(token, Keeps::Nothing, |params| unsafe { sys::ucp_ep_flush_nbx(self.handle, params) });
     }
 
-    /// Closes by force: every operation on the endpoint ends, cancelled where it was not done, and then this one.
+    /// Closes by force: every operation on the endpoint ends, cancelled if it was not done, and then this one.
     pub(crate) fn close(&self, token: Token) {
         if self.closed.replace(true) {
             return;
@@ -118,7 +118,7 @@ impl Endpoint {
         start(token, &self.worker.done, Keeps::Nothing, |params| {
             params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
             params.flags = sys::ucp_ep_close_flags_t_UCP_EP_CLOSE_FLAG_FORCE;
-            // SAFETY: the endpoint was live, and `closed` keeps anybody from using it again.
+            // SAFETY: the endpoint was live, and `closed` prevents any further use of it.
             unsafe { sys::ucp_ep_close_nbx(self.handle, params) }
         });
     }
@@ -177,7 +177,7 @@ impl Endpoint {
     }
 }
 
-/// Messages without rendezvous, in which the receiver would have to fetch and acknowledge, with headers that UCX copies.
+/// Messages without rendezvous, whose receiver would have to fetch and acknowledge, with headers that UCX copies.
 fn eager(params: &mut sys::ucp_request_param_t) {
     params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
     params.flags = sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_EAGER | sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_COPY_HEADER;

@@ -1,4 +1,5 @@
-//! UCX in three layers: `ucx_sys::sys` is raw, [`status`] turns statuses into results, and the types here are safe. Only those leave.
+//! UCX in three layers: `ucx_sys::sys` is raw, [`status`] turns statuses into results, and the types here are safe. Only the safe types are
+//! used outside of this module.
 //!
 //! What makes them safe to use:
 //! - Everything belongs to one thread: no type is `Send`, so UCX runs in its single-threaded mode without a lock.
@@ -23,5 +24,5 @@ pub(crate) use output::take_stdout;
 pub(crate) use status::Status;
 pub(crate) use worker::{Landing, Worker};
 
-/// Longest header of a message, far below what any transport of UCX takes.
+/// Longest header of a message, far below what any transport of UCX accepts.
 pub(crate) const HEADER_BYTES_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Operations in flight: each owns what it reads until UCX says that it is over.
+//! Operations in flight: each owns what it reads until UCX reports its completion.
 
 use super::context::Memory;
 use super::status::Status;
@@ -8,18 +8,18 @@ use std::mem::zeroed;
 use std::rc::Rc;
 use ucx_sys::sys;
 
-/// What the owner of an operation knows it by.
+/// The owner's identifier of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Token(pub u64);
 
-/// An operation that is over.
+/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: Token,
     pub result: Result<(), Status>,
 }
 
-/// Where operations that are over are listed.
+/// The list of completed operations.
 pub(super) type DoneList = Rc<RefCell<Vec<Done>>>;
 
 /// What an operation keeps alive.
@@ -67,6 +67,6 @@ unsafe extern "C" fn completed(request: *mut c_void, status: sys::ucs_status_t, 
     let operation = unsafe { Box::from_raw(user_data.cast::<Operation>()) };
     let result = Status::check(status);
     operation.done.borrow_mut().push(Done { token: operation.token, result });
-    // SAFETY: the request is over and nobody else refers to it.
+    // SAFETY: the request is complete and no other reference to it exists.
     unsafe { sys::ucp_request_free(request) };
 }

@@ -1,11 +1,11 @@
-//! Where UCX's own words go.
+//! Redirects UCX's own output.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 
-/// The process's standard output, whose descriptor is standard error's from here on: UCX decides at load, before `main`, that its log goes
-/// to that descriptor, and what a program prints for other programs must not stand among its warnings.
+/// Takes the process's standard output, whose descriptor refers to standard error from here on. UCX chooses that descriptor for its log at
+/// load, before `main`, and a program's output for other programs must not mix with its warnings.
 pub(crate) fn take_stdout() -> io::Result<File> {
     let taken = io::stdout().as_fd().try_clone_to_owned()?;
     // SAFETY: takes two numbers of descriptors and touches no memory.

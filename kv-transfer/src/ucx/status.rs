@@ -1,4 +1,4 @@
-//! Statuses as results.
+//! UCX statuses as results.
 
 use std::fmt;
 use ucx_sys::sys;

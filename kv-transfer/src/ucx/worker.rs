@@ -1,4 +1,4 @@
-//! The worker: progress, writes that come as messages, wake-ups.
+//! The UCX worker: progress, writes that come as messages, wake-ups.
 
 use super::context::Context;
 use super::operation::{Done, DoneList};
@@ -15,16 +15,16 @@ use ucx_sys::sys;
 /// Id of the active messages whose bytes go to a [`Landing`].
 pub(super) const WRITE_ID: u32 = 1;
 
-/// Where writes that come as messages are stored. Called while the worker progresses, with UCX's own buffer.
+/// Stores writes that come as messages. Called while the worker progresses, with UCX's own buffer.
 pub(crate) trait Landing {
-    /// Takes one write.
+    /// Stores one write.
     fn land(&self, header: &[u8], bytes: &[u8]);
 }
 
 /// What callbacks fill while the worker progresses.
 #[derive(Default)]
 pub(super) struct Lists {
-    /// Endpoints, by their owner's number, that failed.
+    /// Endpoints that failed, by their owner's number.
     pub(super) failed: RefCell<Vec<(u64, Status)>>,
     /// Messages that were dropped because they break the protocol of this crate.
     refused: RefCell<u64>,
@@ -42,8 +42,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker that reports its wake-ups to the epoll set `events`, level-triggered and as number 0, once [`Worker::arm`] said that
-    /// there is nothing to progress yet. Without a landing it refuses writes.
+    /// A worker that reports its wake-ups to the epoll set `events`, level-triggered and as number 0, once [`Worker::arm`] has returned
+    /// that there is nothing to progress yet. Without a landing it refuses writes.
     pub(crate) fn new(
         context: &Rc<Context>,
         events: Rc<dyn AsRawFd>,
@@ -81,12 +81,12 @@ impl Worker {
         Status::check(unsafe { sys::ucp_worker_set_am_recv_handler(self.handle, &params) })
     }
 
-    /// A token that no other operation of this worker's context has.
+    /// A token that is unique among the operations of this worker's context.
     pub(crate) fn token(&self) -> Token {
         self.context.token()
     }
 
-    /// Where others connect to.
+    /// The address that other workers connect to.
     pub(crate) fn address(&self) -> Result<Vec<u8>, Status> {
         let (mut address, mut len) = (null_mut(), 0);
         // SAFETY: the worker is live; `address` and `len` receive a buffer of UCX's.
@@ -104,7 +104,7 @@ impl Worker {
         unsafe { sys::ucp_worker_arm(self.handle) == sys::ucs_status_t_UCS_OK }
     }
 
-    /// Moves everything on; whether anything moved.
+    /// Progresses the worker; returns whether anything moved.
     pub(crate) fn progress(&self) -> bool {
         // SAFETY: the worker is live, and this is not called from a callback: callbacks only fill lists and land writes.
         unsafe { sys::ucp_worker_progress(self.handle) != 0 }
@@ -127,7 +127,7 @@ impl Drop for Worker {
     }
 }
 
-/// What UCX calls inside `ucp_worker_progress` for each message: with the worker's lists, header, body and how it came.
+/// UCX calls this inside `ucp_worker_progress` for each message, with the worker's lists, header, body and receive parameters.
 type Handler = unsafe extern "C" fn(
     *mut c_void,
     *const c_void,
@@ -158,7 +158,7 @@ unsafe extern "C" fn landed(
 /// # Safety
 /// `lists` is the argument that a worker set its handlers with, and the call is inside that worker's progress.
 unsafe fn lists_of<'a>(lists: *mut c_void) -> &'a Lists {
-    // SAFETY: the worker's lists outlive its handlers; nobody holds a borrow of one while UCX progresses.
+    // SAFETY: the worker's lists outlive its handlers; no borrow of one exists while UCX progresses.
     unsafe { &*lists.cast_const().cast::<Lists>() }
 }
 
@@ -175,13 +175,13 @@ unsafe fn parts<'a>(
 ) -> Option<(&'a [u8], &'a [u8])> {
     // SAFETY: the parameters are valid.
     let rendezvous = unsafe { (*param).recv_attr } & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-    // Senders of this crate send eagerly: then `data` is the message itself and not a descriptor of one to be fetched.
+    // Senders of this crate send eagerly: then `data` is the message itself, and not a descriptor of one to be fetched.
     if rendezvous || header_len > HEADER_BYTES_MAX {
         return None;
     }
     let part = |at: *const c_void, len: usize| match len {
         0 => &[], // An empty part may be null.
-        // SAFETY: so many bytes are valid in each part until the handler returns.
+        // SAFETY: UCX passes `len` valid bytes in each part, until the handler returns.
         _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) },
     };
     Some((part(header, header_len), part(data, len)))

@@ -1,4 +1,4 @@
-//! Checksums, computed and compared elsewhere than on the progress thread: a port, and the thread behind it in a service.
+//! The port for computing and comparing checksums outside of the progress thread, and the thread that implements it in a service.
 
 mod thread;
 pub(crate) mod work;
@@ -11,14 +11,14 @@ use baton_types::{KvPoolMap, PoolMemory};
 use std::sync::Arc;
 use work::Work;
 
-/// Does what it is given, at once, later or on another thread, but in order. There is never more to do than the pool has granules: every
-/// job is a part of a live handoff, and no part comes twice. Sums are of copies that this side posts; checks passed `Coverage`.
+/// Runs its jobs in order: at once, later or on another thread. There are never more jobs than the pool has granules: every job is a part
+/// of a live handoff, and no part comes twice. Sums are of copies that this side posts; checks passed `Coverage`.
 pub trait Verifier {
-    /// Takes a job; [`Job::run`] is to be called for it.
+    /// Accepts a job; the implementation runs [`Job::run`].
     fn submit(&mut self, job: Job);
 }
 
-/// One thing to sum or to compare.
+/// One job: to sum or to compare.
 pub struct Job {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) key: HandoffKey,
@@ -26,7 +26,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Does it over this pool, and tells the driver, which takes it in with its next turn.
+    /// Runs the job over this pool and reports to the driver, which processes the result in its next turn.
     pub fn run(self, memory: &dyn PoolMemory, map: &KvPoolMap) {
         self.inbox.input(self.key, Input::Verified(self.work.run(memory, map)));
     }

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// The queue has no bound of its own: that of [`Verifier`] is one.
+/// The queue needs no bound of its own: [`Verifier`] bounds the number of jobs.
 pub(crate) struct VerifierThread {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -20,7 +20,7 @@ impl VerifierThread {
         let work = move || {
             for job in receiver {
                 let inbox = job.inbox.clone();
-                // Reported by the panic's own hook; the progress thread fails what waits for a sum.
+                // The panic hook has reported the panic; the progress thread fails what waits for a sum.
                 if catch_unwind(AssertUnwindSafe(|| job.run(&*region, &map))).is_err() {
                     return inbox.fail();
                 }
@@ -34,7 +34,7 @@ impl VerifierThread {
 impl Verifier for VerifierThread {
     fn submit(&mut self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            jobs.send(job).ok(); // The thread is gone after a panic only, of which the progress thread knows.
+            jobs.send(job).ok(); // The thread ends early only after a panic, which the progress thread is notified of.
         }
     }
 }
@@ -43,7 +43,7 @@ impl Drop for VerifierThread {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            thread.join().ok(); // A panic there was reported by its own hook.
+            thread.join().ok(); // The panic hook has reported a panic there.
         }
     }
 }

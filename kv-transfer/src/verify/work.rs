@@ -1,4 +1,4 @@
-//! What there is to sum and to compare.
+//! The jobs of a verifier: sums and comparisons.
 
 use crate::checksum::{GRANULE, layer_sums};
 use crate::heads::Heads;
@@ -8,14 +8,14 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What came of it.
+/// Result of a job.
 #[derive(Debug)]
 pub(crate) enum Verified {
     Summed {
         epoch: u32,
         run: SumRun,
     },
-    /// How many checksums were right, or where one was wrong.
+    /// How many checksums matched, or where one did not.
     Checked(Result<u64, String>),
 }
 
@@ -52,7 +52,7 @@ impl Work {
     }
 }
 
-/// How many sums of the run were found right, or where the first wrong one is.
+/// Number of sums of the run that match, or the position of the first that does not.
 fn check(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,

@@ -1,4 +1,4 @@
-//! Bits: how a sequence is cut into steps, and who shares them, changes nothing.
+//! Bit-exactness: neither the division of a sequence into steps nor other sequences in the batch change any bit.
 
 use super::{RAGGED, Rig, Rows, bits, random, tokens};
 use crate::model::layers::partitions;
@@ -19,7 +19,7 @@ struct Outcome {
     kv: Vec<Vec<u8>>,
 }
 
-/// Runs sequence 0 in chunks that end at `ends`. With `company`, sequence 1 runs along in steps of 3, before or after it in the batch.
+/// Runs sequence 0 in chunks that end at `ends`. With `company`, sequence 1 runs too, in steps of 3, before or after it in the batch.
 fn run(rig: &mut Rig, ends: &[usize], company: bool) -> Outcome {
     let all = tokens(LENGTH);
     let mut logits = Vec::new();
@@ -90,7 +90,7 @@ fn backends_agree() {
     }
 }
 
-/// A test that compares bits proves nothing if the bits say nothing.
+/// A comparison of bits proves nothing if different inputs give equal bits.
 #[test]
 fn different_tokens_and_precisions_change_bits() {
     let whole = run(&mut Rig::reference(RAGGED, Dtype::Bf16, 16), &[LENGTH], false);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// No dimension is a multiple of a vector or a tile; K spans two GEMM slabs with a ragged end.
 const RAGGED: &str = "random:hidden=274,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=260,vocab=131,context=256,seed=3";
 
-/// What fills a fresh pool: NaN in every format, so that reading what nobody stored shows.
+/// Fills a fresh pool: NaN in every format, so that a read of a value that was never stored is detected.
 const NEVER_STORED: u8 = 0xff;
 
 fn random(spec: &str) -> RandomModel {
@@ -44,7 +44,7 @@ impl Pool {
         (0..self.map.blocks()).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
     }
 
-    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that no block size changes.
+    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size.
     fn kv(&self, sequence: u32, layer: usize, tokens: usize) -> Vec<u8> {
         let block_tokens = self.map.layout().block_tokens() as usize;
         let blocks = self.blocks(sequence);
@@ -70,7 +70,7 @@ impl Model {
     }
 }
 
-/// A model on a pool of its own.
+/// A model with its own pool.
 struct Rig {
     model: Model,
     pool: Pool,

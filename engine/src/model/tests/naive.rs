@@ -1,4 +1,4 @@
-//! The same decoder a second time: dense f64, no cache, no batching, written from the formulas.
+//! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
 use super::{Rig, Rows, random, tokens};
 use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName};
@@ -102,7 +102,7 @@ fn the_forward_pass_is_the_formula() {
         // f32 has 24 bits: some hundred roundings on logits of a few units.
         let difference = largest_difference(spec, Dtype::F32);
         assert!(difference < 2e-5, "{spec}: {difference}");
-        // bf16 has 8 bits: far off, yet the same function. Above f32's difference, or the format would not have been used.
+        // bf16 has 8 bits: a large error, but the same function. It must exceed f32's difference, or the format was not used.
         let difference = largest_difference(spec, Dtype::Bf16);
         assert!((1e-3..0.15).contains(&difference), "{spec} in bf16: {difference}");
     }

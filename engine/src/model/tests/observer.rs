@@ -1,4 +1,4 @@
-//! A layer is announced once, in order, as early as its KV allows, and its fence tells the truth.
+//! Each layer is reported once, in order, as soon as its KV stores are enqueued, and its fence is correct.
 
 use super::{RAGGED, Rig, Rows, random, tokens};
 use crate::model::StepBatch;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const LENGTH: usize = 20;
 
-/// A chunk in the middle of a prompt: it wants no logits, and its layers are announced all the same.
+/// A chunk in the middle of a prompt: it needs no logits, but its layers are still reported.
 fn chunk(rig: &Rig) -> StepBatch {
     let mut batch = rig.batch(&[Rows { sequence: 0, from: 0, to: LENGTH }], &tokens(LENGTH));
     batch.logit_rows.clear();

@@ -1,4 +1,4 @@
-//! What is refused, by name, before the device sees it.
+//! Invalid inputs are refused, with the right error, before they reach the device.
 
 use super::{RAGGED, Rig, Rows, config, random, tokens};
 use crate::model::{Model, ModelConfig, ModelError, StepBatch};
@@ -71,7 +71,7 @@ fn pools_of_other_models() {
     }
 }
 
-/// A random model with one tensor spoilt.
+/// A random model with one corrupted tensor.
 struct Spoilt {
     model: RandomModel,
     name: TensorName,

@@ -1,4 +1,4 @@
-//! What is refused at the door, and what load says.
+//! Submissions that are refused, and the reported load.
 
 use super::*;
 use crate::{Reservation, SequencePhase, SubmitError};
@@ -45,7 +45,7 @@ fn nonsense_is_refused_with_a_reason() {
     assert_eq!(engine.pool().counts().referenced, 0, "a refused lease is free again");
 }
 
-/// Held in the queue until its deadline; afterwards as many fit as before.
+/// Held in the queue until its deadline; afterwards as many sequences fit as before.
 #[test]
 fn a_deadline_in_the_queue_returns_its_place() {
     let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());

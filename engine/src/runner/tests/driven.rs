@@ -1,4 +1,4 @@
-//! The engine without its thread: turns are called by hand, and time passes as the test says.
+//! The engine without its thread: the test calls the turns and sets the time.
 
 use super::*;
 use crate::{Driven, SequencePhase, Turn};
@@ -8,7 +8,7 @@ use stand_in::continuation;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// Moves when it is told to.
+/// A clock that the test advances.
 #[derive(Debug)]
 struct FakeClock(Mutex<Instant>);
 
@@ -45,12 +45,12 @@ impl World {
         SequenceRequest { deadline: self.engine.now() + FOREVER, ..request(tokens, max_tokens) }
     }
 
-    /// Whether something came that an idle engine would have to look at.
+    /// Whether there is input that an idle engine would have to process.
     fn has_work(&self) -> bool {
         pin!(self.driven.work()).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
     }
 
-    /// Turns until nothing can run; each step takes [`STEP`].
+    /// Runs turns until nothing can run; each step takes [`STEP`].
     fn run(&mut self) -> Option<Instant> {
         loop {
             match self.driven.turn() {
@@ -72,7 +72,7 @@ fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
     let sequences = prompts.each_ref().map(|tokens| submit(&world.engine, world.request(tokens, 12), Run::Full));
     assert!(world.has_work());
 
-    // While the first step runs, a peer takes blocks and fills them, and a sequence is cancelled.
+    // While the first step runs, a peer reserves blocks and fills them, and a sequence is cancelled.
     assert_eq!(world.driven.turn(), Turn::Launched);
     let running: Vec<_> = world.driven.leases().map(|lease| lease.blocks().0[0].clone()).collect();
     let adopted = prompt(4, 18);
@@ -89,7 +89,7 @@ fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
     assert!(world.engine.pool().counts().free > free);
     assert!(matches!(sequences[1].end().1, Outcome::Finished(FinishReason::Cancelled)));
 
-    // What arrived joins during another step.
+    // The adopted sequence joins during another step.
     let mut request = world.request(&[&adopted[..], &continuation(&adopted, 1)].concat(), 6);
     request.prompt_len = adopted.len();
     let joined = submit(&world.engine, request, Run::Adopted { lease });

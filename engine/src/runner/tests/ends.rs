@@ -1,4 +1,4 @@
-//! Why sequences end, and that the ends come in every phase.
+//! Reasons for which sequences end, in every phase.
 
 use super::*;
 use crate::{SequencePhase, SubmitError};
@@ -105,7 +105,7 @@ fn whatever_ends_a_sequence_in_the_queue_its_place_is_free_again() {
     for late in [true, false] {
         let (engine, _) = start(8, EngineConfig { waiting_max: PLACES, ..config() }, Hooks::default());
         hold(&engine, SequencePhase::Queue);
-        // More rounds than there are places: one that is not given back is missed.
+        // More rounds than there are places, so that a place that is not released is detected.
         for round in 0..PLACES + 1 {
             let queued: Vec<_> = (0..PLACES as u32)
                 .map(|i| {

@@ -1,4 +1,4 @@
-//! A broken model, a stuck one, and the end of the engine itself.
+//! A failing model, a hanging one, and the end of the engine itself.
 
 use super::*;
 use crate::{ModelError, SequencePhase, SubmitError};
@@ -27,7 +27,7 @@ fn a_failed_step_or_a_panic_fails_every_sequence_and_the_engine_says_so() {
         for sequence in &all {
             match sequence.end().1 {
                 Outcome::Failed(ErrorKind::Internal, message) => assert!(message.contains(reason), "{message}"),
-                // Those that were done before the broken one came to run.
+                // Sequences that finished before the failing one ran.
                 Outcome::Finished(FinishReason::Length) => {}
                 other => panic!("{other:?}"),
             }
@@ -54,7 +54,7 @@ fn logits_that_are_no_numbers_fail_their_sequence_alone() {
 fn a_step_that_hangs_makes_the_engine_unhealthy_until_it_returns() {
     let (release, blocked) = channel::<()>();
     let hooks = before_step(move |_| {
-        // The first step hangs until the test lets go; then the sender is gone.
+        // The first step hangs until the test releases it; then the sender is gone.
         let _ = blocked.recv();
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Prefill here, decode there: observers, leases out, leases in.
+//! Prefill and decode on different engines: observers, outgoing leases, adopted leases.
 
 use super::*;
 use crate::{PrefillObserver, SequencePhase};
@@ -116,7 +116,7 @@ fn what_ends_with_its_first_token_still_hands_its_blocks_out() {
     assert!(sequence.events.recv_timeout(FOREVER).is_err(), "nothing follows, and the sink is gone");
 }
 
-/// Hears tokens, and is gone when the end comes.
+/// Receives tokens, and is gone when the end comes.
 struct Leaves(std::sync::mpsc::Sender<()>);
 
 impl SequenceSink for Leaves {

@@ -1,4 +1,4 @@
-//! The engine thread over a stand-in model whose every token is a hash of what it reads back through its block table.
+//! The engine thread with a fake model: every token is a hash of the tokens that it reads back through its block table.
 
 mod bounds;
 mod driven;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes long; whoever waits this long waits for ever.
+/// Nothing here takes long; a wait this long means a deadlock.
 const FOREVER: Duration = Duration::from_secs(30);
 const BLOCK: usize = 16;
 
@@ -60,7 +60,7 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
     }
 }
 
-/// The same, shared with others of its tenant.
+/// The same, with the prefix cache of its tenant.
 fn shared_request(tokens: &[TokenId], max_tokens: u32, tenant: &str) -> SequenceRequest {
     let hasher = PrefixHasher::new(&Digest([1; 32]), tenant.as_bytes());
     SequenceRequest { prefix: Some(PrefixUse::new(hasher, tokens)), ..request(tokens, max_tokens) }
@@ -70,7 +70,7 @@ fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
     (0..len as u32).map(|i| (seed.wrapping_mul(31) + i * i) % VOCAB as u32).collect()
 }
 
-/// A sink whose room is counted and refilled by hand.
+/// A sink whose room the test counts and refills.
 struct TestSink {
     events: Sender<SequenceEvent>,
     room: Arc<AtomicUsize>,
@@ -123,7 +123,7 @@ impl Submitted {
         self.events.recv_timeout(FOREVER).expect("an event comes")
     }
 
-    /// Waits for the end; the tokens on the way.
+    /// Waits for the end; returns the tokens received before, and the outcome.
     fn end(&self) -> (Vec<TokenId>, Outcome) {
         let (mut tokens, mut last_finish) = (Vec::new(), None);
         loop {

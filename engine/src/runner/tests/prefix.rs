@@ -1,10 +1,10 @@
-//! Prefixes in common: what is cached is not computed, what is being computed is waited for, and tenants have nothing in common.
+//! Shared prefixes: cached tokens are not computed, a prefix that is being computed is waited for, and tenants share nothing.
 
 use super::*;
 use crate::{PinFor, Reuse, SequencePhase};
 use stand_in::continuation;
 
-/// Runs a sequence to its end; its answer, and what it reused.
+/// Runs a sequence to its end; returns its output and what it reused.
 fn run(engine: &EngineHandle, request: SequenceRequest) -> (Vec<TokenId>, Reuse) {
     let (sequence, mut output, mut reuse) = (submit(engine, request, Run::Full), vec![], None);
     loop {
@@ -35,7 +35,7 @@ fn what_is_cached_is_not_computed_and_the_last_token_always_is() {
         assert_eq!(engine.load().prefill_rows, rows);
     }
     assert_eq!(engine.load().cached_tokens, 32);
-    // Another tenant, and a request that shares nothing.
+    // Another tenant, and a request that does not use the prefix cache.
     assert_eq!(run(&engine, shared_request(&tokens, 3, "b")).1, reuse(0, 32));
     assert_eq!(run(&engine, request(&tokens, 3)).1, reuse(0, 0));
 }
@@ -86,7 +86,7 @@ fn samples(engine: &EngineHandle, tokens: &[TokenId], n: u32, run: impl Fn() -> 
 
 #[test]
 fn samples_go_on_with_copies_of_the_block_in_which_they_part() {
-    // Tokens behind the last whole block: none, one, some, all but one; and a prompt that is shorter than a block.
+    // Tokens after the last whole block: none, one, some, all but one; and a prompt that is shorter than a block.
     for len in [33, 34, 40, 48, 16] {
         let (engine, _) = start(40, EngineConfig { chunk_tokens_max: 64, ..config() }, Hooks::default());
         let tokens = prompt(1, len);
@@ -94,7 +94,7 @@ fn samples_go_on_with_copies_of_the_block_in_which_they_part() {
             assert_eq!(sample.end().0, continuation(&tokens, 16));
         }
         let (load, len) = (engine.load(), len as u64);
-        // So few tokens that there is nothing to wait for are computed by each.
+        // With too few tokens to wait for, each sequence computes its own.
         let (rows, cached) = if len > 16 { (len + 3, 3 * (len - 1)) } else { (4 * len, 0) };
         assert_eq!((load.prefill_rows, load.cached_tokens), (rows, cached), "{len} tokens");
         assert_eq!(engine.pool().counts().referenced, 0);
@@ -105,7 +105,7 @@ fn samples_go_on_with_copies_of_the_block_in_which_they_part() {
 fn a_sample_that_comes_late_takes_a_copy_of_what_another_is_writing_into() {
     let tokens = prompt(1, 40);
     let (engine, kv) = start(20, config(), Hooks::default());
-    // Room for its start and a token: then it waits to be read.
+    // Room for the start event and one token: then it waits for its receiver.
     let first = submit_with_room(&engine, shared_request(&tokens, 16, "a"), Run::Full, 2);
     first.wait_token();
     assert_eq!(run(&engine, shared_request(&tokens, 16, "a")), (continuation(&tokens, 16), reuse(39, 0)));
@@ -123,7 +123,7 @@ fn a_sample_that_comes_late_takes_a_copy_of_what_another_is_writing_into() {
     adopted.wait_token();
     assert_eq!(run(&engine, shared_request(&tokens, 16, "a")), (continuation(&tokens, 16), reuse(39, 0)));
     assert_eq!(engine.load().prefill_rows, 40 + 1 + 1);
-    // Another tenant's is not its own.
+    // Another tenant's KV is not reused.
     assert_eq!(run(&engine, shared_request(&tokens, 16, "b")).1.cached_tokens, 0);
     adopted.room.store(usize::MAX, Ordering::Relaxed);
     assert_eq!(adopted.end().0, continuation(&tokens, 16)[2..]);
@@ -190,7 +190,7 @@ fn a_cache_that_is_off_keeps_nothing() {
     assert_eq!(engine.pool().counts().free, 8);
 }
 
-/// As if pinned by a request.
+/// As if a request had pinned it.
 fn pinned_request(tokens: &[TokenId], time: Duration) -> SequenceRequest {
     let mut request = shared_request(tokens, 2, "a");
     request.prefix.as_mut().unwrap().pin = Some(PinFor { owner: 1, time });
@@ -212,7 +212,7 @@ fn pins_give_way_to_what_could_not_go_on_otherwise() {
     let (engine, _) = start(24, EngineConfig { model_len_max: 400, ..config() }, Hooks::default());
     run(&engine, pinned_request(&prompt(1, 40), Duration::from_secs(600)));
     assert_eq!(engine.pool().cache_counts().pinned, 2);
-    // Room for it beside the pins, and then none for what it generates.
+    // The prompt fits beside the pinned blocks, but its output does not.
     let tokens = prompt(2, 16 * 21);
     assert_eq!(run(&engine, shared_request(&tokens, 40, "a")).0, continuation(&tokens, 40));
     assert_eq!(engine.pool().cache_counts().pinned, 0);

@@ -1,5 +1,5 @@
-//! Many sequences in pools far too small for them: whatever is mixed, chunked, preempted, cancelled or handed over, every token
-//! equals that of the sequence run alone, and at quiet nothing is held.
+//! Many sequences in pools far too small for them: whatever is batched, chunked, preempted, cancelled or handed over, every token equals
+//! that of the sequence run alone. At the end no blocks are held.
 
 use super::*;
 use crate::PrefillObserver;
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use stand_in::continuation;
 use std::sync::Mutex;
 
-/// Keeps the blocks that come out until the job's reader gets to run.
+/// Keeps the outgoing blocks until the job's reader runs.
 #[derive(Clone, Default)]
 struct Unwatched(Arc<Mutex<Option<Lease>>>);
 
@@ -61,7 +61,7 @@ fn run_seed(seed: u64) -> (u64, u64) {
     let (engine, kv) = start(blocks, config.clone(), Hooks::default());
     let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
-        // Few beginnings, so that many have one in common, and some that are the one before once more.
+        // Few different beginnings, so that many sequences share one, and some prompts that repeat the previous one.
         let stem = rng.random_range(0..36);
         let mut tokens = prompt(rng.random_range(0..3), stem);
         tokens.extend(prompt(rng.random(), rng.random_range(1..40 - stem)));
@@ -76,7 +76,7 @@ fn run_seed(seed: u64) -> (u64, u64) {
         let run = match rng.random_range(0..4) {
             0 => Run::PrefillOnly { observer: Box::new(blocks.clone()) },
             1 => match engine.reserve(tokens.len(), &request.block_hashes()) {
-                // As a transfer would: KV that is not cached comes from outside, and the first token with it.
+                // As a transfer would: KV that is not cached comes from outside, together with the first token.
                 Some(lease) if max_tokens > 1 => {
                     let (blocks, cached) = (&lease.blocks().0[0], lease.cached_blocks());
                     assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
@@ -100,8 +100,8 @@ fn run_seed(seed: u64) -> (u64, u64) {
             std::thread::yield_now();
         }
     }
-    // Each job has its own reader: a lease that comes out is held until its reader gets to run, in a pool that others wait for,
-    // but never until another job ends.
+    // Each job has its own reader: an outgoing lease is held until its reader runs, in a pool that other jobs wait for, but never until
+    // another job ends.
     std::thread::scope(|readers| {
         for job in jobs {
             let what = &what;

@@ -1,4 +1,4 @@
-//! A model without mathematics: its KV is the tokens themselves, its next token a hash of all tokens read back.
+//! A fake model: its KV is the tokens themselves, and its next token is a hash of all tokens read back.
 
 use super::BLOCK;
 use crate::model::{Logits, ModelError, StepBatch};
@@ -10,7 +10,7 @@ use baton_types::{BlockId, Fence, TokenId};
 use std::sync::{Arc, Mutex};
 
 pub(super) const VOCAB: usize = 997;
-/// Two layers, so that observers see an order.
+/// Two layers, so that their order is observable.
 pub(super) const LAYERS: u32 = 2;
 
 /// The memory of one pool: one token per position.
@@ -19,7 +19,7 @@ pub(super) struct Kv(Arc<Mutex<Vec<TokenId>>>);
 
 impl Kv {
     pub(super) fn new(blocks: u32) -> Self {
-        // No prompt contains this, so what was never written shows.
+        // No prompt contains this value, so reads of unwritten positions are detected.
         Self(Arc::new(Mutex::new(vec![TokenId::MAX; blocks as usize * BLOCK])))
     }
 
@@ -33,7 +33,7 @@ impl Kv {
         (0..len).map(|position| memory[slot(blocks, position)]).collect()
     }
 
-    /// What a transfer does: writes the positions of another pool's table here.
+    /// Acts as a transfer: writes the positions of another pool's table here.
     pub(super) fn receive(&self, blocks: &[BlockId], tokens: &[TokenId]) {
         tokens.iter().enumerate().for_each(|(position, token)| self.store(blocks, position, *token));
     }
@@ -65,7 +65,7 @@ pub(super) type Hook = Box<dyn FnMut(&StepBatch) -> Result<(), ModelError> + Sen
 #[derive(Default)]
 pub(super) struct Hooks {
     pub(super) before_step: Option<Hook>,
-    /// A sequence with this token gets logits that are no numbers.
+    /// A sequence with this token gets logits that are not numbers.
     pub(super) poison: Option<TokenId>,
 }
 
@@ -96,7 +96,7 @@ impl StepModel for StandIn {
         VOCAB
     }
 
-    /// Stores at once and reads when the step is finished: a block with two writers shows, and one that was given away meanwhile.
+    /// Stores at once and reads when the step is finished. This detects a block with two writers, and one that was released meanwhile.
     fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         if let Some(hook) = &mut self.hooks.before_step {
             hook(batch)?;

@@ -1,4 +1,4 @@
-//! Which token: greedy, ties, filters at their edges, broken logits, determinism.
+//! Which token is chosen: greedy, ties, filters at their limits, invalid logits, determinism.
 
 use super::{logits, sample_at};
 use crate::sampler::order::Descending;
@@ -7,7 +7,7 @@ use baton_types::{SamplingParams, TokenId};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Every token that comes up in 400 draws.
+/// Every token that occurs in 400 draws.
 fn support(params: SamplingParams, logits: &[f32]) -> BTreeSet<TokenId> {
     (0..400).map(|position| sample_at(&params, logits, position).token).collect()
 }
@@ -54,7 +54,7 @@ fn filters_at_their_edges() {
         assert_eq!(support(params.clone(), logits), expected.iter().copied().collect(), "{params:?} on {logits:?}");
     };
     assert_eq!(support(warm(), &flat), all);
-    // A share that is met exactly is enough; ties are kept by lowest id.
+    // A share that is met exactly suffices; ties are kept by lowest id.
     check(|p| p.top_p = 0.5, &flat, &[0, 1]);
     check(|p| p.top_p = 0.50001, &flat, &[0, 1, 2]);
     check(|p| p.top_p = 1e-30, &flat, &[0]);
@@ -63,12 +63,12 @@ fn filters_at_their_edges() {
     check(|p| p.top_k = 2, &[0.0, 2.0, 1.0, 1.0], &[1, 2]);
     check(|p| p.top_k = 4, &flat, &[0, 1, 2, 3]);
     check(|p| p.top_k = 4000, &flat, &[0, 1, 2, 3]);
-    // top-p counts the mass that top-k left: 2 of 3 equal tokens reach 0.6.
+    // top-p applies to the mass that top-k left: 2 of 3 equal tokens reach 0.6.
     check(|p| (p.top_k, p.top_p) = (3, 0.6), &[1.0; 10], &[0, 1]);
-    // Temperature acts before top-p: flattened, more tokens are needed for the same share.
+    // Temperature applies before top-p: a flatter distribution needs more tokens for the same share.
     check(|p| p.top_p = 0.8, &[4.0, 2.0, 0.0], &[0]);
     check(|p| (p.top_p, p.temperature) = (0.8, 2.0), &[4.0, 2.0, 0.0], &[0, 1]);
-    // A vanishing temperature neither overflows nor leaves the best token.
+    // A temperature near zero neither overflows nor chooses another than the best token.
     check(|p| p.temperature = 1e-5, &[f32::MIN, 5.0, f32::MAX], &[2]);
 }
 
@@ -94,7 +94,7 @@ fn the_draw_depends_on_seed_sample_and_position_alone() {
     assert!(tokens(3, 0).iter().collect::<BTreeSet<_>>().len() > 8, "positions draw alike");
 }
 
-/// The mapping is part of what replay relies on: a change needs a new context string and a note to users.
+/// Replay depends on the mapping: a change needs a new context string and a note to users.
 #[test]
 fn random_numbers_have_known_values() {
     let hash = |seed: u64, index: u32, position: u64| {

@@ -1,4 +1,4 @@
-//! How often: draws against exact probabilities, and against a brute-force sampler.
+//! Frequencies of tokens: draws against exact probabilities, and against a brute-force sampler.
 
 use super::{logits, sample_at};
 use crate::sampler::{distribution, random};
@@ -100,7 +100,7 @@ fn draws_equal_those_of_a_brute_force_sampler() {
 #[test]
 fn extreme_random_numbers_stay_inside_the_distribution() {
     let params = SamplingParams { temperature: 1.0, ..Default::default() };
-    // The first and last tokens have no weight at all.
+    // The first and last tokens have weight zero.
     let logits = [-2000.0, 0.0, 0.0, -2000.0f32];
     let largest = 1.0 - f64::EPSILON / 2.0;
     assert_eq!(distribution::draw(&params, &logits, 0.0), 1);

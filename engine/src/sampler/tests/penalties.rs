@@ -25,9 +25,9 @@ fn formulas() {
     // Repetition comes first: (4 / 2) - 1 * 2 - 0.5, not (4 - 2.5) / 2.
     let all = SamplingParams { repetition_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 1.0, ..plain() };
     check(all.clone(), &[0], &[0, 0], &[4.0, 4.0], &[-0.5, 4.0]);
-    // Tokens outside the logits (another vocabulary's) are nobody's.
+    // Tokens outside the logits (another vocabulary's) have no effect.
     check(all, &[9], &[9], &[4.0], &[4.0]);
-    // What overflows stays finite.
+    // Results that overflow are clamped to finite values.
     let tiny = SamplingParams { repetition_penalty: 1e-38, ..plain() };
     check(tiny, &[0, 1], none, &[30.0, -30.0], &[f32::MAX, -30.0 * 1e-38]);
 }

@@ -1,4 +1,4 @@
-//! Who gets blocks and places when there are too few.
+//! Which sequences get blocks and places when there are too few.
 
 use super::*;
 
@@ -332,7 +332,7 @@ fn who_comes_after_a_waiting_reservation_leaves_it_its_blocks() {
         idle
     "#]],
     );
-    let urgent = w.add(1, w.arrival(1)); // Comes before the reservation all the same.
+    let urgent = w.add(1, w.arrival(1)); // Comes before the reservation anyway.
     w.check(
         1,
         expect![[r#"

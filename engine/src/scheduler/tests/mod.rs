@@ -1,4 +1,4 @@
-//! Scenarios told in lines, under virtual time.
+//! Scenarios as text, under virtual time.
 
 mod memory;
 mod random;
@@ -24,7 +24,7 @@ struct World {
     held: BTreeSet<(char, &'static str)>,
     next: u64,
     order: FairOrder,
-    /// Whose the next ones are.
+    /// The share of the next sequences.
     share: Share,
 }
 
@@ -68,7 +68,7 @@ impl World {
         Arrival { len, computed: 0, lease: None, pinned: false, deadline, share, prefix: None }
     }
 
-    /// The next turn, for so many tokens.
+    /// The next place in the order, for this many tokens.
     fn turn(&mut self, priority: i32, tokens: usize) -> SequenceKey {
         let start = self.order.enter(priority, self.share, tokens, None).start;
         let key = SequenceKey::new(priority, start, self.next);
@@ -93,7 +93,7 @@ impl World {
         self.add(0, Arrival { computed: len - 1, lease, ..self.arrival(len) })
     }
 
-    /// Plans one step, carries it out, and tells it in one line: `name:position+rows`, a star where a token is sampled.
+    /// Plans one step, carries it out, and describes it in one line: `name:position+rows`, with a star where a token is sampled.
     fn step(&mut self) -> String {
         let (mut scheduler, now) =
             (std::mem::replace(&mut self.scheduler, Scheduler::new(config(), self.pool.clone())), self.now);

@@ -1,4 +1,4 @@
-//! Random arrivals, cancellations and leases held outside: whatever happens, every sequence comes to its end.
+//! Random arrivals, cancellations and leases held outside: every sequence ends.
 
 use super::*;
 use baton_kv_cache::{Keep, PrefixHash};
@@ -12,7 +12,7 @@ enum Event {
         priority: i32,
         pinned: bool,
     },
-    /// One of a few prompts, of which more come at once.
+    /// One of a few prompts, each used by several sequences at once.
     Sample {
         prompt: u8,
         priority: i32,
@@ -134,8 +134,8 @@ proptest! {
                 Event::Step => run.step()?,
             }
         }
-        // Once nobody outside holds blocks, everyone ends: each step moves the first of all, and a restart of others costs
-        // at most their whole length per token of those before them.
+        // Once no blocks are held outside, every sequence ends. Each step advances the first one, and a restart of others costs at most
+        // their whole length per token of those before them.
         outside.clear();
         let mut steps = 0;
         while !run.live.is_empty() {

@@ -1,4 +1,4 @@
-//! What tenants get of a chunk, of places and of blocks, beside each other.
+//! How tenants divide chunks, places and blocks.
 
 use super::*;
 use baton_types::{TenantLabel, Weight};
@@ -35,7 +35,7 @@ fn a_long_prompt_leaves_others_their_rows_from_the_next_chunk_on() {
             a:22+7 b:10+1*
         "#]],
     );
-    // By weight, and whoever has less to compute leaves the rest.
+    // By weight; a tenant with less to compute leaves the rest to others.
     let mut w = World::new(64, config());
     w.prompt_of(tenant(1, 1), 60);
     w.prompt_of(tenant(2, 3), 60);
@@ -129,7 +129,7 @@ fn a_full_batch_makes_place_for_a_tenant_below_its_share() {
 
 #[test]
 fn a_full_pool_makes_room_for_a_tenant_below_its_share() {
-    // Eight blocks but for the watermark.
+    // Eight blocks besides the watermark.
     let mut w = World::new(9, SchedulerConfig { running_max: 8, chunk_tokens_max: 64, ..config() });
     for _ in 0..4 {
         w.prompt_of(tenant(1, 1), 7);
@@ -214,7 +214,7 @@ fn a_reservation_below_its_share_takes_blocks_from_those_beyond_theirs() {
     w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 2 }));
     assert_eq!(w.step(), "preempt d a:7+1* b:7+1* c:7+1*");
     assert!(w.pool.free_min() >= 3, "two, and the watermark");
-    // One of the tenant that has most takes nothing from itself.
+    // A sequence of the tenant that has most takes nothing from its own tenant.
     w.share = tenant(1, 1);
     let turn = w.turn(0, 8);
     w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 6 }));

@@ -1,4 +1,4 @@
-//! Sequences that begin alike. Blocks hold 16 tokens here.
+//! Sequences with common prefixes. Blocks hold 16 tokens here.
 
 use super::*;
 use baton_kv_cache::{CacheConfig, Keep, PrefixHash};
@@ -23,7 +23,7 @@ fn named(w: &mut World, priority: i32, names: &str, len: usize) -> SequenceKey {
             next
         })
     };
-    // Two prompts are the same where these are, and as long.
+    // Two prompts are equal if these and their lengths are.
     let mut whole = chain(names.len());
     whole[15] = len as u8;
     let hashes = (0..names.len()).map(|n| PrefixHash(chain(n))).collect();
@@ -56,7 +56,7 @@ fn those_with_the_same_prompt_part_where_it_ends() {
     named(&mut w, 0, "xyz", 50);
     named(&mut w, 0, "xyz", 50);
     named(&mut w, 0, "xyz", 50);
-    // As long, and another; and the same with a token more.
+    // One of the same length with other tokens; and the same with a token more.
     named(&mut w, 0, "xyq", 50);
     named(&mut w, 0, "xyz", 51);
     w.check(
@@ -68,7 +68,7 @@ fn those_with_the_same_prompt_part_where_it_ends() {
         a:52+1* b:51+1* c:51+1* d:51+1*
     "#]],
     );
-    // So few tokens are not waited for.
+    // So few tokens are not worth waiting for.
     let mut w = world(24, 64);
     named(&mut w, 0, "", 8);
     named(&mut w, 0, "", 8);
@@ -101,7 +101,7 @@ fn nobody_overtakes_with_the_blocks_of_another() {
 #[test]
 fn it_waits_no_longer_than_computing_it_would_take() {
     let mut w = world(16, 16);
-    // Two blocks in common: 32 tokens, twice the time that they take.
+    // Two blocks in common: 32 tokens; the limit is twice the time that they take.
     w.scheduler.measured(64.0);
     named(&mut w, 0, "xyz", 50);
     named(&mut w, 0, "xyq", 50);
@@ -109,7 +109,7 @@ fn it_waits_no_longer_than_computing_it_would_take() {
     w.held.insert(('a', "prefill"));
     assert_eq!(w.step(), "start b b:16+16", "one that is held is not waited for");
 
-    // One that comes before the other all the same waits for it, and then takes its rows.
+    // A sequence before the other still waits for it, and then takes its rows.
     let mut w = world(16, 16);
     w.scheduler.measured(64.0);
     named(&mut w, 0, "xyz", 50);

@@ -1,11 +1,11 @@
-//! Metadata to [`ModelShape`]. Keys under `llama.` are on a list of those understood, or the file is refused.
+//! Converts metadata to [`ModelShape`]. A file with an unknown key under `llama.` is refused.
 
 use super::header::Header;
 use super::value::Value;
 use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
 
-/// Keys that the shape is made of, or that say nothing about the mathematics.
+/// Keys that determine the shape, or that do not affect the computation.
 const KNOWN: &[&str] = &[
     "attention.head_count",
     "attention.head_count_kv",
@@ -23,12 +23,12 @@ const KNOWN: &[&str] = &[
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
-    // Says which of two checkpoint layouts a converter read; the tensors are laid out the same.
+    // Which of two checkpoint layouts a converter read; the tensors are laid out the same.
     "tensor_data_layout",
     "vocab_size",
 ];
 
-/// Keys accepted at the value that changes nothing.
+/// Keys that are accepted only with the value that has no effect.
 const HARMLESS_AT: &[(&str, Value<'_>)] = &[
     ("attention.causal", Value::Bool(true)),
     ("rope.scaling.attn_factor", Value::Float(1.0)),
@@ -60,7 +60,7 @@ impl<'h, 'a> Config<'h, 'a> {
         }
         for (key, value) in &header.metadata {
             let Some(name) = key.strip_prefix("llama.") else { continue };
-            // Of keys without a neutral value listed, zero, false and empty switch a feature off.
+            // For keys without a listed neutral value: zero, false and empty switch a feature off.
             let harmless = match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
                 Some((_, neutral)) => value == neutral,
                 None => KNOWN.contains(&name) || value.is_off(),
@@ -146,8 +146,8 @@ impl<'h, 'a> Config<'h, 'a> {
         Ok(shape)
     }
 
-    /// As llama.cpp reads it: a factor without a type is linear, a factor of 0 is none, and per-frequency divisors
-    /// multiply with the linear one.
+    /// As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and per-frequency divisors multiply with the linear
+    /// one.
     fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
         let kind = match self.get("llama.rope.scaling.type") {
             None => "linear",
@@ -173,7 +173,7 @@ impl<'h, 'a> Config<'h, 'a> {
         })
     }
 
-    /// `general.sampling.*`, where the file recommends something.
+    /// `general.sampling.*`, if the file has them.
     pub(super) fn sampling(&self) -> Result<SamplingDefaults, WeightsError> {
         let top_k = self.get("general.sampling.top_k").and_then(Value::as_unsigned);
         let defaults = SamplingDefaults {

@@ -1,4 +1,4 @@
-//! A bounds-checked reader over mapped bytes. It allocates nothing: lengths are compared with what is left before use.
+//! A bounds-checked reader over mapped bytes. It allocates nothing; lengths are checked against the remaining bytes before use.
 
 /// Bytes of one GGUF file and a position in them. Numbers are little-endian.
 pub(super) struct Cursor<'a> {
@@ -6,7 +6,7 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// What was being read when the file ended or lied.
+/// What was being read when the file ended or was inconsistent.
 pub(super) type Reason = String;
 
 impl<'a> Cursor<'a> {
@@ -62,7 +62,7 @@ impl<'a> Cursor<'a> {
         Ok(&self.bytes[start..self.at])
     }
 
-    /// A count of entries that each take at least `each_min` bytes, checked against what is left.
+    /// A count of entries of at least `each_min` bytes each, checked against the remaining bytes.
     pub(super) fn count(&mut self, each_min: usize, what: &str) -> Result<usize, Reason> {
         let count = self.u64(what)?;
         let most = self.left() / each_min;

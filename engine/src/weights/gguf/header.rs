@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Most dimensions of a tensor (`GGML_MAX_DIMS`).
 const DIMENSIONS_MAX: u32 = 4;
-/// Alignment of tensor data where `general.alignment` says nothing.
+/// Alignment of tensor data if `general.alignment` is absent.
 const ALIGNMENT_DEFAULT: u64 = 32;
 /// Bytes of the smallest metadata entry: a key's length, a type, a byte.
 const ENTRY_MIN: usize = 8 + 4 + 1;
@@ -24,7 +24,7 @@ pub(super) struct Header<'a> {
     pub(super) tensors: BTreeMap<&'a str, TensorEntry>,
 }
 
-/// Where a tensor lies and how it is stored.
+/// Location and storage type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TensorEntry {
     /// GGML's order: the first dimension is contiguous.
@@ -120,7 +120,7 @@ fn read_directory<'a>(cursor: &mut Cursor<'a>, count: usize) -> Result<Vec<RawTe
     Ok(tensors)
 }
 
-/// What bounds a tensor's place.
+/// The bounds of a tensor's location.
 struct TensorPlace {
     data_start: u64,
     alignment: u64,
@@ -147,7 +147,7 @@ impl TensorPlace {
         let end = start.checked_add(size).filter(|&end| end <= self.file).ok_or_else(|| {
             format!("its {size} bytes at {start} end past the file's {}: the file is truncated or damaged", self.file)
         })?;
-        // Everything is below the length of the file, which is mapped and so fits `usize`.
+        // Every dimension is smaller than the file, which is mapped, so it fits `usize`.
         let dims = dims.iter().map(|&d| d as usize).collect();
         Ok(TensorEntry { dims, storage, bytes: start as usize..end as usize })
     }

@@ -31,8 +31,8 @@ pub struct GgufModel {
 }
 
 impl GgufModel {
-    /// Opens `path` and checks header, metadata and every tensor's type, shape and place; reads no tensor data.
-    /// `name` is what users call the model; without it, the file's stem.
+    /// Opens `path` and checks header, metadata and every tensor's type, shape and location; reads no tensor data. `name` is the model's
+    /// name for users; default: the file's stem.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let file = MappedFile::open(path)?;
         let header = Header::parse(file.path(), file.bytes())?;
@@ -74,13 +74,13 @@ fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, Weig
     Ok(factors)
 }
 
-/// Every tensor of the shape is there, has the right size, and there is no other.
+/// Checks that exactly the tensors of the shape are present, with the right sizes.
 fn check_tensors(
     config: &Config<'_, '_>,
     shape: &ModelShape,
     tensors: &HashMap<TensorName, TensorEntry>,
 ) -> Result<(), WeightsError> {
-    // Counted first: `layers` may be absurd, the number of tensors in the file cannot be.
+    // Counted first: `layers` may be absurd, but the number of tensors in the file cannot be.
     let expected = shape.layers * LayerTensor::ALL.len() + if shape.tied { 2 } else { 3 };
     if let Some(extra) = tensors.keys().find(|name| !shape.has_tensor(**name)) {
         return Err(
@@ -150,8 +150,8 @@ impl ModelSource for GgufModel {
     }
 }
 
-/// llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are neighbours (2 i, 2 i + 1);
-/// here they are half a head apart (i, i + head_dim / 2). Where row `row` belongs.
+/// Maps a row from llama.cpp's order to ours. llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are
+/// neighbours (2 i, 2 i + 1); here they are half a head apart (i, i + head_dim / 2).
 fn split_half_row(row: usize, head_dim: usize) -> usize {
     let (head, within) = (row / head_dim, row % head_dim);
     head * head_dim + within % 2 * (head_dim / 2) + within / 2

@@ -2,7 +2,7 @@
 
 use crate::weights::{LayerTensor, TensorName, layer_index};
 
-/// Per-frequency rotary divisors; metadata that is spelled as a tensor.
+/// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Names of the layers' tensors, between `blk.N.` and `.weight`.
@@ -32,7 +32,7 @@ pub(super) fn canonical(name: &str) -> Option<TensorName> {
     Some(TensorName::Layer(layer_index(layer)?, tensor))
 }
 
-/// Inverse of [`canonical`]: how messages about a file name its tensors.
+/// Inverse of [`canonical`], for messages about a file.
 pub(super) fn spelled(name: TensorName) -> String {
     match name {
         TensorName::Embedding => "token_embd.weight".into(),

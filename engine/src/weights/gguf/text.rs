@@ -5,7 +5,7 @@ use super::value::{Array, Value};
 use crate::weights::WeightsError;
 use baton_types::{GgufTokenizer, TokenId};
 
-/// `tokenizer.ggml.token_type` of tokens that are no text.
+/// `tokenizer.ggml.token_type` of tokens that are not text.
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
@@ -13,12 +13,12 @@ const USER_DEFINED: i32 = 4;
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
-/// Control tokens that end a turn or text in the families that share the `llama` architecture. Most files name only one
-/// of theirs by key, and a model that is not stopped at the others runs on (llama.cpp keeps such a list for the same reason).
+/// Control tokens that end a turn or text in the model families that share the `llama` architecture. Most files name only one of theirs by
+/// key, and a model continues past any that is not known to end its output (llama.cpp has such a list for the same reason).
 const END_TEXTS: &[&str] =
     &["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"];
 
-/// The tokenizer as the file gives it; `None` where it has none, so that only token ids can be served.
+/// The file's tokenizer; `None` if it has none, so that only token ids can be served.
 pub(super) fn tokenizer(config: &Config<'_, '_>, vocab: usize) -> Result<Option<GgufTokenizer>, WeightsError> {
     let Some(model) = text(config, "tokenizer.ggml.model")? else {
         return Ok(None);
@@ -99,7 +99,7 @@ fn list<'a, T>(
 
 fn token(config: &Config<'_, '_>, key: &str, vocab: usize) -> Result<Option<TokenId>, WeightsError> {
     let Some(value) = config.get(key) else { return Ok(None) };
-    // -1 and its unsigned spelling say "none" in some converters' files.
+    // -1 and its unsigned form mean "none" in some converters' files.
     if value == Value::Signed(-1) || value == Value::Unsigned(u64::from(u32::MAX)) {
         return Ok(None);
     }

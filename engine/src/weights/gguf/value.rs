@@ -1,4 +1,4 @@
-//! Metadata values. Arrays stay in the file until somebody asks for them, so a header costs memory by its number of keys only.
+//! Metadata values. Arrays stay in the file until they are read, so a header's memory depends only on its number of keys.
 
 use super::cursor::{Cursor, Reason};
 
@@ -86,7 +86,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// A whole number that is not negative.
+    /// The value as a non-negative integer.
     pub(super) fn as_unsigned(self) -> Option<u64> {
         match self {
             Self::Unsigned(n) => Some(n),
@@ -95,7 +95,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Any number, as f32.
+    /// The value as f32, if it is a number.
     pub(super) fn as_f32(self) -> Option<f32> {
         match self {
             Self::Float(x) => Some(x as f32),
@@ -105,7 +105,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether this says "off": false, zero, an empty text or array.
+    /// Whether the value means "off": false, zero, an empty string or array.
     pub(super) fn is_off(self) -> bool {
         match self {
             Self::Unsigned(n) => n == 0,
@@ -136,7 +136,7 @@ impl<'a> Array<'a> {
         (0..self.count).map(|_| convert(Value::read_one(&mut cursor, self.kind, "array").ok()?)).collect()
     }
 
-    /// Elements, if they are whole numbers that fit.
+    /// Elements, if they are integers in range.
     pub(super) fn i32s(self) -> Option<Vec<i32>> {
         self.numbers(|value| match value {
             Value::Unsigned(n) => i32::try_from(n).ok(),

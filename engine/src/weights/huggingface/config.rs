@@ -1,10 +1,10 @@
-//! `config.json` to [`ModelShape`].
+//! Converts `config.json` to [`ModelShape`].
 
 use super::json::Object;
 use super::{keys, rope};
 use crate::weights::{ModelShape, WeightsError};
 
-/// The classes whose mathematics is the one implemented, and the type of model that each belongs to.
+/// The supported classes, whose computation is the one implemented here, with the model type of each.
 const LLAMA: &str = "LlamaForCausalLM";
 const MISTRAL: &str = "MistralForCausalLM";
 const TYPES: [(&str, &str); 2] = [(LLAMA, "llama"), (MISTRAL, "mistral")];
@@ -15,7 +15,7 @@ pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
     keys::check(config)?;
     check_type(config, class)?;
     if class == MISTRAL {
-        // Absent, transformers takes its class default: a window of 4096, and 8 key/value heads.
+        // If absent, transformers uses its class default: a window of 4096, and 8 key/value heads.
         if !config.keys().contains_key("sliding_window") {
             let hint = "state \"sliding_window\": null if the model has none";
             return Err(config.unsupported(format!("{MISTRAL} without the key sliding_window"), hint));
@@ -52,7 +52,7 @@ pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
     Ok(shape)
 }
 
-/// transformers takes the mathematics from `model_type`, which must not be another than that of the class.
+/// transformers selects the computation by `model_type`, which must match the class.
 fn check_type(config: &Object, class: &str) -> Result<(), WeightsError> {
     match config.text("model_type")? {
         Some(other) if !TYPES.contains(&(class, other)) => {

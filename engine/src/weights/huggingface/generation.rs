@@ -29,7 +29,7 @@ fn token(source: &Object, id: &Value, vocab: usize) -> Result<TokenId, WeightsEr
     known.map(|id| id as TokenId).ok_or_else(|| source.damaged(format!("eos_token_id {id} is no token")))
 }
 
-/// Keys that change tokens and are not implemented, with the values besides `null`, zero, false and empty that change nothing.
+/// Keys that change tokens and are not implemented, with the values besides `null`, zero, false and empty that have no effect.
 const UNIMPLEMENTED: &[(&str, &[f64])] = &[
     ("bad_words_ids", &[]),
     ("begin_suppress_tokens", &[]),
@@ -58,11 +58,11 @@ const UNIMPLEMENTED: &[(&str, &[f64])] = &[
     ("watermarking_config", &[]),
 ];
 
-/// Refuses the first key that asks for something else than what is computed.
+/// Refuses the first key that requests something that is not implemented.
 fn check(generation: &Object) -> Result<(), WeightsError> {
     for (key, neutral) in UNIMPLEMENTED {
         let Some(value) = generation.get(key) else { continue };
-        // Token 0 is a token: of `forced_*` only null and empty lists are off.
+        // Token 0 is a valid token, so for `forced_*` only null and empty lists mean off.
         let off = if key.starts_with("forced_") { value.as_array().is_some_and(Vec::is_empty) } else { is_off(value) };
         if !off && !value.as_f64().is_some_and(|value| neutral.contains(&value)) {
             let hint = "it changes tokens; if that is of no matter, delete the key";
@@ -72,7 +72,7 @@ fn check(generation: &Object) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Most likely tokens to draw from; -1 and 0 say "no limit", as in requests.
+/// Number of most likely tokens to draw from; -1 and 0 mean "no limit", as in requests.
 fn top_k(generation: &Object) -> Result<Option<u32>, WeightsError> {
     let Some(k) = generation.whole("top_k")? else { return Ok(None) };
     match k {
@@ -82,8 +82,8 @@ fn top_k(generation: &Object) -> Result<Option<u32>, WeightsError> {
     }
 }
 
-/// Sampling defaults. `do_sample: false` asks for greedy decoding whatever else stands there; where the key is absent the
-/// stated parameters count, as in other servers.
+/// Sampling defaults. `do_sample: false` means greedy decoding, whatever the other keys say; if the key is absent the stated parameters
+/// apply, as in other servers.
 pub(super) fn sampling(generation: &Object) -> Result<SamplingDefaults, WeightsError> {
     check(generation)?;
     let greedy = generation.bool("do_sample")? == Some(false);

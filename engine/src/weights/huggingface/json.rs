@@ -1,4 +1,4 @@
-//! JSON files of a model folder: read whole up to a limit, and asked key by key so that messages name file and key.
+//! JSON files of a model folder: read completely up to a size limit, with accessors per key so that messages name file and key.
 
 use crate::weights::WeightsError;
 use crate::weights::mmap::check_regular;
@@ -11,7 +11,7 @@ pub(super) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Largest `tokenizer.json`; the largest known ones have about 35 MB.
 pub(super) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
-/// A file's text, `None` where there is no such file.
+/// A file's text; `None` if the file does not exist.
 pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, WeightsError> {
     let shown = path.display().to_string();
     let io = |source| WeightsError::Io { path: shown.clone(), source };
@@ -37,7 +37,7 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Reads a file that holds one object; `None` where there is no such file.
+    /// Reads a file that holds one object; `None` if the file does not exist.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, WeightsError> {
         let Some(text) = read_text(path, CONFIG_BYTES_MAX)? else { return Ok(None) };
         let path = path.display().to_string();
@@ -48,7 +48,7 @@ impl Object {
         }
     }
 
-    /// An object in memory, without a path; `None` where the bytes are none.
+    /// An object in memory, without a path; `None` if the bytes are not an object.
     pub(super) fn parse(json: &[u8]) -> Option<Self> {
         Some(Self { path: String::new(), keys: serde_json::from_slice(json).ok()? })
     }
@@ -106,13 +106,13 @@ impl Object {
         Ok(keys.map(|keys| Self { path: format!("{}: {key}", self.path), keys: keys.clone() }))
     }
 
-    /// What must be there.
+    /// The value, or an error if it is absent.
     pub(super) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, WeightsError> {
         value.ok_or_else(|| self.damaged(format!("{key} is missing")))
     }
 }
 
-/// Whether a value switches off whatever its key means: null, false, zero, or empty.
+/// Whether a value switches its key's feature off: null, false, zero, or empty.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -1,9 +1,8 @@
-//! Which keys of `config.json` may be there.
+//! The keys that `config.json` may contain.
 //!
-//! Every key is one of three: read by us, known not to touch the mathematics, or switched off (null, false, zero, empty; those that are
-//! on in a Llama must be on).
-//! Anything else is refused by name, because a key that some newer model needs looks the same as one that nobody reads, and
-//! a plausible wrong answer is worse than having to delete a line.
+//! Every key is one of three: read by this crate, known not to affect the computation, or switched off (null, false, zero, empty; features
+//! that are on in a Llama must be on). Any other key is refused by name. A key that a newer model needs looks the same as one that has no
+//! effect, and a plausible wrong answer is worse than having to delete a line.
 
 use super::json::{Object, is_off};
 use crate::weights::WeightsError;
@@ -28,7 +27,7 @@ const READ: &[&str] = &[
     "vocab_size",
 ];
 
-/// Of training, of the file's history, of generation (which `generation_config.json` decides), of how Python runs it.
+/// Keys about training, the file's history, generation (determined by `generation_config.json`), and execution in Python.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -89,14 +88,14 @@ const HARMLESS: &[&str] = &[
     "use_cache",
 ];
 
-/// Factors, harmless at one.
+/// Factors that have no effect at one.
 const NEUTRAL_AT_ONE: &[&str] =
     &["attention_multiplier", "embedding_multiplier", "logits_scaling", "partial_rotary_factor", "residual_multiplier"];
 
-/// On in a Llama: off they change the mathematics.
+/// On in a Llama: switching them off changes the computation.
 const ON: &[&str] = &["causal", "is_causal", "rope", "use_causal_mask", "use_rms_norm", "use_rope"];
 
-/// What would work, for the keys that real models bring.
+/// Advice for unsupported keys that occur in real models.
 fn hint(key: &str) -> &'static str {
     match key {
         "quantization_config" => "use the unquantized model in F32, F16 or BF16, or a GGUF file of it",
@@ -124,7 +123,7 @@ pub(super) fn check(config: &Object) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Enough of a value to recognise it.
+/// Shortens a value for a message.
 fn shorten(text: &str) -> String {
     const SHOWN_MAX: usize = 60;
     if text.chars().count() <= SHOWN_MAX {

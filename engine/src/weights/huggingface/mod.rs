@@ -29,8 +29,8 @@ pub struct HuggingFaceModel {
 }
 
 impl HuggingFaceModel {
-    /// Opens `folder` and checks every key and every tensor's type, shape and place; reads no tensor data.
-    /// `name` is what users call the model; without it, the folder's name.
+    /// Opens `folder` and checks every key and every tensor's type, shape and location; reads no tensor data. `name` is the model's name
+    /// for users; default: the folder's name.
     pub fn open(folder: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
@@ -58,7 +58,7 @@ impl HuggingFaceModel {
         })
     }
 
-    /// The shape that `config.json` of `folder` states, checked as [`HuggingFaceModel::open`] does; needs no weights.
+    /// The shape from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
     pub fn read_shape(folder: &Path) -> Result<ModelShape, WeightsError> {
         config::shape(&Self::config(&folder.join("config.json"), folder)?)
     }
@@ -87,7 +87,7 @@ impl ModelSource for HuggingFaceModel {
             hasher.update(b"hugging face folder, version 1\n");
             let shards = self.tensors.shards().iter().map(|(name, file)| (name.as_str(), file.digest()));
             for (name, digest) in std::iter::once(("config.json", self.config_digest)).chain(shards) {
-                // Names hold no line break, so the record reads in one way only.
+                // Names contain no line breaks, so the record is unambiguous.
                 hasher.update(format!("{name} {digest}\n").as_bytes());
             }
             Digest(*hasher.finalize().as_bytes())

@@ -5,7 +5,7 @@
 use super::json::Object;
 use crate::weights::{Rope, RopeScaling, WeightsError};
 
-/// Base of a configuration that states none (transformers' default for Llama, which the first Llama models rely on).
+/// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
 const THETA_DEFAULT: f32 = 10_000.0;
 
 /// Reads base and scaling.

@@ -12,14 +12,14 @@ use std::path::Path;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Says that the folder's weights are an addition to another model's.
+/// This file's presence means that the folder's weights are an adapter for another model.
 const ADAPTER: &str = "adapter_config.json";
 /// Most files of one model; the largest published ones have about 200.
 const SHARDS_MAX: usize = 1024;
 /// A safetensors file starts with the length of its header.
 const LENGTH_BYTES: usize = 8;
 
-/// Mapped files and the place of each tensor in them.
+/// Mapped files and the location of each tensor in them.
 pub(super) struct Tensors {
     /// By file name.
     shards: Vec<(String, MappedFile)>,
@@ -87,7 +87,7 @@ impl Tensors {
         Ok(())
     }
 
-    /// Some tied models carry the embedding a second time as output matrix. The same bits are no contradiction; others are.
+    /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
     fn drop_tied_copy(&mut self, shape: &ModelShape) -> Result<(), WeightsError> {
         if !shape.tied {
             return Ok(());
@@ -122,13 +122,13 @@ impl Tensors {
     }
 }
 
-/// The canonical name of a tensor whose type and shape fit.
+/// The canonical name of a tensor whose type and shape match.
 fn check_tensor(path: &str, name: &str, info: &TensorInfo, shape: &ModelShape) -> Result<TensorName, WeightsError> {
     let Some(canonical) = canonical(name) else {
         let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
         return Err(WeightsError::unsupported(path, format!("tensor {name}"), hint));
     };
-    // The output matrix of a tied model may be there as a copy; `drop_tied_copy` looks at it.
+    // A tied model may also contain the output matrix; `drop_tied_copy` checks it.
     if !shape.has_tensor(canonical) && canonical != TensorName::Output {
         let message = format!("tensor {name} is of no layer that num_hidden_layers knows");
         return Err(WeightsError::damaged(path, message));
@@ -150,7 +150,7 @@ fn check_tensor(path: &str, name: &str, info: &TensorInfo, shape: &ModelShape) -
 /// Tensor name to file name.
 type Index = HashMap<String, String>;
 
-/// The files to open, in a fixed order, and the index where there is one.
+/// The files to open, in a fixed order, and the index if there is one.
 fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsError> {
     if folder.join(ADAPTER).exists() {
         let hint = "adapters are not implemented: merge it into its base model (peft's merge_and_unload) and save that";
@@ -181,13 +181,13 @@ fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsErr
     Ok((names, Some(files)))
 }
 
-/// A name that stays in its folder.
+/// Whether a name stays within its folder.
 fn is_plain_name(name: &str) -> bool {
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     plain && !name.starts_with('.') && name.ends_with(".safetensors")
 }
 
-/// Frequencies that old checkpoints store although they follow from `rope_theta`; transformers ignores them too.
+/// Frequencies that old checkpoints store although they can be derived from `rope_theta`; transformers ignores them too.
 fn is_derived(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
 }
@@ -204,7 +204,7 @@ fn canonical(name: &str) -> Option<TensorName> {
     LayerTensor::ALL.map(|tensor| TensorName::Layer(layer, tensor)).into_iter().find(|known| known.to_string() == name)
 }
 
-/// The parser's reason, with the tensor at fault where the file is cut.
+/// The parser's reason, with the tensor at fault if the file is truncated.
 fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
     let cut = || -> Option<String> {
         let length = u64::from_le_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?);

@@ -1,4 +1,4 @@
-//! Tokenizer files of a folder to a [`TextBundle`].
+//! Converts tokenizer files of a folder to a [`TextBundle`].
 
 use super::json::{CONFIG_BYTES_MAX, Object, TOKENIZER_BYTES_MAX, read_text};
 use crate::weights::WeightsError;
@@ -8,12 +8,12 @@ use serde_json::Value;
 use std::path::Path;
 
 const TOKENIZER: &str = "tokenizer.json";
-/// Tokenizer classes that replace the file's post-processor by one of their own, made of `add_bos_token` (on where unstated) and
-/// `add_eos_token` (off): transformers' `LlamaTokenizerFast.update_post_processor` and its copy for Code Llama.
+/// Tokenizer classes that replace the file's post-processor by their own, built from `add_bos_token` (default on) and `add_eos_token`
+/// (default off): transformers' `LlamaTokenizerFast.update_post_processor` and its copy for Code Llama.
 const LLAMA_CLASSES: [&str; 4] =
     ["LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"];
 
-/// The parts of `tokenizer.json` that are looked at here; the rest is the tokenizer library's.
+/// The parts of `tokenizer.json` that are read here; the tokenizer library reads the rest.
 #[derive(Deserialize)]
 struct Tokenizer {
     #[serde(default)]
@@ -34,7 +34,7 @@ pub(super) struct Text {
     pub(super) eos: Option<TokenId>,
 }
 
-/// Reads the folder's tokenizer; `None` where it has none, so that only token ids can be served.
+/// Reads the folder's tokenizer; `None` if it has none, so that only token ids can be served.
 pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
     let path = folder.join(TOKENIZER);
     let Some(tokenizer_json) = read_text(&path, TOKENIZER_BYTES_MAX)? else {
@@ -74,7 +74,7 @@ pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
     Ok(Some(Text { bundle: TextBundle { tokenizer_json, chat_template, bos_token, eos_token, add_bos }, eos }))
 }
 
-/// A special token, written as its text or as an object around it.
+/// A special token, stored as its text or as an object that contains it.
 fn token_text(config: &Object, key: &str) -> Result<Option<String>, WeightsError> {
     let text = match config.get(key) {
         None => return Ok(None),
@@ -84,7 +84,7 @@ fn token_text(config: &Object, key: &str) -> Result<Option<String>, WeightsError
     text.map(|text| Some(text.to_owned())).ok_or_else(|| config.damaged(format!("{key} is no token")))
 }
 
-/// One template, or the one called `default` of a list.
+/// The only template, or the one named `default` of a list.
 fn chat_template(config: &Object) -> Result<Option<String>, WeightsError> {
     let list = match config.get("chat_template") {
         None => return Ok(None),
@@ -102,7 +102,7 @@ fn is_llama(config: &Object) -> Result<bool, WeightsError> {
     Ok(config.text("tokenizer_class")?.is_some_and(|class| LLAMA_CLASSES.contains(&class)))
 }
 
-/// The token that a tokenizer of [`LLAMA_CLASSES`] puts in front of a text.
+/// The token that a tokenizer of [`LLAMA_CLASSES`] prepends to a text.
 fn added_by_llama(config: &Object, bos: Option<String>) -> Result<Option<String>, WeightsError> {
     if config.bool("add_eos_token")? == Some(true) {
         return Err(
@@ -115,7 +115,7 @@ fn added_by_llama(config: &Object, bos: Option<String>) -> Result<Option<String>
     config.need("bos_token", bos).map(Some)
 }
 
-/// The token that a post-processor puts in front of a single text, or what else it does.
+/// The token that a post-processor prepends to a single text; an error for any other effect.
 fn added_before(processor: &Value) -> Result<Option<String>, String> {
     match processor.get("type").and_then(Value::as_str) {
         None if processor.is_null() => Ok(None),

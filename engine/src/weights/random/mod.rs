@@ -1,7 +1,7 @@
-//! Models made of seeded random numbers, of any shape: for tests and benches, where speed and bits matter and sense does not.
+//! Models with seeded random weights, of any shape: for tests and benchmarks, where only speed and bits matter.
 //!
-//! Weights are a function of (seed, tensor, index) alone, so they do not depend on which tensors are read, in which order,
-//! or on how many threads do it.
+//! Weights are a function of (seed, tensor, index) alone. So they do not depend on which tensors are read, in which order, or on how many
+//! threads.
 
 mod spec;
 mod text;
@@ -38,10 +38,10 @@ pub struct RandomModel {
 }
 
 impl RandomModel {
-    /// Smallest vocabulary that comes with a tokenizer: 256 bytes, the special tokens, and some to generate.
+    /// Smallest vocabulary with a tokenizer: 256 bytes, the special tokens, and some to generate.
     pub const TEXT_VOCAB_MIN: usize = 300;
 
-    /// What a spec starts with.
+    /// Prefix of a spec.
     pub const PREFIX: &str = "random:";
 
     /// Parses a spec; see the type's documentation.
@@ -82,7 +82,7 @@ fn tensor_number(name: TensorName) -> u64 {
 
 /// Uniform in [-1, 1) in steps of 2^-23, exact in f32.
 fn uniform(key: u64, index: usize) -> f32 {
-    // The golden-ratio increment of splitmix64 makes neighbouring indices independent streams' steps.
+    // With splitmix64's golden-ratio increment, neighbouring indices give independent numbers.
     let bits = mix(key.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     ((bits >> 40) as i32 - (1 << 23)) as f32 / (1 << 23) as f32
 }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn weights_are_pinned() {
-        // Changing these changes every recorded result on random models: raise the version in `fingerprint` with them.
+        // A change of these values changes every recorded result on random models: raise the version in `fingerprint` too.
         let small = model("random:hidden=6,heads=3,ffn=10,vocab=5,seed=7");
         let up = small.tensor(TensorName::Layer(1, LayerTensor::Up)).unwrap();
         expect_test::expect!["[0.0669517, -0.32369646, -0.4273284, -0.16173717]"].assert_eq(&format!("{:?}", &up[..4]));

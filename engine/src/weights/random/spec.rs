@@ -1,10 +1,10 @@
-//! `random:hidden=600,layers=3,...`
+//! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
 use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError};
 use std::collections::BTreeMap;
 
-/// Most parameters: 64 GiB as f32, far above what computing them is good for.
+/// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
 const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, seed";

@@ -1,4 +1,4 @@
-//! A tokenizer for random models: one token per byte of input, and words without meaning to generate.
+//! A tokenizer for random models: one token per byte of input, and meaningless words to generate.
 
 use baton_types::{TextBundle, TokenId};
 use serde_json::{Map, Value, json};
@@ -9,12 +9,12 @@ const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 /// `<|im_end|>`, which ends a turn.
 pub(super) const END: TokenId = 258;
 
-/// ChatML, as small as it gets.
+/// A minimal ChatML template.
 const CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}\
     <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Byte-level BPE without merges: ids 0 to 255 are the bytes, then the special tokens, then words (` w259`, ...) that no
-/// input becomes, so that what such a model generates can be read and told apart.
+/// Byte-level BPE without merges: ids 0 to 255 are the bytes, then the special tokens, then words (` w259`, ...) that no input is tokenized
+/// to, so that generated text is readable and distinguishable.
 pub(super) fn bundle(vocab: usize) -> TextBundle {
     let bytes = (0..=255).map(|byte| byte_symbol(byte).to_string());
     let words = (256 + SPECIALS.len()..vocab).map(|id| format!("{}w{id}", byte_symbol(b' ')));
@@ -53,7 +53,7 @@ pub(super) fn bundle(vocab: usize) -> TextBundle {
     }
 }
 
-/// GPT-2's alphabet of bytes: printable Latin-1 characters stand for themselves, the others for U+0100 onwards in order.
+/// GPT-2's byte alphabet: printable Latin-1 characters represent themselves, the others are mapped to U+0100 onwards in order.
 fn byte_symbol(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

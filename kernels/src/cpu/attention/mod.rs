@@ -1,8 +1,8 @@
-//! Paged attention: cuts the batch into tasks of (rows of a segment, KV head, slabs).
+//! Paged attention: divides the batch into tasks of (rows of a segment, KV head, slabs).
 //!
-//! A task widens each KV slab once for all its queries: the rows it has, times the query heads that share the KV head. Usually a task
-//! sees all slabs and merges them as it goes; where there are fewer tasks than threads could take (decode of a few long
-//! sequences) slabs are divided too, and a second pass merges them, in the same order.
+//! A task widens each KV slab once for all its queries: its rows times the query heads that share the KV head. Usually a task covers all
+//! slabs and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) slabs are divided too,
+//! and a second pass merges them in the same order.
 
 mod slab;
 mod task;
@@ -14,13 +14,13 @@ use std::cell::Cell;
 use std::ops::Range;
 use task::{Merge, Scratch, SlabTask};
 
-/// Rows of one task: enough to pay for widening a slab, few enough to stay in L2 with queries and states.
+/// Rows of one task: enough to amortize widening a slab, few enough to stay in L2 with queries and states.
 const TASK_ROWS: usize = 32;
 
-/// Tasks a thread should have, so that uneven ones even out.
+/// Tasks per thread, so that uneven tasks balance out.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Fewest slabs of one task: below this, waking a thread costs more than it brings.
+/// Fewest slabs of one task: with fewer, waking a thread costs more than it saves.
 const TASK_SLABS_MIN: usize = 4;
 
 thread_local! {
@@ -40,7 +40,7 @@ struct Item {
 }
 
 impl Item {
-    /// Slabs that the last row sees.
+    /// Slabs that the last row attends to.
     fn slabs(&self) -> usize {
         (self.position + self.rows).div_ceil(ATTENTION_SLAB)
     }
@@ -108,7 +108,7 @@ pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scale: f
     }
 }
 
-/// All rows and KV heads, those with most to read first.
+/// All rows and KV heads, those with the most tokens to read first.
 fn items(step: KvStep<'_>, kv_heads: usize) -> Vec<Item> {
     let mut items = Vec::new();
     let mut first = 0;
@@ -129,7 +129,7 @@ fn items(step: KvStep<'_>, kv_heads: usize) -> Vec<Item> {
     items
 }
 
-/// The tasks: whole items, or items divided by slabs if there are too few of them.
+/// The tasks: whole items, or items divided by slabs if there are too few items.
 fn pieces(items: &[Item], wanted: usize) -> Vec<(usize, Range<usize>)> {
     let total: usize = items.iter().map(Item::slabs).sum();
     let each = if items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted).max(TASK_SLABS_MIN) };

@@ -77,7 +77,7 @@ pub(super) fn weigh<S: Simd>(s: S, scores: &mut Scores, tokens: usize, scale: f3
     for x in &mut scores[..tokens] {
         *x *= scale;
     }
-    // Padding: below every score, weight exactly +0.
+    // Padding: below every score, so the weight is exactly +0.
     scores[tokens..padded].fill(f32::NEG_INFINITY);
     let at = scores.as_mut_ptr();
     let mut max = s.splat(f32::NEG_INFINITY);

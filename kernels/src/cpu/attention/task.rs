@@ -1,4 +1,4 @@
-//! What one thread does at a time: the slabs of one item, or the merge of states that several threads left.
+//! The unit of work of a thread: the slabs of one item, or the merge of states that several threads computed.
 
 use super::slab::{Scores, scores, scores_of_two, weigh, weighted_values};
 use super::{Heads, Item};
@@ -35,7 +35,7 @@ pub(super) struct SlabTask<'a> {
     pub(super) slabs: Range<usize>,
     pub(super) q: &'a [f32],
     pub(super) scale: f32,
-    /// Where the state of each slab goes, `[query][slab of the item]`; `None`: merge and finish here.
+    /// Where to store the state of each slab, `[query][slab of the item]`; `None`: merge and finish here.
     pub(super) keep: Option<*mut f32>,
     /// The whole output; only this task stores the item's rows and heads.
     pub(super) out: *mut f32,
@@ -68,7 +68,8 @@ impl Kernel for SlabTask<'_> {
                 source.prefetch(s, next.clone());
                 value_source.prefetch(s, next);
             }
-            // Scores come in whole vectors; those of absent tokens are dropped, but must not be computed from NaN traps of old data.
+            // Scores are computed in whole vectors, and those of absent tokens are dropped. Their keys are zeroed, because old data could
+            // be NaN.
             let padded = (end - start).next_multiple_of(LANES);
             scratch.keys[(end - start) * stride..padded * stride].fill(0.0);
 
@@ -114,7 +115,7 @@ impl Kernel for SlabTask<'_> {
 impl Scratch {
     #[inline(always)]
     fn prepare(&mut self, heads: Heads, queries: usize) {
-        // Zeros where the padding of `dim` to `stride` stays untouched later.
+        // Zeros, because the padding from `dim` to `stride` is not written later.
         for (buffer, len) in [
             (&mut self.keys, ATTENTION_SLAB * heads.stride),
             (&mut self.values, ATTENTION_SLAB * heads.stride),
@@ -139,7 +140,7 @@ fn gather(heads: Heads, item: &Item, q: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Where a query's head stands in q and out.
+/// Offset of a query's head in q and out.
 #[inline(always)]
 fn offset(heads: Heads, item: &Item, query: usize) -> usize {
     let (row, head) = (item.row + query / heads.group, item.kv_head * heads.group + query % heads.group);
@@ -181,7 +182,7 @@ unsafe fn compute<S: Simd>(
         if pair == 1 {
             weighted_values(s, [a], values, stride, 0, tokens[0], [slab]);
         } else {
-            // Together as far as both see, then the later row alone.
+            // Both rows together as far as both attend, then the later row alone.
             weighted_values(s, [a, b], values, stride, 0, tokens[0], [slab, slab.add(size)]);
             if tokens[1] > tokens[0] {
                 weighted_values(s, [b], values, stride, tokens[0], tokens[1], [slab.add(size)]);

@@ -1,4 +1,4 @@
-//! GEMM: cuts the output into tasks, panels by blocks of rows. The arithmetic of one tile is in [`tile`].
+//! GEMM: divides the output into tasks, panels by blocks of rows. The arithmetic of one tile is in [`tile`].
 
 mod tile;
 
@@ -8,19 +8,19 @@ use super::{CpuKernels, Shared};
 use crate::ops::Store;
 use tile::{Output, Tile};
 
-/// Bytes of x that one task walks for every panel: half of a common L2, the rest is for the panel and the output.
+/// Bytes of x that one task reads for every panel: half of a common L2; the rest is for the panel and the output.
 const ROW_BLOCK_BYTES: usize = 512 << 10;
 
 /// Most rows of one tile: 6 x 2 accumulators leave room for two weight vectors and a broadcast in 16 registers.
 const TILE_ROWS: usize = 6;
 
-/// Tasks per thread, so that a thread that is late takes fewer.
+/// Tasks per thread, so that a slow thread takes fewer.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Panels that a one-row tile takes at once; tasks are cut at multiples of it.
+/// Panels that a one-row tile processes at once; tasks begin at multiples of it.
 const PANELS_AT_ONCE: usize = 4;
 
-/// Farthest that weights are fetched ahead: a quarter of a common L2.
+/// Farthest distance of prefetching weights: a quarter of a common L2.
 const AHEAD_BYTES: usize = 256 << 10;
 
 pub(super) fn linear(
@@ -77,7 +77,7 @@ fn blocks<W: Step>(
     });
 }
 
-/// Rows by panels of one task; no other task has an output element in common with it.
+/// Rows by panels of one task; no other task shares an output element with it.
 struct Block<'a, W> {
     x: &'a [f32],
     w: &'a Panels,
@@ -94,7 +94,7 @@ impl<W: Step> Kernel for Block<'_, W> {
 
     #[inline(always)]
     fn call<S: Simd>(self, simd: S) {
-        // Few rows take several panels at once: eight chains of additions hide the latency of one.
+        // With few rows, several panels are processed at once: eight chains of additions hide the latency of one.
         match self.rows.len() {
             1 => self.sweep::<S, PANELS_AT_ONCE>(simd),
             2 => self.sweep::<S, 2>(simd),
@@ -117,7 +117,7 @@ impl<W: Step> Block<'_, W> {
         }
     }
 
-    /// All rows of the block against `P` panels, in tiles of nearly equal height.
+    /// All rows of the block times `P` panels, in tiles of nearly equal height.
     #[inline(always)]
     fn rows<S: Simd, const P: usize>(&self, simd: S, panel: usize) {
         let rows = self.rows.len();
@@ -125,12 +125,12 @@ impl<W: Step> Block<'_, W> {
         let mut row = self.rows.start;
         for tile in 0..tiles {
             let height = rows / tiles + usize::from(tile < rows % tiles);
-            // The last tile finds its own weights in the cache, or is the only one: it fetches those of the next panels.
+            // The last tile finds its own weights in the cache, or is the only one: it prefetches those of the next panels.
             let ahead = if tile + 1 == tiles { (P * self.w.k).min(AHEAD_BYTES / size_of::<W>()) } else { 0 };
             match height {
                 1 => self.tile::<S, 1, P>(simd, row, panel, ahead),
                 2 => self.tile::<S, 2, P>(simd, row, panel, ahead),
-                // Taller tiles have chains enough, and no registers for a second panel; `P` is 1 here.
+                // Taller tiles have enough chains, and no registers for a second panel; `P` is 1 here.
                 3 => self.tile::<S, 3, 1>(simd, row, panel, ahead),
                 4 => self.tile::<S, 4, 1>(simd, row, panel, ahead),
                 5 => self.tile::<S, 5, 1>(simd, row, panel, ahead),

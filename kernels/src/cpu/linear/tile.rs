@@ -1,4 +1,4 @@
-//! The one microkernel family of prefill and decode: R rows by P panels, every element in the written order.
+//! The microkernels of prefill and decode: R rows by P panels, every element in the canonical order.
 #![allow(clippy::needless_range_loop)] // Indices name rows, panels and vectors of the accumulators, in every loop alike.
 
 use crate::cpu::pack::{PANEL, Step};
@@ -6,26 +6,26 @@ use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::numerics::{K_SLAB, PARTITIONS_MAX};
 use crate::ops::Store;
 
-/// Levels of the tree of partition totals that can wait at once, and the one that is being summed.
+/// Levels of the tree of partition totals that can be pending at once, plus the one that is being summed.
 const TREE: usize = PARTITIONS_MAX.ilog2() as usize + 1;
 
 /// Sums of a tile: `[row][panel][half]`.
 type Sums<F, const R: usize, const P: usize> = [[[F; 2]; P]; R];
 
-/// One tile: a kernel of its own, so that its accumulators have the registers to themselves.
+/// One tile: a separate function, so that its accumulators have the registers to themselves.
 pub(super) struct Tile<'a, W, const R: usize, const P: usize> {
     /// R rows, dense `[R, k]`.
     pub(super) x: &'a [f32],
     /// `k` steps each.
     pub(super) panels: [&'a [W]; P],
     pub(super) partitions: usize,
-    /// Steps ahead that are fetched into the cache meanwhile; 0: none.
+    /// Number of steps to prefetch ahead; 0 prefetches nothing.
     pub(super) ahead: usize,
     pub(super) output: Output,
     pub(super) store: Store,
 }
 
-/// Where a tile goes: all of it is writable, and no other task touches it.
+/// Destination of a tile: all of it is writable, and no other task touches it.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     /// Element of the first row and feature.
@@ -57,7 +57,7 @@ impl<W: Step, const R: usize, const P: usize> Tile<'_, W, R, P> {
     #[inline(always)]
     unsafe fn total<S: Simd>(&self, simd: S, k: usize) -> Sums<S::F, R, P> {
         let part = k / self.partitions;
-        // A binary counter: two totals of equally many partitions merge at once, left plus right.
+        // A binary counter: two totals of equally many partitions are merged at once, left plus right.
         let mut waiting = [[[[simd.splat(0.0); 2]; P]; R]; TREE];
         let mut depth = 0;
         for done in 1..=self.partitions {
@@ -94,7 +94,7 @@ impl<W: Step, const R: usize, const P: usize> Tile<'_, W, R, P> {
         let (mut k, end) = (start, start + len);
         // SAFETY: every step is below `end`.
         unsafe {
-            // Two steps share a line of bf16. Tall tiles have no registers left for a second step and ask for the line twice.
+            // Two steps share a cache line of bf16. Tall tiles have no registers left for a second step and load the line twice.
             while R * P <= 4 && k + 2 <= end {
                 self.prefetch(simd, k);
                 self.step(simd, k, &mut acc);
@@ -110,7 +110,7 @@ impl<W: Step, const R: usize, const P: usize> Tile<'_, W, R, P> {
         acc
     }
 
-    /// Fetches what stands at the same k of the next panels.
+    /// Prefetches the same k of the next panels.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, k: usize) {
         if self.ahead > 0 {
@@ -147,7 +147,7 @@ impl<W: Step, const R: usize, const P: usize> Tile<'_, W, R, P> {
                     if feature >= features {
                         continue;
                     }
-                    // SAFETY: `feature` lies in row r of the output, which is ours.
+                    // SAFETY: `feature` lies in row r of the output, which belongs to this task.
                     unsafe {
                         put(simd, *sum, first.add(r * n + feature), (features - feature).min(LANES), self.store);
                     }
@@ -178,7 +178,7 @@ fn add<S: Simd, const R: usize, const P: usize>(
 /// `to` is writable for `lanes` elements.
 #[inline(always)]
 unsafe fn put<S: Simd>(simd: S, sum: S::F, to: *mut f32, lanes: usize, store: Store) {
-    // SAFETY: full vectors go straight to `to`; the ragged end of a row goes through a buffer of one vector.
+    // SAFETY: full vectors are stored directly to `to`; the end of a row is stored through a buffer of one vector.
     unsafe {
         if lanes == LANES {
             let sum = if store == Store::Add { simd.add(simd.load(to), sum) } else { sum };

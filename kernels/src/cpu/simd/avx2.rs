@@ -11,7 +11,7 @@ mod present {
     use crate::numerics::{EXP_BIAS, EXP_MAGIC};
     use std::arch::x86_64::*;
 
-    /// Proof that the processor has AVX2 and FMA: only [`Avx2::detect`] makes one.
+    /// Proof that the processor has AVX2 and FMA: only [`Avx2::detect`] creates one.
     #[derive(Clone, Copy)]
     pub(in crate::cpu) struct Avx2(());
 
@@ -22,7 +22,7 @@ mod present {
         }
     }
 
-    /// Never inlined: what a kernel's loops spill does not depend on the code around it.
+    /// Never inlined, so that register spills in a kernel's loops do not depend on the code around it.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     fn with_features<K: Kernel>(simd: Avx2, kernel: K) -> K::Out {
@@ -175,12 +175,12 @@ mod present {
 mod absent {
     use super::super::{Kernel, Portable, Simd};
 
-    /// Never made on this architecture; behaves as [`Portable`] to the type checker.
+    /// Never created on this architecture; for the type checker it equals [`Portable`].
     #[derive(Clone, Copy)]
     pub(in crate::cpu) struct Avx2(Portable);
 
     impl Avx2 {
-        /// Never, here.
+        /// Always `None` here.
         pub(in crate::cpu) fn detect() -> Option<Self> {
             None
         }

@@ -1,4 +1,4 @@
-//! The canonical exponential on vectors: the operations of [`crate::numerics::exp()`], one for one.
+//! The canonical exponential on vectors: the same operations as [`crate::numerics::exp()`], one for one.
 
 use super::Simd;
 use crate::numerics::{EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};

@@ -1,7 +1,7 @@
-//! A vector of eight f32 and the few operations that the kernels need.
+//! A vector of eight f32, with the few operations that the kernels need.
 //!
-//! A value of a [`Simd`] type is the proof that its instructions exist. Kernels are `#[inline(always)]` generic functions;
-//! [`Simd::run`] compiles them into a function with the level's target features. (No closures inside: they would not inherit the features.)
+//! A value of a [`Simd`] type proves that its instructions exist. Kernels are `#[inline(always)]` generic functions; [`Simd::run`] compiles
+//! them into a function with the level's target features. (No closures inside: they would not inherit the features.)
 
 mod avx2;
 mod exp;
@@ -14,7 +14,7 @@ pub(super) use portable::Portable;
 /// Lanes of a vector.
 pub(super) use crate::numerics::lanes::LANES;
 
-/// Code to be compiled for a level.
+/// Code to compile for a level.
 pub(super) trait Kernel {
     type Out;
     /// The code; `#[inline(always)]` in every implementation.
@@ -44,7 +44,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// `from` is readable for eight u32, aligned to 32 bytes.
     unsafe fn load_bf16_pairs(self, from: *const u32) -> [Self::F; 2];
 
-    /// Hints that the line at this address will be read. Any address will do.
+    /// Hints that the cache line at this address will be read. Any address is allowed.
     fn prefetch<T>(self, _at: *const T) {}
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;

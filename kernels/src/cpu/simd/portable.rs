@@ -1,9 +1,9 @@
-//! Eight lanes in plain Rust, for processors without a level of their own.
+//! Eight lanes in plain Rust, for processors without a specific level.
 
 use super::{Kernel, LANES, Simd};
 use crate::numerics::{EXP_BIAS, EXP_MAGIC, lanes};
 
-/// Plain Rust; needs nothing.
+/// Plain Rust; requires no instructions.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Portable;
 

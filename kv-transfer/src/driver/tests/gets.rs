@@ -6,7 +6,7 @@ use crate::GetRequest;
 #[test]
 fn a_get_reads_within_its_credit() {
     let mut limited = config("here");
-    limited.limits.in_flight_bytes_max = 1; // One read at least is always under way.
+    limited.limits.in_flight_bytes_max = 1; // At least one read is always in flight.
     let region = Region::anonymous(limited.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(limited, region);
     let (now, apart) = (Instant::now(), || GroupBlocks(vec![vec![BlockId(0), BlockId(2)]]));

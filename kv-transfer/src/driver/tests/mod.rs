@@ -1,4 +1,4 @@
-//! The driver over a transport that only takes notes.
+//! Tests of the driver over a transport that only records calls.
 
 use super::exposure::Exposure;
 use super::*;
@@ -22,7 +22,7 @@ use std::any::Any;
 mod gets;
 mod starts;
 
-/// What happened, in order.
+/// The recorded events, in order.
 type Notes = Arc<Mutex<Vec<&'static str>>>;
 
 struct Noting(Notes, Arc<Mutex<usize>>);
@@ -76,10 +76,10 @@ impl Transport for Noting {
     }
 }
 
-/// Blocks whose fate is noted.
+/// Blocks that record what happens to them.
 struct Held(Notes, GroupBlocks);
 
-/// The same, with tokens that were in them before.
+/// The same, with cached tokens.
 struct HeldPart(Held, u32);
 
 impl BlockHold for HeldPart {
@@ -149,7 +149,7 @@ fn config(name: &str) -> TransferConfig {
     TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 4).unwrap(), choice)
 }
 
-/// What `peer` greets `here` with.
+/// The greeting that `peer` sends to `here`.
 fn greeting() -> Box<Hello> {
     let theirs = config("peer");
     let region = RemoteRegion { address: 0, bytes: theirs.map.bytes() as u64, key: Vec::new() };
@@ -201,12 +201,12 @@ impl Driver {
         self.table.keys().into_iter().filter_map(sink)
     }
 
-    /// The ticket given for what the peer calls by this number.
+    /// The ticket given for the peer's handoff number.
     fn ticket_of(&self, number: u64) -> TicketId {
         self.sinks().find(|sink| sink.number() == number).unwrap().ticket()
     }
 
-    /// What is granted, by the peer's numbers.
+    /// The peer's numbers of its granted handoffs.
     fn granted(&self) -> Vec<u64> {
         self.sinks().filter(|sink| sink.is_granted()).map(put::Sink::number).collect()
     }
@@ -309,7 +309,7 @@ fn what_is_said_of_another_kind_of_handoff_is_stale() {
         driver.publish();
         driver.published().lock().total.stale_messages
     };
-    // Of a put its source never asks, and nobody unpins it.
+    // The source of a put never sends this, and no message unpins it.
     assert_eq!(stale(Message::Confirm { ticket }), 1);
     assert_eq!(stale(Message::Ask { ticket, blocks: blocks() }), 2);
     assert_eq!(stale(Message::Unpin { handoff: 1 }), 3);
@@ -368,7 +368,7 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     assert_eq!(driver.exposed(), (2, 0));
 }
 
-/// Credentials that nobody looks at: the transport here asks for none.
+/// Credentials that are never read: this transport requires none.
 struct Unread;
 
 impl crate::Credentials for Unread {
@@ -454,7 +454,7 @@ fn peers_beyond_the_bound_find_no_place() {
     assert_eq!([10, 11, 12].map(|conn| driver.is_greeted(ConnId(conn))), [true, true, false]);
 }
 
-/// Has two blocks of three of whatever is offered.
+/// Grants three blocks for each offer, of which two are cached.
 struct HavingMost(Notes);
 
 impl SinkHandler for HavingMost {
@@ -477,7 +477,7 @@ fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
     let now = Instant::now();
     driver.event(Event::Accepted { conn: CONN, proven: false }, now);
     driver.hear(&Message::Hello(greeting()), now);
-    // Each asks for three blocks and is given one to write.
+    // Each requests three blocks and is granted one to write.
     for (handoff, wanted) in [(1, 1), (2, 2), (3, 2)] {
         driver.hear(&offer(handoff, 48), now);
         driver.commands(now);

@@ -1,5 +1,5 @@
-//! Two starts of one peer, each on a connection of its own, before this side knows that the earlier one is over: the same events with a
-//! guard left out, which shows what the guard is for, and with it.
+//! Two incarnations of one peer, each on its own connection, before this side knows that the earlier one has ended. Each test runs the same
+//! events with a guard left out, which shows the hazard, and with the guard.
 
 use super::*;
 use crate::checksum::{self, layer_sums};
@@ -23,12 +23,12 @@ fn others() -> Vec<TokenId> {
     (0..=TOKENS).map(|t| 500 + 3 * t).collect()
 }
 
-/// The earlier start of the peer, or the next.
+/// The peer's earlier incarnation, or the later one.
 fn start(conn: ConnId) -> Party {
     Party { incarnation: Incarnation(conn.0), ..party("peer") }
 }
 
-/// A worker with one claim, for the next start of the peer. What it adopts is what that sequence reads from then on.
+/// A worker with one claim, for the peer's later incarnation. The sequence reads from what the worker adopts.
 #[derive(Default)]
 struct Claiming {
     taken: Mutex<bool>,
@@ -49,7 +49,7 @@ impl SinkHandler for Claiming {
     fn failed(&self, _: &RequestId, _: HandoffFailure) {}
 }
 
-/// What a worker ends up with.
+/// What the worker adopted.
 #[derive(Debug, PartialEq, Eq)]
 enum Adopted {
     Nothing,
@@ -78,13 +78,13 @@ impl Scene {
         self.driver.commands(self.now);
     }
 
-    /// A start of the peer connects.
+    /// An incarnation of the peer connects.
     fn greeted(&mut self, conn: ConnId) {
         self.driver.event(Event::Accepted { conn, proven: false }, self.now);
         self.say(conn, &Message::Hello(greeting_of(conn)));
     }
 
-    /// Where the KV of a sequence is, and what a start of the peer computes there.
+    /// Where the KV of a sequence is, and which bytes an incarnation of the peer computes there.
     fn places(&self, of: ConnId, tokens: &[TokenId]) -> Vec<(Range<usize>, u8)> {
         let (map, block) = (&self.driver.config.map, blocks().0[0][0]);
         let place = |position: u32, plane: usize| {
@@ -112,7 +112,7 @@ impl Scene {
         Cut::new(self.driver.config.map.layout(), HeadShard::WHOLE, HeadShard::WHOLE).unwrap().sink
     }
 
-    /// Checksums of what is here.
+    /// Checksums of the bytes stored here.
     fn checksums(&self, ticket: TicketId) -> Message {
         let (map, blocks) = (&self.driver.config.map, &blocks().0[0]);
         let sums = layer_sums(&*self.region, map, blocks, &self.heads(), 0, 0, 0..TOKENS);
@@ -125,7 +125,7 @@ impl Scene {
         Message::Commit(Box::new(Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra }))
     }
 
-    /// Offers a handoff in the name of the next start; its ticket, if it was granted.
+    /// Offers a handoff in the name of the later incarnation. Returns its ticket, if granted.
     fn offer(&mut self, conn: ConnId) -> Option<TicketId> {
         let Message::Offer(mut offer) = offer(1, TOKENS) else { unreachable!() };
         offer.source = start(NEXT);
@@ -137,7 +137,7 @@ impl Scene {
         })
     }
 
-    /// Waits until all checksums that came are compared, and takes that in.
+    /// Waits until all received checksums are compared, and processes the results.
     fn compared(&mut self) {
         const MARK: HandoffKey = HandoffKey(u64::MAX); // Jobs are done in order, and this is the last.
         let (tokens, blocks, heads, runs) = (TOKENS, Arc::new(blocks()), self.heads(), Vec::new());
@@ -156,7 +156,7 @@ impl Scene {
         }
     }
 
-    /// What the worker adopted. Its claim stands for KV of the next start.
+    /// What the worker adopted. Its claim is for KV of the later incarnation.
     fn adopted(&self) -> Adopted {
         match &*self.worker.adopted.lock() {
             None => Adopted::Nothing,
@@ -172,8 +172,8 @@ fn greeting_of(conn: ConnId) -> Box<Hello> {
     hello
 }
 
-/// A late commit of the earlier start, for a ticket of the same number as that of the next one, whose KV just arrived: what is adopted
-/// then, and after the next one's own commit.
+/// A late commit of the earlier incarnation, for a ticket with the same number as the later incarnation's, whose KV has just arrived.
+/// Returns what is adopted then, and what is adopted after the later incarnation's own commit.
 fn commit_of_the_earlier(hazards: Hazards) -> [Adopted; 2] {
     let mut scene = Scene::new(hazards);
     [EARLIER, NEXT].into_iter().for_each(|conn| scene.greeted(conn));
@@ -199,7 +199,7 @@ fn a_commit_of_another_incarnation_adopts_nothing() {
     assert_eq!(commit_of_the_earlier(Hazards::default()), [Adopted::Nothing, Adopted::RightKv]);
 }
 
-/// The earlier start offers what is claimed for the next one, and writes its own KV; then the next one does.
+/// The earlier incarnation offers what is claimed for the later one and writes its own KV; then the later one does.
 fn offer_in_the_name_of_the_next(hazards: Hazards) -> Adopted {
     let mut scene = Scene::new(hazards);
     for conn in [EARLIER, NEXT] {
@@ -225,8 +225,8 @@ fn an_offer_in_the_name_of_another_start_is_refused() {
     assert_eq!(offer_in_the_name_of_the_next(Hazards::default()), Adopted::RightKv);
 }
 
-/// What a reader adopts whose owner restarts between the pin and the reading: the next start has another sequence in the same blocks, and
-/// confirms a pin of its own over them, of the same number.
+/// What a reader adopts when its owner restarts between the pin and the reads. The new incarnation has another sequence in the same blocks,
+/// and confirms its own pin over them, which has the same number.
 fn owner_restarts(hazards: Hazards) -> Adopted {
     let mut scene = Scene::new(hazards);
     let (now, ticket) = (scene.now, TicketId(7));

@@ -1,7 +1,7 @@
-//! The owner of what is got: pins its blocks for a bounded time, and says afterwards whether the pin held all along.
+//! The owner's state machine of one get: pins its blocks for a bounded time, and reports afterwards whether the pin held throughout.
 //!
-//! An expired pin frees its blocks at once: the reader is never told that it held. But what this side has posted by then is still on its way
-//! into the reader's blocks, so the reader hears that the pin is over, and the get is forgotten, only behind a flush.
+//! An expired pin frees its blocks at once, and the owner never confirms it afterwards. Writes that this side has posted by then are still
+//! in flight to the reader's blocks. So the owner reports the end of the pin, and forgets the get, only after a flush.
 
 use crate::RefuseReason;
 use crate::message::SumRun;
@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 pub(crate) enum OwnerInput {
     /// The worker pinned blocks.
     Pinned,
-    /// It has nothing to be got.
+    /// The worker has nothing to pin.
     Refused { reason: RefuseReason, detail: String },
-    /// The reader wants everything written to it.
+    /// The reader asks the owner to write everything to it.
     Asked,
-    /// All that was posted is visible there.
+    /// All posted writes are visible at the reader.
     Written,
-    /// The reader has got everything by itself and asks whether the pin held.
+    /// The reader has read everything and asks whether the pin held.
     Confirm,
-    /// Checksums of one layer, over the blocks as they were under the pin.
+    /// Checksums of one layer, computed over the blocks while they were pinned.
     Summed(SumRun),
-    /// The reader wants nothing any more.
+    /// The reader no longer wants the blocks.
     Unpin,
-    /// This side wants its blocks back.
+    /// The worker of this side wants its blocks back.
     Revoked(String),
     /// The connection is gone.
     ConnectionLost,
@@ -33,7 +33,7 @@ pub(crate) enum OwnerInput {
     Tick,
 }
 
-/// What to do about it.
+/// What the owner must do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OwnerAction {
     SendGrant,
@@ -41,21 +41,21 @@ pub(crate) enum OwnerAction {
         reason: RefuseReason,
         detail: String,
     },
-    /// Compute the checksums of every layer; each is told by [`OwnerInput::Summed`].
+    /// Compute the checksums of every layer; each is reported by [`OwnerInput::Summed`].
     Sum,
-    /// Write every layer to the reader and flush; the end is [`OwnerInput::Written`].
+    /// Write every layer to the reader and flush; [`OwnerInput::Written`] reports the end.
     Write,
-    /// The blocks are the worker's again.
+    /// Return the blocks to the worker.
     LetGo,
-    /// Drop the writes that are not posted and flush the others; the end is [`OwnerInput::Written`].
+    /// Drop the writes that are not posted and flush the others; [`OwnerInput::Written`] reports the end.
     Flush,
-    /// The reader takes none of what was posted: end it with its connection.
+    /// The reader does not accept the posted writes: end them by closing the connection.
     Disconnect,
-    /// Send the checksums, and that the pin held. Nothing is under way to the reader.
+    /// Send the checksums and confirm that the pin held. Nothing is in flight to the reader.
     SendHeld(Vec<SumRun>),
-    /// The pin did not hold. Nothing is under way to the reader.
+    /// Report that the pin did not hold. Nothing is in flight to the reader.
     SendNotHeld(String),
-    /// The blocks are the worker's, and nothing is under way. Always the last action.
+    /// The blocks are returned and nothing is in flight. Always the last action.
     Forget,
 }
 
@@ -64,21 +64,21 @@ enum State {
     /// The worker has not answered.
     Asked,
     Pinned,
-    /// Over for this reason; waits until then for the flush of what was posted.
+    /// The get has ended for this reason; waits until this instant for the flush of posted writes.
     Flushing(String, Instant),
     Ended,
 }
 
-/// One get, seen from its owner.
+/// The owner's state of one get.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) ticket: TicketId,
     deadline: Instant,
     flush_wait: Duration,
     state: State,
-    /// The reader wants to be written to.
+    /// The reader asked the owner to write.
     asked: bool,
-    /// Something may be under way to it.
+    /// Writes to the reader may be in flight.
     writing: bool,
     /// The reader has everything.
     got: bool,
@@ -87,7 +87,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// A pin of at most until `deadline`, over so many layers.
+    /// A pin that ends at `deadline` at the latest, over this many layers.
     pub(crate) fn new(ticket: TicketId, layers: usize, deadline: Instant, flush_wait: Duration) -> Self {
         let (state, asked, writing, got, runs) = (State::Asked, false, false, false, Vec::new());
         Self { ticket, deadline, flush_wait, state, asked, writing, got, layers, runs }
@@ -114,17 +114,17 @@ impl Owner {
             (State::Asked, OwnerInput::Tick) if now >= self.deadline => {
                 self.refuse(RefuseReason::NoRoom, "the deadline passed".into(), &mut actions);
             }
-            // A reader that asked to be written to waits to hear that nothing more comes.
+            // A reader that asked for writes waits for the notice that no more will come.
             (_, OwnerInput::Unpin) if self.asked => self.let_go("the reader let go".into(), now, &mut actions),
             (_, OwnerInput::Unpin) => self.end(&mut actions),
-            // Looked at before everything else: what comes late must not be confirmed because no tick came first.
+            // Checked first: a late request must not be confirmed because no tick came before it.
             (State::Pinned, _) if now >= self.deadline => self.let_go("the pin expired".into(), now, &mut actions),
             (State::Pinned, OwnerInput::Revoked(detail)) => self.let_go(detail, now, &mut actions),
             (State::Pinned, OwnerInput::Asked) if !self.asked => {
                 (self.asked, self.writing) = (true, true);
                 actions.push(OwnerAction::Write);
             }
-            // One that asked to be written to has nothing to confirm.
+            // A reader that asked for writes has nothing to confirm.
             (State::Pinned, OwnerInput::Confirm) if self.asked => {}
             (State::Pinned, OwnerInput::Written | OwnerInput::Confirm) => {
                 self.got = true;
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Feeds the inputs, each at a number of milliseconds, and compares what comes of each. Two layers.
+    /// Feeds the inputs, each at a number of milliseconds, and compares the resulting actions. Two layers.
     fn check(steps: Vec<(u64, OwnerInput, &str)>) {
         let begin = Instant::now();
         let mut owner = Owner::new(TicketId(9), 2, begin + Duration::from_secs(1), Duration::from_millis(100));
@@ -254,7 +254,7 @@ mod tests {
             (1100, OwnerInput::Tick, "disconnect"),
             (1101, OwnerInput::ConnectionLost, "forget"),
         ]);
-        // Everything is there already; its checksums are not.
+        // All bytes are there already, but not their checksums.
         check_pinned(vec![
             (0, OwnerInput::Asked, "write"),
             (0, OwnerInput::Written, ""),
@@ -278,7 +278,7 @@ mod tests {
         check_pinned(vec![(0, OwnerInput::Unpin, "forget")]);
         check_pinned(vec![(0, OwnerInput::ConnectionLost, "forget")]);
         check(vec![(0, OwnerInput::Unpin, "forget"), (0, OwnerInput::Pinned, "")]);
-        // What comes after its end does not end it again.
+        // Inputs after the end do not end it again.
         for late in [OwnerInput::Unpin, OwnerInput::ConnectionLost] {
             check_pinned(vec![(0, OwnerInput::Unpin, "forget"), (0, late, "")]);
         }

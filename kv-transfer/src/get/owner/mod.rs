@@ -1,4 +1,4 @@
-//! The owner of what one get is of.
+//! The owner of one get: its state machine with its I/O.
 
 pub(crate) mod machine;
 
@@ -15,30 +15,30 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Whether pins that expired are confirmed, on purpose.
+/// Whether the hazard is set that confirms expired pins.
 fn pretends(link: &Link<'_>) -> bool {
     hazard!(link.config, PretendedPins) || seeded!(ExpiredPinAdopted)
 }
 
-/// Writes of a get are of one epoch.
+/// All writes of a get are in one epoch.
 const EPOCH: u32 = 0;
 
 pub(crate) struct Owner {
     machine: machine::Owner,
-    /// The reader's number of the get.
+    /// The reader's number for the get.
     number: u64,
     request_id: RequestId,
-    /// How many positions are got. Under the ticket, they count from the first one.
+    /// Number of positions to get. Under the ticket, they count from the first one.
     moved: u32,
     deadline: Instant,
     blocks: Arc<GroupBlocks>,
     hold: Option<Box<dyn Any + Send>>,
-    /// What moves, where the reader asked to be written to.
+    /// What to write, where the reader asked for writes.
     moves: Option<Arc<Move>>,
 }
 
 impl Owner {
-    /// Asks the worker at once.
+    /// Asks the worker for the blocks at once.
     pub(crate) fn new(
         offer: Offer,
         ticket: TicketId,
@@ -49,7 +49,7 @@ impl Owner {
     ) -> Self {
         let limits = &link.config.limits;
         let deadline = now + Duration::from_millis(u64::from(offer.deadline_ms).min(limits.pin_ms));
-        // With the hazard, what has expired is confirmed all the same.
+        // With the hazard, an expired pin is confirmed anyway.
         let confirm_by = if pretends(link) { deadline + Duration::from_secs(3600) } else { deadline };
         let layers = link.config.map.layout().groups().iter().map(|group| group.layers.len()).sum();
         let Offer { handoff: number, request_id, sink: reader, name, from, tokens, .. } = offer;
@@ -162,7 +162,7 @@ impl Owner {
         }
     }
 
-    /// Has the checksums of every layer computed. Of blocks that are let go meanwhile they are never sent, so they need no hold.
+    /// Has the checksums of every layer computed. They need no hold: sums of blocks that are released meanwhile are never sent.
     fn sum(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
         let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) else { return };
         for (group, shape) in link.config.map.layout().groups().iter().enumerate() {
@@ -174,7 +174,7 @@ impl Owner {
         }
     }
 
-    /// With the hazard, what is got is taken for what was pinned.
+    /// With the hazard, the checksums cover the bytes at the end of the get instead of those that were pinned.
     fn sum_late(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
         if pretends(link) {
             self.sum(link, effects);

@@ -1,4 +1,4 @@
-//! The reader of one get.
+//! The reader of one get: its state machine with its I/O.
 
 pub(crate) mod machine;
 
@@ -22,19 +22,19 @@ pub(crate) struct Reader {
     request_id: RequestId,
     name: Vec<u8>,
     owner: Party,
-    /// First position that is got, and how many are. Under the ticket, positions count from the first one.
+    /// First position to get, and how many. Under the ticket, positions count from the first one.
     from: u32,
     moved: u32,
     blocks: Arc<GroupBlocks>,
-    /// Keeps `blocks`, until nothing writes to them any more.
+    /// Keeps `blocks` reserved until nothing writes to them any more.
     hold: Option<Box<dyn Any + Send>>,
     outcome: Option<oneshot::Sender<GetOutcome>>,
     offered: bool,
-    /// A grant that a test holds before anything is got, or that waits to be admitted.
+    /// A grant that a test hook holds before anything is read, or that waits for admission.
     held: Option<TicketId>,
     /// The owner's blocks.
     remote: Arc<GroupBlocks>,
-    /// What this side gets by itself and has not posted, and bytes of what is under way.
+    /// One-sided reads that are not posted yet, and bytes of those in flight.
     copies: VecDeque<LayerCopy>,
     in_flight: usize,
 }
@@ -139,7 +139,7 @@ impl Reader {
         self.feed(input, link, now, effects);
     }
 
-    /// Asks the owner once the connection is greeted.
+    /// Sends the offer once the connection is greeted.
     fn offer(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let Some(terms) = link.terms.filter(|_| !self.offered) else { return };
         let part = || terms.check_part(self.from, self.moved).map_err(HandoffFailure::WholeOnly);
@@ -190,7 +190,7 @@ impl Reader {
         })
     }
 
-    /// Begins to get what was granted, unless a test holds it. Where the owner is to write, it has to be admitted first.
+    /// Starts to get what was granted, unless a test hook holds it. Where the owner is to write, it must be admitted first.
     fn go_on(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         if self.held.is_none() || link.holds(HoldPoint::Gets, &self.request_id) {
             return;
@@ -202,7 +202,7 @@ impl Reader {
         }
     }
 
-    /// Posts reads within the credit, and notices when all are over.
+    /// Posts reads within the credit, and detects when all have ended.
     fn post(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let max = link.config.limits.in_flight_bytes_max;
         while let Some(copy) = self.copies.front_mut() {
@@ -280,7 +280,7 @@ impl Reader {
         }
     }
 
-    /// Tells the worker how it ended, and lets nothing more in.
+    /// Reports the outcome to the worker, and accepts no further writes.
     fn end(&mut self, result: GetOutcome, effects: &mut Vec<Effect>) {
         effects.extend(self.machine.ticket().map(Effect::CloseWindow));
         let name = match &result {

@@ -1,4 +1,4 @@
-//! The sink of one put.
+//! The sink of one put: its state machine with its I/O.
 
 pub(crate) mod machine;
 
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 pub(crate) struct Sink {
     machine: machine::Sink,
-    /// What the worker is asked: not before the bound on quarantined blocks has room for it.
+    /// The request to the worker; sent once the bound on quarantined blocks allows it.
     offer: ReserveOffer,
     asked: bool,
-    /// The source's number of the put.
+    /// The source's number for the put.
     number: u64,
     blocks: Arc<GroupBlocks>,
     hold: Option<Box<dyn BlockHold>>,
@@ -28,7 +28,7 @@ pub(crate) struct Sink {
     offered_at: Instant,
     granted_at: Option<Instant>,
     committed_at: Option<Instant>,
-    /// A commit that a test holds before it is looked at.
+    /// A commit that a test hook holds before it is processed.
     held: Option<Box<Commit>>,
 }
 
@@ -100,14 +100,14 @@ impl Sink {
         self.machine.is_quarantined()
     }
 
-    /// The peer that writes, and blocks that it may write, or could with a grant of everything.
+    /// The peer that writes, and the number of blocks that it may write, or could if everything were granted.
     pub(crate) fn at_stake(&self, layout: &KvLayout) -> (&InstanceId, usize) {
         let moved = self.offer.tokens.saturating_sub(self.machine.from());
         let needed = layout.blocks_for(moved as usize) * layout.groups().len();
         (&self.offer.source.instance, needed.max(self.writable(layout)))
     }
 
-    /// Blocks that the source may write: those granted, without what was cached here before.
+    /// Number of blocks that the source may write: those granted, without those that were cached here before.
     pub(crate) fn writable(&self, layout: &KvLayout) -> usize {
         let kept = (self.machine.from() / layout.block_tokens()) as usize;
         self.blocks.0.iter().map(|group| group.len().saturating_sub(kept)).sum()
@@ -159,7 +159,7 @@ impl Sink {
         }
     }
 
-    /// The worker gave blocks.
+    /// The worker granted blocks.
     fn granted(&mut self, hold: Box<dyn BlockHold>, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let (map, tokens, from) = (&link.config.map, self.offer.tokens, hold.cached_tokens());
         let fits = check_blocks(map, &hold.blocks().0, tokens).and_then(|()| check_from(map, from, tokens));
@@ -189,7 +189,7 @@ impl Sink {
         self.feed(SinkInput::Refused { reason, detail }, link, now, effects);
     }
 
-    /// Looks at a commit that came, unless a test holds it.
+    /// Processes a commit that came, unless a test hook holds it.
     fn go_on(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         if self.held.is_some() && !link.holds(HoldPoint::Verify, &self.offer.request_id) {
             let commit = self.held.take().expect("just looked at");
@@ -233,7 +233,8 @@ impl Sink {
                 SinkAction::Quarantine => {
                     self.quarantined = self.hold.take().map(BlockHold::quarantine);
                     effects.push(Effect::CloseWindow(ticket));
-                    // The source did not let go of them when told to. Losing what else it does here costs less than they do.
+                    // The source did not acknowledge the abort. Failing its other handoffs on this connection costs less than losing the
+                    // blocks.
                     if link.closing_fences {
                         let why = "the peer still holds blocks of a handoff that was given up";
                         effects.push(Effect::Disconnect(why));
@@ -255,7 +256,7 @@ impl Sink {
         }
     }
 
-    /// Gives what is whole to the worker.
+    /// Delivers the complete sequence to the worker.
     fn deliver(&mut self, commit: Commit, now: Instant, effects: &mut Vec<Effect>) {
         let Some(hold) = self.hold.take() else { return };
         effects.push(Effect::CloseWindow(self.machine.ticket));

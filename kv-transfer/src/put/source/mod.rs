@@ -1,4 +1,4 @@
-//! The source of one put.
+//! The source of one put: its state machine with its I/O.
 
 pub(crate) mod machine;
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Most fences of one put that are awaited at once: 4096 layers of 16 chunks.
+/// Most fences of one put that may be pending: 4096 layers of 16 chunks.
 const FENCES_MAX: usize = 1 << 16;
 
 pub(crate) struct Source {
@@ -28,27 +28,27 @@ pub(crate) struct Source {
     sink: Party,
     tokens: u32,
     blocks: Arc<GroupBlocks>,
-    /// Dropped once neither a write nor a checksum reads the blocks; jobs of the verifier share it.
+    /// Dropped once no write and no checksum reads the blocks; verifier jobs share it.
     hold: Option<Arc<dyn Any + Send + Sync>>,
     outcome: Option<oneshot::Sender<PutOutcome>>,
     offered: bool,
-    /// What moves, as the grant settled it.
+    /// What to move, as settled by the grant.
     moves: Option<Arc<Move>>,
-    /// Launched layers whose fences are not done, in order of launch.
+    /// Launched layers whose fences are pending, in order of launch.
     fences: VecDeque<Launched>,
     commit: Option<CommitPayload>,
     held: Option<HeldStep>,
     timings: Timings,
 }
 
-/// A layer of a chunk.
+/// One layer of one chunk.
 struct Launched {
     layer: u32,
     tokens_end: u32,
     fence: Fence,
 }
 
-/// What waits where a test holds the put.
+/// The step that waits while a test hook holds the put.
 enum HeldStep {
     Granted { ticket: TicketId, from: u32 },
     Commit { sums: u64, bytes: u64 },
@@ -92,17 +92,17 @@ impl Source {
         }
     }
 
-    /// Whether a test holds it.
+    /// Whether a test hook holds it.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Whether fences are awaited, which wake nobody.
+    /// Whether fences are pending; they cannot wake the driver.
     pub(crate) fn has_fences(&self) -> bool {
         !self.fences.is_empty()
     }
 
-    /// Whether the foremost fence is done, or never will be.
+    /// Whether the first fence is done or has failed.
     pub(crate) fn is_fence_over(&self) -> bool {
         self.fences.front().is_some_and(|launched| !matches!(launched.fence.poll(), FenceStatus::Pending))
     }
@@ -153,7 +153,7 @@ impl Source {
         }
     }
 
-    /// Sends the offer once the connection is greeted and no test holds it.
+    /// Sends the offer once the connection is greeted and no test hook holds it.
     fn offer(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let Some(terms) = link.terms.filter(|_| !self.offered) else { return };
         if let Err(failure) = terms.check() {
@@ -245,7 +245,7 @@ impl Source {
         check_from(&terms.map, from, self.tokens)
     }
 
-    /// Goes on where a test held it, unless it still does.
+    /// Continues from where a test hook held it, unless it still does.
     fn go_on(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         match self.held.take_if(|held| !link.holds(held.point(), &self.request_id)) {
             Some(HeldStep::Granted { ticket, from }) => {

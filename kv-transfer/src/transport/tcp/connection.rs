@@ -1,4 +1,4 @@
-//! One socket: what waits to be written, what is being read, and the TLS between.
+//! One socket: its output queue, the frame that it is reading, and its TLS session.
 
 use super::frame::begins_frame;
 use super::frame_reader::{Arrived, FrameReader};
@@ -16,18 +16,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes moved on one socket before others get their turn.
+/// Bytes moved on one socket before other sockets are served.
 const TURN_BYTES: usize = 2 << 20;
-/// Bytes received at once, where they do not go to the region by themselves. Fits the cache of a core, and holds many records.
+/// Bytes received at once, unless they go directly to the region. Fits a core's cache, and holds many records.
 const INBOX_BYTES: usize = 256 << 10;
-/// The same for peers that have not said who they are: room for a record, which is more than a handshake or a greeting takes.
+/// The same for peers that have not identified themselves: room for one record, which is more than a handshake or a greeting takes.
 const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
-/// Encrypted bytes that wait for the socket; more are made once it took these.
+/// Encrypted bytes that wait for the socket; more are encrypted once it has taken these.
 const OUTBOX_BYTES: usize = 256 << 10;
 
-/// How the two sides came to speak.
+/// How the connection was opened.
 pub(super) enum Origin {
-    /// They connected, from this address, and are closed unless they greet by then.
+    /// The peer connected from this address; it is closed unless the peer greets by then.
     Accepted {
         from: IpAddr,
         greet_by: Instant,
@@ -35,36 +35,36 @@ pub(super) enum Origin {
     Dialled,
 }
 
-/// What comes for lanes that this transport does not carry.
+/// A frame for lanes that this transport does not carry.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::transport) enum LaneFrame {
     Attach(Vec<u8>),
-    /// Asks to be told once so many writes have come over the lanes.
+    /// Requests an answer once this many writes have come over the lanes.
     Flush {
         id: u64,
         posted: u64,
     },
 }
 
-/// TLS on a connection, and whom to ask about the peer.
+/// The TLS session of a connection, and the credentials that verify the peer.
 pub(super) struct Secured {
     pub(super) session: Session,
     pub(super) credentials: Arc<dyn Credentials>,
-    /// Writes go, and may come, in clear.
+    /// Writes are sent in clear, and may be received in clear.
     pub(super) clear: bool,
     outbox: Outbox,
     /// Plain bytes of the next record.
     record: Vec<u8>,
     /// The peer has proven that it is a worker.
     proven: bool,
-    /// One of the sides does not believe the other.
+    /// One of the sides did not accept the other.
     failed: bool,
 }
 
 impl Secured {
     pub(super) fn new(mut session: Session, credentials: Arc<dyn Credentials>, clear: bool) -> Result<Self, String> {
         let mut outbox = Outbox::default();
-        // A client begins.
+        // A client sends first.
         session.read(&mut [], &mut outbox, |_| Err("data before the handshake".into()))?;
         Ok(Self { session, credentials, clear, outbox, record: Vec::new(), proven: false, failed: false })
     }
@@ -75,19 +75,19 @@ pub(super) struct Connection {
     region: Arc<Region>,
     pub(super) origin: Origin,
     secured: Option<Secured>,
-    /// The service has its event.
+    /// The service was notified of this connection.
     announced: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) writer: FrameWriter,
     pub(super) reader: FrameReader,
-    /// Bytes received and not taken: `inbox[from..to]`.
+    /// Bytes received and not processed: `inbox[from..to]`.
     inbox: Box<[u8]>,
     from: usize,
     to: usize,
-    /// The frame that is arriving comes in clear.
+    /// The current incoming frame is in clear.
     in_clear: bool,
-    /// Carries what belongs to lanes.
+    /// Frames that belong to lanes.
     pub(super) lane_frames: Option<VecDeque<LaneFrame>>,
     heard: bool,
     last_read: Option<Instant>,
@@ -124,18 +124,18 @@ impl Connection {
         }
     }
 
-    /// Whether what broke it is that one side does not believe the other. A server sees a client's certificate last, when the client takes
-    /// the handshake to be over: whoever dialled then hears nothing.
+    /// Whether the connection failed because one side did not accept the other. A server sees a client's certificate last, when the client
+    /// takes the handshake for complete. So the side that connected may receive no reason.
     pub(super) fn is_unproven(&self) -> bool {
         self.secured.as_ref().is_some_and(|secured| secured.failed || (secured.proven && !self.heard))
     }
 
-    /// Whether nothing has come of who connected but bytes.
+    /// Whether a peer that connected has not identified itself yet.
     pub(super) fn is_unsettled(&self) -> bool {
         matches!(self.origin, Origin::Accepted { .. }) && !self.reader.is_settled()
     }
 
-    /// Reads and writes what it can; an error says why the connection is over.
+    /// Reads and writes as much as possible; an error says why the connection is closed.
     pub(super) fn progress(
         &mut self,
         id: ConnId,
@@ -175,7 +175,7 @@ impl Connection {
                 None => {
                     (self.region.send_parts(self.stream.as_fd(), &self.writer.gather(Kinds::All, TURN_BYTES)), true)
                 }
-                // What has begun in clear goes on so.
+                // A session that began in clear stays in clear.
                 Some(Secured { clear: true, proven: true, outbox, .. })
                     if next.is_some_and(|(is_put, begun)| is_put && (begun || outbox.waiting().is_empty())) =>
                 {
@@ -229,7 +229,7 @@ impl Connection {
         Ok(moved > 0)
     }
 
-    /// Receives once: the rest of a write that comes in clear to where it belongs, everything else to the inbox.
+    /// Receives once: the rest of a write in clear goes directly to the region, everything else to the inbox.
     fn receive(&mut self) -> std::io::Result<usize> {
         let bytes = if self.is_unsettled() { UNSETTLED_INBOX_BYTES } else { INBOX_BYTES };
         if self.inbox.len() < bytes {
@@ -255,13 +255,13 @@ impl Connection {
         }
     }
 
-    /// Takes what the inbox holds, as far as it is whole.
+    /// Processes the complete parts of the inbox.
     fn take_in(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
         let mut arrived = Vec::new();
         loop {
             let before = self.from;
             self.take_once(&mut arrived)?;
-            // Before anything is believed that came with the end of the handshake.
+            // Before any message is accepted that came with the end of the handshake.
             self.prove(id, events)?;
             arrived.drain(..).try_for_each(|frame| self.act(id, frame, events))?;
             if self.from == self.to || self.from == before {
@@ -282,7 +282,7 @@ impl Connection {
         self.in_clear &= !reader.is_between_frames();
         match &mut self.secured {
             Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
-                // During the handshake there is nothing but records.
+                // During the handshake there are only records.
                 let len = if secured.proven { whole_records(bytes) } else { bytes.len() };
                 let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {
                     while !plain.is_empty() {
@@ -311,7 +311,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Looks at whom the handshake has shown, once it is over.
+    /// Checks the peer's certificate, once the handshake is complete.
     fn prove(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
         if let Some(secured) = self.secured.as_mut().filter(|s| !s.proven && !s.session.is_handshaking()) {
             secured.failed = true;
@@ -341,12 +341,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The service has its event, and has to get one of its end.
+    /// The service was notified of this connection, and must be notified of its end.
     pub(super) fn was_announced(&self) -> bool {
         self.announced
     }
 
-    /// What was queued before the end, say a refusal or an alert, gets one chance to leave.
+    /// Makes one attempt to send what was queued before the end, such as a refusal or an alert.
     pub(super) fn last_words(&mut self, id: ConnId) {
         self.writable = true;
         let _ = self.write(id, &mut Vec::new());
@@ -357,7 +357,7 @@ fn begins_clear(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|&byte| begins_frame(byte) && !begins_record(byte))
 }
 
-/// Turns frames into records, as far as there is room for them and the peer is proven.
+/// Encrypts frames into records, as far as there is room for them and the peer is proven.
 fn encrypt(
     secured: &mut Secured,
     writer: &mut FrameWriter,

@@ -1,11 +1,11 @@
-//! Frames on a socket: a head of 24 bytes, then a body of the length that it tells.
+//! Frames on a socket: a head of 24 bytes, then a body of the length in the head.
 
 use crate::message::MESSAGE_BYTES_MAX;
 
 /// Bytes of a head.
 pub(super) const HEAD_BYTES: usize = 24;
 
-/// What the body is.
+/// The kind of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     /// A control message of this length.
@@ -18,7 +18,7 @@ pub(super) enum Head {
         offset: u64,
         len: usize,
     },
-    /// Asks for [`Head::Flushed`] once everything before it is stored, and so many writes that went over lanes.
+    /// Requests [`Head::Flushed`] once everything before it is stored, and this many writes that went over lanes.
     Flush {
         id: u64,
         posted: u64,
@@ -26,15 +26,15 @@ pub(super) enum Head {
     Flushed {
         id: u64,
     },
-    /// Says only that the sender is alive.
+    /// Keep-alive of the sender.
     Ping,
-    /// What the peer has to know of the sender's lanes.
+    /// What the peer needs to know about the sender's lanes.
     Attach {
         len: usize,
     },
 }
 
-/// Its first byte on the wire begins no record of TLS.
+/// Its first byte on the wire never begins a TLS record.
 const MAGIC: u16 = 0xb07a;
 
 /// Whether a frame begins with this byte.
@@ -61,7 +61,7 @@ impl Head {
         head
     }
 
-    /// Anything but what `encode` writes closes the connection.
+    /// Decodes a head. A head that `encode` does not produce closes the connection.
     pub(super) fn decode(head: &[u8; HEAD_BYTES]) -> Result<Self, &'static str> {
         let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
         let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));

@@ -1,4 +1,4 @@
-//! Frames as their bytes come, in pieces of any size: what each was once it is whole, and writes stored while they come.
+//! Reads frames from pieces of any size: reports each complete frame, and stores writes as their bytes arrive.
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::Region;
@@ -7,7 +7,7 @@ use crate::transport::windows::Windows;
 use baton_types::{PoolMemory, TicketId};
 use std::sync::Arc;
 
-/// What a frame was.
+/// A complete frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
     Message(Vec<u8>),
@@ -22,7 +22,7 @@ pub(super) enum Arrived {
     Refused,
 }
 
-/// The frame that is arriving.
+/// The current incoming frame.
 enum Frame {
     Head {
         bytes: [u8; HEAD_BYTES],
@@ -49,19 +49,19 @@ pub(super) struct FrameReader {
     /// Ranges that the peer may write, by ticket.
     pub(super) windows: Windows,
     frame: Frame,
-    /// Frames of any kind and length may come.
+    /// Frames of any kind and length are accepted.
     settled: bool,
-    /// Of a settled peer.
+    /// Limit for a settled peer.
     message_bytes_max: usize,
 }
 
 impl FrameReader {
-    /// Until a peer is `settled` it may say who it is, and nothing else.
+    /// Until a peer is `settled`, only its greeting is accepted.
     pub(super) fn new(region: Arc<Region>, settled: bool) -> Self {
         Self { region, windows: Windows::default(), frame: NO_FRAME, settled, message_bytes_max: MESSAGE_BYTES_MAX }
     }
 
-    /// No longer messages are taken from now on.
+    /// Sets the longest message to accept from now on.
     pub(super) fn limit_messages(&mut self, bytes_max: usize) {
         self.message_bytes_max = bytes_max;
     }
@@ -74,7 +74,7 @@ impl FrameReader {
         self.settled
     }
 
-    /// Nothing more is stored under this ticket, not even the rest of a write that has begun.
+    /// Stores nothing more under this ticket, not even the rest of a write that has begun.
     pub(super) fn close_window(&mut self, closed: TicketId) {
         self.windows.close(closed);
         if let Frame::Put { ticket, store, .. } = &mut self.frame {
@@ -86,7 +86,7 @@ impl FrameReader {
         matches!(self.frame, Frame::Head { filled: 0, .. })
     }
 
-    /// Where the next bytes of the stream are to be stored in the region, if they are: offset and length.
+    /// Where the next bytes of the stream belong in the region, if they do: offset and length.
     pub(super) fn landing(&self) -> Option<(usize, usize)> {
         match self.frame {
             Frame::Put { offset, left, store: true, .. } => Some((offset, left)),
@@ -94,7 +94,7 @@ impl FrameReader {
         }
     }
 
-    /// So many bytes were stored there.
+    /// This many bytes were stored there.
     pub(super) fn landed(&mut self, bytes: usize) {
         if let Frame::Put { offset, left, .. } = &mut self.frame {
             (*offset, *left) = (*offset + bytes, *left - bytes);
@@ -104,8 +104,8 @@ impl FrameReader {
         }
     }
 
-    /// Takes bytes off the front of `from`, at most those of one step of a frame. To be called until it is empty. `only_puts` refuses
-    /// everything else, before anything of it is taken in.
+    /// Consumes bytes from the front of `from`, at most those of one step of a frame. Call it until `from` is empty. `only_puts` refuses
+    /// other frames before any of their bytes are processed.
     pub(super) fn take(&mut self, from: &mut &[u8], only_puts: bool) -> Result<Option<Arrived>, String> {
         match &mut self.frame {
             Frame::Head { bytes, filled } => {
@@ -163,7 +163,7 @@ impl FrameReader {
         Ok(None)
     }
 
-    /// A write outside of the region breaks the protocol. One that no open window covers may be late, and is dropped.
+    /// A write outside of the region breaks the protocol. A write that no open window covers may be late, and is dropped.
     fn begin_put(&mut self, ticket: TicketId, offset: u64, len: usize) -> Result<Option<Arrived>, String> {
         let range = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(len)?));
         let range = range.filter(|range| self.region.contains(range)).ok_or("a write outside of the region")?;
@@ -173,7 +173,7 @@ impl FrameReader {
     }
 }
 
-/// Up to `len` bytes off the front.
+/// Removes up to `len` bytes from the front.
 fn split<'a>(from: &mut &'a [u8], len: usize) -> &'a [u8] {
     let (part, rest) = from.split_at(len.min(from.len()));
     *from = rest;

@@ -1,4 +1,4 @@
-//! Frames that wait to be written: heads, bodies of our own, and bodies in the region, gathered for the socket or copied to be encrypted.
+//! The queue of outgoing frames: heads, own bodies, and bodies in the region. They are gathered for the socket, or copied to be encrypted.
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::Region;
@@ -7,9 +7,9 @@ use crate::region::{PARTS_MAX, Part};
 use baton_types::{PoolMemory, TicketId};
 use std::collections::VecDeque;
 
-/// Control bytes that may wait for a peer that does not read.
+/// Most control bytes queued for a peer that does not read.
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
-/// Answers to flushes that may wait for it. A service has one flush under way at a time on each connection.
+/// Most flush answers queued for it. A service has at most one flush in progress on each connection.
 const FLUSH_ANSWERS_MAX: usize = 64;
 
 struct Out {
@@ -22,7 +22,7 @@ enum Body {
     None,
     Own(Vec<u8>),
     Region(CopyRun),
-    /// None either; counted, since the peer decides how many of these there are.
+    /// No body either; counted, because the peer determines their number.
     FlushAnswer,
 }
 
@@ -40,7 +40,7 @@ impl Out {
         matches!(self.body, Body::Region(_))
     }
 
-    /// What is left of it.
+    /// Its remaining bytes.
     fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let body_at = self.written.saturating_sub(HEAD_BYTES);
         let body = match &self.body {
@@ -53,7 +53,7 @@ impl Out {
     }
 }
 
-/// Which frames are taken together.
+/// Which frames to take together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kinds {
     All,
@@ -111,7 +111,7 @@ impl FrameWriter {
         self.push(Head::Ping, Body::None);
     }
 
-    /// Refuses a peer that makes more wait than a correct one does.
+    /// Fails for a peer that lets more accumulate than a correct one does.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.message_bytes > MESSAGE_BYTES_MAX {
             return Err("the peer does not read its messages".into());
@@ -122,12 +122,12 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Whether the next frame is a write, and whether a part of it has gone.
+    /// Whether the next frame is a write, and whether a part of it was sent.
     pub(super) fn next(&self) -> Option<(bool, bool)> {
         self.queue.front().map(|out| (out.is_put(), out.written > 0))
     }
 
-    /// The next bytes, of frames of these kinds, as they lie.
+    /// The next bytes of frames of these kinds, without copying.
     pub(super) fn gather(&self, kinds: Kinds, bytes_max: usize) -> Vec<Part<'_>> {
         let mut left = bytes_max;
         let of = self.queue.iter().take_while(|out| kinds.include(out)).flat_map(Out::parts);
@@ -139,7 +139,7 @@ impl FrameWriter {
         parts.collect()
     }
 
-    /// Copies the next bytes, of frames of these kinds, to the front of `to`; how many.
+    /// Copies the next bytes of frames of these kinds to the front of `to`; returns their number.
     pub(super) fn copy(&self, kinds: Kinds, region: &Region, to: &mut [u8]) -> usize {
         let mut at = 0;
         for part in self.queue.iter().take_while(|out| kinds.include(out)).flat_map(Out::parts) {
@@ -156,7 +156,7 @@ impl FrameWriter {
         at
     }
 
-    /// So many bytes went; `put_done` is told the length of each write that is complete.
+    /// This many bytes were sent; `put_done` gets the length of each completed write.
     pub(super) fn went(&mut self, mut bytes: usize, mut put_done: impl FnMut(usize)) {
         while let Some(out) = self.queue.front_mut() {
             let part = bytes.min(out.len() - out.written);

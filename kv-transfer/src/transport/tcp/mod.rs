@@ -1,8 +1,8 @@
-//! TCP: frames on one socket, in TLS where there are credentials. Every write is checked against the ticket's granted ranges before a
-//! byte is stored, and closing the socket fences the peer, since nothing reaches the region but through it.
+//! The TCP transport: frames on one socket, in TLS where there are credentials. Every write is checked against the ticket's granted ranges
+//! before a byte is stored. Closing the socket fences the peer, because the peer reaches the region only through it.
 //!
-//! It is a transport by itself, and the control channel of others: where lanes carry the writes, their connections are made here, and
-//! what the two sides have to know of each other's lanes goes over it, as do all messages.
+//! It is a complete transport, and also the control channel of others. Where lanes carry the writes, their connections are opened here.
+//! What the sides need to know of each other's lanes, and all messages, go over this channel.
 
 mod accepting;
 mod connection;
@@ -31,21 +31,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tls::Session;
 
-/// Lanes that report to the same epoll set do so as number 0.
+/// Lanes that report to the same epoll set use number 0.
 pub(super) const LANES: Token = Token(0);
 const LISTENER: Token = Token(1);
 const WAKER: Token = Token(2);
-/// Tokens below are not connections.
+/// Lower tokens are not connections.
 const FIRST_CONNECTION: u64 = 3;
-/// Connections that are accepted before others get their turn.
+/// Most connections accepted before existing connections are served.
 const ACCEPTED_A_TURN_MAX: usize = 64;
 
-/// Where a control channel listens, and for what.
+/// Where a control channel listens, and its kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listen {
     pub(crate) bind: IpAddr,
     pub(crate) port: u16,
-    /// Writes go over lanes: frames of these are for whoever has the lanes.
+    /// Writes go over lanes: the owner of the lanes handles their frames.
     pub(crate) has_lanes: bool,
 }
 
@@ -59,16 +59,16 @@ pub(crate) struct Tcp {
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
-    /// Connections that a test keeps from being fenced: their sockets stay, and nobody reads them.
+    /// Connections that a test prevents from being fenced: their sockets stay open and are not read.
     unfenced: Vec<Connection>,
     keeps_lost: bool,
     next: u64,
     accepting: bool,
-    /// Bound of connections of which nobody has said who it is.
+    /// Most connections whose peer has not identified itself.
     ungreeted_max: usize,
     silent_max: Duration,
     connect_max: Duration,
-    /// Connections that were refused by `connect` or closed by the service, to be reported.
+    /// Connections that `connect` refused or the service closed, to be reported.
     closed: Vec<(ConnId, String)>,
 }
 
@@ -117,30 +117,30 @@ impl Tcp {
         Ok((tcp, Box::new(wake)))
     }
 
-    /// Where it listens, as published.
+    /// The socket address it listens on, as published.
     pub(super) fn socket(&self) -> SocketAddr {
         self.address
     }
 
-    /// The epoll set of [`Transport::sleep`], for what else ends a sleep.
+    /// The epoll set of [`Transport::sleep`], for other sources that must end a sleep.
     pub(super) fn epoll(&self) -> std::io::Result<OwnedFd> {
         self.poll.registry().as_fd().try_clone_to_owned()
     }
 
-    /// What came for the lanes of a connection.
+    /// Frames that came for the lanes of a connection.
     pub(super) fn lane_frames(&mut self, conn: ConnId) -> Vec<LaneFrame> {
         let frames = self.connections.get_mut(&conn).and_then(|c| c.lane_frames.as_mut());
         frames.map(|frames| frames.drain(..).collect()).unwrap_or_default()
     }
 
-    /// Tells the peer what it has to know of this side's lanes.
+    /// Sends the peer what it needs to know about this side's lanes.
     pub(super) fn attach(&mut self, conn: ConnId, body: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.writer.attach(body);
         }
     }
 
-    /// Asks the peer to answer once so many writes have come over lanes.
+    /// Asks the peer to answer once this many writes have come over lanes.
     pub(super) fn flush_lanes(&mut self, conn: ConnId, id: u64, posted: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.writer.flush(id, posted);
@@ -181,7 +181,7 @@ impl Tcp {
 
     fn accept(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut any = false;
-        // In turns, so that whoever connects and connects does not keep everybody else from theirs.
+        // Bounded, so that a client that keeps connecting cannot delay existing connections.
         for _ in 0..ACCEPTED_A_TURN_MAX {
             if !self.accepting {
                 break;
@@ -208,7 +208,7 @@ impl Tcp {
         any
     }
 
-    /// Makes sure that one more may come that has not said yet who it is.
+    /// Makes room for one more connection whose peer has not identified itself yet.
     fn make_room(&mut self, events: &mut Vec<Event>) {
         let unsettled = self.connections.iter().filter_map(|(&id, c)| match c.origin {
             Origin::Accepted { from, .. } if c.is_unsettled() => Some((id, from)),
@@ -285,7 +285,7 @@ impl Transport for Tcp {
     }
 
     fn greeted(&mut self, conn: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
-        // Offsets are all that a write needs.
+        // A write needs only offsets.
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.reader.limit_messages(message_bytes_max);
             connection.reader.settle();
@@ -361,7 +361,7 @@ impl Transport for Tcp {
     }
 
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
-        // Sockets and what was queued on them; nothing else refers to the region.
+        // Closes sockets with what was queued on them; nothing else refers to the region.
         for id in self.connections.keys().copied().collect::<Vec<_>>() {
             self.remove(id, "the service stops".into(), false, events);
         }

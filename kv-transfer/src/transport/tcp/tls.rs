@@ -1,5 +1,5 @@
-//! TLS 1.3 on one socket, without a buffer of its library's between the socket and us: records come in the bytes that were received, and
-//! go to bytes that are about to be sent.
+//! TLS 1.3 on one socket, without buffers inside the TLS library: it reads records from the bytes that were received, and writes to the
+//! bytes that are about to be sent.
 
 use crate::credentials::{ALPN, Credentials};
 use rustls::client::UnbufferedClientConnection;
@@ -7,7 +7,7 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus};
 use rustls::{CommonState, Error, ProtocolVersion};
 
-/// Most bytes that go into one record, as the protocol has it.
+/// Most bytes in one record, as defined by the protocol.
 pub(super) const RECORD_BYTES_MAX: usize = 16 << 10;
 
 /// Kind, version and length, before each record.
@@ -38,7 +38,7 @@ impl Outbox {
         }
     }
 
-    /// Has `write` put bytes behind the others; it is called again with more room where it asks for that.
+    /// Lets `write` append bytes; it is called again with more room if it asks for that.
     fn fill<E>(
         &mut self,
         expected: usize,
@@ -62,19 +62,19 @@ impl Outbox {
     }
 }
 
-/// What is to be done with a session.
+/// What to do with a session.
 enum Request<'a> {
-    /// Every whole record that came is decrypted for this one.
+    /// Decrypt every complete received record for this callback.
     Read(&'a mut dyn FnMut(&[u8]) -> Result<(), String>),
-    /// These bytes are encrypted.
+    /// Encrypt these bytes.
     Write(Option<&'a [u8]>),
 }
 
 enum Next {
     Again,
-    /// Nothing more without more bytes.
+    /// Needs more bytes to continue.
     Idle,
-    /// The peer said that nothing follows.
+    /// The peer announced that nothing follows.
     Closed,
 }
 
@@ -100,7 +100,7 @@ impl Session {
         self.common().is_handshaking()
     }
 
-    /// Looks at what the handshake settled.
+    /// Checks the result of the handshake.
     pub(super) fn check(&self, credentials: &dyn Credentials) -> Result<(), String> {
         let common = self.common();
         if common.protocol_version() != Some(ProtocolVersion::TLSv1_3) || common.alpn_protocol() != Some(ALPN) {
@@ -114,7 +114,7 @@ impl Session {
         }
     }
 
-    /// Decrypts the whole records at the front of `bytes`, in place; how many bytes are done with. Answers of the handshake go to `out`.
+    /// Decrypts the complete records at the front of `bytes` in place; returns the number of consumed bytes. Handshake answers go to `out`.
     pub(super) fn read(
         &mut self,
         bytes: &mut [u8],
@@ -124,8 +124,8 @@ impl Session {
         self.run(bytes, out, Request::Read(&mut take))
     }
 
-    /// Encrypts `plain`, at most [`RECORD_BYTES_MAX`], behind what waits in `out`. `unread` is what is left of [`Session::read`]. Nothing
-    /// before the handshake is over.
+    /// Encrypts `plain`, at most [`RECORD_BYTES_MAX`], after what waits in `out`. `unread` is the rest that [`Session::read`] left. Writes
+    /// nothing before the handshake is complete.
     pub(super) fn write(&mut self, plain: &[u8], unread: &mut [u8], out: &mut Outbox) -> Result<(), String> {
         self.run(unread, out, Request::Write(Some(plain))).map(drop)
     }
@@ -156,8 +156,8 @@ impl Session {
         }
     }
 
-    /// What the library has to say to the peer about an error. It remembers where half of a handshake message lies in `unread`, and panics
-    /// where that is not there any more.
+    /// Writes the library's alert to the peer about an error. The library remembers the position of a partial handshake message in
+    /// `unread`, and panics if it is no longer there.
     fn tell_alert(&mut self, unread: &mut [u8], out: &mut Outbox) {
         let mut nothing = Request::Write(None);
         match self {
@@ -211,12 +211,12 @@ fn act<Data>(
         }
         ConnectionState::BlockedHandshake => Ok(Next::Idle),
         ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Next::Closed),
-        // Early data is not asked for, and whatever else a later version knows neither.
+        // Early data is never requested, nor are states that a later version may add.
         _ => Err("TLS: a state that is not asked for".into()),
     }
 }
 
-/// How many bytes at the front are whole records, up to the first byte that begins none.
+/// Number of bytes at the front in complete records, up to the first byte that does not begin one.
 pub(super) fn whole_records(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Some(header) = bytes.get(at..at + HEADER_BYTES).filter(|header| begins_record(header[0])) {

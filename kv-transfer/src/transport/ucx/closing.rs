@@ -1,4 +1,4 @@
-//! How connections end: the channel closed, everything on the lanes cancelled, then the worker destroyed, which is the fence.
+//! How connections end: the channel closes, everything on the lanes is cancelled, then the worker is destroyed, which fences the peer.
 
 use super::connection::Lanes;
 use super::{Purpose, Ucx};
@@ -7,38 +7,39 @@ use crate::transport::{ConnId, Event, Transport as _};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long a closing connection may take to cancel what is on it.
+/// How long a closing connection may take to cancel its operations.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a channel is listened to once its lanes have failed: a peer that closes a connection says why on the one, and resets the other.
+/// How long a channel is read after its lanes have failed: a peer that closes a connection sends the reason on the channel and resets the
+/// lanes.
 const LAST_WORDS_WAIT: Duration = Duration::from_millis(100);
 
 impl Ucx {
-    /// The lanes of a connection carry nothing any more.
+    /// The lanes of a connection no longer work.
     pub(super) fn lanes_failed(&mut self, conn: ConnId, reason: &str, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) {
             connection.failed.get_or_insert_with(|| (reason.to_owned(), now + LAST_WORDS_WAIT));
         }
     }
 
-    /// Ends a connection, cancelling what is on its lanes. What its channel has to say gets one chance to leave.
+    /// Ends a connection and cancels the operations on its lanes. Makes one attempt to send what is queued on its channel.
     pub(super) fn force_close(&mut self, conn: ConnId, reason: &str, now: Instant) {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
         connection.closing.get_or_insert_with(|| reason.to_owned());
         connection.forced = true;
         connection.force_at = Some(now + CLOSE_WAIT);
-        // What waits for the lanes to be wired up, say a refusal.
+        // Messages that wait for the lanes to be connected, such as a refusal.
         for message in connection.waiting.take().unwrap_or_default() {
             self.channel.send(conn, message);
         }
         self.channel.close(conn, reason);
         if !hazard!(self, PretendedFences) {
-            // Its key stays until the close has ended every write that uses it.
+            // Its key stays until closing has ended every write that uses it.
             self.on_endpoint(conn, Purpose::Close, |endpoint, token| endpoint.close(token));
         }
     }
 
-    /// Closes what has failed, and forgets the connections of which nothing else is left.
+    /// Closes what has failed, and removes connections that have ended completely.
     pub(super) fn forget_ended(&mut self, now: Instant, events: &mut Vec<Event>) {
         let failed = self
             .connections
@@ -51,7 +52,7 @@ impl Ucx {
         ended.into_iter().for_each(|conn| self.forget(conn, events));
     }
 
-    /// Destroys what is left of a connection, which ends every operation on it, and reports it.
+    /// Destroys the rest of a connection, which ends every operation on it, and reports its end.
     pub(super) fn forget(&mut self, conn: ConnId, events: &mut Vec<Event>) {
         let Some(mut connection) = self.connections.remove(&conn) else { return };
         if connection.outstanding > 0 {
@@ -67,10 +68,10 @@ impl Ucx {
             }
             Some(Lanes { endpoint, writing, worker }) => {
                 drop((endpoint, writing));
-                // The last reference: the worker ends here.
+                // The last reference: this destroys the worker.
                 Rc::into_inner(worker).is_some() && self.fences
             }
-            // Without a worker there was nothing to write through.
+            // Without a worker there was no way to write.
             None => true,
         };
         events.push(Event::Closed { conn, reason, fenced, unproven });

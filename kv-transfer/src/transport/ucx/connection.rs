@@ -1,4 +1,4 @@
-//! One connection: its lanes, and how far its end has come.
+//! One connection: its lanes, and the state of its shutdown.
 
 use super::writing::Writing;
 use crate::ucx::{Endpoint, Worker};
@@ -7,32 +7,32 @@ use std::time::Instant;
 
 /// The worker of one side of a connection, with its endpoint to the other's.
 pub(super) struct Lanes {
-    /// To the worker that the peer keeps for this connection, once it said which.
+    /// Endpoint to the worker that the peer keeps for this connection, once the peer has sent its address.
     pub(super) endpoint: Option<Endpoint>,
-    /// Holds the key of the peer's region on this endpoint. Declared, and so destroyed, behind it.
+    /// Holds the key of the peer's region on this endpoint. Declared after the endpoint, so that it is destroyed after it.
     pub(super) writing: Writing,
-    /// Everything that the peer writes on this connection comes through here, and nothing else.
+    /// Everything that the peer writes on this connection comes through this worker, and nothing else does.
     pub(super) worker: Rc<Worker>,
 }
 
 pub(super) struct Connection {
-    /// `None` with whoever was connected to, until the peer told of its own.
+    /// `None` on the side that was connected to, until the peer has sent its lanes' address.
     pub(super) lanes: Option<Lanes>,
-    /// Operations that are not over.
+    /// Operations that have not ended.
     pub(super) outstanding: usize,
-    /// Messages that wait for the lanes to be wired up; `None` once they are.
+    /// Messages that wait for the lanes to be connected; `None` once they are.
     pub(super) waiting: Option<Vec<Vec<u8>>>,
-    /// The lanes have failed, for this reason; the channel may still say why, until then.
+    /// The lanes have failed, for this reason; until this instant the channel may still deliver the peer's reason.
     pub(super) failed: Option<(String, Instant)>,
     /// Why it is being closed.
     pub(super) closing: Option<String>,
-    /// The end of the lanes has begun.
+    /// Shutdown of the lanes has begun.
     pub(super) forced: bool,
-    /// When it has had its time.
+    /// When to force its end.
     pub(super) force_at: Option<Instant>,
     /// The control channel has ended.
     pub(super) channel_is_gone: bool,
-    /// It ended since one side did not believe the other.
+    /// It ended because one side did not accept the other.
     pub(super) unproven: bool,
 }
 
@@ -67,7 +67,7 @@ impl Connection {
         Some(&self.lanes.as_ref()?.worker)
     }
 
-    /// Nothing of it is left but what `forget` destroys.
+    /// Only what `forget` destroys is left.
     pub(super) fn has_ended(&self, now: Instant) -> bool {
         let has_had_its_time = self.force_at.is_some_and(|at| now >= at);
         self.forced && self.channel_is_gone && (self.outstanding == 0 || has_had_its_time)

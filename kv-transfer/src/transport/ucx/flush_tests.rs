@@ -1,4 +1,4 @@
-//! What a flush waits for: as many writes as were posted, and not one less.
+//! A flush waits for exactly as many writes as were posted.
 
 use super::{Connection, Ucx};
 use crate::message::MESSAGE_BYTES_MAX;
@@ -45,7 +45,7 @@ impl Side {
         self.ucx.connections[&conn].writing().unwrap().door.came.set(came);
     }
 
-    /// Flushes that wait, with the number of writes that each waits for.
+    /// Pending flushes, with the number of writes that each waits for.
     fn waiting(&self, conn: ConnId) -> &[(u64, u64)] {
         &self.ucx.connections.get(&conn).and_then(Connection::writing).unwrap().flushes
     }
@@ -81,7 +81,7 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     b.ucx.open_window(to, TicketId(5), Window::of(std::iter::once(0..4096).collect()));
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
-    // As if one of them were still on its way.
+    // As if one of them were still in flight.
     b.set_came(to, 2);
     a.ucx.flush(from, 7);
     until(&mut a, &mut b, "the flush came", |a, b| a.has_flushed() || !b.waiting(to).is_empty());

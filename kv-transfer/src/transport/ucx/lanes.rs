@@ -1,30 +1,30 @@
-//! What lanes do: which of them write without the peer's processor, and which a destroyed worker fences.
+//! Properties of lanes: which of them write without the peer's processor, and which are fenced by destroying the worker.
 
-/// Transports by which a peer's write is stored by our own worker, from its sockets and queues, or by a queue pair of its own: once the
-/// worker is destroyed nothing can come through them.
+/// Transports on which our own worker stores a peer's write, from its sockets and queues or by its queue pair. Once the worker is
+/// destroyed, nothing can arrive through them.
 ///
-/// Not among them are those by which the peer writes our memory itself (`cma`, `xpmem`, `knem`, `cuda_ipc`, `rocm_ipc`, `ze_ipc`), and
-/// what is not known here. Shared memory of UCX's own (`posix`, `sysv`) cannot map a pool that UCX did not allocate: writes go through
-/// the worker's receive queue there.
+/// Excluded are transports by which the peer writes our memory directly (`cma`, `xpmem`, `knem`, `cuda_ipc`, `rocm_ipc`, `ze_ipc`), and
+/// unknown ones. UCX's own shared memory (`posix`, `sysv`) cannot map a pool that UCX did not allocate: there, writes go through the
+/// worker's receive queue.
 const FENCED: [&str; 9] = ["self", "tcp", "posix", "sysv", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"];
 
-/// Whether destroying the worker of a connection is a fence, where these are all the transports by which its peer could reach it.
-/// Nothing known is no fence.
+/// Whether destroying the worker of a connection fences it, if its peer could reach it only by these transports. An empty list does not
+/// fence.
 pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
     !transports.is_empty() && transports.iter().all(|t| FENCED.contains(&t.as_ref()))
 }
 
-/// Whether another process can be reached by any of these. UCX leaves out network devices that are down when it starts, says nothing, and
-/// never looks again.
+/// Whether another process can be reached by any of these. UCX silently omits network devices that are down when it starts, and never
+/// checks again.
 pub(super) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
     transports.iter().any(|t| t.as_ref() != "self")
 }
 
-/// Transports by which the NIC writes a peer's memory and acknowledges it, whatever becomes of the processes.
+/// Transports by which the NIC writes a peer's memory and acknowledges it, whatever happens to the processes.
 const ONE_SIDED: [&str; 3] = ["rc_verbs", "rc_mlx5", "dc_mlx5"];
 
-/// Whether every put over an endpoint with these lanes, as `tcp/eth0`, is one-sided. Otherwise UCX emulates some, by messages that the
-/// peer's UCX has to acknowledge.
+/// Whether every put over an endpoint with these lanes (such as `tcp/eth0`) is one-sided. Otherwise UCX emulates some by messages that the
+/// peer's UCX must acknowledge.
 pub(super) fn write_by_themselves(lanes: &[String]) -> bool {
     let one_sided = |lane: &String| ONE_SIDED.contains(&lane.split('/').next().unwrap_or_default());
     !lanes.is_empty() && lanes.iter().all(one_sided)

@@ -1,13 +1,13 @@
-//! UCX: RDMA between hosts, shared memory within one.
+//! The UCX transport: RDMA between hosts, shared memory within one.
 //!
-//! A connection is a control channel ([`Tcp`], with its TLS) and a UCX worker on each side, with an endpoint to the other's. Whoever
-//! connects makes its worker and tells over the channel where it is; the other side makes one for this connection too, and answers with
-//! the like. All messages go over the channel, once the lanes between the two workers are wired up; writes go over the lanes. Nothing
-//! of UCX is reached but by an address that was told over a channel, so where peers prove themselves there, only those know it.
+//! A connection consists of a control channel ([`Tcp`], with its TLS) and a UCX worker on each side, with an endpoint to the other's. The
+//! side that connects creates its worker and sends its address over the channel; the other side creates a worker for this connection too,
+//! and answers with its address. Messages go over the channel, once the lanes between the two workers are connected; writes go over the
+//! lanes. A UCX worker is reachable only by an address that was sent over a channel, so where peers authenticate there, only they know it.
 //!
-//! The remote key is no protection: UCX does not check it against what was granted. Nor does closing an endpoint fence the peer's writes:
-//! UCX's TCP goes on receiving. Destroying the connection's worker does, on lanes that end with it ([`lanes`]): its sockets are closed
-//! with what they hold, its queue pairs gone. Elsewhere blocks of a lost peer stay quarantined.
+//! The remote key does not protect the region: UCX does not check it against what was granted. Closing an endpoint does not fence the
+//! peer's writes either, because UCX's TCP keeps receiving. Destroying the connection's worker does, on lanes that end with it ([`lanes`]):
+//! its sockets are closed with the bytes they hold, and its queue pairs are gone. On other lanes, blocks of a lost peer stay quarantined.
 
 mod closing;
 mod connection;
@@ -36,15 +36,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Turns of UCX's progress before our own state is looked at.
+/// Rounds of UCX progress before our own state is checked.
 const TURNS: usize = 16;
 
-/// What an operation in flight was for.
+/// The purpose of an operation in flight.
 enum Purpose {
-    /// The flush that finds every lane wired up.
+    /// The flush that completes once every lane is connected.
     Wiring,
     Put(usize),
-    /// A read of the service's number, and its bytes.
+    /// A read with the service's number, and its length in bytes.
     Get(u64, usize),
     Flush(u64),
     Close,
@@ -59,7 +59,7 @@ pub(crate) struct Ucx {
     operations: HashMap<Operation, (ConnId, Purpose)>,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
     connections: BTreeMap<ConnId, Connection>,
-    /// Connections that a test keeps from being fenced.
+    /// Connections that a test prevents from being fenced.
     unfenced: Vec<Connection>,
     memory: Option<Rc<Memory>>,
     region: Arc<Region>,
@@ -78,7 +78,7 @@ impl Ucx {
         token
     }
 
-    /// Starts an operation on a connection's endpoint, or on nothing before there is one.
+    /// Starts an operation on a connection's endpoint; does nothing before there is one.
     fn on_endpoint(&mut self, conn: ConnId, purpose: Purpose, start: impl FnOnce(&Endpoint, Operation)) {
         if self.connections.get(&conn).is_some_and(|c| c.endpoint().is_some()) {
             let token = self.begin(conn, purpose);
@@ -88,7 +88,7 @@ impl Ucx {
         }
     }
 
-    /// Takes what the control channel reports: the end of one is not yet that of its lanes.
+    /// Handles an event of the control channel: its end is not yet the end of the lanes.
     fn channel_event(&mut self, event: Event, now: Instant, events: &mut Vec<Event>) {
         let is_open = |conn: &ConnId| self.connections.get(conn).is_some_and(|c| !c.forced);
         match event {
@@ -203,7 +203,7 @@ impl Transport for Ucx {
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
-        // The hazard itself leaves the door open as well.
+        // The hazard also leaves the write windows open.
         let connection = self.connections.get(&conn).filter(|_| !hazard!(self, PretendedFences));
         if let Some(writing) = connection.and_then(Connection::writing) {
             writing.door.windows.borrow_mut().close(ticket);
@@ -235,7 +235,7 @@ impl Transport for Ucx {
                 self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);
             }
         }
-        // Operations may also end inside the call that began them, so these lists are looked at whether or not anything moved.
+        // Operations may also end inside the call that began them, so these lists are always checked.
         loop {
             let workers = self.connections.values().filter_map(Connection::worker);
             let done: Vec<_> = workers.flat_map(|worker| worker.take_done()).collect();
@@ -250,7 +250,7 @@ impl Transport for Ucx {
 
     fn sleep(&mut self, timeout: Duration) {
         let mut workers = self.connections.values().chain(&self.unfenced).filter_map(Connection::worker);
-        // Where something came meanwhile, there is no sleep.
+        // Does not sleep if something came meanwhile.
         if workers.all(|worker| worker.arm()) {
             self.channel.sleep(timeout);
         }
@@ -273,7 +273,7 @@ impl Transport for Ucx {
     }
 }
 
-/// Moves a worker on for a bounded number of turns; whether anything moved.
+/// Progresses a worker for a bounded number of rounds; returns whether anything moved.
 fn turn(worker: &Rc<Worker>) -> bool {
     (0..TURNS).take_while(|_| worker.progress()).count() > 0
 }

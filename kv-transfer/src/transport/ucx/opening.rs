@@ -17,7 +17,8 @@ impl Ucx {
         Ok(conn)
     }
 
-    /// A worker for one connection, and what its peer has to know of it: a nonce without which nothing is stored here, and its address.
+    /// Creates a worker for one connection. Also returns what the peer needs: a nonce, without which nothing is stored here, and the
+    /// worker's address.
     fn new_lanes(&self) -> Result<(Lanes, Vec<u8>), String> {
         let nonce: Nonce = rand::random();
         let door = WriteWindows::new(self.region.clone(), nonce);
@@ -28,7 +29,7 @@ impl Ucx {
         Ok((Lanes { endpoint: None, writing: Writing::new(door), worker }, attach))
     }
 
-    /// The peer sent which worker it keeps for this connection.
+    /// The peer sent the address of the worker that it keeps for this connection.
     pub(super) fn attached(&mut self, conn: ConnId, body: &[u8]) -> Result<(), String> {
         let (nonce, address) = body.split_first_chunk::<NONCE_BYTES>().ok_or("a worker without an address")?;
         let Some(connection) = self.connections.get(&conn).filter(|c| !c.forced) else { return Ok(()) };
@@ -51,8 +52,8 @@ impl Ucx {
         let endpoint = Endpoint::new(&lanes.worker, address, conn.0);
         lanes.endpoint = Some(endpoint.map_err(|e| format!("cannot reach the peer's worker: {e}"))?);
         lanes.writing.name(*nonce);
-        // Looks for every lane to be there before anything is granted or written. A lane that is still being connected could find
-        // another worker at the address of one that was destroyed.
+        // Waits for every lane to be connected before anything is granted or written. A lane that is still connecting could reach another
+        // worker at the address of a destroyed one.
         self.on_endpoint(conn, Purpose::Wiring, |endpoint, token| endpoint.flush(token));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Sleeping until a worker has something to do, for the bare loop of benchmarks: services sleep on their control channel.
+//! Sleeps until a worker has something to do, for the bare loop of benchmarks. Services sleep on their control channel.
 
 use crate::ucx::Worker;
 use mio::{Events, Poll};
@@ -23,7 +23,7 @@ impl Sleeper {
         Ok(Rc::new(self.poll.registry().as_fd().try_clone_to_owned()?))
     }
 
-    /// Waits for one of the workers that report here, all of which are to be given, or for `timeout`.
+    /// Waits for `timeout` or for one of the workers, which must be all that report here.
     pub(crate) fn sleep<'a>(&mut self, mut workers: impl Iterator<Item = &'a Worker>, timeout: Duration) {
         if !workers.all(Worker::arm) {
             return; // Something came meanwhile.

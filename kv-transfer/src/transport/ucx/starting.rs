@@ -1,4 +1,4 @@
-//! Bringing UCX up: its settings, the control channel, the registered region.
+//! Starts UCX: its settings, the control channel, the registered region.
 
 use super::{Ucx, lanes};
 use crate::hazards::hazard;
@@ -12,13 +12,13 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Segments of TCP lanes. In UCX's own of 8 KiB, puts over loopback have a third of the rate and twice the processor time.
+/// Segment sizes of TCP lanes. With UCX's default of 8 KiB, puts over loopback have a third of the rate and twice the processor time.
 pub(crate) const TCP_SEGMENTS: [(&str, &str); 2] = [("TCP_TX_SEG_SIZE", "256k"), ("TCP_RX_SEG_SIZE", "256k")];
 
-/// What UCX calls its TCP, over which it stores whatever anybody writes, wherever it says.
+/// UCX's name of its TCP transport, which stores what any client writes to any address.
 const TCP: &str = "tcp";
 
-/// With what UCX is started, beside the configuration of the service.
+/// Parameters for starting UCX, besides the configuration of the service.
 pub(crate) struct Start<'a> {
     pub(crate) lanes: &'a UcxLanes,
     pub(crate) listen: Listen,
@@ -45,23 +45,24 @@ impl Ucx {
         };
         let ucx = |what: &'static str| move |e: Status| failed(what, e.to_string());
         let keepalive = format!("{}ms", (config.limits.peer_silent_ms / 4).max(1));
-        // The device has addresses of both families, of which UCX listens at one.
+        // The device has addresses of both families; UCX listens on one of them.
         let family = if listen.bind.is_ipv4() { "inet" } else { "inet6" };
         let settings = [
             ("TLS", tls),
             ("NET_DEVICES", devices),
             ("TCP_AF_PRIO", family),
             ("KEEPALIVE_INTERVAL", &keepalive),
-            // Else the progress thread itself waits for a peer that answers no connection, and every other peer with it.
+            // Otherwise the progress thread would block on a peer that does not answer, and with it every other peer.
             ("TCP_CONN_NB", "y"),
-            // Its older protocols abort the process where a message cannot be sent to a peer that is gone (`ucp_request_try_send`).
+            // Its older protocols abort the process when a message cannot be sent to a peer that is gone (`ucp_request_try_send`).
             ("PROTO_ENABLE", "y"),
-            // Endpoints ask for it, and shared memory has it only so.
+            // Endpoints require it, and shared memory provides it only with this setting.
             ("MM_ERROR_HANDLING", "y"),
         ];
         let context = Context::new(&[&settings[..], &TCP_SEGMENTS].concat()).map_err(ucx("no context"))?;
         let transports = context.transports();
-        // Before there is a worker, which is what opens sockets. What UCX makes of the names is what counts, not how they are spelled.
+        // Before there is a worker, because workers open sockets. The check uses the transports that UCX resolves, not the spelling of the
+        // names.
         if !over_tcp && transports.iter().any(|transport| transport == TCP) {
             let why = format!(
                 "UCX_TLS={tls} has TCP among its lanes, over which UCX stores whatever anybody writes: name others, or take transfer.transport = \"tcp\""

@@ -1,9 +1,9 @@
-//! How bytes come into a peer's region: by UCX's puts where the lanes write by themselves, by messages of ours elsewhere.
+//! How bytes reach a peer's region: by UCX puts where the lanes are one-sided, by our own messages elsewhere.
 //!
-//! Over TCP UCX emulates a put: the peer's UCX stores it wherever it says and acknowledges it, and if this side's socket is reset by
-//! then it aborts the peer's process (`ucp_request_try_send`). A message is not acknowledged, and the peer's progress thread stores it
-//! only where a window is open: a late write finds the door closed. A flush goes over the control channel, tells how many writes were
-//! posted before it and is answered once that many have come, in whatever order.
+//! Over TCP, UCX emulates a put: the peer's UCX stores it at the address it names and acknowledges it. If this side's socket is reset by
+//! then, UCX aborts the peer's process (`ucp_request_try_send`). A message is not acknowledged, and the peer's progress thread stores it
+//! only where a window is open, so a late write is dropped. A flush goes over the control channel. It states how many writes were posted
+//! before it, and is answered once that many have come, in any order.
 
 use super::connection::Connection;
 use super::{Purpose, Ucx, lanes};
@@ -19,30 +19,30 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Largest write that goes as one message. Well within a segment of TCP lanes (`TCP_SEGMENTS`), since UCX would put a message of several
-/// together in a buffer of its own.
+/// Largest write sent as one message. Well within a segment of TCP lanes (`TCP_SEGMENTS`), because UCX would reassemble a message of
+/// several segments in its own buffer.
 const MESSAGE_BYTES_MAX: usize = 128 << 10;
-/// Flushes of one peer that may wait for writes. A service has one under way at a time.
+/// Most flushes of one peer that wait for writes. A service has at most one in progress.
 const FLUSHES_MAX: usize = 16;
 
-/// What a side tells the peer of one connection, and nobody else: writes that do not name it are from somebody else.
+/// A secret that a side sends only to the peer of one connection: writes without it come from another connection.
 pub(super) type Nonce = [u8; NONCE_BYTES];
 pub(super) const NONCE_BYTES: usize = 16;
 const HEADER_BYTES: usize = NONCE_BYTES + 16;
 const _: () = assert!(HEADER_BYTES <= HEADER_BYTES_MAX);
 
-/// How one side of a connection writes, and what came of the other's.
+/// How one side of a connection writes, and the state of the other side's writes.
 pub(super) struct Writing {
-    /// The peer's region, for puts: its key on this endpoint, and where it begins over there.
+    /// The peer's region, for puts: its key on this endpoint, and its address at the peer.
     key: Option<(RemoteKey, u64)>,
-    /// What the peer wants to be named in writes to it.
+    /// The nonce that the peer requires in writes to it.
     nonce: Nonce,
     /// The peer's region is known.
     ready: bool,
     /// Writes posted as messages.
     posted: u64,
     pub(super) door: Rc<WriteWindows>,
-    /// Flushes that the peer asked for, with the number of writes that each waits for.
+    /// Flushes that the peer requested, with the number of writes that each waits for.
     flushes: Vec<(u64, u64)>,
 }
 
@@ -51,26 +51,26 @@ impl Writing {
         Self { key: None, nonce: [0; NONCE_BYTES], ready: false, posted: 0, door, flushes: Vec::new() }
     }
 
-    /// Sets what the peer wants to be named.
+    /// Sets the nonce that the peer requires.
     pub(super) fn name(&mut self, nonce: Nonce) {
         self.nonce = nonce;
     }
 
-    /// Whether this side writes and reads the peer's region by itself.
+    /// Whether this side writes and reads the peer's region one-sided.
     pub(super) fn is_one_sided(&self) -> bool {
         self.key.is_some()
     }
 }
 
-/// What stores the peer's messages, if a window is open for them.
+/// Stores the peer's messages for which a window is open.
 pub(super) struct WriteWindows {
     region: Arc<Region>,
     nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
-    /// Writes that came, stored or not.
+    /// Writes received, stored or not.
     came: Cell<u64>,
     refused: Cell<u64>,
-    /// Something came that no correct peer sends.
+    /// A message came that no correct peer sends.
     broken: Cell<bool>,
 }
 
@@ -96,7 +96,7 @@ impl Landing for WriteWindows {
     }
 }
 
-/// The connection's nonce, ticket and offset in the sink's region.
+/// Encodes the connection's nonce, the ticket and the offset in the sink's region.
 fn encode(nonce: &Nonce, ticket: TicketId, offset: usize) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..NONCE_BYTES].copy_from_slice(nonce);
@@ -105,7 +105,7 @@ fn encode(nonce: &Nonce, ticket: TicketId, offset: usize) -> [u8; HEADER_BYTES] 
     header
 }
 
-/// Nothing where the header names another connection.
+/// `None` if the header names another connection.
 fn decode(nonce: &Nonce, header: &[u8]) -> Option<(TicketId, usize)> {
     let ([ticket, offset], []) = header.strip_prefix(&nonce[..])?.as_chunks::<8>() else { return None };
     Some((TicketId(u64::from_le_bytes(*ticket)), usize::try_from(u64::from_le_bytes(*offset)).ok()?))
@@ -125,7 +125,7 @@ impl Ucx {
         Ok(())
     }
 
-    /// How a connection writes, while it does.
+    /// The writing state of a connection, while it is open.
     fn open_writing(&self, conn: ConnId) -> Option<&Writing> {
         self.connections.get(&conn).filter(|c| !c.forced).and_then(Connection::writing)
     }
@@ -167,7 +167,7 @@ impl Ucx {
         }
     }
 
-    /// The peer asks to be told once so many of its writes have come.
+    /// The peer requests an answer once this many of its writes have come.
     pub(super) fn flush_asked(&mut self, conn: ConnId, id: u64, posted: u64) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
         match connection.writing_mut() {
@@ -179,7 +179,7 @@ impl Ucx {
         }
     }
 
-    /// Looks at what came through the door.
+    /// Checks which writes came in as messages.
     pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) {
         let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) else { return };
         let came = writing.door.came.get();

@@ -1,8 +1,9 @@
-//! The reader of one get: adopts only what it got whole, under a pin that still held afterwards, with the checksums of the owner.
+//! The reader's state machine of one get. It adopts only a complete copy whose pin still held after the last read, with the owner's
+//! checksums.
 //!
-//! Whoever moves the bytes, some may be under way when a get is given up: its own reads of the region where it gets by itself, the owner's writes
-//! elsewhere, which may be one-sided whatever this side's are. So the worker hears of the failure at once, and the blocks stay until the
-//! owner has said that its writes are over, or its connection was the fence.
+//! When a get is aborted, transfers may still be in flight: the reader's own one-sided reads, or the owner's writes, which may be one-sided
+//! even where this side's are not. So the worker is notified of the failure at once. The blocks stay held until the owner has confirmed
+//! that its writes have ended, or until closing its connection has fenced them.
 
 use crate::HandoffFailure;
 use crate::coverage::Coverage;
@@ -14,52 +15,52 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum ReaderInput {
-    /// The owner pinned blocks; `by_itself` if this side gets them without the owner's help.
+    /// The owner pinned blocks. `by_itself`: this side reads them one-sided, without the owner's help.
     Granted { ticket: TicketId, by_itself: bool },
-    /// It did not, or cannot be asked.
+    /// The owner refused, or cannot be reached.
     Refused(HandoffFailure),
-    /// Everything that this side gets by itself is here, or never will be: nothing is under way.
+    /// Every one-sided read of this side has ended, successfully or not: nothing is in flight.
     Read,
     /// Checksums of what the owner pinned.
     Checksums(Vec<SumRun>),
-    /// Everything is got, nothing is under way, and the pin held until now; so many checksums were sent.
+    /// The owner confirms: everything is copied, nothing is in flight, and the pin held until now. It sent this many checksums.
     Held { algorithm: u16, sums: u64 },
-    /// The owner let go of the blocks, and nothing that it wrote is still under way.
+    /// The owner released the blocks, and none of its writes are still in flight.
     NotHeld(String),
-    /// So many checksums were found right.
+    /// This many checksums matched.
     Verified { sums: u64 },
-    /// One was found wrong.
+    /// A checksum did not match.
     Corrupt(String),
-    /// The owner of this end gives up.
+    /// The owner of the get's handle aborts.
     Abort(HandoffFailure),
-    /// The connection is gone, and with it every read; `fenced` if nothing can be stored through it any more.
+    /// The connection is closed, and with it every read; `fenced` if nothing can be stored through it any more.
     ConnectionLost { fenced: bool, detail: String },
-    /// Nothing can write to the blocks any more, whatever was unsure before.
+    /// Nothing can write to the blocks any more, even where that was uncertain before.
     Fenced,
     /// Time passed.
     Tick,
 }
 
-/// What to do about it.
+/// What the reader must do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReaderAction {
-    /// Read everything; its end is [`ReaderInput::Read`].
+    /// Read everything; [`ReaderInput::Read`] reports the end.
     Read,
-    /// Ask the owner to write everything; its end is [`ReaderInput::Held`].
+    /// Ask the owner to write everything; [`ReaderInput::Held`] reports the end.
     SendAsk,
     /// Ask whether the pin still holds.
     SendConfirm,
     /// Compare these with the blocks, in the background.
     Verify(Vec<SumRun>),
-    /// Tell the owner that nothing of this is wanted any more.
+    /// Notify the owner that the blocks are no longer wanted.
     SendUnpin,
-    /// What is under way does not end by itself: end it with its connection.
+    /// Transfers in flight do not end by themselves: end them by closing the connection.
     Disconnect,
-    /// Tell the worker that the get failed. Its blocks may still be written.
+    /// Report to the worker that the get failed. Its blocks may still be written.
     Failed(HandoffFailure),
     /// Give the blocks to the worker.
     Adopt,
-    /// Nothing is known that keeps the owner from writing to the blocks.
+    /// The owner may still write to the blocks: nothing is known to prevent it.
     Quarantine,
     /// Nothing writes to the blocks any more. Always the last action.
     Forget,
@@ -67,21 +68,21 @@ pub(crate) enum ReaderAction {
 
 #[derive(Debug)]
 enum State {
-    /// No grant yet.
+    /// Not granted yet.
     Offering,
     Reading,
-    /// Everything is here; the owner is asked whether the pin held.
+    /// All bytes are here; waits for the owner's confirmation that the pin held.
     Confirming,
-    /// It did; checksums are being compared.
+    /// The pin held; checksums are being compared.
     Verifying,
-    /// Given up; waits until then for what is under way.
+    /// Aborted; waits until this instant for transfers in flight.
     Draining(Instant),
-    /// The connection is gone, and was no fence.
+    /// The connection is closed, but closing it did not fence the writes.
     Quarantined,
     Ended,
 }
 
-/// One get, seen from its reader.
+/// The reader's state of one get.
 #[derive(Debug)]
 pub(crate) struct Reader {
     algorithm: u16,
@@ -98,7 +99,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Of so many positions, counted from the first that is read.
+    /// A get of `tokens` positions, counted from the first that is read.
     pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
         let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
         Self {
@@ -146,7 +147,7 @@ impl Reader {
             (State::Draining(_) | State::Quarantined, ReaderInput::Fenced) => self.end(&mut actions),
             (State::Quarantined, _) => {}
             (State::Draining(_), ReaderInput::Read) if self.by_itself => self.end(&mut actions),
-            // The owner says neither before what it posted was flushed.
+            // The owner sends either message only after its posted writes were flushed.
             (State::Draining(_), ReaderInput::Held { .. } | ReaderInput::NotHeld(_)) if !self.by_itself => {
                 self.end(&mut actions);
             }
@@ -196,7 +197,7 @@ impl Reader {
         actions
     }
 
-    /// The owner says that what was read is what it pinned.
+    /// The owner confirms that the bytes read are those that it pinned.
     fn held(&mut self, algorithm: u16, sums: u64, now: Instant, actions: &mut Vec<ReaderAction>) {
         let read = !self.by_itself || matches!(self.state, State::Confirming);
         let covered: u64 = self.runs.iter().map(|run| run.sums.len() as u64).sum();
@@ -209,7 +210,7 @@ impl Reader {
     }
 
     fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<ReaderAction>) {
-        // Once it has said that the pin held, the owner knows nothing of it any more.
+        // After it has confirmed the pin, the owner has forgotten the get.
         if !matches!(self.state, State::Verifying) {
             actions.push(ReaderAction::SendUnpin);
         }
@@ -234,7 +235,7 @@ impl Reader {
         }
     }
 
-    /// Ends without success where nothing is under way.
+    /// Ends without success, once nothing is in flight.
     fn fail(&mut self, failure: HandoffFailure, actions: &mut Vec<ReaderAction>) {
         actions.push(ReaderAction::Failed(failure));
         self.end(actions);

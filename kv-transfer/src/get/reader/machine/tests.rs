@@ -6,7 +6,7 @@ const WAIT: Duration = Duration::from_millis(100);
 fn granted(by_itself: bool) -> ReaderInput {
     ReaderInput::Granted { ticket: TicketId(9), by_itself }
 }
-/// Checksums of so many granules of the one layer of k and v, from one on.
+/// Checksums of this many granules of the single layer of k and v, from `first_granule` on.
 fn sums(first_granule: u32, granules: usize) -> ReaderInput {
     ReaderInput::Checksums(vec![SumRun { group: 0, layer: 0, first_granule, sums: vec![0; 2 * granules] }])
 }
@@ -44,7 +44,7 @@ fn describe(action: &ReaderAction) -> String {
     }
 }
 
-/// Feeds the inputs, each at a number of milliseconds, and compares what comes of each. 32 tokens: four checksums.
+/// Feeds the inputs, each at a number of milliseconds, and compares the resulting actions. 32 tokens: four checksums.
 fn check_at(steps: Vec<(u64, ReaderInput, &str)>) {
     let begin = Instant::now();
     let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
@@ -83,7 +83,7 @@ fn nothing_is_adopted_unless_the_pin_held_after_the_last_byte() {
         (ReaderInput::Read, "confirm"),
         (not_held(), "unpin, failed unpinned, forget"),
     ]);
-    // Confirmed before everything was here.
+    // Confirmed before all bytes were here.
     check(vec![
         (granted(true), "read"),
         (sums(0, 2), ""),
@@ -122,7 +122,7 @@ fn blocks_wait_for_what_is_under_way_whoever_moves_it() {
     ]);
     check(vec![(granted(true), "read"), (not_held(), "unpin, failed unpinned"), (lost(), "forget")]);
     check(vec![(granted(false), "ask"), (abort(), "unpin, failed aborted"), (read(), ""), (not_held(), "forget")]);
-    // The confirmation crossed the reader's last word.
+    // The confirmation crossed the reader's last message.
     check(vec![(granted(false), "ask"), (abort(), "unpin, failed aborted"), (sums(0, 2), ""), (held(4), "forget")]);
     for (by_itself, begins) in [(true, "read"), (false, "ask")] {
         check_at(vec![
@@ -151,7 +151,7 @@ fn what_an_owner_could_still_write_waits_for_a_fence() {
         (ReaderInput::Fenced, "forget"),
     ]);
     check(vec![(granted(false), "ask"), (lost(), "failed peer_lost, forget")]);
-    // Its own reads end with their connection, and after the confirmation nothing is under way.
+    // Its own reads end with their connection, and after the confirmation nothing is in flight.
     check(vec![(granted(true), "read"), (lost_unfenced(), "failed peer_lost, forget")]);
     check(vec![
         (granted(false), "ask"),

@@ -1,5 +1,5 @@
-//! The sink of one put: when to grant, to verify, to adopt, and when the blocks may be used again. Pure: it takes inputs and the time, and
-//! returns actions.
+//! The sink's state machine of one put: when to grant, verify and adopt, and when the blocks may be reused. Pure: it takes inputs and the
+//! time, and returns actions.
 //!
 //! ```text
 //! Claimed ──► Reserved ──► Receiving ──► Verified ──► Running
@@ -16,36 +16,36 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum SinkInput {
-    /// The worker reserved blocks, which hold the positions before `from` already: a multiple of a granule, below the positions expected.
+    /// The worker reserved blocks that already hold the positions before `from`: a multiple of a granule, below the positions expected.
     Granted { from: u32 },
-    /// The worker has none.
+    /// The worker refused.
     Refused { reason: RefuseReason, detail: String },
     /// Checksums of bytes that are visible here.
     Checksums(Vec<SumRun>),
     /// The source wrote, flushed and committed everything.
     Commit(Box<Commit>),
-    /// So many checksums were found right.
+    /// This many checksums matched.
     Verified { sums: u64 },
-    /// One was found wrong.
+    /// A checksum did not match.
     Corrupt(String),
-    /// What the worker said to [`SinkAction::Deliver`].
+    /// The worker's answer to [`SinkAction::Deliver`].
     Delivered(Result<(), String>),
-    /// The source writes no more; `flushed` if nothing that it wrote is still under way.
+    /// The source writes no more; `flushed` if none of its writes are still in flight.
     Aborted { flushed: bool, detail: String },
-    /// This side gives up.
+    /// This side aborts.
     Cancel(HandoffFailure),
-    /// The connection is gone; `fenced` if nothing can be stored through it any more.
+    /// The connection is closed; `fenced` if nothing can be stored through it any more.
     ConnectionLost { fenced: bool, detail: String },
-    /// Nothing can write to the blocks any more, whatever was unsure before.
+    /// Nothing can write to the blocks any more, even where that was uncertain before.
     Fenced,
     /// Time passed.
     Tick,
 }
 
-/// What to do about it.
+/// What the sink must do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SinkAction {
-    /// Positions from [`Sink::from`] on.
+    /// Grant positions from [`Sink::from`] on.
     SendGrant,
     SendRefuse {
         reason: RefuseReason,
@@ -58,43 +58,43 @@ pub(crate) enum SinkAction {
     SendAck,
     SendNack(HandoffFailure),
     SendAbort(String),
-    /// The blocks go back to the pool.
+    /// Return the blocks to the pool.
     Release,
-    /// The blocks may still be written.
+    /// Quarantine the blocks: they may still be written.
     Quarantine,
-    /// They no longer may.
+    /// Release the quarantined blocks: they can no longer be written.
     ReleaseQuarantined,
-    /// Tell the worker that the handoff failed.
+    /// Report to the worker that the handoff failed.
     Failed(HandoffFailure),
-    /// The end.
+    /// The handoff has ended.
     Forget,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Asked for; the worker has not answered.
+    /// The worker was asked and has not answered.
     Claimed,
-    /// Granted; nothing is known to have arrived.
+    /// Granted; nothing has arrived yet.
     Reserved,
-    /// Something arrived.
+    /// Messages have arrived.
     Receiving,
     /// Adopted by the worker.
     Running,
-    /// Given up here; the source got an abort and has until then to acknowledge it.
+    /// Aborted here; the source was sent an abort and must acknowledge it by this instant.
     Aborting(Instant),
-    /// It did not.
+    /// The source did not acknowledge it.
     Quarantined,
     Free,
 }
 
-/// One handoff, seen from its sink.
+/// The sink's state of one handoff.
 #[derive(Debug)]
 pub(crate) struct Sink {
     pub ticket: TicketId,
     layout: KvLayout,
-    /// What the blocks take: fixed by the offer and the grant, so that a source cannot commit less.
+    /// The expected size. The offer and the grant fix it, so that a source cannot commit less.
     expected: Expected,
-    /// First position that is moved; known with the grant.
+    /// First position to move; known with the grant.
     from: u32,
     deadline: Instant,
     abort_wait: Duration,
@@ -103,7 +103,7 @@ pub(crate) struct Sink {
     hazards: crate::Hazards,
     committed: bool,
     commit: Option<Box<Commit>>,
-    /// What checksums came for, each part once, so that counting those found right tells when all are.
+    /// The parts whose checksums came, each once. So the count of matching checksums shows when all have matched.
     received: Coverage,
     verified: u64,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Sink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub tokens: u32,
-    /// Of one position, in all layers.
+    /// Bytes of one position, in all layers.
     pub token_bytes: u64,
     pub algorithm: u16,
 }
@@ -150,17 +150,17 @@ impl Sink {
         self.hazards = hazards.clone();
     }
 
-    /// First position that is moved; 0 before the grant.
+    /// First position to move; 0 before the grant.
     pub(crate) fn from(&self) -> u32 {
         self.from
     }
 
-    /// KV bytes that are moved.
+    /// KV bytes to move.
     pub(crate) fn bytes(&self) -> u64 {
         self.expected.token_bytes * u64::from(self.expected.tokens.saturating_sub(self.from))
     }
 
-    /// Whether a grant stands whose blocks the source may write.
+    /// Whether blocks are granted that the source may write.
     pub(crate) fn is_granted(&self) -> bool {
         matches!(self.state, State::Reserved | State::Receiving | State::Aborting(_))
     }
@@ -170,7 +170,7 @@ impl Sink {
         matches!(self.state, State::Quarantined)
     }
 
-    /// Takes an input in, and says what to do, in order.
+    /// Processes an input, and returns the actions in order.
     pub(crate) fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
         let mut actions = Vec::new();
         match input {
@@ -181,12 +181,12 @@ impl Sink {
                     self.received = Coverage::new(&self.layout, from..self.expected.tokens);
                     actions.push(SinkAction::SendGrant);
                 }
-                // Ended meanwhile: no peer knows of these blocks.
+                // The handoff ended meanwhile: no peer knows of these blocks.
                 _ => actions.push(SinkAction::Release),
             },
             SinkInput::Refused { reason, detail } => {
                 if matches!(self.state, State::Claimed) {
-                    // The worker's own decision: it need not be told that the handoff failed.
+                    // The worker decided this itself, so it is not notified of the failure.
                     self.state = State::Free;
                     actions.extend([SinkAction::SendRefuse { reason, detail }, SinkAction::Forget]);
                 }
@@ -222,9 +222,9 @@ impl Sink {
     fn commit(&mut self, commit: Box<Commit>, now: Instant, actions: &mut Vec<SinkAction>) {
         match self.state {
             _ if hazard!(self, LateCommits) => self.state = State::Receiving,
-            // It crossed our abort. It was posted behind a flush, so it is as good as an acknowledgement.
+            // It crossed our abort. It was posted after a flush, so it is equivalent to an acknowledgement.
             State::Aborting(_) => return self.free_or_quarantine(true, actions),
-            // No tick may have come since.
+            // There may have been no tick since the deadline.
             State::Reserved | State::Receiving if now >= self.deadline => {
                 return self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
             }
@@ -237,12 +237,12 @@ impl Sink {
             && commit.tokens.len() >= self.expected.tokens as usize
             && commit.prompt_len as usize <= commit.tokens.len();
         if !whole {
-            // A commit is posted behind a flush, so nothing is under way and the blocks can go.
+            // A commit is posted after a flush, so no write is in flight and the blocks can be released.
             let detail = "the commit does not cover the reservation".to_owned();
             actions.push(SinkAction::SendNack(HandoffFailure::Protocol(detail.clone())));
             return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
         }
-        // A doubled commit changes nothing.
+        // A duplicate commit changes nothing.
         if !std::mem::replace(&mut self.committed, true) || hazard!(self, DoubledCommits) {
             self.state = State::Receiving;
             self.commit = Some(commit);
@@ -260,7 +260,7 @@ impl Sink {
 
     fn delivered(&mut self, answer: Result<(), String>, actions: &mut Vec<SinkAction>) {
         if !matches!(self.state, State::Receiving) {
-            return; // It came too late: the source was told otherwise, and the worker that it failed.
+            return; // It came too late: source and worker were already notified of the failure.
         }
         match answer {
             Ok(()) => {
@@ -270,7 +270,7 @@ impl Sink {
             Err(detail) => {
                 let failure = HandoffFailure::NotAdopted(detail);
                 actions.push(SinkAction::SendNack(failure.clone()));
-                // The worker took the hold with the delivery and has dropped it.
+                // The worker received the hold with the delivery and has dropped it.
                 self.end(None, failure, actions);
             }
         }
@@ -280,8 +280,8 @@ impl Sink {
         if !matches!(self.state, State::Receiving) {
             return;
         }
-        // Checksums may come ahead of the commit, while later layers are still being written: the blocks go only behind the
-        // source's flush, unless the commit said that it is done.
+        // Checksums may come before the commit, while later layers are still being written. So the blocks are released only after the
+        // source's flush, unless the commit reported that.
         let failure = HandoffFailure::Corrupt(detail);
         actions.push(SinkAction::SendNack(failure.clone()));
         if self.committed {

@@ -1,5 +1,5 @@
-//! The source of one put: when to copy, to flush, to commit, and when its blocks may be let go. Pure: it takes inputs and the time, and
-//! returns actions.
+//! The source's state machine of one put: when to copy, flush and commit, and when its blocks may be released. Pure: it takes inputs and
+//! the time, and returns actions.
 //!
 //! ```text
 //! Offering ──► Writing ──► Committed ──► done
@@ -17,45 +17,45 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum SourceInput {
-    /// The sink gave blocks, and has the positions before `from` already.
+    /// The sink granted blocks, and already has the positions before `from`.
     Granted { ticket: TicketId, from: u32 },
-    /// It gave none, or cannot be asked.
+    /// The sink refused, or cannot be reached.
     Refused(HandoffFailure),
     /// KV of this model layer may be read for positions `0..tokens_end`.
     LayerReady { layer: u32, tokens_end: u32 },
-    /// The device failed; what it should have written is not there.
+    /// The device failed; its output is missing.
     DeviceFailed,
-    /// Nothing more will become ready than what is launched.
+    /// Only launched layers will still become ready.
     Finish,
-    /// Every copy of this epoch (and before) is visible at the sink, or never will be.
+    /// Every copy of this epoch and earlier ones is visible at the sink, or never will be.
     Flushed { epoch: u32, ok: bool },
     /// Checksums of one copy of this epoch.
     Summed { epoch: u32, run: SumRun },
     /// The sink adopted the sequence.
     Acked,
-    /// The sink will not.
+    /// The sink will not adopt it.
     Nacked(HandoffFailure),
-    /// The sink wants no more writes.
+    /// The sink asks to stop writing.
     AbortedBySink(String),
-    /// The owner gives up.
+    /// The owner of the handle aborts.
     Abort(HandoffFailure),
-    /// The connection is gone, and with it every operation that read these blocks.
+    /// The connection is closed, and every operation that read these blocks has ended.
     ConnectionLost(String),
     /// Time passed.
     Tick,
 }
 
-/// What to do about it.
+/// What the source must do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SourceAction {
-    /// Copy positions `tokens` of a layer (of the group) to the sink, and sum them.
+    /// Copy positions `tokens` of a layer (of the group) to the sink, and compute their checksums.
     Copy {
         epoch: u32,
         group: usize,
         layer: usize,
         tokens: Range<u32>,
     },
-    /// Report [`SourceInput::Flushed`] once the copies asked for up to now are visible.
+    /// Report [`SourceInput::Flushed`] once all copies requested so far are visible.
     Flush {
         epoch: u32,
     },
@@ -66,24 +66,24 @@ pub(crate) enum SourceAction {
         sums: u64,
         bytes: u64,
     },
-    /// Tell the sink that no more writes come.
+    /// Notify the sink that no more writes follow.
     SendAborted {
         flushed: bool,
         detail: String,
     },
-    /// Writes under way do not end by themselves: end them with their connection.
+    /// Writes in flight do not end by themselves: end them by closing the connection.
     Disconnect,
     /// Nothing reads the blocks any more.
     ReleaseHold,
-    /// The end. Always the last action.
+    /// The handoff has ended. Always the last action.
     Done(Result<(), HandoffFailure>),
 }
 
-/// Copies that one flush makes visible, with their checksums.
+/// The copies that one flush makes visible, with their checksums.
 #[derive(Debug, Default)]
 struct Epoch {
     bytes: u64,
-    /// Copies whose checksums are not here yet.
+    /// Copies whose checksums are not computed yet.
     unsummed: usize,
     closed: bool,
     flushed: bool,
@@ -92,26 +92,26 @@ struct Epoch {
 
 #[derive(Debug)]
 enum State {
-    /// No grant yet.
+    /// Not granted yet.
     Offering,
     Writing,
     /// The commit is sent.
     Committed,
-    /// Given up; waits until then for the flush of what was posted.
+    /// Aborted; waits until this instant for the flush of posted writes.
     Flushing(HandoffFailure, Instant),
     Ended,
 }
 
-/// One handoff, seen from its source.
+/// The source's state of one handoff.
 #[derive(Debug)]
 pub(crate) struct Source {
     layout: KvLayout,
-    /// Bytes that move of one token in one layer, by group.
+    /// Bytes to move per token in one layer, by group.
     token_bytes: Vec<usize>,
-    /// `(group, layer of the group)` by model layer; `None` where the layout skips a number.
+    /// `(group, layer of the group)` by model layer; `None` for numbers that the layout skips.
     layers: Vec<Option<(usize, usize)>>,
     tokens: u32,
-    /// First position that is moved; known with the grant.
+    /// First position to move; known with the grant.
     from: u32,
     deadline: Instant,
     epoch_bytes: u64,
@@ -119,7 +119,7 @@ pub(crate) struct Source {
     state: State,
     ticket: Option<TicketId>,
     finished: bool,
-    /// Positions readable, and positions asked to be copied, by model layer.
+    /// By model layer: positions that are readable, and positions whose copies were requested.
     ready: Vec<u32>,
     copied: Vec<u32>,
     first_epoch: u32,
@@ -168,7 +168,7 @@ impl Source {
         }
     }
 
-    /// Only so many bytes of each token move: some of its heads. To be called before the grant.
+    /// Restricts the copies to some heads: this many bytes of each token move. Call it before the grant.
     pub(crate) fn cut(&mut self, token_bytes: Vec<usize>) {
         self.token_bytes = token_bytes;
     }
@@ -177,7 +177,7 @@ impl Source {
         self.ticket
     }
 
-    /// Positions that are moved, or will be as far as is known.
+    /// Number of positions that move, as far as is known.
     pub(crate) fn tokens_moved(&self) -> u32 {
         self.tokens - self.from
     }
@@ -186,7 +186,7 @@ impl Source {
         self.deadline
     }
 
-    /// Takes an input in, and says what to do, in order.
+    /// Processes an input, and returns the actions in order.
     pub(crate) fn handle(&mut self, now: Instant, input: SourceInput) -> Vec<SourceAction> {
         let mut actions = Vec::new();
         if matches!(self.state, State::Ended) {
@@ -209,7 +209,7 @@ impl Source {
             SourceInput::Refused(failure) if matches!(self.state, State::Offering) => {
                 self.end(Err(failure), &mut actions)
             }
-            // No correct sink refuses what it granted: writes may be under way, and the blocks wait for them.
+            // No correct sink refuses after a grant. Writes may be in flight, and the blocks must stay until they end.
             SourceInput::Refused(failure) => self.give_up(failure, now, &mut actions),
             SourceInput::LayerReady { layer, tokens_end } => {
                 let ready = self.ready.get_mut(layer as usize).filter(|_| self.layers[layer as usize].is_some());
@@ -236,7 +236,7 @@ impl Source {
                 State::Committed => self.end(Ok(()), &mut actions),
                 _ => self.give_up(HandoffFailure::Protocol("acknowledged before the commit".into()), now, &mut actions),
             },
-            // Said once more that nothing is under way: the verdict may have come before the commit arrived.
+            // Confirms again that nothing is in flight: the refusal may have come before the commit arrived.
             SourceInput::Nacked(failure) => self.give_up(failure, now, &mut actions),
             SourceInput::AbortedBySink(detail) => {
                 self.give_up(HandoffFailure::AbortedByPeer(detail), now, &mut actions);
@@ -270,7 +270,8 @@ impl Source {
         }
     }
 
-    /// Asks for every copy that is ready: whole blocks (the first one from where the sink's own KV ends), and the rest once everything is.
+    /// Requests every copy that is ready: whole blocks (the first one from the end of the sink's cached KV), and the rest once everything
+    /// is ready.
     fn copy_ready(&mut self, actions: &mut Vec<SourceAction>) {
         if !matches!(self.state, State::Writing) {
             return;
@@ -305,7 +306,7 @@ impl Source {
         self.send_epochs(actions);
     }
 
-    /// Closes the open epoch, if anything is in it, and opens the next.
+    /// Closes the current epoch, if it is not empty, and opens the next.
     fn close_epoch(&mut self, actions: &mut Vec<SourceAction>) {
         let number = self.first_epoch + self.epochs.len() as u32 - 1;
         let epoch = self.epochs.back_mut().expect("one epoch is always open");
@@ -339,7 +340,7 @@ impl Source {
         self.send_epochs(actions);
     }
 
-    /// Sends the checksums of epochs that are visible and summed, in order, and after the last one the commit.
+    /// Sends the checksums of epochs that are visible and summed, in order, and the commit after the last one.
     fn send_epochs(&mut self, actions: &mut Vec<SourceAction>) {
         if !matches!(self.state, State::Writing) {
             return;
@@ -357,7 +358,7 @@ impl Source {
         }
     }
 
-    /// Ends without success: at once where nothing was written, behind a flush or the end of the connection otherwise.
+    /// Ends without success: at once if nothing was written, otherwise after a flush or the end of the connection.
     fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<SourceAction>) {
         match self.state {
             State::Ended | State::Flushing(..) => {}
@@ -366,7 +367,7 @@ impl Source {
                 actions.push(SourceAction::Flush { epoch: ABORT_EPOCH });
                 self.state = State::Flushing(failure, now + self.flush_wait);
             }
-            // Before the grant nothing was posted, after the commit everything was flushed.
+            // Before the grant nothing was posted; after the commit everything was flushed.
             State::Offering | State::Committed => {
                 actions.push(SourceAction::SendAborted { flushed: true, detail: failure.to_string() });
                 self.end(Err(failure), actions);

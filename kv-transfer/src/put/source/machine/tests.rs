@@ -38,7 +38,7 @@ fn describe(action: &SourceAction) -> String {
 
 type Steps = Vec<(SourceInput, &'static str)>;
 
-/// Feeds the inputs and compares what comes of each.
+/// Feeds the inputs and compares the resulting actions.
 fn check(tokens: u32, steps: Steps) {
     let (mut source, now) = source(tokens);
     for (i, (input, expected)) in steps.into_iter().enumerate() {
@@ -216,7 +216,7 @@ fn every_state_ends_without_leaving_a_hold() {
         (16, writing(), vec![(lost(), "cancel, release, failed peer_lost")]),
         (16, writing(), vec![(SourceInput::Acked, "cancel, flush abort")]),
         (16, writing(), vec![(granted(), "cancel, flush abort")]),
-        // A refusal behind a grant is no reason to let go of blocks that writes may still read.
+        // A refusal after a grant must not release blocks that writes may still read.
         (
             16,
             writing(),
@@ -265,7 +265,7 @@ fn a_flush_that_does_not_end_is_ended_with_its_connection() {
     handle(0, layer(0, 16));
     assert_eq!(handle(50, abort()), "cancel, flush abort");
     assert_eq!(handle(149, SourceInput::Tick), "");
-    // Longer than its patience, whatever else is said meanwhile.
+    // Longer than the flush limit, whatever other inputs come meanwhile.
     assert_eq!(handle(149, abort()), "");
     assert_eq!(handle(150, SourceInput::Tick), "disconnect");
     assert_eq!(handle(151, SourceInput::ConnectionLost("x".into())), "cancel, release, failed aborted");

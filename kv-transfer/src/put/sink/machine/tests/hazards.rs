@@ -1,9 +1,9 @@
-//! The hazards of a commit, in pairs: the same events with a guard left out, which shows what the guard is for, and with it. Those of other
-//! starts of a peer are the service's, and stand there.
+//! The hazards of a commit. Each test runs the same events with a guard left out, which shows the hazard, and with the guard. Hazards of a
+//! peer's other incarnations are tested with the service.
 //!
-//! Around the real state machine, plans and checksums stands the smallest shell that can go wrong: one pool, whose right bytes are known
-//! for every token. Blocks are somebody else's as soon as the state machine gives them back, and not before. A guard is left out by a hook,
-//! or by a shell that misuses the state machine.
+//! A minimal shell surrounds the real state machine, plans and checksums: one pool, whose correct bytes are known for every token. Blocks
+//! belong to another sequence as soon as the state machine releases them, and not before. A guard is left out by a hook, or by a shell that
+//! misuses the state machine.
 
 use super::{Expected, Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
@@ -22,7 +22,7 @@ const BLOCKS: [BlockId; 2] = [BlockId(2), BlockId(0)];
 const TICKET: TicketId = TicketId(9);
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// The sequence whose KV is handed off, and another one.
+/// The sequence whose KV is handed off, and another sequence.
 fn ours() -> Vec<TokenId> {
     (0..=TOKENS).map(|t| 100 + t).collect()
 }
@@ -46,7 +46,7 @@ impl Pool {
         Self { map, region, heads }
     }
 
-    /// Where the KV of a position is, and what it has to be.
+    /// Where the KV of a position is, and its correct bytes.
     fn places(&self, tokens: &[TokenId], positions: Range<u32>) -> Vec<(Range<usize>, u8)> {
         let mut places = Vec::new();
         for position in positions {
@@ -59,7 +59,7 @@ impl Pool {
         places
     }
 
-    /// What a source's writes do.
+    /// Performs a source's writes.
     fn store(&self, tokens: &[TokenId], positions: Range<u32>) {
         for (range, right) in self.places(tokens, positions) {
             self.region.write(range.start, &vec![right; range.len()]);
@@ -75,7 +75,7 @@ impl Pool {
         })
     }
 
-    /// Checksums of what is there.
+    /// Checksums of the bytes stored here.
     fn sums(&self, positions: Range<u32>) -> Vec<SumRun> {
         let first_granule = positions.start / checksum::GRANULE;
         let run = |layer: usize| {
@@ -93,7 +93,7 @@ impl Pool {
         Expected { tokens, token_bytes: self.bytes(1), algorithm: checksum::ALGORITHM }
     }
 
-    /// The commit of a handoff over so many positions.
+    /// The commit of a handoff over this many positions.
     fn commit(&self, tokens: Vec<TokenId>, positions: u32) -> SinkInput {
         let (algorithm, sums, bytes) = (checksum::ALGORITHM, u64::from(positions / 16) * 4, self.bytes(positions));
         let (ticket, prompt_len, extra) = (TICKET, TOKENS, vec![]);
@@ -105,11 +105,11 @@ impl Pool {
 struct Reservation {
     sink: Sink,
     begin: Instant,
-    /// It has the blocks, and neither a worker nor the pool.
+    /// The blocks are held here, not by a worker or the pool.
     holds: bool,
-    /// Says of every checksum that it is right.
+    /// Reports every checksum as correct.
     trusts: bool,
-    /// What the state machine asked for, in words.
+    /// The requested actions, as text.
     asked: Vec<String>,
 }
 
@@ -122,7 +122,7 @@ impl Reservation {
         new
     }
 
-    /// Tells the state machine something at a number of milliseconds, and carries out what it says: what is given to the worker.
+    /// Feeds an input at a number of milliseconds, and carries out the actions. Returns what is delivered to the worker.
     fn hear(&mut self, pool: &Pool, at_ms: u64, input: SinkInput) -> Option<Commit> {
         let (now, mut inputs, mut delivered) =
             (self.begin + Duration::from_millis(at_ms), VecDeque::from([input]), None);
@@ -132,7 +132,7 @@ impl Reservation {
                 match action {
                     SinkAction::Verify(runs) => inputs.push_back(self.verified(pool, &runs)),
                     SinkAction::Deliver(commit) => (delivered, self.holds) = (Some(*commit), false),
-                    // The next sequence is there already.
+                    // The next sequence is stored there at once.
                     SinkAction::Release | SinkAction::ReleaseQuarantined if std::mem::take(&mut self.holds) => {
                         pool.store(&others(), 0..TOKENS);
                     }
@@ -161,7 +161,7 @@ impl Reservation {
     }
 }
 
-/// What a worker ends up with.
+/// What the worker adopted.
 #[derive(Debug, PartialEq, Eq)]
 enum Adopted {
     Nothing,
@@ -187,7 +187,7 @@ fn an_undisturbed_handoff_is_adopted() {
     assert_eq!(adopted(&pool, delivered), Adopted::RightKv);
 }
 
-/// What becomes of a commit whose ticket is over when it comes, in each way that a ticket ends.
+/// The result of a commit whose ticket has already ended, for each way in which a ticket ends.
 fn late(hazards: Hazards) -> [Adopted; 4] {
     let deadline = DEADLINE.as_millis() as u64;
     let cancel = || SinkInput::Cancel(HandoffFailure::Aborted("the client went away".into()));
@@ -196,7 +196,7 @@ fn late(hazards: Hazards) -> [Adopted; 4] {
         vec![(deadline, SinkInput::Tick), (deadline + 10, flushed())],
         vec![(500, cancel()), (510, flushed())],
         vec![(500, cancel()), (600, SinkInput::Tick), (610, SinkInput::Fenced)],
-        vec![], // Its time is over, and nothing has happened yet.
+        vec![], // Its deadline has passed, but there was no tick yet.
     ];
     ends.map(|end| {
         let pool = Pool::new();
@@ -216,7 +216,7 @@ fn late(hazards: Hazards) -> [Adopted; 4] {
 #[test]
 fn without_its_end_a_ticket_adopts_blocks_of_others() {
     use Adopted::{RightKv, WrongKv};
-    // The last one still has its blocks; whoever waited for it has given it up.
+    // The last one still has its blocks; its caller has given it up.
     assert_eq!(late([Hazard::LateCommits].into()), [WrongKv, WrongKv, WrongKv, RightKv]);
 }
 
@@ -225,7 +225,7 @@ fn a_ticket_that_is_over_adopts_nothing() {
     assert_eq!(late(Hazards::default()), [const { Adopted::Nothing }; 4]);
 }
 
-/// How often blocks are given away where a commit comes twice, the second time before the worker has answered.
+/// How often blocks are released when a commit comes twice, the second time before the worker has answered.
 fn doubled(hazards: Hazards) -> usize {
     let pool = Pool::new();
     let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
@@ -246,7 +246,7 @@ fn a_doubled_commit_gives_blocks_once() {
     assert_eq!(doubled(Hazards::default()), 1);
 }
 
-/// A commit of half of what was reserved. A sink that takes its size from the commit adopts the other half as it was before.
+/// A commit of half of what was reserved. A sink that takes the size from the commit adopts the other half with its old bytes.
 fn out_of_range(offer_counts: bool) -> Adopted {
     let pool = Pool::new();
     pool.store(&others(), 0..TOKENS);
@@ -269,7 +269,7 @@ fn a_commit_of_less_than_was_reserved_adopts_nothing() {
     assert_eq!(out_of_range(true), Adopted::Nothing);
 }
 
-/// A byte is damaged on its way.
+/// A byte is damaged in transit.
 fn damaged(compares: bool) -> Adopted {
     let pool = Pool::new();
     let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));

@@ -19,7 +19,7 @@ fn whole_commit() -> Commit {
 fn commit() -> SinkInput {
     SinkInput::Commit(Box::new(whole_commit()))
 }
-/// Checksums of so many granules, both planes each, from one on.
+/// Checksums of this many granules, both planes each, from `first_granule` on.
 fn sums(first_granule: u32, granules: usize) -> SinkInput {
     let runs = vec![SumRun { group: 0, layer: 0, first_granule, sums: vec![0; 2 * granules] }];
     SinkInput::Checksums(runs)
@@ -57,7 +57,7 @@ fn describe(action: &SinkAction) -> String {
     }
 }
 
-/// Feeds the inputs, each at a number of milliseconds, and compares what comes of each.
+/// Feeds the inputs, each at a number of milliseconds, and compares the resulting actions.
 fn check_at(steps: Vec<(u64, SinkInput, &str)>) {
     let begin = Instant::now();
     let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
@@ -112,7 +112,7 @@ fn what_was_here_before_is_no_part_of_the_whole() {
         let expected = "nack protocol, release, failed protocol, forget";
         check(vec![(granted(16), "grant"), (commit_of(commit), expected)]);
     }
-    // Nobody sends checksums of what is not moved.
+    // No correct source sends checksums of positions that are not moved.
     for outside in [sums(0, 1), sums(0, 2), sums(2, 1)] {
         check(vec![(granted(16), "grant"), (outside, "abort, failed protocol")]);
     }
@@ -139,14 +139,14 @@ fn a_commit_that_does_not_fit_is_refused() {
 
 #[test]
 fn corruption_is_never_adopted() {
-    // Found after the commit: nothing is under way.
+    // Found after the commit: nothing is in flight.
     check_granted(vec![
         (sums(0, 2), "verify"),
         (commit(), ""),
         (corrupt(), "nack corrupt, release, failed corrupt, forget"),
         (verified(4), ""),
     ]);
-    // Found while later layers are still written: the blocks wait for the source's word, or for its commit, which is as good.
+    // Found while later layers are still written: the blocks wait for the source's confirmation or its commit, which is equivalent.
     for end in [aborted(true), commit()] {
         check_granted(vec![
             (sums(0, 1), "verify"),
@@ -164,7 +164,7 @@ fn checksums_of_nothing_that_was_granted_abort() {
 
 #[test]
 fn a_part_verified_twice_does_not_stand_for_another() {
-    // As many checksums were found right as a whole handoff has, and half of it was never looked at.
+    // As many checksums matched as a whole handoff has, but half of the handoff was never compared.
     check_granted(vec![
         (sums(0, 1), "verify"),
         (verified(2), ""),

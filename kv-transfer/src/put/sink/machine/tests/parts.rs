@@ -1,4 +1,4 @@
-//! A source and a sink agree on what a part is, whatever its start and the block sizes, and the order in which layers become ready.
+//! A source and a sink agree on the bounds of a part, for any start, any block sizes and any order in which layers become ready.
 
 use super::{Expected, Sink, SinkAction, SinkInput};
 use crate::checksum::{ALGORITHM, GRANULE, sums_of};
@@ -23,7 +23,7 @@ fn layout(block_tokens: u32) -> KvLayout {
     KvLayout::try_new(block_tokens, groups).unwrap()
 }
 
-/// Both ends, with everything between them done at once.
+/// Both sides; everything between them happens at once.
 struct Pair {
     source: Source,
     sink: Sink,
