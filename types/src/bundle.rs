@@ -1,4 +1,4 @@
-//! What a router needs to serve a model's text: tokenizer, template and end tokens, owned by the workers and fetched by digest.
+//! What a router needs to serve a model's text: tokenizer, chat template and end tokens. Workers own it; routers get it by digest.
 
 use crate::TokenId;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub struct TextBundle {
     pub bos_token: Option<String>,
     /// Text of the end token, as templates use it.
     pub eos_token: Option<String>,
-    /// Whether plain prompts (not chats, whose template says) start with the begin token.
+    /// Whether plain prompts start with the begin token. For chats the template decides.
     pub add_bos: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct GgufTokenizer {
     pub chat_template: Option<String>,
 }
 
-/// What a model says of how it wants to be sampled; each `None` leaves the server's default.
+/// The model's recommended sampling defaults; each `None` leaves the server's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
