@@ -38,7 +38,7 @@ pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
 /// A prompt that a router sends.
 pub struct PrefillRequest {
-    /// Prompt, and what was generated so far.
+    /// The prompt and the tokens generated so far.
     pub sequence: SequenceSpec,
     /// The decode worker.
     pub peer: Peer,
