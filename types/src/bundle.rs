@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct TextBundle {
     /// A Hugging Face `tokenizer.json`, as text.
     pub tokenizer_json: String,
-    /// Jinja chat template, where the model has one.
+    /// Jinja chat template, if the model has one.
     pub chat_template: Option<String>,
     /// Text of the begin token, as templates use it.
     pub bos_token: Option<String>,
@@ -30,7 +30,7 @@ pub struct GgufTokenizer {
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type` by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Vec<i32>,
-    /// `tokenizer.ggml.scores`, where the model has them.
+    /// `tokenizer.ggml.scores`, if the model has them.
     pub scores: Vec<f32>,
     /// BPE merges, `left right`.
     pub merges: Vec<String>,

@@ -4,7 +4,7 @@ use crate::{Dtype, KvLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A 256-bit content digest (BLAKE3 unless said otherwise).
+/// A 256-bit content digest (BLAKE3 unless stated otherwise).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(pub [u8; 32]);

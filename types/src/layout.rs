@@ -23,8 +23,8 @@ pub enum GroupKind {
     State,
 }
 
-/// Blocks of each group that a worker keeps free at admission, so that running sequences can grow. A sequence that finds the pool empty
-/// may use all. Routers use the same number when they look for room.
+/// Blocks of each group that a worker keeps free at admission, so that running sequences can grow. A sequence that finds the whole pool
+/// unused may take all of it. Routers use the same number when they look for room.
 pub const WATERMARK_BLOCKS: u32 = 4;
 
 /// One tensor of a block: `[block_tokens, heads, dim]` of `dtype`, dense.

@@ -29,7 +29,7 @@ impl fmt::Display for MemoryKind {
 ///
 /// # Safety
 /// `base()` is valid for reads and writes of `bytes()` bytes, aligned to 64, and stays so for the life of the value.
-#[allow(unsafe_code)] // Declares the contract only; the implementations stand inside the fences.
+#[allow(unsafe_code)] // Declares the contract only; the implementations are inside the `unsafe` fences.
 pub unsafe trait PoolMemory: Send + Sync + fmt::Debug {
     /// Where the region lives. Only for `Host` are `read` and `write` cheap.
     fn kind(&self) -> MemoryKind;

@@ -12,8 +12,8 @@ pub fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The place to free: the oldest place of the holder with the most places. Between holders with equally many it is the holder that came
-/// first. `places` are in the order in which they were taken. So a holder of many places cannot displace holders of few.
+/// The place to free: the oldest place of the holder with the most places. If several holders have that many, it is the oldest of their
+/// places. `places` are in the order in which they were taken. So a holder of many places cannot displace holders of few.
 pub fn place_to_free<P: Copy + Ord, H: Ord>(places: impl IntoIterator<Item = (P, H)>) -> Option<P> {
     let mut by_holder: BTreeMap<H, (usize, P)> = BTreeMap::new();
     for (place, holder) in places {
