@@ -18,7 +18,7 @@ const DEFAULT: &str = "http://127.0.0.1:50051";
 /// Default address of a router for operators.
 const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 
-/// Address of the router.
+/// Where the router is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RouterArgs {
     /// gRPC address of a router; BATON_API_KEY holds the key to call it with, where it asks for one.

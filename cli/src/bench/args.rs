@@ -83,7 +83,7 @@ pub(super) struct ReplayArgs {
     in_flight_max: u32,
 }
 
-/// The requests that are sent without a trace.
+/// What is sent without a trace.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Without a trace")]
 pub(super) struct SyntheticArgs {

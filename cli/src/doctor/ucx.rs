@@ -74,7 +74,7 @@ fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
             if cfg!(feature = "rdma") { "" } else { "build with --features rdma, or with a UCX_DIR that has `ib`, and " }
         ),
         Ok(mut all) => {
-            // The one reaches no other process; the other is stored from wherever its bytes say.
+            // `self` reaches no other process. Over `tcp`, UCX stores whatever a peer writes at any address that the peer names.
             all.resources.retain(|(transport, _)| transport != "self" && transport != "tcp");
             format!(
                 "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",

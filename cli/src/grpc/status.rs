@@ -17,7 +17,7 @@ pub(crate) struct ClusterStatus {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Problem {
-    /// Empty where the problem is about the whole cluster.
+    /// Empty if the problem concerns the whole cluster.
     pub(crate) worker: String,
     /// A keyword for scripts, see `Problem.kind` of the protocol.
     pub(crate) kind: String,
@@ -35,7 +35,7 @@ pub(crate) struct RouterStatus {
     pub(crate) ttft_count: u64,
     pub(crate) ttft_p50_ms: Option<f64>,
     pub(crate) ttft_p95_ms: Option<f64>,
-    /// Absent where workers register at the router.
+    /// Absent if workers register at the router.
     pub(crate) etcd_reachable: Option<bool>,
     /// Time since the router's list of workers last matched etcd.
     pub(crate) view_age_ms: Option<u64>,

@@ -198,7 +198,7 @@ fn per(count: u64, seconds: f64) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// Arrives after `at_ms`, answers 4 tokens of which the first comes after `ttft_ms` and the others each `gap_ms` later.
+    /// A request that arrives after `at_ms` and has 4 tokens: the first after `ttft_ms`, the others each `gap_ms` later.
     pub(crate) fn outcome(at_ms: u64, ttft_ms: u64, gap_ms: u32) -> Outcome {
         let end = Duration::from_millis(at_ms + ttft_ms + 3 * u64::from(gap_ms));
         Outcome {

@@ -22,7 +22,7 @@ const REQUESTS_MAX: usize = 4_000_000;
 /// Longest prompt or answer, in tokens: far above any model's context, and far below what 32 bits hold.
 const TOKENS_MAX: u32 = 1 << 26;
 
-/// The format of a trace file.
+/// How a trace is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Format {
     /// JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one id per 512 tokens.
