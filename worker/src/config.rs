@@ -42,7 +42,7 @@ pub struct WorkerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct InstanceSettings {
-    /// Name, unique in the cluster; drawn from role, host and process where unset.
+    /// Name, unique in the cluster; derived from role, host and process if unset.
     pub id: Option<InstanceId>,
     /// Pool of replicas that it belongs to.
     pub pool: String,

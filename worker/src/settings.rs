@@ -23,7 +23,7 @@ pub struct ModelSettings {
     pub cache_dir: PathBuf,
     /// Base address of the model hub; empty takes `HF_ENDPOINT`, or Hugging Face.
     pub hub_endpoint: String,
-    /// Token for the model hub; `HF_TOKEN` where unset.
+    /// Token for the model hub; `HF_TOKEN` if unset.
     pub hub_token: Option<Secret>,
 }
 
