@@ -47,7 +47,7 @@ pub(super) struct Clients {
     prompt: Arc<Prompt>,
     served: Arc<Mutex<Vec<Served>>>,
     left: Arc<AtomicUsize>,
-    /// The router's placements.
+    /// The requests as the router prepared them.
     #[cfg(test)]
     pub(super) prepared: Arc<Mutex<Vec<Arc<baton_router::Prepared>>>>,
 }
