@@ -37,7 +37,7 @@ const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 enum Manner {
     Prompt,
     Slow,
-    /// Cancels after this many tokens.
+    /// The client disconnects after this many tokens.
     Leaves(usize),
 }
 

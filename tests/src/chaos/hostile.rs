@@ -145,7 +145,7 @@ fn bytes(attack: Attack, heard: &[u8], random: &mut StdRng) -> Vec<u8> {
     said
 }
 
-/// Sends the bytes. Returns whether the connection was accepted.
+/// Sends the bytes. Returns whether all of them were sent.
 async fn say(to: SocketAddr, bytes: &[u8], hold: Duration) -> bool {
     let Ok(Ok(mut stream)) = timeout(CONNECT_MAX, TcpStream::connect(to)).await else { return false };
     let said = timeout(CONNECT_MAX, stream.write_all(bytes)).await;

@@ -17,7 +17,7 @@ use tokio_tun::Tun;
 const HELD_MAX: usize = 20_000;
 /// Most recent payloads kept.
 const PASSED_MAX: usize = 64;
-/// As on every other link.
+/// The same as on every other link.
 const MTU: usize = 1500;
 /// Offset in an IPv4 header of the second byte of the destination, which is the network's number.
 const NET_BYTE: usize = 17;
