@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// The range of token ids used. The default is ordinary text of any tokenizer with a vocabulary of at least 32,000: control tokens and
-/// bytes are before the range, or at the end.
+/// The range of token ids used. The default is ordinary text in any tokenizer with a vocabulary of at least 32,000: control tokens and
+/// bytes are before it, or at the end of the vocabulary.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TokenRange(RangeInclusive<u32>);
 
