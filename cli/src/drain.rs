@@ -1,4 +1,4 @@
-//! `baton drain`: takes one worker out of a running cluster, and says what becomes of the requests that it runs.
+//! `baton drain`: takes one worker out of a running cluster, and prints how its running requests end.
 
 use crate::grpc::{Admin, DrainEvent, Drained};
 use crate::router::{OperatorArgs, explain};
@@ -18,7 +18,7 @@ pub(crate) struct DrainArgs {
     timeout_s: Option<u64>,
 }
 
-/// Drains the worker, tells how many requests run there as they get fewer, and waits for the end.
+/// Drains the worker, prints the decreasing number of running requests, and waits for the end.
 pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     let channel = args.router.connect("").await?;
     let name = &args.worker;

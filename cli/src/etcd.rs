@@ -1,14 +1,14 @@
-//! How the command line reaches etcd: as the processes of a cluster do, by the same flags and variables.
+//! The command line's connection to etcd: with the same flags and variables as the processes of a cluster.
 
 use baton_node::config::{Check, Checker, CommonArgs, ConfigError, ENV_PREFIX, Layers};
 use baton_node::identity::IdentityConfig;
 use baton_node::membership::etcd::EtcdConfig;
 use serde::{Deserialize, Serialize};
 
-/// Variables of the section `membership.etcd`, lower case and without their prefix, begin so.
+/// Variables of the section `membership.etcd`, in lower case and without their prefix, begin with this.
 pub(crate) const VARIABLES: &str = "membership__etcd__";
 
-/// What of the configuration all processes of a cluster share, and this one needs as well.
+/// The part of the configuration that all processes of a cluster share and that this one needs too.
 #[derive(Default, Serialize, Deserialize)]
 struct Shared {
     identity: IdentityConfig,
@@ -38,7 +38,7 @@ pub(crate) fn key_of(name: &str) -> String {
     name.strip_prefix(ENV_PREFIX).unwrap_or(name).to_ascii_lowercase()
 }
 
-/// The section with these endpoints and this prefix, where given, over the variables of this process.
+/// The section from the variables of this process, with these endpoints and this prefix, if given, taking precedence.
 pub(crate) fn config(endpoints: Vec<String>, prefix: Option<String>) -> Result<EtcdConfig, ConfigError> {
     let args = CommonArgs { etcd: endpoints, etcd_prefix: prefix, ..CommonArgs::default() };
     let mut layers = Layers::of_process(&args, args.overlay());

@@ -1,5 +1,5 @@
-//! `baton etcd-join`: how a pod of a StatefulSet that runs etcd comes into its cluster, written into etcd's configuration file before etcd
-//! starts. The nodes are `SET-0` to `SET-N` below one domain, as Kubernetes names them.
+//! `baton etcd-join`: decides how a pod of a StatefulSet that runs etcd joins its cluster, and writes that into etcd's configuration file
+//! before etcd starts. The nodes are `SET-0` to `SET-N` below one domain, as Kubernetes names them.
 
 use anyhow::{Context, ensure};
 use baton_node::membership::etcd::{EtcdConfig, ListedNode, Start, join};
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Most nodes of one etcd; more make it slower and no safer.
+/// Most nodes of one etcd cluster; more would make it slower without making it safer.
 const NODES_MAX: usize = 9;
 
 /// Arguments of `baton etcd-join`.
@@ -44,7 +44,7 @@ pub(crate) struct EtcdJoinArgs {
 }
 
 impl EtcdJoinArgs {
-    /// The list of nodes, and which of them this one is.
+    /// The list of nodes, and this node's index in it.
     fn listed(&self) -> anyhow::Result<(Vec<ListedNode>, usize)> {
         let (set, number) =
             self.pod.rsplit_once('-').context("--pod names no pod of a StatefulSet: it ends in no number")?;
@@ -65,7 +65,7 @@ impl EtcdJoinArgs {
     }
 }
 
-/// Waits until it is known how etcd starts here, and writes that down.
+/// Waits until it is known how etcd has to start here, and writes that to the file.
 pub(crate) async fn run(args: EtcdJoinArgs) -> anyhow::Result<()> {
     let (nodes, own) = args.listed()?;
     let max = Duration::from_secs(args.timeout_s);

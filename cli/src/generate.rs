@@ -1,4 +1,4 @@
-//! `baton generate`: one prompt, the streamed answer, and a line that says where its time went.
+//! `baton generate`: one prompt, the streamed answer, and a line with its timings.
 
 use crate::grpc::{Last, Options, Prompt, Question};
 use crate::router::{RouterArgs, explain};
@@ -70,7 +70,7 @@ impl GenerateArgs {
     }
 }
 
-/// Sends the prompt and prints what comes.
+/// Sends the prompt and prints the answer as it arrives.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
     let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
@@ -104,7 +104,8 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first, and the request's id.
+/// One line: queue, prefill, transfer with its exposed part, TTFT as measured here, tokens per second after the first, and the request's
+/// id.
 fn timings_line(last: &Last, ttft: Duration, total: Duration) -> String {
     let ms = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
     let mut parts = Vec::new();
@@ -120,7 +121,7 @@ fn timings_line(last: &Last, ttft: Duration, total: Duration) -> String {
         let rate = f64::from(last.completion_tokens - 1) / (total - ttft).as_secs_f64().max(1e-6);
         parts.push(format!("{} tokens at {rate:.1} tokens/s", last.completion_tokens));
     }
-    // What `baton trace` asks for.
+    // The argument of `baton trace`.
     if !last.request_id.is_empty() {
         parts.push(format!("request {}", last.request_id));
     }

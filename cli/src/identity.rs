@@ -1,4 +1,4 @@
-//! `baton identity`: an authority of one's own, and what each kind of process needs of it.
+//! `baton identity`: creates a certificate authority, and the credentials that each kind of process needs.
 
 use anyhow::{Context, ensure};
 use baton_node::identity::{Authority, Role};
@@ -6,7 +6,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Folder of certificates for servers that are none of Baton's processes.
+/// Folder of certificates for servers that are not Baton processes.
 const SERVER: &str = "server";
 
 /// Arguments of `baton identity`.
@@ -28,7 +28,7 @@ pub(crate) struct IdentityArgs {
     days: u64,
 }
 
-/// Writes everything, and says what is where.
+/// Writes all files, and prints where each is.
 pub(crate) fn run(args: &IdentityArgs) -> anyhow::Result<()> {
     let home = args.authority.clone().unwrap_or_else(|| args.folder.join("authority"));
     let authority = if home.exists() {

@@ -1,4 +1,4 @@
-//! `baton`: starts a cluster on this machine and talks to one.
+//! `baton`: starts a cluster on this machine and sends requests to it.
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -1,6 +1,7 @@
-//! Pages that stand alone: no script, nothing from elsewhere, light or dark as the reader has it, and all text of others escaped.
+//! Self-contained pages: no script, no external resources, in the reader's light or dark scheme, and with all text of other processes
+//! escaped.
 
-/// Colours, and what every page has.
+/// Colours, and the styles that every page has.
 const BASE: &str = "\
 :root{color-scheme:light dark;--line:#d0d7de;--text:#1f2328;--dim:#59636e;--back:#fff;--router:#4969b8;--prefill:#b8691f;--decode:#2f8a57;--bad:#c0362c}\
 @media(prefers-color-scheme:dark){:root{--line:#3d444d;--text:#f0f6fc;--dim:#9198a1;--back:#0d1117;--router:#7b97e0;--prefill:#e09a4f;--decode:#57b981;--bad:#f0685c}}\
@@ -22,7 +23,7 @@ pub(crate) fn close(mut page: String) -> String {
     page
 }
 
-/// A text as it may stand in an element or an attribute.
+/// A text escaped for use in an element or an attribute.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The way from the command line to a router: one address, one key, one set of limits for all verbs.
+//! Connections from the command line to a router: the same address, key and limits for all commands.
 
 use crate::standing;
 use anyhow::Context;
@@ -13,9 +13,9 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-/// Where a router's clients call it, by default.
+/// Default address of a router for clients.
 const DEFAULT: &str = "http://127.0.0.1:50051";
-/// And its operators.
+/// Default address of a router for operators.
 const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 
 /// Where the router is.
@@ -37,10 +37,10 @@ pub(crate) struct OperatorArgs {
     identity: Option<PathBuf>,
 }
 
-/// Calls of a router, each with the key.
+/// A channel to a router that adds the key to each call.
 pub(crate) type RouterChannel = InterceptedService<Channel, Key>;
 
-/// Adds the key to each call, where there is one.
+/// Adds the key to each call, if there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct Key(Option<MetadataValue<Ascii>>);
 
@@ -66,7 +66,8 @@ impl Key {
 }
 
 impl RouterArgs {
-    /// Connects. `or` says what else to do where nobody answers. A router that falls silent ends every call, however long that may take.
+    /// Connects. `or` is the alternative named in the error if the router does not answer. If a router stops responding, every call ends,
+    /// however long calls may otherwise take.
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let key = Key::of_process()?;
         let address = if self.server.contains("://") { self.server.clone() } else { format!("http://{}", self.server) };
@@ -85,11 +86,11 @@ fn bounded(endpoint: Endpoint) -> Endpoint {
 }
 
 impl OperatorArgs {
-    /// Connects like [`RouterArgs::connect`]: with an operator's certificate to the cluster port where there is one, else with a key to the
+    /// Connects like [`RouterArgs::connect`]. With an operator's certificate it connects to the cluster port, otherwise with a key to the
     /// clients' port.
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let named = self.identity.clone().map(|folder| (self.cluster_port(), folder));
-        // A key that is set says as whom to call.
+        // If a key is set, it decides where to connect.
         let found = || api_key().is_none().then(|| standing::find(&self.router.server)).flatten();
         match named.or_else(found) {
             None => self.router.connect(or).await,
@@ -122,7 +123,7 @@ async fn operate(address: &str, folder: &Path) -> anyhow::Result<RouterChannel> 
     Ok(InterceptedService::new(channel, Key(None)))
 }
 
-/// What a router refused, and what to do about it.
+/// An error that says what a router refused, and what to do about it.
 pub(crate) fn explain(status: &Status) -> anyhow::Error {
     let (code, message) = (status.code(), status.message());
     match code {

@@ -1,7 +1,7 @@
-//! Clusters that this user's `baton up` runs: each has a folder of its own with its authority and certificates, for as long as it runs.
+//! Clusters that this user's `baton up` runs. Each has its own folder with its authority and certificates while it runs.
 //!
 //! ```text
-//! ~/.local/state/baton/up/PID/  lock         held by `baton up`; a folder whose lock is free is nobody's any more
+//! ~/.local/state/baton/up/PID/  lock         held by `baton up`; if it is free, the folder is left over and may be removed
 //!                               authority/   router/   worker/   operator/
 //!                               addresses    where the router listens: gRPC, and its cluster port
 //! ```
@@ -18,9 +18,9 @@ use std::time::Duration;
 
 const LOCK: &str = "lock";
 const ADDRESSES: &str = "addresses";
-/// Of a folder that is not complete yet.
+/// Prefix of a folder that is not complete yet.
 const NEW: &str = "new";
-/// Nobody renews them: longer than any `baton up` runs.
+/// The certificates are never renewed, so they last longer than any `baton up` runs.
 const LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The folder of a running cluster. Dropping it removes it.
@@ -30,7 +30,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Makes a folder with a new authority and a certificate for each role, and clears away those of clusters that are gone.
+    /// Creates a folder with a new authority and a certificate for each role. Removes the folders of clusters that have ended.
     pub(crate) fn make() -> anyhow::Result<Self> {
         let all = all().context("there is no home folder to keep certificates in: set XDG_STATE_HOME")?;
         Self::make_in(&all).with_context(|| {
@@ -59,12 +59,12 @@ impl Standing {
         Ok(Self { folder, _lock: lock })
     }
 
-    /// What a process of this role is given as its identity.
+    /// The identity folder for a process of this role.
     pub(crate) fn identity(&self, role: Role) -> PathBuf {
         self.folder.join(role.name())
     }
 
-    /// Lets the verbs of this user find the cluster by its router's address.
+    /// Writes the router's addresses, so that commands of this user find the cluster.
     pub(crate) fn listens(&self, grpc: SocketAddr, cluster: SocketAddr) -> io::Result<()> {
         std::fs::write(self.folder.join(ADDRESSES), format!("{grpc} {cluster}\n"))
     }
@@ -76,7 +76,7 @@ impl Drop for Standing {
     }
 }
 
-/// The cluster port and the operator's files of the cluster whose router's clients call it at `server`, where `baton up` runs it here.
+/// The cluster port and the operator's files of the local cluster whose clients' address is `server`, if `baton up` runs it.
 pub(crate) fn find(server: &str) -> Option<(String, PathBuf)> {
     find_in(&all()?, server)
 }
@@ -101,7 +101,7 @@ fn all() -> Option<PathBuf> {
     state_home().map(|home| home.join("baton/up"))
 }
 
-/// Removes the folders of clusters that ended without doing so.
+/// Removes the folders of clusters that ended without removing them.
 fn clear(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -111,7 +111,7 @@ fn clear(all: &Path) {
     }
 }
 
-/// Whether nobody holds the folder any more.
+/// Whether no process holds the folder's lock.
 fn is_free(folder: &Path) -> bool {
     let lock = File::open(folder.join(LOCK));
     lock.is_ok_and(|lock| !matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
@@ -156,7 +156,7 @@ mod tests {
         clear(&all);
         assert!(operator.exists(), "it runs");
 
-        // Killed: the lock is free, the folder is not.
+        // Killed: the lock is free, but the folder remains.
         let killed = all.join("1");
         std::fs::create_dir(&killed).unwrap();
         std::fs::copy(standing.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();

@@ -1,8 +1,8 @@
-//! What verbs print.
+//! Output of the commands.
 
 use std::io::{self, ErrorKind, Write as _};
 
-/// Prints a text and its line's end at once. `false` where nobody reads it any more, as behind `head`.
+/// Prints a text and a newline in one write. `false` if stdout is closed, as behind `head`.
 pub(crate) fn tell(text: &str) -> io::Result<bool> {
     let mut out = io::stdout();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

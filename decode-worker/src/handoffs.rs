@@ -22,12 +22,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
-/// How often offers that wait are looked at without a reason.
+/// How often waiting offers are checked again without a notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a claim's stream waits for and how its sequence will run.
+/// The data that a claim's stream needs: what it waits for, and how its sequence will run.
 pub(crate) struct ClaimStream {
-    /// As it was claimed, without the token that comes with its KV.
+    /// As claimed, without the token that arrives with its KV.
     pub(crate) sequence: SequenceRequest,
     pub(crate) sink: StreamSink,
     pub(crate) slot: Slot,
@@ -79,21 +79,21 @@ impl Room for &EngineHandle {
     }
 }
 
-/// All handoffs towards this instance.
+/// All handoffs to this instance.
 pub struct Handoffs {
     engine: EngineHandle,
-    /// Who may read what is cached.
+    /// The members that may read cached KV.
     members: Members,
     grants: Mutex<Grants<ClaimStream, GrantReply>>,
-    /// Blocks are free again, or an offer waits, or this is dropped.
+    /// Notified when blocks become free, when an offer starts to wait, and when this is dropped.
     changed: Arc<Notify>,
 }
 
 impl Handoffs {
-    /// Takes handoffs in for an engine from now on: at most `claims_max` are claimed at once.
+    /// Starts receiving handoffs for an engine, with at most `claims_max` claims at once.
     pub fn start(engine: &EngineHandle, members: Members, claims_max: usize, runtime: Arc<dyn Runtime>) -> Arc<Self> {
         let pool_tokens = u64::from(engine.pool().blocks_per_group()) * engine.block_tokens() as u64;
-        // Twice the pool: while one poolful runs, the next may be on its way.
+        // Twice the pool: while sequences that fill the pool run, as many tokens may be on their way.
         let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };
         let handoffs = Self::new(engine.clone(), members, limits);
         runtime.spawn(Box::pin(handoffs.grant_when_freed(runtime.clone())));
@@ -111,19 +111,19 @@ impl Handoffs {
         self.grants.lock().book(request, claim)
     }
 
-    /// Ends a claim whose stream is gone. Its offer, if there is one, finds no claim any more.
+    /// Ends a claim whose stream has ended. Its offer, if there is one, no longer matches a claim.
     pub(crate) fn forget(&self, request: &RequestId) {
         let ended = self.grants.lock().end(request);
         drop(ended);
         self.grant_waiting();
     }
 
-    /// Whether the KV of a request is offered and waits for room.
+    /// Whether the KV of a request has been offered and waits for room.
     pub(crate) fn has_no_room_for(&self, request: &RequestId) -> bool {
         self.grants.lock().is_waiting(request)
     }
 
-    /// What is claimed and not adopted yet.
+    /// What is claimed and not yet adopted.
     pub fn claimed(&self) -> Claimed {
         let grants = self.grants.lock();
         Claimed { sequences: grants.claimed(), tokens: grants.claimed_tokens() }
@@ -134,9 +134,9 @@ impl Handoffs {
         let (handoffs, changed) = (Arc::downgrade(self), self.changed.clone());
         async move {
             while let Some(wake_at) = handoffs.upgrade().map(|handoffs| handoffs.decide()) {
-                // Nothing that happens between here and there is missed: a notification is kept.
+                // No notification between the decision and this wait is missed: `Notify` stores one.
                 match wake_at {
-                    // The engine also keeps room back while one of its own sequences lacks blocks, and says nothing when it no longer does.
+                    // The engine also keeps room while one of its own sequences lacks blocks, and sends no notification when that ends.
                     Some(at) => {
                         let at = at.max(runtime.now() + LOOK_AGAIN);
                         let _ = runtime.until(at, changed.notified()).await;
@@ -147,18 +147,18 @@ impl Handoffs {
         }
     }
 
-    /// Decides now rather than once the task of [`Handoffs::grant_when_freed`] runs, and has that look again if offers still wait.
+    /// Decides now instead of waiting for the task of [`Handoffs::grant_when_freed`]. If offers still wait, it notifies that task.
     fn grant_waiting(&self) {
         if self.decide().is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// Carries out what is decided; when to decide again even if nothing happens.
+    /// Carries out the decisions. Returns when to decide again even if nothing changes.
     fn decide(&self) -> Option<Instant> {
         let mut grants = self.grants.lock();
         let Decisions { granted, keep_room, wake_at } = grants.decide(self.engine.now(), &mut &self.engine);
-        // Under the lock: the engine learns of decisions in their order.
+        // Under the lock, so that the engine receives the decisions in order.
         self.engine.keep_room(keep_room);
         for Granted { offer, reply, lease } in granted {
             reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.block_tokens())));
@@ -166,13 +166,13 @@ impl Handoffs {
         wake_at
     }
 
-    /// The KV of a request is here, or will not come.
+    /// The KV of a request has arrived, or will not arrive.
     fn over(&self, request: &RequestId) {
         self.grants.lock().arrived(request);
         self.grant_waiting();
     }
 
-    /// Starts what arrived, or says why not, with the stream that waits for it.
+    /// Starts the sequence whose KV arrived. An error comes with the stream that waits for it.
     fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), (Option<Box<ClaimStream>>, String)> {
         let request = handoff.request_id.clone();
         let claim = self.grants.lock().take(&request).ok_or_else(|| (None, "the claim is gone".to_owned()))?;
@@ -217,7 +217,7 @@ impl SinkHandler for Handoffs {
             reply.answer(Ok(()));
             return None;
         };
-        // First the source hears why: the end of the stream cancels what is left of the handoff.
+        // The source receives the reason first: the end of the stream cancels the rest of the handoff.
         reply.answer(Err(message.clone()));
         tell_of_refusal(stream, &message);
         None
@@ -241,7 +241,7 @@ fn tell_of_refusal(stream: Option<Box<ClaimStream>>, message: &str) {
     }
 }
 
-/// Starts the sequence on the blocks that arrived, if they are those that were claimed.
+/// Starts the sequence on the blocks that arrived, if they match the claim.
 fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) -> Result<Adopted, String> {
     let claimed = &stream.sequence;
     let same_prompt = handoff.tokens.starts_with(&claimed.tokens) && handoff.kv_tokens as usize == claimed.tokens.len();
@@ -251,7 +251,7 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) 
     let bytes = handoff.bytes;
     let mut lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
     if let Some(keep) = engine.keep(claimed) {
-        // At once, since others may wait for it.
+        // At once, because other offers may wait for these blocks.
         lease.store(&claimed.block_hashes(), claimed.tokens.len(), keep, engine.now());
         lease.let_go_of_spares();
     }
@@ -264,7 +264,7 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) 
         .map_err(|e| e.map_or("its stream is gone".into(), |e| e.to_string()))
 }
 
-/// The source of a request's KV, as the router named it.
+/// The source of a request's KV, as named by the router.
 pub(crate) fn claim(
     source: Party,
     sequence: SequenceRequest,

@@ -1,12 +1,12 @@
 //! A decode worker: receives KV, or prefills short prompts itself, and generates.
 //!
-//! Layer: above `worker`, which starts engine and data plane; this crate joins the two for sequences that arrive.
+//! Layer: above `worker`, which starts the engine and the data plane; this crate connects the two for arriving sequences.
 //!
 //! ```text
 //! Decode/Generate ── claim ──> Grants ── offer ──> reservation ── verified ──> running sequence ──> tokens
 //! ```
 //!
-//! It knows no text and no placement, and never runs a sequence on KV that the transfer did not verify whole.
+//! It contains no text handling and no placement. It never runs a sequence on KV that the transfer has not verified in full.
 
 #![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
 
@@ -18,7 +18,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-/// The service without a server. No part of the API.
+/// The service without a server. Not part of the API.
 #[doc(hidden)]
 pub mod simulation {
     pub use crate::handoffs::Handoffs;

@@ -1,4 +1,4 @@
-//! One stream a request, from its claim to its last token.
+//! Serves one stream per request, from its claim to its last token.
 
 use crate::handoffs::{Adopted, Handoffs, claim};
 use crate::slot::Slot;
@@ -18,36 +18,36 @@ use tokio::sync::oneshot::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument as _;
 
-/// Messages between a stream's task and its connection; what waits beyond stays with the engine's pacing.
+/// Messages between a stream's task and its connection. When they are full, the engine pauses the sequence.
 const MESSAGES_MAX: usize = 8;
-/// How often the router hears that there is still no room for the KV: another worker may have some by now.
+/// How often the router is notified that there is still no room for the KV: another worker may have room by now.
 const WAITS_SAID_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs sequences for routers.
 #[derive(Clone)]
 pub struct DecodeService {
-    /// Where the KV of its sequences comes in.
+    /// Receives the KV of its sequences.
     pub handoffs: Arc<Handoffs>,
-    /// What it is made of.
+    /// The components it uses.
     pub parts: Parts,
 }
 
 /// Messages to a router; the last one may be an error.
 pub(crate) type Reply = Result<DecodeEvent, RequestError>;
 
-/// A sequence that a router claims room for.
+/// A sequence for which a router claims room.
 pub struct DecodeRequest {
-    /// Prompt, and what was generated so far.
+    /// The prompt and the tokens generated so far.
     pub sequence: SequenceSpec,
-    /// Who prefills it; `None` where this worker does.
+    /// The prefill worker; `None` if this worker prefills.
     pub source: Option<Party>,
 }
 
 impl DecodeService {
-    /// Runs a sequence from its claim on; what comes of it. It is cancelled where nobody listens any more.
+    /// Runs a sequence from its claim and returns its events. It is cancelled when the receiver is dropped.
     ///
     /// # Errors
-    /// Where it fits nowhere here, or too much is claimed or waits already.
+    /// If it can never fit here, or if too much is claimed or waiting already.
     pub fn decode(&self, call: CallContext, request: DecodeRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let DecodeRequest { sequence, source } = request;
@@ -71,7 +71,7 @@ impl DecodeService {
                 None
             }
         };
-        // Only now that the id is booked for this call may its end free it.
+        // From here on the id is booked for this call, so the call's end may free it.
         let call = Call {
             request,
             running,
@@ -94,7 +94,7 @@ impl DecodeService {
     }
 }
 
-/// One running stream. Dropping it, at whatever point, cancels everything of the request here.
+/// One running stream. Dropping it at any point cancels everything that runs for the request here.
 struct Call {
     request: RequestId,
     running: RunningCall,
@@ -113,8 +113,8 @@ struct Call {
     first_token_sent: bool,
 }
 
-/// The phase of generation. It may end by its last token, by the router (a stop string) or with the stream; each way it says how
-/// many tokens there were.
+/// The generation phase. It ends with the last token, by the router (a stop string) or with the stream; in each case it records the
+/// number of tokens.
 struct Generating {
     span: Option<Phase>,
     tokens: i64,
@@ -149,12 +149,12 @@ impl Call {
             biased;
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
-            // A stream without room ends without a word, which routers take in the same way.
+            // If the stream has no room it ends without a message, which routers handle in the same way.
             error = cut_off => drop(replies.try_send(Err(error))),
             error = hung(&engine, &*runtime) => drop(replies.try_send(Err(error))),
             () = runtime.sleep_until(deadline) => {
                 let late = RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed");
-                // A stream without room has a reader that stalls, and its end says the same.
+                // If the stream has no room its reader stalls; the end of the stream has the same effect.
                 let _ = replies.try_send(Err(late));
             }
         }
@@ -166,7 +166,7 @@ impl Call {
         }
         if let Some(adopted) = self.adopted.take() {
             let span = self.parent.span("decode.await_kv");
-            // A handoff that fails drops the sender and leaves the reason among the events.
+            // A failed handoff drops the sender and leaves the reason among the events.
             if let Ok(Adopted { bytes }) = self.adoption(adopted).await {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
                 let now = self.service.parts.runtime.now();
@@ -177,7 +177,7 @@ impl Call {
                 }
             }
         }
-        // A prompt that is prefilled here generates from its first token on.
+        // A prompt that is prefilled here enters the generation phase with its first token.
         let mut generating = (!self.prefills).then(|| self.generating());
         while let Some(event) = self.events.recv().await {
             if let SequenceEvent::Token { finish, at, .. } = &event {
@@ -204,7 +204,7 @@ impl Call {
         let _ = self.replies.send(Err(lost)).await;
     }
 
-    /// Waits for the KV, and says so for as long as there is no room for it.
+    /// Waits for the KV, and notifies the router while there is no room for it.
     async fn adoption(&self, mut adopted: oneshot::Receiver<Adopted>) -> Result<Adopted, RecvError> {
         loop {
             let runtime = &self.service.parts.runtime;
@@ -212,7 +212,7 @@ impl Call {
                 return adopted;
             }
             if self.service.handoffs.has_no_room_for(&self.request) {
-                // A closed stream is noticed by `run`.
+                // `run` notices a closed stream.
                 self.say(DecodeEvent::Waits).await;
             }
         }

@@ -1,10 +1,10 @@
-//! What ties a client's stream to everything that runs for it here, whatever phase that is in.
+//! Connects a client's stream to everything that runs for it here, in any phase.
 
 use baton_engine::SequenceControl;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Shared by the stream and by whoever starts the sequence later, on another thread.
+/// Shared by the stream and by the thread that starts the sequence later.
 #[derive(Clone, Default)]
 pub(crate) struct Slot(Arc<Mutex<State>>);
 
@@ -17,7 +17,8 @@ enum State {
 }
 
 impl Slot {
-    /// Starts the sequence unless the stream is gone. `start` runs under the slot's lock, so a cancel comes before or after, never between.
+    /// Starts the sequence unless the stream has ended. `start` runs under the slot's lock, so a cancel happens before or after it, never
+    /// in between.
     pub(crate) fn start<E>(&self, start: impl FnOnce() -> Result<SequenceControl, E>) -> Result<(), Option<E>> {
         let mut state = self.0.lock();
         match *state {
@@ -29,7 +30,7 @@ impl Slot {
         }
     }
 
-    /// The stream is gone: cancels what runs, or keeps it from starting.
+    /// The stream has ended: cancels what runs, or prevents it from starting.
     pub(crate) fn cancel(&self) {
         let before = std::mem::replace(&mut *self.0.lock(), State::Cancelled);
         if let State::Running(control) = before {

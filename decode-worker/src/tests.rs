@@ -1,4 +1,4 @@
-//! The service over a real engine and transfer: claims whose KV never comes, and KV that is not what was claimed.
+//! The service over a real engine and transfer: claims whose KV never arrives, and KV that does not match its claim.
 
 use crate::grants::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
@@ -33,9 +33,9 @@ use std::time::{Duration, Instant};
 use tokio_stream::StreamExt as _;
 use tonic::{Request, Status};
 
-/// Nothing here takes long; whoever waits this long waits for ever.
+/// Nothing here takes long: a wait of this length counts as endless.
 const FOREVER: Duration = Duration::from_secs(30);
-/// What the engines here have by default.
+/// The default block size of these engines.
 const BLOCK_TOKENS: u32 = 16;
 
 fn party(name: &str) -> Party {
@@ -89,7 +89,7 @@ async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<St
     claim_of(service, id, 5, 0, within).await
 }
 
-/// The same for a prompt of the tokens 1 to `len`, of this priority.
+/// As [`claim`], for a prompt of the tokens 1 to `len` with this priority.
 async fn claim_of(
     service: &DecodeService,
     id: &str,
@@ -102,7 +102,7 @@ async fn claim_of(
     service.generate(request).await.map(tonic::Response::into_inner)
 }
 
-/// Such a call.
+/// The request of such a call.
 fn request(service: &DecodeService, id: &str, len: u32, priority: i32) -> v1::DecodeRequest {
     let sequence = SequenceSpec {
         request_id: RequestId::try_new(id).unwrap(),
@@ -167,7 +167,7 @@ async fn a_refused_call_leaves_the_claim_of_its_namesake_alone() {
     assert_eq!(service.handoffs.claimed().tokens, 5, "the claim of the first call stands");
 }
 
-/// Hands KV of five tokens over from `p`, for a claim over the prompt 1 to 5, in a commit that names these tokens.
+/// Hands over KV of five tokens from `p`, for a claim of the prompt 1 to 5, in a commit that names these tokens.
 async fn hand_over(
     service: &DecodeService,
     id: &str,
@@ -190,7 +190,7 @@ fn source_as(identity: &Identity) -> KvTransfer {
     KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
 }
 
-/// What `p` is told where it asks for a prefix that nobody has cached.
+/// The answer to `p` when it requests a prefix that is not cached.
 async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> String {
     let (source, transfer) = (source_as(identity), &service.parts.transfer);
     let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
@@ -213,7 +213,8 @@ async fn only_registered_workers_are_told_of_the_cache() {
     let lasts = Duration::from_secs(86_400);
     Authority::new().unwrap().issue(folder.path(), &[Role::Worker], &[], lasts, "").unwrap();
     let config = IdentityConfig { dir: Some(folder.path().into()), ..IdentityConfig::default() };
-    // Neither proves a certificate that a worker is registered: those that ended have theirs too.
+    // With and without a certificate: a certificate does not prove that a worker is registered, because workers that have ended have one
+    // too.
     for identity in [Identity::default(), Identity::start(&config, Role::Worker).await.unwrap()] {
         let asks = async |members| asks_for_a_prefix(&service_as(&identity, Members::of([members])), &identity).await;
         let stranger = asks(party("another")).await;
@@ -225,7 +226,7 @@ async fn only_registered_workers_are_told_of_the_cache() {
     }
 }
 
-/// Offers KV of so many tokens.
+/// Offers KV of this many tokens.
 fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) -> PutHandle {
     let blocks = GroupBlocks(vec![(0..tokens.div_ceil(BLOCK_TOKENS)).map(BlockId).collect()]);
     let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);

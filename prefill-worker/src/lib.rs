@@ -1,8 +1,8 @@
 //! A prefill worker: runs prompts and puts their KV to the decode worker that the router named.
 //!
-//! Layer: above `worker`, which starts engine and data plane; this crate joins the two for prompts.
+//! Layer: above `worker`, which starts the engine and the data plane; this crate connects the two for prompts.
 //!
-//! It knows no text and no placement, and not what happens to a sequence after its commit.
+//! It contains no text handling and no placement, and does not know what happens to a sequence after its commit.
 
 #![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
 
@@ -16,7 +16,7 @@ mod tests;
 #[doc(hidden)] // For the simulation.
 pub use put::handoff_error;
 
-/// The service without a server. No part of the API.
+/// The service without a server. Not part of the API.
 #[doc(hidden)]
 pub mod simulation {
     pub use crate::service::{PrefillRequest, PrefillService};

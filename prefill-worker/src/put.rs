@@ -1,4 +1,4 @@
-//! The put of one prompt's KV: joins the engine, which tells of finished layers, with the transfer, which writes them.
+//! The put of one prompt's KV: connects the engine, which reports finished layers, with the transfer, which writes them.
 
 use baton_engine::api::PrefillObserver;
 use baton_kv_cache::Lease;
@@ -22,25 +22,24 @@ pub(crate) struct PutTarget {
     pub(crate) deadline: Instant,
 }
 
-/// Keeps the blocks once the engine gave them up. The transfer holds one reference and drops it when nothing reads them any more.
+/// Holds the blocks once the engine has released them. The transfer holds one reference and drops it when it no longer reads them.
 type HeldLease = Arc<Mutex<Option<Lease>>>;
 
-/// The end of a put that the request's task has.
+/// The put as the request's task sees it.
 #[derive(Clone)]
 pub(crate) struct PromptPut {
     handle: Arc<Mutex<Option<Result<PutHandle, TransferError>>>>,
     begun: Arc<Notify>,
 }
 
-/// The end that the engine has.
+/// The put as the engine sees it.
 pub(crate) struct PutObserver {
     target: PutTarget,
     lease: HeldLease,
     put: PromptPut,
 }
 
-/// A put to `target`, begun when the engine takes the prompt from its queue: the round trip for the grant hides under the
-/// first layer.
+/// A put to `target`, begun when the engine takes the prompt from its queue: the round trip for the grant overlaps with the first layer.
 pub(crate) fn prompt_put(target: PutTarget) -> (PutObserver, PromptPut) {
     let put = PromptPut { handle: Arc::default(), begun: Arc::default() };
     (PutObserver { target, lease: HeldLease::default(), put: put.clone() }, put)
@@ -67,7 +66,7 @@ impl PrefillObserver for PutObserver {
     }
 
     fn prefilled(&mut self, lease: Lease) {
-        // Whatever becomes of the request: the transfer may still read these blocks; they go back when it dropped its hold.
+        // However the request ends, the transfer may still read these blocks; they are freed when it drops its reference.
         *self.lease.lock() = Some(lease);
     }
 
@@ -83,7 +82,7 @@ impl PrefillObserver for PutObserver {
 }
 
 impl PromptPut {
-    /// Waits for the handoff to fail while the prompt is still computed. Never ready once it is committed or aborted.
+    /// Waits for the handoff to fail while the prompt is still being computed. Never ready once the handoff is committed or aborted.
     pub(crate) async fn failure(&self) -> RequestError {
         self.begun.notified().await;
         poll_fn(|cx| match &mut *self.handle.lock() {
@@ -98,7 +97,7 @@ impl PromptPut {
         .await
     }
 
-    /// Everything is computed: commits and gives the handoff to whoever waits for its outcome. `None` where it never started.
+    /// Everything is computed: commits, and returns the handoff so that the caller can wait for its outcome. `None` if it never started.
     pub(crate) fn commit(&self, commit: CommitPayload) -> Option<Result<PutHandle, TransferError>> {
         let handle = self.handle.lock().take()?;
         if let Ok(handle) = &handle {
@@ -107,7 +106,7 @@ impl PromptPut {
         Some(handle)
     }
 
-    /// Gives the handoff up: nobody will want this KV.
+    /// Aborts the handoff: its KV is no longer needed.
     pub(crate) fn abort(&self, reason: &str) {
         if let Some(Ok(handle)) = self.handle.lock().take() {
             handle.abort(reason);
@@ -115,12 +114,12 @@ impl PromptPut {
     }
 }
 
-/// The error for the router of a handoff that failed. A handoff has deadlines of its own: the request may have time for another.
+/// The error for the router when a handoff failed. A handoff has deadlines of its own, so the request may have time for another.
 pub fn handoff_error(failure: &HandoffFailure, first_token_sent: bool) -> RequestError {
     let kind = match failure.kind() {
         ErrorKind::DeadlineExceeded => ErrorKind::Unavailable,
         kind if first_token_sent => kind,
-        // The prompt itself is sound, and nobody has seen anything of its answer: other workers may serve it.
+        // The prompt itself is valid, and the client has received nothing of its answer: other workers may serve it.
         ErrorKind::Overloaded => ErrorKind::Overloaded,
         _ => ErrorKind::Unavailable,
     };

@@ -1,4 +1,4 @@
-//! Runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
+//! Runs a prompt, sends its first token at once, and ends when the decode worker has acknowledged the KV.
 
 use crate::put::{PromptPut, PutObserver, PutTarget, handoff_error, prompt_put};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
-/// A prefill says at most three things; its stream never waits for its reader.
+/// A prefill sends at most three messages, so its stream never waits for its reader.
 const MESSAGES_MAX: usize = 4;
 
-/// A prompt that waits in the engine's queue keeps what was got for it so long. Then it is left to the cache: a pool that is nearly full may
-/// have no room for the prompt while somebody holds even one of its blocks.
+/// How long a prompt in the engine's queue holds the blocks that were got for it. After that they are left to the cache: a nearly full
+/// pool may have no room for the prompt while another sequence holds even one of its blocks.
 const GOT_KEPT_MAX: Duration = Duration::from_millis(250);
 
 /// Runs prompts for routers.
 #[derive(Clone)]
 pub struct PrefillService {
-    /// What it is made of.
+    /// The components it uses.
     pub parts: Parts,
 }
 
@@ -38,19 +38,19 @@ pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
 /// A prompt that a router sends.
 pub struct PrefillRequest {
-    /// Prompt, and what was generated so far.
+    /// The prompt and the tokens generated so far.
     pub sequence: SequenceSpec,
-    /// Who decodes it.
+    /// The decode worker.
     pub peer: Peer,
-    /// What is to be got from another worker's cache first.
+    /// The prefix to get from another worker's cache first.
     pub get: Option<PrefixGet>,
 }
 
 impl PrefillService {
-    /// Runs a prompt; what comes of it. It is cancelled where nobody listens any more.
+    /// Runs a prompt and returns its events. It is cancelled when the receiver is dropped.
     ///
     /// # Errors
-    /// Where it fits nowhere here, or too much waits already.
+    /// If it can never fit here, or if too much is waiting already.
     pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let PrefillRequest { sequence, peer, get } = request;
@@ -63,7 +63,7 @@ impl PrefillService {
         let (tokens, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
         let request = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
         let prompt = Prompt { request, observer, sink };
-        // Without a get a full queue is refused before there is a stream.
+        // Without a get, a full queue is refused before a stream exists.
         let stage = match get {
             None => Stage::Running(prompt.submit(&self.parts.engine)?),
             Some(get) => Stage::Getting(Box::new((prompt, get))),
@@ -103,17 +103,17 @@ impl Prompt {
     }
 }
 
-/// How far it came.
+/// The progress of a prompt.
 enum Stage {
     /// A cached prefix is got from another worker first.
     Getting(Box<(Prompt, PrefixGet)>),
-    /// The engine has it. Dropping this cancels it there.
+    /// The engine runs it. Dropping this cancels it there.
     Running(SequenceControl),
-    /// Neither.
+    /// The prompt has ended.
     Over,
 }
 
-/// One running prefill. Dropping it cancels the sequence and gives the handoff up.
+/// One running prefill. Dropping it cancels the sequence and aborts the handoff.
 struct Call {
     running: RunningCall,
     parts: Parts,
@@ -152,16 +152,16 @@ impl Call {
         let mut failure = pin!(put.failure());
         loop {
             let event = tokio::select! {
-                // What the engine said first counts first.
+                // Events of the engine take precedence.
                 biased;
                 event = self.events.recv() => event,
-                // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
+                // This KV is no longer needed, so the rest of the prompt is not computed. Dropping the call cancels it.
                 error = &mut failure, if self.first.is_none() => return Err(error),
                 () = &mut kept, if cached.is_some() => {
                     cached = None;
                     continue;
                 }
-                // The handoff of a prompt that is computed needs no engine, and goes on.
+                // The handoff of a computed prompt does not need the engine, and continues.
                 error = hung(&self.parts.engine, &*self.parts.runtime) => return Err(error),
             };
             let Some(event) = event else { break };
@@ -211,7 +211,7 @@ impl Call {
         Err(RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end"))
     }
 
-    /// Gets what another worker has cached of the prompt, if that was asked for, and hands the prompt to the engine.
+    /// If requested, gets the cached prefix of the prompt from another worker; then submits the prompt to the engine.
     async fn get_prefix(&mut self) -> Result<Option<CachedPrefix>, RequestError> {
         let (prompt, get) = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Getting(waiting) => *waiting,
@@ -295,7 +295,7 @@ impl Call {
     }
 
     async fn say(&self, event: PrefillEvent) {
-        // A closed stream is noticed by `run`.
+        // `run` notices a closed stream.
         let _ = self.replies.send(Ok(event)).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Nobody hands sequences to a prefill worker today: every offer is refused with that reason. What it has cached others may get.
+//! The receiving side of handoffs on a prefill worker. It refuses every put, because nothing hands sequences to a prefill worker today.
+//! Other workers may get what it has cached.
 
 use baton_engine::EngineHandle;
 use baton_kv_transfer::{
@@ -8,12 +9,12 @@ use baton_node::membership::Members;
 use baton_types::RequestId;
 use baton_worker::prefix_get;
 
-/// Takes nothing in.
+/// Refuses all puts.
 #[derive(Clone, Debug)]
 pub struct NoSink {
-    /// Whose cache others may get from.
+    /// The engine whose cache others may get from.
     pub engine: EngineHandle,
-    /// Who may get what is cached.
+    /// The members that may get cached prefixes.
     pub members: Members,
 }
 

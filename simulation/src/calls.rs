@@ -1,7 +1,7 @@
-//! Calls from routers to workers: a stand-in for gRPC streams, with delays, broken connections and peers that fall silent.
+//! Calls from routers to workers: simulated gRPC streams, with delays, broken connections and unresponsive peers.
 //!
-//! A call runs the worker's service in the worker's process. What it says travels one event at a time; whoever drops the stream is
-//! noticed at the other end a little later.
+//! A call runs the worker's service in the worker's process. The service's events travel one at a time. When either end drops the stream,
+//! the other end notices a little later.
 
 use crate::executor::{Executor, Process, Time, ms};
 use crate::network::Network;
@@ -15,26 +15,26 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// A caller counts a worker that stands still as gone after this, give or take.
+/// Time, with some jitter, after which a caller counts a stalled worker as gone.
 const SILENT: Time = ms(450);
 
-/// What a service answers with. Dropping it cancels the call there.
+/// A service's answers. Dropping it cancels the call there.
 pub type Answers<T> = BoxStream<'static, Result<T, RequestError>>;
 
-/// All calls of one schedule. Clones are the same ones.
+/// All calls of one schedule. Clones share them.
 #[derive(Clone)]
 pub struct Calls {
     executor: Executor,
     network: Network,
-    /// What a call, an event or the end of either takes on its way; as messages of the network where absent.
+    /// One-way delay of a call, an event, or the end of either; the same as that of the network's messages if absent.
     half_trip: Option<Time>,
     open: Arc<Mutex<Vec<Open>>>,
 }
 
-/// One call that is not over.
+/// One open call.
 struct Open {
     ends: [Process; 2],
-    /// The caller, then the worker hears that the other is gone.
+    /// Cancelled to notify the caller, and then the worker, that the other side is gone.
     broken: [CancellationToken; 2],
 }
 
@@ -43,12 +43,12 @@ fn gone() -> CallError {
 }
 
 impl Calls {
-    /// No calls yet. Each way takes `half_trip`, or as long as messages of `network`.
+    /// No calls yet. The one-way delay is `half_trip`, or that of messages of `network`.
     pub fn new(executor: Executor, network: Network, half_trip: Option<Time>) -> Self {
         Self { executor, network, half_trip, open: Arc::default() }
     }
 
-    /// Calls the service of `worker` from `caller`. `serve` runs in the worker's process and answers with the stream of what it says.
+    /// Calls the service of `worker` from `caller`. `serve` runs in the worker's process and returns its stream of events.
     pub fn call<T, F>(
         &self,
         caller: Process,
@@ -88,7 +88,7 @@ impl Calls {
         })
     }
 
-    /// Carries one call there and its answers back.
+    /// Carries one call to the worker and its answers back.
     async fn carry<T, F>(
         self,
         worker: Process,
@@ -113,7 +113,7 @@ impl Calls {
         let answer = tokio::select! {
             biased;
             () = broken.cancelled() => return,
-            // Dropped with its process: the caller hears of that in its time.
+            // Dropped with its process: the caller notices that later.
             answer = answered => match answer { Ok(answer) => answer, Err(_) => return broken.cancelled().await },
         };
         self.travel().await;
@@ -132,7 +132,7 @@ impl Calls {
                 event = answers.next() => event,
             };
             let Some(event) = event else {
-                // A worker that died says nothing; one that lives ended its stream.
+                // A dead worker sends nothing; a live one has ended its stream.
                 if self.executor.is_dead(worker) {
                     broken.cancelled().await;
                 }
@@ -152,7 +152,7 @@ impl Calls {
         self.executor.runtime(Process::WORLD).sleep_until(at).await;
     }
 
-    /// Calls of a process that is dead: the other ends hear it soon, or by silence.
+    /// Ends the calls of a dead process: the other ends notice soon, or by a timeout if `silent`.
     pub fn died(&self, process: Process, silent: bool) {
         let mut open = self.open.lock();
         open.retain(|call| call.broken.iter().any(|token| !token.is_cancelled()));
@@ -163,7 +163,7 @@ impl Calls {
         }
     }
 
-    /// Calls of a process that stands still break, unless it `is_back` by then.
+    /// Breaks the calls of a stalled process, unless it `is_back` by then.
     pub fn silent(&self, process: Process, is_back: impl Fn() -> bool + Send + Sync + Clone + 'static) {
         for call in self.open.lock().iter().filter(|call| call.ends.contains(&process)) {
             let at = self.executor.time() + SILENT + self.executor.draw(|random| random.below(ms(200)));

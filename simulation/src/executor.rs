@@ -1,8 +1,8 @@
 //! Virtual time and the tasks in it: one thread, one order of events for each seed.
 //!
-//! What happens is one of two things at an instant: a task is polled, or a function is called. Those of one instant are taken in an
-//! order that the seed gives, and a task that was woken may be polled a little later, as threads and sockets delay it in a process.
-//! Each belongs to a [`Process`], one start of one; nothing happens in a process that stands still or is dead.
+//! An event is a poll of a task or a call of a function, at an instant. Events of one instant run in an order drawn from the seed. The
+//! poll of a woken task may be delayed a little, as threads and sockets delay it in a real process. Each event belongs to a [`Process`],
+//! one start of a simulated process. A stalled process runs no events until it resumes, and a dead one none at all.
 
 use crate::numbered::Numbered;
 use crate::random::Random;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Microseconds since the schedule began.
+/// Microseconds since the start of the schedule.
 pub type Time = u64;
 
 /// Milliseconds as [`Time`].
@@ -28,11 +28,11 @@ pub const fn ms(ms: u64) -> Time {
 pub struct Process(u64);
 
 impl Process {
-    /// Whatever is no process: networks, devices, clients.
+    /// The world outside of all processes: networks, devices, clients.
     pub const WORLD: Self = Self(0);
 }
 
-/// Something that happens at once.
+/// A function called at one instant.
 type Call = Box<dyn FnOnce() + Send>;
 
 enum Item {
@@ -41,7 +41,7 @@ enum Item {
     Wake(Waker),
 }
 
-/// What becomes of the next item.
+/// What to do with the next item.
 enum Due {
     Happen(Item),
     /// Its process is dead.
@@ -50,41 +50,41 @@ enum Due {
 
 struct Task {
     process: Process,
-    /// Out while it is polled.
+    /// `None` while it is polled.
     future: Option<BoxFuture<'static, ()>>,
     waker: Waker,
-    /// A poll of it is to come.
+    /// A poll of it is scheduled.
     is_woken: bool,
 }
 
 #[derive(Default)]
 struct Life {
-    /// What reached a process that stands still.
+    /// Items for a stalled process.
     held: Option<Vec<Item>>,
     is_dead: bool,
 }
 
 struct Schedule {
     now: Time,
-    /// By instant, then by chance, then by number.
+    /// By instant, then by a random number, then by sequence number.
     items: BTreeMap<(Time, u32, u64), Item>,
     numbers: u64,
     tasks: Numbered<u64, Task>,
-    /// Tasks that were woken by what happens now.
+    /// Tasks woken by the current event.
     woken: BTreeSet<u64>,
     processes: Numbered<Process, Life>,
     process_numbers: u64,
     random: Random,
-    /// Most microseconds by which a woken task is late.
+    /// Longest delay of a woken task, in microseconds.
     late_max: u64,
     steps: u64,
 }
 
-/// Runs the tasks of one schedule. Clones are the same one.
+/// Runs the tasks of one schedule. Clones share the same executor.
 #[derive(Clone)]
 pub struct Executor {
     schedule: Arc<Mutex<Schedule>>,
-    /// What instants count from; tasks only ever compare.
+    /// The instant of time 0; tasks only compare instants.
     origin: Instant,
 }
 
@@ -121,7 +121,7 @@ impl Schedule {
         }
     }
 
-    /// Posts the polls of what was woken, by number: channels wake those who wait in an order of their own, which no seed gives.
+    /// Schedules polls of the woken tasks, sorted by number: channels wake their waiters in an order that does not depend on the seed.
     fn post_polls(&mut self) {
         for task in std::mem::take(&mut self.woken) {
             let late = if self.random.once_in(2) { 0 } else { self.random.below(self.late_max + 1) };
@@ -137,7 +137,7 @@ impl Schedule {
         }
     }
 
-    /// The next thing that happens, unless it is after `end`. Time is then its time.
+    /// The next event, unless it is after `end`. Advances the time to it.
     fn next(&mut self, end: Time) -> Option<Due> {
         self.post_polls();
         loop {
@@ -158,7 +158,7 @@ impl Schedule {
 }
 
 impl Executor {
-    /// An executor with nothing to do. A task that is woken is polled up to `late_max` later.
+    /// An executor without events. A woken task is polled up to `late_max` later.
     pub fn new(seed: u64, late_max: Duration) -> Self {
         let schedule = Schedule {
             now: 0,
@@ -180,27 +180,27 @@ impl Executor {
         self.schedule.lock().now
     }
 
-    /// `at` as tasks see it.
+    /// The instant `at`, as tasks see it.
     pub fn instant(&self, at: Time) -> Instant {
         self.origin + Duration::from_micros(at)
     }
 
-    /// When an instant of a task is, rounded up: nothing is early.
+    /// The time of a task's instant, rounded up so that no event is early.
     pub fn time_of(&self, at: Instant) -> Time {
         at.saturating_duration_since(self.origin).as_nanos().div_ceil(1000) as Time
     }
 
-    /// What happened so far: polls and calls.
+    /// Events so far: polls and calls.
     pub fn steps(&self) -> u64 {
         self.schedule.lock().steps
     }
 
-    /// A draw from the seed.
+    /// Draws from the seed.
     pub fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
         draw(&mut self.schedule.lock().random)
     }
 
-    /// A process starts.
+    /// Starts a process.
     pub fn start(&self) -> Process {
         let mut schedule = self.schedule.lock();
         schedule.process_numbers += 1;
@@ -209,12 +209,12 @@ impl Executor {
         process
     }
 
-    /// The port by which tasks of `process` know time and each other.
+    /// The runtime for tasks of `process`: time, timers and spawning.
     pub fn runtime(&self, process: Process) -> Arc<dyn Runtime> {
         Arc::new(OfProcess { executor: self.clone(), process })
     }
 
-    /// Calls `call` at `at`, in `process`: later where that stands still, never where it is dead.
+    /// Calls `call` at `at`, in `process`: after it resumes if it is stalled, and never if it is dead.
     pub fn call(&self, at: Time, process: Process, call: impl FnOnce() + Send + 'static) {
         self.schedule.lock().post(at, Item::Call(process, Box::new(call)));
     }
@@ -233,25 +233,25 @@ impl Executor {
         schedule.wake(task);
     }
 
-    /// Whether nothing of it happens any more.
+    /// Whether the process was killed.
     pub fn is_dead(&self, process: Process) -> bool {
         self.schedule.lock().processes.get(&process).is_some_and(|state| state.is_dead)
     }
 
-    /// Whether it runs: it is neither dead nor does it stand still.
+    /// Whether it runs: it is neither dead nor stalled.
     pub fn is_running(&self, process: Process) -> bool {
         let schedule = self.schedule.lock();
         schedule.processes.get(&process).is_none_or(|state| !state.is_dead && state.held.is_none())
     }
 
-    /// From now on nothing happens in `process` until it resumes.
+    /// Stalls `process`: it runs no events until it resumes.
     pub fn stall(&self, process: Process) {
         if let Some(state) = self.schedule.lock().processes.get_mut(&process) {
             state.held.get_or_insert_default();
         }
     }
 
-    /// What waited happens, in the order in which it came.
+    /// Resumes the process: the events that it held run in order of arrival.
     pub fn resume(&self, process: Process) {
         let mut schedule = self.schedule.lock();
         let held = schedule.processes.get_mut(&process).and_then(|state| state.held.take());
@@ -262,7 +262,7 @@ impl Executor {
         }
     }
 
-    /// Ends a process: its tasks are dropped where they stand.
+    /// Kills a process: its tasks are dropped at their current await.
     pub fn kill(&self, process: Process) {
         let mut schedule = self.schedule.lock();
         let Some(state) = schedule.processes.get_mut(&process) else { return };
@@ -273,12 +273,12 @@ impl Executor {
         let mut tasks: Vec<(u64, Task)> =
             of_it.into_iter().filter_map(|id| Some((id, schedule.tasks.remove(&id)?))).collect();
         drop(schedule);
-        // Dropping wakes others and draws from the seed: in an order that does not depend on a map's.
+        // Dropping wakes other tasks and draws from the seed, so the order must not depend on that of a map.
         tasks.sort_by_key(|(id, _)| *id);
         drop((tasks, held));
     }
 
-    /// Drops all tasks and all that was to happen. They hold the executor, so it would live on without this.
+    /// Drops all tasks and all scheduled events. They hold references to the executor, which would keep it alive.
     pub fn end(&self) {
         let (tasks, items) = {
             let mut schedule = self.schedule.lock();
@@ -287,14 +287,14 @@ impl Executor {
         drop((tasks, items));
     }
 
-    /// Lets one thing happen that is not after `end`; `false` if there is none.
+    /// Runs one event that is not after `end`; `false` if there is none.
     pub fn step(&self, end: Time) -> bool {
         let Some(next) = self.schedule.lock().next(end) else { return false };
         match next {
             Due::Happen(Item::Call(_, call)) => call(),
             Due::Happen(Item::Wake(waker)) => waker.wake(),
             Due::Happen(Item::Poll(task)) => self.poll(task),
-            // Without the lock: what it holds may wake others.
+            // Without the lock: dropping it may wake other tasks.
             Due::Drop(item) => drop(item),
         }
         true
@@ -317,7 +317,7 @@ impl Executor {
             task.future = Some(future);
             return;
         }
-        // Dropped without the lock: what it held may wake others. A process may have been killed by a task of its own.
+        // Dropped without the lock: dropping it may wake other tasks. A task may have killed its own process.
         drop(schedule);
         drop(future);
     }
@@ -329,7 +329,7 @@ impl std::fmt::Debug for Executor {
     }
 }
 
-/// What tasks of one process see of the executor.
+/// The executor as tasks of one process see it.
 struct OfProcess {
     executor: Executor,
     process: Process,
@@ -403,7 +403,7 @@ mod tests {
         Executor::new(seed, Duration::from_micros(400))
     }
 
-    /// What tasks wrote, with when.
+    /// The entries that tasks wrote, with their times.
     type Log = Arc<Mutex<Vec<(Time, &'static str)>>>;
 
     fn writes(executor: &Executor, process: Process, log: &Log, after: u64, what: &'static str) {

@@ -1,4 +1,4 @@
-//! How a simulated router reaches simulated workers: the router's port over [`Calls`].
+//! Connects a simulated router with simulated workers: implements the router's port over [`Calls`].
 
 use crate::calls::{Answers, Calls};
 use crate::counts::Counting;
@@ -23,44 +23,44 @@ use std::fmt;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Which worker answers at which endpoint now. Clones are the same one.
+/// Which worker serves which endpoint now. Clones share it.
 #[derive(Clone, Default)]
 pub struct Directory(Arc<Mutex<BTreeMap<String, SimulatedWorker>>>);
 
 impl Directory {
-    /// A worker listens.
+    /// A worker starts to listen.
     pub fn listens(&self, worker: SimulatedWorker) {
         let before = self.0.lock().insert(worker.record.endpoint.clone(), worker);
         drop(before);
     }
 
-    /// Who listens there.
+    /// The worker that listens at an endpoint.
     pub fn at(&self, endpoint: &str) -> Option<SimulatedWorker> {
         self.0.lock().get(endpoint).cloned()
     }
 
-    /// All who listen.
+    /// All workers that listen.
     pub fn all(&self) -> Vec<SimulatedWorker> {
         self.0.lock().values().cloned().collect()
     }
 
-    /// Nobody listens any more.
+    /// Removes all workers.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.0.lock());
         drop(all);
     }
 }
 
-/// Links of one router.
+/// The links of one router.
 #[derive(Clone)]
 pub struct Links {
-    /// Its process.
+    /// The router's process.
     pub router: Process,
-    /// What carries the calls.
+    /// Carries the calls.
     pub calls: Calls,
-    /// Who answers them.
+    /// The workers that serve the calls.
     pub directory: Directory,
-    /// Of what happens.
+    /// Counts events.
     pub counts: Counting,
 }
 
@@ -76,7 +76,7 @@ impl Connector for Links {
     }
 }
 
-/// A link to whoever answers at an endpoint, meant for one start of a worker.
+/// A link to the worker at an endpoint, for one start of that worker.
 #[derive(Debug)]
 struct ToWorker {
     links: Links,
@@ -85,7 +85,7 @@ struct ToWorker {
 }
 
 impl ToWorker {
-    /// Calls whoever listens there now.
+    /// Calls the worker that listens there now.
     fn call<T: Send + 'static>(
         &self,
         serve: impl FnOnce(&SimulatedWorker) -> Result<Answers<T>, RequestError> + Send + 'static,
@@ -138,7 +138,7 @@ impl Link for ToWorker {
     }
 }
 
-/// A worker's report as its router hears it.
+/// A worker's report as its router receives it.
 fn as_heard(report: Report) -> WorkerReport {
     let update = match report {
         Report::Load(load) => return WorkerReport::Load(load),

@@ -1,4 +1,4 @@
-//! What a simulated cluster is made of: filled by schedules, whose devices check their KV, and by fleets, whose devices keep time.
+//! The configuration of a simulated cluster. Schedules use devices that check their KV, and fleets use devices that only keep time.
 
 use crate::executor::Time;
 use crate::model;
@@ -13,18 +13,18 @@ use baton_types::{KvLayout, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A cluster. Routers have the first slots, workers those behind them.
+/// A cluster. Routers have the first slots, workers the following ones.
 #[derive(Clone)]
 pub struct ClusterPlan {
     pub routers: Vec<RouterPlan>,
     pub workers: Vec<WorkerPlan>,
     pub lane: Lane,
-    /// Whether workers read what they get by themselves, where the lane lets them.
+    /// Whether gets use one-sided reads, on lanes that support them.
     pub gets_by_itself: bool,
     /// Routers keep the leases themselves, without etcd.
     pub is_embedded: bool,
     pub delays: Delays,
-    /// What a call takes each way; as long as messages where absent.
+    /// One-way delay of a call; the same as that of messages if absent.
     pub half_trip: Option<Time>,
 }
 
@@ -39,32 +39,32 @@ pub struct WorkerPlan {
     pub name: String,
     pub role: Role,
     pub layout: KvLayout,
-    /// Of its pool.
+    /// Blocks of its pool.
     pub blocks: u32,
     pub engine: EngineConfig,
     pub transfer: TransferLimits,
     pub tempo: Tempo,
-    /// Longest call.
+    /// Longest timeout of a call.
     pub call_max: Duration,
     pub device: DevicePlan,
 }
 
-/// What stands in for the device and its model.
+/// The simulated device and model.
 #[derive(Clone)]
 pub enum DevicePlan {
-    /// Tokens are hashes of the KV as it is read from the blocks.
+    /// Tokens are hashes of the KV as read from the blocks.
     Checked,
     /// Steps take their time, and KV has no content.
     Rated(Arc<Rates>),
 }
 
 impl ClusterPlan {
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.routers.len() + self.workers.len()
     }
 
-    /// Name of whatever has a slot.
+    /// Name of the router or worker in a slot.
     pub fn name(&self, slot: usize) -> &str {
         match self.routers.get(slot) {
             Some(router) => &router.name,
@@ -79,12 +79,12 @@ impl ClusterPlan {
 }
 
 impl WorkerPlan {
-    /// Claims of a decode worker.
+    /// Most claims of a decode worker.
     pub(crate) fn claims_max(&self) -> usize {
         self.engine.waiting_max
     }
 
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary in tokens.
     pub(crate) fn vocab(&self) -> u32 {
         match self.device {
             DevicePlan::Checked => model::VOCAB,

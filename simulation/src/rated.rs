@@ -1,5 +1,5 @@
-//! A stand-in for the model whose steps take as long as a file of rates says. Its KV has no content, and its tokens say nothing: one of
-//! them follows whatever came before.
+//! A simulated model whose steps take as long as a file of rates says. Its KV has no content, and each of its tokens can follow any
+//! input.
 
 use crate::executor::{Executor, Process, Time};
 use crate::rates::Rates;
@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Tokens of the vocabulary: few, since each token that is generated looks at all of them.
+/// Size of the vocabulary in tokens: small, because each generated token scans all logits.
 pub(crate) const VOCAB: u32 = 64;
 
-/// Layers: so many parts of a step leave for the decode worker while the rest is computed.
+/// Layers: a step's KV is sent to the decode worker in this many parts, while the rest is computed.
 pub(crate) const LAYERS: u32 = 4;
 
-/// Layout of its KV: nobody reads it, so it is as small as layouts are.
+/// Layout of its KV. The KV is never read, so the layout is the smallest possible.
 pub(crate) fn layout(block_tokens: u32) -> KvLayout {
     KvLayout::llama(block_tokens, LAYERS, 1, 1, Dtype::Bf16).expect("whole granules of tokens")
 }
@@ -31,11 +31,11 @@ pub(crate) struct Rated {
     /// Wakes the transfer, which waits for fences.
     moved: Arc<Notify>,
     over_at: Arc<Mutex<Time>>,
-    /// Rows whose logits are wanted of the step that runs.
+    /// Rows of the running step whose logits are requested.
     rows: usize,
 }
 
-/// Done at a time.
+/// A fence that is done at a given time.
 struct DoneAt {
     executor: Executor,
     at: Time,
@@ -58,7 +58,7 @@ impl Rated {
         Self { executor: executor.clone(), process, role, rates, moved, over_at: Arc::default(), rows: 0 }
     }
 
-    /// Seconds of a step: of decode, and of what is computed of prompts beside it.
+    /// Seconds of a step: for decode, and for the prompt tokens computed with it.
     fn step_s(&self, batch: &StepBatch) -> f64 {
         let (mut sequences, mut context, mut prompts_s) = (0, 0, 0.0);
         let (mut end, mut wanted) = (0, batch.logit_rows.iter().peekable());
@@ -88,7 +88,7 @@ impl StepModel for Rated {
         for layer in 0..LAYERS {
             let at = now + took * Time::from(layer + 1) / Time::from(LAYERS);
             observer(layer, &(Arc::new(DoneAt { executor: self.executor.clone(), at }) as Fence));
-            // Only who prefills for others is waited for.
+            // Only workers that prefill for others have transfers waiting for fences.
             if self.role == Role::Prefill {
                 let moved = self.moved.clone();
                 self.executor.call(at, self.process, move || moved.notify_one());

@@ -1,5 +1,5 @@
-//! What a worker does, and how fast. What each number means, and where ours come from, stands in the file that `baton bench --simulate`
-//! reads.
+//! The speeds of a worker. The file that `baton bench --simulate` reads documents what each number means, and where the default numbers
+//! come from.
 
 use serde::Deserialize;
 
@@ -59,18 +59,18 @@ impl Rates {
         (to - from) / self.prefill.tokens_per_s + self.prefill.context_s_per_token * (to * to - from * from) / 2.0
     }
 
-    /// Tokens before a token that takes twice as long as the first one; 0 where context costs nothing.
+    /// Context length at which a token takes twice as long as the first one; 0 if context costs nothing.
     pub fn prefill_doubles_at_tokens(&self) -> f64 {
         let context = self.prefill.context_s_per_token * self.prefill.tokens_per_s;
         if context > 0.0 { 1.0 / context } else { 0.0 }
     }
 
-    /// Seconds that the KV of so many tokens is on the wire.
+    /// Seconds that the KV of this many tokens takes on the wire.
     pub fn moved_s(&self, tokens: u64) -> f64 {
         tokens as f64 * f64::from(self.kv.bytes_per_token) / self.transfer.bytes_per_s
     }
 
-    /// Seconds of one decode step, without what is computed of prompts beside it; none without a sequence.
+    /// Seconds of one decode step, without the prompt tokens computed with it; 0 without sequences.
     pub fn step_s(&self, sequences: usize, context_tokens: u64) -> f64 {
         let decode = &self.decode;
         let per_token = sequences as f64 * decode.sequence_s + context_tokens as f64 * decode.context_s_per_token;

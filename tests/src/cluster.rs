@@ -18,14 +18,14 @@ use tonic::transport::Channel;
 /// Longest wait for a cluster to serve.
 const START_MAX: Duration = Duration::from_secs(120);
 
-/// What to start.
+/// The processes to start.
 #[derive(Clone)]
 pub struct ClusterSpec {
     /// The router; its addresses become free ports.
     pub router: RouterConfig,
-    /// One configuration a prefill worker; addresses and routers are filled in.
+    /// One configuration per prefill worker; addresses and routers are filled in.
     pub prefill: Vec<WorkerConfig>,
-    /// One configuration a decode worker.
+    /// One configuration per decode worker.
     pub decode: Vec<WorkerConfig>,
     /// Holds phases open.
     pub gates: Arc<Gates>,
@@ -48,7 +48,7 @@ pub fn worker(model: &str) -> WorkerConfig {
     config
 }
 
-/// A running cluster. Stop it with [`Cluster::stop`]; a dropped one leaves its tasks to the end of the test's runtime.
+/// A running cluster. Stop it with [`Cluster::stop`]; if it is dropped, its tasks run until the test's runtime ends.
 pub struct Cluster {
     pub router: RunningRouter,
     /// Prefill workers, in the order of the specification.
@@ -59,7 +59,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until every worker was admitted.
+    /// Starts a cluster and waits until every worker is admitted.
     pub async fn start(spec: ClusterSpec) -> anyhow::Result<Self> {
         let mut router = spec.router;
         router.grpc.listen.set_port(0);
@@ -89,7 +89,7 @@ impl Cluster {
         around
     }
 
-    /// Starts one more worker, a prefill or a decode worker, and waits until it was admitted.
+    /// Starts one more worker, prefill or decode, and waits until it is admitted.
     pub async fn add(&mut self, prefills: bool, config: &WorkerConfig, name: &str) -> anyhow::Result<()> {
         let config = placed(config.clone(), &self.router.cluster_addr.to_string(), name.to_owned())?;
         let (around, role) = (self.around(), DecodeRole::new(&config));

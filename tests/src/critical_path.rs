@@ -1,7 +1,7 @@
 //! The critical path of a trace as Jaeger draws it: from the end of the root backwards, always along the child that finished last.
 //!
-//! After `utils/criticalPath` of the user interface of Jaeger: times
-//! are microseconds, children are cut to the time of their parent, and a child precedes another only where it ends before that one begins.
+//! Follows `utils/criticalPath` of Jaeger's user interface. Times are microseconds, and children are cut to the time of their parent. A
+//! child precedes another only if it ends before that one begins.
 
 use anyhow::Context;
 use baton_node::testing::CollectedSpan;
@@ -21,11 +21,11 @@ struct Node<'a> {
     name: &'a str,
     parent: Option<usize>,
     time: Range<u64>,
-    /// Those that finished last first.
+    /// Children that finished last are first.
     children: Vec<usize>,
 }
 
-/// The path through the spans of one trace, the last section first. An error where it has no single root.
+/// The path through the spans of one trace, the last section first. An error if the trace does not have exactly one root.
 pub fn critical_path(spans: &[CollectedSpan]) -> anyhow::Result<Vec<Section>> {
     let index: HashMap<&str, usize> = spans.iter().enumerate().map(|(at, span)| (&*span.span_id, at)).collect();
     let node = |span: &CollectedSpan| {
@@ -40,7 +40,7 @@ pub fn critical_path(spans: &[CollectedSpan]) -> anyhow::Result<Vec<Section>> {
         .collect();
     let mut roots = (0..nodes.len()).filter(|at| nodes[*at].parent.is_none());
     let (root, None) = (roots.next().context("no root")?, roots.next()) else { anyhow::bail!("several roots") };
-    // Parents before children, so that each is cut to what is left of its parent.
+    // Parents before children, so that each is cut to the remaining time of its parent.
     let mut order = vec![root];
     let mut next = 0;
     while let Some(&at) = order.get(next) {

@@ -1,4 +1,4 @@
-//! Holds requests in a phase, so that a test can act upon them there.
+//! Stops requests in a phase, so that a test can act on them there.
 
 use baton_engine::{SequenceGate, SequencePhase};
 use baton_kv_transfer::{HoldPoint, TransferHooks};
@@ -6,7 +6,7 @@ use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 
-/// Hex digits that a router puts behind a request's id, after a dot, to tell its attempts apart on the workers.
+/// Hex digits that a router appends to a request's id, after a dot, to distinguish its attempts on the workers.
 const ATTEMPT_HEX: usize = 16;
 
 /// Phases of one request, as a user would name them.
@@ -26,17 +26,17 @@ impl Phase {
     pub const ALL: [Self; 4] = [Self::Queue, Self::Prefill, Self::Transfer, Self::Decode];
 }
 
-/// Where within its phase a request is held.
+/// Where within its phase a request is stopped.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     phase: Phase,
-    /// Looks of the engine that are let through first.
+    /// Checks of the engine that pass first.
     looks: u32,
     /// Point of the transfer.
     at: HoldPoint,
 }
 
-/// Which requests are held where, and which were seen there. Requests are named as their clients name them.
+/// Which requests are stopped where, and which have reached that point. Requests are named as their clients name them.
 #[derive(Debug, Default)]
 pub struct Gates {
     held: Mutex<HashMap<RequestId, Hold>>,
@@ -44,17 +44,17 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Holds `request` when it comes to `phase`; in [`Phase::Transfer`] that is before its first write.
+    /// Stops `request` when it reaches `phase`; in [`Phase::Transfer`] that is before its first write.
     pub fn hold(&self, request: RequestId, phase: Phase) {
         self.hold_at(request, Hold { phase, looks: 0, at: HoldPoint::Puts });
     }
 
-    /// Holds `request` further on in an engine's `phase`: the engine, which looks once or twice a step, may look `looks` times first.
+    /// Stops `request` later in an engine's `phase`: the engine checks once or twice a step, and the first `looks` checks pass.
     pub fn hold_later(&self, request: RequestId, phase: Phase, looks: u32) {
         self.hold_at(request, Hold { phase, looks, at: HoldPoint::Puts });
     }
 
-    /// Holds `request` at a point of its transfer.
+    /// Stops `request` at a point of its transfer.
     pub fn hold_transfer(&self, request: RequestId, at: HoldPoint) {
         self.hold_at(request, Hold { phase: Phase::Transfer, looks: 0, at });
     }
@@ -63,7 +63,7 @@ impl Gates {
         self.held.lock().insert(request, hold);
     }
 
-    /// Lets everything go on.
+    /// Releases all requests.
     pub fn open(&self) {
         self.held.lock().clear();
     }
@@ -88,7 +88,7 @@ impl Gates {
     }
 }
 
-/// The id that the client gave, from the one that workers know.
+/// The client's id, from the one that workers know.
 fn client_id(attempt: &RequestId) -> RequestId {
     let is_attempt = |hex: &str| hex.len() == ATTEMPT_HEX && hex.bytes().all(|b| b.is_ascii_hexdigit());
     match attempt.as_str().rsplit_once('.') {

@@ -1,4 +1,4 @@
-//! The OpenAI API as a program without a client library sees it.
+//! The OpenAI API as used by a program without a client library.
 
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -9,18 +9,18 @@ pub struct Api {
     base: String,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub struct Answer {
     /// HTTP status.
     pub status: u16,
     pub headers: HeaderMap,
-    /// Its body; a string where it is no JSON.
+    /// Its body; a string if it is not JSON.
     pub body: Value,
 }
 
 impl Answer {
-    /// A header's text; empty where it is missing.
+    /// A header's text; empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
     }
@@ -31,7 +31,7 @@ impl Answer {
         choice["message"]["content"].as_str().or_else(|| choice["text"].as_str()).unwrap_or_default()
     }
 
-    /// Token ids of the only choice, where `return_token_ids` asked for them.
+    /// Token ids of the only choice, if `return_token_ids` requested them.
     pub fn tokens(&self) -> Vec<u64> {
         self.body["choices"][0]["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
     }
@@ -53,7 +53,7 @@ impl Api {
         answer(self.open(path, body, headers).await?).await
     }
 
-    /// Posts JSON and leaves the body to the caller, chunk by chunk.
+    /// Posts JSON. The caller reads the body, chunk by chunk.
     pub async fn open(&self, path: &str, body: Value, headers: &[(&str, &str)]) -> anyhow::Result<reqwest::Response> {
         let request = self.client.post(format!("{}/{path}", self.base)).json(&body);
         Ok(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).send().await?)

@@ -1,4 +1,4 @@
-//! A request's trace as Jaeger tells it.
+//! A request's trace as read from Jaeger.
 
 use anyhow::Context;
 use serde_json::Value;
@@ -22,7 +22,7 @@ const SPANS: [(&str, &str, &str); 14] = [
     ("tokenize", "baton-router", "generate"),
 ];
 
-/// What Jaeger's `/api/traces/ID` answered.
+/// Jaeger's answer to `/api/traces/ID`.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// Name, service and parent's name of each span, in order.
@@ -32,7 +32,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads the answer; an error where it has no trace.
+    /// Reads the answer; an error if it contains no trace.
     pub fn read(answer: &Value) -> anyhow::Result<Self> {
         let trace = answer["data"].get(0).context("no trace")?;
         let spans = trace["spans"].as_array().context("no spans")?;
@@ -54,7 +54,8 @@ impl Trace {
         Ok(Self { spans: all, tags })
     }
 
-    /// Whether it is that of one request that was prefilled on another worker: all of its spans, once each, below the right parents.
+    /// Whether it is the trace of one request that was prefilled on another worker: has each of its spans exactly once, with the right
+    /// parent.
     pub fn is_whole(&self) -> bool {
         let expected = SPANS.map(|(name, service, parent)| (name.to_owned(), service.to_owned(), parent.to_owned()));
         self.spans == expected

@@ -1,4 +1,4 @@
-//! The table of docs/metrics.md that says which values a label of a fixed set can have.
+//! The table of docs/metrics.md with the possible values of labels with a fixed set of values.
 
 use anyhow::ensure;
 use std::collections::{BTreeMap, BTreeSet};

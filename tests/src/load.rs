@@ -1,4 +1,4 @@
-//! Steady load with known answers: clients that ask one router after the other, as behind a load balancer, and compare every token.
+//! Steady load with known answers: clients that send requests to the routers in turn, as behind a load balancer, and compare every token.
 
 use anyhow::{Context, ensure};
 use baton_proto::convert::status::to_error;
@@ -17,33 +17,33 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// Clients that ask at the same time.
+/// Concurrent clients.
 const CLIENTS: usize = 4;
-/// Longest wait for an answer: far beyond every fault.
+/// Longest wait for an answer: far longer than any fault.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Prompts that are asked at least, all different: KV of another one gives another answer.
+/// Minimum number of prompts, all different: KV of another prompt would give another answer.
 const PROMPTS_MIN: usize = 24;
-/// Undisturbed answers that are asked for at the same time.
+/// Undisturbed answers requested at the same time.
 const FIRST_AT_ONCE: usize = 4;
 
-/// A kind of request: length of its prompt and its answer, and whether it is drawn instead of greedy.
+/// A kind of request: length of its prompt and its answer, and whether it is sampled instead of greedy.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Tokens of the prompt.
     pub prompt: u32,
     /// Tokens of the answer.
     pub answer: u32,
-    /// With a seed and penalties.
+    /// Sampled, with a seed and penalties.
     pub drawn: bool,
-    /// Samples of the answer at once; those of a greedy one are all the same.
+    /// Number of samples; those of a greedy request are all equal.
     pub samples: u32,
-    /// Tokens that prompts of this kind and others begin with alike, and find in each other's caches.
+    /// Leading tokens that prompts of this kind share with others, and find in their caches.
     pub shared: u32,
 }
 
 impl Case {
-    /// One sample, of a prompt that hardly shares a token with any other.
+    /// One sample of a prompt that shares hardly any token with any other.
     pub const fn new(prompt: u32, answer: u32, drawn: bool) -> Self {
         Self { prompt, answer, drawn, samples: 1, shared: 0 }
     }
@@ -52,11 +52,11 @@ impl Case {
 /// Token ids and the bits of their log-probabilities.
 pub(crate) type Tokens = Vec<(u32, u32)>;
 
-/// One request that is sent again and again, and its answer while nothing fails.
+/// One request that is sent repeatedly, and its answer while nothing fails.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) case: Case,
-    /// Tells its prompt from others, however long.
+    /// Makes the prompt, of any length, different from others.
     salt: u32,
     /// By sample.
     pub(crate) answer: Vec<Tokens>,
@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-/// What happened so far.
+/// Counts so far.
 #[derive(Debug, Default)]
 struct Counts {
     answered: AtomicU64,
@@ -80,7 +80,7 @@ struct Counts {
     failures: Mutex<Vec<String>>,
 }
 
-/// Clients at work.
+/// Running clients.
 pub struct Load {
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
@@ -88,7 +88,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Asks for the undisturbed answers at the first of `routers` (`http://host:port`), then starts the clients.
+    /// Requests the undisturbed answers from the first of `routers` (`http://host:port`), then starts the clients.
     pub async fn start(routers: &[String], cases: &[Case]) -> anyhow::Result<Self> {
         let channel = |url: &String| anyhow::Ok(Endpoint::from_shared(url.clone())?.connect_lazy());
         let channels = || routers.iter().map(channel).collect::<anyhow::Result<Vec<Channel>>>();
@@ -116,12 +116,12 @@ impl Load {
         Ok(self.counts.answered.load(Ordering::Relaxed))
     }
 
-    /// How often a client went to another router so far.
+    /// How often a client moved to another router so far.
     pub fn moved(&self) -> u64 {
         self.counts.moved.load(Ordering::Relaxed)
     }
 
-    /// Lets the clients ask for so long; how many answers they got meanwhile.
+    /// Lets the clients run for this time. Returns how many answers they got.
     pub async fn goes_on(&self, what: &str, time: Duration) -> anyhow::Result<u64> {
         let before = self.answered()?;
         tokio::time::sleep(time).await;
@@ -131,7 +131,7 @@ impl Load {
         Ok(answers)
     }
 
-    /// Lets running requests end: right answers, and how often a client went to another router.
+    /// Waits for running requests to end. Returns the right answers, and how often a client moved to another router.
     pub async fn stop(self) -> anyhow::Result<(u64, u64)> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -143,7 +143,7 @@ impl Load {
     }
 }
 
-/// One request: at one router, and at the others where that refuses it before it has answered anything.
+/// One request: to one router, and to the others if that router refuses it before it has sent anything.
 async fn one(routers: &[Channel], number: usize, known: &Known, counts: &Counts) {
     let Known { case, salt, answer: right } = known;
     let mut failure = String::new();
@@ -159,7 +159,7 @@ async fn one(routers: &[Channel], number: usize, known: &Known, counts: &Counts)
             }
             Err((status, tokens)) => {
                 failure = format!("{case:?} after {tokens} tokens: {status}");
-                // Connections that close count as unavailable.
+                // Closed connections count as unavailable.
                 if tokens > 0 || to_error(&status).kind != ErrorKind::Unavailable {
                     break;
                 }
@@ -186,7 +186,7 @@ pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Res
     Ok(known)
 }
 
-/// The whole answer by sample, or how it failed and after how many tokens.
+/// The complete answer by sample, or how it failed and after how many tokens.
 async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Vec<Tokens>, (Status, usize)> {
     let mut request = Request::new(request(case, salt));
     request.set_timeout(ANSWER_MAX);
@@ -205,7 +205,7 @@ async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Vec<Tokens>, (St
     }
 }
 
-/// What came of an answer so far.
+/// The received part of an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     samples: Vec<Tokens>,
@@ -214,7 +214,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Adds what a message brings.
+    /// Adds the contents of a message.
     pub(crate) fn take(&mut self, message: &GenerateResponse) {
         let index = message.index as usize;
         if self.samples.len() <= index {
@@ -226,12 +226,12 @@ impl Answer {
         (self.finish[index], self.usage) = (message.finish_reason(), message.usage);
     }
 
-    /// Tokens that came, of all samples.
+    /// Received tokens of all samples.
     pub(crate) fn count(&self) -> usize {
         self.samples.iter().map(Vec::len).sum()
     }
 
-    /// Whether each sample is the beginning of the right one; the first difference otherwise.
+    /// Whether each sample is a prefix of the right one; otherwise the first difference.
     pub(crate) fn begins(&self, right: &[Tokens]) -> Result<(), String> {
         if self.samples.len() > right.len() {
             return Err(format!("{} samples, of {} asked for", self.samples.len(), right.len()));
@@ -246,7 +246,8 @@ impl Answer {
         Ok(())
     }
 
-    /// All tokens, once its stream ended well: as many as were asked for, and last messages that say so. What it lacks otherwise.
+    /// All tokens, if the stream ended correctly: with the requested number of tokens and with last messages that state it. Otherwise
+    /// what is missing.
     pub(crate) fn whole(self, case: Case) -> Result<Vec<Tokens>, String> {
         let Self { samples, finish, usage } = self;
         let counted = usage.map(|u| (u.prompt_tokens, u.completion_tokens));
@@ -262,11 +263,11 @@ impl Answer {
     }
 }
 
-/// Prime, and as many token ids as every model has.
+/// A prime; every model has at least this many token ids.
 const IDS: u32 = 251;
 
-/// The prompt of a case with this salt, which is less than 200: behind what is shared, no two of them share more than one token in
-/// [`IDS`] at one position.
+/// The prompt of a case with this salt, which is less than 200. After the shared part, no two prompts have more than one token of [`IDS`]
+/// in common at the same position.
 fn prompt(case: Case, salt: u32) -> Vec<u32> {
     let token = |i: u32| if i < case.shared { (i * 7 + 3) % IDS } else { (i * (31 + salt) + salt * salt) % IDS };
     (0..case.prompt).map(token).collect()
@@ -284,7 +285,8 @@ fn request(case: Case, salt: u32) -> GenerateRequest {
         prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case, salt) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
-        // Half of them have what was asked before cached; the others go the whole way, as the first one did. What is shared is cached.
+        // Half of the requests find earlier ones in the cache; the others are computed in full, as the first one was. A shared prefix is
+        // cached.
         cache_salt: (case.shared == 0 && rand::random()).then(|| rand::random::<u64>().to_string()),
         n: (case.samples > 1).then_some(case.samples),
         ..GenerateRequest::default()

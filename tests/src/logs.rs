@@ -1,4 +1,5 @@
-//! Error lines, of the processes that live in this one and of others. ERROR means that a person must look, so no test may cause one unnoticed.
+//! Error lines of this process's logs and of other processes' logs. ERROR means that a person must look, so no test may cause one
+//! unnoticed.
 
 use anyhow::ensure;
 use parking_lot::Mutex;
@@ -20,7 +21,7 @@ impl Write for Keep {
     }
 }
 
-/// What UCX says where a peer was killed between telling of its shared memory and our attaching to it.
+/// UCX's messages if a peer was killed after it announced its shared memory and before this process attached to it.
 const PEER_IS_GONE: [&str; 2] = ["mm_sysv.c", "mm_posix.c"];
 
 /// Lines of another process's log that no test may cause.
@@ -29,7 +30,7 @@ pub fn bad_lines(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter(is_bad).filter(|line| !PEER_IS_GONE.iter().any(|source| line.contains(source)))
 }
 
-/// Keeps error lines from now on, of all tests in this process.
+/// Records error lines from now on, of all tests in this process.
 pub fn watch() {
     let keep = tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_ansi(false);
     // A second test of the process finds it installed.

@@ -1,4 +1,4 @@
-//! The shipped binaries as child processes: `baton up` on free ports, its output, and the processes under it.
+//! The product binaries as child processes: `baton up` on free ports, its output, and its child processes.
 
 use crate::logs::bad_lines;
 use anyhow::{Context, bail, ensure};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for a cluster to serve.
 pub(crate) const START_MAX: Duration = Duration::from_secs(120);
-/// Longest wait for the end of what was asked to end.
+/// Longest wait for a process to end after it was asked to.
 pub const END_MAX: Duration = Duration::from_secs(30);
-/// How often waits look again.
+/// Interval of the checks of a wait.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// The last line that `baton up` prints once it serves.
 const SERVING: &str = "Ctrl-C stops everything.";
@@ -34,7 +34,7 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The commit that is checked out, `+changes` behind it where there are any; empty where there is none.
+/// The checked-out commit, followed by `+changes` if there are any; empty without a commit.
 pub fn commit() -> String {
     let changes = if git(&["status", "--porcelain", "--untracked-files=no"]).is_empty() { "" } else { "+changes" };
     match git(&["rev-parse", "--short", "HEAD"]) {
@@ -43,12 +43,12 @@ pub fn commit() -> String {
     }
 }
 
-/// Tree hashes of these folders at the commit that is checked out.
+/// Tree hashes of these folders at the checked-out commit.
 pub fn trees(folders: &[&str]) -> BTreeMap<String, String> {
     folders.iter().map(|folder| ((*folder).to_owned(), git(&["rev-parse", &format!("HEAD:{folder}")]))).collect()
 }
 
-/// What git says; nothing where it fails.
+/// Output of git; empty if it fails.
 fn git(arguments: &[&str]) -> String {
     let said = Command::new("git").arg("-C").arg(env!("CARGO_MANIFEST_DIR")).args(arguments).output();
     let said = said.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
@@ -78,7 +78,7 @@ pub fn python_client(script: &str, arguments: &[&str]) -> anyhow::Result<String>
     Ok(out.into_owned())
 }
 
-/// Lines of a stream as they come; a thread reads them so that the writer never waits.
+/// Lines of a stream as they arrive; a thread reads them, so that the writer is never blocked.
 #[derive(Default)]
 pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -94,7 +94,7 @@ impl Lines {
         std::thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(Result::ok) {
                 if let Some(copy) = &mut copy {
-                    // A full disk must not stop who writes.
+                    // A full disk must not block the writer.
                     let _ = writeln!(copy, "{line}");
                 }
                 written.lock().push(line);
@@ -107,13 +107,13 @@ impl Lines {
         self.0.lock().join("\n")
     }
 
-    /// Whether the stream has ended: its thread let go.
+    /// Whether the stream has ended: its thread has dropped its reference.
     fn ended(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 }
 
-/// A running `baton up`. Dropping it kills it; whether its children then end is for tests to see.
+/// A running `baton up`. Dropping it kills it; tests check whether its children then end.
 pub struct Up {
     process: Child,
     stdout: Lines,
@@ -158,12 +158,12 @@ impl Up {
         Ok(())
     }
 
-    /// What it printed so far.
+    /// Its stdout so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// What it and its children complained of so far.
+    /// The stderr of it and its children so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -207,13 +207,13 @@ impl Up {
         self.process.id()
     }
 
-    /// Process ids of its children that run.
+    /// Process ids of its running children.
     pub fn children(&self) -> anyhow::Result<Vec<u32>> {
         let me = self.pid();
         Ok(processes()?.into_iter().filter(|p| p.parent == me && p.runs).map(|p| p.pid).collect())
     }
 
-    /// Process id of the child that was started with this word among its arguments.
+    /// Process id of the child that has this word among its arguments.
     pub fn child(&self, word: &str) -> anyhow::Result<u32> {
         for pid in self.children()? {
             let arguments = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -224,7 +224,7 @@ impl Up {
         bail!("no child was started with {word}")
     }
 
-    /// Sends `signal` (`INT`, `TERM`, `KILL`) to it alone.
+    /// Sends `signal` (`INT`, `TERM`, `KILL`) only to this process.
     pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
         send(signal, self.pid())
     }
@@ -252,7 +252,7 @@ impl Up {
         Ok(())
     }
 
-    /// Stops it as Ctrl-C does, and checks that it ends well, leaves no child and logged no error.
+    /// Stops it as Ctrl-C does, and checks that it exits successfully, leaves no child and logged no error.
     pub fn stop(mut self) -> anyhow::Result<()> {
         let children = self.children()?;
         self.signal("INT")?;
@@ -294,7 +294,7 @@ pub fn wait_gone(pids: &[u32]) -> anyhow::Result<()> {
 struct Process {
     pid: u32,
     parent: u32,
-    /// Not a zombie, whose parent merely has not asked how it ended.
+    /// Not a zombie, whose parent has merely not read its exit status yet.
     runs: bool,
 }
 
@@ -302,7 +302,7 @@ struct Process {
 fn processes() -> anyhow::Result<Vec<Process>> {
     let read = |entry: std::io::Result<std::fs::DirEntry>| {
         let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
-        // It may end while we look.
+        // It may end while this reads.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
         let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
@@ -311,7 +311,7 @@ fn processes() -> anyhow::Result<Vec<Process>> {
     Ok(std::fs::read_dir("/proc")?.filter_map(read).collect())
 }
 
-/// What a process holds of its host.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// Open file descriptors.
@@ -322,7 +322,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// What process `pid` holds now.
+    /// The resources that process `pid` holds now.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let number = |key: &str| {
@@ -334,12 +334,12 @@ impl Resources {
     }
 }
 
-/// Name of a process, as the kernel cuts it.
+/// Name of a process, as truncated by the kernel.
 pub fn name_of(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// Where a process listens over TCP and IPv4, from `/proc`: sockets in the state LISTEN that it has open.
+/// Addresses at which a process listens over TCP and IPv4, from `/proc`: its open sockets in the state LISTEN.
 pub fn listening(pid: u32) -> anyhow::Result<Vec<SocketAddr>> {
     let open = |entry: std::io::Result<std::fs::DirEntry>| {
         let link = std::fs::read_link(entry.ok()?.path()).ok()?;

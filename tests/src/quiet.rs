@@ -1,4 +1,4 @@
-//! What must hold when nothing runs.
+//! Checks of what must hold when nothing runs.
 
 use crate::cluster::Cluster;
 use crate::scrape::Scrape;
@@ -9,16 +9,16 @@ use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
 use baton_worker::process::RunningWorker;
 use std::time::{Duration, Instant};
 
-/// The promise: this long after the last request ended, nobody references a block.
+/// The promise: this long after the last request has ended, no block is referenced.
 pub const QUIET_MAX: Duration = Duration::from_secs(10);
 
-/// Waits until no worker references or quarantines a block, runs a sequence or has a handoff open, at most [`QUIET_MAX`], and checks that
-/// no block was lost.
+/// Waits, at most [`QUIET_MAX`], until no worker references or quarantines a block, runs a sequence or has a handoff open. Checks that no
+/// block was lost.
 pub async fn until_quiet(cluster: &Cluster) -> anyhow::Result<()> {
     until(cluster, |_| true).await
 }
 
-/// The same where a peer died or cannot be heard: its blocks may still be quarantined, with their tickets.
+/// The same if a peer died or is unreachable: its blocks may still be quarantined, with their tickets.
 pub async fn until_unreferenced(cluster: &Cluster) -> anyhow::Result<()> {
     until(cluster, |what| !QUARANTINE.contains(&what)).await
 }
@@ -46,7 +46,7 @@ async fn until(cluster: &Cluster, counts: impl Fn(&str) -> bool) -> anyhow::Resu
     Ok(())
 }
 
-/// What goes on in a worker.
+/// A worker's activity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     /// Blocks that are free or cached.
@@ -62,7 +62,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Of a worker in this process.
+    /// Read from a worker in this process.
     async fn of(worker: &RunningWorker) -> anyhow::Result<Self> {
         let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
         let transfer = worker.transfer.stats();
@@ -79,7 +79,7 @@ impl Counts {
         })
     }
 
-    /// As a worker elsewhere tells them: all of it, or an error.
+    /// Read from another process's worker: all values, or an error.
     pub(crate) async fn told(metrics: &str, grpc: &str, identity: &Identity) -> anyhow::Result<Self> {
         let told = Scrape::of(metrics).await?;
         let count = |name: &str, labels: &[&str]| anyhow::Ok(told.find(name, labels)? as u64);
@@ -102,7 +102,7 @@ impl Counts {
         self.unused + self.referenced + self.quarantined
     }
 
-    /// What is not 0 although nothing runs, of what is `counted`.
+    /// The nonzero values among those selected by `counted`, although nothing runs.
     pub(crate) fn left(&self, counted: impl Fn(&str) -> bool) -> Vec<String> {
         let counts = [
             ("blocks referenced", self.referenced),
@@ -118,7 +118,7 @@ impl Counts {
     }
 }
 
-/// Tokens claimed and not adopted, as the worker whose gRPC is there reports them to routers.
+/// Claimed and not adopted tokens, as the worker with this gRPC address reports them to routers.
 pub(crate) async fn claimed_tokens(address: &str, identity: &Identity) -> anyhow::Result<u64> {
     let mut client = WorkerClient::new(channel(address, &ChannelConfig::default(), identity, Role::Worker)?);
     let mut reports = client.watch(WatchRequest { router: "quiet".into(), cache_events: false }).await?.into_inner();

@@ -1,4 +1,4 @@
-//! The numbers of a process, as it tells them at `/metrics`.
+//! The metrics of a process, read from `/metrics`.
 
 use anyhow::Context;
 
@@ -12,7 +12,7 @@ impl Scrape {
         Self::read(url, reqwest::Client::new().get(url)).await
     }
 
-    /// The same as whoever has this API key.
+    /// The same with this API key.
     pub async fn with_key(url: &str, key: &str) -> anyhow::Result<Self> {
         Self::read(url, reqwest::Client::new().get(url).bearer_auth(key)).await
     }
@@ -23,7 +23,7 @@ impl Scrape {
         Ok(Self(answer.error_for_status()?.text().await?))
     }
 
-    /// What was read elsewhere.
+    /// A text that was read elsewhere.
     pub fn from_text(text: String) -> Self {
         Self(text)
     }
@@ -33,13 +33,13 @@ impl Scrape {
         &self.0
     }
 
-    /// Sum of the series of `name` whose labels hold all `labels` (`state="free"`, or a part of it); 0 where there are none, which is
-    /// how counters begin.
+    /// Sum of the series of `name` whose labels contain all of `labels` (`state="free"`, or a part of it). It is 0 if there are none, as
+    /// for a counter that has not started.
     pub fn sum(&self, name: &str, labels: &[&str]) -> f64 {
         self.series(name, labels).sum()
     }
 
-    /// The same where there must be one.
+    /// The same if there must be at least one.
     pub fn find(&self, name: &str, labels: &[&str]) -> anyhow::Result<f64> {
         let any = self.series(name, labels).next().is_some();
         any.then(|| self.sum(name, labels)).with_context(|| format!("no {name} with {labels:?} in:\n{}", self.0))

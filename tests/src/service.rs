@@ -1,4 +1,4 @@
-//! One service of a cluster as a process of its own, started, ended and started again like a supervisor does.
+//! One service of a cluster as a separate process, started, ended and restarted as by a supervisor.
 
 use crate::logs::bad_lines;
 use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
@@ -14,17 +14,17 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Addresses on loopback for services that are to be found where they were.
+/// Loopback addresses for services that must keep their address after a restart.
 pub fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     Ok(free_ports("127.0.0.1")?.map(|port| (Ipv4Addr::LOCALHOST, port).into()))
 }
 
-/// Where a service runs, and where its words go.
+/// Where a service runs, and where its log is written.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// Command line that ends by running another in its own process, such as `ip netns exec NAME`; empty for none.
+    /// Command line that runs another program in its own process, such as `ip netns exec NAME`; empty for none.
     pub within: Vec<String>,
-    /// What it complains of is added to this file, too.
+    /// A file to which its stderr is also written.
     pub log: Option<PathBuf>,
 }
 
@@ -37,7 +37,7 @@ pub struct Service {
     stderr: Lines,
 }
 
-/// How it is started, once and again.
+/// Builds the command of each start.
 #[derive(Clone)]
 struct Start {
     command: Arc<dyn Fn() -> Command + Send + Sync>,
@@ -50,7 +50,7 @@ impl Service {
         Self::start_in(Place::default(), program, flags)
     }
 
-    /// The same in some place.
+    /// The same in this place.
     pub fn start_in(Place { within, log }: Place, program: &str, flags: &[String]) -> anyhow::Result<Self> {
         let words: Vec<OsString> = within.iter().map(OsString::from).chain([binary(program)?.into()]).collect();
         let flags = flags.to_vec();
@@ -62,7 +62,7 @@ impl Service {
         Self::spawn(program, Start { command: Arc::new(command), log })
     }
 
-    /// Starts what `command` makes, which announces itself like a service; `program` is its name in messages.
+    /// Starts the result of `command`, which must announce itself like a service; `program` is its name in messages.
     pub fn launch(program: &str, command: impl Fn() -> Command + Send + Sync + 'static) -> anyhow::Result<Self> {
         Self::spawn(program, Start { command: Arc::new(command), log: None })
     }
@@ -76,7 +76,7 @@ impl Service {
         Ok(Self { program: program.into(), start, process, stdout, stderr })
     }
 
-    /// The same command again, once the former start has ended.
+    /// Starts the same command again, after the former start has ended.
     pub fn again(&self) -> anyhow::Result<Self> {
         Self::spawn(&self.program, self.start.clone())
     }
@@ -91,7 +91,7 @@ impl Service {
         send(signal, self.pid())
     }
 
-    /// What it complained of so far.
+    /// Its stderr so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -100,7 +100,7 @@ impl Service {
         self.stdout.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Where it listens: gRPC, and HTTP.
+    /// Its gRPC and HTTP addresses.
     pub async fn listening(&mut self) -> anyhow::Result<(SocketAddr, SocketAddr)> {
         let addresses = |announced: Vec<Announcement>| {
             announced.into_iter().find_map(|a| match a {
@@ -111,7 +111,7 @@ impl Service {
         self.wait_announced(addresses).await
     }
 
-    /// Where workers join a router, and operators ask it.
+    /// Address of a router for workers and operators.
     pub async fn cluster(&mut self) -> anyhow::Result<SocketAddr> {
         let addresses = |announced: Vec<Announcement>| {
             announced.into_iter().find_map(|a| match a {
@@ -122,12 +122,12 @@ impl Service {
         self.wait_announced(addresses).await
     }
 
-    /// Where its metrics are.
+    /// Address of its metrics.
     pub async fn metrics(&mut self) -> anyhow::Result<String> {
         Ok(format!("http://{}/metrics", self.listening().await?.1))
     }
 
-    /// Waits until it would serve.
+    /// Waits until it is ready to serve.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         self.wait_announced(|announced| announced.contains(&Announcement::Ready).then_some(())).await
     }
@@ -158,7 +158,7 @@ impl Service {
         }
     }
 
-    /// Ends it with SIGTERM, and checks that it ends well and logged no error.
+    /// Ends it with SIGTERM, and checks that it exits successfully and logged no error.
     pub async fn terminate(&mut self) -> anyhow::Result<()> {
         self.signal("TERM")?;
         let status = self.ended().await?;

@@ -1,5 +1,5 @@
-//! Workers of another version, as processes: the test binary itself, in the role of a worker whose kernels or protocol are not this
-//! build's. The binaries that ship cannot be made to pretend that.
+//! Workers of another version, as processes: the test binary itself acts as a worker whose kernels or protocol differ from this build's.
+//! The product binaries have no way to do that.
 
 use crate::service::Service;
 use anyhow::Context;
@@ -14,19 +14,19 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 use std::process::Command;
 
-/// The ignored test that plays the worker; it calls [`play`].
+/// The ignored test that runs the worker; it calls [`play`].
 const TEST: &str = "role_of_the_other_process";
-/// Tells it what to be. Not one of Baton's own variables, which name configuration.
+/// Passes the worker's role to it. Not one of Baton's own variables, which are configuration.
 const VARIABLE: &str = "TEST_SKEWED_WORKER";
 
 /// How a worker differs from this build.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Skew {
-    /// Its kernels add in another order, and it says so.
+    /// Its kernels add in another order, and it reports another revision.
     Revision,
-    /// They do, and it says that it is of this build's revision.
+    /// Its kernels add in another order, and it reports this build's revision.
     HiddenRevision,
-    /// It speaks these versions.
+    /// It supports these versions.
     Protocol(ProtocolRange),
 }
 
@@ -54,7 +54,7 @@ struct Cli {
     worker: WorkerArgs,
 }
 
-/// Starts a worker that differs so, with the flags of the shipped one.
+/// Starts a worker with this difference, with the flags of the product binary.
 pub fn start(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<Service> {
     let flags = ["worker".to_owned(), "--announce".to_owned()].into_iter().chain(flags.iter().cloned()).collect();
     let (part, path) = (serde_json::to_string(&Part { role, skew, flags })?, std::env::current_exe()?);
@@ -65,15 +65,15 @@ pub fn start(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<Service
     })
 }
 
-/// Is the worker that [`start`] asks for, until it is told to stop. Nothing where nobody asks.
+/// Runs the worker that [`start`] requests, until it is asked to stop. Does nothing without such a request.
 pub fn play() -> anyhow::Result<()> {
     let Ok(part) = std::env::var(VARIABLE) else { return Ok(()) };
     let Part { role, skew, flags } = serde_json::from_str(&part)?;
-    println!(); // What the test harness began to say ends here: announcements are lines of their own.
+    println!(); // Ends the line that the test harness has begun: announcements are lines of their own.
     run(role, skew, &flags)
 }
 
-/// Runs a worker that differs so until it is told to stop; `flags` are those of the shipped one, behind a name.
+/// Runs a worker with this difference until it is asked to stop; `flags` are those of the product binary, after a program name.
 pub fn run(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<()> {
     let Cli { worker } = Cli::try_parse_from(flags).context("flags of a worker")?;
     match role {

@@ -1,47 +1,47 @@
-//! What attention keeps of each token, and the KV layout that follows from it.
+//! Which KV attention stores per token, and the KV layout that follows from it.
 
 use crate::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane, LayoutError};
 
-/// What one layer keeps of one token.
+/// What one layer stores per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKv {
-    /// A key and a value for each KV head. As many heads as queries have is multi-head attention, one is multi-query,
-    /// what lies between is grouped-query.
+    /// A key and a value for each KV head. Multi-head attention has as many KV heads as query heads, multi-query attention has one, and
+    /// grouped-query attention has a number in between.
     Heads {
         /// Key/value heads.
         kv_heads: u32,
         /// Elements of a key, and of a value.
         head_dim: u32,
     },
-    /// One vector that all heads share: the compressed keys and values, and the rotated part of the key (MLA).
+    /// One vector shared by all heads: the compressed keys and values, and the rotated part of the key (MLA).
     Latent {
         /// Elements: rank of the compression and rotated dimensions together.
         dim: u32,
     },
 }
 
-/// Layers that look back over a bounded number of tokens.
+/// Layers that attend to a bounded number of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Tokens that they see, the newest included.
+    /// Tokens in the window, including the newest.
     pub tokens: u32,
-    /// These layers, ascending; the others see everything.
+    /// The layers with a window, ascending. All other layers attend to every token.
     pub layers: Vec<u32>,
 }
 
-/// The attention of a model, as far as it decides the size of KV.
+/// The properties of a model's attention that decide the size of its KV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// Layers that keep KV.
+    /// Layers that store KV.
     pub layers: u32,
-    /// What each of them keeps of a token.
+    /// What each of them stores per token.
     pub kv: TokenKv,
-    /// Layers with a window, where there are some.
+    /// Layers with a window, if there are any.
     pub window: Option<SlidingWindow>,
 }
 
 impl Attention {
-    /// The layout with this block size and element type: the layers that see everything form one group, those with a window another.
+    /// The layout with this block size and element type. Layers that attend to every token form one group, layers with a window another.
     pub fn layout(&self, block_tokens: u32, dtype: Dtype) -> Result<KvLayout, LayoutError> {
         let (whole, planes) = match self.kv {
             TokenKv::Heads { kv_heads, head_dim } => {

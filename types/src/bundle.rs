@@ -1,4 +1,4 @@
-//! What a router needs to serve a model's text: tokenizer, template and end tokens, owned by the workers and fetched by digest.
+//! What a router needs to serve a model's text: tokenizer, chat template and end tokens. Workers own it; routers get it by digest.
 
 use crate::TokenId;
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 pub struct TextBundle {
     /// A Hugging Face `tokenizer.json`, as text.
     pub tokenizer_json: String,
-    /// Jinja chat template, where the model has one.
+    /// Jinja chat template, if the model has one.
     pub chat_template: Option<String>,
     /// Text of the begin token, as templates use it.
     pub bos_token: Option<String>,
     /// Text of the end token, as templates use it.
     pub eos_token: Option<String>,
-    /// Whether plain prompts (not chats, whose template says) start with the begin token.
+    /// Whether plain prompts start with the begin token. For chats the template decides.
     pub add_bos: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct GgufTokenizer {
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type` by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Vec<i32>,
-    /// `tokenizer.ggml.scores`, where the model has them.
+    /// `tokenizer.ggml.scores`, if the model has them.
     pub scores: Vec<f32>,
     /// BPE merges, `left right`.
     pub merges: Vec<String>,
@@ -44,7 +44,7 @@ pub struct GgufTokenizer {
     pub chat_template: Option<String>,
 }
 
-/// What a model says of how it wants to be sampled; each `None` leaves the server's default.
+/// The model's recommended sampling defaults; each `None` leaves the server's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {

@@ -1,10 +1,10 @@
-//! How much a layout needs, and how much fits: the numbers that pools are sized by and that `baton kv-size` tells.
+//! How many bytes a layout needs, and how many blocks fit into memory. Pools are sized by these numbers, and `baton kv-size` prints them.
 
 use crate::{GroupKind, KvGroup, KvLayout};
 
 impl KvGroup {
     /// Most blocks of `block_tokens` tokens that a sequence of `tokens` tokens needs in this group. A window may begin and end within a
-    /// block, so it takes up to one more than its length alone.
+    /// block, so it can need one block more than its length alone.
     pub fn blocks_for(&self, tokens: u64, block_tokens: u32) -> u64 {
         let all = tokens.div_ceil(u64::from(block_tokens));
         match self.kind {
@@ -23,7 +23,7 @@ impl KvLayout {
         bytes / self.bytes_per_block() as u64
     }
 
-    /// Bytes of the blocks that one sequence of `tokens` tokens needs when nothing is shared; `None` where that is over a `u64`.
+    /// Bytes of the blocks that one sequence of `tokens` tokens needs when it shares none; `None` if they exceed a `u64`.
     pub fn sequence_bytes(&self, tokens: u64) -> Option<u64> {
         let groups = self.groups().iter().map(|group| {
             let token_bytes = group.layers.len() as u64 * group.token_bytes() as u64;
@@ -35,8 +35,8 @@ impl KvLayout {
 
     /// Sequences of `tokens` tokens, sharing nothing, that fit into `bytes` at once.
     ///
-    /// With one group this is the number of blocks of the pool divided by those of a sequence. With several, each group is taken to
-    /// have the share of the memory that sequences of this length need.
+    /// With one group this is the number of blocks of the pool divided by those of a sequence. With several groups, each group is assumed
+    /// to have the share of the memory that sequences of this length need.
     pub fn sequences_in(&self, bytes: u64, tokens: u64) -> u64 {
         self.sequence_bytes(tokens.max(1)).map_or(0, |one| bytes / one)
     }
@@ -64,7 +64,7 @@ mod tests {
             KvGroup { kind, layers: vec![0], planes }
         };
         let window = group(GroupKind::Window(32));
-        // 32 tokens from one in the middle of a block: 15 + 16 + 1 in three blocks.
+        // 32 tokens that begin in the middle of a block: 15 + 16 + 1 in three blocks.
         assert_eq!([1, 16, 17, 33, 1_000].map(|t| window.blocks_for(t, 16)), [1, 1, 2, 3, 3]);
         // 33 = 1 + 32 tokens: never in more than three blocks, wherever they begin.
         assert_eq!(group(GroupKind::Window(33)).blocks_for(1_000, 16), 3);

@@ -1,10 +1,10 @@
-//! What two instances must share before the first byte of KV passes between them.
+//! What two instances must have in common before they exchange KV.
 
 use crate::{Dtype, KvLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A 256-bit content digest (BLAKE3 unless said otherwise).
+/// A 256-bit content digest (BLAKE3 unless stated otherwise).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(pub [u8; 32]);
@@ -48,10 +48,10 @@ impl From<Digest> for String {
     }
 }
 
-/// Everything that decides the bits of a result beside model, prompt, parameters and seed.
+/// Everything that decides the bits of a result, apart from model, prompt, parameters and seed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NumericsClass {
-    /// Canonical reduction family of the kernels, e.g. `cpu-f32fma`; not the vector width, which does not change bits.
+    /// Canonical reduction family of the kernels, e.g. `cpu-f32fma`. The vector width is not part of it: it does not change bits.
     pub isa: String,
     /// Format in which weights enter the GEMMs.
     pub weights: Dtype,
@@ -91,7 +91,7 @@ pub struct Mismatch {
 }
 
 impl Compatibility {
-    /// Compares with a peer. Block sizes are not compared: copies are cut to the finer of both.
+    /// Compares with a peer. Block sizes are not compared: copies are split at the boundaries of the finer block size.
     pub fn check(&self, peer: &Self) -> Result<(), Mismatch> {
         compare([&self.model, &peer.model], [&self.class, &peer.class], [&self.layout, &peer.layout])
     }

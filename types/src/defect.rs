@@ -1,45 +1,45 @@
-//! Defects that a test seeds on purpose into the code that ships, to show that the simulation finds them.
+//! Defects that a test injects on purpose into product code, to show that the simulation finds them.
 //!
-//! Only the feature `testing` compiles them. Without it [`seeded!`](crate::seeded) is `false`, and nothing of this is in a binary.
+//! Only the feature `testing` compiles them. Without it [`seeded!`](crate::seeded) is `false`, and no binary contains any of this.
 
-/// What `cargo xtask hazards` finds in a binary that was built with defects.
+/// The marker that `cargo xtask hazards` searches for in a binary built with defects.
 #[cfg(feature = "testing")]
 #[used]
 static MARKER: &str = "BATON_TESTING_HAZARD types";
 
-/// One guard that is left out.
+/// One missing guard.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Defect {
-    /// Blocks of a peer whose connection is lost are free at once, though it may still write them.
+    /// Blocks that a peer may write are freed when its connection is lost, although the peer may still write them.
     ReleaseWithoutFence,
-    /// Workers know their peers by name and address, not by incarnation.
+    /// Workers identify their peers by name and address, ignoring the incarnation.
     OtherIncarnation,
-    /// A decode worker takes the offer of another start of the prefill worker that was claimed for.
+    /// A decode worker accepts an offer from another start of the prefill worker than the claim names.
     OlderIncarnation,
-    /// Blocks that a store exchanged for cached ones are given back twice.
+    /// Blocks that a store replaced by cached ones are freed twice.
     DoubleFree,
-    /// A router takes a list of an etcd member that lags behind what it has seen.
+    /// A router accepts a member list from an etcd member that lags behind an earlier list.
     ViewGoesBack,
-    /// Checksums are taken to be right, whatever arrived.
+    /// KV is adopted without comparing its checksums.
     UnverifiedKv,
-    /// What a peer could leave in quarantine counts only once it is there.
+    /// Blocks that a peer could leave in quarantine count against its bound only once they are in quarantine.
     LateQuarantineBound,
-    /// A router waits without end where one of two streams broke.
+    /// A router waits without a deadline after one of two streams broke.
     EndlessDoubt,
-    /// A grant says that one block more is cached than is.
+    /// A grant reports one cached block more than there is.
     PartialGrantOffByOne,
     /// A forked sequence shares the block that both write.
     ForkShares,
-    /// Room is made of pinned blocks.
+    /// Pinned blocks are evicted.
     EvictedPin,
-    /// The prefix index keeps what a worker had that left.
+    /// The prefix index keeps the entries of a worker that left.
     IndexKeepsTheDead,
-    /// An expired pin is confirmed as if it had held, with checksums of what stands there by then.
+    /// An expired pin is confirmed as if it were still held, with checksums of whatever the blocks contain by then.
     ExpiredPinAdopted,
-    /// Offers that fit are granted although one before them does not.
+    /// Offers that fit are granted although an earlier offer does not fit.
     StarvingGrant,
-    /// All tenants are one to workers: whoever came first is served first.
+    /// Workers treat all tenants as one: first come, first served.
     IgnoredShares,
 }
 
@@ -48,7 +48,7 @@ thread_local! {
     static SEEDED: std::cell::Cell<Option<Defect>> = const { std::cell::Cell::new(None) };
 }
 
-/// Seeds a defect into what this thread does from now on; `None` takes it out.
+/// Injects a defect into what this thread does from now on; `None` removes it.
 #[cfg(feature = "testing")]
 pub fn seed(defect: Option<Defect>) {
     // Read, so that no linker drops it.
@@ -56,13 +56,13 @@ pub fn seed(defect: Option<Defect>) {
     SEEDED.set(defect);
 }
 
-/// Whether a defect is seeded into this thread.
+/// Whether a defect is injected in this thread.
 #[cfg(feature = "testing")]
 pub fn is_seeded(defect: Defect) -> bool {
     SEEDED.get() == Some(defect)
 }
 
-/// Whether a [`Defect`](defect::Defect) is seeded: never, without the feature `testing`.
+/// Whether a [`Defect`](defect::Defect) is injected: never, without the feature `testing`.
 #[cfg(feature = "testing")]
 #[macro_export]
 macro_rules! seeded {
@@ -70,7 +70,7 @@ macro_rules! seeded {
         $crate::defect::is_seeded($crate::defect::Defect::$defect)
     };
 }
-/// Whether a defect is seeded: never, without the feature `testing`.
+/// Whether a defect is injected: never, without the feature `testing`.
 #[cfg(not(feature = "testing"))]
 #[macro_export]
 macro_rules! seeded {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Element type of a tensor or of a KV plane. Only elementwise formats: every element stands alone.
+/// Element type of a tensor or of a KV plane. All formats are elementwise: an element is decoded without its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum ErrorKind {
     /// The request can never succeed as it is.
     InvalidRequest,
-    /// The prompt, with what it asks to generate, can never fit.
+    /// The prompt and the requested output together exceed the context, so the request can never be served.
     ContextLengthExceeded,
     /// No such model in this cluster.
     ModelNotFound,
@@ -17,13 +17,13 @@ pub enum ErrorKind {
     Overloaded,
     /// The deadline passed, or cannot be met.
     DeadlineExceeded,
-    /// The client went away or cancelled.
+    /// The client disconnected or cancelled.
     Cancelled,
-    /// No worker that could serve this is alive.
+    /// No live worker could serve this.
     Unavailable,
     /// The feature is not implemented.
     Unsupported,
-    /// A defect or a broken part.
+    /// A bug or a failed component.
     Internal,
 }
 
@@ -69,7 +69,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind behind a gRPC status code of a worker; unknown codes are `Internal`.
+    /// The kind that a worker's gRPC status code stands for; unknown codes are `Internal`.
     pub fn from_grpc_code(code: i32) -> Self {
         Self::ALL.into_iter().find(|k| k.grpc_code() == code).unwrap_or(Self::Internal)
     }
@@ -115,7 +115,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of one request, fit to be shown to the client.
+/// An error of one request. Its text is safe to show to the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RequestError {
@@ -123,9 +123,9 @@ pub struct RequestError {
     pub kind: ErrorKind,
     /// Says what is wrong and what to do.
     pub message: String,
-    /// Field of the request at fault, where there is one.
+    /// Field of the request at fault, if one is.
     pub param: Option<String>,
-    /// Earliest sensible retry.
+    /// Earliest time at which a retry makes sense.
     pub retry_after: Option<Duration>,
 }
 
@@ -147,7 +147,7 @@ impl RequestError {
         self
     }
 
-    /// Adds the earliest sensible retry.
+    /// Adds the earliest time at which a retry makes sense.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);

@@ -1,4 +1,4 @@
-//! What a worker says of a sequence while it runs, and of its load.
+//! What a worker reports of a running sequence and of its own load.
 #![allow(missing_docs, reason = "most of these names say what they hold")]
 
 use crate::{FinishReason, TokenId, TokenLogprobs};
@@ -6,47 +6,47 @@ use crate::{FinishReason, TokenId, TokenLogprobs};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GeneratedToken {
     pub id: TokenId,
-    /// Where they were asked for.
+    /// Set if they were requested.
     pub logprobs: Option<TokenLogprobs>,
-    /// Set where the sequence ends with this token.
+    /// Set if the sequence ends with this token.
     pub finish: Option<FinishReason>,
-    /// Prefill compute up to this token in microseconds, where it is the first.
+    /// For the first token: microseconds of prefill compute up to it.
     pub prefill_us: Option<u64>,
-    /// As in [`crate::Usage`], where it is the first that the worker generates; of a sequence that is continued also of what was generated
-    /// before.
+    /// For the first token that this worker generates: as in [`crate::Usage`]. For a continued sequence it also counts the tokens
+    /// generated before.
     pub cached_tokens: Option<u32>,
     /// See `cached_tokens`.
     pub cache_write_tokens: Option<u32>,
 }
 
-/// What a decode worker says.
+/// Events that a decode worker sends.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DecodeEvent {
-    /// First event of every sequence: the claim stands.
+    /// First event of every sequence: the claim is booked.
     Claimed,
-    /// Its own prefill left the queue, after so many microseconds.
+    /// The worker's own prefill left the queue, after this many microseconds.
     Started {
         queue_us: u64,
     },
-    /// The KV is verified and adopted, so many microseconds after the claim.
+    /// The KV is verified and adopted, this many microseconds after the claim.
     Adopted {
         bytes: u64,
         await_us: u64,
     },
-    /// The KV is offered, and there is no room for it yet. Said every second until there is.
+    /// The KV is offered and there is no room for it yet. Repeated every second until there is.
     Waits,
     Token(GeneratedToken),
 }
 
-/// What a prefill worker says.
+/// Events that a prefill worker sends.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillEvent {
-    /// The sequence left the queue, after so many microseconds.
+    /// The sequence left the queue, after this many microseconds.
     Started {
         queue_us: u64,
     },
     Token(GeneratedToken),
-    /// The decode worker acknowledged the commit, or the sequence ended with its first token: all zero.
+    /// The decode worker acknowledged the commit, or the sequence ended with its first token (then all fields are zero).
     Done(TransferReport),
 }
 
@@ -55,10 +55,10 @@ pub enum PrefillEvent {
 pub struct TransferReport {
     pub prefill_us: u64,
     pub transfer_us: u64,
-    /// The part of the transfer that compute did not hide.
+    /// The part of the transfer that did not overlap with compute.
     pub exposed_us: u64,
     pub transfer_bytes: u64,
-    /// Name of what moved it.
+    /// Name of the transport that moved it.
     pub transport: String,
 }
 
@@ -81,7 +81,7 @@ pub struct LoadReport {
     pub running: u32,
     pub running_tokens: u64,
     pub blocks: Option<BlockCounts>,
-    /// 0 while unmeasured, as below.
+    /// 0 while unmeasured, as is the field below.
     pub prefill_tokens_per_s: f32,
     pub decode_steps_per_s: f32,
     /// Claims booked and not yet turned into reservations, in tokens.
@@ -89,12 +89,12 @@ pub struct LoadReport {
     pub healthy: bool,
     pub draining: bool,
     pub steps: u64,
-    /// Since the start of the worker, as for all counts below; `None` where the worker is of a release that does not say.
+    /// Since the start of the worker, as all counts below; `None` from a worker of a release that does not report it.
     pub generated_tokens: Option<u64>,
     pub prefilled_tokens: Option<u64>,
-    /// KV sent to peers, and adopted from them.
+    /// KV bytes sent to peers, and adopted from them.
     pub kv_bytes: Option<u64>,
-    /// For how long the engine's loop has not moved while it had work.
+    /// How long the engine's loop has made no progress although it had work.
     pub still_ms: Option<u64>,
     /// Whether a sequence, or KV that a peer offers, waits for blocks.
     pub lacks_blocks: Option<bool>,

@@ -1,11 +1,11 @@
-//! A point in a device's work that others can wait for.
+//! A completion event of a device: a point in its queue of work that others can wait for.
 
 use std::sync::Arc;
 
-/// What is known of the work before a fence.
+/// State of the work before a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceStatus {
-    /// Not finished; look again.
+    /// Not finished; poll again.
     Pending,
     /// All work enqueued before the fence is finished and its results are visible in memory.
     Done,
@@ -15,14 +15,14 @@ pub enum FenceStatus {
 
 /// Polled state of a fence. Polling never blocks.
 pub trait FencePoll: Send + Sync {
-    /// The state now. Once `Done` or `Failed`, always so.
+    /// The current state. `Done` and `Failed` are final.
     fn poll(&self) -> FenceStatus;
 }
 
-/// A fence that several parts wait for.
+/// A fence that several components wait for.
 pub type Fence = Arc<dyn FencePoll>;
 
-/// A fence that is done from the start, for work that was finished when it was asked for.
+/// A fence that is done from the start, for work that was already finished.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AlreadyDone;
 

@@ -1,4 +1,4 @@
-//! Identifiers. Each is a newtype, so that a ticket is never passed where a block is meant.
+//! Identifiers. Each is a newtype, so that a ticket is never passed where a block is expected.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -10,11 +10,12 @@ pub type TokenId = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockId(pub u32);
 
-/// Random name of one reservation, between two incarnations.
+/// Random name of one offered put or get between two incarnations. The side that receives the offer draws it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TicketId(pub u64);
 
-/// One process start of an instance. The only thing that tickets check.
+/// One process start of an instance. An offer names the incarnations of both sides, and the receiver refuses it unless they are the two
+/// that are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
@@ -100,12 +101,12 @@ name!(
     RequestId, "a request id", 128
 );
 name!(
-    /// Name of whoever an API key belongs to. Shorter than a SHA-256 in hex, so that a hash in the wrong place is none.
+    /// Name of the tenant that an API key belongs to. Shorter than a SHA-256 in hex, so that a hash in the wrong field is refused.
     TenantId, "a tenant", 63
 );
 
 impl Default for TenantId {
-    /// Everybody, where no keys are configured.
+    /// The tenant of every request, if no keys are configured.
     fn default() -> Self {
         Self("default".into())
     }

@@ -1,4 +1,4 @@
-//! Records of instances: what a worker says of itself, and what a router places by.
+//! Records of instances: what a worker registers, and what a router uses for placement.
 
 use crate::class::{Mismatch, compare};
 use crate::{Digest, Incarnation, InstanceId, KvLayout, NumericsClass, SamplingDefaults, TokenId};
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// One process start of one instance: what tickets name.
+/// One process start of one instance. Offers and claims name both of their parties.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Party {
     pub instance: InstanceId,
-    /// Which start of it.
+    /// Which start of the instance it is.
     pub incarnation: Incarnation,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Party {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Runs prompts and ships their KV.
+    /// Runs prompts and puts their KV.
     Prefill,
     /// Receives KV and generates.
     Decode,
@@ -50,7 +50,7 @@ pub struct ModelCard {
     pub id: String,
     /// Further names under which clients may ask for it; the id may be among them.
     pub served_names: Vec<String>,
-    /// Revision of the weights, where the source has one.
+    /// Revision of the weights, if the source has one.
     pub revision: String,
     /// Digest over configuration and weights.
     pub fingerprint: Digest,
@@ -59,19 +59,19 @@ pub struct ModelCard {
     pub vocab: u32,
     /// All end tokens.
     pub end_tokens: Vec<TokenId>,
-    /// How the model wants to be sampled.
+    /// The model's recommended sampling defaults.
     pub defaults: SamplingDefaults,
-    /// Digest of the tokenizer + template bundle; `None` where only token ids are served.
+    /// Digest of the tokenizer + template bundle; `None` if only token ids are served.
     pub bundle: Option<Digest>,
 }
 
 impl ModelCard {
-    /// What clients may call it, the id first.
+    /// The names that clients may use, the id first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.id).chain(&self.served_names).map(String::as_str)
     }
 
-    /// The names that clients see: the further names where it has any, since the id may be that of a file.
+    /// The names listed to clients: the further names if there are any, because the id may be a file name.
     pub fn public_names(&self) -> impl Iterator<Item = &str> {
         let further = || self.served_names.iter().filter(|name| **name != self.id);
         std::iter::once(&self.id).filter(move |_| further().next().is_none()).chain(further()).map(String::as_str)
@@ -89,7 +89,7 @@ pub struct Shard {
     pub kv_heads: Range<u32>,
 }
 
-/// Protocol versions spoken: over gRPC and on the data plane alike.
+/// Protocol versions supported, both over gRPC and on the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProtocolRange {
     /// Oldest.
@@ -99,13 +99,13 @@ pub struct ProtocolRange {
 }
 
 impl ProtocolRange {
-    /// What this build speaks. A version that changes what is said goes into `max`, and the one before it stays as `min`, so that
-    /// clusters are upgraded one process at a time.
+    /// What this build supports. A version that changes the messages becomes `max`, and the previous one stays as `min`, so that clusters
+    /// are upgraded one process at a time.
     ///
-    /// 2: a handoff or a get may leave out the beginning of a sequence, which the receiving side has already.
+    /// 2: a handoff or a get may leave out the beginning of a sequence that the receiving side already has.
     pub const CURRENT: Self = Self { min: 1, max: 2 };
 
-    /// The newest version that both speak.
+    /// The newest version that both support.
     pub fn common(self, other: Self) -> Option<u32> {
         let newest = self.max.min(other.max);
         (newest >= self.min.max(other.min)).then_some(newest)
@@ -129,36 +129,36 @@ impl fmt::Display for ProtocolRange {
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceRecord {
-    /// Which start of which instance.
+    /// Which instance, and which start of it.
     pub party: Party,
-    /// What it does.
+    /// Whether it prefills or decodes.
     pub role: Role,
     /// Zone, fabric and the like.
     pub labels: BTreeMap<String, String>,
     /// Pool of replicas that it belongs to.
     pub pool: String,
-    /// Where its gRPC listens, `host:port`.
+    /// Address of its gRPC server, `host:port`.
     pub endpoint: String,
     pub card: ModelCard,
-    /// Protocol versions it speaks.
+    /// Protocol versions it supports.
     pub protocol: ProtocolRange,
     /// Layout of its KV.
     pub layout: KvLayout,
     pub class: NumericsClass,
-    /// Tokens whose KV its pool holds.
+    /// Tokens whose KV fits in its pool.
     pub capacity_tokens: u64,
     /// Most sequences in its running batch.
     pub running_max: u32,
     /// Most sequences that wait in its queue.
     pub waiting_max: u32,
-    /// Its ranks; one today.
+    /// Its ranks; today always one.
     pub shards: Vec<Shard>,
     /// Optional features it has.
     pub capabilities: Vec<String>,
 }
 
 impl InstanceRecord {
-    /// Whether requests may be handed from one of this instance and another to the other one, or the first thing that keeps them from that.
+    /// Whether this instance and `other` can hand requests to each other; otherwise the first difference that prevents it.
     pub fn check_partner(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol.common(other.protocol).is_none() {
             return Err(Mismatch::new("protocol", &self.protocol, &other.protocol));

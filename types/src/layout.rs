@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// What a group of layers keeps of the past.
+/// Which part of the past a group of layers stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupKind {
@@ -23,8 +23,8 @@ pub enum GroupKind {
     State,
 }
 
-/// Blocks of each group that a worker keeps free at admission, so that sequences which run can grow; what finds the pool empty may have all.
-/// Routers go by it when they look for room.
+/// Blocks of each group that a worker keeps free at admission, so that running sequences can grow. A sequence that finds the whole pool
+/// unused may take all of it. Routers use the same number when they look for room.
 pub const WATERMARK_BLOCKS: u32 = 4;
 
 /// One tensor of a block: `[block_tokens, heads, dim]` of `dtype`, dense.
@@ -123,7 +123,7 @@ impl From<KvLayout> for RawLayout {
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Block size outside 16..=128 or not a multiple of 16.
+    /// Block size outside 16..=128, or not a multiple of 16.
     #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
     BlockTokens(u32),
     /// A plane without elements, or absurdly large.
@@ -135,10 +135,10 @@ pub enum LayoutError {
         /// Its head dimension.
         dim: u32,
     },
-    /// No groups, too many, or one without layers or planes, or with layers that repeat.
+    /// No groups or too many, or a group without layers or planes or with repeated layers.
     #[error("KV groups need ascending layers, planes with distinct names, and 1 to 8 groups: {0}")]
     Groups(String),
-    /// The pool would not fit an address space.
+    /// The pool would not fit in an address space.
     #[error("a pool of {blocks} blocks overflows")]
     PoolSize { blocks: u32 },
 }
@@ -152,7 +152,7 @@ impl LayoutError {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl KvLayout {
-    /// Granule of checksums, of prefix hashes and of quantization groups: every block size is a multiple of it.
+    /// Granularity of checksums, prefix hashes and quantization groups: every block size is a multiple of it.
     pub const GRANULE_TOKENS: u32 = 16;
     /// Largest block.
     pub const BLOCK_TOKENS_MAX: u32 = 128;
@@ -248,7 +248,7 @@ impl GroupBlocks {
     }
 }
 
-/// A layout laid over one pool of `blocks` blocks per group: the address arithmetic of a region.
+/// A layout applied to one pool of `blocks` blocks per group: the address arithmetic of a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvPoolMap {
     layout: KvLayout,
@@ -257,7 +257,7 @@ pub struct KvPoolMap {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl KvPoolMap {
-    /// Lays `layout` over a pool with `blocks` blocks in each group.
+    /// Applies `layout` to a pool with `blocks` blocks in each group.
     pub fn try_new(layout: KvLayout, blocks: u32) -> Result<Self, LayoutError> {
         let bytes = (layout.bytes_per_block() as u128) * u128::from(blocks);
         if blocks == 0 || bytes > (isize::MAX as u128) {

@@ -2,7 +2,7 @@
 //!
 //! Layer: the root of the dependency graph. Every crate depends on `types`; `types` depends on none of them.
 //!
-//! This crate does no I/O and knows no protobuf and no numeric kernel. Of an async runtime it has only the trait that tasks use.
+//! This crate does no I/O and contains no protobuf and no numeric kernel. Of an async runtime it has only the trait that tasks use.
 
 pub mod attention;
 pub mod bundle;

@@ -24,23 +24,23 @@ impl fmt::Display for MemoryKind {
 
 /// One contiguous region that holds KV blocks.
 ///
-/// A NIC or another process may write under a grant at any time, so nobody ever forms `&mut [u8]` over it:
-/// kernels go through raw pointers, everybody else through the copying [`PoolMemory::read`] and [`PoolMemory::write`].
+/// A NIC or another process may write under a grant at any time, so no code may form `&mut [u8]` over it. Kernels use raw pointers. All
+/// other code uses the copying [`PoolMemory::read`] and [`PoolMemory::write`].
 ///
 /// # Safety
 /// `base()` is valid for reads and writes of `bytes()` bytes, aligned to 64, and stays so for the life of the value.
-#[allow(unsafe_code)] // Declares the contract only; the implementations stand inside the fences.
+#[allow(unsafe_code)] // Declares the contract only; the implementations are inside the `unsafe` fences.
 pub unsafe trait PoolMemory: Send + Sync + fmt::Debug {
-    /// Where the region lives. `Host` is the only kind for which `read` and `write` are cheap.
+    /// Where the region lives. Only for `Host` are `read` and `write` cheap.
     fn kind(&self) -> MemoryKind;
     /// Size in bytes.
     fn bytes(&self) -> usize;
-    /// First byte. An address of the device for device memory.
+    /// Address of the first byte: a device address if the memory is on a device.
     fn base(&self) -> *mut u8;
     /// Copies `out.len()` bytes out, starting at `offset`.
     ///
     /// # Panics
-    /// If the range leaves the region: offsets come from a checked layout, so that is a bug.
+    /// If the range is outside the region: offsets come from a checked layout, so that is a bug.
     fn read(&self, offset: usize, out: &mut [u8]);
     /// Copies `data` in, starting at `offset`. Panics like [`PoolMemory::read`].
     fn write(&self, offset: usize, data: &[u8]);

@@ -1,10 +1,10 @@
-//! Which of many takers of scarce places loses one. Pure.
+//! Which holder of a limited number of places loses one, when a new holder needs it. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The address that stands for a host: of IPv6 its /64, in which a host may have any other address.
+/// The address that identifies a host. For IPv6 it is the /64: a host may use any address within its own.
 pub fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
@@ -12,8 +12,8 @@ pub fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The oldest place of the holder that has most, of places in the order in which they were taken; of holders that have as many, the one
-/// that came first. So nobody who takes many places can drive out those who hold few.
+/// The place to free: the oldest place of the holder with the most places. If several holders have that many, it is the oldest of their
+/// places. `places` are in the order in which they were taken. So a holder of many places cannot displace holders of few.
 pub fn place_to_free<P: Copy + Ord, H: Ord>(places: impl IntoIterator<Item = (P, H)>) -> Option<P> {
     let mut by_holder: BTreeMap<H, (usize, P)> = BTreeMap::new();
     for (place, holder) in places {

@@ -1,7 +1,7 @@
-//! What tasks ask of whoever runs them: the time, timers, tasks beside them, chance.
+//! Runtime services that tasks use: clock, timers, spawn, random numbers.
 //!
-//! Processes answer with the system's clock and an async runtime (`node`). The simulation answers with virtual time, one thread and
-//! numbers of its seed, which is how the tasks that ship run in it.
+//! Processes provide the system's clock and an async runtime (`node`). The simulation provides virtual time, one thread and seeded random
+//! numbers, so product tasks run in it unchanged.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 /// A future that may move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where instants come from: the system, or a simulation.
+/// The source of instants: the system, or a simulation.
 pub trait Clock: Send + Sync + Debug {
-    /// Now; never earlier than what it said before.
+    /// Now; never earlier than a value returned before.
     fn now(&self) -> Instant;
 }
 
@@ -30,28 +30,28 @@ impl Clock for SystemClock {
 
 /// Runs tasks.
 pub trait Runtime: Clock {
-    /// Ready from `at` on, at once where that has passed.
+    /// Ready from `at` on; ready at once if that has passed.
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()>;
 
-    /// Runs `task` beside the caller, to its end.
+    /// Runs `task` concurrently with the caller, to its end.
     fn spawn(&self, task: BoxFuture<'static, ()>);
 
-    /// Runs work that takes milliseconds of a processor, where it holds up no task if there is such a place.
+    /// Runs work that takes milliseconds of CPU time. If the runtime has threads for such work, it delays no other task.
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) {
         work();
     }
 
-    /// A number that nobody can guess; in the simulation one of its seed.
+    /// An unpredictable number; in the simulation one drawn from its seed.
     fn random(&self) -> u64;
 }
 
 impl dyn Runtime + '_ {
-    /// Ready after `time`.
+    /// Ready after the duration `time`.
     pub fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         self.sleep_until(self.now() + time)
     }
 
-    /// What `work` yields, or `None` where it is not ready by `at`. Dropped then, it is cancelled.
+    /// The result of `work`, or `None` if it is not ready by `at`. Then it is dropped, which cancels it.
     pub async fn until<T>(&self, at: Instant, work: impl Future<Output = T>) -> Option<T> {
         // Most work is ready at once, and needs no timer.
         let (mut work, mut end) = (pin!(work), None);
@@ -69,7 +69,7 @@ impl dyn Runtime + '_ {
 
     /// A number from 0 up to 1.
     pub fn random_share(&self) -> f64 {
-        // As many bits as a double holds.
+        // As many bits as the mantissa of a double has.
         (self.random() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -3,7 +3,7 @@
 use crate::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// Checked sampling parameters. `Default` is greedy without penalties, ending at the model's end tokens.
+/// Checked sampling parameters. `Default` is greedy without penalties and ends at the model's end tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
@@ -19,11 +19,11 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858). (0, 10].
     pub repetition_penalty: f32,
-    /// Seed of the counter-based random numbers; the router draws one where the client gave none.
+    /// Seed of the counter-based random numbers; the router draws one if the client gave none.
     pub seed: u64,
     /// Most tokens to generate, at least 1.
     pub max_tokens: u32,
-    /// Generate on past the model's end tokens.
+    /// Continue generating after the model's end tokens.
     pub ignore_eos: bool,
     /// Further token ids that end the sequence.
     pub stop_token_ids: Vec<TokenId>,
@@ -54,7 +54,7 @@ impl Default for SamplingParams {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name} must be {expected}, got {got}")]
 pub struct SamplingError {
-    /// Field name, as clients spell it.
+    /// Field name, as in the API.
     pub name: &'static str,
     /// The accepted range.
     pub expected: &'static str,

@@ -1,41 +1,41 @@
-//! A sequence as it travels to a worker, and what is reported of it: why it ended, what it used, where its time went.
+//! A sequence as it travels to a worker, and what is reported of it: why it ended, its usage, and its timings.
 
 use crate::{RequestId, SamplingParams, Share, TokenId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// A sequence to run, as a router hands it to a worker; the deadline travels beside it.
+/// A sequence to run, as a router sends it to a worker; the deadline is sent separately.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceSpec {
     /// For logs and spans.
     pub request_id: RequestId,
-    /// Prompt, followed by the tokens generated so far where a sequence is continued. Never empty.
+    /// The prompt, followed by the tokens generated so far if a sequence is continued. Never empty.
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt: 1 to `tokens.len()`.
     pub prompt_len: usize,
     /// Checked sampling parameters.
     pub sampling: SamplingParams,
-    /// Index among the samples of one request, for the random numbers.
+    /// Index among the samples of one request, an input of the random numbers.
     pub sample_index: u32,
     /// Higher is preempted later.
     pub priority: i32,
-    /// Whose it is, where tenants of one priority share what a worker has.
+    /// Its tenant and that tenant's weight, where tenants of one priority share a worker.
     pub share: Share,
-    /// How it uses prefix caches; `None` takes nothing from them and leaves nothing there.
+    /// How it uses prefix caches; `None` reads nothing from them and stores nothing in them.
     pub cache: Option<CacheUse>,
 }
 
 /// How a sequence uses the prefix caches of workers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Sequences have prefixes in common under the same salt only. At most [`CacheUse::SALT_BYTES_MAX`].
+    /// Sequences share prefixes only under the same salt. At most [`CacheUse::SALT_BYTES_MAX`].
     pub salt: Vec<u8>,
-    /// Time without use after which its blocks go; `None` is the worker's own.
+    /// Time without use after which its blocks are evicted; `None` uses the worker's own.
     pub ttl: Option<Duration>,
-    /// Keeps the blocks of its prompt for so long, within the quota of its salt.
+    /// Pins the blocks of its prompt for this duration, within the quota of its salt.
     pub pin: Option<Duration>,
-    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    /// The sequence is not expected to be continued soon: once it has ended, its blocks are evicted before others.
     pub cold: bool,
 }
 
@@ -46,7 +46,7 @@ impl CacheUse {
 
 impl fmt::Debug for CacheUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The salt is secret: it would let anyone name a tenant's prefixes.
+        // The salt is secret: with it, anyone could name a tenant's prefixes.
         f.debug_struct("CacheUse")
             .field("ttl", &self.ttl)
             .field("pin", &self.pin)
@@ -74,15 +74,15 @@ pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
-    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
+    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that produced its first token.
     pub cached_tokens: u32,
-    /// Tokens of the prompt whose KV was computed and left in a prefix cache.
+    /// Tokens of the prompt whose KV was computed and stored in a prefix cache.
     pub cache_write_tokens: u32,
-    /// Tokens whose KV was computed once more: the sequence lost its blocks, or went on at another worker.
+    /// Tokens whose KV was computed again: the sequence lost its blocks, or was continued on another worker.
     pub recomputed_tokens: u32,
 }
 
-/// Where the time of one request went, in microseconds; `None` where the phase did not happen.
+/// Timings of one request, in microseconds; `None` if the phase did not happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseTimings {
     /// Waiting for a prefill slot.
@@ -91,7 +91,7 @@ pub struct PhaseTimings {
     pub prefill_us: Option<u64>,
     /// First KV write posted to commit acknowledged.
     pub transfer_us: Option<u64>,
-    /// The part of the transfer not hidden by compute: end of prefill compute to commit acknowledged.
+    /// The part of the transfer that did not overlap with compute: end of prefill compute to commit acknowledged.
     pub exposed_us: Option<u64>,
     /// KV bytes moved.
     pub transfer_bytes: Option<u64>,

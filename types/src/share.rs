@@ -1,22 +1,22 @@
-//! Whose a sequence is, where tenants share what a worker has.
+//! A sequence's tenant and its weight, where tenants share a worker.
 
 use std::fmt;
 
-/// Names a tenant to workers, which learn nothing else of it: equal labels are one tenant.
+/// Names a tenant to workers, which know nothing else of it: equal labels mean the same tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantLabel(pub u64);
 
-/// How much a tenant is due beside others: one of weight 2 gets twice what one of weight 1 gets.
+/// A tenant's weight relative to others: weight 2 gets twice the share of weight 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Weight(u32);
 
-/// A number that is no weight.
+/// A number that is not a valid weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a weight is 1 to {max}, got {0}", max = Weight::MAX.0)]
 pub struct WeightError(u32);
 
 impl Weight {
-    /// The largest: beside it, one of weight 1 still gets a row of each thousand.
+    /// The largest weight: beside it, a tenant of weight 1 still gets one row in a thousand.
     pub const MAX: Self = Self(1000);
 
     /// Checks a weight.
@@ -42,12 +42,12 @@ impl fmt::Display for Weight {
     }
 }
 
-/// Whose a sequence is, and what that one is due. The default is everybody's, where tenants are not told apart.
+/// The tenant of a sequence and its weight. The default is used for every sequence if tenants are not distinguished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The tenant.
     pub tenant: TenantLabel,
-    /// What it is due.
+    /// Its weight.
     pub weight: Weight,
 }
 

@@ -1,4 +1,4 @@
-//! From settings to a running engine with its pool: everything of a worker that needs no network.
+//! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
 use crate::grpc::checked_card;
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
@@ -17,7 +17,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A worker's engine and what others must know of it.
+/// A worker's engine and what other components need to know of it.
 #[derive(Clone)]
 pub struct Loaded {
     pub engine: EngineHandle,
@@ -25,15 +25,15 @@ pub struct Loaded {
     pub region: Arc<Region>,
     /// How the pool is laid out.
     pub map: KvPoolMap,
-    /// What peers compare with.
+    /// What peers compare before they exchange KV.
     pub compatibility: Compatibility,
-    /// What routers serve by.
+    /// The model card for routers.
     pub card: ModelCard,
-    /// Tokenizer + template bundle, where the model has text.
+    /// Tokenizer + template bundle, if the model has text.
     pub bundle: Option<bytes::Bytes>,
 }
 
-/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` gets 0 to 1.
+/// Opens the model, loads its weights and starts the engine. Blocks until that is done; `progress` receives 0 to 1.
 pub fn load(
     model: &ModelSettings,
     engine: &EngineSettings,
@@ -42,7 +42,7 @@ pub fn load(
     load_on(backend(engine)?, model, engine, progress)
 }
 
-/// As [`load`], on a backend of the caller's in place of the configured device.
+/// As [`load`], on a backend given by the caller instead of the configured device.
 pub fn load_on(
     ops: Arc<dyn Ops>,
     model: &ModelSettings,
@@ -71,7 +71,7 @@ pub fn load_on(
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
     let layout = source.shape().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
-    // Files may state any context; rotary tables are made for no more positions than the pool holds.
+    // A model file may declare a context of any length; rotary tables are made for no more positions than the pool holds.
     let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
     let load = |fraction| progress("loading weights", fraction);
@@ -79,12 +79,12 @@ pub fn load_on(
     let compatibility = network.compatibility(layout);
     let region = Region::anonymous(map.bytes())?;
     let engine = Engine::start(network, region.clone(), &map, config)?;
-    // A pool smaller than the context bounds what can ever be served.
+    // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
     Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
-/// How the settings name the data plane to the transfer.
+/// The transport options of the settings, as the transfer takes them.
 pub fn transport(settings: &TransferSettings) -> Result<TransportChoice, WorkerError> {
     transport_with(settings, inventory::has_rdma)
 }
@@ -100,7 +100,7 @@ fn transport_with(
         (TransportKind::Ucx, Some(named)) => named,
         (_, named) if has_rdma() => named.unwrap_or(UcxLanes::Rdma),
         (TransportKind::Auto, _) => return Ok(TransportChoice::tcp(bind)),
-        // Whoever is there is on this host.
+        // All peers are on this host.
         (TransportKind::Ucx, None) if bind.is_loopback() => UcxLanes::SharedMemory,
         (TransportKind::Ucx, None) => return Err(WorkerError::NoRdma { bind }),
     };
@@ -108,21 +108,23 @@ fn transport_with(
     Ok(TransportChoice::Ucx { lanes, bind, port: 0, devices, writes: UcxWrites::ByLanes })
 }
 
-/// Address that peers connect to, where it is not the bound one: as set, or, where the data plane listens at all addresses, the one from
-/// which this host reaches others.
+/// Address that peers connect to, if it is not the bound one: the configured address. If none is configured and the data plane listens at
+/// all addresses, it is the one from which this host reaches others.
 pub fn advertise(settings: &TransferSettings) -> Option<IpAddr> {
     settings.advertise.or_else(|| settings.bind.is_unspecified().then(|| own_address(settings.bind)).flatten())
 }
 
 fn own_address(any: IpAddr) -> Option<IpAddr> {
-    // Addresses for documentation (RFC 5737, RFC 3849): nothing is sent there, the system only says from where it would be.
+    // Addresses for documentation (RFC 5737, RFC 3849): nothing is sent to them. The system only reports the source address that it would
+    // use.
     let to = if any.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(to).ok()?;
     Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
-/// Refuses lanes without a fence where the instance has no name of its own: a name of each start would start each time with a bound anew.
+/// Refuses lanes without a fence if the instance has no configured name. Peers bound quarantined blocks per name, and a new name at each
+/// start would start with a new bound.
 pub fn check_name(named: bool, fences: bool, settings: &TransferSettings) -> Result<(), WorkerError> {
     match named || fences {
         true => Ok(()),
@@ -130,10 +132,11 @@ pub fn check_name(named: bool, fences: bool, settings: &TransferSettings) -> Res
     }
 }
 
-/// Pages of the pool are taken when first touched: a pool that the host cannot hold would end this process under load, not now.
+/// The system allocates the pool's pages when they are first touched. Without this check, a pool that the host cannot hold would kill
+/// this process under load instead of at its start.
 fn check_memory(asked: ByteSize, memory: Option<u64>) -> Result<(), WorkerError> {
     match memory {
-        // In whole mebibytes, so that it reads well.
+        // In whole mebibytes, for readability.
         Some(memory) if asked.0 > memory => Err(WorkerError::KvMemory { asked, memory: ByteSize(memory >> 20 << 20) }),
         _ => Ok(()),
     }
@@ -159,7 +162,7 @@ fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
     })
 }
 
-/// What routers serve by. Refuses what they would refuse, since a refused worker waits for ever.
+/// The model card for routers. Refuses what they would refuse, since a refused worker waits forever.
 fn card(
     source: &dyn ModelSource,
     settings: &ModelSettings,
@@ -238,7 +241,7 @@ mod tests {
         };
         assert_eq!(published("127.0.0.1", None), None);
         assert_eq!(published("0.0.0.0", Some("10.0.0.1")), Some("10.0.0.1".parse().unwrap()));
-        // A host without a route has none to publish, and is told so when the data plane starts.
+        // A host without a route has no address to publish; starting the data plane reports that.
         assert!(published("0.0.0.0", None).is_none_or(|address| !address.is_unspecified()));
     }
 

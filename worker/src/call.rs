@@ -1,16 +1,16 @@
-//! A call of a role's service that was taken up.
+//! An accepted call of a role's service.
 
 use crate::drain::RunningCall;
 use crate::spans::Parent;
 use std::time::Instant;
 
-/// What every call has, whatever it asks for.
+/// What every call has in common.
 pub struct CallContext {
-    /// When it came.
+    /// When it arrived.
     pub since: Instant,
-    /// When it ends, whatever came of it.
+    /// Its deadline.
     pub deadline: Instant,
-    /// Counts it for the drain until it is dropped.
+    /// Counts the call for the drain until it is dropped.
     pub running: RunningCall,
     pub parent: Parent,
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// Everything that an operator may set of a worker.
+/// Every setting of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerConfig {
@@ -23,9 +23,9 @@ pub struct WorkerConfig {
     pub drain: DrainConfig,
     /// Health and metrics.
     pub admin: AdminConfig,
-    /// Where routers reach this worker.
+    /// The gRPC server for routers.
     pub grpc: GrpcConfig,
-    /// How this worker proves who it is, to routers and to other workers.
+    /// How this worker proves its identity, to routers and to other workers.
     pub identity: IdentityConfig,
     /// Where to register.
     pub membership: JoinConfig,
@@ -42,13 +42,13 @@ pub struct WorkerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct InstanceSettings {
-    /// Name, unique in the cluster; drawn from role, host and process where unset.
+    /// Name, unique in the cluster; derived from role, host and process if unset.
     pub id: Option<InstanceId>,
     /// Pool of replicas that it belongs to.
     pub pool: String,
     /// Zone, fabric and the like.
     pub labels: BTreeMap<String, String>,
-    /// Deadline of calls that grant no time, and the longest that is granted.
+    /// Deadline of calls that state no timeout, and the longest timeout that is accepted.
     pub call_ms_max: u64,
 }
 
@@ -151,7 +151,7 @@ pub struct WorkerArgs {
 }
 
 impl WorkerArgs {
-    /// The flags that were given, over the configuration tree.
+    /// The given flags, which override the configuration tree.
     pub fn overlay(&self) -> Overlay {
         self.common
             .overlay()
@@ -176,7 +176,7 @@ impl WorkerArgs {
     }
 }
 
-/// A flag that takes one of a serde enum's names.
+/// A flag whose values are the names of a serde enum.
 fn parse<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
     let deserializer = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(text);
     T::deserialize(deserializer).map_err(|e| e.to_string())

@@ -1,4 +1,4 @@
-//! What this worker shows on the data plane: the identity that it has on its gRPC port.
+//! This worker's credentials on the data plane: the same identity as on its gRPC port.
 
 use baton_kv_transfer::Credentials;
 use baton_node::identity::{Identity, Proof, Protocol, Role, Roles};
@@ -6,7 +6,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use std::sync::Arc;
 
-/// Credentials of `identity`, where there is one.
+/// Credentials of `identity`, if there is one.
 pub fn of(identity: &Identity) -> Option<Arc<dyn Credentials>> {
     identity.proof().map(|proof| Arc::new(OfWorker(proof.clone())) as Arc<dyn Credentials>)
 }
@@ -41,7 +41,7 @@ mod tests {
 
     const LASTS: Duration = Duration::from_secs(86_400);
 
-    /// A worker's files, read again all the time.
+    /// A worker's identity files, which are read again periodically.
     async fn worker(authority: &Authority) -> (TempDir, Arc<dyn Credentials>) {
         let folder = tempfile::tempdir().unwrap();
         authority.issue(folder.path(), &[Role::Worker], &[], LASTS, "").unwrap();

@@ -1,6 +1,6 @@
-//! A worker's way out. From its start on no call begins here; calls that run may end within a bound; what is left is cut off, so that
-//! routers go on with it elsewhere; then the worker deregisters. Routers hear of it by the worker's load reports, whatever keeps the
-//! membership.
+//! A worker's drain. From its start the worker accepts no new calls. Running calls may end within a bound; the rest are cut off, so that
+//! routers continue them on other workers. Then the worker deregisters. Routers learn of the drain from the worker's load reports, with
+//! any kind of membership.
 
 use baton_node::membership::RegistrationHandle;
 use baton_types::{ErrorKind, RequestError, Runtime};
@@ -12,36 +12,36 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Calls that are cut off get so long to say so.
+/// Time that calls have to send their error once they are cut off.
 const CUT_MAX: Duration = Duration::from_secs(1);
-/// A worker leaves no earlier after the start of its drain, so that its load reports say that it drains before its record is gone, and
-/// nobody takes it for lost: reports of a change go out within 50 ms.
+/// Shortest time from the start of a drain to the removal of the worker's record. Its load reports announce the drain first, so that no
+/// router counts it as lost: changes are reported within 50 ms.
 const TELL: Duration = Duration::from_millis(200);
-/// Longest wait for routers, or etcd, to hear that this worker leaves.
+/// Longest wait for routers, or etcd, to receive the deregistration.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
-/// How far a worker is.
+/// The state of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DrainPhase {
-    /// It takes calls.
+    /// The worker accepts calls.
     #[default]
     Serving,
-    /// It takes none, and some may still run.
+    /// It accepts no calls, and some may still run.
     Draining,
-    /// None runs.
+    /// No call runs.
     Drained {
-        /// Whether its registration is known to be gone; otherwise its lease ends by itself.
+        /// Whether its registration is known to be removed; otherwise its lease will expire.
         deregistered: bool,
     },
 }
 
-/// Calls of a worker.
+/// The state of a drain with counts of the worker's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainState {
-    /// How far it is.
+    /// The phase of the drain.
     pub phase: DrainPhase,
     pub running: u32,
-    /// Calls that ended by themselves since the drain began.
+    /// Calls that ended normally since the drain began.
     pub finished: u32,
     /// Calls that were cut off.
     pub cut_off: u32,
@@ -66,13 +66,13 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
-    /// Of a worker that takes calls.
+    /// For a worker that accepts calls.
     pub fn new(runtime: Arc<dyn Runtime>) -> Self {
         let (state, cut) = Default::default();
         Self(Arc::new(Shared { runtime, state, cut, registration: Mutex::default(), drained: OnceLock::new() }))
     }
 
-    /// Takes a call up; `Err` while the worker drains, and after.
+    /// Counts a new call; `Err` from the start of a drain on.
     pub fn enter(&self) -> Result<RunningCall, RequestError> {
         let taken = self.0.state.send_if_modified(|state| {
             let serves = state.phase == DrainPhase::Serving;
@@ -83,22 +83,22 @@ impl Drain {
         taken.then(|| RunningCall(self.clone())).ok_or_else(refused)
     }
 
-    /// What the worker is to leave when it is drained.
+    /// Sets the registration to remove at the end of the drain.
     pub fn registered(&self, registration: RegistrationHandle) {
         *self.0.registration.lock() = Some(registration);
     }
 
-    /// Where it stands, and every change of it.
+    /// The current state, and every change of it.
     pub fn state(&self) -> watch::Receiver<DrainState> {
         self.0.state.subscribe()
     }
 
-    /// Whether it takes no calls any more.
+    /// Whether it no longer accepts calls.
     pub fn has_begun(&self) -> bool {
         self.0.state.borrow().phase != DrainPhase::Serving
     }
 
-    /// Starts to drain; calls that run when `bound` ends are cut off. `false` where that was started before.
+    /// Starts to drain; calls still running when `bound` ends are cut off. `false` if a drain was started before.
     pub fn start(&self, bound: impl Future<Output = ()> + Send + 'static) -> bool {
         let started = self.0.state.send_if_modified(|state| {
             let serves = state.phase == DrainPhase::Serving;
@@ -113,18 +113,18 @@ impl Drain {
         started
     }
 
-    /// Cuts off what runs, now.
+    /// Cuts off all running calls now.
     pub fn cut_off(&self) {
         self.0.cut.cancel();
     }
 
-    /// Waits until it is drained.
+    /// Waits until the worker is drained.
     pub async fn drained(&self) {
         // The sender lives as long as `self`.
         let _ = self.state().wait_for(|state| matches!(state.phase, DrainPhase::Drained { .. })).await;
     }
 
-    /// How long it has been drained; `None` where it is not.
+    /// How long the worker has been drained; `None` if it is not.
     pub fn drained_for(&self) -> Option<Duration> {
         self.0.drained.get().map(|since| self.0.runtime.now().saturating_duration_since(*since))
     }
@@ -165,7 +165,7 @@ impl Drain {
 pub struct RunningCall(Drain);
 
 impl RunningCall {
-    /// Waits for the moment at which the call is to end unfinished, and returns what to tell its router.
+    /// Waits until the call has to end unfinished, and returns the error for its router.
     pub fn cut_off(&self) -> impl Future<Output = RequestError> + Send + 'static {
         let cut = self.0.0.cut.clone();
         async move {

@@ -2,10 +2,10 @@
 
 use baton_node::config::ByteSize;
 
-/// A worker that cannot be brought up. None of these goes away by trying again.
+/// A worker that cannot start. A retry fixes none of these.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The model cannot be found, fetched or served.
+    /// The model cannot be found, downloaded or supported.
     #[error(transparent)]
     Models(#[from] crate::models::ModelsError),
     /// The engine cannot start.
@@ -14,40 +14,40 @@ pub enum WorkerError {
     /// The backend cannot start.
     #[error(transparent)]
     Ops(#[from] baton_kernels::ops::OpsError),
-    /// No memory for the pool.
+    /// The memory for the pool cannot be allocated.
     #[error(transparent)]
     Region(#[from] baton_kv_transfer::RegionError),
-    /// The model's tokenizer or template cannot be served.
+    /// The model's tokenizer or template is not supported.
     #[error("{key} cannot be served")]
     Text {
-        /// Where it stands in the model's files.
+        /// Where it is in the model's files.
         key: &'static str,
         #[source]
         source: baton_text::TextError,
     },
-    /// Routers would refuse what this worker says of its model.
+    /// Routers would refuse this worker's model card.
     #[error("the model's card cannot be published: rename the model's folder or file, or change served_names")]
     Card(#[from] baton_proto::convert::ConvertError),
     /// The data plane cannot start.
     #[error(transparent)]
     Transfer(#[from] baton_kv_transfer::TransferError),
-    /// A longer context than the model has.
+    /// The configured context is longer than the model's.
     #[error(
         "max_model_len = {asked}, but the model's context is {context} tokens: lower --max-model-len, or leave it out for all of it"
     )]
     ModelLen {
         asked: u32,
-        /// Tokens that the model can hold.
+        /// Longest context of the model, in tokens.
         context: usize,
     },
-    /// A KV pool that cannot be held.
+    /// A KV pool that does not fit in memory.
     #[error("kv_cache_bytes = {asked}, but this process may use {memory} of memory: lower --kv-cache-bytes")]
     KvMemory {
         asked: ByteSize,
         /// Memory of the host, or of its control group.
         memory: ByteSize,
     },
-    /// A name that does not last, where peers know this worker by it beyond its end.
+    /// A name that changes with each start, while peers keep state for this name after the worker ends.
     #[error(
         "lanes of ucx_tls = \"{lanes}\" have no fence, so peers bound what this worker leaves in quarantine by its name, through restarts: \
          give it one that lasts (--instance), or leave those lanes out"
@@ -59,7 +59,7 @@ pub enum WorkerError {
          name lanes in transfer.ucx_tls"
     )]
     NoRdma {
-        /// Where peers are to reach this worker.
+        /// Address at which peers connect to this worker.
         bind: std::net::IpAddr,
     },
     /// `device = "cuda"`.

@@ -1,4 +1,4 @@
-//! gRPC of what every worker serves: the only module of this crate that names protobuf.
+//! The gRPC services of every worker: the only module of this crate that names protobuf.
 
 use crate::call::CallContext;
 use crate::drain::{DrainPhase, DrainState};
@@ -27,16 +27,16 @@ use tonic::{Request, Response, Status};
 
 /// Largest chunk of a bundle.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// Chunks, or news of a drain, that wait for a slow reader.
+/// Chunks, or drain updates, that wait for a slow reader.
 const MESSAGES_MAX: usize = 2;
 
-/// What a call answers, message by message.
+/// A call's answer, message by message.
 pub type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Takes a call of a role's service up.
+/// Accepts a call of a role's service.
 ///
 /// # Errors
-/// While the worker drains, and where the call's own timeout cannot be read.
+/// While the worker drains, and if the call's own timeout cannot be parsed.
 pub fn take_up<T>(request: &Request<T>, parts: &Parts) -> Result<CallContext, RequestError> {
     let since = parts.runtime.now();
     let deadline = deadline_of(request.metadata(), since, parts.call_max)?;
@@ -50,7 +50,7 @@ pub fn replies<E: Send + 'static, T: From<E>>(events: mpsc::Receiver<Result<E, R
     Box::pin(ReceiverStream::new(events).map(reply))
 }
 
-/// Services of every worker, beside which its role adds its own.
+/// Services of every worker; its role adds its own.
 pub(crate) fn router(config: &GrpcConfig, service: WorkerService, traces: Traces, role_service: &str) -> Router {
     let (_, health) = grpc::health();
     let worker = WorkerServer::new(service).max_decoding_message_size(config.message_max());
@@ -59,7 +59,7 @@ pub(crate) fn router(config: &GrpcConfig, service: WorkerService, traces: Traces
     grpc::with_reflection(router, &[worker_server::SERVICE_NAME, telemetry_server::SERVICE_NAME, role_service])
 }
 
-/// A card that routers accept, or why they would not.
+/// A card that routers accept, or the reason why they would not.
 pub(crate) fn checked_card(card: ModelCard) -> Result<ModelCard, ConvertError> {
     ModelCard::try_from(v1::ModelCard::from(card))
 }
@@ -112,7 +112,7 @@ impl Worker for WorkerService {
     }
 }
 
-/// Tells how the drain goes on, to its end.
+/// Sends updates of the drain until it ends.
 async fn tell_drain(
     mut state: watch::Receiver<DrainState>,
     events: mpsc::Sender<Result<v1::DrainEvent, Status>>,
@@ -134,7 +134,7 @@ async fn tell_drain(
     }
 }
 
-/// A report on the wire; `sequence` counts those of load.
+/// A report as its message; `sequence` numbers the load reports.
 fn load_report(party: &Party, sequence: &mut u64, report: Report) -> v1::LoadReport {
     let party = Some(party.clone().into());
     match report {

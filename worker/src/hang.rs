@@ -1,16 +1,16 @@
-//! An engine whose loop does not move although its process answers on. Calls that wait for it end, as they would if the worker had died:
-//! routers go on with them elsewhere. Ending a call cancels its sequence, and what the engine holds for it stays its own until the loop
-//! moves again and sees that.
+//! Detects an engine whose loop makes no progress although its process still responds. Calls that wait for it end, as if the worker had
+//! died, and routers continue them on other workers. Ending a call cancels its sequence. The engine keeps the sequence's resources until
+//! its loop runs again and sees the cancellation.
 
 use baton_engine::EngineHandle;
 use baton_types::{ErrorKind, RequestError, Runtime};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often it is looked whether an engine that hung moves again.
+/// How often to check whether a hung engine makes progress again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Waits until a step of the engine hangs, and returns what to tell the router of a call that waits for it.
+/// Waits until a step of the engine hangs, and returns the error for the router of a call that waits for it.
 pub async fn hung(engine: &EngineHandle, runtime: &dyn Runtime) -> RequestError {
     loop {
         let patience = engine.patience();
@@ -25,7 +25,7 @@ pub async fn hung(engine: &EngineHandle, runtime: &dyn Runtime) -> RequestError 
     }
 }
 
-/// Tells the operator of every hang and of its end.
+/// Logs every hang and its end for the operator.
 pub(crate) async fn tell(engine: EngineHandle, runtime: Arc<dyn Runtime>) {
     loop {
         hung(&engine, &*runtime).await;

@@ -1,4 +1,4 @@
-//! What a worker's probes answer.
+//! The answers to a worker's probes.
 
 use crate::drain::{Drain, DrainPhase};
 use baton_engine::EngineHandle;
@@ -9,13 +9,13 @@ use baton_node::membership::RegistrationHandle;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A worker whose step takes longer is not ready while it does: people who look at pods see it long before `engine.step_ms_max`, from which
-/// on it counts as hung. Routers do not ask this probe: requests are placed, and moved elsewhere, by what they see themselves.
+/// A worker whose step takes longer than this is not ready meanwhile. Operators who look at pods see it long before `engine.step_ms_max`,
+/// after which the worker counts as hung. Routers do not use this probe: they place and move requests by what they observe themselves.
 const STILL_MAX: Duration = Duration::from_secs(4);
 
 type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Parts of the answers, each of which exists only from some point of the start on.
+/// Inputs of the answers. Each exists only from some point of the start on.
 #[derive(Default)]
 pub(crate) struct Vitals {
     works: OnceLock<(EngineHandle, KvTransfer)>,
@@ -23,7 +23,7 @@ pub(crate) struct Vitals {
     left: OnceLock<Left>,
 }
 
-/// A drained worker that waits to be restarted.
+/// A drained worker that waits for its restart.
 struct Left {
     drain: Drain,
     max: Duration,
@@ -39,13 +39,13 @@ impl Left {
 }
 
 impl Vitals {
-    /// The model is loaded and its threads run.
+    /// Called when the model is loaded and its threads run.
     pub(crate) fn works(&self, engine: &EngineHandle, transfer: &KvTransfer) {
         let _ = self.works.set((engine.clone(), transfer.clone()));
     }
 
-    /// It registers: announces the first time that a router admits it. Once it is drained, whoever watches it has `drained_max` to restart it
-    /// without being told; zero: for ever.
+    /// Called when it registers. The first admission by a router is logged and announced. Once the worker is drained, the supervisor has
+    /// `drained_max` to restart it; after that the probe fails. Zero waits forever.
     pub(crate) fn registered(
         &self,
         registration: &RegistrationHandle,
@@ -70,7 +70,7 @@ impl Vitals {
         });
     }
 
-    /// Whether the threads that do a worker's work are at it; only a restart helps one that is not. Loading is life: the startup probe
+    /// Whether the worker's threads make progress; if one does not, only a restart helps. Loading counts as live: the startup probe
     /// bounds it, not this one.
     fn is_live(&self) -> Result<(), String> {
         match self.works.get().map(|(engine, transfer)| (engine.healthy(), transfer.healthy())) {
@@ -80,12 +80,13 @@ impl Vitals {
         }
     }
 
-    /// Whether the model is loaded and its threads run. Admission is not asked for: a restart helps no worker whose routers are away.
+    /// Whether the model is loaded and its threads run. Admission is not required: a restart does not help a worker whose routers are
+    /// down.
     fn is_started(&self) -> Result<(), String> {
         self.works.get().map(drop).ok_or_else(|| "loads the model".into())
     }
 
-    /// Whether it would be given work, and would do it.
+    /// Whether routers would send it work, and it would do that work.
     pub(crate) fn is_ready(&self) -> Result<(), String> {
         self.is_live()?;
         let still = self.works.get().map_or(Duration::ZERO, |(engine, _)| engine.still());

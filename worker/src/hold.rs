@@ -1,4 +1,4 @@
-//! Leases as the transfer holds them: behind a trait, so that it needs to know no pool.
+//! Leases as the transfer holds them: behind a trait, so that the transfer does not depend on the pool.
 
 use baton_kv_cache::{Lease, Quarantined};
 use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
@@ -15,7 +15,8 @@ pub struct LeaseHold {
 }
 
 impl LeaseHold {
-    /// Holds `lease` for writes of `peer`, of blocks of `block_tokens`: what it found cached the peer leaves out.
+    /// Holds `lease`, of blocks of `block_tokens`, for writes of `peer`. The peer leaves out the blocks that the lease found in the
+    /// cache.
     pub fn new(lease: Lease, peer: &Party, block_tokens: usize) -> Self {
         let mut cached_tokens = lease.cached_blocks() * block_tokens;
         if seeded!(PartialGrantOffByOne) && cached_tokens > 0 && lease.blocks_min() > lease.cached_blocks() + 1 {

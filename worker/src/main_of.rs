@@ -8,7 +8,7 @@ use baton_node::config::load_or_dump;
 use baton_node::{Shutdown, host, telemetry};
 use std::process::ExitCode;
 
-/// Runs a worker until it is asked to stop. `role` is made inside the runtime.
+/// Runs a worker until it is asked to stop. `role` is constructed inside the runtime.
 pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> ExitCode {
     match run(args, role, |_| ()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -19,7 +19,7 @@ pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig
     }
 }
 
-/// What [`main_of`] runs; `change` is what tests put around the worker.
+/// The body of [`main_of`]; `change` lets tests modify the worker's setup.
 pub fn run<R: WorkerRole>(
     args: &WorkerArgs,
     role: impl FnOnce(&WorkerConfig) -> R,

@@ -1,4 +1,4 @@
-//! What a worker exports at `/metrics`: read from engine and transfer when it is asked for, so nothing is counted twice.
+//! The metrics of a worker at `/metrics`: read from engine and transfer at each scrape, so nothing is counted twice.
 
 use baton_engine::EngineHandle;
 use baton_engine::api::Load;
@@ -30,7 +30,7 @@ impl fmt::Debug for WorkerMetrics {
 }
 
 impl WorkerMetrics {
-    /// Of this engine and transfer.
+    /// For this engine and transfer.
     pub fn new(engine: EngineHandle, transfer: KvTransfer, model: &str, pool: &str) -> Self {
         Self { engine, transfer, model: model.into(), pool: pool.into() }
     }
@@ -162,7 +162,7 @@ impl WorkerMetrics {
         };
         let handoffs: Vec<_> = outcomes("sent", sources).chain(outcomes("received", sinks)).collect();
         self.counters(to, "kv_handoffs", "Handoffs ended, by outcome", &handoffs)?;
-        // A peer's series end with its last connection, so there are no more than the bound on peers.
+        // A peer's series end with its last connection, so the bound on peers also bounds their number.
         let mut by_peer: BTreeMap<_, u64> = BTreeMap::new();
         for (party, peer) in &stats.peers {
             for (direction, of) in [("sent", &peer.sources), ("received", &peer.sinks)] {

@@ -1,6 +1,6 @@
-//! How long the phases of requests take on a worker, counted as they end.
+//! Histograms of how long the phases of requests take on a worker, recorded when a phase ends.
 //!
-//! Engine and transfer count what they do; only the calls of the services know when a phase of a request began and ended.
+//! Engine and transfer count their own work; only the calls of the services know when a phase of a request began and ended.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 /// A phase of a request on a worker, named like its span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerPhase {
-    /// From the call until a cached prefix came from another worker, or did not.
+    /// From the call until a cached prefix arrived from another worker, or the get failed.
     PrefillGet,
-    /// From the call, or the end of the get, to the first step.
+    /// From the call, or from the end of the get, to the first step.
     PrefillQueue,
     /// From the first step to the first token.
     PrefillCompute,
-    /// From the first step to the grant of the decode worker: it hides under the compute.
+    /// From the first step to the grant of the decode worker: it overlaps with the compute.
     DecodeReserve,
     /// From the first write to the last flush.
     KvTransfer,
@@ -25,12 +25,12 @@ pub enum WorkerPhase {
     KvCommit,
     /// From the claim to the adoption of the KV.
     DecodeAwaitKv,
-    /// From the adoption, or the first token where the prompt was prefilled here, to the end.
+    /// From the adoption, or from the first token if the prompt was prefilled here, to the end.
     DecodeGenerate,
 }
 
 impl WorkerPhase {
-    /// All, in the order of a request.
+    /// All phases, in the order of a request.
     pub const ALL: [Self; 8] = [
         Self::PrefillGet,
         Self::PrefillQueue,
@@ -85,7 +85,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Registers all; every phase is there from the start, so that its rate is zero and not absent.
+    /// Registers all histograms. Every phase exists from the start, so that its rate is zero instead of absent.
     pub fn register(registry: &mut Registry, model: &str, pool: &str) -> Self {
         let (model, pool) = (model.to_owned(), pool.to_owned());
         let seconds: fn() -> Histogram = || Histogram::new(SECONDS);
@@ -111,12 +111,12 @@ impl Phases {
         }
     }
 
-    /// Counts a phase that is over.
+    /// Records a phase that has ended.
     pub fn over(&self, phase: WorkerPhase, start: Instant, end: Instant) {
         self.phases[phase as usize].observe(end.saturating_duration_since(start).as_secs_f64());
     }
 
-    /// Counts a put that was acknowledged: its bytes, how long they moved, and what of it the client had to wait for.
+    /// Records an acknowledged put: its bytes, its duration, and the part that did not overlap with compute.
     pub fn put_over(&self, bytes: u64, moving: Duration, exposed: Duration) {
         self.exposed.observe(exposed.as_secs_f64());
         if !moving.is_zero() {
@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(shown(&count), (index + 1).to_string());
         }
         phases.put_over(3_000_000, Duration::from_millis(1), Duration::from_millis(20));
-        // Everything was there before the first look: no time, no rate.
+        // All bytes were there before the first measurement: no time, no rate.
         phases.put_over(1, Duration::ZERO, Duration::ZERO);
         assert_eq!(shown(r#"kv_exposed_seconds_sum{model="m",pool="p"}"#), "0.02");
         assert_eq!(shown(r#"kv_transfer_rate_bytes_per_second_sum{model="m",pool="p"}"#), "3000000000.0");

@@ -1,7 +1,7 @@
-//! Gets of cached prefixes: a worker gets what another has into its own cache, before it computes the rest.
+//! Gets of cached prefixes: a worker gets what another worker has cached into its own cache, before it computes the rest.
 //!
-//! The name of a get is the chain of block hashes, 16 bytes each. They are keyed with the tenant's salt: who cannot name a
-//! prefix cannot get it.
+//! The name of a get is the chain of block hashes, 16 bytes each. The hashes are keyed with the tenant's salt: a peer that cannot compute
+//! the name of a prefix cannot get it.
 
 use baton_engine::{EngineHandle, SequenceRequest};
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
@@ -12,15 +12,15 @@ use baton_node::membership::Members;
 use baton_types::{GroupBlocks, KvLayout};
 use std::time::Duration;
 
-/// Most tokens that are got at once, by the length of their name.
+/// Most tokens of one get, limited by the length of its name.
 const TOKENS_MAX: usize = GetRequest::NAME_BYTES_MAX / HASH_BYTES * HASH_TOKENS;
 const HASH_BYTES: usize = 16;
-/// A get may take this many times what the measured rate says that computing the same takes; beyond that it is not worth it.
+/// A get may take this many times as long as computing the same tokens takes at the measured rate; beyond that it is not worthwhile.
 const PATIENCE: f64 = 2.0;
-/// And at least so long, whatever was measured.
+/// Shortest time limit of a get, at any measured rate.
 const TIME_MIN: Duration = Duration::from_millis(250);
 
-/// What is to be got, and from whom.
+/// Which prefix to get, and from which worker.
 #[derive(Clone, Debug)]
 pub struct PrefixGet {
     owner: Peer,
@@ -35,10 +35,10 @@ pub struct PrefixGet {
 pub struct BlockTokens(u32);
 
 impl PrefixGet {
-    /// Of so many tokens of the prompt, which `owner` has cached in blocks of `block_tokens`.
+    /// A get of this many tokens of the prompt, which `owner` has cached in blocks of `block_tokens`.
     ///
     /// # Errors
-    /// Where no layout has such blocks.
+    /// If no layout has such blocks.
     pub fn try_new(owner: Peer, tokens: u32, block_tokens: u32) -> Result<Self, BlockTokens> {
         let sizes = KvLayout::GRANULE_TOKENS..=KvLayout::BLOCK_TOKENS_MAX;
         if !sizes.contains(&block_tokens) || !block_tokens.is_multiple_of(KvLayout::GRANULE_TOKENS) {
@@ -47,7 +47,7 @@ impl PrefixGet {
         Ok(Self { owner, tokens: tokens as usize, block_tokens: block_tokens as usize, time_min: TIME_MIN })
     }
 
-    /// The same, which may take so long, whatever was measured.
+    /// The same get with this time limit, at any measured rate.
     #[must_use]
     pub fn patient(self, time_min: Duration) -> Self {
         Self { time_min, ..self }
@@ -58,23 +58,23 @@ impl PrefixGet {
     }
 }
 
-/// What was got. It stays cached while this value lives, and then as long as anything does.
+/// The result of a get. It stays cached while this value lives, and afterwards like any other cached prefix.
 #[derive(Debug)]
 pub struct CachedPrefix {
     /// Tokens of the prompt that are cached here now.
     pub tokens: usize,
-    /// KV bytes that came.
+    /// KV bytes received.
     pub bytes: u64,
     _lease: Lease,
 }
 
-/// Why nothing was got. Nothing is lost: the prompt is computed.
+/// Why a get failed. Nothing is lost: the prompt is computed.
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixGetError {
     /// There is no room for it now.
     #[error("there is no room for {0} tokens now")]
     NoRoom(usize),
-    /// It could not be asked for.
+    /// It could not be requested.
     #[error(transparent)]
     Transfer(#[from] TransferError),
     /// The get failed.
@@ -82,7 +82,8 @@ pub enum PrefixGetError {
     Failed(#[from] HandoffFailure),
 }
 
-/// Gets what `get` says and this worker lacks of a prompt into its cache. `None` where it lacks nothing of it, or shares nothing.
+/// Gets the part of a prompt that `get` names and this worker lacks into its cache. `None` if it lacks nothing of it, or if the prompt is
+/// not shared.
 pub async fn get_prefix(
     engine: &EngineHandle,
     transfer: &KvTransfer,
@@ -92,7 +93,7 @@ pub async fn get_prefix(
     let Some(keep) = engine.keep(request) else { return Ok(None) };
     let hashes = request.block_hashes();
     let (pool, ours) = (engine.pool(), engine.block_tokens());
-    // Whole blocks of this side; the last token is computed here in any case.
+    // Whole blocks of this worker; the last token is always computed here.
     let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
     let tokens = get.tokens.min(tokens_max) / ours * ours;
     let boundary = boundary(ours, get.block_tokens);
@@ -123,7 +124,7 @@ pub async fn get_prefix(
     Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: *lease }))
 }
 
-/// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: hashes of prefixes are no secret to them.
+/// Lets a peer read a prefix that is cached here, or refuses. Only registered workers may: the hashes of prefixes are no secret to them.
 pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
     if !members.contains(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
@@ -136,7 +137,7 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
     }
     let hashes: Vec<PrefixHash> = hashes.iter().map(|hash| PrefixHash(*hash)).collect();
     let blocks = tokens.div_ceil(ours);
-    // Only a look at what is there: nothing is allocated for it.
+    // Only looks up what is cached: allocates nothing.
     if engine.pool().cached_tokens(&hashes) < blocks * ours {
         return reply.refuse(RefuseReason::UnknownRequest, "that prefix is not cached here, or not all of it");
     }
@@ -148,18 +149,18 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
     }
 }
 
-/// A lease that has so many blocks from the cache, as was found when it was looked. Others use the cache meanwhile: what is gone by now
-/// would be read without ever having been written, and what came would be written although others share it.
+/// A lease with exactly as many cached blocks as the lookup found. The cache may change in between. If blocks were evicted, the peer
+/// would read blocks that were never written; if blocks were added, blocks that others share would be written.
 fn reserve_exactly(pool: &SharedPool, wanted: Reserve<'_>, cached_blocks: usize) -> Option<Lease> {
     pool.try_reserve(wanted).filter(|lease| lease.cached_blocks() == cached_blocks)
 }
 
-/// The blocks of a lease from this one on.
+/// The blocks of a lease from index `first` on.
 fn behind(lease: &Lease, first: usize) -> GroupBlocks {
     GroupBlocks(lease.blocks().0.iter().map(|group| group[first..].to_vec()).collect())
 }
 
-/// The smallest number of tokens that is whole blocks of both sides: the least common multiple.
+/// The smallest number of tokens that is whole blocks on both sides: the least common multiple.
 fn boundary(ours: usize, theirs: usize) -> usize {
     let (mut a, mut b) = (ours, theirs);
     while b > 0 {
@@ -202,13 +203,13 @@ mod tests {
         let begin = Instant::now();
         for theirs in (16..=128).step_by(16) {
             assert_eq!(get(theirs).unwrap().block_tokens, theirs as usize);
-            // However large: arithmetic, not a search.
+            // For any size: computed, not searched.
             assert!(boundary(16 * theirs as usize, (1 << 40) + 1) > 1 << 40);
         }
         assert!(begin.elapsed() < Duration::from_millis(100));
     }
 
-    /// A pool with the hashes of three blocks of 16 tokens, of which so many are cached.
+    /// A pool with the hashes of three blocks of 16 tokens, this many of which are cached.
     fn pool_with(cached: usize) -> (SharedPool, Vec<PrefixHash>) {
         let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
         let pool = SharedPool::with_cache(1, 8, cache).unwrap();

@@ -1,5 +1,5 @@
-//! A worker process, put together: listeners first, then the engine, the data plane, the services, and last the registration, so that a
-//! router never hears of a worker that cannot serve.
+//! A worker process: starts the listeners first, then the engine, the data plane and the services, and registers last. So a router never
+//! sees a worker that cannot serve.
 
 use crate::bring_up::{self, Loaded};
 use crate::config::WorkerConfig;
@@ -38,23 +38,24 @@ use tokio_util::sync::CancellationToken;
 
 /// Longest wait for peers' acknowledgements when the data plane stops.
 const TRANSFER_STOP_MS_MAX: u64 = 1_000;
-/// Once no call runs, routers that read slowly get so long to take the last answers.
+/// Time that routers that read slowly have to receive the last answers, once no call runs.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Calls that are cut off get so long to say so, routers to hear that this worker leaves, and connections to close.
+/// Time that cut-off calls have to send their error, routers to receive the deregistration, and connections to close.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
-/// One of the two things that a worker does.
+/// The role of a worker: prefill or decode.
 pub trait WorkerRole: Send + 'static {
     fn role(&self) -> Role;
-    /// Joins it with the engine that it will run on. `members` are those whom it lets read what it has cached; `runtime` runs its tasks.
+    /// Connects the role with the engine that it will run on. `members` are the workers that may read its cache; `runtime` runs its
+    /// tasks.
     fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole;
 }
 
 /// What a role adds to a worker.
 pub struct BoundRole {
-    /// Takes handoffs in.
+    /// Receives handoffs.
     pub sink: Arc<dyn SinkHandler>,
-    /// What is claimed, for load reports.
+    /// Claimed capacity, for load reports.
     pub claimed: Claims,
     /// Name of the role's gRPC service.
     pub service_name: &'static str,
@@ -62,12 +63,12 @@ pub struct BoundRole {
     pub serve: Box<dyn FnOnce(Router, Parts) -> Router + Send>,
 }
 
-/// What a role's service is made of.
+/// The components that a role's service uses.
 #[derive(Clone)]
 pub struct Parts {
     pub engine: EngineHandle,
     pub transfer: KvTransfer,
-    /// Takes each call up.
+    /// Accepts each call.
     pub drain: Drain,
     pub tracer: SdkTracer,
     pub phases: Phases,
@@ -75,12 +76,12 @@ pub struct Parts {
     pub message_max: usize,
     /// Fingerprint of the model.
     pub model: Digest,
-    /// Runs calls, and says what time it is.
+    /// Runs calls, and provides the time.
     pub runtime: Arc<dyn Runtime>,
 }
 
 impl Parts {
-    /// Refuses a call that is for another start of this worker, whose weights and blocks may have been others.
+    /// Refuses a call that names another start of this worker: that one may have had other weights and blocks.
     pub fn check_party(&self, meant: &Party) -> Result<(), RequestError> {
         let ours = self.transfer.party();
         let is_same_name = seeded!(OtherIncarnation) && meant.instance == ours.instance;
@@ -92,26 +93,26 @@ impl Parts {
     }
 }
 
-/// What a worker is started with beside its configuration.
+/// Inputs of a worker's start, apart from its configuration.
 pub struct Surroundings {
     pub tracer: SdkTracer,
-    /// Fate of exported spans, for `/metrics`.
+    /// Counts of exported and lost spans, for `/metrics`.
     pub export: Option<ExportCounters>,
     /// Recent traces, for routers.
     pub traces: Traces,
     pub announcer: Announcer,
-    /// Holds sequences in a phase, in tests.
+    /// Stops sequences in a phase, in tests.
     pub gate: Option<Arc<dyn SequenceGate>>,
-    /// Takes hold of the transfer, in tests.
+    /// Intercepts the transfer, in tests.
     pub hooks: Arc<dyn TransferHooks>,
-    /// Computes in place of the configured device, in tests.
+    /// Replaces the configured device, in tests.
     pub ops: Option<Arc<dyn Ops>>,
-    /// Versions spoken; others than this build's in tests.
+    /// Protocol versions supported; other than this build's in tests.
     pub protocol: ProtocolRange,
 }
 
 impl Surroundings {
-    /// Spans go to `tracer`; nothing is held back or announced.
+    /// Exports spans to `tracer`; without test hooks and without announcements.
     pub fn new(tracer: SdkTracer) -> Self {
         Self {
             tracer,
@@ -126,17 +127,17 @@ impl Surroundings {
     }
 }
 
-/// A running worker. Dropping it leaves tasks behind; [`RunningWorker::stop`] ends them.
+/// A running worker. Dropping it does not end its tasks; [`RunningWorker::stop`] does.
 pub struct RunningWorker {
-    /// Where its gRPC listens.
+    /// Address of its gRPC server.
     pub grpc: SocketAddr,
-    /// Where health and metrics are served.
+    /// Address of health and metrics.
     pub http: SocketAddr,
-    /// Which start of which instance it is.
+    /// Which instance, and which start of it.
     pub party: Party,
     pub loaded: Loaded,
     pub transfer: KvTransfer,
-    /// Its way out.
+    /// Its drain.
     pub drain: Drain,
     vitals: Arc<Vitals>,
     stop: CancellationToken,
@@ -144,7 +145,7 @@ pub struct RunningWorker {
 }
 
 impl RunningWorker {
-    /// Starts a worker. Returns once it serves and has begun to register.
+    /// Starts a worker. Returns once it serves and has started to register.
     pub async fn start<R: WorkerRole>(config: WorkerConfig, role: R, around: Surroundings) -> anyhow::Result<Self> {
         let identity = Identity::start(&config.identity, identity::Role::Worker).await?;
         let listener = grpc::bind(&config.grpc).await?;
@@ -226,12 +227,12 @@ impl RunningWorker {
         Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, drain, vitals, stop, server })
     }
 
-    /// Whether a router admitted it.
+    /// Whether a router has admitted it.
     pub fn is_ready(&self) -> bool {
         self.vitals.is_ready().is_ok()
     }
 
-    /// Waits for the wish to stop, or for the death of a part, which is an error.
+    /// Waits for a request to stop, or for the failure of a component, which is an error.
     pub async fn until_stopped(&mut self, shutdown: &Shutdown) -> anyhow::Result<()> {
         tokio::select! {
             () = shutdown.requested() => Ok(()),
@@ -243,7 +244,7 @@ impl RunningWorker {
         }
     }
 
-    /// Drains within the bounds of `shutdown`, where that did not happen before, then stops everything.
+    /// Drains within the bounds of `shutdown`, unless it has drained before, then stops everything.
     pub async fn stop(self, shutdown: &Shutdown) {
         self.drain.start(std::future::pending());
         let server = self.server.abort_handle();

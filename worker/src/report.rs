@@ -1,7 +1,8 @@
-//! What a router hears of a worker over its one stream: load, at a pace of its own, and between that what the prefix cache does.
+//! The reports that a worker sends to a router over one stream: its load, at regular intervals, and changes of its prefix cache in
+//! between.
 //!
-//! A router that is slow is sent the newest load once it takes something, and of the cache what it missed, or a snapshot. Nothing waits
-//! for it, and what is held for it is bounded.
+//! A slow router receives the newest load once it reads again, and the cache changes that it missed, or a snapshot. The worker never
+//! waits for a router, and what it holds for one is bounded.
 
 use crate::service::WorkerService;
 use baton_kv_cache::{CacheFeed, FeedUpdate, SharedPool};
@@ -13,40 +14,40 @@ use tokio::sync::{mpsc, watch};
 pub(crate) const PERIOD: Duration = Duration::from_millis(50);
 /// Longest time between two load reports, in units of [`PERIOD`]: 1 s.
 const QUIET_TICKS_MAX: u32 = 20;
-/// After an update of the cache was sent, further changes are gathered for so long. Placement is wrong by no more.
+/// Pause after an update of the cache, in which further changes are collected. A router's view of the cache is late by at most this long.
 const CACHE_PAUSE: Duration = Duration::from_millis(5);
-/// Resolution of the report how long an engine's loop stands still. Steps take less.
+/// Resolution of the time for which an engine's loop has made no progress. Steps take less.
 const STILL_MS: u64 = 250;
 
-/// What a router hears.
+/// One report to a router.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// The load now.
+    /// The current load.
     Load(LoadReport),
-    /// What changed in the cache, or a part of what is in it.
+    /// What changed in the cache, or a part of its contents.
     Cache(FeedUpdate),
 }
 
-/// Tells whenever the cache of `pool` changed. To be called once for each pool: what is cloned from it hears the same.
+/// A receiver that is notified of every change of the cache of `pool`. Call it once per pool and clone the receiver.
 pub fn cache_changes(pool: &SharedPool) -> watch::Receiver<()> {
     let (changed, seen) = watch::channel(());
     pool.on_changed(move || changed.send_replace(()));
     seen
 }
 
-/// A time in milliseconds, cut so that it changes no report of an engine that moves.
+/// A time in milliseconds, rounded down so that it does not change the reports of an engine that makes progress.
 fn cut(still: Duration) -> u64 {
     let ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
     ms - ms % STILL_MS
 }
 
-/// The part of a stream that is about the cache.
+/// The cache reports of a stream.
 struct Cache {
     feed: CacheFeed,
     changed: watch::Receiver<()>,
-    /// When it is looked at next; `None` where that is once it changes.
+    /// When to look at the cache next; `None` means when it changes.
     due: Option<Instant>,
-    /// No report before then.
+    /// No cache report before this time.
     earliest: Instant,
 }
 
@@ -55,7 +56,7 @@ impl Cache {
         Self { feed: CacheFeed::new(pool), changed, due: Some(now), earliest: now }
     }
 
-    /// Waits until there may be something to tell.
+    /// Waits until there may be something to report.
     async fn due(&mut self, runtime: &dyn Runtime) {
         if self.due.is_none() {
             if self.changed.changed().await.is_err() {
@@ -74,7 +75,7 @@ impl Cache {
             Some(_) if self.feed.has_more() => Some(now),
             Some(_) => {
                 self.earliest = now + CACHE_PAUSE;
-                // What changed while this one was sent was not waited for.
+                // Changes made while this report was sent were not waited for.
                 Some(self.earliest)
             }
             None => None,
@@ -84,7 +85,7 @@ impl Cache {
 }
 
 impl WorkerService {
-    /// Reports until the router goes or the worker stops.
+    /// Reports until the router disconnects or the worker stops.
     pub(crate) async fn report(self, reports: mpsc::Sender<Report>, cache_events: bool) {
         let runtime = &*self.runtime;
         let mut cache = cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));

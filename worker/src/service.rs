@@ -1,4 +1,5 @@
-//! What every worker does for routers beside its role: reports its load, drains, says what it registers and serves its model's bundle.
+//! What every worker does for routers besides its role: reports its load, drains, returns its instance record and serves its model's
+//! bundle.
 
 use crate::drain::{Drain, DrainPhase, DrainState};
 use crate::report::Report;
@@ -13,31 +14,31 @@ use tokio_util::sync::CancellationToken;
 
 /// Reports that wait for a slow router.
 const REPORTS_MAX: usize = 2;
-/// Longest drain that can be asked for, as for `drain.drain_ms_max`.
+/// Longest drain that may be requested, as for `drain.drain_ms_max`.
 const DRAIN_MAX: Duration = Duration::from_secs(3_600);
 
-/// What is claimed and not adopted yet; only a decode worker has any.
+/// Claims that are not adopted yet; only a decode worker has any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claimed {
-    /// Sequences, which will come.
+    /// Number of claimed sequences.
     pub sequences: usize,
     /// Tokens of their prompts.
     pub tokens: u64,
 }
 
-/// Tells what is claimed now.
+/// Returns the current claims.
 pub type Claims = Arc<dyn Fn() -> Claimed + Send + Sync>;
 
-/// What every worker serves to routers.
+/// The service of every worker for routers.
 #[derive(Clone)]
 pub struct WorkerService {
-    /// Who reports.
+    /// The worker that reports.
     pub party: Party,
-    /// What it registers.
+    /// The record that it registers.
     pub record: InstanceRecord,
-    /// Whose load.
+    /// The engine whose load is reported.
     pub engine: EngineHandle,
-    /// How its KV travels.
+    /// The transfer that moves its KV.
     pub transfer: KvTransfer,
     /// Digest and bytes of the bundle.
     pub bundle: Option<(Digest, Bytes)>,
@@ -48,24 +49,24 @@ pub struct WorkerService {
     pub drain: Drain,
     /// Bound of a drain that states none.
     pub drain_max: Duration,
-    /// Ends reports.
+    /// Ends the report streams.
     pub stop: CancellationToken,
-    /// Runs what it does.
+    /// Runs its tasks.
     pub runtime: Arc<dyn Runtime>,
 }
 
 impl WorkerService {
-    /// Reports to a router until either goes; with what changes in the cache where `cache_events` asks for it.
+    /// Reports to a router until either side ends the stream; includes changes of the cache if `cache_events` is set.
     pub fn reports(&self, cache_events: bool) -> mpsc::Receiver<Report> {
         let (reports, receiver) = mpsc::channel(REPORTS_MAX);
         self.runtime.spawn(Box::pin(self.clone().report(reports, cache_events)));
         receiver
     }
 
-    /// Drains this start of the worker, `meant`, for at most `bound`; how that goes on.
+    /// Drains this worker for at most `bound`, if it is the start `meant`. Returns the drain's progress.
     ///
     /// # Errors
-    /// Why it does not, for the operator: it drains already, or another start was meant.
+    /// The reason for the operator: it drains already, or another start was meant.
     pub fn start_drain(&self, meant: &Party, bound: Option<Duration>) -> Result<watch::Receiver<DrainState>, String> {
         if *meant != self.party {
             return Err(format!("{} is another start than the one that was to drain", self.party));

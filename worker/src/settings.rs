@@ -1,4 +1,4 @@
-//! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
+//! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
@@ -9,13 +9,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which model, and how much of it.
+/// Which model to serve, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSettings {
     /// A path (GGUF file or Hugging Face folder), a hub id `org/name[@revision]`, `smollm2-135m-instruct`, or `random:…`.
     pub model: String,
-    /// Names under which clients ask for it, beside its id.
+    /// Names under which clients may request it, besides its id.
     pub served_names: Vec<String>,
     /// Longest context served, in tokens; 0 takes the model's own.
     pub max_model_len: u32,
@@ -23,7 +23,7 @@ pub struct ModelSettings {
     pub cache_dir: PathBuf,
     /// Base address of the model hub; empty takes `HF_ENDPOINT`, or Hugging Face.
     pub hub_endpoint: String,
-    /// Token for the model hub; `HF_TOKEN` where unset.
+    /// Token for the model hub; `HF_TOKEN` if unset.
     pub hub_token: Option<Secret>,
 }
 
@@ -44,7 +44,7 @@ impl Default for ModelSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineSettings {
-    /// `cpu`; `reference` is the slow scalar truth, for tests.
+    /// `cpu`; `reference` is the slow scalar reference, for tests.
     pub device: Device,
     /// Compute threads; 0 takes all cores.
     pub threads: usize,
@@ -60,24 +60,26 @@ pub struct EngineSettings {
     pub chunk_tokens_max: usize,
     /// Most sequences in the running batch.
     pub running_max: usize,
-    /// Most sequences that wait.
+    /// Most waiting sequences.
     pub waiting_max: usize,
     /// A sequence whose reader does not read is cancelled after this time.
     pub stall_ms_max: u64,
-    /// A step that takes longer counts as hung: routers go on elsewhere with what runs here. Well above the longest chunk of prefill.
+    /// A step that takes longer counts as hung: routers continue this worker's requests on other workers. Well above the longest chunk of
+    /// prefill.
     pub step_ms_max: u64,
     pub prefix_cache: PrefixCacheSettings,
 }
 
-/// What is kept of sequences for those that begin alike. It takes no memory of its own: blocks of the pool stay until they are needed.
+/// Caching of prefixes for later sequences that begin in the same way. It takes no memory of its own: blocks of the pool stay cached
+/// until they are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixCacheSettings {
-    /// Whether anything is kept.
+    /// Whether prefixes are cached.
     pub enabled: bool,
-    /// Time without use after which blocks go, unless their request stated one.
+    /// Time without use after which blocks are evicted, unless their request stated one.
     pub ttl_ms: u64,
-    /// Most of the pool that may be pinned, in percent: pinned blocks make no room for others.
+    /// Most of the pool that may be pinned, in percent: pinned blocks are not evicted.
     pub pinned_percent_max: u32,
     /// Most of the pool that one tenant may pin, in percent.
     pub pinned_percent_of_one_max: u32,
@@ -91,7 +93,7 @@ impl Default for PrefixCacheSettings {
 }
 
 impl PrefixCacheSettings {
-    /// As the engine takes it.
+    /// As the engine's type.
     pub(crate) fn config(&self) -> Option<PrefixCacheConfig> {
         self.enabled.then(|| PrefixCacheConfig {
             ttl: Duration::from_millis(self.ttl_ms),
@@ -121,17 +123,17 @@ impl Default for EngineSettings {
     }
 }
 
-/// Where the engine computes.
+/// The device that the engine computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
     /// SIMD kernels on the CPU.
     Cpu,
-    /// Scalar kernels, the truth that the others are checked against.
+    /// Scalar kernels, the reference that the others are checked against.
     Reference,
-    /// The CPU behind late fences and poisoned outputs, for tests.
+    /// The CPU backend with delayed fences and poisoned outputs, for tests.
     Lagging,
-    /// Not there yet: refused at start.
+    /// Not implemented: refused at start.
     Cuda,
 }
 
@@ -140,15 +142,15 @@ pub enum Device {
 pub struct TransferSettings {
     /// How KV travels.
     pub transport: TransportKind,
-    /// Address at which peers reach the data plane, an IP of this host: it listens there and nowhere else.
+    /// Address at which peers reach the data plane, an IP of this host: it listens only there.
     pub bind: IpAddr,
-    /// Address to publish in place of `bind`, where peers reach this host by another one. Where `bind` is `0.0.0.0` and this is absent, the one from
-    /// which this host reaches others.
+    /// Address to publish instead of `bind`, if peers reach this host by another one. If `bind` is `0.0.0.0` and this is absent, it is
+    /// the one from which this host reaches others.
     pub advertise: Option<IpAddr>,
-    /// Whether KV is encrypted between workers with an identity. Where it is not, they prove themselves and encrypt all else; for networks
-    /// on which only this cluster speaks. To be set alike on all workers. What goes over lanes of UCX never is.
+    /// Whether KV is encrypted between workers with an identity. If not, workers still prove their identity and encrypt all other
+    /// messages; use that only on networks reserved for this cluster. All workers must have the same setting. UCX lanes never encrypt.
     pub encrypt: bool,
-    /// `UCX_TLS` for the UCX transport: its lanes, none of which may be `tcp`. Empty takes those of RDMA, or shared memory where there are
+    /// `UCX_TLS` for the UCX transport: its lanes, none of which may be `tcp`. Empty takes those of RDMA, or shared memory if there are
     /// none and `bind` is loopback.
     pub ucx_tls: String,
     /// `UCX_NET_DEVICES` for the UCX transport, e.g. `mlx5_0:1`. Empty takes all RDMA devices.
@@ -175,11 +177,11 @@ impl Default for TransferSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransportKind {
-    /// UCX where it finds lanes of RDMA, TCP elsewhere. All workers that exchange KV have to come to the same.
+    /// UCX if it finds RDMA lanes, else TCP. All workers that exchange KV must choose the same.
     Auto,
     /// UCX: RDMA, or shared memory within one host.
     Ucx,
-    /// TCP of Baton's own.
+    /// Baton's own TCP transport.
     Tcp,
 }
 
@@ -206,7 +208,7 @@ impl Check for EngineSettings {
 
 impl Check for PrefixCacheSettings {
     fn check(&self, at: &mut Checker) {
-        // A week is a mistake. Below a tenth of a pool that nobody pins, running sequences would have no room.
+        // More than a week is taken for a mistake. A tenth of the pool must stay unpinned, or running sequences would have no room.
         at.range("ttl_ms", self.ttl_ms, 0..=7 * 24 * 3_600_000)
             .range("pinned_percent_max", self.pinned_percent_max, 0..=90)
             .range("pinned_percent_of_one_max", self.pinned_percent_of_one_max, 0..=self.pinned_percent_max);

@@ -1,6 +1,6 @@
-//! Spans of a worker's part of a request, under the router's span that came with the call, or under that of the whole request.
+//! Spans of a worker's part of a request. Their parent is the router's span that came with the call, or the span of the whole request.
 //!
-//! Phases are known by their instants, often only once they are over, so spans are recorded with explicit times.
+//! A phase's start and end are often known only when it is over, so spans are recorded with explicit times.
 
 use opentelemetry::trace::{Span as _, SpanKind, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue, Value};
@@ -14,7 +14,7 @@ pub struct Parent {
     tracer: SdkTracer,
     context: Context,
     request: Context,
-    // One reading of both clocks ties them, so that phases measured by `Instant` keep their order.
+    // One reading of both clocks relates them, so that phases measured by `Instant` keep their order.
     clock: (Instant, SystemTime),
 }
 
@@ -54,7 +54,7 @@ impl Parent {
         self.record_under(&self.context, name, start, end, attributes);
     }
 
-    /// Records a phase of the request that is no part of the call: it may outlast it.
+    /// Records a phase of the request that is not part of the call: it may end after the call.
     pub fn record_beside<const N: usize>(
         &self,
         name: &'static str,

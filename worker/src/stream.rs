@@ -1,10 +1,10 @@
-//! From the engine thread to an async stream: a bounded channel whose reader sets the pace.
+//! From the engine thread to an async stream: a bounded channel. A slow reader pauses its sequence.
 
 use baton_engine::api::{SequenceEvent, SequenceSink};
 use tokio::sync::mpsc;
 
-/// Events that one stream may hold before its sequence is paused. A few tokens hide the reader's scheduling; more would only delay
-/// the notice that it stalls.
+/// Events that one stream may hold before its sequence is paused. A few tokens absorb the reader's scheduling delays; more would only
+/// delay the detection of a stall.
 pub const EVENTS_MAX: usize = 64;
 
 /// The engine's end. Clones feed the same stream.
@@ -18,7 +18,7 @@ pub fn channel() -> (StreamSink, mpsc::Receiver<SequenceEvent>) {
 }
 
 impl StreamSink {
-    /// Tells the reader of an end that came before the engine had the sequence. A full or closed stream gets nothing.
+    /// Sends the reader an end that happened before the engine had the sequence. A full or closed stream receives nothing.
     pub fn fail(&self, kind: baton_types::ErrorKind, message: impl Into<String>) {
         let _ = self.0.try_send(SequenceEvent::Failed { kind, message: message.into() });
     }
@@ -26,7 +26,7 @@ impl StreamSink {
 
 impl SequenceSink for StreamSink {
     fn has_room(&self) -> bool {
-        // A closed stream has room: the next event tells the engine that nobody listens.
+        // A closed stream counts as having room: the next event shows the engine that the reader has gone.
         self.0.is_closed() || self.0.capacity() >= 2
     }
 

@@ -1,4 +1,4 @@
-//! A sequence on its way from the wire into the engine, and the error for the client when the engine does not take it.
+//! Converts a sequence from the wire into one for the engine, and an engine's refusal into the error for the client.
 
 use baton_engine::EngineHandle;
 use baton_engine::api::{PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};
@@ -6,10 +6,10 @@ use baton_kv_cache::PrefixHasher;
 use baton_types::{CacheUse, Digest, ErrorKind, RequestError, SequenceSpec, TokenId};
 use std::time::{Duration, Instant};
 
-/// How long a client waits before it asks a full queue again: a few steps.
+/// The retry delay for a client that found the queue full: a few steps.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// The row of the error table behind an engine's refusal.
+/// The row of the error table for an engine's refusal.
 pub fn submit_error(error: &SubmitError) -> RequestError {
     let kind = match error {
         SubmitError::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
@@ -21,8 +21,8 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
 }
 
-/// What `engine` runs for a sequence that came over the wire, for the model of this fingerprint. Its prefixes are hashed here, and nowhere
-/// after this.
+/// The engine's sequence for one that came over the wire, for the model with this fingerprint. Its prefixes are hashed here and nowhere
+/// later.
 pub fn engine_request(
     sequence: SequenceSpec,
     engine: &EngineHandle,
@@ -35,17 +35,17 @@ pub fn engine_request(
     SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, share, prefix }
 }
 
-/// How a sequence shares its prefixes, for the model of this fingerprint.
+/// How a sequence shares its prefixes, for the model with this fingerprint.
 fn prefix_use(cache: &CacheUse, tokens: &[TokenId], model: &Digest) -> PrefixUse {
     let hasher = PrefixHasher::new(model, &cache.salt);
-    // The root is the salt's and the model's: a label that tells nothing of either.
+    // The root is derived from the salt and the model: a label that reveals neither.
     let owner = u64::from_le_bytes(*hasher.root().0.first_chunk().unwrap_or(&[0; 8]));
     let mut prefix = PrefixUse::new(hasher, tokens);
     (prefix.ttl, prefix.pin, prefix.cold) = (cache.ttl, cache.pin.map(|time| PinFor { owner, time }), cache.cold);
     prefix
 }
 
-/// Cached tokens, and tokens written to the cache, as a first token tells of them.
+/// Cached tokens, and tokens written to the cache, as reported with a first token.
 pub fn reused(reuse: Option<Reuse>) -> (Option<u32>, Option<u32>) {
     let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
     (reuse.map(|reuse| count(reuse.cached_tokens)), reuse.map(|reuse| count(reuse.written_tokens)))

@@ -1,11 +1,10 @@
-//! The model's text bundle, proven servable before any weight is loaded: a router can only refuse it, and the worker behind it would
-//! wait for ever.
+//! The model's text bundle, checked before any weight is loaded: if a router refused it, the worker would wait forever.
 
 use crate::WorkerError;
 use baton_engine::weights::{ModelSource, TextSource};
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
 
-/// Where a kind of model keeps its text.
+/// Where a kind of model stores its text data.
 struct Keys {
     tokenizer: &'static str,
     template: &'static str,
@@ -15,7 +14,7 @@ const GGUF: Keys = Keys { tokenizer: "tokenizer.ggml", template: "tokenizer.chat
 const FOLDER: Keys =
     Keys { tokenizer: "tokenizer.json", template: "chat_template (in chat_template.jinja or tokenizer_config.json)" };
 
-/// The canonical bytes of the model's bundle, loaded once as a router will; `None` where the model has no text.
+/// The canonical bytes of the model's bundle, loaded once in the way routers do; `None` if the model has no text.
 pub(crate) fn bundle(source: &dyn ModelSource) -> Result<Option<Vec<u8>>, WorkerError> {
     let at = |key| move |source| WorkerError::Text { key, source };
     let (keys, bundle) = match source.text() {

@@ -1,6 +1,7 @@
-//! `cargo codegen`: protobuf messages, services and descriptors of the `proto` crate, from its `.proto` files.
+//! `cargo codegen`: generates the `proto` crate's protobuf messages, services and descriptors from its `.proto` files.
 //!
-//! The result is committed: a build needs neither protoc nor a protobuf compiler in Rust, which alone would take a minute of it.
+//! The result is committed, so a build needs neither protoc nor a protobuf compiler in Rust. The latter alone would take a minute to
+//! build.
 
 use anyhow::Context;
 use prost::Message as _;

@@ -1,12 +1,12 @@
-//! Looks into binaries for deliberate hazards: none may ship.
+//! Searches binaries for deliberate hazards: no released binary may contain one.
 
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Text of a `#[used]` static in every crate whose feature `testing` compiles hazards: a binary that holds it was built with them.
+/// Text of a `#[used]` static in every crate whose feature `testing` compiles hazards: a binary that contains it was built with them.
 pub(crate) const MARKER: &str = "BATON_TESTING_HAZARD";
 
-/// Fails where a binary holds the marker; with `--present` first, where one lacks it, to show that this looks.
+/// Fails if a binary contains the marker. With `--present` first, fails if a binary lacks it, to show that the search works.
 pub(crate) fn run(arguments: &[&str]) -> anyhow::Result<ExitCode> {
     let (present, binaries) = match arguments {
         ["--present", binaries @ ..] => (true, binaries),
@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &[&str]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whose hazards a binary holds: the word behind each marker.
+/// The crates whose hazards a binary contains: the word after each marker.
 fn markers(binary: &[u8]) -> Vec<String> {
     let at = binary.windows(MARKER.len()).enumerate().filter(|(_, bytes)| *bytes == MARKER.as_bytes());
     let word = |(at, _): (usize, &[u8])| {

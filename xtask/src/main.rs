@@ -1,5 +1,5 @@
-//! Project chores in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask hazards`,
-//! `cargo xtask release-check`, `cargo codegen`.
+//! Project tasks in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask hazards`, `cargo xtask release-check`,
+//! `cargo codegen`.
 
 use std::path::Path;
 use std::process::ExitCode;

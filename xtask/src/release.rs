@@ -1,8 +1,8 @@
-//! What stands in the documentation as recorded, against the code as it is: `cargo xtask release-check`.
+//! Compares the records in the documentation with the current code: `cargo xtask release-check`.
 //!
-//! A record (`docs/recorded/*.json`) says by which command, at which commit and from which trees it was made. Where the tree of a crate
-//! that it speaks of is another one now, it has to be made again before a release. It is no part of `make lint`: a record may be older
-//! than the code between releases.
+//! A record (`docs/recorded/*.json`) states by which command, at which commit and from which trees it was made. If the tree of a crate
+//! that it covers has changed since, the record must be made again before a release. This is not part of `make lint`: between releases a
+//! record may be older than the code.
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
@@ -12,10 +12,10 @@ use std::process::{Command, ExitCode};
 
 /// Where the records are.
 const FOLDER: &str = "docs/recorded";
-/// And where they are shown.
+/// The page that shows them.
 const PAGE: &str = "docs/reliability.md";
 
-/// One record, as far as this is about it.
+/// The fields of one record that this check needs.
 struct Record {
     command: String,
     commit: String,
@@ -36,7 +36,7 @@ impl Record {
         Ok(Self { command: text("command")?, commit: text("commit")?, trees: trees.iter().filter_map(tree).collect() })
     }
 
-    /// Why it has to be made again, given the tree of each folder now; `None` where it tells of the code as it is.
+    /// Why the record must be made again, given the current tree of each folder; `None` if it is up to date.
     fn stale(&self, tree_now: impl Fn(&str) -> String) -> Option<String> {
         if self.trees.is_empty() || self.trees.values().any(String::is_empty) {
             return Some("it names no trees".into());
@@ -81,7 +81,7 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<ExitCode> {
     Ok(if stale == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Takes over the summary of a run as the record `name`, or marks the record that is there as made at this commit.
+/// Stores the summary of a run as the record `name`, or marks the existing record as made at this commit.
 pub(crate) fn record(root: &Path, name: &str, summary: Option<&str>) -> anyhow::Result<ExitCode> {
     let path = root.join(FOLDER).join(name).with_extension("json");
     let value = match summary {
@@ -108,7 +108,7 @@ pub(crate) fn record(root: &Path, name: &str, summary: Option<&str>) -> anyhow::
     Ok(ExitCode::SUCCESS)
 }
 
-/// What git says; nothing where it fails, as for a folder that is gone.
+/// Output of git; empty if it fails, as for a folder that no longer exists.
 fn git(root: &Path, arguments: &[&str]) -> String {
     let said = Command::new("git").args(arguments).current_dir(root).output();
     said.map(

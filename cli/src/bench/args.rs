@@ -8,7 +8,7 @@ use crate::router::RouterArgs;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Most requests that one connection carries at once: the streams that a router allows.
+/// Most concurrent requests on one connection: the number of streams that a router allows.
 const IN_FLIGHT_MAX: i64 = 4_096;
 
 /// Arguments of `baton bench`.
@@ -43,7 +43,7 @@ pub(crate) struct BenchArgs {
     /// Write the report to this file as a page with plots.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-    // Last: what follows a heading in the help stands under it.
+    // Last: arguments after a heading appear under it in the help.
     #[command(flatten)]
     pub(super) replay: ReplayArgs,
     #[command(flatten)]
@@ -131,7 +131,7 @@ impl ReplayArgs {
 
 impl SyntheticArgs {
     /// # Errors
-    /// A prefix that is longer than the prompt.
+    /// If the prefix is longer than the prompt.
     pub(super) fn synthetic(&self) -> anyhow::Result<Synthetic> {
         let (shared, prompt) = (self.shared_prefix_tokens, self.prompt_tokens);
         anyhow::ensure!(

@@ -1,6 +1,6 @@
-//! `baton bench`: load on a running cluster, recorded or made up, and how it was served.
+//! `baton bench`: puts recorded or synthetic load on a running cluster, and reports how it was served.
 //!
-//! [`trace`] reads what was recorded, [`load`] makes of it what this cluster can take, [`replay`] sends it, [`report`] tells what came of it.
+//! [`trace`] reads recorded requests, [`load`] fits them to this cluster, [`replay`] sends them, [`report`] summarizes the results.
 //! [`simulate`] needs no cluster.
 
 mod args;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use trace::Trace;
 
-/// Puts the load on the router and tells what came of it. Fails where no request was answered.
+/// Puts the load on the router and reports the results. Fails if no request was answered.
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     if args.simulate.simulate {
         return simulated(&args).map(|()| ExitCode::SUCCESS);
     }
     let (title, load, mut facts) = load_of(&args)?;
-    // Before the load: nobody should wait an hour for a report that cannot be written.
+    // Before the load: a report that cannot be written should not be noticed only an hour later.
     let files = [&args.json, &args.html].map(|path| path.as_deref().map(create).transpose());
     let [json, html] = files;
     let (json, html) = (json?, html?);
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     facts.insert("seed".into(), json!(seed));
     tell_of(&replayed, &load, &mut facts);
     let report = Report::of(About { title, facts }, &replayed.outcomes, args.slo());
-    // Whether anybody reads it is not this verb's business.
+    // A closed stdout is not an error of this command.
     stdout::tell(&report.table()).context("cannot print the report")?;
     let files = [(json, serde_json::to_string(&report)?), (html, report.html())];
     for (mut file, text) in files.into_iter().filter_map(|(file, text)| Some((file?, text))) {
@@ -75,7 +75,7 @@ fn simulated(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is to be sent, under which title, and what is to be known of it.
+/// The title of the load, the requests to send, and facts for the report.
 fn load_of(args: &BenchArgs) -> anyhow::Result<(String, Load, Map<String, Value>)> {
     let mut facts = Map::new();
     let mut fact = |name: &str, value: Value| facts.insert(name.to_owned(), value);
@@ -107,7 +107,7 @@ fn load_of(args: &BenchArgs) -> anyhow::Result<(String, Load, Map<String, Value>
     Ok((name, load, facts))
 }
 
-/// One line before a load begins.
+/// One line printed before a load begins.
 fn announced(load: &Load) -> String {
     let requests = stdout::grouped(load.trace.requests.len() as u64);
     let span = load.span().map(|span| format!(" over {:.1} s", span.as_secs_f64())).unwrap_or_default();
@@ -123,7 +123,7 @@ fn announced(load: &Load) -> String {
     format!("{requests} requests{span}; {sharing}")
 }
 
-/// What only the replay knows.
+/// Adds the facts that only the replay knows.
 fn tell_of(replayed: &Replayed, load: &Load, facts: &mut Map<String, Value>) {
     if let load::Pace::Open { in_flight_max } = load.pace {
         facts.insert("in_flight_max".into(), json!(in_flight_max));
@@ -138,7 +138,7 @@ fn create(path: &Path) -> anyhow::Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A seed that nobody had before. Short, so that it can be typed again.
+/// A new random seed. Short, so that it can be typed.
 fn drawn() -> u64 {
     RandomState::new().build_hasher().finish() >> 40
 }

@@ -1,19 +1,19 @@
-//! What a check found, how bad that is, and what to do about it.
+//! The result of a check: what was found, its verdict, and the remedy.
 
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// How bad it is.
+/// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     /// As it should be.
     Ok,
-    /// Not there, and not asked for.
+    /// Not present, and not requested.
     Absent,
-    /// Works, worse than it could.
+    /// Works, but worse than it could.
     Warning,
-    /// Baton would not work here as it was asked for.
+    /// Baton would not work here as requested.
     Failure,
 }
 
@@ -27,7 +27,7 @@ impl Verdict {
         }
     }
 
-    /// `self` where the thing was asked for, [`Verdict::Absent`] where it was not.
+    /// `self` if the thing was requested, [`Verdict::Absent`] if not.
     pub(super) const fn if_wanted(self, wanted: bool) -> Self {
         if wanted { self } else { Self::Absent }
     }
@@ -36,12 +36,12 @@ impl Verdict {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What was looked at, e.g. `memlock`.
+    /// What was checked, e.g. `memlock`.
     pub(super) check: String,
     pub(super) verdict: Verdict,
     /// What was found.
     pub(super) found: String,
-    /// What to do; there is one for every warning and failure.
+    /// The remedy; every warning and failure has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) remedy: Option<String>,
 }
@@ -61,7 +61,7 @@ impl Finding {
     }
 }
 
-/// A table of all findings; remedies stand below what they are for.
+/// A table of all findings; remedies are below the findings that they belong to.
 pub(super) fn report(findings: &[Finding]) -> String {
     let width = findings.iter().map(|f| f.check.len()).max().unwrap_or(0);
     let mut text = String::new();

@@ -1,15 +1,16 @@
-//! GPUs: the driver, the nodes by which a process uses it, and whether a NIC reaches their memory.
+//! Checks GPUs: the driver, the device nodes that a process needs, and whether a NIC can access GPU memory.
 
 use super::finding::{Finding, Verdict};
 use super::sysfs::{Node, line, names, node};
 use std::path::Path;
 
-/// Looks below `root`, `/` but in tests; `wanted` says whether GPUs are to be used here, `rdma` whether a NIC is to reach them.
+/// Checks below `root`, which is `/` except in tests. `wanted` says whether GPUs will be used here, `rdma` whether a NIC has to access
+/// them.
 pub(super) fn look(root: &Path, wanted: bool, rdma: bool) -> Vec<Finding> {
     vec![driver(root, wanted), gpu_direct(root, wanted && rdma)]
 }
 
-/// What CUDA opens besides each GPU.
+/// Nodes that CUDA opens besides each GPU's.
 const SHARED: [&str; 2] = ["nvidiactl", "nvidia-uvm"];
 
 fn driver(root: &Path, wanted: bool) -> Finding {
@@ -42,7 +43,7 @@ fn driver(root: &Path, wanted: bool) -> Finding {
     Finding::ok("gpu", format!("{count} GPU{}, {version}", if count == 1 { "" } else { "s" }))
 }
 
-/// Whether a NIC may read and write a GPU's memory: by the module, or by DMA buffers of the open kernel driver.
+/// Whether a NIC may read and write a GPU's memory: through the module, or through DMA buffers of the open kernel driver.
 fn gpu_direct(root: &Path, wanted: bool) -> Finding {
     let modules = root.join("sys/module");
     let module = ["nvidia_peermem", "nv_peer_mem"].into_iter().find(|module| modules.join(module).exists());
@@ -58,7 +59,7 @@ fn gpu_direct(root: &Path, wanted: bool) -> Finding {
     Finding::new("gpudirect", Verdict::Warning.if_wanted(wanted), "not found", remedy)
 }
 
-/// Linux registers DMA buffers with RDMA devices from 5.12 on.
+/// Linux registers DMA buffers with RDMA devices since 5.12.
 fn has_dma_buffers(root: &Path) -> bool {
     let release = line(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());

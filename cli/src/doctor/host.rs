@@ -1,16 +1,16 @@
-//! The host itself: processor, memory, and what a process may take of it.
+//! Checks the host: processor, memory, and a process's limits.
 
 use super::finding::{Finding, Verdict};
 use baton_node::config::ByteSize;
 use baton_node::host::{locked_memory_max, memory_bytes, open_files_max};
 
-/// Bytes that a pool of KV should be able to lock at least, for RDMA, where its size is not known: less is a default of 64 KiB to 8 MiB that
-/// nobody chose.
+/// Bytes of a KV pool that a process should at least be able to lock for RDMA, if the pool's size is unknown. A lower limit is a default
+/// of 64 KiB to 8 MiB that was not set on purpose.
 const MEMLOCK_MIN: u64 = 1 << 30;
-/// Descriptors for some thousand clients and the connections between workers.
+/// Descriptors for a few thousand clients and the connections between workers.
 const FILES_MIN: u64 = 4_096;
 
-/// Looks at everything; `rdma` says whether KV is to move over RDMA, `pool` how large the pool is that it then registers.
+/// Runs all checks. `rdma` says whether KV will move over RDMA, and `pool` is the size of the pool to register for it.
 pub(super) fn look(rdma: bool, pool: Option<ByteSize>) -> Vec<Finding> {
     vec![processor(), memory(memory_bytes()), memlock(locked_memory_max(), pool, rdma), files(open_files_max())]
 }
@@ -30,7 +30,7 @@ fn processor() -> Finding {
     Finding::new("processor", Verdict::Warning, found, remedy)
 }
 
-/// Instruction sets that matter here.
+/// Instruction sets that the kernels use.
 #[cfg(target_arch = "x86_64")]
 fn features() -> Vec<&'static str> {
     let known = [

@@ -4,10 +4,11 @@ use super::finding::{Finding, Verdict};
 use baton_node::membership::etcd::{Reached, reach};
 use std::time::Duration;
 
-/// A read through the leader within one datacenter takes a few milliseconds; leases of seconds bear more, and drains and joins feel it.
+/// A read through the leader within one datacenter takes a few milliseconds. Leases of seconds tolerate more; drains and joins become
+/// slower.
 const READ_MAX: Duration = Duration::from_millis(50);
 
-/// Asks each node. Any one that answers is enough for a process to start and serve, so the others are warned of.
+/// Queries each node. One that answers is enough for a process to start and serve, so for the others there is only a warning.
 pub(super) async fn look(endpoints: Vec<String>) -> anyhow::Result<Vec<Finding>> {
     let config = crate::etcd::config(endpoints, None)?;
     Ok(nodes(reach(&config).await))

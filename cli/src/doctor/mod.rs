@@ -1,7 +1,7 @@
-//! `baton doctor`: whether a host is fit for a cluster, before one is deployed there, and what to do where it is not.
+//! `baton doctor`: checks whether a host is ready for a cluster before one is deployed there, and names remedies.
 //!
-//! Each check is a [`Finding`]: a verdict, what was found, and the remedy. What is not there fails only where it was asked for, `--rdma` or
-//! `--gpu`: a laptop without either is fit for what laptops do.
+//! Each check is a [`Finding`]: a verdict, what was found, and the remedy. Missing RDMA or GPUs are failures only with `--rdma` or
+//! `--gpu`: a laptop without either passes.
 
 mod finding;
 mod gpu;
@@ -60,9 +60,9 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// Runs all checks and prints what they found; an error where one failed.
+/// Runs all checks and prints their findings; an error if one failed.
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
-    // A program reads this: no warning of UCX may stand in it.
+    // A program reads this output, so it must not contain warnings of UCX.
     let json = args.json.then(inventory::stdout_without_ucx).transpose()?;
     raise_locked_memory_limit();
     let (root, devices) = (Path::new("/"), &args.ucx_net_devices);

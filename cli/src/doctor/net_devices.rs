@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
-/// Most devices that UCX tells apart in its list (`ucp_is_resource_in_device_list`).
+/// Most devices that UCX distinguishes in its list (`ucp_is_resource_in_device_list`).
 const NAMES_MAX: usize = 64;
 
-/// Which devices UCX is to use: `mlx5_0:1,mlx5_1:1`, `mlx5_[0-3]:1`, `^mlx5_2` for all but these, or `all`. Nothing names nothing, as in
+/// Which devices UCX may use: `mlx5_0:1,mlx5_1:1`, `mlx5_[0-3]:1`, `^mlx5_2` for all but these, or `all`. An empty list names none, as in
 /// the settings of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NetDevices {
@@ -32,7 +32,7 @@ impl FromStr for NetDevices {
     }
 }
 
-/// `mlx5_[0-3]:1` is four names; what is no such range is one. One more than are allowed is enough to be refused.
+/// `mlx5_[0-3]:1` is four names; a name without such a range is one. One more than the maximum is enough to be refused.
 fn expand(name: &str) -> Vec<String> {
     let range = || {
         let (before, rest) = name.split_once('[')?;
@@ -46,24 +46,24 @@ fn expand(name: &str) -> Vec<String> {
 }
 
 impl NetDevices {
-    /// The list as it was given; `None` where nothing was.
+    /// The list as it was given; `None` if none was.
     pub(super) fn given(&self) -> Option<&str> {
         Some(self.text.as_str()).filter(|text| !text.is_empty())
     }
 
-    /// Names of devices that have to be there.
+    /// Names of devices that must exist.
     pub(super) fn named(&self) -> &[String] {
         if self.are_left_out { &[] } else { &self.names }
     }
 
-    /// Whether UCX takes this device, `eth0` or `mlx5_0:1`: a name without a port stands for every port of a device.
+    /// Whether UCX uses this device, `eth0` or `mlx5_0:1`: a name without a port stands for every port of a device.
     pub(super) fn takes(&self, device: &str) -> bool {
         let listed = self.names.iter().any(|name| covers(name, device));
         self.given().is_none() || listed != self.are_left_out
     }
 }
 
-/// Whether a name of the list is that of this device, or of the device that this is a port of.
+/// Whether a name of the list is that of this device, or of the device that this port belongs to.
 pub(super) fn covers(name: &str, device: &str) -> bool {
     name == device || device.split_once(':').is_some_and(|(of, _)| name == of)
 }

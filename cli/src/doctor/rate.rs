@@ -1,10 +1,10 @@
-//! What the devices can do that KV went by.
+//! The nominal rates of the devices that moved KV.
 
 use super::sysfs::line;
 use std::path::Path;
 
-/// Names of the devices under these lanes, as `rc_mlx5/mlx5_0:1,tcp/eth0`, and the bytes a second that they take together; no rate where one
-/// of them tells none. Where there are RDMA devices among them, these alone count: they carry the KV.
+/// Names of the devices under these lanes, as `rc_mlx5/mlx5_0:1,tcp/eth0`, and their total rate in bytes per second; no rate if one of
+/// them does not state it. If there are RDMA devices among them, only these count: they carry the KV.
 pub(super) fn of_lanes(root: &Path, lanes: &str) -> Option<(String, Option<f64>)> {
     let mut devices: Vec<&str> = lanes.split(',').filter_map(|lane| Some(lane.split_once('/')?.1)).collect();
     devices.sort_unstable();
@@ -23,14 +23,14 @@ fn port_of(root: &Path, device: &str) -> Option<std::path::PathBuf> {
     Some(root.join("sys/class/infiniband").join(device).join("ports").join(port))
 }
 
-/// `200 Gb/sec (4X HDR)`, in bytes a second.
+/// `200 Gb/sec (4X HDR)`, in bytes per second.
 fn rdma(root: &Path, device: &str) -> Option<f64> {
     let told = line(&port_of(root, device)?.join("rate"))?;
     let gigabits: f64 = told.split_once(" Gb/sec")?.0.parse().ok()?;
     Some(gigabits * 1e9 / 8.0).filter(|rate| *rate > 0.0)
 }
 
-/// Megabits, in bytes a second; -1 where the device has no speed.
+/// Megabits, in bytes per second; the kernel gives -1 for a device without a speed.
 fn network(root: &Path, device: &str) -> Option<f64> {
     let megabits: f64 = line(&root.join("sys/class/net").join(device).join("speed"))?.parse().ok()?;
     Some(megabits * 1e6 / 8.0).filter(|rate| *rate > 0.0)

@@ -1,10 +1,10 @@
-//! What the kernel shows of devices, below a root that is `/` but in tests.
+//! The kernel's information on devices, below a root that is `/` except in tests.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Names in a folder, sorted; none where it cannot be read.
+/// Names in a folder, sorted; empty if it cannot be read.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
@@ -18,12 +18,12 @@ pub(super) fn line(file: &Path) -> Option<String> {
     Some(text.lines().next()?.trim().to_owned())
 }
 
-/// A device node of `/dev`. What is shown in `/sys` and `/proc` is the host's; what a container was given it has here.
+/// A device node of `/dev`. `/sys` and `/proc` show the host's devices; `/dev` shows those that a container was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Opens,
     Missing,
-    /// It is there and may not be opened, for this reason.
+    /// It exists and cannot be opened, for this reason.
     Closed(String),
 }
 
@@ -40,7 +40,7 @@ pub(super) fn node(path: &Path) -> Node {
 pub(super) mod tests {
     use super::*;
 
-    /// A root with these files; a path that ends with `/` is a folder, which no one can open to write.
+    /// A root with these files; a path that ends with `/` is a folder, which cannot be opened for writing.
     pub(in crate::doctor) fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {

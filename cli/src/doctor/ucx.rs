@@ -1,33 +1,33 @@
-//! UCX: its version, and what it would move KV over.
+//! Checks UCX: its version, and the lanes that it would move KV over.
 
 use super::finding::{Finding, Verdict};
 use super::net_devices::NetDevices;
 use baton_kv_transfer::inventory::{self, UcxInventory};
 use std::collections::BTreeMap;
 
-/// Transports of RDMA begin so.
+/// Prefixes of the names of RDMA transports.
 const RDMA: [&str; 5] = ["rc_", "dc_", "ud_", "srd", "gga_"];
 
-/// Whether a transport of this name is one of RDMA.
+/// Whether a transport of this name uses RDMA.
 pub(super) fn is_rdma(transport: &str) -> bool {
     RDMA.iter().any(|name| transport.starts_with(name))
 }
 
-/// What is asked of RDMA here.
+/// What is expected of RDMA here.
 #[derive(Clone, Copy)]
 pub(super) struct Rdma {
-    /// A lane of it has to be there.
+    /// There must be an RDMA lane.
     pub(super) wanted: bool,
-    /// There is a port that this process can use.
+    /// This process can use one of the ports.
     pub(super) usable: bool,
 }
 
-/// Asks UCX; `tls` and `devices` narrow what it finds.
+/// Queries UCX; `tls` and `devices` restrict what it finds.
 pub(super) fn look(tls: &str, devices: &NetDevices, rdma: Rdma) -> Finding {
     judge(inventory::ucx(tls, devices.given().unwrap_or("all")), || inventory::ucx("all", "all"), rdma)
 }
 
-/// `all` asks for what there is with nothing left out, where that helps to say what is wrong.
+/// `all` queries without restrictions, if that helps to find the cause.
 fn judge(
     found: Result<UcxInventory, String>,
     all: impl FnOnce() -> Result<UcxInventory, String>,
@@ -59,7 +59,7 @@ fn lanes(inventory: &UcxInventory) -> String {
     lanes.join(", ")
 }
 
-/// What to do where lanes are missing, and `all` is what there is with nothing left out.
+/// The remedy for missing lanes; `all` is the inventory without restrictions.
 fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
     match all {
         _ if rdma.wanted && !rdma.usable => "UCX has no RDMA port to use: do first what is said of rdma above".into(),
@@ -74,7 +74,7 @@ fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
             if cfg!(feature = "rdma") { "" } else { "build with --features rdma, or with a UCX_DIR that has `ib`, and " }
         ),
         Ok(mut all) => {
-            // The one reaches no other process; the other is stored from wherever its bytes say.
+            // `self` reaches no other process. Over `tcp`, UCX stores whatever a peer writes at any address that the peer names.
             all.resources.retain(|(transport, _)| transport != "self" && transport != "tcp");
             format!(
                 "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",

@@ -1,4 +1,4 @@
-//! What operators ask of a router: the status of the cluster, the trace of a request, the drain of a worker.
+//! Operators' calls of a router: the status of the cluster, the trace of a request, the drain of a worker.
 
 use super::{ClusterStatus, RequestTrace};
 use crate::router::RouterChannel;
@@ -6,7 +6,7 @@ use baton_proto::v1::{self, admin_client::AdminClient};
 use std::time::Duration;
 use tonic::{Request, Status, Streaming};
 
-/// A trace of very many requests is some ten MB.
+/// The trace of a request with very many spans is some tens of MB.
 const TRACE_BYTES_MAX: usize = 64 << 20;
 
 /// A router's `Admin` service.
@@ -28,37 +28,37 @@ impl Admin {
         Ok(self.0.trace(request).await?.into_inner().into())
     }
 
-    /// Starts to drain a worker. The worker's own `drain.drain_ms_max` holds where no timeout is given.
+    /// Starts to drain a worker. Without a timeout, the worker's own `drain.drain_ms_max` applies.
     pub(crate) async fn drain(&mut self, worker: String, timeout_ms: Option<u64>) -> Result<Drain, Status> {
         let request = v1::DrainWorkerRequest { worker, timeout_ms };
         Ok(Drain(self.0.drain(request).await?.into_inner()))
     }
 }
 
-/// A drain that goes on, whether or not anybody follows it.
+/// A drain in progress; it continues even if this stream is dropped.
 pub(crate) struct Drain(Streaming<v1::DrainEvent>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DrainEvent {
-    /// So many requests run on the worker.
+    /// This many requests run on the worker.
     Running(u32),
     /// The drain is over.
     Drained(Drained),
 }
 
-/// What became of the requests of a drained worker.
+/// How the requests of a drained worker ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Drained {
     /// Requests that ended there.
     pub(crate) finished: u32,
-    /// Requests that had to go on elsewhere.
+    /// Requests that were continued on other workers.
     pub(crate) cut_off: u32,
-    /// Otherwise the worker's lease ends by itself.
+    /// Whether it deregistered; otherwise its lease will expire.
     pub(crate) deregistered: bool,
 }
 
 impl Drain {
-    /// The next event; `None` where the router ended the stream too early.
+    /// The next event; `None` if the router ended the stream too early.
     pub(crate) async fn next(&mut self) -> Result<Option<DrainEvent>, Status> {
         let event = self.0.message().await?;
         Ok(event.map(|v1::DrainEvent { running, drained }| match drained {

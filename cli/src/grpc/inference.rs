@@ -1,18 +1,18 @@
-//! `Inference/Generate`: one prompt, and the stream of its answer.
+//! `Inference/Generate`: one prompt, and its streamed answer.
 
 use crate::router::RouterChannel;
 use baton_proto::v1::{self, inference_client::InferenceClient, segment::Kind};
 use std::time::Duration;
 use tonic::{Request, Status, Streaming};
 
-/// What is to be continued or answered.
+/// The text to continue or the chat to answer.
 pub(crate) enum Prompt {
     Chat { system: Option<String>, user: String },
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// How the answer is generated. What is absent is the model's default.
+/// How the answer is generated. Absent values take the model's default.
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) temperature: f32,
@@ -22,20 +22,20 @@ pub(crate) struct Options {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) ignore_eos: bool,
     pub(crate) stop: Vec<String>,
-    /// A prefill worker runs the whole prompt, whatever is cached anywhere.
+    /// A prefill worker runs the whole prompt, even if parts of it are cached on any worker.
     pub(crate) remote_uncached: bool,
 }
 
 /// One request.
 pub(crate) struct Question {
-    /// Served name; may be empty where the cluster serves one model.
+    /// Served name; may be empty if the cluster serves one model.
     pub(crate) model: String,
     pub(crate) prompt: Prompt,
     pub(crate) options: Options,
 }
 
 impl Question {
-    /// Sends it. The router ends it after `timeout`.
+    /// Sends it. The router ends the request after `timeout`.
     pub(crate) async fn ask(self, channel: RouterChannel, timeout: Duration) -> Result<Answer, Status> {
         let mut request = Request::new(self.into_proto());
         request.set_timeout(timeout);
@@ -70,14 +70,14 @@ impl Question {
             sampling: Some(sampling),
             stop: options.stop,
             prefill_policy: policy.into(),
-            // What is cached would not move.
+            // Cached KV would not be transferred.
             cache: options.remote_uncached.then(|| v1::CacheOptions { off: true, ..Default::default() }),
             ..Default::default()
         }
     }
 }
 
-/// An answer that streams; dropping it cancels the request.
+/// A streamed answer; dropping it cancels the request.
 pub(crate) struct Answer(Streaming<v1::GenerateResponse>);
 
 /// One message of an answer.
@@ -89,7 +89,7 @@ pub(crate) struct Part {
     pub(crate) last: Option<Last>,
 }
 
-/// What is known at the end of an answer. What was not measured is absent.
+/// Results reported at the end of an answer. Values that were not measured are absent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Last {
     pub(crate) request_id: String,
@@ -101,10 +101,10 @@ pub(crate) struct Last {
     pub(crate) queue_us: Option<u64>,
     pub(crate) prefill_us: Option<u64>,
     pub(crate) transfer_us: Option<u64>,
-    /// The part of the transfer that no computation hid.
+    /// The part of the transfer that did not overlap with compute.
     pub(crate) exposed_us: Option<u64>,
     pub(crate) transfer_bytes: Option<u64>,
-    /// Numerics classes of the tokens, in order, where more than one made the answer.
+    /// Numerics classes of the tokens, in order, if the answer's tokens come from more than one class.
     pub(crate) crossed_classes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What verbs ask of a router over gRPC, in types of the command line: protobuf types stop here.
+//! A router's gRPC services as the commands use them, in types of the command line: protobuf types stop here.
 
 mod admin;
 mod inference;

@@ -1,9 +1,9 @@
-//! The status of a cluster. As JSON, which scripts read, its fields have these names, and what is not known is null.
+//! The status of a cluster. As JSON, which scripts read, its fields have these names, and unknown values are null.
 
 use baton_proto::v1;
 use serde::Serialize;
 
-/// What a router knows of its cluster.
+/// A router's view of its cluster.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ClusterStatus {
     /// There are no problems.
@@ -17,11 +17,11 @@ pub(crate) struct ClusterStatus {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Problem {
-    /// Empty where the problem is about the whole cluster.
+    /// Empty if the problem concerns the whole cluster.
     pub(crate) worker: String,
-    /// A word for scripts, see `Problem.kind` of the protocol.
+    /// A keyword for scripts, see `Problem.kind` of the protocol.
     pub(crate) kind: String,
-    /// In plain words.
+    /// For people.
     pub(crate) text: String,
 }
 
@@ -31,13 +31,13 @@ pub(crate) struct RouterStatus {
     pub(crate) running_max: u64,
     pub(crate) queued: u64,
     pub(crate) models: Vec<String>,
-    /// Requests of the last minute that the percentiles are of.
+    /// Requests of the last minute in the percentiles.
     pub(crate) ttft_count: u64,
     pub(crate) ttft_p50_ms: Option<f64>,
     pub(crate) ttft_p95_ms: Option<f64>,
-    /// Absent where workers register at the router.
+    /// Absent if workers register at the router.
     pub(crate) etcd_reachable: Option<bool>,
-    /// Since the view of the workers was last that of etcd.
+    /// Time since the router's list of workers last matched etcd.
     pub(crate) view_age_ms: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct WorkerStatus {
     pub(crate) blocks: Option<BlockCounts>,
     pub(crate) tokens_per_s: Option<f64>,
     pub(crate) kv_bytes_per_s: Option<f64>,
-    /// Numerics class in one word.
+    /// The numerics class as one string.
     pub(crate) class: String,
     /// Versions, as `1` or `1-2`.
     pub(crate) protocol: String,

@@ -9,7 +9,7 @@ pub(crate) struct RequestTrace {
     pub(crate) trace_id: String,
     /// The router first.
     pub(crate) processes: Vec<ProcessSpans>,
-    /// Workers that took part and did not answer, each with the reason.
+    /// Workers that took part and did not answer, with the reason.
     pub(crate) silent: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
-//! `config.json` of models that the engine does not compute: what attention keeps, and nothing else.
+//! `config.json` of models that the engine does not support: reads which KV attention stores, and nothing else.
 //!
-//! Only types of models whose defaults and meaning of keys are known are read. A guess would be a plausible wrong number.
+//! Reads only model types whose defaults and keys are known. A guess would give a plausible but wrong number.
 
 use super::error::KvSizeError;
 use super::named::all_but;
@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use std::io::Read as _;
 use std::path::Path;
 
-/// Largest file that is read; real ones have a few kilobytes.
+/// Largest file that is read; real files have a few kilobytes.
 const BYTES_MAX: u64 = 1 << 20;
 /// Most layers; far above any published model.
 const LAYERS_MAX: u32 = 4_096;
-/// Types of models that are understood.
+/// Known model types.
 const TYPES: [&str; 11] = [
     "llama",
     "mistral",
@@ -28,7 +28,7 @@ const TYPES: [&str; 11] = [
     "deepseek_v3",
 ];
 
-/// Attention and longest context of the model in `folder`; 0 where no context is stated.
+/// Attention and longest context of the model in `folder`; 0 if no context is stated.
 pub(super) fn read(folder: &Path) -> Result<(Attention, u64), KvSizeError> {
     let path = folder.join("config.json");
     let refuse = |problem: String| KvSizeError::Config { path: path.clone(), problem };
@@ -60,12 +60,12 @@ fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
     Ok((Attention { layers, kv, window }, context))
 }
 
-/// A size under the first of these names that is there; null counts as absent.
+/// A size under the first of these names that is present; null counts as absent.
 fn size(keys: &Map<String, Value>, names: &[&str]) -> Result<Option<u32>, String> {
     let Some((name, value)) = names.iter().find_map(|n| Some((n, keys.get(*n).filter(|v| !v.is_null())?))) else {
         return Ok(None);
     };
-    // No model comes near; what is larger is damage.
+    // No model comes near this; a larger value means a damaged file.
     let size = value.as_u64().filter(|n| (1..=1 << 30).contains(n)).and_then(|n| u32::try_from(n).ok());
     size.map(Some).ok_or_else(|| format!("{name} = {value} is no size"))
 }
@@ -83,7 +83,7 @@ fn kv_heads(keys: &Map<String, Value>, model_type: &str) -> Result<u32, String> 
         "falcon" if is_on(keys, "new_decoder_architecture", false) => need(keys, &["num_kv_heads"]),
         "falcon" if is_on(keys, "multi_query", true) => Ok(1),
         "falcon" => need(keys, &["num_attention_heads", "n_head"]),
-        // The only ones of which it is plain what an absent key means.
+        // The only types for which the meaning of an absent key is certain.
         "llama" | "phi3" => need(keys, &["num_key_value_heads", "num_attention_heads"]),
         _ => need(keys, &["num_key_value_heads"]),
     }
@@ -170,7 +170,7 @@ mod tests {
         let deepseek = json!({"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
             "num_key_value_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64});
         check("deepseek-v3", deepseek);
-        // Its sliding_window stands there and is off.
+        // It contains a sliding_window that is disabled.
         let qwen = json!({"model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "hidden_size": 3584,
             "num_key_value_heads": 4, "sliding_window": 131072, "use_sliding_window": false, "max_window_layers": 28});
         check("qwen2.5-7b", qwen);

@@ -4,7 +4,7 @@ use baton_types::LayoutError;
 use baton_worker::models::ModelsError;
 use std::path::PathBuf;
 
-/// What is wrong with the model or with what was asked; each message says what to do.
+/// An error in the model or the arguments; each message states the remedy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KvSizeError {
     /// Neither a file or folder nor a known name.
@@ -15,22 +15,22 @@ pub(crate) enum KvSizeError {
     /// The model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelsError),
-    /// `config.json` cannot be read, or is none.
+    /// `config.json` cannot be read or parsed.
     #[error("{path}: {problem}")]
     Config { path: PathBuf, problem: String },
     /// A block size or dimension that no pool has.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Weights and reserve leave nothing.
+    /// Weights and reserve leave no memory.
     #[error(
         "weights of {weights} and a reserve of {reserve} leave nothing of {gpu} for KV; where several GPUs share one copy of the weights, \
          give their memory together as --gpu-memory"
     )]
     NoRoom { weights: String, reserve: String, gpu: String },
-    /// The number of parameters is not known.
+    /// The number of parameters is unknown.
     #[error("how large the weights are is not known of {model}; give --weights, or --memory for what is left for KV")]
     Weights { model: String },
-    /// An element type that there is not.
+    /// An unknown element type.
     #[error("KV is held as {known}, not as {got:?}")]
     Dtype { got: String, known: String },
 }

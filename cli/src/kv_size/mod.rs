@@ -1,4 +1,4 @@
-//! `baton kv-size`: what KV of a model takes, a token and a sequence, and how many sequences a GPU holds. Asks no cluster.
+//! `baton kv-size`: KV bytes per token and per sequence of a model, and how many sequences fit in a GPU. Needs no cluster.
 
 mod config_json;
 mod error;
@@ -16,12 +16,12 @@ use error::KvSizeError;
 use report::Report;
 use std::path::Path;
 
-/// Context lengths that are printed where none is asked for, as far as the model goes.
+/// Context lengths printed by default, up to the model's own.
 const CONTEXTS: [u64; 4] = [2_048, 8_192, 32_768, 131_072];
-/// Bytes of a parameter as GPUs hold it where nothing else is known: bf16.
+/// Bytes per parameter on GPUs by default: bf16.
 const PARAMETER_BYTES: u64 = 2;
 
-/// Said of models known by name that are no Llama, or see less than the whole context.
+/// Printed for known models that are not of the Llama family, or that have a window.
 const NOT_SERVED: &str = "the engine computes Llama-family models with attention over the whole context";
 
 /// Arguments of `baton kv-size`.
@@ -55,19 +55,19 @@ pub(crate) struct KvSizeArgs {
     json: bool,
 }
 
-/// Tells the sizes.
+/// Prints the sizes.
 pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
     let report = report(args)?;
     let text = if args.json { report.json().to_string() } else { report.table() };
-    // Whether anybody reads it is not this verb's business.
+    // A closed stdout is not an error of this command.
     stdout::tell(&text).map(drop).context("cannot print the sizes")
 }
 
-/// A model, as far as its memory goes.
+/// The memory-related facts of a model.
 struct Sized {
     attention: Attention,
     weights_bytes: Option<u64>,
-    /// 0 where it is not known.
+    /// 0 if unknown.
     context: u64,
     /// Why the engine does not serve it.
     refused: Option<String>,
@@ -90,7 +90,7 @@ fn report(args: &KvSizeArgs) -> Result<Report, KvSizeError> {
     Ok(Report { model: args.model.clone(), layout, weights_bytes, memory, contexts, refused: model.refused })
 }
 
-/// What weights and reserve leave of the GPU's memory.
+/// The GPU memory left after weights and reserve.
 fn left(gpu: ByteSize, weights: Option<u64>, args: &KvSizeArgs) -> Result<u64, KvSizeError> {
     let weights = weights.ok_or_else(|| KvSizeError::Weights { model: args.model.clone() })?;
     let left = gpu.0.checked_sub(weights).and_then(|left| left.checked_sub(args.reserve.0)).filter(|&left| left > 0);
@@ -98,7 +98,8 @@ fn left(gpu: ByteSize, weights: Option<u64>, args: &KvSizeArgs) -> Result<u64, K
     left.ok_or(KvSizeError::NoRoom { weights, reserve, gpu })
 }
 
-/// Reads a file or folder as the engine does, and of a folder that the engine refuses, what attention keeps; else a name that is known.
+/// Reads a file or folder as the engine does. For a folder that the engine refuses, reads only which KV attention stores. Otherwise looks
+/// up a known name.
 fn find(model: &str) -> Result<Sized, KvSizeError> {
     let of = |size: models::ModelSize| Sized {
         attention: size.attention,
@@ -123,7 +124,7 @@ fn find(model: &str) -> Result<Sized, KvSizeError> {
     }
 }
 
-/// Bytes of the safetensors files in `folder`, where there are some.
+/// Bytes of the safetensors files in `folder`, if there are any.
 fn files_bytes(folder: &Path) -> Option<u64> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(Result::ok);
     let weights = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"));
@@ -154,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_gpu_holds_what_its_weights_leave() {
-        // Llama-3-8B: 80 GiB - 4 GiB - 2 * 8,030 million bytes = 65,544,378,624 bytes, of which a sequence of 8,192 tokens takes 1 GiB.
+        // Llama-3-8B: 80 GiB - 4 GiB - 2 * 8,030 million bytes = 65,544,378,624 bytes. A sequence of 8,192 tokens takes 1 GiB of them.
         let sized = told(&["llama-3-8b", "--gpu-memory", "80GiB"]).unwrap();
         assert_eq!(
             (&sized["kv_bytes"], &sized["weights_bytes"]),

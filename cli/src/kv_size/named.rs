@@ -1,16 +1,16 @@
-//! Models that are known by name: what their `config.json` states, and how many parameters they have.
+//! Models known by name: the facts of their `config.json`, and their number of parameters.
 
 use baton_types::{Attention, SlidingWindow, TokenKv};
 use baton_worker::models::ModelSize;
 
-/// Which layers look back over a window.
+/// Which layers attend only to a window.
 #[derive(Clone, Copy)]
 enum Window {
-    /// None does.
+    /// No layer.
     No,
-    /// All see so many tokens.
+    /// All layers attend to this many tokens.
     All(u32),
-    /// Of each `1` layers the last sees everything, the others see `0` tokens.
+    /// Of each `1` layers the last attends to every token, the others to `0` tokens.
     AllBut(u32, u32),
 }
 
@@ -21,7 +21,7 @@ struct Named {
     window: Window,
     parameters_millions: u64,
     context: u64,
-    /// Whether the engine computes it.
+    /// Whether the engine supports it.
     served: bool,
 }
 
@@ -39,7 +39,7 @@ const fn sliding(window: Window, named: Named) -> Named {
     Named { window, served: false, ..named }
 }
 
-/// The engine has other mathematics.
+/// A model whose architecture the engine does not support.
 const fn other(named: Named) -> Named {
     Named { served: false, ..named }
 }
@@ -67,7 +67,7 @@ const NAMED: &[Named] = &[
     Named { kv: TokenKv::Latent { dim: 512 + 64 }, ..other(heads("deepseek-v3", [61, 1, 1], 671_026, 163_840)) },
 ];
 
-/// The model of this name, in whatever case it is written, and whether the engine computes it.
+/// The model of this name, in any case, and whether the engine supports it.
 pub(super) fn find(name: &str) -> Option<(ModelSize, bool)> {
     let named = NAMED.iter().find(|named| named.name.eq_ignore_ascii_case(name))?;
     let window = match named.window {
@@ -80,7 +80,7 @@ pub(super) fn find(name: &str) -> Option<(ModelSize, bool)> {
     Some((ModelSize { attention, parameters, context: named.context }, named.served))
 }
 
-/// A window in all layers but the last of each `every`.
+/// A window in all layers except the last of each `every`.
 pub(super) fn all_but(tokens: u32, every: u32, layers: u32) -> SlidingWindow {
     SlidingWindow { tokens, layers: (0..layers).filter(|layer| !(layer + 1).is_multiple_of(every)).collect() }
 }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn multi_head() {
-        // Llama-2-7B has no fewer KV heads than query heads: 2 * 32 layers * 32 heads * 128 elements * 2 bytes.
+        // Llama-2-7B has as many KV heads as query heads: 2 * 32 layers * 32 heads * 128 elements * 2 bytes.
         assert_eq!(sizes("llama-2-7b").0, 512 * KIB);
     }
 
@@ -131,13 +131,14 @@ mod tests {
 
     #[test]
     fn sliding_windows() {
-        // Mistral-7B-v0.1: 128 KiB a token like Llama-3-8B, but no more than 4,096 tokens, 256 blocks, and one more as a window may
-        // begin within a block: 257 * 16 * 128 KiB = 514 MiB for any longer context.
+        // Mistral-7B-v0.1: 128 KiB a token like Llama-3-8B, but at most 4,096 tokens, which are 256 blocks, and one more because a window
+        // may begin within a block: 257 * 16 * 128 KiB = 514 MiB for any longer context.
         assert_eq!(sizes("mistral-7b-v0.1"), (128 * KIB, 514 * KIB * KIB));
-        // Gemma-2-9B: 2 * 8 heads * 256 elements * 2 bytes = 8 KiB a layer; 21 of its 42 layers see 4,096 tokens (257 blocks), 21 see
-        // all of the 2,048 blocks: 21 * 8 KiB * 16 * (257 + 2,048).
+        // Gemma-2-9B: 2 * 8 heads * 256 elements * 2 bytes = 8 KiB a layer; 21 of its 42 layers attend to 4,096 tokens (257 blocks), 21
+        // to all of the 2,048 blocks: 21 * 8 KiB * 16 * (257 + 2,048).
         assert_eq!(sizes("gemma-2-9b"), (42 * 8 * KIB, 21 * 8 * KIB * 16 * (257 + 2_048)));
-        // Gemma-3-1B: 2 * 1 head * 256 * 2 bytes = 1 KiB a layer; layers 5, 11, 17 and 23 see everything, the other 22 see 512 tokens.
+        // Gemma-3-1B: 2 * 1 head * 256 * 2 bytes = 1 KiB a layer; layers 5, 11, 17 and 23 attend to every token, the other 22 to 512
+        // tokens.
         assert_eq!(sizes("gemma-3-1b"), (26 * KIB, 16 * KIB * (22 * 33 + 4 * 2_048)));
     }
 

@@ -11,9 +11,9 @@ const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 <
 pub(super) struct Report {
     pub(super) model: String,
     pub(super) layout: KvLayout,
-    /// Bytes of the weights, where they are known.
+    /// Bytes of the weights, if known.
     pub(super) weights_bytes: Option<u64>,
-    /// Bytes for KV, where they are given.
+    /// Bytes for KV, if given.
     pub(super) memory: Option<u64>,
     /// Context lengths in tokens.
     pub(super) contexts: Vec<u64>,
@@ -22,7 +22,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// For scripts: what is not known is null.
+    /// For scripts: unknown values are null.
     pub(super) fn json(&self) -> Value {
         let layout = &self.layout;
         let group = |g: &KvGroup| {
@@ -85,7 +85,7 @@ fn kind(kind: GroupKind) -> Value {
     }
 }
 
-/// A size in the largest unit that it reaches, with up to two digits behind the point.
+/// A size in the largest unit that it reaches, with up to two decimals.
 pub(super) fn size(bytes: u64) -> String {
     let Some((unit, factor)) = UNITS.into_iter().find(|(_, factor)| bytes >= *factor) else {
         return format!("{bytes} B");

@@ -1,4 +1,4 @@
-//! `baton status`: what the cluster does, and before that what is the matter with it.
+//! `baton status`: the state of the cluster, its problems first.
 
 mod table;
 
@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::{interval, timeout};
 
-/// How often a status that is watched is asked for.
+/// How often a watched status is requested.
 const EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for an answer: a router makes it of what it knows.
+/// Longest wait for an answer: a router answers from what it already knows.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Puts the cursor to the top left and empties the screen from there on.
+/// Moves the cursor to the top left and clears the screen from there on.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Arguments of `baton status`.
@@ -35,7 +35,7 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
-/// Shows the status. The exit code of one that is shown once tells whether anything is the matter.
+/// Shows the status. If it is shown once, the exit code tells whether there is any problem.
 pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let mut admin = Admin::new(args.router.connect("start a cluster with `baton up`, or ").await?);
     if !args.watch {
@@ -61,12 +61,12 @@ async fn ask(admin: &mut Admin) -> anyhow::Result<ClusterStatus> {
     })
 }
 
-/// Prints one status. `false` where nobody reads it any more.
+/// Prints one status. `false` if stdout is closed.
 fn tell(text: &str) -> anyhow::Result<bool> {
     stdout::tell(text).context("cannot print the status")
 }
 
-/// Shows it again and again; a router that does not answer may be back.
+/// Shows the status repeatedly; a router that does not answer may return.
 async fn watch(args: &StatusArgs, admin: &mut Admin) -> anyhow::Result<()> {
     let clear = if std::io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     let mut ticks = interval(EVERY);

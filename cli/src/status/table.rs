@@ -1,12 +1,12 @@
-//! The status for people: problems, the router in a line, a row a worker.
+//! The status for people: the problems, one line for the router, one row per worker.
 
 use crate::grpc::{BlockCounts, ClusterStatus, RouterStatus, WorkerStatus};
 
-/// What is not known.
+/// Shown for an unknown value.
 const UNKNOWN: &str = "-";
-/// Longest name in a column, that of a host: names of pods are to be read whole.
+/// Longest name in a column, that of a host: pod names are shown in full.
 const CELL_CHARS_MAX: usize = 253;
-/// Columns, and whether they are numbers, which stand to the right.
+/// Columns, and whether they are numbers, which are aligned to the right.
 const COLUMNS: [(&str, bool); 17] = [
     ("WORKER", false),
     ("ROLE", false),
@@ -48,7 +48,7 @@ pub(super) fn of(status: &ClusterStatus) -> String {
     lines.join("\n")
 }
 
-/// The text without what a terminal would obey: some of it comes from other processes.
+/// The text without control characters, which a terminal would interpret: some of it comes from other processes.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! The waterfall as one page: no script, nothing from elsewhere, and all text of others escaped.
+//! The waterfall as one page: no script, no external resources, and all text of other processes escaped.
 
 use super::notes;
 use super::waterfall::{Row, Waterfall};
@@ -72,7 +72,7 @@ fn draw(row: &Row, total_ns: u64, out: &mut String) {
     out.push_str("</table></details>\n");
 }
 
-/// Which colour: the phase, on whichever process.
+/// The colour class: the phase, on any process.
 fn kind(row: &Row) -> &'static str {
     match row.name.split('.').next() {
         Some("prefill" | "kv") => "prefill",

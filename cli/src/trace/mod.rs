@@ -1,4 +1,4 @@
-//! `baton trace`: where the time of one recent request went, in the terminal or as a page. Needs no collector.
+//! `baton trace`: the timings of one recent request, in the terminal or as a page. Needs no collector.
 
 mod html;
 mod notes;
@@ -30,7 +30,7 @@ pub(crate) struct TraceArgs {
     html: Option<PathBuf>,
 }
 
-/// Asks the router and draws.
+/// Requests the trace from the router and draws it.
 pub(crate) async fn run(args: TraceArgs) -> anyhow::Result<()> {
     let channel = args.router.connect("").await?;
     let trace = Admin::new(channel).trace(args.id, ANSWER_MAX).await.map_err(refused)?;

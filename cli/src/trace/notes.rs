@@ -1,8 +1,9 @@
-//! What a person wants to know of a span beside its time, in a few words; the same in the terminal and on the page.
+//! Short notes on a span besides its time; the same in the terminal and on the page.
 
 use super::waterfall::{Row, Waterfall};
 
-/// Facts of one span: bytes and rate of a transfer and the part of it that nobody could hide, the worker that was asked, errors.
+/// Notes on one span: bytes and rate of a transfer and the part of it that did not overlap with compute, the worker that was called,
+/// errors.
 pub(super) fn of(row: &Row) -> String {
     let mut notes = Vec::new();
     if let Some(worker) = row.get("baton.worker") {
@@ -40,7 +41,7 @@ pub(super) fn of(row: &Row) -> String {
     notes.join(", ")
 }
 
-/// What is known of the whole request, one fact an entry.
+/// Notes on the whole request, one fact per entry.
 pub(super) fn of_request(waterfall: &Waterfall) -> Vec<String> {
     let mut facts = vec![format!("trace {}", waterfall.trace_id)];
     let requests = || waterfall.rows.iter().filter(|row| row.get("gen_ai.response.id").is_some());

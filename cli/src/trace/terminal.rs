@@ -49,7 +49,7 @@ fn bar(start: u64, length: u64, total: u64) -> String {
     format!("{}{}{}", " ".repeat(from), "█".repeat(to - from), " ".repeat(BAR - to))
 }
 
-/// Text of others cannot steer the terminal.
+/// The text without control characters, so that text of other processes cannot control the terminal.
 pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -1,20 +1,20 @@
-//! One request's spans in the order in which a person reads them: each under its parent, by its start, in time since the first. Pure.
+//! Orders the spans of one request for display: each under its parent, by start time, in time since the first span. Pure.
 
 use crate::grpc::{RequestTrace, Span};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What is drawn.
+/// A request's spans in display order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waterfall {
     /// 32 hexadecimal digits.
     pub(super) trace_id: String,
     /// From the first start to the last end, nanoseconds.
     pub(super) total_ns: u64,
-    /// In the order of the drawing.
+    /// In display order.
     pub(super) rows: Vec<Row>,
-    /// Processes whose clock differs, and by how much they were moved, nanoseconds.
+    /// Processes with a different clock, and by how many nanoseconds their spans were shifted.
     pub(super) moved: Vec<(String, i64)>,
-    /// Workers that sent no spans, and why.
+    /// Workers that sent no spans, with the reason.
     pub(super) silent: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Row {
     /// Length, nanoseconds.
     pub(super) length_ns: u64,
     pub(super) failed: bool,
-    /// What else is known.
+    /// Further attributes of the span.
     pub(super) attributes: BTreeMap<String, String>,
 }
 
@@ -39,13 +39,13 @@ impl Row {
         self.attributes.get(key).map(String::as_str)
     }
 
-    /// An attribute that is a number.
+    /// The value of a numeric attribute.
     pub(super) fn number(&self, key: &str) -> Option<f64> {
         self.get(key)?.parse().ok()
     }
 }
 
-/// A span with its process and its instants, clocks aligned.
+/// A span with its process and its start and end, after the clocks are aligned.
 struct Node {
     span: Span,
     process: usize,
@@ -54,9 +54,9 @@ struct Node {
 }
 
 impl Waterfall {
-    /// Orders what a router gathered.
+    /// Orders the spans that a router collected.
     pub(super) fn of(trace: RequestTrace) -> Self {
-        // An incarnation tells a person little; where two starts took part, it tells them apart.
+        // An incarnation means little to a reader; it is shown only if two starts of a worker took part.
         let short: Vec<&str> = trace.processes.iter().map(|p| name(&p.process)).collect();
         let is_alone = |name: &str| short.iter().filter(|other| **other == name).count() == 1;
         let names = trace.processes.iter().zip(&short);
@@ -102,8 +102,8 @@ fn row(node: &Node, depth: usize, first: i128, names: &[String]) -> Row {
     }
 }
 
-/// Hosts' clocks differ. A span that begins before the call that caused it, or after that was over, shows by how much: its process is
-/// moved so that the span stands in the middle of the call, as if both ways took the same time.
+/// Clocks of hosts differ. A span that begins before the call that caused it, or ends after that call, shows by how much. The spans of
+/// its process are shifted so that this span is in the middle of the call, as if both network directions took equally long.
 fn align(nodes: &mut [Node], processes: usize) -> Vec<(usize, i128)> {
     let by_id: HashMap<_, usize> = nodes.iter().enumerate().map(|(at, n)| (n.span.id.clone(), at)).collect();
     let wrong_by = |node: &Node| {
@@ -112,7 +112,7 @@ fn align(nodes: &mut [Node], processes: usize) -> Vec<(usize, i128)> {
         let spare = (parent.end - parent.start) - (node.end - node.start);
         (!is_possible).then(|| parent.start + (spare / 2).max(0) - node.start)
     };
-    // The first process is the router's, by whose clock all others go.
+    // The first process is the router, whose clock is the reference.
     let moved: Vec<(usize, i128)> = (1..processes)
         .filter_map(|process| {
             let by = nodes.iter().filter(|node| node.process == process).find_map(wrong_by)?;
@@ -128,7 +128,7 @@ fn align(nodes: &mut [Node], processes: usize) -> Vec<(usize, i128)> {
     moved
 }
 
-/// Depth and index of each node, parents before children. Who has no parent here stands at the top.
+/// Depth and index of each node, parents before children. A node whose parent is missing is at the top.
 fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
     let ids: HashSet<_> = nodes.iter().map(|node| &node.span.id).collect();
     let mut below: HashMap<_, Vec<usize>> = HashMap::new();
@@ -140,7 +140,7 @@ fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
         }
     }
     let mut order = Vec::with_capacity(nodes.len());
-    // Lists stand in reverse: the first child is taken last of all from the stack's end, so it comes first.
+    // The lists are reversed: the first child is pushed last onto the stack, so it is popped first.
     while let Some((depth, at)) = open.pop() {
         order.push((depth, at));
         let children = below.remove(&nodes[at].span.id).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One child process: its announcements, and its end.
+//! One child process: its announcements, and its exit.
 
 use anyhow::{Context, anyhow};
 use baton_node::announce::Announcement;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child as Process, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout_at};
 
-/// A running part of the cluster.
+/// A running process of the cluster.
 pub(super) struct Child {
     name: String,
     process: Process,
@@ -19,7 +19,7 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts `program`, which stands beside this one, or else on the PATH, without the environment variables `hidden`.
+    /// Starts `program`, from this program's folder or else from the PATH, without the environment variables `hidden`.
     pub(super) fn spawn<'a>(
         name: &str,
         program: &str,
@@ -29,7 +29,7 @@ impl Child {
         let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(program)));
         let path = beside.filter(|p| p.exists()).unwrap_or_else(|| PathBuf::from(program));
         let mut command = Command::new(&path);
-        // Its own process group: Ctrl-C in the terminal reaches only this process, which stops the others in order.
+        // Its own process group: Ctrl-C in the terminal signals only this process, which stops the others in order.
         command.args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
         hidden.for_each(|variable| {
             command.env_remove(variable);
@@ -40,17 +40,17 @@ impl Child {
         Ok(Self { name: name.into(), process, pipe, lines: BufReader::new(stdout).lines(), http: None })
     }
 
-    /// Which part of the cluster.
+    /// The process's name in the cluster.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its health and metrics are, once it said so.
+    /// Address of its health and metrics, once it has announced it.
     pub(super) fn http(&self) -> Option<SocketAddr> {
         self.http
     }
 
-    /// The next announcement; an error once the process ended.
+    /// The next announcement; an error once the process has exited.
     pub(super) async fn next(&mut self) -> anyhow::Result<Announcement> {
         let Some(line) = self.line().await? else { return Err(self.death().await) };
         let announcement = serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name))?;
@@ -60,13 +60,13 @@ impl Child {
         Ok(announcement)
     }
 
-    /// Waits for the end of a process that should not end, and says how it did.
+    /// Waits for a process that should not exit, and returns how it exited.
     pub(super) async fn ended(&mut self) -> anyhow::Error {
         while let Ok(Some(_)) = self.line().await {}
         self.death().await
     }
 
-    /// The next line that is an announcement; `None` at the end. Others are passed on: libraries print too, UCX its warnings.
+    /// The next line that is an announcement; `None` at the end. Other lines are printed: libraries print too, such as UCX its warnings.
     async fn line(&mut self) -> std::io::Result<Option<String>> {
         loop {
             match self.lines.next_line().await? {
@@ -88,7 +88,7 @@ impl Child {
         self.pipe = None;
     }
 
-    /// Waits for the end; kills at the deadline and says `false`.
+    /// Waits for the exit; at the deadline it kills the process and returns `false`.
     pub(super) async fn join(&mut self, deadline: Instant) -> bool {
         if timeout_at(deadline, self.process.wait()).await.is_ok() {
             return true;

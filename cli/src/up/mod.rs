@@ -1,7 +1,7 @@
-//! `baton up`: a cluster of separate processes on loopback, from nothing to serving, and back to nothing.
+//! `baton up`: starts a cluster of separate processes on loopback, waits until it serves, and stops it.
 //!
-//! Children hold the reading end of a pipe whose writing end lives in this process only: whatever ends this process, a signal that
-//! cannot be caught included, ends the pipe, and children that read its end of file stop.
+//! Children hold the read end of a pipe whose write end exists only in this process. However this process ends, even by a signal that
+//! cannot be caught, the pipe closes, and children stop when they read its end of file.
 
 use crate::standing::Standing;
 use anyhow::{Context, bail, ensure};
@@ -26,11 +26,11 @@ mod ports;
 mod progress;
 mod variables;
 
-/// Where the processes of the cluster reach each other.
+/// Address at which the processes of the cluster reach each other.
 const INSIDE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Longest wait for the cluster to serve: large models load for minutes.
+/// Longest wait for the cluster to serve: large models take minutes to load.
 const START_S_MAX: u64 = 1800;
-/// Longest drain of the workers, then again of the router: one that hangs takes no time from the others.
+/// Longest drain of the workers, and then again of the router: a process that hangs takes no time from the others.
 const STOP_S_MAX: u64 = 15;
 
 /// Arguments of `baton up`.
@@ -152,7 +152,7 @@ impl UpArgs {
     }
 }
 
-/// Starts the cluster, waits until it serves, and stops it on Ctrl-C, SIGTERM or the death of a part.
+/// Starts the cluster, waits until it serves, and stops it on Ctrl-C, SIGTERM or the exit of a process.
 pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     ensure!(args.decode > 0, "a cluster needs at least one decode worker: --decode 1");
     ensure!(args.prefill <= 64 && args.decode <= 64, "at most 64 workers of each role on one machine");
@@ -203,7 +203,7 @@ async fn serve(
         }
     }
     let (router, workers) = children.split_at_mut(1);
-    // Together: a router that dies is noticed while weights load.
+    // Concurrently: a router that exits is noticed while weights load.
     try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
     let _ = greet(args, &addresses, standing, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
@@ -211,7 +211,7 @@ async fn serve(
     Err(failure)
 }
 
-/// Fetches the model once, before several workers would each want to.
+/// Downloads the model once, before several workers each try to.
 async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
     let settings = ModelSettings { model: args.model.clone(), ..ModelSettings::default() };
     let bar = progress::bar("model");
@@ -222,7 +222,7 @@ async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the router is called from this host.
+/// Addresses at which this host reaches the router.
 struct Addresses {
     grpc: SocketAddr,
     http: SocketAddr,
@@ -238,7 +238,7 @@ async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<Addr
     }
 }
 
-/// How an address is reached from this host where it stands for all of them.
+/// The address to connect to from this host, if `address` stands for all addresses of the host.
 fn from_here(address: SocketAddr) -> SocketAddr {
     let loopback = match address.ip() {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
@@ -252,7 +252,7 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Says where to call and how. An error means that nobody reads stdout, which is no reason to stop serving.
+/// Prints where and how to call the cluster. An error means that stdout is closed, which is no reason to stop serving.
 fn greet(args: &UpArgs, addresses: &Addresses, standing: &Standing, workers: &[Child]) -> std::io::Result<()> {
     let Addresses { grpc, http, cluster } = addresses;
     let mut out = std::io::stdout().lock();
@@ -273,7 +273,7 @@ fn greet(args: &UpArgs, addresses: &Addresses, standing: &Standing, workers: &[C
     writeln!(out, "\nCtrl-C stops everything.")
 }
 
-/// How another terminal calls this program: by its name if the shell found it so, else by its path.
+/// The command by which another terminal runs this program: its name if the shell found it on the PATH, else its path.
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_default();
     match std::env::current_exe() {
@@ -293,7 +293,8 @@ async fn stop_signal() -> anyhow::Result<()> {
     }
 }
 
-/// Stops the workers, then the router, which they leave in order; who does not stop in time is killed.
+/// Stops the workers, from which the router receives their deregistration, then the router. A process that does not stop in time is
+/// killed.
 async fn stop(mut children: Vec<Child>) -> anyhow::Result<()> {
     eprintln!("\nStopping.");
     let mut killed = Vec::new();

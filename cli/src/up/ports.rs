@@ -1,10 +1,10 @@
-//! A taken port is reported before anything starts.
+//! Checks ports, so that a port in use is reported before anything starts.
 
 use anyhow::{Context, bail};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 
-/// Fails where `address` cannot be listened on, naming the flag that changes it.
+/// Fails if `address` cannot be bound, and names the flag that changes it.
 pub(super) fn check(address: SocketAddr, flag: &str) -> anyhow::Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),

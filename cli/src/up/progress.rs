@@ -1,4 +1,4 @@
-//! Bars while weights load: one a worker.
+//! Progress bars while weights load: one per worker.
 
 use super::child::Child;
 use anyhow::Context;
@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::{Instant, timeout_at};
 
-/// Waits until every worker announced that it is ready.
+/// Waits until every worker has announced that it is ready.
 pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> anyhow::Result<()> {
     let bars = MultiProgress::new();
     let each = workers.iter_mut().map(|worker| {

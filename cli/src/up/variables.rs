@@ -1,4 +1,4 @@
-//! `BATON_*` variables reach the processes that know them: a worker would refuse a router's key, and the other way round.
+//! Passes `BATON_*` variables only to the processes that know them: a worker would refuse a router's key, and vice versa.
 
 use crate::etcd::{self, key_of};
 use anyhow::{bail, ensure};
@@ -6,12 +6,12 @@ use baton_node::environment;
 
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 5] = ["admin", "drain", "grpc", "identity", "telemetry"];
-/// Those of routers. Workers have a `membership` too, but here flags set all of it but etcd's part.
+/// Sections of routers. Workers have a `membership` section too, but here flags set all of it except etcd's part.
 const ROUTER: [&str; 9] = ["auth", "cache", "cluster", "http", "limits", "membership", "placement", "prices", "retry"];
-/// Those of workers.
+/// Sections of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
-/// The variables of this process that only a part of its children may see.
+/// This process's variables that only some of its children may receive.
 #[derive(Debug, PartialEq)]
 pub(super) struct Variables {
     router: Vec<String>,
@@ -19,7 +19,7 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// Sorts the variables of this process. One that no child knows is an error, as it is in each of them.
+    /// Sorts the variables of this process. A variable that no child knows is an error, as it is in each of them.
     pub(super) fn of_process() -> anyhow::Result<Self> {
         Self::sort(environment::own())
     }
@@ -48,12 +48,12 @@ impl Variables {
         Ok(sorted)
     }
 
-    /// What a router is started without.
+    /// Variables removed for a router.
     pub(super) fn not_for_routers(&self) -> impl Iterator<Item = &str> {
         self.worker.iter().map(String::as_str)
     }
 
-    /// What a worker is started without.
+    /// Variables removed for a worker.
     pub(super) fn not_for_workers(&self) -> impl Iterator<Item = &str> {
         self.router.iter().map(String::as_str)
     }

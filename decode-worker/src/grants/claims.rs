@@ -1,47 +1,47 @@
-//! Claims: capacity that a router has booked here for sequences whose KV is still to come. Pure.
+//! Claims: capacity that a router has booked on this worker for sequences whose KV has yet to arrive. Pure.
 //!
-//! A claim holds no blocks. It bounds how much may be on its way, names who may turn it into a reservation (once), and ends with the
-//! stream that booked it.
+//! A claim holds no blocks. It bounds how much KV may be on its way and names the instance that may turn it into a reservation (once). It
+//! ends with the stream that booked it.
 
 use baton_engine::fair::is_within;
 use baton_types::{ErrorKind, Party, RequestError, RequestId, Share, seeded};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Bounds of a [`Claims`]. Where several tenants have claims, one that has less than its share of them is let in beyond these, up to twice
-/// as much.
+/// Bounds of a [`Claims`]. If several tenants have claims, a tenant below its share of them may exceed these bounds, up to twice their
+/// value.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimLimits {
     /// Most claims at once.
     pub claims_max: usize,
-    /// Most tokens claimed at once: what is claimed beyond the pool can only wait.
+    /// Most tokens claimed at once: claims for more than the pool can only wait.
     pub tokens_max: u64,
 }
 
-/// One booked claim with what its stream needs, `T`.
+/// One booked claim, with the data `T` that its stream needs.
 #[derive(Debug)]
 pub struct Claim<T> {
-    /// Only this instance, in this incarnation, may reserve.
+    /// Only this instance, in this incarnation, may reserve for it.
     pub source: Party,
-    /// Positions whose KV will come.
+    /// Positions whose KV will arrive.
     pub tokens: u32,
-    /// Whose it is.
+    /// Its tenant and weight.
     pub share: Share,
     /// When its stream ends, and the claim with it.
     pub deadline: Instant,
-    /// Whether its offer came.
+    /// Whether its offer has arrived.
     pub offered: bool,
-    /// The stream's part.
+    /// The stream's data.
     pub stream: T,
 }
 
-/// Why an offer is not the one that a claim stands for.
+/// Why an offer does not match a claim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OfferError {
     /// There is no claim, or none for this source.
     #[error("{0}")]
     NotClaimed(String),
-    /// The claim is for something else, or had its offer.
+    /// The claim is for another request, or has already had its offer.
     #[error("{0}")]
     Contradicts(String),
 }
@@ -51,7 +51,7 @@ pub enum OfferError {
 pub struct Claims<T> {
     limits: ClaimLimits,
     by_request: HashMap<RequestId, Claim<T>>,
-    /// Ids whose streams are open, be their claims taken or not: the end of one stream never ends another's claim.
+    /// Ids of open streams, whether or not their claims were taken: the end of one stream never ends another's claim.
     streams: HashSet<RequestId>,
     tokens: u64,
 }
@@ -62,7 +62,7 @@ impl<T> Claims<T> {
         Self { limits, by_request: HashMap::new(), streams: HashSet::new(), tokens: 0 }
     }
 
-    /// Books a claim, or says why not. A full worker asks to be retried.
+    /// Books a claim, or returns why not. The error of a full worker is retryable.
     pub fn book(&mut self, request: RequestId, claim: Claim<T>) -> Result<(), RequestError> {
         let wanted = self.tokens + u64::from(claim.tokens);
         let exceeds = |times: usize| {
@@ -82,14 +82,14 @@ impl<T> Claims<T> {
         Ok(())
     }
 
-    /// Whether a tenant has less than its share of what is claimed, with one more.
+    /// Whether a tenant is below its share of all claims, counting this claim.
     fn is_within_share(&self, claim: &Claim<T>) -> bool {
         let have = |of: fn(&Claim<T>) -> u64| self.by_request.values().map(move |claim| (claim.share, of(claim)));
         is_within(have(|_| 1), claim.share, 1, self.limits.claims_max as u64)
             && is_within(have(|of| of.tokens.into()), claim.share, claim.tokens.into(), self.limits.tokens_max)
     }
 
-    /// The claim behind the offer of `source` to send KV of so many tokens. Each claim has one offer at most.
+    /// The claim that matches an offer of `source` to send KV of this many tokens. Each claim has at most one offer.
     pub fn offered(&mut self, request: &RequestId, source: &Party, tokens: u32) -> Result<&Claim<T>, OfferError> {
         let Some(claim) = self.by_request.get_mut(request) else {
             return Err(OfferError::NotClaimed(format!("no claim stands for request {request}")));
@@ -109,13 +109,13 @@ impl<T> Claims<T> {
         Ok(claim)
     }
 
-    /// Ends a claim whose stream ended, if it was not taken before.
+    /// Ends a claim whose stream ended, unless it was taken before.
     pub fn end(&mut self, request: &RequestId) -> Option<Claim<T>> {
         self.streams.remove(request);
         self.take(request)
     }
 
-    /// Takes a claim out that was adopted or failed. Its id stays taken until its stream ends.
+    /// Takes out a claim that was adopted or failed. Its id stays in use until its stream ends.
     pub fn take(&mut self, request: &RequestId) -> Option<Claim<T>> {
         let claim = self.by_request.remove(request)?;
         self.tokens -= u64::from(claim.tokens);
@@ -147,7 +147,7 @@ mod tests {
         of(0, tokens)
     }
 
-    /// One of a tenant.
+    /// One claim of a tenant.
     fn of(tenant: u64, tokens: u32) -> Claim<()> {
         let share = Share { tenant: TenantLabel(tenant), weight: Weight::default() };
         Claim { source: party("p", 1), tokens, share, deadline: Instant::now(), offered: false, stream: () }

@@ -1,13 +1,13 @@
-//! Which offers of KV get room, and when. Pure: `now` and the room in, decisions out.
+//! Which offers of KV get room, and when. Pure: takes `now` and the room, returns decisions.
 //!
-//! A claim stands for a request whose KV is to come. Its source offers the KV once it computes; the offer then waits here until it is
-//! granted, and its KV counts as arriving until it is adopted or fails. Rules:
-//! - Offers are granted by priority, then by the shares of their tenants, then as they came: see [`baton_engine::fair`].
-//! - Nobody overtakes an offer that lacks room: a large one is not starved by small ones, and the room that it waits for is kept from
+//! A claim is booked for a request whose KV has yet to arrive. The source offers the KV once it starts computing. The offer then waits
+//! here until it is granted. Its KV counts as arriving until it is adopted or fails. Rules:
+//! - Offers are granted by priority, then by the shares of their tenants, then in order of arrival: see [`baton_engine::fair`].
+//! - No offer overtakes one that lacks room, so small offers do not starve a large one. The room that it waits for is also kept from
 //!   sequences of the engine that come after it.
-//! - An offer whose next block is arriving already waits for that, at most [`ARRIVES_MAX`]. It lacks no room meanwhile, and nobody
-//!   waits for it.
-//! - Each claim has one offer at most, so that what waits is bounded by the claims.
+//! - An offer whose next block is already arriving waits for that block, at most [`ARRIVES_MAX`]. Meanwhile it does not count as lacking
+//!   room, and other offers may overtake it.
+//! - Each claim has at most one offer, so the number of claims bounds the number of waiting offers.
 
 pub mod claims;
 #[cfg(test)]
@@ -23,36 +23,36 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an offer waits for KV that is on its way already: then it comes twice, which costs about as much.
+/// How long an offer waits for KV that is already on its way. After that the KV is sent twice, which costs about as much as waiting.
 pub const ARRIVES_MAX: Duration = Duration::from_millis(500);
 
 /// The pool, as grants see it.
 pub trait Room {
     /// Blocks for one offer.
     type Lease;
-    /// Blocks for so many tokens, with what is cached of these prefixes; `None` where there is no room now.
+    /// Blocks for this many tokens, including what is cached of these prefixes; `None` if there is no room now.
     fn reserve(&mut self, tokens: usize, block_hashes: &[PrefixHash]) -> Option<Self::Lease>;
     /// Tokens of these prefixes that are cached.
     fn cached_tokens(&self, block_hashes: &[PrefixHash]) -> usize;
     /// Tokens of a block.
     fn block_tokens(&self) -> usize;
-    /// An offer with this turn is granted.
+    /// Called when the offer with this turn is granted.
     fn turn_came(&mut self, turn: SequenceKey);
 }
 
 /// Where the answer to an offer goes.
 pub trait Reply {
-    /// Whether somebody still waits for it.
+    /// Whether the source still waits for it.
     fn is_wanted(&self) -> bool;
 }
 
-/// What the stream behind a claim wants of its grant.
+/// What the stream of a claim requires of its grant.
 pub trait Wanted {
     /// Higher is granted first.
     fn priority(&self) -> i32;
-    /// Whose it is.
+    /// Its tenant and weight.
     fn share(&self) -> Share;
-    /// Of the prompt, for what is cached of it.
+    /// Block hashes of the prompt, to find what is cached of it.
     fn block_hashes(&self) -> Arc<[PrefixHash]>;
 }
 
@@ -61,31 +61,31 @@ pub trait Wanted {
 pub struct Granted<R, L> {
     /// The offer.
     pub offer: ReserveOffer,
-    /// Where its source waits.
+    /// Sends the answer to the source.
     pub reply: R,
     /// Its blocks.
     pub lease: L,
 }
 
-/// An offer that never gets room.
+/// An offer that can never get room.
 #[derive(Debug)]
 pub struct Refused<R> {
-    /// Where its source waits.
+    /// Sends the answer to the source.
     pub reply: R,
-    /// For the source.
+    /// For the source's code.
     pub reason: RefuseReason,
-    /// For a person.
+    /// For the operator.
     pub detail: String,
 }
 
-/// What to do now.
+/// Decisions to carry out now.
 #[derive(Debug)]
 pub struct Decisions<R, L> {
-    /// In this order.
+    /// In the order of granting.
     pub granted: Vec<Granted<R, L>>,
-    /// The offer that everybody after it waits for: room is to be kept for it; `None` keeps nothing.
+    /// The offer that all offers after it wait for: room must be kept for it. `None` keeps nothing.
     pub keep_room: Option<Reservation>,
-    /// When to decide again even if nothing happens; `None` where nothing waits. In the past where room may come unnoticed.
+    /// When to decide again even if nothing changes; `None` if nothing waits. In the past if room may be freed without a notification.
     pub wake_at: Option<Instant>,
 }
 
@@ -95,51 +95,51 @@ struct Waiting<R> {
     offer: ReserveOffer,
     reply: R,
     share: Share,
-    /// Of prefixes that may be here already.
+    /// Hashes of prefixes that may be cached here already.
     block_hashes: Arc<[PrefixHash]>,
-    /// Waits at most until then for KV that is on its way and begins with the same.
+    /// The offer waits at most until then for KV that is on its way and begins with the same prefix.
     arrives_by: Instant,
 }
 
-/// All claims, the offers that wait, and what arrives. `S` is what a claim's stream needs, `R` answers an offer.
+/// All claims, waiting offers and arriving KV. `S` is the data that a claim's stream needs, `R` answers an offer.
 #[derive(Debug)]
 pub struct Grants<S, R> {
     claims: Claims<S>,
     waiting: BTreeMap<SequenceKey, Waiting<R>>,
-    /// Block hashes of what was granted and has not arrived.
+    /// Block hashes of KV that was granted and has not arrived.
     arriving: HashMap<RequestId, Arc<[PrefixHash]>>,
 }
 
 impl<S: Wanted, R: Reply> Grants<S, R> {
-    /// Nothing is claimed.
+    /// Without claims.
     pub fn new(limits: ClaimLimits) -> Self {
         Self { claims: Claims::new(limits), waiting: BTreeMap::new(), arriving: HashMap::new() }
     }
 
-    /// Books a claim, or says why not.
+    /// Books a claim, or returns why not.
     pub fn book(&mut self, request: RequestId, claim: Claim<S>) -> Result<(), RequestError> {
         self.claims.book(request, claim)
     }
 
-    /// The stream of a claim is gone: its offer, if there is one, waits no more and finds no claim any more.
+    /// The stream of a claim has ended: its offer, if there is one, no longer waits and no longer matches a claim.
     pub fn end(&mut self, request: &RequestId) -> Option<Claim<S>> {
         self.waiting.retain(|_, waiting| waiting.offer.request_id != *request);
         self.arriving.remove(request);
         self.claims.end(request)
     }
 
-    /// Takes the claim of a request whose KV is here, or will not come. What of it was on its way is awaited until
+    /// Takes the claim of a request whose KV has arrived or will not arrive. Offers with the same prefix still wait for its KV until
     /// [`Grants::arrived`].
     pub fn take(&mut self, request: &RequestId) -> Option<Claim<S>> {
         self.claims.take(request)
     }
 
-    /// The KV of a request is in the cache, or will not come.
+    /// The KV of a request is in the cache, or will not arrive.
     pub fn arrived(&mut self, request: &RequestId) {
         self.arriving.remove(request);
     }
 
-    /// An offer came. `turn` gives its place among the sequences of the engine, of this priority, share and number of tokens.
+    /// An offer arrived. `turn` gives its place among the engine's sequences, for this priority, share and number of tokens.
     /// [`Grants::decide`] decides the rest.
     pub fn offered(
         &mut self,
@@ -157,7 +157,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
                 return Err(Refused { reply, reason: RefuseReason::Protocol, detail });
             }
         };
-        // A source that cannot leave anything out writes all of it: then nothing may be shared.
+        // A source that cannot send only a part writes all blocks: then none may be shared.
         let block_hashes = if offer.partial { claim.stream.block_hashes() } else { Arc::default() };
         let share = claim.stream.share();
         let turn = turn(claim.stream.priority(), share, offer.tokens as usize);
@@ -165,7 +165,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         Ok(())
     }
 
-    /// Grants all that may be granted now. Every decision is in force when this returns.
+    /// Grants every offer that may be granted now. Every decision is in force when this returns.
     pub fn decide<O: Room>(&mut self, now: Instant, room: &mut O) -> Decisions<R, O::Lease> {
         self.waiting.retain(|_, waiting| waiting.reply.is_wanted());
         let (mut granted, mut keep_room, mut wake_at) = (Vec::new(), None, None);
@@ -179,7 +179,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
             }
             let tokens = waiting.offer.tokens as usize;
             let Some(lease) = room.reserve(tokens, &waiting.block_hashes) else {
-                // Of what keeps room back not everything says when it ends.
+                // Some causes of a lack of room do not notify when they end.
                 wake_at = Some(now);
                 keep_room = keep_room.or(Some(Reservation { turn, share: waiting.share, tokens }));
                 if seeded!(StarvingGrant) {
@@ -196,7 +196,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         Decisions { granted, keep_room, wake_at }
     }
 
-    /// Whether the KV of a request is offered and waits for room.
+    /// Whether the KV of a request has been offered and waits for room.
     pub fn is_waiting(&self, request: &RequestId) -> bool {
         self.waiting.values().any(|waiting| waiting.offer.request_id == *request)
     }
@@ -206,18 +206,18 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         !self.waiting.is_empty()
     }
 
-    /// Tokens claimed and not adopted yet.
+    /// Tokens claimed and not yet adopted.
     pub fn claimed_tokens(&self) -> u64 {
         self.claims.tokens()
     }
 
-    /// Number of claims that are not adopted yet.
+    /// Number of claims not yet adopted.
     pub fn claimed(&self) -> usize {
         self.claims.len()
     }
 }
 
-/// Whether KV that is on its way will be the next that an offer lacks.
+/// Whether arriving KV contains the next block that an offer lacks.
 fn awaits<R, O: Room>(
     waiting: &Waiting<R>,
     arriving: &HashMap<RequestId, Arc<[PrefixHash]>>,
@@ -229,7 +229,7 @@ fn awaits<R, O: Room>(
     if arriving.is_empty() || now >= waiting.arrives_by {
         return false;
     }
-    // The end of the first block that is not here.
+    // The end of the first block that is not cached.
     let next = (room.cached_tokens(hashes) + room.block_tokens()) / HASH_TOKENS - 1;
     next < last && arriving.values().any(|others| others.get(next) == Some(&hashes[next]))
 }

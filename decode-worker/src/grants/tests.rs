@@ -1,10 +1,10 @@
-//! Offers against a room of tokens, under a time of the tests' own.
+//! Offers against a room counted in tokens, under simulated time.
 
 use super::*;
 use baton_engine::fair::FairOrder;
 use baton_types::{Incarnation, InstanceId, Party, TenantLabel, Weight};
 
-/// A pool of so many free tokens in blocks of 16; of each prompt so many tokens are cached.
+/// A pool with this many free tokens in blocks of 16; of each prompt this many tokens are cached.
 struct Tokens {
     free: usize,
     cached: usize,
@@ -32,7 +32,7 @@ impl Room for Tokens {
     }
 }
 
-/// Somebody who waits for an answer, or does not.
+/// A source that may or may not still wait for an answer.
 #[derive(Debug)]
 struct Asks(bool);
 
@@ -73,7 +73,7 @@ struct World {
     room: Tokens,
     now: Instant,
     turns: u64,
-    /// Whose the next offers are.
+    /// The tenant and weight of the next offers.
     share: Share,
 }
 
@@ -84,7 +84,7 @@ impl World {
         Self { grants, room, now: Instant::now(), turns: 0, share: Share::default() }
     }
 
-    /// A claim and its offer, of so many tokens whose prompt has these hashes.
+    /// A claim and its offer, of this many tokens, for a prompt with these hashes.
     fn offer(&mut self, name: &str, priority: i32, tokens: u32, hashes: &[u8]) {
         let stream = Stream(priority, hashes.to_vec(), self.share);
         let claim = Claim { source: source(), tokens, share: self.share, deadline: self.now, offered: false, stream };
@@ -104,7 +104,7 @@ impl World {
         self.grants.offered(offer, Asks(is_wanted), self.now, turn).map_err(|refused| refused.reason)
     }
 
-    /// Who is granted now, for whom room is kept, and how soon it is looked again.
+    /// Which offers are granted now, for which offer room is kept, and how soon to decide again.
     fn decides(&mut self) -> (Vec<String>, Option<usize>, Option<Duration>) {
         let Decisions { granted, keep_room, wake_at } = self.grants.decide(self.now, &mut self.room);
         let granted = granted.into_iter().map(|granted| granted.offer.request_id.to_string()).collect();
@@ -157,7 +157,7 @@ fn one_below_its_share_waits_for_no_flood() {
     assert_eq!(kept, Some((tenant(2, 1), 48)), "the next room is its own, whatever else waits");
     world.room.free = 48;
     assert_eq!(world.decides(), (vec!["small".to_owned()], Some(32), Some(Duration::ZERO)));
-    // It does not come before the others for ever: what it takes now, it has had.
+    // It does not come first forever: what it gets now counts against its share.
     world.offer("next", 0, 320, &[]);
     world.offer("over", 0, 16, &[]);
     world.room.free = 10_000;
@@ -185,9 +185,9 @@ fn an_offer_waits_for_kv_that_is_on_its_way_for_a_while() {
     world.offer("same", 0, 64, &[1, 2, 3, 4]);
     world.offer("other", 0, 64, &[1, 9, 9, 9]);
     world.offer("unlike", 0, 64, &[7, 8, 9, 10]);
-    // Its first block is on its way for both, and nobody waits for them.
+    // Its first block is on its way for both, and no other offer waits for them.
     assert_eq!(world.decides(), (vec!["unlike".to_owned()], None, Some(ARRIVES_MAX)));
-    // One block is here: the next of one of them is still on its way.
+    // One block has arrived: the next block of one of them is still on its way.
     world.room.cached = 16;
     assert_eq!(world.decides(), (vec!["other".to_owned()], None, Some(ARRIVES_MAX)));
     world.now += ARRIVES_MAX - Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! The service over a real engine and transfer: a prompt whose KV nobody takes.
+//! The service over a real engine and transfer: a prompt whose KV is never accepted.
 
 mod reports;
 
@@ -25,13 +25,13 @@ use std::time::Duration;
 use tokio_stream::StreamExt as _;
 use tonic::Request;
 
-/// Nothing here takes long; whoever waits this long waits for ever.
+/// Nothing here takes long: a wait of this length counts as endless.
 const FOREVER: Duration = Duration::from_secs(30);
 
 /// A worker's first start.
 const FIRST: Incarnation = Incarnation(1);
 
-/// Holds every handoff back before it is offered.
+/// Holds back every handoff before it is offered.
 struct NoOffers;
 
 impl TransferHooks for NoOffers {
@@ -45,7 +45,7 @@ fn pair() -> (PrefillService, KvTransfer) {
     pair_of(FIRST, Arc::new(NoHooks))
 }
 
-/// The same, of another start, each of which has weights of its own.
+/// The same for another start; each start has weights of its own.
 fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService, KvTransfer) {
     let mut config = WorkerConfig::default();
     config.model.model = format!(
@@ -118,7 +118,7 @@ async fn first_token(service: &PrefillService, sink: &KvTransfer) -> u32 {
     }
 }
 
-/// The hazard: whoever is called by an address alone answers with the weights that are there now.
+/// The hazard: a worker addressed by its address alone answers with the weights that it has now.
 #[tokio::test]
 async fn without_the_party_another_start_answers_with_other_weights() {
     let (first, sink) = pair_of(FIRST, Arc::new(NoOffers));
@@ -145,7 +145,7 @@ async fn a_call_for_another_start_computes_nothing() {
 #[tokio::test]
 async fn a_refused_handoff_ends_the_prefill() {
     let (service, refusing) = pair();
-    // Computing the prompt would take for ever.
+    // Computing the prompt would take far too long.
     service
         .parts
         .engine

@@ -1,4 +1,4 @@
-//! What routers hear of a worker's prefix cache, over the service of a real engine.
+//! The reports that routers receive of a worker's prefix cache, from the service of a real engine.
 
 use super::{FOREVER, pair};
 use baton_kv_cache::{
@@ -21,7 +21,7 @@ use tonic::Request;
 
 type Reports = Replies<v1::LoadReport>;
 
-/// The service of a prefill worker, its pool, and a transfer that lives as long.
+/// The service of a prefill worker, its pool, and a transfer that must live as long as they do.
 fn worker() -> (WorkerService, SharedPool, KvTransfer) {
     let (service, other) = pair();
     let Parts { engine, transfer, drain, runtime, .. } = service.parts;
@@ -47,12 +47,12 @@ async fn watch(service: &WorkerService, cache_events: bool) -> Reports {
     service.watch(Request::new(request)).await.unwrap().into_inner()
 }
 
-/// The next report, within what a worker may take for it.
+/// The next report, within the time that a worker may take for it.
 async fn next(reports: &mut Reports) -> v1::LoadReport {
     timeout(FOREVER, reports.next()).await.expect("reports go on").unwrap().unwrap()
 }
 
-/// The next word on the cache.
+/// The next report on the cache.
 async fn told(reports: &mut Reports) -> v1::CacheUpdate {
     loop {
         let report = next(reports).await;
@@ -96,7 +96,7 @@ async fn routers_hear_of_the_cache_from_the_start_on() {
     let Some(Change::Snapshot(snapshot)) = first.change else { panic!("{first:?}") };
     assert_eq!((first.sequence, snapshot.part, snapshot.last), (0, 0, true));
     assert_eq!(sorted(&hashes(&snapshot.hashes)), sorted(&old));
-    // Long before the next report of load is due: many times in a row, so that no chance is at work.
+    // Long before the next load report is due; repeated many times, so that it cannot be chance.
     let mut slowest = Duration::ZERO;
     for round in 0..20 {
         let begun = Instant::now();
@@ -129,7 +129,7 @@ async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
     let (service, pool, _other) = worker();
     let mut reports = watch(&service, true).await;
     let mut first = Some(told(&mut reports).await);
-    // More changes than are remembered, and this thread is the runtime's only one: nobody is told anything meanwhile.
+    // More changes than the feed remembers. This thread is the runtime's only one, so no report is sent meanwhile.
     let rounds = 4 * pool.blocks_per_group() / 40;
     for salt in 0..rounds {
         cache(&pool, &prompt(salt, 40));
@@ -140,7 +140,7 @@ async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
     let (mut index, party) = (PrefixIndex::new(1 << 20), &service.party);
     index.join(&party.instance, party.incarnation, 16).unwrap();
     let (mut loads, mut snapshots) = (0, Vec::new());
-    // Load goes on to be told, at least once a second.
+    // Load is still reported, at least once a second.
     while loads == 0 || index.lookup(&last).first().is_none_or(|found| found.tokens < 7 * 16) {
         let update = match first.take() {
             Some(first) => Some(first),

@@ -3,7 +3,7 @@
 use baton_types::RequestError;
 use std::fmt::Display;
 
-/// A message of a peer that cannot be turned into a value: the path of the field, and what is wrong with it.
+/// A message of a peer that cannot be converted: the path of the field, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field `{field}` {problem}")]
 pub struct ConvertError {
@@ -25,7 +25,7 @@ impl ConvertError {
         Self::new(field, format!("is invalid: {error}"))
     }
 
-    /// Puts the name of the enclosing field in front of the path.
+    /// Prepends the name of the enclosing field to the path.
     #[must_use]
     pub fn within(mut self, parent: &str) -> Self {
         self.field = format!("{parent}.{}", self.field);

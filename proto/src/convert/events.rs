@@ -1,4 +1,4 @@
-//! What workers say of sequences and of their load, as routers hear it.
+//! Events of sequences and load reports that workers send to routers.
 
 use super::ConvertError;
 use super::report::{finish_reason, finish_reason_code};
@@ -51,7 +51,7 @@ impl From<PrefillEvent> for v1::PrefillEvent {
 }
 
 impl From<LoadReport> for v1::LoadReport {
-    /// Without the party and the number in its stream: who sends it adds them.
+    /// Without the party and the sequence number in the stream: the sender adds them.
     fn from(r: LoadReport) -> Self {
         Self {
             party: None,
@@ -139,7 +139,7 @@ impl From<v1::BlockCounts> for BlockCounts {
 }
 
 impl From<v1::LoadReport> for LoadReport {
-    /// Of the load alone: which worker it is of, and what is in its cache, is heard before.
+    /// Only the load: the receiver has already read which worker it is from, and the cache update.
     fn from(r: v1::LoadReport) -> Self {
         Self {
             waiting: r.waiting,

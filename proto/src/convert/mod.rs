@@ -1,7 +1,7 @@
 //! Fallible conversions between protobuf and [`baton_types`], and between request errors and gRPC statuses.
 //!
-//! What comes from the wire is hostile until it passed `try_from` here: names are checked, lists are bounded, enums are known,
-//! ranges are ordered. A refusal names the field, as a path: `card.served_names[3]`.
+//! Data from the wire is untrusted until `try_from` has accepted it here: names are checked, lists are bounded, enums are known, ranges
+//! are ordered. A refusal names the field, as a path: `card.served_names[3]`.
 
 mod error;
 mod events;

@@ -174,7 +174,7 @@ impl From<InstanceRecord> for v1::InstanceRecord {
             endpoint: r.endpoint,
             card: Some(r.card.into()),
             protocol: Some(r.protocol.into()),
-            // Strings, numbers and lists alone: such a value always has a JSON.
+            // The layout has only strings, numbers and lists, so it always converts to JSON.
             layout: serde_json::to_string(&r.layout).unwrap_or_default(),
             class: Some(r.class.into()),
             capacity_tokens: r.capacity_tokens,

@@ -6,7 +6,7 @@ use crate::v1;
 use baton_types::{FinishReason, PhaseTimings, SamplingParams, TokenLogprobs, Usage};
 
 impl From<Usage> for v1::Usage {
-    /// Without a cost: who has prices adds it.
+    /// Without a cost: the caller that has prices adds it.
     fn from(u: Usage) -> Self {
         Self {
             prompt_tokens: u.prompt_tokens,
@@ -85,7 +85,7 @@ impl From<FinishReason> for v1::FinishReason {
     }
 }
 
-/// The field `finish_reason` of a message; `None` while the sequence goes on.
+/// The field `finish_reason` of a message; `None` while the sequence runs.
 pub fn finish_reason(code: i32) -> Result<Option<FinishReason>, ConvertError> {
     match v1::FinishReason::try_from(code) {
         Ok(v1::FinishReason::Unspecified) => Ok(None),

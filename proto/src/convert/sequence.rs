@@ -6,9 +6,9 @@ use crate::v1;
 use baton_types::{CacheUse, Incarnation, InstanceId, Party, RequestId, SequenceSpec, Share, TenantLabel, Weight};
 use std::time::Duration;
 
-/// Most tokens of one sequence on the wire: beyond any context served, and 5 MiB of varints at most.
+/// Most tokens of one sequence on the wire: more than any served context, and at most 5 MiB of varints.
 pub const TOKENS_MAX: usize = 1 << 20;
-/// Longest time for which anything is kept in a cache, in milliseconds: a week, which is a mistake.
+/// Longest time that a cached prefix may be kept or pinned, in milliseconds: a week. More is taken for a mistake.
 const CACHE_MS_MAX: u64 = 7 * 24 * 3_600_000;
 
 impl From<SequenceSpec> for v1::Sequence {
@@ -82,7 +82,7 @@ impl TryFrom<v1::Sequence> for SequenceSpec {
             sample_index: s.sample_index,
             priority: s.priority,
             cache: s.cache.map(CacheUse::try_from).transpose().map_err(|e| e.within("cache"))?,
-            // A router of an earlier release does not say: to it, everybody is one tenant.
+            // A router of an earlier release does not send it: it treats all requests as of one tenant.
             share: s.share.map(Share::try_from).transpose().map_err(|e| e.within("share"))?.unwrap_or_default(),
         })
     }

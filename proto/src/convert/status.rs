@@ -1,6 +1,6 @@
-//! Request errors as gRPC statuses, and back: a router rebuilds the typed error of a worker.
+//! Request errors as gRPC statuses, and back: a router restores the typed error of a worker.
 //!
-//! The code is the documented table's; the rest travels as trailing metadata, so that any client may ignore it.
+//! The code is that of the documented table. Everything else is trailing metadata, which any client may ignore.
 
 use baton_types::{ErrorKind, RequestError};
 use std::error::Error as _;
@@ -8,16 +8,16 @@ use std::time::Duration;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
-/// [`ErrorKind::name`]. Present exactly where one of our processes stated the error.
+/// [`ErrorKind::name`]. Present only if a Baton process created the error.
 pub const KIND: &str = "baton-error-kind";
 /// Field of the request at fault, as UTF-8.
 pub const PARAM: &str = "baton-error-param-bin";
-/// Earliest sensible retry, in milliseconds.
+/// Earliest time at which a retry makes sense, in milliseconds.
 pub const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// The same for gRPC's own retry policy (gRFC A6).
 pub const RETRY_PUSHBACK_MS: &str = "grpc-retry-pushback-ms";
 
-/// Longest message sent: it travels in a header, percent-encoded, and peers accept as little as 8 KiB of headers.
+/// Longest message sent: it is percent-encoded in a header, and some peers accept only 8 KiB of headers.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 10;
 /// Longest field name sent.
 pub const PARAM_BYTES_MAX: usize = 256;
@@ -40,7 +40,7 @@ pub fn from_error(error: &RequestError) -> Status {
     Status::with_metadata(Code::from_i32(error.kind.grpc_code()), cut(&error.message, MESSAGE_BYTES_MAX), metadata)
 }
 
-/// The error that a process of ours stated; `None` where the status comes from a library, a proxy or a broken connection.
+/// The error that a Baton process created; `None` if the status comes from a library, a proxy or a broken connection.
 pub fn stated_error(status: &Status) -> Option<RequestError> {
     let kind = ErrorKind::from_name(status.metadata().get(KIND)?.to_str().ok()?)?;
     let param = status.metadata().get_bin(PARAM).and_then(|v| v.to_bytes().ok());
@@ -50,15 +50,15 @@ pub fn stated_error(status: &Status) -> Option<RequestError> {
     Some(RequestError { kind, message: status.message().into(), param, retry_after })
 }
 
-/// The error behind any status. A status that no process of ours stated and that wraps an error of the transport is
-/// [`ErrorKind::Unavailable`]: the peer could not be reached, or went away.
+/// The error for any status. A status that no Baton process created and that wraps an error of the transport is
+/// [`ErrorKind::Unavailable`]: the peer could not be reached, or disconnected.
 pub fn to_error(status: &Status) -> RequestError {
     if let Some(error) = stated_error(status) {
         return error;
     }
     let kind = match status.code() {
         Code::DeadlineExceeded => ErrorKind::DeadlineExceeded,
-        // How tonic's own timeout layer answers, on this side and on the peer's.
+        // The answer of tonic's own timeout layer, on this side and on the peer's.
         Code::Cancelled if timed_out(status) || status.message() == TIMEOUT_MESSAGE => ErrorKind::DeadlineExceeded,
         _ if status.source().is_some() => ErrorKind::Unavailable,
         code => ErrorKind::from_grpc_code(code as i32),

@@ -1,38 +1,38 @@
-//! What is kept as protobuf outside of calls: records and words of routers in etcd, and what a router remembers of etcd on its disk.
+//! Protobuf stored outside of calls: instance records and routers' verdicts in etcd, and a router's local copy of etcd's records on disk.
 
 use super::ConvertError;
 use crate::v1::{self, join_response};
 use baton_types::InstanceRecord;
 use prost::{DecodeError, Message as _};
 
-/// A router's word on a worker.
+/// A router's verdict on a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// It places work here.
+    /// The router places work on it.
     Admitted,
-    /// It does not, and why.
+    /// The router does not, with the reason.
     Evicted(String),
 }
 
-/// A view of etcd as it was last read.
+/// etcd's records as they were last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RememberedView {
-    /// Prefix of the keys.
+    /// Key prefix.
     pub prefix: String,
-    /// Id of the cluster of etcd.
+    /// Id of the etcd cluster.
     pub cluster: u64,
     /// Epoch of the prefix.
     pub epoch: u64,
     /// Revision that was read.
     pub revision: i64,
-    /// Each record with the revision that wrote it.
+    /// Each record with the revision at which it was written.
     pub members: Vec<(InstanceRecord, u64)>,
 }
 
-/// Why bytes are no record.
+/// Why bytes cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum StoredError {
-    /// They are no message.
+    /// They are not a protobuf message.
     #[error(transparent)]
     Decode(#[from] DecodeError),
     /// A field of it is missing or wrong.
@@ -40,26 +40,26 @@ pub enum StoredError {
     Convert(#[from] ConvertError),
 }
 
-/// A record as bytes.
+/// Encodes a record.
 pub fn encode_record(record: &InstanceRecord) -> Vec<u8> {
     v1::InstanceRecord::from(record.clone()).encode_to_vec()
 }
 
-/// The record, of whatever protocol.
+/// Decodes a record, of any protocol version.
 ///
 /// # Errors
-/// Where the bytes are none: whoever may write to a store may write anything.
+/// If the bytes are not a record: any client with write access to a store may write anything.
 pub fn decode_record(bytes: &[u8]) -> Result<InstanceRecord, StoredError> {
     let record = v1::InstanceRecord::decode(bytes)?;
     Ok(InstanceRecord::try_from(record).map_err(|e| e.within("record"))?)
 }
 
-/// A word as bytes.
+/// Encodes a verdict.
 pub fn encode_word(word: &Word) -> Vec<u8> {
     v1::JoinResponse { message: Some(word.clone().into()) }.encode_to_vec()
 }
 
-/// `None` for words of a newer protocol.
+/// Decodes a verdict; `None` for one of a newer protocol.
 pub fn decode_word(bytes: &[u8]) -> Option<Word> {
     match v1::JoinResponse::decode(bytes).ok()?.message? {
         join_response::Message::Admitted(_) => Some(Word::Admitted),
@@ -77,7 +77,7 @@ impl From<Word> for join_response::Message {
     }
 }
 
-/// A view as bytes.
+/// Encodes a view.
 pub fn encode_view(view: RememberedView) -> Vec<u8> {
     let RememberedView { prefix, cluster, epoch, revision, members } = view;
     let member =
@@ -86,10 +86,10 @@ pub fn encode_view(view: RememberedView) -> Vec<u8> {
     v1::RememberedView { prefix, cluster, epoch, revision, members }.encode_to_vec()
 }
 
-/// The view. Records that cannot be read are left out.
+/// Decodes a view. Records that cannot be decoded are left out.
 ///
 /// # Errors
-/// Where the bytes are no view.
+/// If the bytes are not a view.
 pub fn decode_view(bytes: &[u8]) -> Result<RememberedView, StoredError> {
     let v1::RememberedView { prefix, cluster, epoch, revision, members } = v1::RememberedView::decode(bytes)?;
     let member = |member: v1::RememberedMember| Some((InstanceRecord::try_from(member.record?).ok()?, member.revision));

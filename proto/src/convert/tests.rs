@@ -1,4 +1,4 @@
-//! Roundtrips of everything that has a value, and a table of refusals.
+//! Round trips of every type that has a valid value, and a table of refusals.
 
 use super::*;
 use crate::v1;

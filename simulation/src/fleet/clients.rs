@@ -1,4 +1,4 @@
-//! The requests of a fleet, and how each was served as its client saw it.
+//! The requests of a fleet, and how each was served from its client's view.
 
 use super::{BEGINS, MODEL, PATIENCE};
 use crate::executor::{Executor, Process, Time};
@@ -10,36 +10,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Gives the tokens of a prompt.
+/// Returns the tokens of a prompt.
 pub(super) type Prompt = dyn Fn(usize) -> Vec<TokenId> + Send + Sync;
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// Since the first one.
+    /// Arrival, relative to the first request.
     pub at: Duration,
     /// Tokens of its answer, exactly.
     pub answer_tokens: u32,
 }
 
-/// How one request was served. Times count from where arrivals do.
+/// How one request was served. Times have the same origin as arrivals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// When the first token came.
+    /// When the first token arrived.
     pub first_token: Option<Duration>,
     /// Microseconds from each token to the next.
     pub gaps_us: Vec<u32>,
     /// When it ended.
     pub end: Duration,
-    /// Tokens of the prompt whose KV was cached where it was prefilled, or was got for it.
+    /// Tokens of the prompt whose KV was cached on the prefilling worker, or was got for it.
     pub cached_tokens: u32,
-    /// Why it was placed where it was; `None` where it was not.
+    /// Reason of its placement; `None` if it was not placed.
     pub placement: Option<&'static str>,
     /// Why it failed, if it did.
     pub failed: Option<ErrorKind>,
 }
 
-/// All requests. Clones are the same ones.
+/// All requests. Clones share them.
 #[derive(Clone)]
 pub(super) struct Clients {
     executor: Executor,
@@ -47,7 +47,7 @@ pub(super) struct Clients {
     prompt: Arc<Prompt>,
     served: Arc<Mutex<Vec<Served>>>,
     left: Arc<AtomicUsize>,
-    /// What the router made of them.
+    /// The requests as the router prepared them.
     #[cfg(test)]
     pub(super) prepared: Arc<Mutex<Vec<Arc<baton_router::Prepared>>>>,
 }
@@ -65,7 +65,7 @@ impl Clients {
         }
     }
 
-    /// Each request with its time. Those that come at the same time come in their order, a microsecond apart.
+    /// Each request with its arrival. Requests with equal times arrive in order, a microsecond apart.
     pub(super) fn arrivals(&self) -> Vec<(usize, Time)> {
         let mut next = 0;
         let times = self.asks.iter().map(|ask| {
@@ -76,12 +76,12 @@ impl Clients {
         times.enumerate().collect()
     }
 
-    /// Whether all ended.
+    /// Whether all requests have ended.
     pub(super) fn are_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
 
-    /// How they were served.
+    /// The results of all requests.
     pub(super) fn take(&self) -> Vec<Served> {
         std::mem::take(&mut self.served.lock())
     }

@@ -1,5 +1,5 @@
-//! A fleet: a cluster whose workers take the times of a file of rates, and the requests that it serves until all have ended. Nothing
-//! fails in it and nothing is late by chance; the seed decides what the shipped code draws.
+//! A fleet: a cluster whose workers have the speeds of a file of rates, and the requests that it serves until all have ended. There are
+//! no faults and no random delays; the seed decides only what the product code draws.
 
 mod clients;
 #[cfg(test)]
@@ -26,15 +26,15 @@ use std::time::Duration;
 
 /// Token ids that prompts may have.
 pub const TOKENS: std::ops::RangeInclusive<TokenId> = 0..=rated::VOCAB - 1;
-/// Requests come when the router has long known its workers.
+/// The first request arrives after the router has found its workers.
 const BEGINS: Time = ms(2_000);
-/// No queue refuses anybody.
+/// Large enough that no queue refuses a request.
 const QUEUE_MAX: usize = 1 << 20;
-/// Nobody is given up, however long the queues are.
+/// Long enough that no request times out, however long the queues are.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3_600);
-/// Longest step: none counts as hung, whatever the rates.
+/// Longest step: no step counts as hung, at any rates.
 const STEP_MAX: Duration = Duration::from_secs(3_600);
-/// What the router's index holds. It takes memory by what is in it.
+/// Bound of the router's index. Its memory depends only on its contents.
 const INDEX_BLOCKS_MAX: usize = 1 << 28;
 
 /// A fleet.
@@ -46,7 +46,7 @@ pub struct Fleet {
     pub prefill: usize,
     /// Decode workers.
     pub decode: usize,
-    /// Tokens of a block of any pool; see [`Fleet::block_tokens`].
+    /// Tokens of a block in every pool; see [`Fleet::block_tokens`].
     pub block_tokens: u32,
     /// Blocks of each prefill worker's pool.
     pub prefill_blocks: u32,
@@ -54,36 +54,36 @@ pub struct Fleet {
     pub decode_blocks: u32,
     /// Longest request, prompt and answer together.
     pub len_max: u32,
-    /// Time after which a block that nobody uses leaves a cache, where there is such a time.
+    /// Time without use after which a block is evicted, if there is one.
     pub ttl: Option<Duration>,
     /// Whether prefill workers may get what decode workers have cached.
     pub gets: bool,
     pub seed: u64,
 }
 
-/// What became of the requests.
+/// The results of all requests.
 #[derive(Debug)]
 pub struct Outcome {
     /// One for each request, in order.
     pub served: Vec<Served>,
     /// Tokens that prefill workers got from decode workers.
     pub got_tokens: u64,
-    /// Polls and calls that the simulation took.
+    /// Polls and calls of the simulation.
     pub events: u64,
 }
 
 impl Fleet {
-    /// The largest block that a layout may have and that divides blocks of so many tokens, or the smallest one where none does.
+    /// The largest block size of a layout that divides blocks of this many tokens, or the smallest one if none does.
     pub fn block_tokens(of: u32) -> u32 {
         let granule = KvLayout::GRANULE_TOKENS;
         let sizes = (1..=KvLayout::BLOCK_TOKENS_MAX / granule).rev().map(|granules| granules * granule);
         sizes.into_iter().find(|size| of.is_multiple_of(*size)).unwrap_or(granule)
     }
 
-    /// Serves all requests. `prompt` gives the tokens of one.
+    /// Serves all requests. `prompt` returns the tokens of one.
     ///
     /// # Errors
-    /// What broke: a defect of shipped code or of the simulation.
+    /// What went wrong: a defect of product code or of the simulation.
     pub fn serve(
         &self,
         asks: Vec<Ask>,
@@ -97,7 +97,7 @@ impl Fleet {
         cluster.breaches.first().map_or(Ok(outcome), Err)
     }
 
-    /// Starts everybody; requests come from then on.
+    /// Starts all processes and schedules the requests.
     fn start(&self, asks: Vec<Ask>, prompt: Arc<clients::Prompt>) -> (Cluster, Clients) {
         let cluster = Cluster::start(Executor::new(self.seed, Duration::ZERO), self.plan(), Breaches::default());
         let clients = Clients::new(&cluster.executor, asks, prompt);
@@ -112,7 +112,7 @@ impl Fleet {
     }
 
     fn got_tokens(&self, cluster: &Cluster) -> u64 {
-        // Decode workers put nothing but what others get from them.
+        // Decode workers put nothing, so their counters show only what others get from them.
         let owners = cluster.workers().into_iter().filter(|worker| worker.decodes());
         let bytes: u64 = owners.map(|worker| worker.transfer.stats().total.bytes_put).sum();
         bytes / rated::layout(self.block_tokens).bytes_per_token() as u64
@@ -120,14 +120,14 @@ impl Fleet {
 
     fn plan(&self) -> ClusterPlan {
         let transfer = &self.rates.transfer;
-        // A handoff is not over before four messages: offer, grant, flush, acknowledgement.
+        // A handoff takes at least four messages: offer, grant, flush, acknowledgement.
         let message = micros(transfer.latency_s / 4.0);
         let workers = |role: Role, count: usize| (0..count).map(move |number| self.worker(role, number));
         ClusterPlan {
             routers: vec![RouterPlan { name: "router".into(), config: self.router() }],
             workers: workers(Role::Prefill, self.prefill).chain(workers(Role::Decode, self.decode)).collect(),
             lane: Lane::QueuePair,
-            // Either way the bytes are on the owner's wire.
+            // With and without one-sided reads, the bytes use the owner's wire.
             gets_by_itself: false,
             is_embedded: false,
             delays: Delays::Steady { message, bytes_per_s: self.wire_bytes_per_s() },
@@ -135,7 +135,7 @@ impl Fleet {
         }
     }
 
-    /// The rate at which KV as small as ours moves as many tokens a second as KV of the model's size.
+    /// The rate at which this small KV moves as many tokens per second as KV of the model's size.
     fn wire_bytes_per_s(&self) -> f64 {
         let ours = rated::layout(self.block_tokens).bytes_per_token() as f64;
         self.rates.transfer.bytes_per_s * ours / f64::from(self.rates.kv.bytes_per_token)

@@ -37,7 +37,7 @@ fn fleet(policy: PlacementPolicy) -> Fleet {
     }
 }
 
-/// Turns of conversations, 40 of them, each of which begins with what came before.
+/// Turns of 40 conversations; each turn begins with all tokens of the turn before.
 fn conversations() -> (Vec<Ask>, impl Fn(usize) -> Vec<TokenId> + Send + Sync + 'static) {
     let ask = |n: u64| Ask { at: Duration::from_millis(n * 83), answer_tokens: 1 + (n % 30) as u32 };
     let prompt = |n: usize| {
@@ -54,7 +54,7 @@ fn when_all_is_over_nothing_is_held_and_the_router_knows_what_is_cached() {
         let (asks, prompt) = conversations();
         let (cluster, clients) = fleet(policy).start(asks, Arc::new(prompt));
         while !clients.are_over() && cluster.executor.step(Time::MAX) {}
-        // What was told of caches is heard, and the last handoffs are acknowledged.
+        // Until then, cache reports have arrived and the last handoffs are acknowledged.
         let quiet = cluster.executor.time() + ms(1_000);
         while cluster.executor.step(quiet) {}
         assert_eq!(cluster.breaches.first(), None);

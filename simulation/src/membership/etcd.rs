@@ -1,4 +1,4 @@
-//! A stand-in for etcd: records on leases, a log of changes to watch, and histories that change when it is wiped or restored.
+//! A simulated etcd: records on leases, a log of changes to watch, and histories that change when etcd is wiped or restored.
 
 use crate::executor::{Time, ms};
 use baton_node::membership::etcd::view::{Change, Position};
@@ -7,9 +7,9 @@ use baton_types::{InstanceId, InstanceRecord, Party};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Life of a worker's lease.
+/// TTL of a worker's lease.
 pub(super) const LEASE: Time = ms(1200);
-/// Changes that a watch may go on from; older ones are compacted.
+/// Changes from which a watch may resume; older ones are compacted.
 const LOG_MAX: usize = 6;
 
 #[derive(Clone, Debug)]
@@ -18,19 +18,19 @@ struct Record {
     ends: Time,
 }
 
-/// What stands in etcd.
+/// The state of etcd.
 #[derive(Debug)]
 pub(super) struct Etcd {
     pub(super) position: Position,
-    /// Histories so far: a view may only go back where this grew.
+    /// Number of histories so far: a view may go back only if this has grown.
     pub(super) histories: u64,
-    /// Times that connects to it failed.
+    /// Number of failed connects to it.
     pub(super) failures: u64,
     pub(super) away_until: Time,
     records: BTreeMap<InstanceId, Record>,
     log: Vec<(i64, Change)>,
     backup: (i64, BTreeMap<InstanceId, Record>),
-    /// What a lagging member of the cluster would answer.
+    /// The answer of a lagging etcd member.
     pub(super) lagging: Option<(Position, Vec<Member>)>,
 }
 
@@ -58,7 +58,7 @@ impl Etcd {
         self.records.iter().map(|(id, record)| (id.clone(), record.member.registration)).collect()
     }
 
-    /// A worker gives a sign of life: its lease is renewed, or it is registered, which is a change.
+    /// Renews a worker's lease. If it has none, registers the worker, which is a change.
     pub(super) fn renewed(&mut self, record: Arc<InstanceRecord>, now: Time) -> Vec<Change> {
         let instance = record.party.instance.clone();
         if let Some(held) = self.records.get_mut(&instance).filter(|held| held.member.record.party == record.party) {
@@ -77,19 +77,19 @@ impl Etcd {
         self.logged(vec![Change::Put(member)])
     }
 
-    /// Records whose leases ended go.
+    /// Removes records whose leases have expired.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Change> {
         let over = self.records.iter().filter(|(_, record)| record.ends <= now).map(|(id, _)| id.clone()).collect();
         self.delete(over)
     }
 
-    /// A worker gives its registration up.
+    /// A worker deregisters.
     pub(super) fn leave(&mut self, party: &Party) -> Vec<Change> {
         let is_its = self.records.get(&party.instance).is_some_and(|held| held.member.record.party == *party);
         self.delete(is_its.then(|| party.instance.clone()).into_iter().collect())
     }
 
-    /// Records of all but one go, though nobody died.
+    /// Removes all records but one, although no worker died.
     pub(super) fn lose_records(&mut self) -> Vec<Change> {
         let most = self.records.keys().skip(1).cloned().collect();
         self.delete(most)
@@ -112,14 +112,14 @@ impl Etcd {
         changes
     }
 
-    /// What changed since, where that is still known.
+    /// The changes since a revision, if they are still known.
     pub(super) fn since(&self, revision: i64) -> Option<Vec<Change>> {
         let compacted = self.log.iter().rev().nth(LOG_MAX).map_or(0, |(revision, _)| *revision);
         let missed = self.log.iter().filter(|(at, _)| *at > revision).map(|(_, change)| change.clone());
         (revision >= compacted).then(|| missed.collect())
     }
 
-    /// It is restored from its last backup, or comes back empty.
+    /// etcd is restored from its last backup, or comes back empty.
     pub(super) fn wipe(&mut self, all: bool, now: Time) {
         self.histories += 1;
         self.failures += 1;
@@ -135,7 +135,7 @@ impl Etcd {
         self.records.values_mut().for_each(|record| record.ends = now + LEASE);
     }
 
-    /// It answers nobody until then; leases are counted anew afterwards.
+    /// etcd answers no requests until then; afterwards all leases start again with their full TTL.
     pub(super) fn goes_away(&mut self, until: Time) {
         self.failures += 1;
         self.away_until = self.away_until.max(until);

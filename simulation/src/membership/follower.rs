@@ -1,4 +1,4 @@
-//! What one start of a router follows: the shipped view of etcd, or the shipped lease table, and that neither goes back.
+//! The membership as one start of a router follows it: the product's view of etcd, or its lease table. Checks that neither goes back.
 
 use crate::executor::{Executor, Process, Time};
 use crate::invariant::{Breaches, Invariant};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Members asked at once.
+/// Members probed at once.
 const PROBES_MAX: usize = 8;
-/// Life of an embedded lease without a sign of life.
+/// TTL of an embedded lease.
 const LEASE: Duration = Duration::from_millis(1200);
 /// Bounds of the views.
 const LIMITS: ViewLimits = ViewLimits {
@@ -23,35 +23,35 @@ const LIMITS: ViewLimits = ViewLimits {
     members_max: 16,
 };
 
-/// News of etcd.
+/// A message from etcd.
 #[derive(Clone)]
 pub(super) enum News {
-    /// Everybody who is registered, read at this position of this history, after so many failed connects.
+    /// All registered members, read at this position of this history, after this many failed connects.
     Listed { position: Position, members: Vec<Member>, history: u64, failures: u64 },
     /// What changed up to a revision.
     Changed { revision: i64, changes: Vec<Change> },
 }
 
-/// What follows a view.
+/// The state that a router follows.
 struct Following {
     view: EtcdView,
-    /// In the place of etcd, where membership is embedded.
+    /// Replaces etcd if membership is embedded.
     table: Option<LeaseTable>,
-    /// What each start was told when it registered here.
+    /// The answer that each start received when it registered here.
     held: BTreeMap<Party, Registration>,
-    /// Where the view last stood, in which history of etcd.
+    /// The last position of the view, with its history of etcd.
     stood: Option<(Position, u64)>,
-    /// How often connects had failed when it last listed.
+    /// The number of failed connects when it last listed.
     listed_at: u64,
-    /// Of each member, with the history in which it was first seen.
+    /// For each member, its registration and the history in which it was first seen.
     registrations: BTreeMap<InstanceId, (Registration, u64)>,
-    /// Who was asked and has not answered.
+    /// Members that were probed and have not answered.
     questions: BTreeSet<Party>,
-    /// When it is looked next who is to be asked.
+    /// When to check next which members to probe.
     asks_at: Option<Time>,
 }
 
-/// One start of a router as the membership knows it.
+/// The membership of one start of a router.
 pub struct Follower {
     pub(super) slot: usize,
     pub(super) process: Process,
@@ -97,21 +97,21 @@ impl Follower {
         Self { slot, process, executor, breaches, following, published }
     }
 
-    /// Who is registered, as this router sees it.
+    /// The registered members, as this router sees them.
     pub fn members(&self) -> MembershipView {
         let following = self.following.lock();
         following.table.as_ref().map_or_else(|| following.view.view(), LeaseTable::view)
     }
 
-    /// Whether a watch may go on from where it stands, and from where, in an etcd that stands at `found` after so many failed connects.
+    /// Whether a watch may resume from its position, and from which one. etcd is at `found`, after this many failed connects.
     pub(super) fn resumes(&self, found: Position, failures: u64) -> Option<i64> {
         let following = self.following.lock();
-        // After a failed connect another etcd may stand at the same address: the next one lists.
+        // After a failed connect another etcd may be at the same address: the next connect lists.
         let may = following.view.continues(found) && following.listed_at == failures;
         following.view.position().filter(|_| may).map(|position| position.revision)
     }
 
-    /// News of etcd came.
+    /// Receives a message of etcd.
     pub(super) fn hears(&self, news: News) {
         let mut following = self.following.lock();
         let now = self.executor.instant(self.executor.time());
@@ -126,7 +126,7 @@ impl Follower {
         self.publish(&mut following, history);
     }
 
-    /// A worker's sign of life, where membership is embedded.
+    /// Receives a worker's heartbeat, if membership is embedded.
     pub(super) fn beat(&self, record: &Arc<InstanceRecord>) {
         let mut following = self.following.lock();
         let now = self.executor.instant(self.executor.time());
@@ -142,7 +142,7 @@ impl Follower {
         }
     }
 
-    /// A worker gives its embedded registration up.
+    /// A worker removes its embedded registration.
     pub(super) fn leaves(&self, party: &Party) {
         let mut following = self.following.lock();
         let Some(registration) = following.held.remove(party) else { return };
@@ -151,7 +151,7 @@ impl Follower {
         self.publish(&mut following, 0);
     }
 
-    /// Embedded leases that ended go.
+    /// Removes embedded leases that have expired.
     pub(super) fn expire(&self) {
         let mut following = self.following.lock();
         let now = self.executor.instant(self.executor.time());
@@ -160,7 +160,7 @@ impl Follower {
         }
     }
 
-    /// Doubted members that are to be asked now.
+    /// Suspected members to probe now.
     pub(super) fn asks(&self) -> Vec<Arc<InstanceRecord>> {
         let mut following = self.following.lock();
         let due = following.view.due(self.executor.instant(self.executor.time()), PROBES_MAX);
@@ -168,17 +168,17 @@ impl Follower {
         due
     }
 
-    /// When somebody is to be asked next.
+    /// When to probe next.
     pub(super) fn asks_at(&self) -> Option<Time> {
         self.following.lock().view.next_due().map(|due| self.executor.time_of(due))
     }
 
-    /// Whether it is not known yet that somebody is to be asked then.
+    /// Whether that probe is not scheduled yet.
     pub(super) fn is_new(&self, at: Time) -> bool {
         self.following.lock().asks_at.replace(at) != Some(at)
     }
 
-    /// A doubted worker answered, or its time is over.
+    /// A suspected worker answered, or its time is over.
     pub(super) fn answered(&self, party: &Party, alive: bool) {
         let mut following = self.following.lock();
         if following.questions.remove(party) {
@@ -188,7 +188,7 @@ impl Follower {
         }
     }
 
-    /// Tells the router, once it is known that the view did not go back.
+    /// Publishes the view to the router, after checking that it did not go back.
     fn publish(&self, following: &mut Following, history: u64) {
         let view = following.table.as_ref().map_or_else(|| following.view.view(), LeaseTable::view);
         let before = self.published.borrow().clone();

@@ -1,5 +1,5 @@
-//! Who is registered: workers give signs of life, routers follow. The shipped views and leases run at both ends; etcd itself, and the way
-//! there, are stand-ins.
+//! Simulated membership: workers send heartbeats, routers follow the members. The product's views and leases run at both ends; etcd
+//! itself and the connection to it are simulated.
 
 mod etcd;
 mod follower;
@@ -20,25 +20,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often workers give signs of life.
+/// Interval of workers' heartbeats.
 const RENEWS: Duration = Duration::from_millis(350);
-/// How often it is looked for leases that ended.
+/// Interval of the checks for expired leases.
 const LOOKS: Time = ms(250);
-/// How long a doubted worker has to answer.
+/// How long a suspected worker has to answer.
 const PROBE_MAX: Time = ms(150);
 
 /// One router's watch.
 #[derive(Default)]
 struct Watch {
-    /// Grows with each watch: news of earlier ones are not heard.
+    /// Grows with each watch: messages of earlier watches are ignored.
     number: u64,
-    /// Whether etcd tells it anything.
+    /// Whether etcd sends it messages.
     is_open: bool,
-    /// When the last news arrives: later ones come behind.
+    /// When the last message arrives: later ones must arrive after it.
     last: Time,
 }
 
-/// The membership of one schedule. Clones are the same one.
+/// The membership of one schedule. Clones share it.
 #[derive(Clone)]
 pub struct Membership {
     executor: Executor,
@@ -53,7 +53,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Nobody is registered.
+    /// Without members.
     pub fn new(
         executor: Executor,
         network: Network,
@@ -67,7 +67,7 @@ impl Membership {
         membership
     }
 
-    /// Looks for leases that ended, from now on.
+    /// Checks for expired leases from now on.
     fn look(&self) {
         let at = self.executor.time() + LOOKS;
         let membership = self.clone();
@@ -100,7 +100,7 @@ impl Membership {
         self.followers.lock().get(&slot).cloned()
     }
 
-    /// A router starts to follow.
+    /// A router starts to follow the members.
     pub fn follow(&self, slot: usize, process: Process) -> Arc<Follower> {
         let (executor, breaches) = (self.executor.clone(), self.breaches.clone());
         let follower = Arc::new(Follower::new(slot, process, self.is_embedded, executor, breaches));
@@ -111,7 +111,7 @@ impl Membership {
         follower
     }
 
-    /// A worker gives signs of life until it has drained or dies.
+    /// Sends a worker's heartbeats until it has drained or dies.
     pub async fn keeps(self, worker: SimulatedWorker, runtime: Arc<dyn Runtime>) {
         while !worker.drain.has_begun() || worker.drain.drained_for().is_none() {
             let (membership, record) = (self.clone(), worker.record.clone());
@@ -140,7 +140,7 @@ impl Membership {
         }
     }
 
-    /// A message travels.
+    /// Sends a message.
     fn sends(&self, to: Process, arrives: impl FnOnce() + Send + 'static) {
         self.executor.call(self.executor.time() + self.network.delay(), to, arrives);
     }
@@ -170,7 +170,7 @@ impl Membership {
         self.tell_workers();
     }
 
-    /// Workers hear who is registered, in their time.
+    /// Sends the workers the current members, with a delay.
     fn tell_workers(&self) {
         for worker in self.directory.all() {
             let (membership, members) = (self.clone(), worker.members.clone());
@@ -188,7 +188,7 @@ impl Membership {
         }
     }
 
-    /// News are on their way to a router, in order within one watch.
+    /// Sends a message to a router; messages of one watch stay in order.
     fn tell(&self, follower: &Arc<Follower>, news: News) {
         let delay = self.network.delay();
         let mut watches = self.watches.lock();
@@ -206,7 +206,7 @@ impl Membership {
         });
     }
 
-    /// A router asks etcd to follow: from where it stands, else with a list of everything.
+    /// A router asks etcd for a watch: from its position if possible, else with a list of all members.
     fn watch(&self, follower: &Arc<Follower>) {
         let away_until = self.etcd.lock().away_until;
         if self.executor.time() < away_until {
@@ -236,7 +236,7 @@ impl Membership {
         self.tell(follower, news);
     }
 
-    /// Doubted members are asked when they are due.
+    /// Schedules the probes of suspected members.
     fn ask_later(&self, follower: &Arc<Follower>) {
         let Some(at) = follower.asks_at().filter(|at| follower.is_new(*at)) else { return };
         let (membership, follower) = (self.clone(), follower.clone());
@@ -261,7 +261,7 @@ impl Membership {
         });
     }
 
-    /// A watch breaks off; its router asks again after a while.
+    /// A watch breaks; its router opens a new one after a while.
     pub fn break_watch(&self, slot: usize) {
         let Some(follower) = self.follower(slot).filter(|_| !self.is_embedded) else { return };
         {
@@ -285,19 +285,19 @@ impl Membership {
         self.break_watches();
     }
 
-    /// etcd answers nobody for a while.
+    /// etcd answers no requests for a while.
     pub fn goes_away(&self, time: Time) {
         self.etcd.lock().goes_away(self.executor.time() + time);
         self.break_watches();
     }
 
-    /// etcd loses the records of all but one.
+    /// etcd loses all records but one.
     pub fn loses_records(&self) {
         let changes = self.etcd.lock().lose_records();
         self.changed(changes);
     }
 
-    /// Each router sees who is registered, and all who run are.
+    /// Checks that each router sees the registered members, and that all running workers are registered.
     pub fn check(&self, running: &[SimulatedWorker]) {
         let registered = self.etcd.lock().registered();
         for follower in self.followers() {

@@ -1,4 +1,4 @@
-//! A case: one way to serve a world's requests. Cases are dealt, so that every value of every dimension comes up.
+//! A case: one way to serve a world's requests. Cases are dealt like cards, so that every value of every dimension is used.
 
 use baton_kv_transfer::{TransportChoice, UcxLanes};
 use rand::rngs::StdRng;
@@ -6,27 +6,27 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use std::net::Ipv4Addr;
 
-/// What becomes of KV that nobody uses any more.
+/// What happens to KV that is no longer referenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// Nothing is kept.
+    /// No KV is cached.
     Off,
-    /// Kept as long as there is room.
+    /// Cached as long as there is room.
     On,
-    /// Kept, and evicted all the time by somebody else.
+    /// Cached, and evicted continuously by another thread.
     Churned,
 }
 
-/// What becomes of blocks of D while P reads them.
+/// What happens to blocks of D while P reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// They stay.
     Undisturbed,
-    /// They are evicted before they are asked for.
+    /// They are evicted before P requests them.
     Gone,
-    /// The pin ends before the first read, and the blocks are evicted and written over.
+    /// The pin expires before the first read, and the blocks are evicted and overwritten.
     Evicted,
-    /// As that, and the guard is left out: D says that the pin held.
+    /// As `Evicted`, without the guard: D reports that the pin held.
     Unguarded,
 }
 
@@ -41,29 +41,29 @@ pub struct Setup {
     pub running: usize,
     /// Compute threads.
     pub threads: usize,
-    /// Whether the device is late.
+    /// Whether the device delays its results.
     pub lagging: bool,
     /// Whether the pool has room for little more than one request, so that sequences are preempted or wait.
     pub tight: bool,
     /// Its prefix cache.
     pub cache: Caching,
-    /// Whether the block in which samples part is copied. Left out, it shows what for.
+    /// Whether the block in which samples diverge is copied. Without the copy, the test shows why it is needed.
     pub copies: bool,
 }
 
 /// Where a request's prompt is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// On P, and its KV is shipped to D.
+    /// On P, and its KV is put to D.
     Remote,
-    /// As that, and P reads first what D has cached of it.
+    /// As `Remote`, and P first gets what D has cached of it.
     Got,
     /// On D.
     Local,
 }
 
 impl Route {
-    /// Whether the KV comes to D from P.
+    /// Whether D receives the KV from P.
     pub fn is_shipped(self) -> bool {
         self != Self::Local
     }
@@ -74,20 +74,20 @@ impl Route {
 pub struct Plan {
     /// Where prefill runs.
     pub route: Route,
-    /// Tokens of its output that count as generated before: they are prefilled with the prompt, where the truth decoded them.
+    /// Tokens of its output that count as generated before: they are prefilled with the prompt, while the reference decoded them.
     pub continued: u32,
 }
 
-/// When requests come.
+/// The arrival times of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrivals {
-    /// All at once.
+    /// All at the same time.
     Together,
-    /// One more with each token or two, so that they join running batches.
+    /// One more with each token or two, so that requests join running batches.
     Staggered,
-    /// Each when the one before has ended, so that it finds in a cache whatever that has left there.
+    /// Each when the one before has ended, so that it finds in a cache what that one has stored there.
     InTurn,
-    /// Nothing decodes until everything could that finds room: all are in one batch, as far as the batch holds them.
+    /// Nothing decodes until every request that finds room is ready: all are in one batch, as far as the batch allows.
     Gathered,
 }
 
@@ -100,19 +100,19 @@ pub struct Case {
     pub d: Setup,
     /// Whether UCX carries KV; TCP otherwise.
     pub ucx: bool,
-    /// When requests come.
+    /// Arrival times of the requests.
     pub arrivals: Arrivals,
-    /// What becomes of blocks that are read.
+    /// What happens to blocks that are read.
     pub read: Read,
-    /// Of each request, in order.
+    /// For each request, in order.
     pub plans: Vec<Plan>,
-    /// The order in which they come.
+    /// The order of arrival.
     pub order: Vec<usize>,
 }
 
 impl Case {
-    /// All requests by one route to a D with little room, first those that outgrow their blocks soonest, so that some must be preempted.
-    /// `sizes` are the prompt's and the output's tokens of each.
+    /// All requests by one route to a D with little room. Those that first outgrow their blocks come first, so that some must be
+    /// preempted. `sizes` are the tokens of each prompt and output.
     pub fn preempting(block_tokens: u32, route: Route, sizes: &[(usize, u32)]) -> Self {
         let block = block_tokens as usize;
         let running = sizes.len();
@@ -129,12 +129,13 @@ impl Case {
         let mut order: Vec<_> = (0..sizes.len()).collect();
         order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
         let plans = vec![Plan { route, continued: 0 }; sizes.len()];
-        // What is shipped decodes when D is full: otherwise it could end before the next arrives.
+        // Requests with KV from P decode when D is full: otherwise one could end before the next arrives.
         let arrivals = if route.is_shipped() { Arrivals::Gathered } else { Arrivals::Together };
         Self { p: setup, d: setup, ucx: false, arrivals, read: Read::Undisturbed, plans, order }
     }
 
-    /// Requests in turn, every other one on D alone, so that the ones between find there what P has not, and read it. Blocks of P and D.
+    /// Requests one after another, every other one on D alone. So the others find blocks on D that P lacks, and get them. `(p, d)` are
+    /// the block sizes of P and D.
     pub fn getting((p, d): (u32, u32), churn: bool, read: Read, sizes: &[(usize, u32)]) -> Self {
         let cache = if churn { Caching::Churned } else { Caching::On };
         let setup = |block_tokens, cache| Setup {
@@ -153,7 +154,7 @@ impl Case {
         Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, read, plans, order }
     }
 
-    /// All requests at once by one route, to engines of these blocks: where they are samples of one, they part at the end of its prompt.
+    /// All requests at once by one route, to engines with these block sizes. Samples of one request diverge at the end of its prompt.
     pub fn sampling((p, d): (u32, u32), route: Route, copies: bool, sizes: &[(usize, u32)]) -> Self {
         let setup = |block_tokens| Setup {
             block_tokens,
@@ -177,15 +178,15 @@ impl Case {
         }
     }
 
-    /// Gathered requests hold blocks and places while they wait for each other: with too few of these they would wait for ever. Only
-    /// where all are shipped does D know that no more of them find room.
+    /// Gathered requests hold blocks and batch slots while they wait for each other: with too few of these they would wait forever. D
+    /// knows that no more requests find room only if all arrive from P.
     pub(super) fn can_gather(&self) -> bool {
         let room = !self.d.tight || self.plans.iter().all(|plan| plan.route.is_shipped());
         room && self.d.running >= self.plans.len()
     }
 }
 
-/// Deals the values of one dimension from a shuffled deck: each comes up before any comes up again.
+/// Deals the values of one dimension from a shuffled deck: each is used once before any is used again.
 struct Deck<T> {
     values: Vec<T>,
     left: Vec<T>,
@@ -223,7 +224,7 @@ pub struct Dealer {
 impl Dealer {
     /// Block sizes of P and D.
     pub const BLOCKS: [(u32, u32); 4] = [(16, 16), (64, 64), (16, 64), (64, 16)];
-    /// Chunks: single tokens, ragged ones, multiples of a slab, everything.
+    /// Chunk sizes: single tokens, ragged chunks, multiples of a slab, the whole prompt.
     pub const CHUNKS: [usize; 6] = [1, 7, 33, 64, 100, 256];
     /// Sizes of the running batch.
     pub const RUNNING: [usize; 3] = [1, 16, 5];
@@ -256,7 +257,7 @@ impl Dealer {
         }
     }
 
-    /// The next case for requests of these sizes: the prompt's and the output's tokens.
+    /// The next case for requests of these sizes: the tokens of each prompt and output.
     pub fn deal(&mut self, sizes: &[(usize, u32)]) -> Case {
         let rng = &mut self.rng;
         let (blocks, threads) = (self.blocks.deal(rng), self.threads.deal(rng));
@@ -275,7 +276,7 @@ impl Dealer {
         };
         let mut plan = |&(_, outputs): &(usize, u32)| {
             let (route, continued) = self.plans.deal(rng);
-            // A handoff moves a sequence that has a token to come after its first.
+            // A handoff moves a sequence that generates at least one token after its first.
             let continued = if continued && outputs > 2 { rng.random_range(1..=outputs - 2) } else { 0 };
             Plan { route, continued }
         };
@@ -292,7 +293,7 @@ impl Dealer {
             order,
         };
         if case.arrivals == Arrivals::Gathered && !case.can_gather() {
-            // The point of gathering is the full batch: give it room instead of dealing another.
+            // Gathering tests the full batch: give it room instead of dealing another value.
             (case.d.tight, case.d.running) = (false, case.plans.len());
         }
         case

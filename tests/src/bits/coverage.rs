@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How often each value of each dimension came up.
+/// How often each value of each dimension was used.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage(BTreeMap<&'static str, BTreeMap<String, usize>>);
 
@@ -27,7 +27,7 @@ impl Coverage {
         }
     }
 
-    /// Which of these values never came up.
+    /// Those of these values that were never used.
     pub fn missing<'a>(&self, wanted: &[(&'static str, &[&'a str])]) -> Vec<(&'static str, &'a str)> {
         let absent =
             |dimension: &str, value: &str| self.0.get(dimension).is_none_or(|values| !values.contains_key(value));

@@ -1,4 +1,4 @@
-//! The hazard of a get, forced: between pin and first read, the blocks that are read become somebody else's.
+//! Forces the hazard of a get: between the pin and the first read, the blocks being read are given to another sequence.
 
 use super::case::Read;
 use super::side::Side;
@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// How long D holds a pin that it says to have held all along.
+/// How long D holds a pin that it reports as held throughout.
 pub(super) const PRETENDED_PIN_MS: u64 = 1;
 
-/// Stands before P's reads until nothing of D's pool is pinned or cached, and all of it is written over.
+/// Delays P's reads until no block of D's pool is pinned or cached, and all of it is overwritten.
 pub(super) struct Eviction {
     read: Read,
     pool: SharedPool,
     region: Arc<Region>,
-    /// D's transfer, once it is there: it takes its pins back.
+    /// D's transfer, once it exists: it ends its pins.
     pub(super) owner: Arc<OnceLock<KvTransfer>>,
-    /// Gets that this happened to.
+    /// Number of gets affected.
     pub(super) forced: Arc<AtomicUsize>,
 }
 
@@ -32,7 +32,7 @@ impl Eviction {
 }
 
 impl TransferHooks for Eviction {
-    /// All of it happens on the thread that reads next, which hears what the owner says of its pin after the reads only.
+    /// All of this runs on the thread that reads next. It receives the owner's report on the pin only after the reads.
     fn hold(&self, point: HoldPoint, request_id: &RequestId) -> bool {
         if point != HoldPoint::Gets {
             return false;
@@ -41,7 +41,7 @@ impl TransferHooks for Eviction {
             owner.cancel(request_id, "the blocks are needed");
         }
         let deadline = Instant::now() + PATIENCE;
-        // Nobody else runs on D: these requests come in turn.
+        // Nothing else runs on D: these requests run one after another.
         while self.pool.counts().referenced > 0 {
             assert!(Instant::now() < deadline, "D does not let go of {request_id}");
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The way from P's engine into D's, as the workers go it, without gRPC between.
+//! Handoffs from P's engine to D's, as the workers do them, but without gRPC.
 
 use super::case::{Case, Read};
 use super::eviction::{Eviction, PRETENDED_PIN_MS};
@@ -36,7 +36,7 @@ pub(super) struct Link {
     read: Read,
     /// Gets whose blocks were evicted before they were read.
     pub(super) evicted: Arc<AtomicUsize>,
-    /// Gets that were refused, since the blocks were evicted before they were asked for.
+    /// Gets that were refused because the blocks were evicted before they were requested.
     pub(super) gone: AtomicUsize,
 }
 
@@ -79,7 +79,7 @@ impl Link {
         })
     }
 
-    /// How `request` is prefilled on P for D, and the end that commits it.
+    /// Prefills `request` on P for D. Also returns the part that commits the put.
     pub(super) fn ship(&self, request: SequenceRequest) -> (Run, Shipment) {
         let shipment = Shipment::default();
         let loader = Loader {
@@ -93,7 +93,7 @@ impl Link {
         (Run::PrefillOnly { observer: Box::new(loader) }, shipment)
     }
 
-    /// Reads what D has cached of `request` into P's cache. What came stays while the answer lives; `None` where nothing did.
+    /// Gets what D has cached of `request` into P's cache. The blocks stay cached while the result lives; `None` if nothing was got.
     pub(super) fn get(&self, request: &SequenceRequest) -> anyhow::Result<Option<CachedPrefix>> {
         let names = request.block_hashes();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
@@ -102,7 +102,7 @@ impl Link {
         }
         let get = PrefixGet::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // What cannot be read is computed.
+        // A prefix that cannot be got is computed.
         let got = runtime.block_on(prefix_get::get_prefix(&self.p, &self.source, request, &get));
         let is_gone = matches!(
             &got,
@@ -119,20 +119,20 @@ impl Link {
     }
 }
 
-/// D's end: reserves blocks, and starts what arrived in them.
+/// The receiving side, D: reserves blocks, and starts the sequences whose KV arrived in them.
 pub(super) struct Adopter {
     engine: EngineHandle,
-    /// P, which reads.
+    /// P, which may read.
     members: Members,
     events: Sender<Said>,
     claims: Mutex<HashMap<RequestId, SequenceRequest>>,
     waiting: Mutex<VecDeque<(ReserveOffer, GrantReply)>>,
-    /// Granted and not yet the engine's.
+    /// Granted, and not yet passed to the engine.
     in_flight: AtomicUsize,
 }
 
 impl Adopter {
-    /// Grants what has room now, in order.
+    /// Grants the offers that have room now, in order.
     pub(super) fn grant_waiting(&self) {
         let mut waiting = self.waiting.lock();
         while let Some((offer, _)) = waiting.front() {
@@ -147,7 +147,7 @@ impl Adopter {
         }
     }
 
-    /// Whether the next offer finds no room, and all that did find some have arrived.
+    /// Whether the next offer finds no room, and the KV of all granted offers has arrived.
     pub(super) fn is_full(&self) -> bool {
         let waiting = self.waiting.lock();
         !waiting.is_empty() && self.in_flight.load(Ordering::SeqCst) == 0
@@ -181,12 +181,12 @@ impl SinkHandler for Adopter {
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
         let event =
             baton_engine::SequenceEvent::Failed { kind: reason.kind(), message: format!("handoff failed: {reason}") };
-        // Nobody listens any more where the case has failed already.
+        // The receiver is gone if the case has failed already.
         let _ = self.events.send(Said { place: Place::D, index: index_of(request_id), event });
     }
 }
 
-/// P takes nothing in.
+/// P refuses all puts.
 struct NoSink;
 
 impl SinkHandler for NoSink {
@@ -201,7 +201,7 @@ impl SinkHandler for NoSink {
     fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
 }
 
-/// One prompt's KV on its way. The transfer holds the lease until nothing reads the blocks any more.
+/// The put of one prompt's KV. The transfer holds the lease until it no longer reads the blocks.
 #[derive(Clone, Default)]
 pub(super) struct Shipment {
     outgoing: Arc<Mutex<Option<Result<PutHandle, TransferError>>>>,
@@ -217,7 +217,7 @@ impl Shipment {
     }
 }
 
-/// Tells the transfer of finished layers.
+/// Notifies the transfer of finished layers.
 struct Loader {
     transfer: KvTransfer,
     peer: Peer,

@@ -1,4 +1,4 @@
-//! What was computed: for each request and position the logits, and the KV of all tokens before it.
+//! A record of computed results: for each request and position the logits, and the KV of all tokens before it.
 
 use super::world::index_of;
 use baton_engine::LogitObserver;
@@ -11,15 +11,15 @@ use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What decided one token.
+/// The inputs that decided one token.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     logits: Vec<f32>,
-    /// A hash of the bytes of each (layer, token), layers outermost: blocks do not show in it.
+    /// A hash of the bytes of each (layer, token), layers outermost: independent of blocks.
     kv: Vec<u64>,
 }
 
-/// All rows of one run, by request and position. A sequence that moves is in one ledger, whoever computes it.
+/// All rows of one run, by request and position. A sequence that moves is in one ledger, whichever engine computes it.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     rows: BTreeMap<(usize, usize), Row>,
@@ -28,7 +28,7 @@ pub(super) struct Ledger {
     pub(super) outputs: Vec<Vec<TokenId>>,
 }
 
-/// Writes what one engine computes into a ledger.
+/// Records what one engine computes in a ledger.
 pub(super) struct Recorder {
     pub(super) ledger: Arc<Mutex<Ledger>>,
     pub(super) region: Arc<Region>,
@@ -68,7 +68,7 @@ fn kv_hashes(region: &Region, map: &KvPoolMap, blocks: &GroupBlocks, tokens: usi
     hashes
 }
 
-/// How much was found to be equal.
+/// How many values were compared and equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// Rows of logits.
@@ -77,7 +77,7 @@ pub struct Compared {
     pub kv: usize,
 }
 
-/// The first place where two runs differ.
+/// The first difference of two runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference(String);
 
@@ -88,13 +88,13 @@ impl fmt::Display for Difference {
 }
 
 impl Ledger {
-    /// An empty one for so many requests.
+    /// An empty ledger for this many requests.
     pub(super) fn new(requests: usize) -> Self {
         Self { outputs: vec![Vec::new(); requests], ..Self::default() }
     }
 
-    /// Compares request `index` with what `truth` says of it. This ledger must hold each of `positions` and nothing else; `skipped` outputs
-    /// were generated before.
+    /// Compares request `index` with the same request of `truth`. This ledger must hold each of `positions` and nothing else; `skipped`
+    /// outputs were generated before.
     pub(super) fn compare(
         &self,
         truth: &Self,
@@ -112,7 +112,7 @@ impl Ledger {
             else {
                 return differ(format!("position {position} was never computed"));
             };
-            // KV first: where it differs, so will logits.
+            // KV first: a difference in KV also causes one in the logits.
             if let Some((layer, token)) = row.kv_difference(want, position) {
                 return differ(format!("at position {position}, KV of token {token} in layer {layer} differs"));
             }
@@ -132,7 +132,7 @@ impl Ledger {
         Ok(compared)
     }
 
-    /// Whether any logit is no number: equal NaNs would prove nothing.
+    /// Whether any logit is NaN: equal NaNs would prove nothing.
     pub(super) fn has_nan(&self) -> bool {
         self.rows.values().any(|row| row.logits.iter().any(|l| !l.is_finite()))
     }

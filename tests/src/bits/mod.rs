@@ -1,12 +1,12 @@
-//! Two engines joined by a real transfer, and the bits of what they compute: logits of every step, KV of every token.
+//! Two engines connected by a real transfer, and the bits of their results: logits of every step, KV of every token.
 //!
 //! ```text
 //! world (model, backends, requests) ── alone: one request at a time, one thread, whole prompts ──► truth (Ledger)
 //!     └── case (drawn): P and D, transport, routes, arrivals ── run ──► Ledger ── compare ──► equal, or the first difference
 //! ```
 //!
-//! The comparison is the same for right backends and for the wrong ones of `kernels::mutant`: the former must pass it and the latter
-//! must not, which shows that it would notice.
+//! The comparison is the same for correct backends and for the wrong ones of `kernels::mutant`. Correct ones must pass it and wrong ones
+//! must fail it, which shows that the comparison detects errors.
 
 mod case;
 mod coverage;

@@ -1,4 +1,4 @@
-//! Serves a world's requests, alone or as a case says, and compares.
+//! Serves a world's requests, one at a time or as a case says, and compares the results.
 
 use super::case::{Arrivals, Caching, Case, Route, Setup};
 use super::coverage::Coverage;
@@ -20,12 +20,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often offers that wait for room are looked at.
+/// How often waiting offers are checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// How often a churned cache is emptied: several times a step.
 const CHURN: Duration = Duration::from_micros(300);
 
-/// What a world's requests come to when each runs alone, on one thread, its whole prompt in one chunk.
+/// The reference: results of a world's requests when each runs alone, on one thread, with its whole prompt in one chunk.
 pub struct Truth {
     world: World,
     ledger: Ledger,
@@ -60,18 +60,18 @@ impl Truth {
         Ok(Self { world, ledger })
     }
 
-    /// The world it is about.
+    /// The world of these results.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Tokens of each request: its prompt's and its output's.
+    /// Tokens of each request's prompt and output.
     pub fn sizes(&self) -> Vec<(usize, u32)> {
         let outputs = self.ledger.outputs.iter().map(|tokens| tokens.len() as u32);
         self.world.requests.iter().map(|request| request.prompt_len).zip(outputs).collect()
     }
 
-    /// Serves all requests as `case` says. An error is the harness's or the system's; whether bits are equal is in the result.
+    /// Serves all requests as `case` says. An error is one of the harness or the system; whether bits are equal is in the result.
     pub fn observe(&self, case: &Case) -> anyhow::Result<Observed> {
         Running::start(self, case)?.finish()
     }
@@ -99,12 +99,12 @@ impl Truth {
     }
 }
 
-/// What came of a case.
+/// The results of a case.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// Whether every row and all KV equals the truth.
+    /// Whether every row and all KV equal the reference.
     pub equal: Result<Compared, Difference>,
-    /// What the case turned out to exercise.
+    /// What the case actually exercised.
     pub coverage: Coverage,
 }
 
@@ -126,10 +126,10 @@ fn next_token(said: &Receiver<Said>) -> anyhow::Result<Option<TokenId>> {
 /// Requests that wait for each other before they decode.
 type Gathering = Arc<Mutex<HashSet<RequestId>>>;
 
-/// Requests that prefill on D once more, after D had all their KV.
+/// Requests that prefill again on D, after D had all their KV.
 type Preempted = Arc<Mutex<HashSet<usize>>>;
 
-/// Empties a cache of what may go, over and over, until it is dropped.
+/// Evicts everything that can be evicted from a cache, repeatedly, until it is dropped.
 struct Churn(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
 impl Churn {
@@ -155,7 +155,7 @@ impl Drop for Churn {
     }
 }
 
-/// A case under way.
+/// A running case.
 struct Running<'a> {
     truth: &'a Truth,
     case: &'a Case,
@@ -171,7 +171,7 @@ struct Running<'a> {
     gathering: Gathering,
     preempted: Preempted,
     finished: usize,
-    /// What was read for prompts that have not begun.
+    /// Prefixes got for prompts that have not begun.
     reading: HashMap<usize, Option<CachedPrefix>>,
     got: usize,
     churn: Vec<Churn>,
@@ -190,7 +190,7 @@ impl<'a> Running<'a> {
         }
         let preempted = Preempted::default();
         let (held, seen) = (gathering.clone(), preempted.clone());
-        // Those whose KV D has, by their index: what is shipped brings it.
+        // Indexes of the requests whose KV D has received with a put.
         let shipped = |index: &usize| case.plans[*index].route.is_shipped();
         let had: Mutex<HashSet<_>> = Mutex::new((0..case.plans.len()).filter(shipped).collect());
         let gate = move |id: &RequestId, phase| {
@@ -299,7 +299,7 @@ impl<'a> Running<'a> {
                 if place == Place::P {
                     self.reading.remove(&index);
                 }
-                // What arrives at D from P is ready to decode at once.
+                // KV that arrives at D from P is ready to decode at once.
                 if place == Place::D && self.case.plans[index].route.is_shipped() {
                     self.gathered(index);
                 }
@@ -329,14 +329,14 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Request `index` could decode now. When all can, the gate opens.
+    /// Request `index` is ready to decode. When all are ready, the gate opens.
     fn gathered(&self, index: usize) {
         if self.gathering.lock().remove(&self.truth.world.requests[index].id) {
             self.d.engine.wake();
         }
     }
 
-    /// Blocks of shipped sequences return when the transfer drops its hold, soon after the acknowledgement.
+    /// Waits until the blocks of put sequences are free: the transfer drops its hold soon after the acknowledgement.
     fn until_quiet(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + crate::quiet::QUIET_MAX;
         loop {

@@ -1,4 +1,4 @@
-//! One engine of a case, with its pool, watched.
+//! One engine of a case, with its pool and statistics.
 
 use super::case::{Caching, Setup};
 use super::ledger::{Ledger, Recorder};
@@ -24,7 +24,7 @@ pub(super) struct Side {
     pub(super) seen: Arc<Mutex<Seen>>,
 }
 
-/// What the steps of one engine were like.
+/// Statistics of the steps of one engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Most sequences in one step.
@@ -33,12 +33,12 @@ pub(super) struct Seen {
     pub(super) mixed: usize,
     /// Chunks that start inside an attention slab.
     pub(super) ragged_chunks: usize,
-    /// Blocks copied where samples part.
+    /// Blocks copied where samples diverge.
     pub(super) copies: usize,
 }
 
 impl Side {
-    /// Starts an engine that writes what it computes into `ledger`.
+    /// Starts an engine that records what it computes in `ledger`.
     pub(super) fn start(world: &World, setup: &Setup, ledger: &Arc<Mutex<Ledger>>) -> anyhow::Result<Self> {
         let config = EngineConfig {
             model_len_max: world.len_max() + 1,
@@ -55,7 +55,7 @@ impl Side {
         let blocks = if setup.tight { longest + 2 } else { longest * world.requests() };
         let (map, compatibility) = (KvPoolMap::try_new(layout.clone(), blocks as u32)?, model.compatibility(layout));
         let region = Region::anonymous(map.bytes())?;
-        // NaN everywhere: what was never stored cannot go unnoticed.
+        // NaN everywhere: a read of something never stored is noticed.
         region.write(0, &vec![0xff; region.len()]);
         model.bind(region.clone(), &map)?;
         let seen = Arc::<Mutex<Seen>>::default();
@@ -67,7 +67,7 @@ impl Side {
     }
 }
 
-/// A model whose batches are looked at.
+/// A model whose batches are inspected.
 struct Watched {
     model: Model,
     seen: Arc<Mutex<Seen>>,
@@ -99,21 +99,21 @@ impl StepModel for Watched {
     }
 }
 
-/// Who said something.
+/// The engine that sent an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     P,
     D,
 }
 
-/// What happened to a request.
+/// An event of a request.
 pub(super) struct Said {
     pub(super) place: Place,
     pub(super) index: usize,
     pub(super) event: SequenceEvent,
 }
 
-/// Brings the events of one sequence to the thread that runs the case.
+/// Sends the events of one sequence to the thread that runs the case.
 #[derive(Clone)]
 pub(super) struct Events {
     pub(super) place: Place,

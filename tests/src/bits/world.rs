@@ -1,4 +1,4 @@
-//! What a truth is about: a model, the backends that compute it, and the requests.
+//! The subject of a reference run: a model, the backends that compute it, and the requests.
 
 use baton_engine::weights::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
@@ -15,15 +15,15 @@ use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest life of a request: far above what a case takes on a busy machine.
+/// Longest time of a request: far above the duration of a case on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Where the backends of a world come from.
+/// The kind of backends of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// SIMD on 1 or more threads.
     Cpu,
-    /// Scalar; has no threads.
+    /// Scalar, without threads.
     Reference,
     /// GEMM slabs depend on the number of rows.
     RowCount,
@@ -52,14 +52,15 @@ impl Family {
 
 /// A model with requests for it.
 pub struct World {
-    /// Which backends.
+    /// The kind of backends.
     pub family: Family,
     pub(super) source: Arc<dyn ModelSource>,
     pub(super) requests: Vec<SequenceRequest>,
 }
 
 impl World {
-    /// Requests with these prompts, `outputs` tokens each at most and at least half of it, greedy and drawn, with and without penalties.
+    /// Requests with these prompts and between half of `outputs` and `outputs` tokens each, greedy and sampled, with and without
+    /// penalties.
     pub fn new(family: Family, source: Arc<dyn ModelSource>, prompts: Vec<Vec<TokenId>>, outputs: u32) -> Self {
         let requests = prompts.into_iter().enumerate().map(|(index, tokens)| request(index, tokens, outputs)).collect();
         Self { family, source, requests }
@@ -87,7 +88,7 @@ impl World {
             "random:hidden={hidden},layers={layers},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},\
              vocab={vocab},context=256,tied={tied},seed={seed}"
         );
-        // Most begin as another one does, for half of their length or for all of it.
+        // Most prompts share half or all of their tokens with another one.
         let mut prompts: Vec<Vec<TokenId>> = Vec::new();
         for &len in lengths {
             let common = match prompts.iter().max_by_key(|other| other.len()) {
@@ -102,7 +103,7 @@ impl World {
         Ok(Self::new(family, Arc::new(RandomModel::parse(&spec)?), prompts, outputs))
     }
 
-    /// With `more` samples of a request beside the one that is there: they differ in nothing but their random numbers.
+    /// Adds `more` samples of a request: they differ from it only in their random numbers.
     pub fn with_samples(mut self, of: usize, more: u32) -> Self {
         for sample_index in 1..=more {
             let id = name(self.requests.len());
@@ -111,7 +112,7 @@ impl World {
         self
     }
 
-    /// The model's name, which for random ones is all there is to know.
+    /// The model's name, which fully describes a random model.
     pub fn model(&self) -> &str {
         self.source.name()
     }
@@ -144,7 +145,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         repetition_penalty: if index.is_multiple_of(2) { 1.2 } else { 1.0 },
         frequency_penalty: if index.is_multiple_of(5) { 0.3 } else { 0.0 },
         seed: index as u64,
-        // They leave the batch at different steps.
+        // So that they leave the batch at different steps.
         max_tokens: outputs - (index as u32 * 3) % (outputs / 2),
         ignore_eos: true,
         ..SamplingParams::default()
@@ -162,12 +163,12 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
     }
 }
 
-/// All share their prefixes.
+/// All requests share their prefixes.
 pub(super) fn prefix(tokens: &[TokenId]) -> PrefixUse {
     PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), tokens)
 }
 
-/// Requests are known by their index.
+/// Requests are named by their index.
 fn name(index: usize) -> RequestId {
     RequestId::try_new(format!("request-{index}")).expect("a short name")
 }

@@ -1,4 +1,4 @@
-//! What must hold after a repair, and when nothing runs.
+//! Checks of what must hold after a repair, and when nothing runs.
 
 use super::faults::serves;
 use super::judge::{Acting, Judge};
@@ -13,27 +13,27 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// The promise: so long after a repair each pair of workers hands KV over again, and routers place on both.
+/// The promise: within this time after a repair, each pair of workers completes a handoff again, and routers place on both.
 const PAIRS_MAX: Duration = Duration::from_secs(5);
-/// The promise: so long after a peer's resume, death or fenced reconnect nothing of it is quarantined.
+/// The promise: within this time after a peer's resume, death or fenced reconnect, none of its blocks is quarantined.
 const QUARANTINE_MAX: Duration = Duration::from_secs(1);
-/// Longest wait for the numbers of a process that is well.
+/// Longest wait for the metrics of a healthy process.
 const SCRAPE_MAX: Duration = Duration::from_secs(2);
-/// Looks are so far apart.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// How long what was repaired took to be as before: the longest of each.
+/// How long a recovery took: the longest time of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settled {
-    /// Pairs that carried a handoff: those that no other fault met before.
+    /// Pairs that completed a handoff before another fault touched them.
     pub pairs: u64,
     /// Until each of them did.
     pub carried: Duration,
     /// Until routers placed on all workers.
     pub admitted: Duration,
-    /// Until nothing was quarantined.
+    /// Until no block was quarantined.
     pub quarantine: Duration,
-    /// Until a worker that was restarted was ready: its other times begin there.
+    /// Until a restarted worker was ready: its other times begin there.
     pub started: Duration,
 }
 
@@ -49,8 +49,8 @@ impl Settled {
     }
 }
 
-/// Waits until all is as before `acting`, whose repair took effect at `since`, and tells the judge what is not in time. A worker that
-/// was `restarted` loads its model first: what needs it counts from when it is ready, all else from the repair.
+/// Waits until the effects of `acting` are gone, whose repair took effect at `since`, and reports to the judge what is late. A
+/// `restarted` worker loads its model first: promises that need it count from when it is ready, all others from the repair.
 pub async fn settle(
     scene: Scene<'_>,
     acting: &Acting,
@@ -89,22 +89,22 @@ pub async fn settle(
     Ok(at_once.and(once_ready?))
 }
 
-/// What a process tells, of what it must tell: the numbers that `read` asks for.
+/// The metrics that `read` takes from a process, which must have them.
 async fn told<T>(stage: &Stage, node: Node, read: impl FnOnce(&Scrape) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let scrape = timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await;
     read(&scrape.with_context(|| format!("{node} does not answer"))??)
 }
 
-/// From when a promise counts.
+/// The times from which a promise counts.
 #[derive(Clone, Copy, Debug)]
 struct Since {
-    /// Other faults since then excuse.
+    /// Other faults since then are an excuse.
     repaired: Instant,
     /// The bound begins here.
     counts: Instant,
 }
 
-/// What is to be so again, unless another fault touches one of `nodes` before.
+/// A condition that must hold again, unless another fault touches one of `nodes` first.
 struct Promise<'a> {
     acting: Option<&'a Acting>,
     nodes: &'a [Node],
@@ -112,8 +112,8 @@ struct Promise<'a> {
     max: Duration,
 }
 
-/// Looks until all is well. After how long it was; `None` where another fault came first. The judge hears of what is not in time, as
-/// `amiss` tells it.
+/// Polls until the condition holds, and returns how long that took; `None` if another fault came first. Reports to the judge what is
+/// late, as described by `amiss`.
 async fn kept(
     judge: &Judge,
     Promise { acting, nodes, from, max }: Promise<'_>,
@@ -150,13 +150,13 @@ fn all_pairs() -> impl Iterator<Item = Pair> {
     Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| [prefill, decode]))
 }
 
-/// All pairs carry a handoff within `PAIRS_MAX` from now, but those that a fault touches.
+/// Every pair that no fault touches completes a handoff within `PAIRS_MAX` from now.
 pub async fn whole(scene: Scene<'_>) -> Settled {
     let now = Instant::now();
     pairs(scene, None, Since { repaired: now, counts: now }, all_pairs().collect()).await
 }
 
-/// Each of `pairs`, but those that another fault touches, carries a handoff within [`PAIRS_MAX`].
+/// Each of `pairs` that no other fault touches completes a handoff within [`PAIRS_MAX`].
 async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, from: Since, pairs: Vec<Pair>) -> Settled {
     let took = join_all(pairs.into_iter().map(|pair| carries(scene, acting, from, pair))).await;
     let pairs = took.iter().flatten().count() as u64;
@@ -182,7 +182,7 @@ async fn carries(scene: Scene<'_>, acting: Option<&Acting>, from: Since, [prefil
     kept(judge, Promise { acting, nodes: &[prefill, decode], from, max: PAIRS_MAX }, is_well, amiss).await
 }
 
-/// Routers, but those that another fault touches, place on all of `workers` that no other fault touches, within [`PAIRS_MAX`].
+/// Within [`PAIRS_MAX`], routers place on all of `workers`; routers and workers that another fault touches are left out.
 async fn admitted(scene: Scene<'_>, acting: &Acting, from: Since, workers: &[Node]) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let one = async |router| {
@@ -203,7 +203,7 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, from: Since, workers: &[Nod
     longest(join_all(Node::ROUTERS.map(one)).await)
 }
 
-/// Nothing is quarantined on these workers, but those that another fault touches, at some moment within a second.
+/// At some moment within a second, none of these workers has quarantined blocks; workers that another fault touches are left out.
 pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, workers: Vec<Node>) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let one = async |worker| {
@@ -228,8 +228,8 @@ fn longest(times: impl IntoIterator<Item = Option<Duration>>) -> Duration {
     times.into_iter().flatten().max().unwrap_or_default()
 }
 
-/// Nobody asks and nothing is broken: within [`QUIET_MAX`] workers have nothing left to do and all blocks that they began with, and
-/// routers hold no request.
+/// No client sends requests and nothing is broken: within [`QUIET_MAX`] workers are idle with all their initial blocks, and routers hold
+/// no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
     let last = Mutex::new(Vec::new());
     let now = Instant::now();
@@ -260,16 +260,16 @@ pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
     took.unwrap_or_default()
 }
 
-/// How often pools were full. What a process counted before it was killed is lost.
+/// How often pools were full. Counts of a killed process since the last scrape are lost.
 #[derive(Debug, Default)]
 pub struct Full {
-    /// Sequences that gave their blocks back.
+    /// Sequences that were preempted.
     pub preemptions: u64,
     seen: BTreeMap<Node, u64>,
 }
 
 impl Full {
-    /// Adds what processes counted since the last look, or since they were started.
+    /// Adds the counts of all processes since the last scrape, or since their start.
     pub async fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
         for worker in Node::WORKERS {
             let now = told(stage, worker, |s| s.find("baton_preemptions_total", &[])).await? as u64;
@@ -280,7 +280,7 @@ impl Full {
     }
 }
 
-/// Requests that a router runs. One that has answered none since its start need not say.
+/// Requests that a router runs. The series may be absent if it has answered none since its start.
 fn in_flight(router: &Scrape) -> anyhow::Result<f64> {
     const NAME: &str = "baton_router_requests_in_flight";
     router.find("baton_router_registered_workers", &[])?;
@@ -292,12 +292,12 @@ fn in_flight(router: &Scrape) -> anyhow::Result<f64> {
 mod tests {
     use super::*;
 
-    /// Whether anything was found, and how many promises are broken by then.
+    /// Whether anything was found, and the number of broken promises by then.
     async fn check(judge: &Judge, max: Duration, well: bool) -> (bool, usize) {
         check_from(judge, max, well, Duration::from_secs(1)).await
     }
 
-    /// Of what was repaired a second ago, and counts since `counts` ago.
+    /// The same for a repair a second ago, with counts since `counts` ago.
     async fn check_from(judge: &Judge, max: Duration, well: bool, counts: Duration) -> (bool, usize) {
         let now = Instant::now();
         let from = Since { repaired: now - Duration::from_secs(1), counts: now - counts };

@@ -1,4 +1,4 @@
-//! One request, as a client behind a load balancer sends it: again to another router where one goes away, later where one is full.
+//! One request, as a client behind a load balancer sends it: retried on another router if one disconnects, and later if one is full.
 
 use super::judge::{End, Ended, Judge, Try};
 use super::sight::Flight;
@@ -19,17 +19,17 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// Deadline of those that have one: far beyond what a fault may cost.
+/// Deadline of requests that have one: far beyond the delay of any fault.
 const DEADLINE: Duration = Duration::from_secs(40);
-/// A request without an answer or an error for so long has no end.
+/// A request without an answer or an error after this time counts as endless.
 const END_MAX: Duration = Duration::from_secs(60);
-/// Longest wait that a client takes from a router that is full.
+/// Longest retry delay that a client accepts from a full router.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3);
-/// Times that a client asks a router which is full, or which goes away.
+/// Attempts of a client at routers that are full or disconnect.
 const ASKS_MAX: u32 = 6;
-/// A slow reader's pause after each message, and after how many of them it reads on at once.
+/// A slow reader's pause after each message, and the number of messages after which it reads at full speed.
 const SLOW: (Duration, usize) = (Duration::from_millis(60), 20);
-/// How clients find out that a router hangs.
+/// Keep-alive with which clients detect a hung router.
 const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
 
 /// How an answer is read.
@@ -37,16 +37,16 @@ const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 enum Manner {
     Prompt,
     Slow,
-    /// Until so many tokens came.
+    /// The client disconnects after this many tokens.
     Leaves(usize),
 }
 
-/// One request, as its number and the seed give it.
+/// One request, derived from its number and the seed.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     name: String,
     case: usize,
-    /// Number of the router that is asked first.
+    /// Number of the first router to try.
     router: usize,
     policy: PrefillPolicy,
     priority: i32,
@@ -55,9 +55,9 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// Any.
+    /// A random request.
     pub(super) fn drawn(seed: u64, number: u64, known: &[Known]) -> Self {
-        // The golden ratio's bits tell neighbouring numbers apart.
+        // Multiplying by the golden ratio spreads neighbouring numbers.
         let mut random = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let case = random.random_range(0..known.len());
         let manner = match random.random_range(0..10) {
@@ -82,7 +82,7 @@ impl Ask {
     }
 }
 
-/// What all clients share.
+/// State shared by all clients.
 pub(super) struct Shared {
     pub(super) routers: Vec<Channel>,
     pub(super) known: Vec<Known>,
@@ -92,7 +92,7 @@ pub(super) struct Shared {
     pub(super) seed: u64,
 }
 
-/// A channel to a router, which notices when that hangs.
+/// A channel to a router, with keep-alive to detect a hang.
 pub(super) fn channel(url: &str) -> anyhow::Result<Channel> {
     let endpoint = Endpoint::from_shared(url.to_owned())?.connect_timeout(PROBE.0);
     Ok(endpoint.http2_keep_alive_interval(PROBE.0).keep_alive_timeout(PROBE.1).connect_lazy())
@@ -101,14 +101,14 @@ pub(super) fn channel(url: &str) -> anyhow::Result<Channel> {
 /// How one try ended.
 enum Tried {
     Ended(End),
-    /// The router went away, or refused what it may not have begun: what it is called, and in words.
+    /// The router disconnected, or refused before it began the request: a short name, and the details.
     Elsewhere(String, String),
     /// The router is full.
     Later(Duration, String),
 }
 
 impl Shared {
-    /// Sends it and tells the judge how it ended; whether it did well.
+    /// Sends the request and reports its end to the judge. Returns whether it succeeded.
     pub(super) async fn one(&self, number: u64, ask: &Ask) -> bool {
         let sent = Instant::now();
         let mut resent = 0;
@@ -120,12 +120,13 @@ impl Shared {
         well
     }
 
-    /// How a person would look it up.
+    /// The request's name in reports.
     fn name(&self, ask: &Ask) -> String {
         format!("{} ({:?}, {:?}, {:?})", ask.name, self.known[ask.case].case, ask.policy, ask.manner)
     }
 
-    /// As a client does behind a load balancer: another router where one goes away or cannot serve now, a wait where it is full.
+    /// Behaves like a client behind a load balancer: tries another router if one disconnects or cannot serve now, and waits if it is
+    /// full.
     async fn tries(&self, number: u64, ask: &Ask, sent: Instant, resent: &mut u32) -> End {
         let (mut router, mut refused) = (ask.router, 0);
         loop {
@@ -167,7 +168,7 @@ impl Shared {
         }
         let reads = self.reads(number, ask, router, call);
         if ask.manner == Manner::Leaves(0) {
-            // Gone at some moment before the first token, unless the router was done with it by then.
+            // Cancels at some moment before the first token, unless the request ends earlier.
             let early = Duration::from_millis(number % 400);
             return timeout(early, reads).await.unwrap_or(Tried::Ended(End::Cancelled));
         }
@@ -196,7 +197,7 @@ impl Shared {
                 Ok(None) if matches!(stream.trailers().await, Ok(Some(_))) => {
                     return Tried::Ended(answer.whole(*case).map_or_else(End::Wrong, |_| End::Right));
                 }
-                // HTTP/2 resets some streams so that they look ended: without trailers there is no status, good or bad.
+                // HTTP/2 resets can make a stream look ended: without trailers there is no status.
                 Ok(None) => {
                     let why = format!("after {} tokens: the stream ended without a status", answer.count());
                     return Tried::Elsewhere("no status".into(), why);
@@ -215,7 +216,7 @@ impl Shared {
 fn tried(status: &Status, tokens: usize) -> Tried {
     let why = format!("after {tokens} tokens: {:?}: {}", status.code(), status.message());
     match stated_error(status) {
-        // No word of the router's: it is gone.
+        // The status is not from the router: it has disconnected.
         None if status.code() != tonic::Code::DeadlineExceeded => {
             Tried::Elsewhere(format!("no word of the router's ({:?})", status.code()), why)
         }

@@ -1,4 +1,4 @@
-//! Strikes, and repairs.
+//! Injects faults and repairs them.
 
 use super::matrix::{Component, Fault};
 use super::network::{Ill, Net, Network, Way};
@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// How long a process stands still or a link is down: mostly shorter than any probe, so that it goes on as if nothing was, now and
-/// then longer than the probes of all connections and than a lease, and sometimes longer than the silence after which a peer counts as
-/// gone on the data plane ([`PATIENCE`]).
+/// How long a process is stopped or a link is down. Mostly shorter than any probe, so that the process continues as before. Sometimes
+/// longer than the probes of all connections and than a lease. Rarely longer than the silence after which the data plane counts a peer as
+/// gone ([`PATIENCE`]).
 const SHORT_MS: Range<u64> = 400..1_800;
 const LONG_MS: Range<u64> = 6_500..8_500;
 const LONG_SHARE: f64 = 0.25;
@@ -23,25 +23,25 @@ const LONGEST_MS: Range<u64> = 10_500..12_500;
 const LONGEST_SHARE: f64 = 0.1;
 /// `transfer.limits.peer_silent_ms`.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a killed process stays away.
+/// How long a killed process stays down.
 const DEAD_MS: Range<u64> = 0..1_000;
 /// How long a link is slow.
 const SLOW_MS: Range<u64> = 1_500..3_000;
-/// How long a process may fail to start, which is longer than any link is down, and the wait before it tries again.
+/// How long a process may fail to start, which is longer than any link is down, and the wait before the next try.
 const STARTS_MAX: Duration = Duration::from_secs(30);
 const START_PAUSE: Duration = Duration::from_millis(300);
-/// Longest time that filling etcd, or making space in it, may take.
+/// Longest time for filling etcd, or for freeing space in it.
 const SPACE_MAX: Duration = Duration::from_secs(20);
-/// A narrowed link.
+/// Rate of a narrowed link.
 const NARROW: &str = "8mbit";
 /// A delayed link, each way.
 const DELAYED: Manner = Manner { delay: Duration::from_millis(150), loss: 0.0, damage: 0.0 };
 /// A lossy link, each way.
 const LOSSY: Manner = Manner { delay: Duration::ZERO, loss: 0.03, damage: 0.0 };
-/// One that damages, each way: every long handoff meets it, and some short ones do not.
+/// A damaging link, each way: affects every long handoff and some short ones.
 const DAMAGED: Manner = Manner { delay: Duration::ZERO, loss: 0.0, damage: 0.005 };
 
-/// Which of them fails.
+/// The part that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A process.
@@ -50,7 +50,7 @@ pub enum Target {
     Etcd(usize),
     /// The links of one prefill and one decode worker in one network.
     Links(Net, usize, usize),
-    /// One direction of the link of one worker in one network.
+    /// One direction of one worker's link in one network.
     OneWay(Net, Node, Way),
     /// The link of one router with etcd.
     RouterRegistry(usize),
@@ -59,7 +59,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Draws one of the parts of this kind that can fail so.
+    /// Draws one of the parts of this kind that this fault can affect.
     pub fn draw(component: Component, fault: Fault, random: &mut StdRng) -> Self {
         if fault == Fault::OneWay {
             let worker = Node::WORKERS[random.random_range(0..Node::WORKERS.len())];
@@ -84,7 +84,7 @@ impl Target {
         }
     }
 
-    /// Serving processes that it touches.
+    /// Product processes that it touches.
     pub fn nodes(self) -> Vec<Node> {
         match self {
             Self::Node(node) => vec![node],
@@ -95,7 +95,7 @@ impl Target {
         }
     }
 
-    /// The network whose links fail, those of [`Target::nodes`]; `None` where a process does.
+    /// The network whose links fail, those of [`Target::nodes`]; `None` if a process fails.
     fn net(self) -> Option<Net> {
         match self {
             Self::Links(net, ..) | Self::OneWay(net, ..) => Some(net),
@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// Does something to each link that fails: its network, and its host by number and name.
+    /// Calls a function for each failing link, with its network and its host's number and name.
     fn each_link(
         self,
         stage: &Stage,
@@ -130,7 +130,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// How long a fault lasts, besides the time that a restart takes.
+/// How long a fault lasts, without the time of a restart.
 pub fn duration(fault: Fault, random: &mut StdRng) -> Duration {
     let range = match fault {
         Fault::Killed => DEAD_MS,
@@ -145,7 +145,7 @@ pub fn duration(fault: Fault, random: &mut StdRng) -> Duration {
     Duration::from_millis(random.random_range(range))
 }
 
-/// Makes `target` fail.
+/// Injects the fault into `target`.
 pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
     match target {
         Target::Node(node) => stage.service(node).lock().await.signal(signal(fault)),
@@ -168,7 +168,7 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
     }
 }
 
-/// Undoes it, and tells when: what was restarted listens, and has not loaded its model.
+/// Repairs the fault and returns when that was done. A restarted process listens by then and has not loaded its model.
 pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<Instant> {
     match target {
         Target::Node(node) => {
@@ -180,7 +180,7 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             let status = service.ended().await?;
             ensure!(fault == Fault::Killed || status.success(), "{node} ended with {status} when it was drained");
             *service = service.again()?;
-            // It may end before it listens; `serves` starts it once more.
+            // It may exit before it listens; `serves` starts it again.
             let _ = service.listening().await;
         }
         Target::Etcd(number) if fault == Fault::Stopped => stage.etcd.lock().await.node(number).signal("CONT")?,
@@ -204,7 +204,7 @@ pub fn restarts(target: Target, fault: Fault) -> Option<Node> {
     }
 }
 
-/// Waits until it serves. As a supervisor does: what ends while it starts, because its network is down, is started once more.
+/// Waits until it serves. Acts as a supervisor: a process that exits while it starts, because its network is down, is started again.
 pub async fn serves(stage: &Stage, restarted: Node) -> anyhow::Result<()> {
     let mut service = stage.service(restarted).lock().await;
     let deadline = Instant::now() + STARTS_MAX;

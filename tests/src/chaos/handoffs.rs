@@ -1,5 +1,5 @@
-//! Handoffs of chosen pairs of workers, asked for as a router asks: from a view of etcd of its own. What a router chooses follows the
-//! load, so that a busy pair says nothing of whether another one works.
+//! Handoffs between chosen pairs of workers, requested as a router does, with its own view of etcd. Routers choose by load, so a pair
+//! without handoffs may be busy elsewhere and still work.
 
 use super::stage::{Node, Stage};
 use crate::load::{Case, Known, Tokens};
@@ -23,12 +23,12 @@ use tonic::Streaming;
 
 /// Most workers in its view.
 const MEMBERS_MAX: usize = 16;
-/// Its requests go first where others wait: what waits for long in a queue says nothing of the pair, either.
+/// Its requests have priority over waiting ones: a long wait in a queue does not show whether the pair works.
 const PRIORITY: i32 = 50;
-/// Longest wait for a worker's first word, before it is asked again over another connection: one that lost packets may be slow for long.
+/// Longest wait for a worker's first event before a retry over another connection: a connection that lost packets may be slow for long.
 const WORD_MAX: Duration = Duration::from_secs(2);
 
-/// One who asks for them.
+/// A client that requests handoffs.
 pub struct Handoffs {
     view: EtcdRouter,
     known: Vec<Known>,
@@ -36,15 +36,15 @@ pub struct Handoffs {
 }
 
 impl Handoffs {
-    /// Watches the membership of `stage`; handoffs are to give the answers `known` in turn, which must be greedy.
+    /// Watches the membership of `stage`. Handoffs must return the answers `known` in turn, which must be greedy.
     pub(super) async fn start(stage: &Stage, known: Vec<Known>) -> Self {
         assert!(!known.is_empty() && known.iter().all(|known| !known.case.drawn), "{known:?} are not greedy");
         let view = EtcdRouter::start(&stage.etcd.lock().await.config(), MEMBERS_MAX);
         Self { view, known, asked: AtomicU64::new(0) }
     }
 
-    /// One handoff from `prefill` to `decode`, and the answer after it; `at` is told how far it is. `Ok` holds what was wrong with the
-    /// answer, if anything was.
+    /// One handoff from `prefill` to `decode`, and the answer after it; `at` receives its progress. `Ok` holds what was wrong with the
+    /// answer, if anything.
     pub async fn one(
         &self,
         stage: &Stage,
@@ -138,7 +138,7 @@ async fn first_token(mut run: Streaming<PrefillEvent>, at: impl Fn(&'static str)
     bail!("prefill ended early")
 }
 
-/// All other tokens, behind KV that was adopted.
+/// All further tokens, generated from the adopted KV.
 async fn adopted_tokens(mut decode: Streaming<DecodeEvent>, at: impl Fn(&'static str)) -> anyhow::Result<Vec<Token>> {
     let (mut adopted, mut tokens) = (false, Vec::<Token>::new());
     while let Some(message) = decode.message().await.context("decode")? {

@@ -1,5 +1,5 @@
-//! A peer that means harm and has no key and no certificate: it speaks garbage to every port that the cluster listens on, stops in the
-//! middle of a word, and says again what others said before. Nothing excuses what comes of it.
+//! An attacker without key and certificate. It sends garbage to every port of the cluster, stops in the middle of a message, and replays
+//! what others sent. It excuses no failure.
 
 use super::network::Network;
 use super::stage::{Node, Stage};
@@ -20,43 +20,43 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Endpoint;
 
-/// Attacks at a time.
+/// Concurrent attackers.
 const AT_ONCE: u64 = 3;
-/// Rest between two of one.
+/// Pause of an attacker between two attacks.
 const REST: Duration = Duration::from_millis(60);
-/// Longest wait for a connection, and for what is said to garbage.
+/// Longest wait for a connection, and for the answer to garbage.
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 const ANSWER_MAX: Duration = Duration::from_millis(200);
-/// One that stops in the middle of a word holds its connection for so long.
+/// How long an attack that stops in the middle of a message keeps its connection open.
 const HOLD: Duration = Duration::from_secs(2);
 /// Most bytes of one attack.
 const BYTES_MAX: usize = 1 << 16;
-/// How long the client that is listened to says what it says.
+/// How long to record a client's messages.
 const LISTEN_MAX: Duration = Duration::from_secs(1);
 
-/// What it does to one port.
+/// The kinds of attacks on a port.
 #[derive(Clone, Copy, Debug)]
 enum Attack {
-    /// Bytes by chance.
+    /// Random bytes.
     Garbage,
-    /// Garbage behind what HTTP/2 begins with.
+    /// Garbage after the HTTP/2 preface.
     Http2,
-    /// Garbage behind what TLS begins with.
+    /// Garbage after the beginning of a TLS handshake.
     Tls,
-    /// A length that nobody has the memory for, and little behind it.
+    /// A length for which no host has memory, and few bytes after it.
     Length,
-    /// What somebody else said, to whomever.
+    /// Recorded bytes of a client or process, sent to any port.
     Replay,
-    /// The same with a bit turned.
+    /// The same with one bit flipped.
     AlmostReplay,
-    /// The beginning of what somebody else said, and then nothing.
+    /// The beginning of recorded bytes, and then nothing.
     Half,
 }
 
 const ATTACKS: [Attack; 7] =
     [Attack::Garbage, Attack::Http2, Attack::Tls, Attack::Length, Attack::Replay, Attack::AlmostReplay, Attack::Half];
 
-/// At work until it is dropped.
+/// Attacks until it is dropped.
 pub struct Hostile {
     said: Arc<AtomicU64>,
     ports: Arc<Mutex<Vec<SocketAddr>>>,
@@ -64,7 +64,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Starts it. `request` is what it hears a client say.
+    /// Starts it. `request` is the client request that it records.
     pub(super) async fn start(stage: &Stage, request: GenerateRequest, seed: u64) -> anyhow::Result<Self> {
         let (said, ports) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Vec<SocketAddr>>>::default());
         let heard: Arc<[u8]> = overheard(request).await?.into();
@@ -79,7 +79,7 @@ impl Hostile {
         Ok(hostile)
     }
 
-    /// Finds out again where the cluster listens; processes that were started again may listen elsewhere.
+    /// Updates the cluster's addresses; restarted processes may listen elsewhere.
     pub async fn look(&self, stage: &Stage) {
         let mut found: Vec<SocketAddr> = stage.etcd.lock().await.addresses().iter().flat_map(|a| a.parse()).collect();
         for node in Node::ALL {
@@ -95,7 +95,7 @@ impl Hostile {
         self.said.load(Ordering::Relaxed)
     }
 
-    /// Ports that it knows.
+    /// Known ports.
     pub fn ports(&self) -> usize {
         self.ports.lock().len()
     }
@@ -125,7 +125,7 @@ async fn harm(
     }
 }
 
-/// What an attack says.
+/// The bytes of an attack.
 fn bytes(attack: Attack, heard: &[u8], random: &mut StdRng) -> Vec<u8> {
     let mut garbage = |len: usize| -> Vec<u8> { (0..len).map(|_| random.random()).collect() };
     let mut said = match attack {
@@ -145,23 +145,23 @@ fn bytes(attack: Attack, heard: &[u8], random: &mut StdRng) -> Vec<u8> {
     said
 }
 
-/// Whether anybody was there to hear it.
+/// Sends the bytes. Returns whether all of them were sent.
 async fn say(to: SocketAddr, bytes: &[u8], hold: Duration) -> bool {
     let Ok(Ok(mut stream)) = timeout(CONNECT_MAX, TcpStream::connect(to)).await else { return false };
     let said = timeout(CONNECT_MAX, stream.write_all(bytes)).await;
     let mut answer = Vec::new();
-    // Whatever it is: what counts is what the cluster does afterwards.
+    // The answer does not matter: what counts is how the cluster behaves afterwards.
     let _ = timeout(hold, stream.read_to_end(&mut answer)).await;
     matches!(said, Ok(Ok(())))
 }
 
-/// All that a client says who asks this, as whoever listens on the way hears it.
+/// All bytes that a client sends for this request, recorded from the network.
 async fn overheard(request: GenerateRequest) -> anyhow::Result<Vec<u8>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let client = Endpoint::from_shared(format!("http://{}", listener.local_addr()?))?.connect_lazy();
     let call = tokio::spawn(async move { InferenceClient::new(client).generate(request).await.map(|_| ()) });
     let (mut stream, _) = listener.accept().await?;
-    // The client says the rest once it heard of settings.
+    // The client sends the rest once it has received settings.
     stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await?;
     let mut heard = Vec::new();
     let _ = timeout(LISTEN_MAX, stream.read_to_end(&mut heard)).await;

@@ -1,5 +1,5 @@
-//! What was promised, and whether it was kept. Which requests had to succeed is decided here, from what was done to the cluster, never
-//! from what the cluster says of itself.
+//! Decides whether all promises were kept. Which requests had to succeed depends only on the injected faults, never on what the cluster
+//! reports of itself.
 
 use super::stage::Node;
 use baton_types::ErrorKind;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
 
-/// A fault's hold on parts of the cluster, from just before it strikes until its repair has settled.
+/// The nodes and time that a fault affects, from just before its injection until its repair has settled.
 #[derive(Clone, Debug)]
 struct Touch {
     what: String,
@@ -27,28 +27,28 @@ impl Touch {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// Every token and the bits of its log-probability as undisturbed.
+    /// Every token, and the bits of its log-probability, equal the undisturbed answer.
     Right,
-    /// Its client went, as it wanted to; what came until then was right.
+    /// Its client cancelled on purpose; what was received until then was right.
     Cancelled,
-    /// An error, in words.
+    /// An error, with its text.
     Failed(String),
-    /// Other tokens than undisturbed.
+    /// Tokens that differ from the undisturbed answer.
     Wrong(String),
     /// Neither answer nor error, long after its deadline.
     Endless,
 }
 
-/// What is known of a request that ended.
+/// The data of a request that ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// How a person would look it up.
+    /// The request's name in reports.
     pub name: String,
     /// When it was sent first.
     pub sent: Instant,
-    /// Whether it insisted on a prefill worker.
+    /// Whether it required a prefill worker.
     pub remote: bool,
-    /// How often its client sent it again, to another router or after a wait.
+    /// How often its client retried, on another router or after a wait.
     pub resent: u32,
     /// How it ended.
     pub end: End,
@@ -57,11 +57,11 @@ pub struct Ended {
 /// One try of a request at one router.
 #[derive(Clone, Debug)]
 pub struct Try {
-    /// The request, as a person would look it up.
+    /// The request's name in reports.
     pub name: String,
-    /// Who was asked.
+    /// The router that was called.
     pub router: Node,
-    /// Whether it insists on a prefill worker.
+    /// Whether it requires a prefill worker.
     pub remote: bool,
     pub from: Instant,
 }
@@ -69,27 +69,27 @@ pub struct Try {
 /// Counts of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Requests that ended, in whatever way.
+    /// Requests that ended in any way.
     pub finished: u64,
-    /// Right to the last bit.
+    /// Bit for bit right.
     pub right: u64,
     /// Cancelled by their clients.
     pub cancelled: u64,
-    /// Failed with an error, although some path was alive throughout.
+    /// Failed with an error, although some path was live throughout.
     pub failed_live: u64,
-    /// Failed with an error while no path was alive throughout.
+    /// Failed with an error while no path was live throughout.
     pub failed_dark: u64,
-    /// Ended with other tokens.
+    /// Ended with wrong tokens.
     pub wrong: u64,
-    /// Without an end.
+    /// Endless.
     pub endless: u64,
-    /// Right or failed, with a path that was alive throughout.
+    /// Right or failed, with a path that was live throughout.
     pub live: u64,
-    /// Sent more than once by their client.
+    /// Retried by their client.
     pub resent: u64,
-    /// Tries after which a client had to come again, by what it was told and what excused that.
+    /// Tries after which a client had to retry, by the router's answer and its excuse.
     pub again: BTreeMap<String, u64>,
-    /// And those that nothing excused.
+    /// Those without an excuse.
     pub unexcused: u64,
 }
 
@@ -117,18 +117,18 @@ impl Tally {
 pub struct Breach {
     /// Seconds since the run began.
     pub at_s: f64,
-    /// What, with everything needed to understand it.
+    /// What happened, with everything needed to understand it.
     pub what: String,
     /// Faults at that time.
     pub faults: Vec<String>,
-    /// Processes whose logs tell more.
+    /// Processes whose logs have details.
     pub processes: BTreeSet<String>,
 }
 
-/// Most breaches kept: the first ones tell.
+/// Most breaches kept: the first ones are the most useful.
 const BREACHES_MAX: usize = 50;
 
-/// Listens to all that happens.
+/// Receives all events of a run.
 pub struct Judge {
     start: Instant,
     touches: Mutex<Vec<Touch>>,
@@ -136,17 +136,17 @@ pub struct Judge {
     breaches: Mutex<Vec<Breach>>,
 }
 
-/// A fault that acts; [`Judge::settled`] ends it.
+/// An active fault; [`Judge::settled`] ends it.
 #[derive(Debug)]
 pub struct Acting(usize);
 
 impl Judge {
-    /// Nothing happened yet.
+    /// Without events.
     pub fn new(start: Instant) -> Self {
         Self { start, touches: Mutex::default(), tally: Mutex::default(), breaches: Mutex::default() }
     }
 
-    /// A fault is about to strike these nodes.
+    /// A fault is about to be injected into these nodes.
     pub fn strikes(&self, what: String, nodes: Vec<Node>) -> Acting {
         let mut touches = self.touches.lock();
         touches.push(Touch { what, nodes, from: Instant::now(), to: None });
@@ -165,7 +165,7 @@ impl Judge {
         others.map(|(_, t)| t).any(|t| t.nodes.contains(&node) && t.overlaps(since, Instant::now()))
     }
 
-    /// Whether a router, a decode worker and, for `remote` ones, a prefill worker were touched by no fault throughout.
+    /// Whether some router, some decode worker and, for `remote` requests, some prefill worker were untouched throughout.
     fn live(&self, from: Instant, to: Instant, remote: bool) -> bool {
         let touches = self.touches.lock();
         let touched: BTreeSet<Node> =
@@ -176,12 +176,12 @@ impl Judge {
             && (!remote || any(|n| matches!(n, Node::Prefill(_))))
     }
 
-    /// A router that is full puts a client off, which it may at any time.
+    /// Counts a retry because a router was full, which is allowed at any time.
     pub fn put_off(&self) {
         *self.tally.lock().again.entry(ErrorKind::Overloaded.name().into()).or_default() += 1;
     }
 
-    /// A router did not serve a try, `what` for short: it may only where a fault touched it meanwhile, or no path was alive.
+    /// A router did not serve a try, for the reason `what`. That is allowed only if a fault touched it meanwhile, or if no path was live.
     pub fn turned_away(&self, Try { name, router, remote, from }: Try, what: &str, why: &str) {
         let now = Instant::now();
         let touched = self.touches.lock().iter().any(|t| t.nodes.contains(&router) && t.overlaps(from, now));
@@ -241,7 +241,7 @@ impl Judge {
         }
     }
 
-    /// A promise is broken; the faults between these times are its circumstances.
+    /// Records a broken promise, with the faults between these times.
     pub fn breach(&self, (from, to): (Instant, Instant), what: String) {
         let touches = self.touches.lock();
         let near: Vec<&Touch> = touches.iter().filter(|t| t.overlaps(from, to)).collect();
@@ -270,7 +270,7 @@ impl Judge {
         self.tally.lock().clone()
     }
 
-    /// What broke so far.
+    /// Breaches so far.
     pub fn breaches(&self) -> Vec<Breach> {
         self.breaches.lock().clone()
     }

@@ -1,5 +1,5 @@
-//! The schedule: seeded, and the emptiest cells first. Two lanes strike side by side, so that faults of workers meet faults of what is
-//! around them.
+//! The schedule of faults: seeded, and the cells with the fewest hits first. Two lanes inject faults concurrently, so that faults of
+//! workers coincide with faults of the parts around them.
 
 use super::checks::{self, Settled};
 use super::faults::{PATIENCE, Target, duration, repair, restarts, strike};
@@ -18,58 +18,58 @@ use std::time::{Duration, Instant};
 use tokio::sync::RwLock;
 use tokio::time::sleep;
 
-/// Parts that one lane breaks, one at a time.
+/// Components of each lane; a lane breaks one at a time.
 pub const LANES: [&[Component]; 2] = [
     &[Component::Prefill, Component::Decode, Component::Control],
     &[Component::Router, Component::Etcd, Component::Registry, Component::RouterRegistry, Component::Data],
 ];
-/// Longest wait for a request in the phase that is wanted.
+/// Longest wait for a request in the wanted phase.
 const PHASE_MAX: Duration = Duration::from_secs(3);
-/// So many tries at a cell stand for a hit, when the next one is chosen.
+/// This many tries at a cell count as one hit when the next cell is chosen.
 const TRIES: u64 = 3;
-/// Looks for it are so far apart.
+/// Interval of the checks for such a request.
 const LOOK: Duration = Duration::from_millis(5);
-/// Share of faults that strike while the other lane holds still, so that nothing else excuses what they do.
+/// Share of faults injected while the other lane pauses, so that no other fault excuses their effects.
 const ALONE_SHARE: f64 = 0.1;
-/// Rest between two faults of a lane.
+/// Pause of a lane between two faults.
 const REST_MS: u64 = 300;
 
 /// Pairs of a prefill and a decode worker.
 pub const PAIRS: u64 = (Node::PREFILL.len() * Node::DECODE.len()) as u64;
 
-/// What faults did so far.
+/// The results of the faults so far.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// Hits by cell: requests were in that phase there.
+    /// Hits by cell: requests were in that phase at the component.
     pub hits: BTreeMap<Cell, u64>,
-    /// How often a cell was the one wanted.
+    /// How often each cell was chosen.
     tries: BTreeMap<Cell, u64>,
-    /// Strikes.
+    /// Injected faults.
     pub faults: u64,
-    /// Those of them that lasted longer than the data plane waits for a silent peer.
+    /// Of these, faults that lasted longer than the data plane waits for a silent peer.
     pub longest: u64,
-    /// Handoffs that pairs carried right after a repair.
+    /// Handoffs that pairs completed right after a repair.
     pub pairs: u64,
-    /// Repairs after which every pair carried one.
+    /// Repairs after which every pair completed a handoff.
     pub all_pairs: u64,
-    /// Repairs that another fault met before all pairs had carried one.
+    /// Repairs followed by another fault before all pairs had completed one.
     pub met: u64,
-    /// Of those, since all pairs were asked.
+    /// Of those, repairs since all pairs were last tested.
     owed: u64,
-    /// Times that all pairs were asked while nothing was broken, since some had not been.
+    /// How often all pairs were tested while nothing was broken, because some tests had been interrupted.
     pub whole: u64,
-    /// Longest time until all pairs carried handoffs again.
+    /// Longest time until all pairs completed handoffs again.
     pub pairs_max: Duration,
-    /// Longest time until a worker that was restarted was ready.
+    /// Longest time until a restarted worker was ready.
     pub started_max: Duration,
     /// Longest time until routers placed on all workers again.
     pub admitted_max: Duration,
-    /// Longest time until nothing was quarantined.
+    /// Longest time until no block was quarantined.
     pub quarantine_max: Duration,
 }
 
 impl Record {
-    /// Cells with fewer hits than `hits_min`, and their hits; those of links only where there are `links`.
+    /// Cells with fewer hits than `hits_min`, and their hits; cells of links only if there are `links`.
     pub fn lacking(&self, hits_min: u64, links: bool) -> Vec<(Cell, u64)> {
         possible(links).map(|cell| (cell, self.hits_of(cell))).filter(|(_, hits)| *hits < hits_min).collect()
     }
@@ -80,24 +80,24 @@ impl Record {
     }
 }
 
-/// Everything that a lane acts on.
+/// Everything that a lane uses.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {
     /// The cluster.
     pub stage: &'a Stage,
     /// Its clients.
     pub load: &'a Load,
-    /// Who asks each pair of workers for a handoff.
+    /// Requests handoffs between each pair of workers.
     pub handoffs: &'a Handoffs,
-    /// Who listens.
+    /// Receives the events.
     pub judge: &'a Judge,
-    /// Held by who strikes; alone by who strikes alone.
+    /// Read lock for a fault; write lock for a fault that must be the only one.
     pub alone: &'a RwLock<()>,
     /// What is counted.
     pub record: &'a Mutex<Record>,
 }
 
-/// Strikes `components` one after the other until then.
+/// Injects faults into `components`, one at a time, until then.
 pub async fn run(
     scene: Scene<'_>,
     components: &[Component],
@@ -112,7 +112,7 @@ pub async fn run(
     Ok(())
 }
 
-/// A cell with the fewest hits among those that can be hit here; one that is often missed lets others come first.
+/// One of the cells with the fewest hits that can be hit here. Tries count as well, so a cell that is often missed does not block others.
 fn emptiest(scene: Scene<'_>, components: &[Component], random: &mut StdRng) -> Option<Cell> {
     let mut record = scene.record.lock();
     let of = |counts: &BTreeMap<Cell, u64>, cell: &Cell| counts.get(cell).copied().unwrap_or_default();
@@ -124,7 +124,7 @@ fn emptiest(scene: Scene<'_>, components: &[Component], random: &mut StdRng) -> 
     Some(chosen)
 }
 
-/// One part in which a request is in the wanted phase, and the phases of all that it has; any part if there is none for long.
+/// A target with a request in the wanted phase, and the phases of all its requests. Any target if there is no such request in time.
 async fn find(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> (Target, BTreeSet<Phase>) {
     let deadline = Instant::now() + PHASE_MAX;
     loop {
@@ -158,7 +158,7 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
         sleep(lasts).await;
         repair(stage, target, fault).await
     };
-    // A death shows at once to those that had connections with it, long before its next start.
+    // Processes that had connections with it notice its death at once, long before its next start.
     let bereaved = async {
         let others = Node::WORKERS.into_iter().filter(|worker| !target.nodes().contains(worker)).collect();
         if fault == Fault::Killed { checks::quarantine(scene, &acting, struck, others).await } else { Duration::ZERO }
@@ -194,7 +194,7 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     Ok(())
 }
 
-/// Asks all pairs at a moment when nothing is broken, where other faults met repairs before.
+/// Tests all pairs at a moment when nothing is broken, if other faults interrupted tests before.
 pub async fn whole(scene: Scene<'_>) {
     let owed = std::mem::take(&mut scene.record.lock().owed);
     if owed == 0 {

@@ -1,4 +1,4 @@
-//! Clients of every kind, each of whose answers is known beforehand.
+//! Clients of every kind, whose correct answers are known in advance.
 
 use super::client::{Ask, Shared, channel};
 use super::judge::Judge;
@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// A client that was failed does not ask again before.
+/// Pause of a client after a failed request.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What clients do.
+/// The state of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
     Ask,
@@ -23,7 +23,7 @@ enum Mood {
     Leave,
 }
 
-/// Clients at work.
+/// Running clients.
 pub struct Load {
     shared: Arc<Shared>,
     mood: watch::Sender<Mood>,
@@ -31,7 +31,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Asks for the undisturbed answers, then starts so many clients.
+    /// Requests the undisturbed answers, then starts this many clients.
     pub async fn start(
         routers: &[String],
         cases: &[Case],
@@ -48,7 +48,7 @@ impl Load {
         Ok(Self { shared, mood, clients })
     }
 
-    /// Requests that run.
+    /// Running requests.
     pub fn flights(&self) -> Vec<Flight> {
         self.shared.flights.lock().values().copied().collect()
     }
@@ -61,7 +61,7 @@ impl Load {
         greedy().filter(|known| Some(tokens(known)) == shortest).cloned().collect()
     }
 
-    /// Lets what runs end, and nothing begin.
+    /// Waits for running requests to end, and starts none.
     pub async fn pause(&self) {
         self.mood.send_replace(Mood::Wait);
         while !self.shared.flights.lock().is_empty() {
@@ -69,12 +69,12 @@ impl Load {
         }
     }
 
-    /// Goes on.
+    /// Resumes the clients.
     pub fn resume(&self) {
         self.mood.send_replace(Mood::Ask);
     }
 
-    /// Lets what runs end, and no client begin again.
+    /// Waits for running requests to end, and stops the clients.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.mood.send_replace(Mood::Leave);
         for client in self.clients {

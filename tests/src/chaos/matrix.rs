@@ -1,9 +1,9 @@
-//! The one table of faults: which part fails how, in which phase of requests, what a client sees of it, and what is freed when.
+//! The only table of faults: which component fails and how, in which phase of requests, what a client sees of it, and what is freed when.
 //! `docs/reliability.md` shows its rendering; a run counts how often it hit each cell.
 
 use std::fmt;
 
-/// What fails.
+/// The component that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
     /// A router process.
@@ -14,7 +14,7 @@ pub enum Component {
     Decode,
     /// One of etcd's three nodes.
     Etcd,
-    /// The network of KV, at one prefill and one decode worker.
+    /// The KV network, at one prefill and one decode worker.
     Data,
     /// The network between routers and workers, at one prefill and one decode worker.
     Control,
@@ -25,75 +25,75 @@ pub enum Component {
 }
 
 impl Component {
-    /// Whether it fails only where there is a network of the run's own.
+    /// Whether it can fail only in a network that the run itself has set up.
     pub const fn is_link(self) -> bool {
         matches!(self, Self::Data | Self::Control | Self::Registry | Self::RouterRegistry)
     }
 }
 
 impl Fault {
-    /// Whether nothing else may fail meanwhile: what would be to excuse then is everything.
+    /// Whether nothing else may fail meanwhile: otherwise every failure would be excused.
     pub const fn is_alone(self) -> bool {
         matches!(self, Self::Full)
     }
 }
 
-/// How it fails.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// SIGKILL, and started again at the same address.
+    /// SIGKILL, then a restart at the same address.
     Killed,
-    /// SIGSTOP, and SIGCONT.
+    /// SIGSTOP, then SIGCONT.
     Stopped,
-    /// SIGTERM, and started again at the same address.
+    /// SIGTERM, then a restart at the same address.
     Drained,
-    /// The link is down, and up again.
+    /// The link is down, then up again.
     Cut,
     /// The link carries a few Mbit/s.
     Narrowed,
-    /// Every packet comes late.
+    /// Every packet is delayed.
     Delayed,
-    /// Some packets never come.
+    /// Some packets are lost.
     Lossy,
-    /// Packets one way never come: drawn, whether those to the part or those from it. The other way all is well.
+    /// All packets of one direction are lost, either to the part or from it, chosen at random. The other direction works.
     OneWay,
-    /// A byte of some packets is another one, and their checksums fit.
+    /// One byte of some packets is changed, and their checksums are corrected.
     Damaged,
-    /// No space is left: it answers reads, and refuses writes.
+    /// Its disk quota is used up: it answers reads and refuses writes.
     Full,
 }
 
-/// In which phase a request met it: where it was at the part that failed, at that moment.
+/// The phase of a request at the failing component at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Queued, or claimed: nothing computed. At a router: no token has come.
+    /// Queued, or claimed: nothing is computed. At a router: no token has been received.
     Waiting,
     /// Its prompt is computed there.
     Prefill,
-    /// Its handoff is open. At a router: the first token has come and no other.
+    /// Its handoff is open. At a router: only the first token has been received.
     Transfer,
     /// Its answer is generated there.
     Decode,
 }
 
-/// What happens where part and fault, in these phases, meet.
+/// What happens when this fault meets a request in these phases.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What fails.
+    /// The component that fails.
     pub component: Component,
-    /// How.
+    /// How it fails.
     pub fault: Fault,
-    /// In which phases of requests.
+    /// The phases of the requests.
     pub phases: &'static [Phase],
     /// What their clients see.
     pub client: &'static str,
     /// What is freed, and when.
     pub freed: &'static str,
-    /// Tests that show it in one of these phases at least, besides the chaos run itself: files from the root of the repository.
+    /// Tests that show it in at least one of these phases, besides the chaos run itself: files relative to the root of the repository.
     pub tests: &'static [&'static str],
 }
 
-/// One thing to hit.
+/// A combination to hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cell(pub Component, pub Fault, pub Phase);
 
@@ -102,7 +102,7 @@ pub fn cells() -> impl Iterator<Item = Cell> {
     MATRIX.iter().flat_map(|row| row.phases.iter().map(|phase| Cell(row.component, row.fault, *phase)))
 }
 
-/// Those that can be hit: links fail only where there are any of the run's own.
+/// The cells that can be hit: links fail only if the run has its own.
 pub fn possible(links: bool) -> impl Iterator<Item = Cell> {
     cells().filter(move |cell| links || !cell.0.is_link())
 }
@@ -123,9 +123,9 @@ const NONE: &str = "nothing to free";
 const DRAIN: &str = "tests/tests/drain.rs";
 const RECOVERY: &str = "tests/tests/recovery.rs";
 const ETCD: &str = "tests/tests/etcd.rs";
-/// Nodes of etcd that die and hang, without load.
+/// etcd nodes that die and hang, without load.
 const NODES: &str = "node/src/membership/etcd/tests/nodes.rs";
-/// An etcd that is out of space, without load.
+/// An etcd without disk space, without load.
 const SPACE: &str = "node/src/membership/etcd/tests/space.rs";
 
 /// The table.
@@ -340,7 +340,7 @@ pub const MATRIX: &[Row] = &[
     },
 ];
 
-/// The table as it stands in the documentation.
+/// The table as shown in the documentation.
 pub fn rendered() -> String {
     let mut text = String::from("| Part | Fault | Phase | Client sees | Freed, and when | Shown by |\n");
     text += "|---|---|---|---|---|---|\n";
@@ -353,7 +353,7 @@ pub fn rendered() -> String {
     text
 }
 
-/// A file without folders and ending.
+/// A file name without folders and extension.
 fn name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }

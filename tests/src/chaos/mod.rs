@@ -1,5 +1,5 @@
-//! Faults on purpose: a whole cluster, each service a process on a host of its own, broken in every way of [`matrix`] while clients of
-//! every kind ask it for answers that are known.
+//! Fault injection: a whole cluster, with each process on its own host, is broken in every way of [`matrix`]. Meanwhile clients of every
+//! kind send requests whose answers are known.
 //!
 //! ```text
 //! lanes ── emptiest cell ──> sight: is a request in that phase there? ──> faults: strike, wait, repair ──> checks
@@ -7,7 +7,8 @@
 //!   └──────────── load: clients, every token compared ─────────────> judge <─────────────────────────────────┘
 //! ```
 //!
-//! The judge decides what had to succeed from what was done, and not from what the cluster says. [`report`] tells what came of it.
+//! The judge decides which requests had to succeed from the injected faults, not from what the cluster reports. [`report`] summarizes the
+//! results.
 
 pub mod checks;
 mod client;
@@ -41,47 +42,47 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::RwLock;
 
-/// Faults pause this often, to see whether everything is let go when nobody asks.
+/// Faults pause at this interval, to check that everything is released when there are no requests.
 const ROUND: Duration = Duration::from_secs(110);
-/// The same, while the run goes on for cells that lack hits.
+/// The same, while the run is extended for cells that lack hits.
 const LONGER_ROUND: Duration = Duration::from_secs(20);
 
 /// One model's part of a run.
 #[derive(Clone, Debug)]
 pub struct ActPlan {
-    /// As workers are told.
+    /// The workers' `--model`.
     pub model: String,
-    /// What clients ask.
+    /// The clients' requests.
     pub cases: Vec<Case>,
-    /// How many of them ask at the same time.
+    /// Concurrent clients.
     pub clients: usize,
-    /// What carries KV: `tcp`, or `ucx` over shared memory, whose messages and greetings go over TCP.
+    /// The KV transport: `tcp`, or `ucx` over shared memory, whose messages and greetings use TCP.
     pub transport: &'static str,
-    /// KV pool of each worker, as it is told: a small one is full now and then.
+    /// The workers' KV pool size: a small pool is sometimes full.
     pub kv_cache_bytes: &'static str,
     pub time: Duration,
 }
 
-/// What is to be done, and how much of it is asked for.
+/// The plan of a run, with its minimum results.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Draws requests, faults, and packets that are lost.
+    /// Seed of the random requests, faults and lost packets.
     pub seed: u64,
-    /// Models, one after the other.
+    /// Models, one after another.
     pub acts: Vec<ActPlan>,
-    /// Each cell is to be hit so often: the last model's part goes on until it is, for so much longer at most.
+    /// Minimum hits of each cell: the last model's part is extended until it is reached, by at most `longer_max`.
     pub hits_min: u64,
     /// See `hits_min`.
     pub longer_max: Duration,
-    /// Links are to fail, too.
+    /// Whether links fail too.
     pub links: bool,
-    /// So many requests are to end.
+    /// Minimum number of requests that end.
     pub requests_min: u64,
-    /// Where logs go.
+    /// Folder of the logs.
     pub folder: PathBuf,
 }
 
-/// Does it; `network` says why there can be none. An error means that the run itself broke down.
+/// Runs the plan; `network` says why there can be no network of its own. An error means that the run itself failed.
 pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Report> {
     let start = Instant::now();
     let no_network = network.err();
@@ -155,7 +156,7 @@ async fn play(
     Ok(())
 }
 
-/// Where the logs of a run's act are.
+/// Folder of the logs of one act.
 fn logs(folder: &Path, act: usize) -> PathBuf {
     folder.join(format!("logs-{act}"))
 }

@@ -1,4 +1,4 @@
-//! Hosts of their own for all processes: network namespaces, joined by a hub that the run itself sits in.
+//! A separate host for each process: network namespaces, connected by a hub in which the run itself is.
 //!
 //! ```text
 //! namespace p-0 ── control0, data0, registry0, admin0 ──┐
@@ -6,30 +6,30 @@
 //!       ...                                             │      └── relay: a device that delays and loses packets
 //! ```
 //!
-//! Everything happens in namespaces that `unshare` made for the run, and is gone with its last process.
+//! Everything is inside namespaces that `unshare` created for the run, and disappears with its last process.
 
 use super::relay::{Manner, Relay};
 use anyhow::{Context, ensure};
 use rand::rngs::StdRng;
 use std::process::{Command, Stdio};
 
-/// One of the networks that a host is in.
+/// One of a host's networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Net {
     /// Routers call workers.
     Control = 1,
-    /// Workers hand KV over.
+    /// Workers transfer KV.
     Data = 2,
-    /// Workers and routers speak with etcd.
+    /// Workers and routers connect to etcd.
     Registry = 3,
-    /// Clients, and this run's own looks. Never faulted.
+    /// Clients, and this run's own checks. Never faulted.
     Admin = 4,
 }
 
 impl Net {
     const ALL: [Self; 4] = [Self::Control, Self::Data, Self::Registry, Self::Admin];
 
-    /// Name of the device in a host; the hub's end has the host's number behind it.
+    /// Name of the device in a host; the hub's end has the host's number appended.
     const fn device(self) -> &'static str {
         match self {
             Self::Control => "control",
@@ -39,7 +39,7 @@ impl Net {
         }
     }
 
-    /// Rate of an unharmed link, where it is held down: a transfer on loopback would be over before a fault can meet it.
+    /// Rate of a healthy link, if it is limited: on loopback a transfer would end before a fault can hit it.
     const fn rate(self) -> Option<&'static str> {
         match self {
             Self::Data => Some("120mbit"),
@@ -48,33 +48,33 @@ impl Net {
     }
 }
 
-/// What is wrong with a link.
+/// The fault of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ill {
-    /// Nothing passes, and nobody is told.
+    /// All packets are dropped silently.
     Cut,
-    /// A rate in the words of `tc`.
+    /// A rate in the syntax of `tc`.
     Narrowed(&'static str),
-    /// Packets to the host, or those from it, vanish.
+    /// Packets to the host, or those from it, are dropped.
     OneWay(Way),
-    /// Packets pass the relay.
+    /// Packets pass through the relay.
     Relayed(Manner),
 }
 
-/// Seen from a host.
+/// Direction, as seen from a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// What others send it.
+    /// Packets to the host.
     To,
-    /// What it sends.
+    /// Packets from the host.
     From,
 }
 
-/// Where etcd listens, in the hub.
+/// Address of etcd, in the hub.
 pub const HUB: &str = "10.3.0.1";
 /// Name of the relay's device.
 const RELAY: &str = "relay";
-/// Routing table that leads to it.
+/// Routing table that leads to the relay.
 const RELAYED: &str = "101";
 
 /// The hosts' network. It needs namespaces of its own: see [`inside`].
@@ -83,7 +83,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes namespaces `hosts` and all links. `seed` draws which packets are lost.
+    /// Creates the namespaces `hosts` and all links. `seed` selects which packets are lost.
     pub async fn start(hosts: &[String], seed: u64) -> anyhow::Result<Self> {
         ensure!(std::process::id() == 1, "it would change this machine: run it by `inside`");
         run("mount", &["-t", "tmpfs", "tmpfs", "/run"])?;
@@ -92,7 +92,7 @@ impl Network {
         }
         ip("link set lo up")?;
         ip(&format!("addr add {HUB}/32 dev lo"))?;
-        // What a cut link would carry vanishes, and no error tells.
+        // Packets of a cut link are dropped without an error.
         ip("route add blackhole 10.0.0.0/8 metric 999")?;
         let relay = Relay::start(RELAY, seed).await?;
         ip(&format!("route add default dev {RELAY} table {RELAYED}"))?;
@@ -116,7 +116,7 @@ impl Network {
         Ok(Self { relay })
     }
 
-    /// Harms the link of host `number`, called `host`.
+    /// Injects a fault into the link of host `number`, called `host`.
     pub fn harm(&self, net: Net, (number, host): (usize, &str), ill: Ill) -> anyhow::Result<()> {
         match ill {
             Ill::Cut => ip(&format!("link set {} down", hub_end(net, number))),
@@ -129,7 +129,7 @@ impl Network {
         }
     }
 
-    /// Something that was said within any of the links that passed the relay last.
+    /// Recently recorded bytes from one of the links through the relay.
     pub fn overheard(&self, random: &mut StdRng) -> Option<Vec<u8>> {
         self.relay.overheard(random)
     }
@@ -154,13 +154,13 @@ pub fn address(net: Net, number: usize) -> String {
     format!("10.{}.{}.2", net as u8, number + 1)
 }
 
-/// What runs a program in the namespace `host`, in the same process.
+/// Command prefix that runs a program in the namespace `host`, in the same process.
 pub fn enter(host: &str) -> Vec<String> {
     // Not nsenter: UCX looks for devices below /sys, which has to be that of the namespace.
     ["ip", "netns", "exec", host].map(str::to_owned).to_vec()
 }
 
-/// What runs a program in namespaces of its own, which end with it whatever ends it; an error says why there can be none.
+/// A command that runs a program in its own namespaces, which end with it however it ends. An error says why that is impossible.
 pub fn inside() -> anyhow::Result<Command> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -179,20 +179,20 @@ fn hub_end(net: Net, number: usize) -> String {
     format!("{}{number}", net.device())
 }
 
-/// Both ways.
+/// In both directions.
 fn narrow(net: Net, number: usize, host: &str, rate: &str) -> anyhow::Result<()> {
     let shape = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"];
     run("tc", &[&["qdisc", "replace", "dev", &hub_end(net, number)], &shape[..]].concat())?;
     run("tc", &[&["-n", host, "qdisc", "replace", "dev", net.device()], &shape[..]].concat())
 }
 
-/// Both ways; what comes out of the relay finds its way as ever.
+/// In both directions; packets that leave the relay are routed normally.
 fn relayed(net: Net, number: usize) -> [String; 2] {
     let (to, from) = (address(net, number), hub_end(net, number));
     [format!("pref 60 to {to}/32 lookup {RELAYED}"), format!("pref 61 iif {from} lookup {RELAYED}")]
 }
 
-/// What drops packets of one direction.
+/// A rule that drops packets of one direction.
 fn one_way(net: Net, number: usize, way: Way) -> String {
     match way {
         Way::To => format!("pref 55 to {}/32 blackhole", address(net, number)),

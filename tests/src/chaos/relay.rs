@@ -1,4 +1,4 @@
-//! A device in the hub that holds packets back, drops or damages them: what netem does, which not every kernel has.
+//! A device in the hub that delays, drops or damages packets: what netem does, which not every kernel has.
 
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -13,37 +13,37 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_tun::Tun;
 
-/// Most packets held at once; more are dropped, as by any full queue.
+/// Most packets held at once; more are dropped, as in any full queue.
 const HELD_MAX: usize = 20_000;
-/// Most payloads kept of those that passed.
+/// Most recent payloads kept.
 const PASSED_MAX: usize = 64;
-/// As on every other link.
+/// The same as on every other link.
 const MTU: usize = 1500;
-/// Where an IPv4 header has the second byte of the destination, which numbers the network.
+/// Offset in an IPv4 header of the second byte of the destination, which is the network's number.
 const NET_BYTE: usize = 17;
 
-/// What becomes of a packet.
+/// How packets are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Manner {
-    /// It comes so late.
+    /// Delay of a packet.
     pub delay: Duration,
-    /// Share that never comes.
+    /// Share of packets that are lost.
     pub loss: f64,
-    /// Share of those with a TCP payload of which one byte is another one when they come. Their checksum fits, so only who receives
-    /// them can tell.
+    /// Share of packets with a TCP payload of which one byte is changed. Their checksum is corrected, so only the receiving program can
+    /// notice.
     pub damage: f64,
 }
 
 /// The running relay. Ends when dropped.
 pub struct Relay {
     manners: Arc<Mutex<BTreeMap<u8, Manner>>>,
-    /// TCP payloads that passed last.
+    /// Most recent TCP payloads.
     passed: Arc<Mutex<VecDeque<Vec<u8>>>>,
     task: JoinHandle<()>,
 }
 
 impl Relay {
-    /// Makes the device and takes packets from it.
+    /// Creates the device and reads packets from it.
     pub async fn start(device: &str, seed: u64) -> anyhow::Result<Self> {
         let tun = Tun::builder().name(device).mtu(MTU as i32).up().build()?.remove(0);
         let manners = Arc::<Mutex<BTreeMap<u8, Manner>>>::default();
@@ -53,12 +53,12 @@ impl Relay {
         Ok(Self { manners, passed, task })
     }
 
-    /// One of the TCP payloads that passed last, if any did.
+    /// One of the most recent TCP payloads, if there are any.
     pub fn overheard(&self, random: &mut StdRng) -> Option<Vec<u8>> {
         self.passed.lock().iter().choose(random).cloned()
     }
 
-    /// How packets within this network fare from now on.
+    /// Sets how packets of this network are treated from now on.
     pub fn set(&self, net: u8, manner: Manner) {
         self.manners.lock().insert(net, manner);
     }
@@ -70,7 +70,7 @@ impl Drop for Relay {
     }
 }
 
-/// Packets by when they leave, and in order of arrival.
+/// Packets by departure time, then in order of arrival.
 type Held = BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>;
 
 async fn carry(
@@ -113,30 +113,30 @@ async fn carry(
     }
 }
 
-/// Where a packet's TCP header begins; the length of its IPv4 header is in its first byte, in words of 4 bytes.
+/// Offset of a packet's TCP header; the first byte of the IPv4 header has that header's length, in words of 4 bytes.
 fn tcp_header(packet: &[u8]) -> usize {
     packet.first().map_or(0, |first| usize::from(first & 0xf) * 4)
 }
 
-/// Where a packet has its TCP payload; `None` for other packets.
+/// Range of a packet's TCP payload; `None` for other packets.
 fn payload(packet: &[u8]) -> Option<Range<usize>> {
-    /// Where an IPv4 header has the protocol, and which it is.
+    /// Offset of the protocol in an IPv4 header, and TCP's number.
     const TCP: (usize, u8) = (9, 6);
-    /// Where a TCP header has its length, in words of 4 bytes and the upper half of the byte.
+    /// Offset of the length in a TCP header: in words of 4 bytes, in the upper half of the byte.
     const LENGTH: usize = 12;
     let tcp = tcp_header(packet);
     let first = tcp + usize::from(packet.get(tcp + LENGTH)? >> 4) * 4;
     (*packet.get(TCP.0)? == TCP.1 && first <= packet.len()).then_some(first..packet.len())
 }
 
-/// Turns one bit of a packet's TCP payload, if it has any, and makes its checksum fit (RFC 1624).
+/// Flips one bit of a packet's TCP payload, if it has any, and corrects its checksum (RFC 1624).
 fn damage(packet: &mut [u8], random: &mut StdRng) {
-    /// Where a TCP header has it.
+    /// Offset of the checksum in a TCP header.
     const CHECKSUM: usize = 16;
     let tcp = tcp_header(packet);
     let Some(payload) = payload(packet).filter(|payload| !payload.is_empty()) else { return };
     let at = random.random_range(payload);
-    // The word of the sum that the byte is part of; one that ends the packet is filled up with zero.
+    // The 16-bit word that contains the byte; the last one is padded with zero.
     let word = tcp + (at - tcp) / 2 * 2;
     let read = |packet: &[u8], at: usize| u16::from_be_bytes([packet[at], packet.get(at + 1).copied().unwrap_or(0)]);
     let before = read(packet, word);
@@ -153,7 +153,7 @@ fn damage(packet: &mut [u8], random: &mut StdRng) {
 mod tests {
     use super::*;
 
-    /// The TCP checksum of a packet over its pseudo header: 0 where the one in the packet fits.
+    /// The TCP checksum of a packet with its pseudo header: 0 if the packet's own checksum is correct.
     fn checksum(packet: &[u8]) -> u16 {
         let mut summed = packet[12..20].to_vec();
         summed.extend([0, 6]);
@@ -167,7 +167,7 @@ mod tests {
         !(sum as u16)
     }
 
-    /// A packet with so much payload, or without TCP.
+    /// A packet with a payload of this length, or without TCP.
     fn packet(payload: usize, protocol: u8) -> Vec<u8> {
         let mut packet = vec![0x45, 0, 0, 0, 7, 7, 0, 0, 64, protocol, 0, 0, 10, 2, 1, 2, 10, 2, 3, 2];
         packet.extend([

@@ -1,4 +1,4 @@
-//! What a run did, and whether it kept all promises: a table, a file, and the logs that tell of what broke.
+//! The report of a run: whether it kept all promises, as a table, a file, and the relevant logs of breaches.
 
 use super::faults::PATIENCE;
 use super::judge::{Breach, Tally};
@@ -13,13 +13,13 @@ use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-/// Share of requests that must succeed, whatever fails.
+/// Share of requests that must succeed under any faults.
 const RIGHT_SHARE_MIN: f64 = 0.95;
-/// What makes such a run.
+/// The command of such a run.
 const COMMAND: &str = "make chaos";
-/// Faults of a whole run that outlast the data plane's own patience.
+/// Minimum number of faults of a whole run that last longer than the data plane waits for a silent peer.
 const LONGEST_MIN: u64 = 10;
-/// Crates whose code a run tells of.
+/// Crates that a run tests.
 const CRATES: [&str; 12] = [
     "types",
     "proto",
@@ -34,12 +34,12 @@ const CRATES: [&str; 12] = [
     "prefill-worker",
     "decode-worker",
 ];
-/// Lines of each log that are shown of what broke.
+/// Log lines shown per process of a breach.
 const LOG_LINES: usize = 40;
-/// And so much of each.
+/// Length of a shown line.
 const LINE_CHARS: usize = 600;
 
-/// What one model was put through.
+/// The results of one model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Act {
     /// Its name.
@@ -59,69 +59,69 @@ pub struct Hits {
 /// A whole run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// What makes such a run.
+    /// The command of such a run.
     pub command: String,
-    /// What was tested: tree hashes of crates. `cargo xtask release-check` compares them.
+    /// The tested code: tree hashes of crates. `cargo xtask release-check` compares them.
     pub trees: BTreeMap<String, String>,
-    /// Gives the same schedule again, as far as processes and networks can be scheduled.
+    /// Reproduces the schedule, as far as processes and networks can be scheduled.
     pub seed: u64,
     /// The commit that was tested.
     pub commit: String,
-    /// How long faults struck.
+    /// How long faults were injected.
     pub seconds: u64,
-    /// Why there were no faults of links; `None` where there were.
+    /// Why there were no faults of links; `None` if there were.
     pub no_network: Option<String>,
-    /// Faults that struck.
+    /// Injected faults.
     pub faults: u64,
-    /// Those of them that outlasted the data plane's own patience.
+    /// Of these, faults that lasted longer than the data plane waits for a silent peer.
     pub longest: u64,
-    /// What a hostile peer said to ports of the cluster meanwhile.
+    /// Attacks on ports of the cluster.
     pub attacks: u64,
-    /// Sequences that gave their blocks back, since a pool was full.
+    /// Sequences preempted because a pool was full.
     pub preemptions: u64,
     /// All requests.
     pub requests: Tally,
     /// By model.
     pub acts: Vec<Act>,
-    /// Handoffs that pairs of workers carried right after a repair.
+    /// Handoffs that pairs of workers completed right after a repair.
     pub pairs: u64,
-    /// And those that they were asked for: another fault met the others first.
+    /// Handoffs requested from them: another fault interrupted the rest.
     pub pairs_asked: u64,
-    /// Repairs after which every pair carried one.
+    /// Repairs after which every pair completed a handoff.
     pub all_pairs: u64,
-    /// Repairs that another fault met before all pairs had carried one.
+    /// Repairs followed by another fault before all pairs had completed one.
     pub met: u64,
-    /// Times that all pairs were asked afterwards, while nothing was broken.
+    /// How often all pairs were tested afterwards, while nothing was broken.
     pub whole: u64,
     /// Longest time from the start of a worker until it was ready.
     pub started_s_max: f64,
-    /// Longest time from a repair, or from when a restarted worker was ready, until all pairs had carried a handoff.
+    /// Longest time from a repair, or from when a restarted worker was ready, until all pairs had completed a handoff.
     pub pairs_s_max: f64,
     /// The same until routers placed on all workers.
     pub admitted_s_max: f64,
-    /// The same until nothing was quarantined.
+    /// The same until no block was quarantined.
     pub quarantine_s_max: f64,
-    /// Longest time from the last request until nothing was referenced.
+    /// Longest time from the last request until no block was referenced.
     pub quiet_s_max: f64,
     /// By cell of the matrix.
     pub cells: Vec<Hits>,
-    /// Promises broken.
+    /// Broken promises.
     pub breaches: Vec<Breach>,
-    /// What the plan asked for and the run did not reach.
+    /// Minimum results of the plan that the run did not reach.
     pub missed: Vec<String>,
 }
 
-/// What came of the models, one after the other.
+/// The results of the models, one after another.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) acts: Vec<Act>,
     pub(super) breaches: Vec<Breach>,
     pub(super) record: Record,
-    /// What a hostile peer said to ports of the cluster.
+    /// Attacks on ports of the cluster.
     pub(super) attacks: u64,
     pub(super) preemptions: u64,
     pub(super) quiet_max: Duration,
-    /// What the run took beyond its time, until each cell had its hits.
+    /// How much longer than planned the run took until each cell had its hits.
     pub(super) longer: Duration,
 }
 
@@ -193,7 +193,7 @@ impl Report {
         self.breaches.is_empty() && self.missed.is_empty()
     }
 
-    /// Last words of the processes that what broke is about.
+    /// The last log lines of the processes in breaches.
     pub fn last_words(&self, folder: &Path) -> String {
         let mut text = String::new();
         for (number, act) in self.acts.iter().enumerate() {
@@ -211,7 +211,7 @@ impl Report {
 }
 
 impl Report {
-    /// The outcome of all requests, those that were sent again included.
+    /// The outcome of all requests, including retried ones.
     fn headline(&self) -> String {
         let t = &self.requests;
         let judged = t.finished - t.cancelled;

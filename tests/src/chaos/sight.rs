@@ -1,4 +1,4 @@
-//! In which phases requests are at the part that is about to fail.
+//! The phases of the requests at the part that is about to fail.
 
 use super::faults::Target;
 use super::load::Load;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest look: what is not seen so soon is no longer so.
+/// Longest time of a check: a later result would be outdated.
 const LOOK_MAX: Duration = Duration::from_millis(250);
 
 /// One request, as its client sees it.
@@ -18,13 +18,13 @@ const LOOK_MAX: Duration = Duration::from_millis(250);
 pub struct Flight {
     /// Number of its router.
     pub router: usize,
-    /// Tokens that came.
+    /// Tokens received.
     pub tokens: usize,
     /// Where it may be prefilled.
     pub policy: PrefillPolicy,
 }
 
-/// Phases of the requests that `target` has now.
+/// Phases of the requests at `target` now.
 pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phase> {
     match target {
         Target::Node(Node::Router(number)) | Target::RouterRegistry(number) => {
@@ -44,7 +44,7 @@ fn of_flights<'a>(flights: impl Iterator<Item = &'a Flight>) -> BTreeSet<Phase> 
 }
 
 impl Flight {
-    /// As far as its client can tell: after one token of those that the router places there may be a handoff, or none.
+    /// The phase as far as the client knows: after one token of a request that the router places, there may or may not be a handoff.
     fn phase(&self) -> Option<Phase> {
         match (self.tokens, self.policy) {
             (0, _) => Some(Phase::Waiting),
@@ -55,7 +55,7 @@ impl Flight {
     }
 }
 
-/// What a worker says; nothing where it cannot be asked.
+/// A worker's phases; empty if it cannot be reached.
 async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let look = async {
         let scrape = Scrape::of(&stage.metrics(worker)).await?;
@@ -71,7 +71,7 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let decodes = matches!(worker, Node::Decode(_));
     let seen = [
         (Phase::Waiting, queued || claimed > 0),
-        // What is queued on a decode worker has tokens to compute, too.
+        // A request queued on a decode worker has tokens to compute, too.
         (Phase::Prefill, runs && uncomputed && !(decodes && queued)),
         (Phase::Transfer, handoffs),
         (Phase::Decode, decodes && runs && !uncomputed),

@@ -1,4 +1,4 @@
-//! The cluster that is put to the test: two routers, two prefill and two decode workers, an etcd of three, each a process.
+//! The cluster under test: two routers, two prefill and two decode workers, and an etcd of three nodes, each a process.
 
 use super::ActPlan;
 use super::network::{self, HUB, Net, Network};
@@ -16,20 +16,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// Longest wait for the whole cluster.
+/// Longest wait for the whole cluster to be ready.
 const WHOLE_MAX: Duration = Duration::from_secs(120);
 /// Longer than any run.
 const CERTIFICATES_LAST: Duration = Duration::from_secs(24 * 3600);
-/// Leases end while a worker stands still for long, and leave time for a second call where the first is lost.
+/// Leases expire while a worker is stopped for long, and leave time for a second call if the first is lost.
 const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\nrequest_ms_max = 1000\n";
 /// So small that it is full within a second.
 const ETCD_QUOTA: &str = "--quota-backend-bytes=8388608";
-/// What is said to workers, besides: short steps, since four of them share what may be two cores.
+/// Further worker settings: short steps, because the four workers may share two cores.
 const WORKER_CONFIG: &str = "[engine]\nchunk_tokens_max = 64\n";
-/// Shorter than most answers take, so that some go on elsewhere.
+/// Shorter than most answers take, so that some requests are continued on other workers.
 const WORKER_DRAIN_MS: u32 = 300;
 
-/// One serving process.
+/// One product process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
     /// A router, by number.
@@ -52,7 +52,7 @@ impl Node {
     /// All prefill workers.
     pub const PREFILL: [Self; 2] = [Self::Prefill(0), Self::Prefill(1)];
 
-    /// Its number among all.
+    /// Its number among all nodes.
     pub fn number(self) -> usize {
         match self {
             Self::Router(n) => n,
@@ -93,25 +93,25 @@ pub struct Stage {
     /// The three nodes.
     pub etcd: Mutex<EtcdCluster>,
     network: Option<Arc<Network>>,
-    /// The run's own: that of a router.
+    /// The run's own identity: that of a router.
     identity: Identity,
     logs: PathBuf,
     /// Blocks of each worker's pool, in the order of [`Node::WORKERS`].
     blocks: Vec<u64>,
 }
 
-/// Name of the file that a process's words go to.
+/// Name of a process's log file.
 pub fn log_of(process: &str) -> String {
     format!("{process}.log")
 }
 
 impl Stage {
-    /// Starts it as `act` says, in a network of its own if there may be one; logs go to `logs`.
+    /// Starts it as `act` says, in a network of its own if possible; logs go to `logs`.
     pub async fn start(act: &ActPlan, network: Option<Arc<Network>>, logs: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(logs)?;
         let (config, worker_config) = (logs.join("config.toml"), logs.join("worker.toml"));
         std::fs::write(&config, CONFIG)?;
-        // UCX takes these lanes by itself only where all are on one host for sure.
+        // UCX selects these lanes by default only if all processes are certainly on one host.
         let lanes = if act.transport == "ucx" { "ucx_tls = \"posix,sysv,self\"\n" } else { "" };
         let transfer = format!("[transfer]\ntransport = \"{}\"\n{lanes}", act.transport);
         std::fs::write(&worker_config, [CONFIG, WORKER_CONFIG, &transfer].concat())?;
@@ -154,7 +154,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Waits until both routers would place on all workers.
+    /// Waits until both routers place on all workers.
     async fn whole(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + WHOLE_MAX;
         for router in Node::ROUTERS {
@@ -168,12 +168,12 @@ impl Stage {
         Ok(())
     }
 
-    /// What goes on in a worker, as it tells.
+    /// A worker's activity, from its metrics.
     pub(super) async fn counts(&self, worker: Node) -> anyhow::Result<Counts> {
         Counts::told(&self.metrics(worker), &self.grpc(worker), &self.identity).await
     }
 
-    /// Each worker, and how many blocks its pool began with: every start of it has as many.
+    /// Each worker, and the number of blocks in its pool, which is the same after each start.
     pub fn blocks(&self) -> impl Iterator<Item = (Node, u64)> {
         Node::WORKERS.into_iter().zip(self.blocks.iter().copied())
     }
@@ -183,22 +183,22 @@ impl Stage {
         &self.services[node.number()]
     }
 
-    /// Where its gRPC listens, as a URL.
+    /// URL of its gRPC server.
     pub fn grpc(&self, node: Node) -> String {
         format!("http://{}", self.listens[node.number()].grpc)
     }
 
-    /// A channel to a worker, as a router has it.
+    /// A channel to a worker, like a router's.
     pub(super) fn channel(&self, worker: Node) -> anyhow::Result<Channel> {
         Ok(channel(&self.grpc(worker), &ChannelConfig::default(), &self.identity, identity::Role::Worker)?)
     }
 
-    /// Tokens that a worker says to be claimed.
+    /// Claimed tokens that a worker reports.
     pub(super) async fn claimed_tokens(&self, worker: Node) -> anyhow::Result<u64> {
         claimed_tokens(&self.grpc(worker), &self.identity).await
     }
 
-    /// Where its metrics are.
+    /// Address of its metrics.
     pub fn metrics(&self, node: Node) -> String {
         format!("http://{}/metrics", self.listens[node.number()].http)
     }
@@ -208,12 +208,12 @@ impl Stage {
         self.network.as_deref()
     }
 
-    /// The same, for who works beside.
+    /// The same, for a task that runs concurrently.
     pub(super) fn shared_network(&self) -> Option<Arc<Network>> {
         self.network.clone()
     }
 
-    /// Ends everything with SIGTERM; what went wrong then, or ever stood in a log that should not.
+    /// Ends everything with SIGTERM. Returns what went wrong then, and any log line that is not allowed.
     pub async fn end(self) -> anyhow::Result<Vec<String>> {
         let mut wrong = Vec::new();
         for (node, service) in Node::ALL.into_iter().zip(self.services).rev() {

@@ -1,4 +1,4 @@
-//! What a client gets through the service, and what it left behind: KV that crossed pods, and a trace in Jaeger.
+//! Checks answers through the service, and their effects: KV transferred between pods, and a trace in Jaeger.
 
 use super::Bench;
 use super::cases::metrics;
@@ -15,9 +15,9 @@ use tokio::time::sleep;
 const PROMPT: u64 = 300;
 /// Keys and values of SmolLM2-135M: 30 layers, 3 heads of 64 dimensions, 2 bytes.
 const KV_BYTES: u64 = 2 * 30 * 3 * 64 * 2;
-/// Longest way of a span into Jaeger.
+/// Longest delay until a span is in Jaeger.
 const EXPORT_MAX: Duration = Duration::from_secs(30);
-/// Asks by gRPC and by HTTP, each streamed, and looks for the KV and the trace.
+/// Sends streamed requests over gRPC and HTTP, and checks for the KV and the trace.
 pub(super) async fn answers(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let mut counts = vec![grpc(&bench.grpc().await?).await?];
     let before = adopted(bench).await?;
@@ -54,7 +54,7 @@ async fn grpc(url: &str) -> anyhow::Result<String> {
     Ok(format!("gRPC through the service: {messages} messages say {text:?}"))
 }
 
-/// A prompt that must be prefilled elsewhere; what came, and the trace of the request.
+/// A prompt that must be prefilled on another worker. Returns the answer and the trace of the request.
 async fn http(url: &str) -> anyhow::Result<(String, String)> {
     let prompt: Vec<u64> = (0..PROMPT).map(|i| i % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "stream": true,
@@ -68,7 +68,7 @@ async fn http(url: &str) -> anyhow::Result<(String, String)> {
     Ok((format!("HTTP through the service: {events} events"), trace))
 }
 
-/// Bytes of KV that decode workers took over by now.
+/// Bytes of KV that decode workers have adopted so far.
 async fn adopted(bench: &Bench) -> anyhow::Result<f64> {
     let mut bytes = 0.0;
     for pod in bench.cluster.pods("decode").await? {
@@ -78,7 +78,7 @@ async fn adopted(bench: &Bench) -> anyhow::Result<f64> {
     Ok(bytes)
 }
 
-/// Reads the request back out of Jaeger: all spans below the right parents, and what the transfer moved and how.
+/// Reads the request's trace from Jaeger: checks all spans and their parents, and the transfer's bytes and transport.
 async fn jaeger(bench: &Bench, trace: &str) -> anyhow::Result<String> {
     let pods = bench.cluster.get(&["pods", "--selector=app=jaeger"]).await?;
     let address = pods.first().and_then(|pod| pod["status"]["podIP"].as_str()).context("no pod of Jaeger")?;

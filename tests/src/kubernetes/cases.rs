@@ -1,4 +1,4 @@
-//! The cases. Each says what it counted.
+//! The cases. Each returns its counts.
 
 use super::Bench;
 use super::cluster::{Cluster, Pod, SETTLE_MAX};
@@ -14,29 +14,29 @@ use tokio::time::sleep;
 
 /// The parts of a release and how many pods each has in `base.yaml`.
 const PARTS: [(&str, usize); 4] = [("router", 1), ("prefill", 2), ("decode", 2), ("etcd", 1)];
-/// Right answers before and after each disturbance.
+/// Right answers required before and after each disturbance.
 pub(super) const ANSWERS: u64 = 8;
-/// Where workers take calls of routers, and where every part tells its metrics.
+/// gRPC port of workers for routers, and the port of every part's metrics.
 const WORKER_GRPC: u16 = 50052;
 const ADMIN: u16 = 9090;
 /// Any port of the data plane, which UCX chooses.
 const DATA: u16 = 40_000;
 const ETCD: u16 = 2379;
-/// Where the runtime of the tests' own node listens.
+/// Socket of containerd on the tests' own node.
 const CONTAINERD: &str = "/run/containerd.sock";
 
-/// What a disturbance may do to requests.
+/// Permitted effects of a disturbance on requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum May {
     /// Each is answered at the first try.
     Nothing,
-    /// A client whose router goes asks the next one, before its answer began.
+    /// A client whose router stops before the answer has begun tries the next router.
     Move,
-    /// Answers may break off: no other live path had them.
+    /// Answers may break off, because no other live path had them.
     Fail,
 }
 
-/// (a): a values file of images and a model's volume is enough; clients are answered through the service; KV crosses pods.
+/// (a): a values file with images and a model's volume is enough; clients are answered through the service; KV crosses pods.
 pub(super) async fn installs(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let cluster = &bench.cluster;
     if bench.settings.node.is_some() {
@@ -62,7 +62,7 @@ pub(super) async fn installs(bench: &Bench) -> anyhow::Result<Vec<String>> {
     Ok(counts)
 }
 
-/// Nothing crosses pods where no prefill worker runs, and the test of the release says so.
+/// Without a prefill worker no KV crosses pods, and the release's own test reports that.
 async fn without_prefill(bench: &Bench) -> anyhow::Result<String> {
     let cluster = &bench.cluster;
     let sets = ["get", "deployment", "--output=name", "--selector=app.kubernetes.io/component=prefill"];
@@ -78,7 +78,7 @@ async fn without_prefill(bench: &Bench) -> anyhow::Result<String> {
     Ok("helm test failed without prefill workers, and passed with them again".into())
 }
 
-/// (e): whom the policies let speak with whom.
+/// (e): which connections the policies allow.
 pub(super) async fn policies(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let cluster = &bench.cluster;
     let policies = cluster.get(&["networkpolicies"]).await?;
@@ -138,7 +138,7 @@ pub(super) async fn kills(bench: &Bench) -> anyhow::Result<Vec<String>> {
         let back = cluster.ready(part, count, &[victim.uid]).await?;
         all_ready(cluster).await?;
         traffic.answers(ANSWERS).await?;
-        // Nobody else has the streams of the only router, and nobody else takes requests meanwhile.
+        // No other process has the streams of the only router, and none accepts requests meanwhile.
         let may = if part == "router" { May::Fail } else { May::Nothing };
         counts.push(judge(&format!("{part} killed, back after {:.1} s", back.as_secs_f64()), traffic, may).await?);
     }
@@ -161,8 +161,8 @@ pub(super) async fn kills(bench: &Bench) -> anyhow::Result<Vec<String>> {
     Ok(counts)
 }
 
-/// Ends a pod as when its node loses power: nothing in it hears of that. Elsewhere than on our own node the containers get the shortest
-/// time that Kubernetes knows.
+/// Ends a pod as a power loss of its node would: no process in it is notified. On other nodes than our own the containers get the
+/// shortest grace period that Kubernetes has.
 pub(super) async fn kill(bench: &Bench, pod: &Pod) -> anyhow::Result<()> {
     if bench.settings.node.is_some() {
         let containers = pod.object["status"]["containerStatuses"].as_array().into_iter().flatten();
@@ -174,14 +174,14 @@ pub(super) async fn kill(bench: &Bench, pod: &Pod) -> anyhow::Result<()> {
     bench.cluster.kill(pod).await
 }
 
-/// (c): upgrades that change each role, to images of another protocol and of another kernel revision among them.
+/// (c): upgrades that change each role, including images with another protocol version and another kernel revision.
 pub(super) async fn upgrades(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let cluster = &bench.cluster;
     let url = bench.grpc().await?;
     let known = known(&url).await?;
     let mut counts = Vec::new();
     let annotation = |role: &str| format!("{role}.annotations.step=next");
-    // Images of other versions lie on our own node: `tests/kubernetes/images` makes them.
+    // Images of other versions are on our own node: `tests/kubernetes/images` makes them.
     let ours = bench.settings.node.is_some();
     let decode = if ours { "decode.image.tag=protocol".to_owned() } else { annotation("decode") };
     let mut steps = vec![
@@ -218,20 +218,20 @@ async fn upgrade(
     judge(what, traffic, may).await
 }
 
-/// (f): nothing is left.
+/// (f): nothing is left after an uninstall.
 pub(super) async fn uninstalls(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
     bench.cluster.helm("uninstall", &["--wait", &limit]).await?;
     gone(&bench.cluster, "").await?;
     let left = bench.cluster.objects().await?;
-    // What the tests themselves put there.
+    // Objects that the tests themselves created.
     let ours = ["jaeger", "persistentvolumeclaim/models"];
     let left: Vec<&String> = left.iter().filter(|name| !ours.iter().any(|ours| name.contains(ours))).collect();
     ensure!(left.is_empty(), "left behind: {left:?}");
     Ok(vec!["no object is left".into()])
 }
 
-/// (d): pods that ask for devices go where there are some, and wait with a reason where there are none.
+/// (d): pods that request devices run where there are some, and wait with a reason where there are none.
 pub(super) async fn devices(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let cluster = &bench.cluster;
     let capacity = [("nvidia.com/gpu", 2u64), ("rdma/hca", 4)];
@@ -248,7 +248,7 @@ pub(super) async fn devices(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     cluster.helm("install", &arguments).await?;
     let mut counts = Vec::new();
-    // gpu.yaml asks for one of each; GPUs are what runs out.
+    // gpu.yaml requests one of each; GPUs run out first.
     for (device, there, given) in [("nvidia.com/gpu", 2, 2), ("rdma/hca", 4, 2), ("rdma/none", 0, 0)] {
         let (placed, waiting) = decided(cluster, device).await?;
         ensure!(placed.len() == given, "{device}: {there} there, given to {}", placed.len());
@@ -271,7 +271,7 @@ pub(super) async fn devices(bench: &Bench) -> anyhow::Result<Vec<String>> {
     Ok(counts)
 }
 
-/// Pods that ask for a device: those with a node, and those that wait; once the scheduler has looked at all of them.
+/// Pods that request a device: those with a node, and those that wait. Waits until the scheduler has looked at all of them.
 async fn decided(cluster: &Cluster, device: &str) -> anyhow::Result<(Vec<Pod>, Vec<Pod>)> {
     let deadline = tokio::time::Instant::now() + SETTLE_MAX;
     loop {
@@ -287,7 +287,7 @@ async fn decided(cluster: &Cluster, device: &str) -> anyhow::Result<(Vec<Pod>, V
     }
 }
 
-/// What the containers of a pod ask for of a device, each once started.
+/// Requests of a pod's containers for a device, one for each container once it has started.
 fn requests<'a>(pod: &'a Pod, device: &'a str) -> impl Iterator<Item = &'a str> {
     let containers = pod.object["spec"]["containers"].as_array().into_iter().flatten();
     containers.filter_map(move |container| container["resources"]["requests"][device].as_str())
@@ -300,7 +300,7 @@ fn why(pod: &Pod) -> &str {
     scheduled["message"].as_str().unwrap_or_default()
 }
 
-/// What the clients saw; an error where that is not what it has to be.
+/// The clients' counts; an error if they saw more than `may` permits.
 pub(super) async fn judge(what: &str, traffic: Traffic, may: May) -> anyhow::Result<String> {
     let Tally { right, moved, failed, .. } = traffic.stop().await.with_context(|| what.to_owned())?;
     let failures: u64 = failed.values().sum();
@@ -317,7 +317,7 @@ pub(super) async fn all_ready(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until no pod of a part is left, those that end included.
+/// Waits until a part has no pods left, including terminating ones.
 pub(super) async fn gone(cluster: &Cluster, part: &str) -> anyhow::Result<()> {
     let own = format!("app.kubernetes.io/instance={}", cluster.release);
     let selector = if part.is_empty() { own } else { format!("{own},app.kubernetes.io/component={part}") };
@@ -334,7 +334,7 @@ pub(super) fn empty(folder: &std::path::Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The metrics of a pod, read through the API server, which reaches pods from wherever this runs.
+/// The metrics of a pod, read through the API server, which can reach pods from anywhere.
 pub(super) async fn metrics(cluster: &Cluster, pod: &Pod) -> anyhow::Result<Scrape> {
     let path = format!("/api/v1/namespaces/{}/pods/{}:{ADMIN}/proxy/metrics", cluster.namespace, pod.name);
     Ok(Scrape::from_text(cluster.kubectl(&["get", "--raw", &path]).await?))

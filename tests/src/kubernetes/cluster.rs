@@ -1,4 +1,4 @@
-//! A cluster as `kubectl` and `helm` show it. Every call has a deadline.
+//! A cluster through `kubectl` and `helm`. Every call has a deadline.
 
 use super::flows::{End, Labels};
 use anyhow::{Context, bail, ensure};
@@ -9,16 +9,16 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longest call that waits for nothing.
+/// Longest call that does not wait for pods.
 const CALL_MAX: Duration = Duration::from_secs(60);
-/// Longest wait for pods to be as they should: a worker loads a model, a drain takes its time.
+/// Longest wait for pods to be in the wanted state: a worker loads a model, a drain takes time.
 pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(180);
-/// How often waits look again.
+/// Interval of the checks of a wait.
 const LOOK: Duration = Duration::from_millis(250);
-/// Label that tells a pod's part in a release.
+/// Label with a pod's part in a release.
 const COMPONENT: &str = "app.kubernetes.io/component";
 
-/// One namespace of a cluster, in which one release is.
+/// One namespace of a cluster, with one release.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     pub(crate) chart: PathBuf,
@@ -26,18 +26,18 @@ pub(crate) struct Cluster {
     pub(crate) release: String,
 }
 
-/// A pod, as far as it matters here.
+/// The relevant fields of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) name: String,
-    /// Another after each start.
+    /// Changes with each start.
     pub(crate) uid: String,
     pub(crate) ready: bool,
     /// The pod itself.
     pub(crate) object: Value,
 }
 
-/// Runs a program to its end; what it wrote to stdout, or an error with all that it wrote.
+/// Runs a program to its end. Returns its stdout, or an error with all its output.
 pub(crate) async fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A], longest: Duration) -> anyhow::Result<String> {
     let shown = || arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect::<Vec<_>>().join(" ");
     let output = Command::new(program).args(arguments).kill_on_drop(true).output();
@@ -54,7 +54,7 @@ impl Cluster {
         run("kubectl", &[&["--namespace", &self.namespace][..], arguments].concat(), CALL_MAX).await
     }
 
-    /// What `kubectl get` finds.
+    /// The result of `kubectl get`.
     pub(crate) async fn get(&self, arguments: &[&str]) -> anyhow::Result<Vec<Value>> {
         let text = self.kubectl(&[&["get", "--output=json"], arguments].concat()).await?;
         match serde_json::from_str(&text)? {
@@ -66,7 +66,7 @@ impl Cluster {
         }
     }
 
-    /// `helm` with the release; it may wait as long as pods may take.
+    /// Runs `helm` for the release, with a deadline that lets it wait for pods.
     pub(crate) async fn helm(&self, verb: &str, arguments: &[&str]) -> anyhow::Result<String> {
         let fixed = ["--namespace", &self.namespace, verb, &self.release];
         run("helm", &[&fixed[..], arguments].concat(), SETTLE_MAX + CALL_MAX).await
@@ -82,9 +82,9 @@ impl Cluster {
         self.helm(verb, &arguments).await.map(drop)
     }
 
-    /// What Helm would install with these values files and settings, without asking the cluster for anything.
+    /// What Helm would install with these values files and settings, without contacting the cluster.
     pub(crate) async fn template(&self, values: &[PathBuf], set: &[String]) -> anyhow::Result<String> {
-        // A Helm that was built without a version of Kubernetes takes it for one of years ago.
+        // A Helm that was built without a version of Kubernetes assumes a very old one.
         let fixed = ["--skip-tests", "--no-hooks", "--kube-version=1.35.0"].map(String::from);
         let mut arguments = [vec![self.chart.display().to_string()], fixed.to_vec()].concat();
         arguments.extend(values.iter().map(|file| format!("--values={}", file.display())));
@@ -93,7 +93,7 @@ impl Cluster {
         self.helm("template", &arguments).await
     }
 
-    /// Pods with a part in the release; all of them where it is empty.
+    /// Pods of a part of the release; all pods if it is empty.
     pub(crate) async fn pods(&self, component: &str) -> anyhow::Result<Vec<Pod>> {
         let own = format!("app.kubernetes.io/instance={}", self.release);
         let selector = if component.is_empty() { own } else { format!("{own},{COMPONENT}={component}") };
@@ -102,11 +102,11 @@ impl Cluster {
         found.map(pod).collect()
     }
 
-    /// Waits until as many pods of this part are ready as there should be, none of them among `but`.
+    /// Waits until this part has the expected number of ready pods, none of them among `but`.
     pub(crate) async fn ready(&self, component: &str, count: usize, but: &[String]) -> anyhow::Result<Duration> {
         let started = Instant::now();
         loop {
-            // The API server itself may be slow under load: its errors count as not yet.
+            // The API server itself may be slow under load: an error counts as not ready.
             let pods = self.pods(component).await.unwrap_or_default();
             if pods.iter().filter(|pod| pod.ready && !but.contains(&pod.uid)).count() >= count {
                 return Ok(started.elapsed());
@@ -128,7 +128,7 @@ impl Cluster {
         logs.unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Removes a pod at once: its containers get the shortest time that there is, and nobody waits for their end.
+    /// Removes a pod at once: its containers get the shortest grace period, and this does not wait for their end.
     pub(crate) async fn kill(&self, pod: &Pod) -> anyhow::Result<()> {
         self.kubectl(&["delete", "pod", &pod.name, "--grace-period=0", "--force", "--wait=false"]).await.map(drop)
     }
@@ -163,7 +163,8 @@ impl Cluster {
         })
     }
 
-    /// Names of all objects in the namespace, as `kind/name`, but those that Kubernetes itself puts there or that tell what was.
+    /// Names of all objects in the namespace, as `kind/name`, except those that Kubernetes itself creates and those that only record
+    /// events.
     pub(crate) async fn objects(&self) -> anyhow::Result<Vec<String>> {
         let kinds = self.kubectl(&["api-resources", "--namespaced", "--verbs=list", "--output=name"]).await?;
         let told = ["events", "events.events.k8s.io"];

@@ -1,4 +1,4 @@
-//! The chart's etcd goes away, and grows without Helm's help: `helm template | kubectl apply`, as those do who keep manifests in a
+//! The chart's etcd fails, and grows without Helm: with `helm template | kubectl apply`, as done by operators who keep manifests in a
 //! repository.
 
 use super::Bench;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 /// Nodes after the growth.
 const NODES: usize = 3;
 
-/// A router whose pod starts while no etcd runs finds the workers by their service's names in DNS, serves, and says whom it has them from.
+/// A router whose pod starts while etcd is down finds the workers through their service's DNS names, serves, and reports that source.
 pub(super) async fn starts_without(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let cluster = &bench.cluster;
     let url = bench.grpc().await?;
@@ -28,7 +28,7 @@ pub(super) async fn starts_without(bench: &Bench) -> anyhow::Result<Vec<String>>
     let traffic = Traffic::start(&url, &known)?;
     traffic.answers(ANSWERS).await?;
     let what = format!("a router started without etcd, ready after {:.1} s", back.as_secs_f64());
-    // The service may lead to the router of before for a moment.
+    // The service may still route to the former router for a moment.
     let mut counts = vec![judge(&what, traffic, May::Move).await?];
 
     let traffic = Traffic::start(&url, &known)?;
@@ -41,7 +41,7 @@ pub(super) async fn starts_without(bench: &Bench) -> anyhow::Result<Vec<String>>
     Ok(counts)
 }
 
-/// Clients are served all along, and all nodes are one cluster, in which the same workers stand.
+/// Clients are served throughout. Afterwards all nodes are one cluster, in which the same workers are registered.
 pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let Some(_) = &bench.settings.node else {
         return Ok(vec!["left out: it needs three volumes of the class".into()]);
@@ -54,7 +54,7 @@ pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     traffic.answers(ANSWERS).await?;
 
     let began = Instant::now();
-    // Certificates are made once, and named from then on, where Helm cannot look.
+    // Helm cannot look them up here, so certificates are created once and named from then on.
     let set = [bench.images(), vec![format!("etcd.replicas={NODES}"), "identity.from=secrets".into()]].concat();
     let manifests = cluster.template(&bench.values(&[]), &set).await?;
     let file = bench.settings.scratch()?.join("grown.yaml");
@@ -78,7 +78,7 @@ pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let folder = bench.settings.scratch()?.join("volumes/etcd-0");
     let traffic = Traffic::start(&url, &known)?;
     traffic.answers(ANSWERS).await?;
-    // Before its end, or its successor would find the data.
+    // Before it ends: its successor would otherwise find the data.
     super::cases::empty(&folder)?;
     kill(bench, &victim).await?;
     cluster.ready("etcd", NODES, &[victim.uid]).await?;
@@ -90,7 +90,7 @@ pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     Ok(counts)
 }
 
-/// Waits until every roll-out is over.
+/// Waits until every roll-out has completed.
 async fn rolled(cluster: &Cluster) -> anyhow::Result<()> {
     let sets = cluster
         .kubectl(&["get", "deployment,statefulset", "--output=name", "--selector=app.kubernetes.io/name=baton"])
@@ -103,7 +103,7 @@ async fn rolled(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until every router says that the nodes of etcd are one cluster, that it answers, and that all workers stand in it.
+/// Waits until every router reports that the etcd nodes are one cluster, that it is reachable, and that all workers are registered in it.
 async fn one_truth(cluster: &Cluster) -> anyhow::Result<()> {
     told(cluster, &[("etcd_clusters", 1.0), ("membership_up", 1.0), ("registered_workers", 4.0)]).await
 }
@@ -130,7 +130,7 @@ async fn told(cluster: &Cluster, values: &[(&str, f64)]) -> anyhow::Result<()> {
     }
 }
 
-/// The id of the cluster of etcd, as its pods log it when they start; all that run must tell the same.
+/// The etcd cluster id, as its pods log it at their start; all running pods must have the same.
 async fn id(cluster: &Cluster) -> anyhow::Result<String> {
     let mut ids = std::collections::BTreeSet::new();
     for pod in cluster.pods("etcd").await? {

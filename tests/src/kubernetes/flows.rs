@@ -1,5 +1,5 @@
-//! Which connections the network policies of a cluster allow, decided from the policies themselves: the node of the tests stores them
-//! and enforces none.
+//! Which connections a cluster's network policies allow, decided from the policies themselves: the tests' node stores them without
+//! enforcing them.
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
@@ -15,11 +15,11 @@ pub(crate) struct End {
     pub(crate) namespace_labels: Labels,
     /// Labels of the pod.
     pub(crate) labels: Labels,
-    /// Ports of the pod that have names.
+    /// Named ports of the pod.
     pub(crate) ports: BTreeMap<String, u16>,
 }
 
-/// A direction, with the keys under which a policy tells its rules and their peers.
+/// A direction, with the keys of a policy's rules and their peers.
 #[derive(Clone, Copy)]
 struct Way {
     kind: &'static str,
@@ -30,12 +30,12 @@ struct Way {
 const IN: Way = Way { kind: "Ingress", rules: "ingress", peers: "from" };
 const OUT: Way = Way { kind: "Egress", rules: "egress", peers: "to" };
 
-/// Whether `from` may connect to `port` of `to` over TCP: both sides must let it.
+/// Whether `from` may connect to `port` of `to` over TCP: the policies of both must allow it.
 pub(crate) fn allowed(policies: &[Value], from: &End, to: &End, port: u16) -> anyhow::Result<bool> {
     Ok(lets(policies, OUT, from, to, to, port)? && lets(policies, IN, to, from, to, port)?)
 }
 
-/// Whether the policies of `of` let it speak with `other`. Whom no policy selects may do everything.
+/// Whether the policies of `of` allow a connection with `other`. A pod that no policy selects may have any connection.
 fn lets(policies: &[Value], way: Way, of: &End, other: &End, to: &End, port: u16) -> anyhow::Result<bool> {
     let mut selected = false;
     for policy in policies {
@@ -55,7 +55,7 @@ fn lets(policies: &[Value], way: Way, of: &End, other: &End, to: &End, port: u16
     Ok(!selected)
 }
 
-/// No list of peers means everybody.
+/// Without a list of peers, every peer is allowed.
 fn is_peer(peers: &Value, other: &End, own_namespace: &str) -> anyhow::Result<bool> {
     let Some(peers) = peers.as_array().filter(|peers| !peers.is_empty()) else { return Ok(true) };
     for peer in peers {
@@ -79,7 +79,7 @@ fn is_peer(peers: &Value, other: &End, own_namespace: &str) -> anyhow::Result<bo
     Ok(false)
 }
 
-/// No list of ports means every port.
+/// Without a list of ports, every port is allowed.
 fn is_port(ports: &Value, to: &End, port: u16) -> anyhow::Result<bool> {
     let Some(ports) = ports.as_array().filter(|ports| !ports.is_empty()) else { return Ok(true) };
     for entry in ports {
@@ -99,7 +99,7 @@ fn is_port(ports: &Value, to: &End, port: u16) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Whether a selector has these labels; an empty one has all.
+/// Whether a selector matches these labels; an empty selector matches all.
 fn selects(selector: &Value, labels: &Labels) -> anyhow::Result<bool> {
     let exact = selector["matchLabels"].as_object().into_iter().flatten();
     if !exact.clone().all(|(key, value)| labels.get(key).map(String::as_str) == value.as_str()) {

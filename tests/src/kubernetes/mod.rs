@@ -1,7 +1,7 @@
 //! `make test-k8s`: the chart on a real Kubernetes, with real containers, services, DNS and probes.
 //!
-//! Cases come one after the other on one release and say what they count; the first that fails ends the run. Objects are found by the
-//! labels `app.kubernetes.io/instance` and `app.kubernetes.io/component`. What differs between the steps of a case lies in values files
+//! Cases run one after another on one release and return their counts; the first failure ends the run. Objects are found by the labels
+//! `app.kubernetes.io/instance` and `app.kubernetes.io/component`. The differences between the steps of a case are in values files
 //! ([tests/kubernetes/values](../kubernetes/README.md)).
 
 mod answers;
@@ -18,63 +18,63 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What runs where.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Folder of the chart.
     pub chart: PathBuf,
     /// Folder of values files and manifests.
     pub values: PathBuf,
-    /// Prefix of the images' names.
+    /// Prefix of the image names.
     pub registry: String,
-    /// Their tag.
+    /// Tag of the images.
     pub tag: String,
-    /// Folder on the node for volumes, where the node is the tests' own; nothing where the cluster is somebody's.
+    /// Folder on the node for volumes if the node is the tests' own; `None` on an existing cluster.
     pub node: Option<PathBuf>,
-    /// Where clients reach the service's gRPC and HTTP, `http://host:port`; its cluster address where absent, which is right on a node.
+    /// Where clients reach the service over gRPC, `http://host:port`; its cluster address if absent, which works on a node.
     pub grpc: Option<String>,
     /// The same for HTTP.
     pub http: Option<String>,
 }
 
 impl Settings {
-    /// Where files of the run may lie.
+    /// Folder for files of the run.
     fn scratch(&self) -> anyhow::Result<&Path> {
         self.node.as_deref().context("only on a node of the tests")
     }
 }
 
-/// How one case went.
+/// The result of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub case: &'static str,
-    /// What it counted, in words.
+    /// Its counts, in words.
     pub counts: Vec<String>,
-    /// How long it took, seconds.
+    /// How long it took, in seconds.
     pub seconds: f64,
 }
 
-/// Runs all cases; what they counted, or the first that failed.
+/// Runs all cases. Returns their counts, or the first failure.
 pub async fn run(settings: &Settings) -> anyhow::Result<Vec<Outcome>> {
     let bench = Bench::prepare(settings).await?;
     let mut outcomes = Vec::new();
     let result = bench.cases(&mut outcomes).await;
     if let (Err(error), None) = (&result, &settings.node) {
-        // Somebody's cluster is left as it was found, as far as that goes; ours ends anyway.
+        // An existing cluster is restored as far as possible; the tests' own cluster ends anyway.
         eprintln!("a case failed, the release is removed: {error:#}");
         let _ = bench.cluster.helm("uninstall", &["--wait"]).await;
     }
     result.map(|()| outcomes)
 }
 
-/// What all cases stand on.
+/// What all cases share.
 pub(crate) struct Bench {
     pub(crate) settings: Settings,
     pub(crate) cluster: Cluster,
 }
 
 impl Bench {
-    /// The namespace, under the strictest rules for pods that Kubernetes has, and on our own node the volumes.
+    /// Prepares the namespace, with the strictest pod security level of Kubernetes, and on our own node the volumes.
     async fn prepare(settings: &Settings) -> anyhow::Result<Self> {
         let (namespace, release) = ("baton-test".to_owned(), "baton".to_owned());
         let cluster = Cluster { chart: settings.chart.clone(), namespace, release };
@@ -91,7 +91,7 @@ impl Bench {
                 folders.iter().fold(volumes, |text, (name, folder)| text.replace(name, &folder.display().to_string()));
             let file = node.join("volumes.yaml");
             std::fs::write(&file, filled)?;
-            // etcd runs as nobody in particular.
+            // etcd runs as an unprivileged user.
             call("chown", &[&["65532:65532".to_owned()][..], &etcd].concat(), Duration::from_secs(5)).await?;
             cluster.kubectl(&["apply", "--filename", &file.display().to_string()]).await?;
         }
@@ -153,7 +153,7 @@ async fn one(
     Ok(())
 }
 
-/// Folder of fetched models, which `make model` fills.
+/// Folder of downloaded models, which `make model` fills.
 fn model() -> anyhow::Result<PathBuf> {
     let cache = baton_node::environment::cache_home().context("no cache folder")?;
     let folder = cache.join("baton/models");

@@ -1,5 +1,5 @@
-//! Steady load through the service while parts of the cluster go: every finished answer must be the undisturbed one, and what failed
-//! is counted by its reason.
+//! Steady load through the service while parts of the cluster stop. Every completed answer must equal the undisturbed one, and failures
+//! are counted by reason.
 
 use crate::load::{Answer, Case, Known, undisturbed};
 use anyhow::{Context, ensure};
@@ -14,15 +14,15 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-/// Clients that ask at the same time.
+/// Concurrent clients.
 const CLIENTS: usize = 3;
-/// Longest wait for an answer, replays included.
+/// Longest wait for an answer, including replays.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// Reasons that are told apart.
+/// Reasons that are counted separately.
 const REASONS_MAX: usize = 16;
-/// A request that was refused before it had an answer is asked again so often.
+/// How often a request is retried if it was refused before it had an answer.
 const AGAIN_MAX: u32 = 10;
-/// A client that was refused asks again after so long.
+/// Pause of a refused client before a retry.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Longest wait for a client's last answer.
 const STOP_MAX: Duration = Duration::from_secs(90);
@@ -31,27 +31,27 @@ const STOP_MAX: Duration = Duration::from_secs(90);
 pub(crate) const CASES: [Case; 4] =
     [Case::new(40, 24, false), Case::new(300, 12, true), Case::new(90, 16, true), Case::new(340, 8, false)];
 
-/// What became of requests.
+/// Counts of the outcomes of requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// Whole answers that are the undisturbed one.
+    /// Complete answers that equal the undisturbed one.
     pub(crate) right: u64,
-    /// Answers that are not, whole or up to where they broke off.
+    /// Other answers, complete or up to where they broke off.
     pub(crate) wrong: Vec<String>,
-    /// Requests that were refused before they had an answer, and asked again over a new connection, as clients of a service do.
+    /// Requests refused before they had an answer, and retried over a new connection, as clients of a service do.
     pub(crate) moved: u64,
-    /// Requests that ended with an error, by what it says.
+    /// Requests that ended with an error, by its text.
     pub(crate) failed: BTreeMap<String, u64>,
 }
 
-/// Clients at work.
+/// Running clients.
 pub(crate) struct Traffic {
     tally: Arc<Mutex<Tally>>,
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<()>>,
 }
 
-/// Answers as they are while nothing fails, asked for once.
+/// The undisturbed answers, requested once.
 pub(crate) async fn known(url: &str) -> anyhow::Result<Vec<Known>> {
     undisturbed(&Endpoint::from_shared(url.to_owned())?.connect_lazy(), &CASES).await
 }
@@ -62,7 +62,7 @@ impl Traffic {
         let (tally, stop) = (Arc::new(Mutex::new(Tally::default())), Arc::new(AtomicBool::new(false)));
         let known: Arc<[Known]> = known.into();
         let client = |number: usize| {
-            // A connection is to one router's pod; an end of that shows within seconds even where no packet tells.
+            // A connection is to one router's pod; keep-alive detects the pod's end within seconds, even if no packet shows it.
             let endpoint = Endpoint::from_shared(url.to_owned())?
                 .connect_timeout(Duration::from_secs(2))
                 .http2_keep_alive_interval(Duration::from_secs(2))
@@ -85,12 +85,12 @@ impl Traffic {
         Ok(Self { tally, stop, clients })
     }
 
-    /// What became of requests so far.
+    /// The counts so far.
     pub(crate) fn tally(&self) -> Tally {
         self.tally.lock().clone()
     }
 
-    /// Waits until so many more answers were right.
+    /// Waits for this many more right answers.
     pub(crate) async fn answers(&self, more: u64) -> anyhow::Result<()> {
         let goal = self.tally().right + more;
         let wait = async {
@@ -101,7 +101,7 @@ impl Traffic {
         timeout(STOP_MAX, wait).await.with_context(|| format!("no {more} right answers come: {:?}", self.tally()))
     }
 
-    /// Lets running requests end; fails where an answer was wrong.
+    /// Waits for running requests to end; fails if an answer was wrong.
     pub(crate) async fn stop(self) -> anyhow::Result<Tally> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -113,12 +113,12 @@ impl Traffic {
     }
 }
 
-/// One request; false where it is to be asked again, since it was refused before it had an answer.
+/// One request; false if it must be retried, because it was refused before it had an answer.
 async fn one(channel: &Channel, known: &Known, tally: &Mutex<Tally>, again: bool) -> bool {
     let mut answer = Answer::default();
     let ended = timeout(ANSWER_MAX, ask(channel, known, &mut answer)).await;
     let count = answer.count();
-    // A token that comes twice, or one that is left out, is in the wrong place here.
+    // A token that arrives twice, or one that is missing, shifts the following tokens.
     let begins = answer.begins(&known.answer);
     let mut tally = tally.lock();
     if let Err(wrong) = begins {

@@ -1,15 +1,15 @@
-//! Why a model cannot be had.
+//! Why a model cannot be opened.
 
 use baton_engine::weights::WeightsError;
 use std::path::PathBuf;
 
-/// A model that cannot be found, fetched or opened. The operator's to mend, except where the hub is away.
+/// A model that cannot be found, downloaded or opened. The operator has to fix it, except if the hub is unreachable.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelsError {
-    /// Found, but not servable.
+    /// Found, but not supported.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// `model` means nothing we know.
+    /// `model` is neither a path nor a hub id nor a known name.
     #[error(
         "model `{model}`: {problem}; give a path to a .gguf file or a model folder, a hub id `org/name[@revision]`, \
          `smollm2-135m-instruct`, or `random:...`"
@@ -23,30 +23,30 @@ pub enum ModelsError {
     /// The default model has not been fetched.
     #[error("the default model is not at {path}: run `make model` or `scripts/fetch-model --cache-dir {cache}` once")]
     NotFetched {
-        /// Where it should lie.
+        /// Where it should be.
         path: PathBuf,
         cache: PathBuf,
     },
-    /// Fetching the default model failed; the script has said why on stderr.
+    /// Fetching the default model failed; the script has printed the reason to stderr.
     #[error("the default model could not be fetched: {0}")]
     Fetch(String),
     /// No cache folder is configured and there is no home folder.
     #[error("there is no home folder to keep models in: set cache_dir")]
     NoCache,
-    /// The hub refuses.
+    /// The hub refused the request.
     #[error("{url}: {problem}")]
     Hub {
-        /// What was asked for.
+        /// What was requested.
         url: String,
-        /// What it answered, and what to do.
+        /// The hub's answer, and what to do.
         problem: String,
     },
-    /// The hub cannot be reached, or the connection broke more often than is tolerated. Running again goes on from there.
+    /// The hub cannot be reached, or the connection broke more often than is tolerated. Another run resumes the download.
     #[error(
         "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download goes on where it stopped"
     )]
     Network {
-        /// What was asked for.
+        /// What was requested.
         url: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -62,13 +62,13 @@ pub enum ModelsError {
     #[error("another process has held {path} for {waited_s} s: is it stuck?")]
     Locked {
         path: PathBuf,
-        /// How long was waited.
+        /// How long this process waited.
         waited_s: u64,
     },
 }
 
 impl ModelsError {
-    /// Whether the model is whole, and only more than the engine computes.
+    /// Whether the model itself is complete and the engine does not support it.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Weights(WeightsError::Unsupported { .. }))
     }

@@ -1,4 +1,4 @@
-//! `--fetch-only`: fetches the model with the worker's own configuration, so that what is fetched is what a worker will open.
+//! `--fetch-only`: downloads the model with the worker's own configuration, so that a worker will open the same files.
 
 use super::prefetch;
 use crate::settings::ModelSettings;
@@ -7,10 +7,11 @@ use baton_node::Shutdown;
 use baton_node::announce::{Announcement, Announcer};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Makes sure that the model is there, or says why it cannot be had. Asked to stop, it leaves what it has for the next run.
+/// Makes sure that the model is in the cache, or returns why it cannot be. If asked to stop, it keeps the partial download for the next
+/// run.
 ///
 /// # Errors
-/// If the model cannot be had, or if `shutdown` comes first: the model is not whole then.
+/// If the model cannot be downloaded, or if `shutdown` comes first: then the model is incomplete.
 pub(crate) async fn fetch_only(
     settings: ModelSettings,
     announcer: Announcer,
@@ -33,14 +34,14 @@ pub(crate) async fn fetch_only(
     Ok(())
 }
 
-/// The tenth that was printed last: a log has no line that counts up.
+/// The last printed tenth: a log cannot overwrite a line.
 #[derive(Default)]
 struct PrintedTenths(AtomicU32);
 
 impl PrintedTenths {
-    /// Percent to tell, in whole tenths; nothing where that was printed.
+    /// Percent to print, in whole tenths; `None` if that was already printed.
     fn next_line(&self, fraction: f32) -> Option<u32> {
-        // A fraction is 0 to 1, so the cast cuts off what is behind the point and nothing else.
+        // A fraction is 0 to 1, so the cast only cuts off the decimals.
         let tenth = (fraction.clamp(0.0, 1.0) * 10.0) as u32;
         (self.0.swap(tenth, Ordering::Relaxed) != tenth).then_some(tenth * 10)
     }
@@ -69,7 +70,7 @@ mod tests {
             .unwrap()
             .find_map(|folder| std::fs::read(folder.unwrap().path().join("model.safetensors")).ok());
         assert_eq!(weights, Some(hub.weights()));
-        // A hub that is away afterwards keeps no worker from its model.
+        // Once the model is downloaded, the worker starts even if the hub is unreachable.
         let away = ModelSettings { hub_endpoint: "http://127.0.0.1:9".into(), ..settings };
         fetch_only(away, Announcer::default(), &shutdown).await.unwrap();
         tokio::task::spawn_blocking(move || drop(hub)).await.unwrap();
@@ -82,7 +83,7 @@ mod tests {
         let error = fetch_only(missing, Announcer::default(), &shutdown).await.unwrap_err();
         assert!(format!("{error:#}").contains("no such file"), "{error:#}");
 
-        // Nobody answers there, nor refuses: the connection waits.
+        // This address neither answers nor refuses: the connection waits.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let hub_endpoint = format!("http://{}", silent.local_addr().unwrap());
         let cache = tempfile::tempdir().unwrap();

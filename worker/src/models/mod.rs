@@ -1,4 +1,4 @@
-//! From what an operator calls a model to an opened one: paths, hub ids, the default model, random models.
+//! Resolves and opens the model that an operator names: a path, a hub id, the default model, or a random model.
 
 mod default_model;
 mod error;
@@ -20,14 +20,14 @@ use baton_node::environment;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The hub where none is configured and `HF_ENDPOINT` names none.
+/// The hub if none is configured and `HF_ENDPOINT` names none.
 const HUB: &str = "https://huggingface.co";
 
-/// Told what is being done and how much of it is, 0 to 1.
+/// Receives the current step and its progress, 0 to 1.
 pub type Progress<'a> = &'a (dyn Fn(&str, f32) + Sync);
 
-/// Opens the model that the settings name. A hub model is downloaded first where it is not in the cache; the default model
-/// must have been fetched (see [`prefetch`]). Blocks, for as long as downloads take.
+/// Opens the model that the settings name. A hub model is downloaded first if it is not in the cache; the default model must have been
+/// downloaded (see [`prefetch`]). Blocks until downloads are done.
 pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn ModelSource>, ModelsError> {
     Ok(match ModelSpec::parse(&settings.model)? {
         ModelSpec::Random(spec) => Arc::new(RandomModel::parse(&spec)?),
@@ -40,7 +40,7 @@ pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn 
     })
 }
 
-/// The revision that the settings ask a hub for: a branch, a tag or a commit. Empty for models that have none.
+/// The hub revision in the settings: a branch, a tag or a commit. Empty for models that have none.
 pub fn revision(settings: &ModelSettings) -> String {
     match ModelSpec::parse(&settings.model) {
         Ok(ModelSpec::Hub(id)) => id.revision().to_owned(),
@@ -48,8 +48,8 @@ pub fn revision(settings: &ModelSettings) -> String {
     }
 }
 
-/// Makes sure that [`open`] will find the model without the network: fetches the default model or a hub model where it is
-/// missing, does nothing for the others. Blocks; run it where that is allowed. The default model's progress goes to stderr.
+/// Makes sure that [`open`] will find the model without the network: downloads the default model or a hub model if it is missing, and
+/// does nothing for other models. Blocks; call it only where blocking is allowed. The default model's progress goes to stderr.
 pub fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), ModelsError> {
     match ModelSpec::parse(&settings.model)? {
         ModelSpec::Default => default_model::fetch(&cache_dir(settings)?),
@@ -66,7 +66,7 @@ fn open_path(path: &Path, name: Option<&str>) -> Result<Arc<dyn ModelSource>, Mo
     })
 }
 
-/// The folder of fetched models: as configured, else `baton/models` in the user's cache folder.
+/// The folder of downloaded models: as configured, else `baton/models` in the user's cache folder.
 fn cache_dir(settings: &ModelSettings) -> Result<PathBuf, ModelsError> {
     if !settings.cache_dir.as_os_str().is_empty() {
         return Ok(settings.cache_dir.clone());

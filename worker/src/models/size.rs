@@ -1,4 +1,4 @@
-//! How large a model is, without loading it: read as for serving, but of a folder no more than its `config.json`.
+//! The size of a model, without loading it: read as for serving, but of a folder only its `config.json`.
 
 use super::{ModelSpec, ModelsError, cache_dir, default_model};
 use crate::settings::ModelSettings;
@@ -6,18 +6,19 @@ use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelShape, ModelSource
 use baton_types::Attention;
 use std::path::Path;
 
-/// What decides the memory that a model takes.
+/// The properties that decide how much memory a model takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSize {
-    /// What attention keeps.
+    /// The KV that attention stores.
     pub attention: Attention,
     /// Parameters of all tensors.
     pub parameters: u64,
-    /// Longest context that the model was made for, in tokens.
+    /// Longest context that the model supports, in tokens.
     pub context: u64,
 }
 
-/// The size of the model that the settings name. Downloads nothing: a hub model is refused, and the default model must have been fetched.
+/// The size of the model that the settings name. Downloads nothing: a hub model is refused, and the default model must have been
+/// downloaded.
 pub fn size(settings: &ModelSettings) -> Result<ModelSize, ModelsError> {
     match ModelSpec::parse(&settings.model)? {
         ModelSpec::Random(spec) => Ok(of(RandomModel::parse(&spec)?.shape())),

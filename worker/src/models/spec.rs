@@ -1,14 +1,14 @@
-//! What `--model` may say.
+//! The values of `--model`.
 
 use super::ModelsError;
 use super::hub::HubId;
 use baton_engine::weights::RandomModel;
 use std::path::{Path, PathBuf};
 
-/// The model that is served where none is named.
+/// The model that is served if none is named.
 pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 
-/// A model's name, understood.
+/// A parsed model name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSpec {
     /// `random:...`, see [`RandomModel`].
@@ -22,7 +22,7 @@ pub enum ModelSpec {
 }
 
 impl ModelSpec {
-    /// Reads a spec. What exists as a path is one, before anything is looked for on a hub.
+    /// Parses a spec. An existing path takes precedence over a hub id.
     pub fn parse(model: &str) -> Result<Self, ModelsError> {
         let refuse = |problem| Err(ModelsError::Spec { model: model.to_owned(), problem });
         if model.starts_with(RandomModel::PREFIX) {

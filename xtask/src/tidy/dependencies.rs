@@ -1,10 +1,10 @@
-//! The dependency direction of the house (ARCHITECTURE.md, "Folders"): each crate and what of ours it may use, and what the router
-//! never links.
+//! The direction of dependencies between crates (ARCHITECTURE.md, "Folders"): which workspace crates each crate may use, and which the
+//! router must never link.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Crate, and the crates of ours that its shipped code may depend on.
+/// Crate, and the workspace crates that its product code may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-skips", &[]),
     ("baton-types", &[]),
@@ -51,13 +51,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Crates outside the house's order: they may use everything.
+/// Crates without a layer: they may use every crate.
 const FREE: &[&str] = &["baton-tests", "xtask"];
 
-/// Crate, and what of ours is not linked into it by any way.
+/// Crate, and the workspace crates that must not be linked into it, even indirectly.
 const NOT_LINKED: &[(&str, &[&str])] = &[("baton-router", &["kernels", "engine", "kv-transfer"])];
 
-/// Takes what `cargo metadata` says of the workspace.
+/// Takes the workspace's `cargo metadata`.
 pub(super) fn check(metadata: &Value) -> Vec<String> {
     let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let mut found: Vec<String> = packages.iter().flat_map(direct).collect();
@@ -83,13 +83,13 @@ fn direct(package: &Value) -> Vec<String> {
     wrong.map(|d| format!("{name} must not depend on baton-{d}")).collect()
 }
 
-/// Crates of ours that the shipped code of a package names, without `baton-`.
+/// Workspace crates that the product code of a package names, without `baton-`.
 fn ours(package: &Value) -> impl Iterator<Item = &str> {
     let dependencies = package["dependencies"].as_array().into_iter().flatten().filter(|d| d["kind"] != "dev");
     dependencies.filter_map(|d| d["name"].as_str()?.strip_prefix("baton-"))
 }
 
-/// Crates of ours that are linked into `name`, without `baton-`.
+/// Workspace crates that are linked into `name`, without `baton-`.
 fn linked<'a>(packages: &'a [Value], name: &str) -> BTreeSet<&'a str> {
     let find = |name: &str| packages.iter().find(|package| package["name"] == name);
     let mut linked = BTreeSet::new();

@@ -2,7 +2,7 @@
 
 use super::Source;
 
-/// Ways to read one when a process runs. What the compiler reads (`env!`) is none.
+/// Calls that read a variable at run time. `env!` reads it at compile time, so it is not one of them.
 const READS: &[&str] =
     &["env::var", "vars_os()", "env::set_var", "env::remove_var", "Env::prefixed", "Env::raw", "Env::var"];
 
@@ -12,7 +12,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
     for source in sources.iter().filter(elsewhere) {
         for (line, text) in source.product_lines() {
             let code = text.split("//").next().unwrap_or_default();
-            // clap reads the variable of an argument's `env`.
+            // clap reads the variable named by an argument's `env`.
             let argument =
                 code.trim_start().starts_with("#[arg(") && (code.contains("env =") || code.contains(", env"));
             if argument || READS.iter().any(|read| code.contains(read)) {

@@ -1,16 +1,16 @@
-//! `unsafe` only inside its named fences, and every crate under the workspace's lints, which deny it. That each block says why it holds
-//! is clippy's part (`undocumented_unsafe_blocks`).
+//! Allows `unsafe` only inside its named fences, and requires that every crate uses the workspace's lints, which deny it. That each block
+//! has a safety comment is checked by clippy (`undocumented_unsafe_blocks`).
 
 use super::Source;
 
-/// Folders and files inside which `unsafe` may stand.
+/// Folders and files that may contain `unsafe`.
 const FENCES: &[&str] = &[
     "kv-transfer/src/ucx",
     "kv-transfer/src/region",
     "kernels/src/cpu",
     "kernels/src/cuda",
     "engine/src/weights/mmap.rs",
-    // Declares the contract of pool memory (`unsafe trait`); holds no unsafe code.
+    // Declares the contract of pool memory (`unsafe trait`); contains no unsafe code.
     "types/src/memory.rs",
 ];
 
@@ -26,7 +26,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
 fn findings(source: &Source) -> Vec<String> {
     let opens = |line: &str| {
         let code = line.split("//").next().unwrap_or_default();
-        // `unsafe impl PoolMemory` in tests would be a hole too: nothing outside a fence is exempt.
+        // `unsafe impl PoolMemory` in tests would be a hole too: there is no exemption outside a fence.
         ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "#[unsafe(", "(unsafe_code)"]
             .iter()
             .any(|u| code.contains(u))

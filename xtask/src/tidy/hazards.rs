@@ -1,5 +1,5 @@
-//! Deliberate defects and pretences stand behind a feature `testing`, which no crate that ships switches on, and which cannot be on
-//! unnoticed: a crate with that feature holds a marker, for `cargo xtask hazards` to look for in binaries.
+//! Deliberate defects and test doubles are behind a feature `testing`, which no product crate enables. A crate with that feature contains
+//! a marker that `cargo xtask hazards` searches for in binaries, so that an enabled feature is noticed.
 
 use super::Source;
 use crate::hazards::MARKER;
@@ -9,7 +9,7 @@ const FEATURE: &str = "testing";
 /// Crates that never ship.
 const NEVER_SHIPPED: &[&str] = &["baton-tests", "xtask"];
 
-/// Takes what `cargo metadata` says of the workspace.
+/// Takes the workspace's `cargo metadata`.
 pub(super) fn check(metadata: &Value, sources: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
@@ -40,7 +40,7 @@ fn has(list: &Value, wanted: &str) -> bool {
     list.as_array().is_some_and(|list| list.iter().any(|item| item == wanted))
 }
 
-/// Whether a `#[used]` static of the crate has the marker as its text.
+/// Whether a `#[used]` static of the crate contains the marker.
 fn is_marked(package: &Value, sources: &[Source]) -> bool {
     let manifest = package["manifest_path"].as_str().unwrap_or_default();
     let mut own = sources.iter().filter(|s| {

@@ -1,8 +1,8 @@
-//! What images are built from: cargo reads the manifest of every member of the workspace, so none may be missing there.
+//! Checks the files that container images are built from: cargo reads the manifest of every workspace member, so none may be missing.
 
 use super::Source;
 
-/// What container builds send, a pattern a line, all but comments after a `!`.
+/// The files sent to container builds, one pattern per line: everything is excluded except what follows a `!`.
 const SENT: &str = ".dockerignore";
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
@@ -18,7 +18,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
         .collect()
 }
 
-/// Whether the rest of a path is that of what is in a folder, or of the folder.
+/// Whether the rest of a path denotes a folder or something in it.
 fn is_below(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('/')
 }

@@ -1,4 +1,4 @@
-//! Past 500 lines a file usually holds two ideas.
+//! Limits the length of files: past 500 lines a file usually holds two ideas.
 
 use super::Source;
 

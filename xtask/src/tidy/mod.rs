@@ -1,5 +1,5 @@
-//! Style and structure as a test. Each check takes the tracked files and returns findings; any finding fails the run. Each has a test
-//! that seeds a breach.
+//! Style and structure as a test. Each check takes the tracked files and returns findings; any finding fails the run. Each check has a
+//! test with a deliberate violation.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ mod protobuf;
 mod simulation;
 mod words;
 
-/// What `tidy` looks at, in one line.
+/// What `tidy` checks, in one line.
 pub(crate) const SUMMARY: &str = "dependency direction, unsafe fences, protobuf edges, clocks of pure cores, environment, hazards, \
      state machines of the simulation, module style, what images are built from, file length, banned words, links";
 
@@ -31,7 +31,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Whether this is Rust code that ships (no test, bench or example, and not this crate, which must name what it bans).
+    /// Whether this is Rust product code: not a test, bench or example, and not this crate, which must name what it bans.
     fn is_product_code(&self) -> bool {
         let aside = ["/tests/", "/testing/", "/benches/", "/examples/"].iter().any(|d| self.path.contains(d));
         let test_file = ["/tests.rs", "_tests.rs", "/testing.rs"].iter().any(|name| self.path.ends_with(name));
@@ -47,7 +47,7 @@ impl Source {
         self.path.contains("/generated/")
     }
 
-    /// Its lines without items under `#[cfg(test)]`, numbered from 1. Takes them as rustfmt writes them.
+    /// Its lines without items under `#[cfg(test)]`, numbered from 1. Relies on rustfmt's layout.
     fn product_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         // Indentation of the item that is skipped.
         let mut skipped: Option<usize> = None;
@@ -135,7 +135,7 @@ fn tracked(root: &Path) -> anyhow::Result<Vec<Source>> {
     anyhow::ensure!(out.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&out.stderr));
     let paths = String::from_utf8(out.stdout)?;
     let text = |path: &str| std::fs::read_to_string(root.join(PathBuf::from(path))).ok();
-    // Files that are not UTF-8 are fixtures; nothing here applies to them.
+    // Files that are not UTF-8 are fixtures; no check applies to them.
     Ok(paths.split_terminator('\0').filter_map(|p| Some(Source { path: p.to_owned(), text: text(p)? })).collect())
 }
 

@@ -1,4 +1,4 @@
-//! A module with files of its own is `x/mod.rs`, never `x.rs` beside `x/`: one style.
+//! A module with files of its own is `x/mod.rs`, never `x.rs` beside `x/`, for one style throughout.
 
 use super::Source;
 use std::collections::HashSet;

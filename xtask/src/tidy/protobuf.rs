@@ -1,4 +1,4 @@
-//! Generated protobuf types stop at the conversions of `proto` and at one `grpc` module per process: what lies behind speaks `types`.
+//! Generated protobuf types stop at the conversions of `proto` and at one `grpc` module per process: all other code uses `types`.
 
 use super::Source;
 
@@ -12,7 +12,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
     found
 }
 
-/// `proto` itself, `grpc` below the sources of a crate, and the registry that routers keep, which is a service of its own.
+/// `proto` itself, `grpc` below the sources of a crate, and the registry in routers, which is a service of its own.
 fn may_name(path: &str) -> bool {
     let below = path.split_once("/src/").map_or("", |(_, below)| below);
     let edge = below == "grpc.rs" || below.starts_with("grpc/");
@@ -22,7 +22,7 @@ fn may_name(path: &str) -> bool {
 fn names(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
     let imported = code.split("baton_proto").skip(1).any(|rest| !rest.starts_with("::convert"));
-    // Through a name of another module; `opentelemetry_proto::…::v1::` is not ours.
+    // Part of another module's name, as in `opentelemetry_proto::…::v1::`, does not count.
     let begins = |at: usize| !code[..at].ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
     imported || code.match_indices("v1::").any(|(at, _)| begins(at))
 }

@@ -1,14 +1,14 @@
-//! The simulation holds the world around the shipped cores and none of them a second time: no state machine of its own.
+//! The simulation contains the environment of the product's decision code and no second copy of it: it must define no state machine.
 
 use super::Source;
 use super::clocks::PURE;
 use std::collections::HashSet;
 
 const SIMULATION: &str = "simulation/";
-/// What names of states end in.
+/// Suffixes of names of states.
 const STATES: &[&str] = &["State", "Phase", "Stage"];
 
-/// Refuses enums of states, and types named like one of a pure core.
+/// Refuses enums of states, and types with the same name as a type of a pure core.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let core = |s: &&Source| s.is_product_code() && PURE.iter().any(|core| s.path.starts_with(core));
     let cores: HashSet<&str> = sources.iter().filter(core).flat_map(types).map(|(_, _, name)| name).collect();

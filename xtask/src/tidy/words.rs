@@ -1,8 +1,8 @@
-//! Words that have no place in shipped code, each with what to write instead.
+//! Words banned from product code, each with what to write instead.
 
 use super::Source;
 
-/// Word, where it is allowed nevertheless, and what to do instead.
+/// Word, where it is allowed, and what to do instead.
 const BANNED: &[(&str, &[&str], &str)] = &[
     ("todo!(", &[], "finish it, or return a typed error"),
     ("unimplemented!(", &[], "finish it, or return a typed error"),

@@ -1,9 +1,10 @@
-//! A trace as a given cluster can take it. Real prompts are far longer than a small model's context, and real hours longer than a test.
+//! Fits a trace to a given cluster. Real prompts are far longer than a small model's context, and real hours longer than a test.
 
 use crate::bench::trace::{Trace, TraceRequest};
 use clap::ValueEnum;
 
-/// Blocks are scaled to a multiple of this, and to no less: KV blocks have 16 tokens and more, and a shorter block could not be shared.
+/// Blocks are scaled to a multiple of this, and never below it: KV blocks have at least 16 tokens, and a shorter block could not be
+/// shared.
 const BLOCK_TOKENS_STEP: u32 = 16;
 
 /// What is done with a request that has more tokens than the context.
@@ -19,9 +20,9 @@ pub(crate) enum TooLong {
 /// How a trace is changed. The default changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fit {
-    /// Requests that are skipped from the beginning.
+    /// Requests skipped at the beginning.
     pub(crate) from: usize,
-    /// Most requests that are taken.
+    /// Most requests taken.
     pub(crate) limit: usize,
     /// Factor of all lengths, over 0 and at most 1.
     pub(crate) scale: f64,
@@ -38,19 +39,19 @@ impl Default for Fit {
     }
 }
 
-/// What it came to.
+/// The effect on a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Fitted {
-    /// Factor of lengths as it was applied: a block's tokens to what they were.
+    /// The factor of lengths as applied: new tokens per block to old.
     pub(crate) scale: f64,
-    /// Requests that were left out since they did not fit the context.
+    /// Requests left out because they did not fit the context.
     pub(crate) dropped: u64,
     /// Requests that were cut.
     pub(crate) cut: u64,
 }
 
 impl Fit {
-    /// Takes, scales, cuts and drops, in this order, and counts time from the first that is left.
+    /// Selects, scales, cuts and drops, in this order, and makes times relative to the first request that is left.
     pub(crate) fn apply(&self, trace: &Trace) -> (Trace, Fitted) {
         let block_tokens = self.block_tokens(trace.block_tokens);
         let scale = f64::from(block_tokens) / f64::from(trace.block_tokens);
@@ -83,7 +84,7 @@ impl Fit {
     }
 }
 
-/// The same number of blocks, each as much shorter; nothing becomes empty.
+/// The same number of blocks, each shortened by the same factor; no length becomes zero.
 fn scaled(request: &TraceRequest, before: u32, after: u32) -> TraceRequest {
     let scale = |tokens: u32| (u64::from(tokens) * u64::from(after) / u64::from(before)).max(1) as u32;
     let whole = request.blocks.len().saturating_sub(1);
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn lengths_are_scaled_and_sharing_is_kept() {
         let trace = trace(&[(0, 1_300, 50, &[0, 1, 2]), (0, 1_024, 640, &[0, 3]), (0, 3, 1, &[4])]);
-        // 512 * 0.05 is 25.6, of which 32 is the nearest multiple of 16.
+        // 512 * 0.05 is 25.6, and 32 is the nearest multiple of 16.
         let (small, fitted) = Fit { scale: 0.05, ..Fit::default() }.apply(&trace);
         assert_eq!((small.block_tokens, fitted.scale), (32, 0.0625));
         // 276 of 512 tokens in the last block become 17 of 32.

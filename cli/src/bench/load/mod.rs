@@ -1,4 +1,4 @@
-//! What is sent: a trace cut and scaled to what a cluster can take, or a made-up one, and the prompts of either.
+//! The requests of a load: a trace fitted to a cluster, or synthetic requests, with their prompts.
 
 mod fit;
 mod prompts;
@@ -12,9 +12,9 @@ pub(super) use synthetic::Synthetic;
 
 /// Requests to be sent.
 pub(super) struct Load {
-    /// In order of arrival; times are those of the load, speed applied.
+    /// In order of arrival; times are those of the load, with the speed applied.
     pub(super) trace: Trace,
-    /// What an infinite cache would hit of it.
+    /// The hits of an infinite cache.
     pub(super) infinite: InfiniteCache,
     pub(super) pace: Pace,
 }
@@ -22,9 +22,9 @@ pub(super) struct Load {
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Pace {
-    /// At their arrival, whether or not others are answered. What would be more than `in_flight_max` at once is shed.
+    /// At their arrival, whether or not others are answered. Requests beyond `in_flight_max` are shed.
     Open { in_flight_max: usize },
-    /// As soon as fewer than `concurrency` are under way.
+    /// As soon as fewer than `concurrency` are in flight.
     Closed { concurrency: usize },
 }
 
@@ -34,7 +34,7 @@ impl Load {
         Self { trace, infinite, pace }
     }
 
-    /// Time from the first arrival to the last, where arrivals are given.
+    /// Time from the first arrival to the last, if arrivals are given.
     pub(super) fn span(&self) -> Option<Duration> {
         matches!(self.pace, Pace::Open { .. }).then(|| self.trace.span())
     }

@@ -1,16 +1,16 @@
-//! Token ids with exactly the sharing that a trace tells.
+//! Token ids with exactly the sharing that a trace records.
 //!
-//! A block's tokens are a function of seed, block id and position, so equal blocks are equal everywhere. Blocks that could be confused are
-//! those that follow the same blocks. These are numbered in the order in which they come, and their first token is that number, in digits to
-//! the base of the range of ids: they differ there, whatever the function gives for the rest.
+//! A block's tokens are a function of seed, block id and position, so equal blocks have equal tokens everywhere. Different blocks must
+//! differ if they follow the same blocks. These are numbered in order of appearance, and their first tokens spell that number, in digits
+//! to the base of the range of ids. So they differ there, whatever the function gives for the rest.
 
 use crate::bench::trace::Trace;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Token ids that are used. Ordinary text of any tokenizer with a vocabulary of 32,000 and more: control tokens and bytes stand before, or
-/// at the end.
+/// The range of token ids used. The default is ordinary text in any tokenizer with a vocabulary of at least 32,000: control tokens and
+/// bytes are before it, or at the end of the vocabulary.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TokenRange(RangeInclusive<u32>);
 
@@ -39,7 +39,7 @@ impl FromStr for TokenRange {
 }
 
 impl TokenRange {
-    /// These ids, at least 2.
+    /// The range `ids`, at least 2 ids.
     pub(crate) fn of(ids: RangeInclusive<u32>) -> Self {
         Self(ids)
     }
@@ -59,16 +59,16 @@ impl TokenRange {
 pub(crate) struct Prompts {
     range: TokenRange,
     seed: u64,
-    /// Of each request, each block's number among those that follow the same blocks.
+    /// For each request, each block's number among those that follow the same blocks.
     numbers: Vec<Vec<u32>>,
-    /// Tokens of a block that spell its number: 1 unless more blocks follow the same ones than there are ids.
+    /// Tokens of a block that spell its number: 1 unless the number of blocks that follow the same ones exceeds the number of ids.
     digits: u32,
 }
 
 impl Prompts {
-    /// Numbers the blocks. Another seed gives other prompts, which share nothing worth with those of the former.
+    /// Numbers the blocks. Another seed gives other prompts, which share almost nothing with the former.
     pub(crate) fn new(trace: &Trace, range: TokenRange, seed: u64) -> Self {
-        // What stands before a block, by a number of its own, and how many different blocks follow it so far.
+        // Maps the blocks before a block, by a number of their own, to the number of different blocks seen after them.
         let mut places: HashMap<(u64, u64), (u64, u32)> = HashMap::new();
         let mut followers: HashMap<u64, u32> = HashMap::new();
         let mut most = 0;
@@ -109,7 +109,7 @@ impl Prompts {
             return self.range.id(mixed(mixed(self.seed ^ mixed(block)) ^ u64::from(position)));
         }
         let digit = u64::from(number) / self.range.count().pow(position);
-        // Turned by the seed, so that prompts of two seeds rarely begin alike.
+        // Mixed with the seed, so that prompts of two seeds rarely begin in the same way.
         self.range.id(mixed(self.seed ^ u64::from(position)) % self.range.count() + digit % self.range.count())
     }
 }
@@ -147,14 +147,15 @@ mod tests {
         one.iter().zip(other).take_while(|(a, b)| a == b).count()
     }
 
-    /// Tokens with which two requests begin alike, by the trace.
+    /// The number of leading tokens that two requests share, according to the trace.
     fn told(trace: &Trace, one: usize, other: usize) -> usize {
         let (one, other) = (&trace.requests[one], &trace.requests[other]);
         let blocks = one.blocks.iter().zip(&other.blocks).take_while(|(a, b)| a == b).count();
         (blocks * trace.block_tokens as usize).min(one.prompt_tokens as usize).min(other.prompt_tokens as usize)
     }
 
-    /// 400 requests of up to 6 blocks, each block one of few, so that much is shared; the prompt ends anywhere in its last block.
+    /// 400 requests of up to 6 blocks, each drawn from a few blocks, so that much is shared; the prompt may end anywhere in its last
+    /// block.
     fn tangled(block_tokens: u32) -> Trace {
         let drawn = |n: u64, below: u64| mixed(n) % below;
         let requests: Vec<(u32, Vec<u64>)> = (0..400)
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn more_blocks_than_ids_differ_after_as_few_tokens_as_can_be() {
-        // 50 first blocks on 4 ids: 3 tokens tell 64 apart.
+        // 50 first blocks with 4 ids: 3 tokens distinguish 64.
         let blocks: Vec<[u64; 1]> = (0..50).map(|id| [id]).collect();
         let trace = trace(16, &blocks.iter().map(|block| (16, &block[..])).collect::<Vec<_>>());
         let prompts = all(&trace, &TokenRange(0..=3), 1);

@@ -1,9 +1,9 @@
-//! Requests of one shape, for a first look at a cluster.
+//! Identical requests, for a first test of a cluster.
 
 use crate::bench::trace::{Trace, TraceRequest};
 use std::time::Duration;
 
-/// As many equal requests as wanted.
+/// Any number of requests of one shape.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Synthetic {
     pub(crate) requests: u32,
@@ -11,7 +11,7 @@ pub(crate) struct Synthetic {
     pub(crate) prompt_tokens: u32,
     /// Tokens of each answer, at least 1.
     pub(crate) output_tokens: u32,
-    /// Tokens with which all prompts begin; at most all of them.
+    /// Tokens of the prefix that all prompts share; at most the whole prompt.
     pub(crate) shared_prefix_tokens: u32,
 }
 

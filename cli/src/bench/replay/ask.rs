@@ -9,36 +9,36 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tonic::Status;
 
-/// What a request gets beyond its deadline before it counts as failed without the router's word.
+/// Time after its deadline until a request without an answer from the router counts as failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// How an answer failed that ended too early, which the cluster should not let happen.
+/// The error of an answer that ended too early, which the cluster should never let happen.
 const INCOMPLETE: &str = "incomplete";
 
-/// Whom to ask.
+/// The router and model to call.
 #[derive(Clone)]
 pub(in crate::bench) struct Target {
     pub(in crate::bench) channel: RouterChannel,
-    /// Empty where the cluster serves one model.
+    /// Empty if the cluster serves one model.
     pub(in crate::bench) model: String,
     /// Longest time for one answer.
     pub(in crate::bench) timeout: Duration,
 }
 
-/// What to ask.
+/// The request to send.
 pub(super) struct Question {
     pub(super) prompt: Vec<u32>,
     pub(super) output_tokens: u32,
-    /// What an infinite cache would hit of the prompt.
+    /// The hits of an infinite cache for the prompt.
     pub(super) infinite_tokens: u32,
 }
 
-/// What came of it, and the router's word where it failed.
+/// The outcome, and the router's status if it failed.
 pub(super) struct Answered {
     pub(super) outcome: Outcome,
     pub(super) status: Option<Status>,
 }
 
-/// Asks, from now on until the answer, an error, the deadline, or `stop`. Times count from `start`.
+/// Sends the request and waits for the answer, an error, the deadline, or `stop`. Times are relative to `start`.
 pub(super) async fn ask(
     target: Target,
     question: Question,
@@ -55,7 +55,7 @@ pub(super) async fn ask(
     let wanted = question.output_tokens;
     let ended = tokio::select! {
         ended = tokio::time::timeout(deadline, stream(target, question, &mut outcome, &mut clock)) => Some(ended),
-        // A stop that cannot come any more is one too.
+        // A closed channel counts as a stop.
         _ = stop.wait_for(|stop| *stop) => None,
     };
     let mut status = None;
@@ -74,14 +74,14 @@ pub(super) async fn ask(
     Answered { outcome, status }
 }
 
-/// When tokens came.
+/// Records when tokens arrive.
 struct Clock {
     begin: Instant,
     last: Option<Instant>,
 }
 
 impl Clock {
-    /// Writes down `count` tokens that came now.
+    /// Records `count` tokens that arrived now.
     fn tokens(&mut self, count: usize, outcome: &mut Outcome) {
         let now = Instant::now();
         for _ in 0..count {
@@ -94,7 +94,7 @@ impl Clock {
     }
 }
 
-/// Reads the answer. Whether it ended with its last message.
+/// Reads the answer. Returns whether it ended with its last message.
 async fn stream(target: Target, question: Question, outcome: &mut Outcome, clock: &mut Clock) -> Result<bool, Status> {
     let options = Options { max_tokens: Some(question.output_tokens), ignore_eos: true, ..Options::default() };
     let request = grpc::Question { model: target.model, prompt: Prompt::Tokens(question.prompt), options };
@@ -112,7 +112,7 @@ async fn stream(target: Target, question: Question, outcome: &mut Outcome, clock
     Ok(ended)
 }
 
-/// Where the prompt was prefilled. An answer of one token moves no KV, and its timings do not tell.
+/// Where the prompt was prefilled. An answer of one token moves no KV, so its timings do not reveal it.
 fn prefilled(last: &Last, output_tokens: u32) -> Option<String> {
     let moved = last.transfer_bytes.is_some() || last.transfer_us.is_some();
     match (moved, output_tokens) {

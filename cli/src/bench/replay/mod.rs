@@ -1,4 +1,4 @@
-//! Sends a load to a running router and writes down what becomes of each request.
+//! Sends a load to a running router and records the outcome of each request.
 
 mod ask;
 mod progress;
@@ -16,20 +16,20 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
-/// What a load came to.
+/// The results of a replay.
 pub(super) struct Replayed {
-    /// In the order in which they ended.
+    /// In the order in which requests ended.
     pub(super) outcomes: Vec<Outcome>,
     /// Requests that were not due yet when the load was interrupted.
     pub(super) unsent: usize,
-    /// How much later than it was due a request was sent, at most: this side's own delay.
+    /// The longest delay after its due time with which a request was sent: this side's own delay.
     pub(super) late_max: Duration,
 }
 
-/// Sends all, until the last one ended or Ctrl-C.
+/// Sends all requests, and ends when the last one has ended or on Ctrl-C.
 ///
 /// # Errors
-/// The router refuses what every request has in common: key, model, token ids.
+/// If the router refuses a property that all requests share: key, model, token ids.
 pub(super) async fn run(load: &Load, prompts: Arc<Prompts>, target: &Target) -> anyhow::Result<Replayed> {
     let (stop, stopped) = watch::channel(false);
     let mut replay = Replay {
@@ -48,7 +48,7 @@ pub(super) async fn run(load: &Load, prompts: Arc<Prompts>, target: &Target) -> 
         ended = replay.all() => ended,
         interrupt = tokio::signal::ctrl_c() => interrupt.context("cannot wait for Ctrl-C"),
     };
-    // What is under way ends at once and tells how far it came. Where nothing is, nobody hears it.
+    // Requests in flight end at once and return what they have received. If there are none, nothing receives this.
     let _ = stop.send(true);
     while let Some(answered) = replay.asking.join_next().await {
         replay.ended(answered.context("a request was lost")?.outcome);
@@ -59,7 +59,7 @@ pub(super) async fn run(load: &Load, prompts: Arc<Prompts>, target: &Target) -> 
     Ok(Replayed { outcomes: replay.outcomes, unsent, late_max: replay.late_max })
 }
 
-/// A load under way.
+/// A running load.
 struct Replay<'a> {
     load: &'a Load,
     prompts: Arc<Prompts>,
@@ -67,7 +67,7 @@ struct Replay<'a> {
     start: Instant,
     stopped: watch::Receiver<bool>,
     asking: JoinSet<Answered>,
-    /// Request that is sent next.
+    /// The next request to send.
     next: usize,
     outcomes: Vec<Outcome>,
     late_max: Duration,
@@ -86,7 +86,7 @@ impl Replay<'_> {
             }
             let due = due.flatten();
             tokio::select! {
-                // What has ended makes room for what is due.
+                // Ended requests free capacity for those that are due.
                 biased;
                 Some(answered) = self.asking.join_next() => {
                     let answered = answered.context("a request was lost")?;
@@ -124,7 +124,8 @@ impl Replay<'_> {
         self.outcomes.push(outcome);
     }
 
-    /// Ends a load of which every request would be refused alike. Once one was answered, a refusal is that request's own.
+    /// Ends a load of which every request would be refused for the same reason. Once one request was answered, a refusal concerns a
+    /// single request.
     fn refused(&self, status: Option<&Status>) -> anyhow::Result<()> {
         let answered = self.outcomes.iter().any(|outcome| outcome.result == Ending::Ok);
         match status {
@@ -136,13 +137,13 @@ impl Replay<'_> {
     }
 }
 
-/// Whether a refusal is about what all requests have in common.
+/// Whether a refusal concerns a property that all requests share.
 fn is_of_all(code: Code) -> bool {
     let common = [Code::Unauthenticated, Code::PermissionDenied, Code::NotFound, Code::InvalidArgument];
     common.contains(&code) || code == Code::Unimplemented
 }
 
-/// Waits until an instant, or for ever.
+/// Waits until an instant, or forever.
 async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,

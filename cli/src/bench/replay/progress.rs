@@ -1,22 +1,22 @@
-//! How far a load is: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a load: a bar on a terminal, otherwise a line at intervals.
 
 use crate::bench::report::{Ending, Outcome};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-/// Time between two lines where there is no terminal.
+/// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Time between two looks of the bar.
+/// Time between two updates of the bar.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What is shown on standard error.
+/// Progress on standard error.
 pub(super) struct Progress {
     total: usize,
     ended: usize,
     failed: usize,
     shed: usize,
-    /// Absent where standard error is no terminal.
+    /// Absent if standard error is not a terminal.
     bar: Option<ProgressBar>,
     told: Instant,
 }
@@ -28,12 +28,12 @@ impl Progress {
             ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         };
         let bar = std::io::stderr().is_terminal().then(bar);
-        // Time goes on while nothing ends.
+        // The elapsed time changes even if no request ends.
         bar.iter().for_each(|bar| bar.enable_steady_tick(TICK));
         Self { total, ended: 0, failed: 0, shed: 0, bar, told: Instant::now() }
     }
 
-    /// One more has ended; so many are under way.
+    /// One more request has ended; this many are in flight.
     pub(super) fn ended(&mut self, outcome: &Outcome, in_flight: usize) {
         self.ended += 1;
         self.failed += usize::from(matches!(outcome.result, Ending::Failed(_)));

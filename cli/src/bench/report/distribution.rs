@@ -1,9 +1,9 @@
-//! Times in a few numbers.
+//! Summaries of times.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Percentiles by nearest rank; all 0 where there is no value.
+/// Percentiles by nearest rank; all 0 if there is no value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Distribution {
     pub(crate) count: u64,
@@ -33,10 +33,10 @@ impl Distribution {
     }
 }
 
-/// Digits that are kept of a time.
+/// Significant digits kept of a time.
 const DIGITS: u8 = 4;
 
-/// How often times came, in microseconds.
+/// Histogram of times, in microseconds.
 pub(super) struct Times(Histogram<u64>);
 
 impl Times {
@@ -47,7 +47,7 @@ impl Times {
         Self(times)
     }
 
-    /// The least time in milliseconds that is at least as great as `share` of all, 0 to 1. `None` where there is none.
+    /// The smallest time in milliseconds that is at least as great as `share` of all, 0 to 1. `None` if there is none.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let time = self.0.lowest_equivalent(self.0.value_at_quantile(share));
         (!self.0.is_empty()).then(|| time as f64 / 1e3)

@@ -6,7 +6,7 @@ use super::{Report, table};
 use crate::page::{self, escape};
 use std::fmt::Write as _;
 
-/// Times below this are shown as this, which a logarithmic axis needs: so near to each other nobody sees tokens come.
+/// Shorter times are shown as this, because a logarithmic axis cannot show 0. Gaps this short are not visible to a reader of the answer.
 const TOGETHER_MS: f64 = 0.1;
 
 const STYLE: &str = "\

@@ -1,4 +1,4 @@
-//! What a load gave. Made of outcomes alone, so that a replay and a simulation are reported alike.
+//! The results of a load. Computed only from outcomes, so that a replay and a simulation are reported in the same way.
 
 mod distribution;
 mod html;
@@ -14,21 +14,21 @@ use series::Series;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The longest times that a request may take to count as served well, in milliseconds; absent ones are not asked for.
+/// The SLO for goodput: the longest times of a request, in milliseconds. An absent limit is not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Slo {
     /// To the first token.
     pub(crate) ttft_ms: Option<f64>,
-    /// Between two tokens, in the mean of the request.
+    /// Between two tokens: mean of the request.
     pub(crate) itl_ms: Option<f64>,
 }
 
-/// What load it was: a title, and facts in the order in which they are printed.
+/// The description of the load: a title, and facts in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct About {
     /// One line.
     pub(crate) title: String,
-    /// What a reader has to know besides, by name.
+    /// Further facts for the reader, by name.
     pub(crate) facts: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -37,19 +37,19 @@ pub(crate) struct About {
 pub(crate) struct Report {
     pub(crate) about: About,
     pub(crate) counts: Counts,
-    /// From the start of the load to the last end.
+    /// From the start of the load to the end of the last request.
     pub(crate) elapsed_s: f64,
     /// Time to the first token, in milliseconds.
     pub(crate) ttft_ms: Distribution,
     /// Time between two tokens of an answer, in milliseconds.
     pub(crate) itl_ms: Distribution,
-    /// Time to the end of requests that were answered whole, in milliseconds.
+    /// Time to the end of completed requests, in milliseconds.
     pub(crate) end_to_end_ms: Distribution,
     pub(crate) tokens: Tokens,
-    /// Absent where no SLO was given.
+    /// Absent if no SLO was given.
     pub(crate) goodput: Option<Goodput>,
     pub(crate) cache: Cache,
-    /// Requests by where they were placed, or why, as far as that is known.
+    /// Requests by placement or its reason, as far as known.
     pub(crate) placement: BTreeMap<String, u64>,
     /// For plots.
     pub(crate) series: Series,
@@ -59,17 +59,17 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// Answered whole.
+    /// Completed.
     pub(crate) ok: u64,
     /// By kind of error.
     pub(crate) failed: BTreeMap<String, u64>,
     /// Cut off by the end of the load.
     pub(crate) cancelled: u64,
-    /// Not sent when they were due, since as many as allowed were under way.
+    /// Not sent when due, because the maximum number of requests was in flight.
     pub(crate) shed: u64,
 }
 
-/// Tokens of requests that were answered whole.
+/// Tokens of completed requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Tokens {
     pub(crate) prompt: u64,
@@ -78,32 +78,32 @@ pub(crate) struct Tokens {
     pub(crate) output_per_s: f64,
 }
 
-/// Requests that were answered whole and met the SLO.
+/// Completed requests that met the SLO.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Goodput {
     pub(crate) slo: Slo,
     pub(crate) met: u64,
-    /// Of all requests, shed and failed ones among them.
+    /// Of all requests, including shed and failed ones.
     pub(crate) share: f64,
     pub(crate) requests_per_s: f64,
 }
 
-/// Hits, over requests that were answered whole.
+/// Cache hits of completed requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Cache {
     pub(crate) prompt_tokens: u64,
     /// From the usage of answers.
     pub(crate) cached_tokens: u64,
     pub(crate) hit_rate: f64,
-    /// What an infinite cache would have hit of the same requests.
+    /// The hits of an infinite cache for the same requests.
     pub(crate) infinite_tokens: u64,
     pub(crate) infinite_hit_rate: f64,
-    /// The first to the second; absent where nothing could be hit.
+    /// Ratio of the first to the second; absent if no hit was possible.
     pub(crate) of_infinite: Option<f64>,
 }
 
 impl Report {
-    /// Tells outcomes in any order.
+    /// The report of outcomes in any order.
     pub(crate) fn of(about: About, outcomes: &[Outcome], slo: Slo) -> Self {
         let elapsed = outcomes.iter().map(|outcome| outcome.end).max().unwrap_or_default();
         let elapsed_s = elapsed.as_secs_f64();
@@ -140,7 +140,7 @@ impl Report {
         table::of(self)
     }
 
-    /// One page that stands alone.
+    /// One self-contained page.
     pub(crate) fn html(&self) -> String {
         html::page(self)
     }
@@ -184,12 +184,12 @@ impl Cache {
     }
 }
 
-/// A share; 0 of nothing.
+/// A share; 0 if the whole is 0.
 fn rate(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// A rate a second; 0 in no time.
+/// A rate per second; 0 if no time passed.
 fn per(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
@@ -198,7 +198,7 @@ fn per(count: u64, seconds: f64) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// Arrives after `at_ms`, answers 4 tokens of which the first comes after `ttft_ms` and the others each `gap_ms` later.
+    /// A request that arrives after `at_ms` and has 4 tokens: the first after `ttft_ms`, the others each `gap_ms` later.
     pub(crate) fn outcome(at_ms: u64, ttft_ms: u64, gap_ms: u32) -> Outcome {
         let end = Duration::from_millis(at_ms + ttft_ms + 3 * u64::from(gap_ms));
         Outcome {

@@ -1,4 +1,4 @@
-//! What became of one request.
+//! The outcome of one request.
 
 use super::Slo;
 use std::time::Duration;
@@ -6,23 +6,23 @@ use std::time::Duration;
 /// One request from its arrival to its end, as its client sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// Arrival, from the start of the load on.
+    /// Arrival, relative to the start of the load.
     pub(crate) at: Duration,
-    /// From arrival to the first token, where there was one.
+    /// From arrival to the first token, if there was one.
     pub(crate) ttft: Option<Duration>,
-    /// Microseconds between each token and the one before it. Tokens that come together have 0 between them.
+    /// Microseconds between each token and the one before it; 0 between tokens that arrive together.
     pub(crate) gaps_us: Vec<u32>,
-    /// The end, from the start of the load on.
+    /// The end, relative to the start of the load.
     pub(crate) end: Duration,
     /// As sent.
     pub(crate) prompt_tokens: u32,
-    /// From the usage of the answer; 0 where there was none.
+    /// From the usage of the answer; 0 if there was none.
     pub(crate) cached_tokens: u32,
-    /// What an infinite cache would have hit.
+    /// The hits of an infinite cache.
     pub(crate) infinite_tokens: u32,
-    /// Tokens that came.
+    /// Tokens received.
     pub(crate) output_tokens: u32,
-    /// Where it was placed, or why, where that is known.
+    /// Placement or its reason, if known.
     pub(crate) placement: Option<String>,
     pub(crate) result: Ending,
 }
@@ -30,13 +30,13 @@ pub(crate) struct Outcome {
 /// How a request ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Ending {
-    /// Answered whole.
+    /// Completed.
     Ok,
-    /// The kind of the error, as in the table of errors.
+    /// The kind of the error, as in the error table.
     Failed(String),
     /// Cut off by the end of the load.
     Cancelled,
-    /// Not sent when it was due, since as many as allowed were under way.
+    /// Not sent when due, because the maximum number of requests was in flight.
     Shed,
 }
 
@@ -62,11 +62,11 @@ impl Outcome {
         self.gaps_us.iter().map(|&us| f64::from(us) / 1e3)
     }
 
-    /// Whether it was answered whole, with times as wanted.
+    /// Whether it completed within the SLO.
     pub(super) fn meets(&self, slo: Slo) -> bool {
         let within = |time: Option<f64>, max: Option<f64>| max.is_none_or(|max| time.is_some_and(|time| time <= max));
         let ttft = self.ttft.map(|ttft| ttft.as_secs_f64() * 1e3);
-        // An answer of one token has nothing to wait for behind it.
+        // An answer of one token has no gaps.
         let itl = self.gaps_ms().sum::<f64>() / (self.gaps_us.len().max(1) as f64);
         self.result == Ending::Ok && within(ttft, slo.ttft_ms) && within(Some(itl), slo.itl_ms)
     }

@@ -1,4 +1,4 @@
-//! Line plots as inline SVG. Plotters draws in the colours of [`COLOURS`]; the page's style replaces them for light and dark.
+//! Line plots as inline SVG. Plotters draws with [`COLOURS`]; the page's style replaces them for light and dark schemes.
 
 use crate::page::escape;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
@@ -7,18 +7,18 @@ use std::fmt::Write as _;
 
 /// Width and height of a plot in SVG units, labels included.
 const SIZE: (u32, u32) = (560, 240);
-/// Room for labels to the left.
+/// Margin for labels on the left.
 const LEFT: u32 = 52;
-/// Room for labels below.
+/// Margin for labels below.
 const BELOW: u32 = 34;
-/// Room above and to the right.
+/// Margin above and on the right.
 const EDGE: u32 = 12;
 /// Ticks of an axis, at most.
 const TICKS: usize = 6;
-/// What a plot's first and second line are drawn in, by the class that names them in the page's style.
+/// Colours of a plot's first and second line, with the class that names them in the page's style.
 const COLOURS: [(&str, RGBColor); 2] = [("a", BLUE), ("b", RED)];
 
-/// One line: its name and points. A point without a value breaks it.
+/// One line: its name and points. A point without a value interrupts it.
 pub(super) struct Line {
     pub(super) name: &'static str,
     pub(super) points: Vec<(f64, Option<f64>)>,
@@ -29,15 +29,15 @@ pub(super) struct Plot {
     pub(super) title: &'static str,
     pub(super) x: &'static str,
     pub(super) y: &'static str,
-    /// Whether x, which then is above 0, is spread by its logarithm.
+    /// Whether x, which then is above 0, has a logarithmic scale.
     pub(super) logarithmic: bool,
-    /// The end of y where it is known, such as 1 of a share.
+    /// The upper end of y if it is known, such as 1 for a share.
     pub(super) y_max: Option<f64>,
     pub(super) lines: Vec<Line>,
 }
 
 impl Plot {
-    /// The plot as a figure. One without any value says so.
+    /// The plot as a figure. A plot without any value says so.
     pub(super) fn figure(&self) -> String {
         let mut out = format!("<figure><figcaption>{}</figcaption>", escape(self.title));
         let shown = || self.lines.iter().flat_map(|line| &line.points).filter_map(|&(x, y)| Some((x, y?)));
@@ -76,7 +76,7 @@ impl Plot {
             for (line, (_, colour)) in self.lines.iter().zip(COLOURS) {
                 for run in line.points.split(|(_, y)| y.is_none()) {
                     let points = run.iter().filter_map(|&(x, y)| Some((x, y?)));
-                    // A line of one point could not be seen.
+                    // A line of one point would be invisible.
                     chart.draw_series(
                         LineSeries::new(points, colour.stroke_width(2)).point_size(u32::from(run.len() == 1)),
                     )?;
@@ -84,7 +84,7 @@ impl Plot {
             }
             area.present()?;
         }
-        // A page of HTML knows it without its name, and names no host.
+        // HTML does not need the namespace, and without it the page names no host.
         Ok(svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1))
     }
 }

@@ -1,13 +1,13 @@
-//! Points for plots: distributions, and what happened over time.
+//! Points for plots: distributions, and series over time.
 
 use super::distribution::Times;
 use super::{Ending, Outcome, rate};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Parts into which the time of a load is cut, at least and at most.
+/// Windows into which the duration of a load is divided, at least and at most.
 const WINDOWS: (usize, usize) = (10, 60);
-/// Requests that should fall into a part.
+/// Requests that a window should have.
 const WINDOW_REQUESTS: usize = 5;
 /// Points of a distribution.
 const POINTS: usize = 100;
@@ -15,30 +15,30 @@ const POINTS: usize = 100;
 /// Everything that is plotted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Series {
-    /// Milliseconds that so many hundredths of the requests took at most, from 1 to 100.
+    /// Percentiles 1 to 100 of the time to the first token, in milliseconds.
     pub(crate) ttft_ms: Vec<f64>,
-    /// The same of gaps between tokens.
+    /// The same for gaps between tokens.
     pub(crate) itl_ms: Vec<f64>,
     /// In order of time, all of one length.
     pub(crate) windows: Vec<Window>,
 }
 
-/// One part of the time. Requests count where they arrive.
+/// One window of time. Requests count in the window of their arrival.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Window {
-    /// Its beginning, in seconds from the start of the load on.
+    /// Its beginning, in seconds from the start of the load.
     pub(crate) from_s: f64,
     /// Its end.
     pub(crate) to_s: f64,
-    /// Milliseconds to the first token, of the median request; absent where none had one.
+    /// Milliseconds to the first token, median; absent if no request had one.
     pub(crate) ttft_p50_ms: Option<f64>,
     /// The same of the 95th percentile.
     pub(crate) ttft_p95_ms: Option<f64>,
-    /// Most requests that were under way at once.
+    /// Most requests in flight at once.
     pub(crate) in_flight_max: u64,
-    /// Hit share of the prompt tokens that were answered whole; absent where there were none.
+    /// Share of hits among the prompt tokens of completed requests; absent if there were none.
     pub(crate) hit_rate: Option<f64>,
-    /// What an infinite cache would have hit of these.
+    /// The hit rate of an infinite cache for the same requests.
     pub(crate) infinite_hit_rate: Option<f64>,
 }
 
@@ -91,12 +91,12 @@ fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
 fn in_flight(outcomes: &[Outcome], windows: usize, number: impl Fn(Duration) -> usize) -> Vec<u64> {
     let sent = outcomes.iter().filter(|outcome| outcome.result != Ending::Shed);
     let mut changes: Vec<(Duration, i64)> = sent.flat_map(|outcome| [(outcome.at, 1), (outcome.end, -1)]).collect();
-    // At one instant those that end make room for those that come.
+    // At the same instant, ends count before starts.
     changes.sort_unstable();
     let (mut most, mut now, mut window) = (vec![0; windows], 0_i64, 0);
     for (time, change) in changes {
         let next = number(time);
-        // What is under way stays so through all windows up to the next change.
+        // The number in flight holds in all windows up to the next change.
         most[window..=next].iter_mut().for_each(|most| *most = now.max(*most));
         (window, now) = (next, now + change);
         most[window] = most[window].max(now);
@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn windows_hold_what_arrives_in_them_and_what_is_under_way() {
-        // 10 windows of 600 ms. The first is under way from 0 to 0.7 s, the second from 1.8 s to the end, the third within the fourth window.
+        // 10 windows of 600 ms. The first is in flight from 0 to 0.7 s, the second from 1.8 s to the end, the third within the fourth
+        // window.
         let outcomes = [outcome(0, 400, 100), outcome(1_800, 1_200, 1_000), outcome(1_850, 10, 1)];
         let windows = Series::of(&outcomes, Duration::from_secs(6)).windows;
         let near = |got: f64, want: f64| (got - want).abs() < 1e-9;

@@ -19,7 +19,7 @@ pub(super) fn of(report: &Report) -> String {
     printable(&lines.join("\n"))
 }
 
-/// What is no distribution, line by line.
+/// The values that are not distributions, line by line.
 pub(super) fn summary(report: &Report) -> Vec<(&'static str, String)> {
     let (counts, tokens, cache) = (&report.counts, &report.tokens, &report.cache);
     let mut ends = vec![format!("{} ok", grouped(counts.ok))];
@@ -67,7 +67,7 @@ pub(super) fn distributions(report: &Report) -> impl Iterator<Item = (&'static s
     [("TTFT", &report.ttft_ms), ("ITL", &report.itl_ms), ("end to end", &report.end_to_end_ms)].into_iter()
 }
 
-/// Mean, percentiles and maximum, in milliseconds; dashes where there is nothing.
+/// Mean, percentiles and maximum, in milliseconds; dashes if there is no value.
 pub(super) fn cells(times: &Distribution) -> [String; 6] {
     [times.mean, times.p50, times.p90, times.p95, times.p99, times.max]
         .map(|ms| if times.count == 0 { "-".to_owned() } else { format!("{ms:.1}") })
@@ -90,7 +90,7 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// The text without what a terminal would obey: placement comes from another process.
+/// The text without control characters, which a terminal would interpret: the placement comes from another process.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }

@@ -40,7 +40,7 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// Simulations that are asked for.
+    /// Number of simulations requested.
     pub(crate) fn runs(&self) -> usize {
         self.policies.len() * self.pools.len()
     }
@@ -51,9 +51,9 @@ impl SimulateArgs {
 pub(super) enum PoolSize {
     /// Room for everything.
     All,
-    /// As the file of rates says.
+    /// As stated in the file of rates.
     Rates,
-    /// A share of the trace's different blocks.
+    /// A share of the trace's distinct blocks.
     Share(f64),
     /// Blocks.
     Blocks(u32),

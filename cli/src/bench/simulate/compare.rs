@@ -1,4 +1,4 @@
-//! Several policies over one trace, and what each gave.
+//! Compares several policies over one trace.
 
 use super::args::{PoolSize, SimulateArgs};
 use super::rates;
@@ -13,11 +13,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Blocks beyond the trace's different ones in a pool with room for everything, in the longest requests: what is computed or generated at
-/// once.
+/// Size of a pool with room for everything, beyond the trace's distinct blocks, in units of the longest request: for the requests being
+/// computed or generated at the same time.
 const BESIDE_REQUESTS: u64 = 64;
 
-/// Simulates each policy over each size of pools, as many at once as there are processors, and prints one table a size.
+/// Simulates each policy with each pool size, on as many threads as there are processors, and prints one table per size.
 pub(crate) fn run(args: &SimulateArgs, trace: Trace, seed: u64, slo: Slo) -> anyhow::Result<Vec<Report>> {
     let rates = Arc::new(rates::read(args.rates.as_deref())?);
     let traffic = Traffic::new(trace, seed);
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: Trace, seed: u64, slo: Slo) -> any
     Ok(reports)
 }
 
-/// Each on a thread of its own, with the time that it took.
+/// Runs each simulation on its own thread and returns it with the time that it took.
 fn simulate_all(traffic: &Traffic, fleets: &[Fleet]) -> Vec<anyhow::Result<(Simulated, Duration)>> {
     let simulate = |fleet| {
         let start = Instant::now();
@@ -97,7 +97,7 @@ fn told(report: &Report) -> String {
     report.placement.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What pools are sized by: blocks of the trace, unless said otherwise.
+/// The quantities that pool sizes derive from: blocks of the trace, unless stated otherwise.
 struct Blocks {
     unique: u64,
     longest: u64,

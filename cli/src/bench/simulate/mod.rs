@@ -1,5 +1,5 @@
-//! `baton bench --simulate`: a trace under virtual time. A cluster of the shipped code serves it, over stand-ins for the wires and the
-//! devices that take the times of a file of rates; see [`baton_simulation::fleet`].
+//! `baton bench --simulate`: a trace under virtual time. A cluster of the product code serves it, over simulated networks and devices
+//! with the speeds of a file of rates; see [`baton_simulation::fleet`].
 
 mod args;
 mod compare;
@@ -16,18 +16,18 @@ use super::trace::{Trace, TraceRequest};
 use baton_simulation::fleet::{self, Ask, Fleet, Served};
 use std::sync::Arc;
 
-/// A trace with the prompts that it is simulated with.
+/// A trace with its generated prompts.
 struct Traffic {
     trace: Arc<Trace>,
     prompts: Arc<Prompts>,
 }
 
-/// What came of one simulation.
+/// The results of one simulation.
 struct Simulated {
     outcomes: Vec<Outcome>,
     /// Tokens that prefill workers got from decode workers.
     got_tokens: u64,
-    /// What the simulation took, in polls and calls.
+    /// The work of the simulation, in polls and calls.
     events: u64,
 }
 

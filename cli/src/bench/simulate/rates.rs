@@ -1,10 +1,10 @@
-//! What a simulated worker does, and how fast: `rates.toml`, or a file like it.
+//! The behaviour and speed of simulated workers: `rates.toml`, or a file like it.
 
 use anyhow::{Context as _, ensure};
 use baton_simulation::rates::Rates;
 use std::path::Path;
 
-/// The committed file, or another one. What each rate means, and where the numbers come from, stands in the file.
+/// Reads the committed file, or another one. The file documents what each rate means and where the numbers come from.
 pub(super) fn read(file: Option<&Path>) -> anyhow::Result<Rates> {
     let Some(path) = file else { return parse(include_str!("rates.toml")).context("rates.toml") };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use std::time::Duration;
 
-/// With room for so many blocks of the trace in each pool.
+/// With room for this many blocks of the trace in each pool.
 fn fleet(policy: PlacementPolicy, blocks: u32) -> Fleet {
     Fleet {
         rates: Arc::new(rates::read(None).unwrap()),
@@ -36,7 +36,7 @@ fn trace(requests: Vec<TraceRequest>) -> Trace {
     trace
 }
 
-/// 60 conversations of 6 turns, of which 20 each have a system prompt of 3 blocks in common; a turn adds 4 blocks to the one before it.
+/// 60 conversations of 6 turns; each 20 of them share a system prompt of 3 blocks, and a turn adds 4 blocks to the one before it.
 fn conversations() -> Trace {
     let mut random = StdRng::seed_from_u64(11);
     let mut requests = Vec::new();
@@ -77,7 +77,7 @@ fn cost_hits_more_and_answers_sooner_than_turns_do() {
 
 #[test]
 fn requests_that_come_together_follow_the_first_one() {
-    // A new prefix of 6 blocks, and a block of their own each. No worker says anything before the last one is placed.
+    // A new prefix of 6 blocks, and one private block each. No worker reports anything before the last one is placed.
     let asked = |own: u64| request(1.0, 3_600, 2, (0..6).chain([100 + own]).collect());
     let trace = trace((0..5).map(asked).collect());
     let told = simulate(&fleet(PlacementPolicy::Cost, 500), &trace);
@@ -109,13 +109,13 @@ fn one_request_takes_what_the_rates_say() {
     let first = calls_s + rates.prefill.prompt_s + rates.compute_s(0, 5_000);
     near(told[0].ttft.unwrap().as_secs_f64(), first);
     let gaps: Vec<f64> = told[0].gaps_us.iter().map(|us| f64::from(*us) / 1e6).collect();
-    // Of the last chunk, all but the last of four layers left while layers were computed.
+    // Of the last chunk, all but the last of four layers were sent while layers were computed.
     let last_layer = rates.moved_s(5_000 - 2 * 2_048) / 4.0;
     let handoff = gaps[0] - rates.step_s(1, 5_000);
     assert!((last_layer..last_layer + 2.0 * rates.transfer.latency_s).contains(&handoff), "{handoff} s");
     near(gaps[1], rates.step_s(1, 5_001));
     assert_eq!((told[0].output_tokens, gaps.len()), (4, 3));
-    // The block of the last token is computed again, where it decodes: that takes one round trip.
+    // The block of the last token is computed again on the decode worker: the get takes one round trip.
     assert_eq!(told[1].placement.as_deref(), Some("local_short_rest"));
     assert_eq!((told[1].cached_tokens, told[1].output_tokens), (39 * 128, 1));
     let rest = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(39 * 128, 5_000);
@@ -124,7 +124,7 @@ fn one_request_takes_what_the_rates_say() {
 
 #[test]
 fn what_only_the_decode_worker_has_is_read_from_there() {
-    // The prefill worker has room for one prompt alone: the second displaces the first, whose first half then comes again.
+    // The prefill worker has room for only one prompt: the second evicts the first, whose first half is then used again.
     let asked = |at_s, first: u64| request(at_s, 20_480, 40, (first..first + 40).collect());
     let half = request(40.0, 20_480, 40, (0..20).chain(200..220).collect());
     let trace = trace(vec![asked(0.0, 0), asked(20.0, 100), half]);

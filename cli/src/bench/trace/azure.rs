@@ -1,4 +1,4 @@
-//! Azure's CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`. It tells nothing of sharing, so each prompt is its own.
+//! Azure's CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`. It does not record sharing, so no two prompts share a prefix.
 
 use super::{BLOCK_TOKENS, Trace, TraceError, TraceRequest, length};
 use chrono::NaiveDateTime;
@@ -6,10 +6,10 @@ use chrono::NaiveDateTime;
 /// Names of the columns, in our order.
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
-/// Where each of [`COLUMNS`] stands in a line.
+/// The index of each of [`COLUMNS`] in a line.
 type ColumnIndexes = [usize; 3];
 
-/// Whether a line names the columns.
+/// Whether a line is the header.
 pub(super) fn is_header(line: &str) -> bool {
     columns(line).is_some()
 }
@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
         at: (at - start).to_std().unwrap_or_default(),
         prompt_tokens,
         output_tokens,
-        // Each id once: nothing is shared.
+        // Each id is used once: nothing is shared.
         blocks: block.by_ref().take(prompt_tokens.div_ceil(BLOCK_TOKENS) as usize).collect(),
     });
     Ok(Trace { requests: requests.collect(), block_tokens: BLOCK_TOKENS, sharing_known: false })

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// What is wrong with a trace; each message says what to do.
+/// An error in a trace; each message states the remedy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TraceError {
-    /// The file cannot be read, or is no text.
+    /// The file cannot be read, or is not text.
     #[error("cannot read {path}; give --trace a text file: JSON lines or CSV")]
     Read {
         path: PathBuf,
@@ -15,16 +15,16 @@ pub(crate) enum TraceError {
     /// Longer than any trace should be.
     #[error("the trace has over {gib_max} GiB; cut it into several files")]
     Size { gib_max: u64 },
-    /// Neither format's first line.
+    /// The first line is of neither format.
     #[error(
         "the first line is neither a JSON object with `timestamp` nor a header with TIMESTAMP,ContextTokens,GeneratedTokens; \
          mend it, or say --format"
     )]
     Format,
-    /// A line that is not as its format wants it. Lines count from 1.
+    /// A line that violates its format. Lines count from 1.
     #[error("line {line}: {problem}")]
     Line { line: usize, problem: String },
-    /// No request in it.
+    /// It has no request.
     #[error("the trace holds no request; give another file")]
     Empty,
     /// More requests than are held in memory.

@@ -1,22 +1,23 @@
-//! What a cache would hit that all workers share and that never forgets: no placement and no size can do better.
+//! The hits of a cache that all workers share and that never evicts: no placement and no cache size can do better.
 
 use super::Trace;
 use std::collections::HashMap;
 
-/// Hits of an infinite global cache, with prompts in order of arrival. A prompt hits as far as its first blocks were all in earlier prompts.
+/// Hits of an infinite global cache, with prompts in order of arrival. The leading blocks of a prompt that were all in earlier prompts
+/// are hits.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct InfiniteCache {
     /// Blocks of all prompts.
     pub(crate) blocks: u64,
-    /// Of these, hit.
+    /// Of these, hits.
     pub(crate) blocks_hit: u64,
-    /// Different blocks: what a cache has to hold to be infinite for this trace.
+    /// Distinct blocks: the size at which a cache is infinite for this trace.
     pub(crate) blocks_unique: u64,
     /// Tokens of all prompts.
     pub(crate) tokens: u64,
-    /// Of these, hit. A prompt's last token never is: the first token of the answer is computed from it.
+    /// Of these, hits. A prompt's last token never is: the first token of the answer is computed from it.
     pub(crate) tokens_hit: u64,
-    /// The same of each request.
+    /// `tokens_hit` of each request.
     pub(crate) tokens_hit_by_request: Vec<u32>,
 }
 
@@ -33,10 +34,11 @@ impl InfiniteCache {
 }
 
 impl Trace {
-    /// What an infinite global cache would hit.
+    /// The hits of an infinite global cache.
     pub(crate) fn infinite_cache(&self) -> InfiniteCache {
         let mut total = InfiniteCache::default();
-        // A block is known by all that stands before it: its number by its parent's and its id, and the most tokens seen of it.
+        // A block is identified by its predecessors: maps the parent's number and the block's id to its number and the most tokens seen
+        // of it.
         let mut seen: HashMap<(u64, u64), (u64, u32)> = HashMap::new();
         for request in &self.requests {
             let (mut parent, mut hits, mut tokens_hit) = (0, true, 0);
@@ -48,7 +50,7 @@ impl Trace {
                 if hits {
                     total.blocks_hit += 1;
                     tokens_hit += tokens.min(*most);
-                    // What follows a block that was cut before follows other tokens.
+                    // After a block that was truncated before, the same ids stand for different tokens.
                     hits = *most >= tokens;
                 }
                 *most = tokens.max(*most);

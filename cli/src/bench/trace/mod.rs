@@ -1,4 +1,4 @@
-//! Recorded requests: when they came, how long prompt and answer were, and which parts of prompts were the same.
+//! Recorded requests: their arrival times, the lengths of prompt and answer, and which parts of prompts are equal.
 
 mod azure;
 mod error;
@@ -13,7 +13,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Tokens of a block where the format does not say: Mooncake's, and ours for traces without blocks.
+/// Tokens of a block if the format does not state it: Mooncake's size, also used for traces without blocks.
 pub(crate) const BLOCK_TOKENS: u32 = 512;
 /// Largest file: a hundred times an hour of real traffic.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -36,27 +36,27 @@ pub(crate) enum Format {
 pub(crate) struct Trace {
     /// In order of arrival.
     pub(crate) requests: Vec<TraceRequest>,
-    /// Tokens that one id of [`TraceRequest::blocks`] stands for; the last one of a prompt may stand for fewer.
+    /// Tokens per id of [`TraceRequest::blocks`]; the last id of a prompt may stand for fewer.
     pub(crate) block_tokens: u32,
-    /// Whether the file tells what prompts share. Where not, no two requests have a block in common.
+    /// Whether the file records which blocks prompts share. If not, no two requests have a block in common.
     pub(crate) sharing_known: bool,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TraceRequest {
-    /// Arrival, from the first request's on.
+    /// Arrival, relative to the first request's.
     pub(crate) at: Duration,
     /// Tokens of the prompt, at least 1.
     pub(crate) prompt_tokens: u32,
     /// Tokens of the answer, at least 1.
     pub(crate) output_tokens: u32,
-    /// One id per [`Trace::block_tokens`] tokens of the prompt, the last block cut to what is left. Prompts whose first ids are equal have
+    /// One id per [`Trace::block_tokens`] tokens of the prompt; the last block may be shorter. Prompts whose first ids are equal have
     /// equal tokens there.
     pub(crate) blocks: Vec<u64>,
 }
 
 impl Trace {
-    /// Reads a file, in the given format or in the one that its first line has.
+    /// Reads a file, in the given format or in the one detected from its first line.
     ///
     /// # Errors
     /// [`TraceError`], with the line and what to do.
@@ -71,7 +71,7 @@ impl Trace {
         Self::parse(&text, format)
     }
 
-    /// Reads what a file holds.
+    /// Parses the text of a file.
     pub(crate) fn parse(text: &str, format: Option<Format>) -> Result<Self, TraceError> {
         let format = format.or_else(|| guess(text)).ok_or(TraceError::Format)?;
         let mut trace = match format {
@@ -88,7 +88,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Orders requests by arrival, equal ones as they stand, and counts time from the first.
+    /// Sorts requests by arrival, keeping the order of equal ones, and makes times relative to the first.
     pub(crate) fn in_order(&mut self) {
         self.requests.sort_by_key(|request| request.at);
         let start = self.requests.first().map_or(Duration::ZERO, |first| first.at);
@@ -102,14 +102,14 @@ impl Trace {
 }
 
 impl TraceRequest {
-    /// Tokens of block `index` of this prompt: all, or what is left in the last one.
+    /// Tokens of block `index` of this prompt: a full block, or the rest in the last one.
     pub(crate) fn tokens_of_block(&self, index: usize, block_tokens: u32) -> u32 {
         let before = (index as u64).saturating_mul(block_tokens.into());
         u64::from(self.prompt_tokens).saturating_sub(before).min(block_tokens.into()) as u32
     }
 }
 
-/// The format that the first line has.
+/// The format detected from the first line.
 fn guess(text: &str) -> Option<Format> {
     let first = text.trim_start_matches('\u{feff}').lines().find(|line| !line.trim().is_empty())?.trim();
     if first.starts_with('{') {
@@ -118,7 +118,7 @@ fn guess(text: &str) -> Option<Format> {
     azure::is_header(first).then_some(Format::Azure)
 }
 
-/// A length in tokens, as either format gives it: 1 to [`TOKENS_MAX`].
+/// A length in tokens, in either format: 1 to [`TOKENS_MAX`].
 fn length(line: usize, field: &'static str, tokens: u64) -> Result<u32, TraceError> {
     u32::try_from(tokens).ok().filter(|tokens| (1..=TOKENS_MAX).contains(tokens)).ok_or_else(|| TraceError::Line {
         line,

@@ -4,7 +4,7 @@ use super::{BLOCK_TOKENS, Trace, TraceError, TraceRequest, length};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// A line; further fields are of no concern.
+/// A line; further fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     /// Milliseconds, in some releases with a fraction.

@@ -1,4 +1,4 @@
-//! `baton doctor --listen`: answers doctors of other hosts, one after the other.
+//! `baton doctor --listen`: answers doctors of other hosts, one at a time.
 
 use super::kv;
 use super::protocol::{Answer, Ask, Line, now_us};
@@ -9,17 +9,17 @@ use std::pin::pin;
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 
-/// Name under which the service of the listening side is known.
+/// Name of the listening side's service.
 pub(super) const NAME: &str = "doctor-listens";
 
-/// Answers until it is interrupted, over `devices` where they are named. Says where it listens on standard output.
+/// Answers until it is interrupted, over `devices` if they are named. Prints its address on standard output.
 pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     let at = listener.local_addr()?;
-    // All addresses are none that the other host could connect to.
+    // The other host cannot connect to an unspecified address.
     let to = if at.ip().is_unspecified() { format!("HOST:{}", at.port()) } else { at.to_string() };
     println!("listens on {at}; on the other host: baton doctor --connect {to}");
-    // One for all turns: a signal between two of them would be nobody's.
+    // One for all iterations: a signal between two of them would otherwise be lost.
     let mut interrupted = pin!(tokio::signal::ctrl_c());
     loop {
         let served = async {
@@ -28,14 +28,14 @@ pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyh
             serve(Line::new(stream)?, devices.clone()).await
         };
         tokio::select! {
-            // One that breaks off must not end it for the others.
+            // A doctor whose connection breaks must not end the service for the others.
             served = served => if let Err(error) = served { println!("that ended early: {error:#}") },
             _ = &mut interrupted => return Ok(()),
         }
     }
 }
 
-/// Answers one doctor until it closes.
+/// Answers one doctor until it disconnects.
 pub(super) async fn serve(mut line: Line, devices: Option<String>) -> anyhow::Result<()> {
     let mut sink = None;
     while let Some(ask) = line.hear().await? {
@@ -54,8 +54,8 @@ pub(super) async fn serve(mut line: Line, devices: Option<String>) -> anyhow::Re
     Ok(())
 }
 
-/// A service at the address to which the other side came, or on the devices that this side names: the other side may not choose where this
-/// host listens.
+/// A service at the address that the other side connected to, or on the devices that this side names: the other side may not choose where
+/// this host listens.
 async fn start(line: &Line, tls: Option<String>, devices: Option<String>, blocks: u32) -> anyhow::Result<Trial> {
     ensure!((2..=kv::BLOCKS_MAX).contains(&blocks), "a pool has 2 to {} blocks", kv::BLOCKS_MAX);
     let bind = line.socket().local_addr()?.ip().to_canonical();

@@ -1,4 +1,4 @@
-//! Between two hosts: `baton doctor --listen` on one, `baton doctor --connect` on the other.
+//! Checks between two hosts: `baton doctor --listen` on one, `baton doctor --connect` on the other.
 
 mod connect;
 mod kv;
@@ -11,12 +11,12 @@ use super::net_devices::NetDevices;
 pub(super) use connect::connect;
 pub(super) use listen::listen;
 
-/// What KV is to go over, on this host: each side has names of its own for its devices.
+/// The lanes and devices for KV on this host: each side has its own device names.
 pub(super) struct Way {
-    /// `UCX_TLS`, on both sides; TCP of Baton's own where absent.
+    /// `UCX_TLS`, on both sides; Baton's own TCP transport if absent.
     pub(super) tls: Option<String>,
-    /// `UCX_NET_DEVICES`; all of RDMA where nothing is named.
+    /// `UCX_NET_DEVICES`; all RDMA devices if none is named.
     pub(super) devices: NetDevices,
-    /// It has to be RDMA.
+    /// RDMA is required.
     pub(super) rdma: bool,
 }

@@ -1,4 +1,4 @@
-//! What two doctors say to each other: JSON, a line each, the connecting one first.
+//! The protocol of two doctors: JSON, one message per line; the connecting side sends first.
 
 use super::trouble::Trouble;
 use anyhow::{Context, bail, ensure};
@@ -9,22 +9,22 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt as _, AsyncWriteExt as _, BufStrea
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Longest line: UCX's addresses, in hex, are most of it.
+/// Longest line: most of it is UCX addresses in hex.
 const LINE_BYTES_MAX: u64 = 256 << 10;
-/// Longest wait for the next line; a transfer runs in between.
+/// Longest wait for the next line; a transfer may run in between.
 const LINE_MAX: Duration = Duration::from_secs(120);
 
-/// What the connecting side asks.
+/// Requests of the connecting side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Ask {
-    /// What time it is there.
+    /// The other side's time.
     Clock,
-    /// For a service that takes KV in a pool of so many blocks, over these lanes of UCX, or over TCP.
+    /// Start a service that receives KV in a pool of this many blocks, over these lanes of UCX, or over TCP.
     Sink { tls: Option<String>, blocks: u32 },
 }
 
-/// What the other side answers.
+/// Answers of the other side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -32,11 +32,11 @@ pub(super) enum Answer {
     Clock { at_us: u64 },
     /// Address of the service, in hex; it runs until the connection ends.
     Sink { address: String },
-    /// Why there is no answer.
+    /// The reason why the request failed.
     Refused { why: String },
 }
 
-/// Microseconds since 1970, as this host has it.
+/// Microseconds since 1970, by this host's clock.
 pub(super) fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
@@ -64,7 +64,7 @@ impl Line {
         Ok(())
     }
 
-    /// The next line; `None` where the other side has closed.
+    /// The next line; `None` if the other side has closed the connection.
     pub(super) async fn hear<T: DeserializeOwned>(&mut self) -> anyhow::Result<Option<T>> {
         let mut line = Vec::new();
         let mut bounded = (&mut self.0).take(LINE_BYTES_MAX);
@@ -76,7 +76,7 @@ impl Line {
         Ok(Some(serde_json::from_slice(&line).context("the other side is no `baton doctor` of this version")?))
     }
 
-    /// Asks, and has an answer.
+    /// Sends a request and waits for the answer.
     pub(super) async fn ask(&mut self, what: &Ask) -> anyhow::Result<Answer> {
         self.say(what).await?;
         match self.hear().await?.context("the other side closed the connection")? {

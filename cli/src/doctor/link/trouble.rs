@@ -4,12 +4,12 @@ use baton_kv_transfer::{HandoffFailure, TrialError};
 use std::fmt;
 use std::time::Duration;
 
-/// What goes wrong between two doctors, besides the line between them and the transfer itself.
+/// Errors between two doctors, apart from those of the connection and of the transfer itself.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The other side cannot do what it was asked for, for this reason.
+    /// The other side cannot do what was requested, for this reason.
     Refused(String),
-    /// It is not done after so long.
+    /// It was not done within this time.
     Late(Duration),
 }
 
@@ -41,7 +41,7 @@ const LINE: &str =
     "the doctor on the other host ended or is of another version: look at what it printed last, and start it anew";
 const AGAIN: &str = "start both doctors anew, and look at what the other one printed last";
 
-/// What to do about `error`; `rdma` says whether KV was to go over RDMA.
+/// The remedy for `error`; `rdma` says whether KV had to go over RDMA.
 pub(super) fn remedy(error: &anyhow::Error, rdma: bool) -> &'static str {
     match (error.downcast_ref::<Trouble>(), error.downcast_ref::<TrialError>()) {
         (Some(Trouble::Refused(_)), _) => THERE,

@@ -1,4 +1,4 @@
-//! RDMA ports: what of them is there, what of it this process may use, and what it was asked to use.
+//! Checks RDMA ports: which exist, which this process can use, and which were requested.
 
 use super::finding::{Finding, Verdict};
 use super::net_devices::{NetDevices, covers};
@@ -11,28 +11,28 @@ struct Port {
     name: String,
     /// `4: ACTIVE`, `200 Gb/sec (4X HDR)`, `InfiniBand`.
     tells: [String; 3],
-    /// Node of the device, e.g. `uverbs0`; `None` where the kernel offers none.
+    /// Device node of the device, e.g. `uverbs0`; `None` if the kernel has none.
     verbs: Option<(String, Node)>,
 }
 
-/// What is the matter with a port.
+/// The problem of a port.
 enum Trouble {
-    /// This process was not given the device, or may not open it.
+    /// This process was not given the device, or cannot open it.
     Closed { found: String, remedy: &'static str },
-    /// It carries nothing.
+    /// It is not active.
     Down,
 }
 
-/// How a port came to be looked at.
+/// Why a port is checked.
 #[derive(Clone, Copy, PartialEq)]
 enum Selection {
     ByName,
-    /// Nothing was named, or others were to be left out.
+    /// No device was named, or only others were excluded.
     WithAll,
     Not,
 }
 
-/// Looks at every port and at every device named; whether any port can be used comes with it.
+/// Checks every port and every named device. Also returns whether any port can be used.
 pub(super) fn look(root: &Path, wanted: bool, devices: &NetDevices) -> (Vec<Finding>, bool) {
     let ports = ports(root);
     let usable = ports.iter().any(|port| devices.takes(&port.name) && port.trouble().is_none());
@@ -42,7 +42,7 @@ pub(super) fn look(root: &Path, wanted: bool, devices: &NetDevices) -> (Vec<Find
     (findings, usable)
 }
 
-/// Whether an RDMA port of this host is among devices that were named.
+/// Whether an RDMA port of this host is among the named devices.
 pub(super) fn is_among(root: &Path, devices: &NetDevices) -> bool {
     devices.given().is_some() && ports(root).iter().any(|port| devices.takes(&port.name))
 }
@@ -61,7 +61,7 @@ fn ports(root: &Path) -> Vec<Port> {
     found
 }
 
-/// The node by which processes use a device; the kernel says which of them is whose.
+/// The node through which processes use a device; the kernel states which node belongs to which device.
 fn verbs(root: &Path, device: &str) -> Option<(String, Node)> {
     let class = root.join("sys/class/infiniband_verbs");
     let of = |name: &String| line(&class.join(name).join("ibdev")).is_some_and(|of| of == device);
@@ -91,7 +91,7 @@ impl Port {
         }
     }
 
-    /// `others` says whether some port can be used.
+    /// `others` says whether another port can be used.
     fn judge(&self, wanted: bool, devices: &NetDevices, others: bool) -> Finding {
         let asked = if !devices.takes(&self.name) {
             Selection::Not
@@ -125,7 +125,7 @@ const DOWN: &str =
 const IDLE: &str = "UCX passes the port over, and others are up: where it should carry KV, look at cable, switch and subnet manager; where \
                     not, name those that do: transfer.ucx_net_devices (rdma.devices of the chart), and --ucx-net-devices here";
 
-/// What is wrong with a device that is named and is none of these ports; a network device may be.
+/// The problem of a named device that is none of these ports; it may be a network device.
 fn other(root: &Path, name: &str, ports: &[Port]) -> Option<Finding> {
     if ports.iter().any(|port| covers(name, &port.name)) {
         return None;
@@ -150,7 +150,7 @@ fn other(root: &Path, name: &str, ports: &[Port]) -> Option<Finding> {
     }
 }
 
-/// What is wrong with the choice of ports, whatever each of them is like.
+/// The problem with the choice of ports, regardless of their state.
 fn choice(ports: &[Port], wanted: bool, devices: &NetDevices, usable: bool) -> Option<Finding> {
     if ports.is_empty() {
         let remedy = "no RDMA device is seen here: load the NIC's driver on this host (in Kubernetes on the node); where each network \

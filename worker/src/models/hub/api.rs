@@ -1,4 +1,4 @@
-//! What the hub says of a repository: `GET /api/models/{id}/revision/{revision}?blobs=true`.
+//! The hub's description of a repository: `GET /api/models/{id}/revision/{revision}?blobs=true`.
 
 use super::id::is_commit;
 use serde::Deserialize;
@@ -11,12 +11,12 @@ pub(super) struct Repository {
     siblings: Vec<RemoteFile>,
 }
 
-/// A file of it.
+/// A file of the repository.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct RemoteFile {
     #[serde(rename = "rfilename")]
     pub(super) name: String,
-    /// Absent on mirrors that do not know `blobs`.
+    /// Absent on mirrors that do not support `blobs`.
     pub(super) size: Option<u64>,
     pub(super) lfs: Option<Lfs>,
 }

@@ -1,4 +1,4 @@
-//! Requests to the hub and what its refusals mean.
+//! Requests to the hub, and the meaning of its errors.
 
 use super::api::Repository;
 use super::{HubId, HubSettings};
@@ -8,14 +8,14 @@ use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-/// Longest wait for a connection, for an answer's head, and for each piece of a body. A download as a whole may take hours.
+/// Longest wait for a connection, for an answer's head, and for each piece of a body. A whole download may take hours.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const PIECE_MAX: Duration = Duration::from_secs(60);
 /// Longest description of a repository.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
 
-/// The hub, seen from here.
+/// A client of the hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: String,
@@ -26,7 +26,7 @@ impl Client {
     pub(super) fn new(settings: &HubSettings) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // A redirect to another host, such as a content network, never sees the token.
+            // The token is not sent to another host, such as a content network, after a redirect.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_recv_response(Some(ANSWER_MAX))
@@ -40,12 +40,12 @@ impl Client {
         format!("{}/{}", self.endpoint, id.repository())
     }
 
-    /// A file's address at a commit.
+    /// URL of a file at a commit.
     pub(super) fn file_url(&self, id: &HubId, repository: &Repository, name: &str) -> String {
         format!("{}/resolve/{}/{name}", self.page(id), repository.commit())
     }
 
-    /// Looks the revision up.
+    /// Resolves the revision to a commit.
     pub(super) fn repository(&self, id: &HubId) -> Result<Repository, ModelsError> {
         let (page, revision) = (id.repository(), id.revision_segment());
         let url = format!("{}/api/models/{page}/revision/{revision}?blobs=true", self.endpoint);
@@ -59,7 +59,7 @@ impl Client {
         Repository::parse(&json).ok_or_else(problem)
     }
 
-    /// A request for what follows the first `from` bytes.
+    /// A request for the bytes after the first `from`.
     pub(super) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
@@ -71,7 +71,7 @@ impl Client {
         request.call()
     }
 
-    /// What a status other than success means, and what to do.
+    /// The meaning of a status other than success, and what to do.
     pub(super) fn refusal(&self, id: &HubId, url: &str, answer: &Response<Body>) -> ModelsError {
         let code = answer.headers().get("x-error-code").and_then(|code| code.to_str().ok());
         let status = answer.status();

@@ -1,4 +1,4 @@
-//! One file, into the cache: resumed where it was cut, checked, and only then under its name.
+//! Downloads one file into the cache: resumes a broken download, checks the file, and only then gives it its name.
 
 use super::HubId;
 use super::api::{RemoteFile, Repository};
@@ -12,16 +12,16 @@ use std::time::Duration;
 use ureq::http::Response;
 use ureq::http::header::CONTENT_RANGE;
 
-/// Connections in a row that may break without a single byte gained.
+/// Consecutive connections that may break without a single byte received.
 const BARREN_MAX: u32 = 5;
-/// Pause after the n-th of them: n times this.
+/// Pause after the n-th of them: n times this duration.
 const PAUSE: Duration = Duration::from_millis(500);
 const PIECE_BYTES: usize = 1 << 20;
 
 /// How one connection ended.
 enum Outcome {
     Complete,
-    /// Worth another try: the connection, or the hub for a moment.
+    /// Worth another try: the connection broke, or the hub is temporarily unavailable.
     Broken(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -61,7 +61,7 @@ impl Client {
         std::fs::rename(&part, &target).map_err(ModelsError::cache(&target))
     }
 
-    /// Asks for what is missing and appends it to `part`, until the body ends or the connection does.
+    /// Requests the missing part and appends it to `part`, until the body ends or the connection breaks.
     fn connection(
         &self,
         id: &HubId,
@@ -83,7 +83,7 @@ impl Client {
         let start = match answer.status().as_u16() {
             200 => 0,
             206 if starts_at(&answer, have) => have,
-            // More is here than there: what is here is wrong.
+            // The local part is longer than the hub's file: it is wrong.
             206 | 416 => {
                 std::fs::remove_file(part).map_err(ModelsError::cache(part))?;
                 return Ok(Outcome::Broken("the file on the hub is another than before".into()));
@@ -95,7 +95,7 @@ impl Client {
         let mut out = OpenOptions::new();
         let out = if start == 0 { out.create(true).write(true).truncate(true) } else { out.append(true) };
         let mut out = out.open(part).map_err(ModelsError::cache(part))?;
-        // ureq limits bodies unless told otherwise; ours is as long as it is.
+        // ureq limits bodies by default; this one is as long as the file.
         let mut body = answer.body_mut().with_config().limit(u64::MAX).reader();
         let (mut buffer, mut done) = (vec![0; PIECE_BYTES], start);
         loop {
@@ -121,13 +121,13 @@ fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |file| file.len())
 }
 
-/// Whether a partial answer begins where it was asked to.
+/// Whether a partial answer begins at the requested offset.
 fn starts_at<T>(answer: &Response<T>, from: u64) -> bool {
     let range = answer.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     range.is_some_and(|range| range.starts_with(&format!("bytes {from}-")))
 }
 
-/// Size and, where the hub states it, SHA-256. What is wrong is removed, so that the next run starts anew.
+/// Checks the size and, if the hub states it, the SHA-256. A wrong file is removed, so that the next run starts over.
 fn check(url: &str, part: &Path, remote: Option<&RemoteFile>) -> Result<(), ModelsError> {
     let Some(remote) = remote else { return Ok(()) };
     let damaged = |problem: String| {

@@ -1,4 +1,4 @@
-//! Which files of a repository are needed.
+//! Which files of a repository are downloaded.
 
 use super::api::Repository;
 use serde::Deserialize;
@@ -8,11 +8,11 @@ use std::path::Path;
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// What goes with a model where it is there. `tokenizer.model` only so that its lone presence is noticed.
+/// Files downloaded with a model if they exist. `tokenizer.model` is among them only to detect a repository that has no other tokenizer.
 const OPTIONAL: [&str; 5] =
     ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model"];
 
-/// Configuration, tokenizer and, where the weights are in several files, their index.
+/// Configuration, tokenizer and, if the weights are in several files, their index.
 pub(super) fn small(repository: &Repository) -> Result<Vec<&'static str>, String> {
     let has = |name: &str| repository.file(name).is_some();
     if !has(CONFIG) {
@@ -38,7 +38,7 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// The files of weights, once the small ones lie in `folder`. Only names that the repository itself lists are fetched.
+/// The weight files, once the small files are in `folder`. Only names that the repository itself lists are downloaded.
 pub(super) fn weights(repository: &Repository, folder: &Path) -> Result<Vec<String>, String> {
     if repository.file(WEIGHTS).is_some() {
         return Ok(vec![WEIGHTS.to_owned()]);

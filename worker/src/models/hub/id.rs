@@ -10,7 +10,7 @@ pub struct HubId {
 }
 
 impl HubId {
-    /// Branch that an id without revision means.
+    /// Branch used for an id without a revision.
     const REVISION_DEFAULT: &str = "main";
 
     pub(in crate::models) fn parse(text: &str) -> Option<Self> {
@@ -36,7 +36,7 @@ impl HubId {
         is_commit(&self.revision)
     }
 
-    /// A folder name of its own.
+    /// A unique folder name.
     pub(super) fn folder(&self) -> String {
         format!("{}--{}", self.organization, self.name)
     }

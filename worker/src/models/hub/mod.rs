@@ -1,8 +1,8 @@
-//! Models of a Hugging Face hub, or of a mirror that speaks its protocol: a repository's needed files, in the cache.
+//! Models of a Hugging Face hub, or of a mirror with the same protocol: downloads the needed files of a repository into the cache.
 //!
-//! Cache: `<cache_dir>/hub/<org>--<name>/<commit>/<file>`, with an empty `.complete` once all files are there, and
-//! `refs/<revision>` naming the commit that a branch or tag last stood for, so that a server starts without its hub.
-//! Own code rather than crate `hf-hub`: that one starts a cut download from nothing, and doubles the crates to build.
+//! Cache: `<cache_dir>/hub/<org>--<name>/<commit>/<file>`, with an empty `.complete` once all files are there. `refs/<revision>` names
+//! the commit that a branch or tag last pointed to, so that a server starts without its hub.
+//! Not the crate `hf-hub`: it restarts a broken download from the beginning, and doubles the number of crates to build.
 
 mod api;
 mod client;
@@ -22,16 +22,16 @@ use api::Repository;
 use client::Client;
 use std::path::{Path, PathBuf};
 
-/// Where the hub is and where its files go.
+/// Address of the hub, and the cache folder.
 #[derive(Clone)]
 pub(super) struct HubSettings {
-    /// Without a slash at the end.
+    /// Without a trailing slash.
     pub(super) endpoint: String,
     pub(super) token: Option<String>,
     pub(super) cache_dir: PathBuf,
 }
 
-/// The folder with the model's files; downloads what the cache lacks.
+/// The folder with the model's files; downloads those missing from the cache.
 pub(super) fn fetch(id: &HubId, settings: &HubSettings, progress: Progress<'_>) -> Result<PathBuf, ModelsError> {
     let home = settings.cache_dir.join("hub").join(id.folder());
     let complete = |commit: &str| Some(home.join(commit)).filter(|folder| folder.join(".complete").exists());

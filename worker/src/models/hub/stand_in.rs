@@ -1,4 +1,4 @@
-//! A hub in this process: one repository, with faults to order.
+//! A test hub in this process: one repository, with injected faults.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -16,17 +16,17 @@ use tokio::runtime::Runtime;
 pub(in crate::models) const MODEL: &str = "org/small";
 pub(in crate::models) const SHA: &str = "0123456789012345678901234567890123456789";
 
-/// What the hub holds and how it misbehaves.
+/// What the hub serves, and its faults.
 pub(in crate::models) struct Content {
     files: BTreeMap<String, Vec<u8>>,
     pub(in crate::models) commit: &'static str,
-    /// SHA-256 that is stated of the weights.
+    /// SHA-256 stated for the weights.
     pub(in crate::models) digest: String,
-    /// Only with this token.
+    /// The token that requests must carry.
     pub(in crate::models) token: Option<&'static str>,
-    /// Files lie on this other server.
+    /// Files are served by this other server.
     pub(in crate::models) redirect: Option<String>,
-    /// The next answers with weights break off after so many bytes.
+    /// The next answers with weights break off after this many bytes.
     pub(in crate::models) cuts: Vec<usize>,
 }
 
@@ -45,7 +45,7 @@ impl Content {
     }
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(in crate::models) struct Seen {
     pub(in crate::models) path: String,
@@ -56,7 +56,7 @@ pub(in crate::models) struct Seen {
 #[derive(Clone)]
 struct Shared(Arc<(Mutex<Content>, Mutex<Vec<Seen>>)>);
 
-/// A running server; gone when dropped.
+/// A running server; stopped when dropped.
 pub(in crate::models) struct Hub {
     shared: Shared,
     address: std::net::SocketAddr,
@@ -129,7 +129,7 @@ fn describe(content: &Content, revision: &str) -> Response {
     axum::Json(json!({"id": MODEL, "sha": content.commit, "siblings": siblings.collect::<Vec<_>>()})).into_response()
 }
 
-/// The file from the start of the range; with a cut, all of it is promised and only some is sent.
+/// The file from the start of the range. With a cut, the whole length is promised and only a part is sent.
 pub(in crate::models) fn serve(file: &[u8], range: Option<&str>, cut: Option<usize>) -> Response {
     let from = range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()).unwrap_or(0);
     if from > 0 && from >= file.len() {
@@ -142,7 +142,7 @@ pub(in crate::models) fn serve(file: &[u8], range: Option<&str>, cut: Option<usi
     headers.insert(header::CONTENT_RANGE, range.parse().unwrap());
     let status = if from > 0 { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let sent = Bytes::copy_from_slice(&rest[..cut.unwrap_or(rest.len()).min(rest.len())]);
-    // The server drops what it has not written yet when a body breaks, so the break comes when that has had time to go.
+    // When a body breaks, the server drops what it has not written yet; so break only after a time in which it can write.
     let broken = cut.map(|_| async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         Err(std::io::Error::other("cut"))

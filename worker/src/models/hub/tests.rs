@@ -1,4 +1,4 @@
-//! Against a stand-in hub: what is fetched, resumed after a cut, refused, and served without the network.
+//! Against the test hub: which files are downloaded, resumed after a cut, refused, and served without the network.
 
 use super::stand_in::{Hub, MODEL, SHA};
 use super::{HubId, HubSettings, fetch};
@@ -51,7 +51,7 @@ fn a_cut_download_goes_on_where_it_stopped() {
 fn what_an_earlier_run_left_is_kept_or_thrown_away() {
     for (left, ranges) in [
         (Hub::start(|_| ()).weights()[..1000].to_vec(), vec![Some("bytes=1000-".to_owned())]),
-        // More than the file has: the hub refuses the range, and all of it comes again.
+        // More than the file has: the hub refuses the range, and the whole file is downloaded again.
         (vec![7; 300_000], vec![Some("bytes=300000-".to_owned()), None]),
     ] {
         let (hub, cache) = (Hub::start(|_| ()), tempfile::tempdir().unwrap());

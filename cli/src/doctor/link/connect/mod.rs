@@ -1,4 +1,4 @@
-//! `baton doctor --connect`: measures the way to a host where a doctor listens.
+//! `baton doctor --connect`: measures the connection to a host where a doctor listens.
 
 use super::protocol::{Answer, Ask, Line, now_us};
 use super::trouble::{Trouble, remedy};
@@ -16,16 +16,17 @@ use tokio::time::timeout;
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Longest time for all handoffs: at 20 MB/s they take 40 s.
 const TRANSFER_MAX: Duration = Duration::from_secs(120);
-/// Questions for the time; the one that was answered soonest counts.
+/// Clock queries; the one with the shortest round trip counts.
 const CLOCK_ROUNDS: usize = 9;
-/// Handoffs that count.
+/// Handoffs that are measured.
 const ROUNDS: usize = 5;
-/// Spans of one request on two hosts are out of order from about here on; leases and deadlines are durations and do not mind.
+/// From about this skew on, spans of one request on two hosts appear out of order. Leases and deadlines are durations, so skew does not
+/// affect them.
 const SKEW_MAX: Duration = Duration::from_millis(10);
-/// Share of the device's rate below which something is in the way.
+/// Share of the device's rate below which there is probably a bottleneck.
 const RATE_SHARE_MIN: f64 = 0.5;
 
-/// Connects to `to`, `host:port`, and measures. Failures are findings too.
+/// Connects to `to`, `host:port`, and measures. Failures are reported as findings.
 pub(crate) async fn connect(to: &str, way: &Way) -> Vec<Finding> {
     let began = Instant::now();
     let connected = timeout(CONNECT_MAX, TcpStream::connect(to)).await;
@@ -58,7 +59,7 @@ async fn measure(mut line: Line, way: &Way) -> Vec<Finding> {
     vec![clock, moved]
 }
 
-/// By how many microseconds the other clock is ahead, and the round trip that it was seen in.
+/// By how many microseconds the other clock is ahead, and the round trip in which it was read.
 async fn clock(line: &mut Line) -> anyhow::Result<(i64, Duration)> {
     let mut best: Option<(i64, Duration)> = None;
     for _ in 0..CLOCK_ROUNDS {
@@ -67,7 +68,7 @@ async fn clock(line: &mut Line) -> anyhow::Result<(i64, Duration)> {
             bail!("the other side answers something else")
         };
         let took = asked.elapsed();
-        // Taken to be read half way.
+        // Assumes that the clock was read half way.
         let ahead = at_us as i64 - (asked_us as i64 + took.as_micros() as i64 / 2);
         if best.is_none_or(|(_, least)| took < least) {
             best = Some((ahead, took));
@@ -91,7 +92,7 @@ fn skew(ahead_us: i64, round_trip: Duration) -> Finding {
     Finding::new("clock", Verdict::Warning, found, remedy)
 }
 
-/// Handoffs to the other side.
+/// Runs handoffs to the other side.
 async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     let bind = line.socket().local_addr()?.ip().to_canonical();
     let ask = Ask::Sink { tls: way.tls.clone(), blocks: kv::BLOCKS };
@@ -106,7 +107,7 @@ async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     moved.await?
 }
 
-/// The best of the rounds: whatever else runs can only take away from a rate.
+/// Rates the best of the rounds: other load can only reduce a rate.
 fn judge(root: &Path, moved: &[Moved], wants_rdma: bool) -> Finding {
     let of = |m: &Moved| m.report.bytes as f64 / m.took.as_secs_f64();
     let Some(best) = moved.iter().max_by(|a, b| of(a).total_cmp(&of(b))) else {

@@ -11,7 +11,7 @@ fn way(tls: &str, devices: Option<&str>) -> Way {
     }
 }
 
-/// What a doctor finds of another one, which has these devices.
+/// The findings of a doctor about another one that has these devices.
 async fn between(way: &Way, there: Option<&str>) -> Vec<Finding> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (to, there) = (listener.local_addr().unwrap().to_string(), there.map(str::to_owned));
