@@ -20,15 +20,18 @@ fn serves(order: &mut FairOrder, mut waiting: Vec<(Start, usize, char)>) -> Stri
         .collect()
 }
 
+/// Weight of the tenant with this letter.
+type WeightOf = fn(char) -> u32;
+
 /// Enters a request of `tokens` for each letter.
-fn enters(order: &mut FairOrder, asks: &str, tokens: usize, weight: fn(char) -> u32) -> Vec<(Start, usize, char)> {
+fn enters(order: &mut FairOrder, asks: &str, tokens: usize, weight: WeightOf) -> Vec<(Start, usize, char)> {
     let enter = |(n, name)| (order.enter(0, share(name, weight(name)), tokens, None).start, n, name);
     asks.chars().enumerate().map(enter).collect()
 }
 
 #[test]
 fn tenants_are_served_by_weight_and_each_as_it_came() {
-    let cases: [(&str, fn(char) -> u32, &str); 4] = [
+    let cases: [(&str, WeightOf, &str); 4] = [
         ("aaaa", |_| 1, "aaaa"),
         ("aaaabbb", |_| 1, "abababa"),
         ("aaaaaabbbbbb", |name| if name == 'b' { 2 } else { 1 }, "abbabbabbaaa"),
