@@ -77,7 +77,7 @@ pub struct CpuKernels {
     threads: Threads,
 }
 
-/// The CPU's kernels as [`crate::Ops`].
+/// The CPU's kernels as [`crate::ops::Ops`].
 pub type CpuBackend = HostBackend<CpuKernels>;
 
 impl CpuBackend {
