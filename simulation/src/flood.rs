@@ -43,6 +43,7 @@ pub fn draw(random: &mut Random, vocab: u32) -> Schedule {
     // What waits for its blocks at the decode worker holds those of the prefill worker meanwhile.
     shape.prefill_blocks = 10 * shape.blocks;
     (shape.waiting_max, shape.admits, shape.slow_once_in) = (256, (256, 256), 0);
+    shape.in_flight_bytes_max = 1 << 20;
     shape.handoff_max = Duration::from_secs(3);
     shape.attempts_max = 5;
     // Where nothing fences a peer, it is granted no more than its bound of quarantine, which large offers pass.

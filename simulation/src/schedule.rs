@@ -25,6 +25,11 @@ const ALONE: Time = HEALED + ms(PATIENCE);
 /// Everything must be quiet then.
 pub const END: Time = ALONE + ms(300) + ms(PATIENCE) + ms(3_000);
 
+/// Pins of at most so long expire while something is got under them.
+const EXPIRES_EARLY: Duration = Duration::from_millis(100);
+/// Prefixes that are got and evicted at once.
+const EVICTORS: usize = 3;
+
 /// One schedule in so many is calm.
 const CALM_ONCE_IN: u64 = 8;
 
@@ -60,6 +65,8 @@ pub struct Shape {
     pub chunk_tokens: usize,
     pub epoch_bytes: u64,
     pub put_bytes_max: usize,
+    /// With little, writes wait at their source, and a handoff that is given up has some left.
+    pub in_flight_bytes_max: usize,
     pub handoff_max: Duration,
     pub abort_max: Duration,
     pub stall_max: Duration,
@@ -96,6 +103,7 @@ impl Shape {
             chunk_tokens: random.of(&[16, 32, 64]),
             epoch_bytes: random.of(&[256, 1024, 8192]),
             put_bytes_max: random.of(&[128, 512, 4096]),
+            in_flight_bytes_max: if is_calm { 1 << 20 } else { random.of(&[512, 2048, 1 << 20]) },
             handoff_max: Duration::from_millis(random.between(120, 900)),
             abort_max: Duration::from_millis(random.between(20, 120)),
             stall_max: Duration::from_millis(400),
@@ -256,6 +264,9 @@ fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
     }
     if shape.gets {
         turns(shape, vocab, &mut requests, random);
+        if shape.pin_max < EXPIRES_EARLY {
+            evictors(shape, vocab, &mut requests, random);
+        }
     }
     for request in &mut requests {
         let waits = request.deadline - request.at >= ms(PATIENCE) && request.gone.is_none() && request.pause == 0;
@@ -295,6 +306,20 @@ fn turns(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Rando
         (first.policy, next.policy, next.tenant) = (Policy::Local, Policy::Remote, first.tenant);
         next.come_at(first.at + ms(40) + random.below(ms(400)));
         (first.samples, next.samples) = (1, 1);
+    }
+}
+
+/// Makes the first requests long ones that are prefilled where they decode: each comes while one of the last gets a prefix there, and makes
+/// room of that once the pin expires.
+fn evictors(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Random) {
+    let count = requests.len();
+    for n in 0..EVICTORS.min(count.saturating_sub(2 * EVICTORS)) {
+        let at = requests[count - 1 - 2 * n].at + random.below(ms(20));
+        let evictor = &mut requests[n];
+        let len = random.between(u64::from(shape.blocks) * 9, u64::from(shape.blocks) * 14);
+        evictor.prompt = (0..len).map(|_| random.below(u64::from(vocab)) as TokenId).collect();
+        (evictor.policy, evictor.samples, evictor.gone) = (Policy::Local, 1, None);
+        evictor.come_at(at);
     }
 }
 

@@ -117,6 +117,7 @@ impl Shape {
         };
         let transfer = TransferLimits {
             put_bytes_max: self.put_bytes_max,
+            in_flight_bytes_max: self.in_flight_bytes_max,
             epoch_bytes: self.epoch_bytes as usize,
             handoff_ms: self.handoff_max.as_millis() as u64,
             abort_ms: self.abort_max.as_millis() as u64,

@@ -7,7 +7,7 @@ use super::sample::{Sample, Tried};
 use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
 use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, Circle, ProbationLimits, Retry, Step};
-use crate::workers::WorkerHandle;
+use crate::workers::{Placed, WorkerHandle};
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,6 +32,8 @@ pub(super) struct Chosen {
     pub(super) predicted: Option<Prediction>,
     /// Marks its prompt as being computed on the worker that prefills it.
     _coming: Option<PrefixInProgress>,
+    /// Its part of the load of its workers.
+    _placed: [Option<Placed>; 2],
 }
 
 impl Chosen {
@@ -179,15 +181,21 @@ impl Sample<'_> {
         let decode = candidates.handles[decision.decode].clone();
         self.job.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
-        decode.load.placed(if prefill.is_some() { 0 } else { decision.work_tokens }, demand.prompt_tokens);
-        if let Some(prefill) = &prefill {
-            prefill.load.placed(decision.work_tokens, demand.prompt_tokens);
-        }
+        let decode_work_tokens = if prefill.is_some() { 0 } else { decision.work_tokens };
+        let decodes = decode.load.placed(decode_work_tokens, demand.prompt_tokens);
+        let prefills = prefill.as_ref().map(|prefill| prefill.load.placed(decision.work_tokens, demand.prompt_tokens));
         let predicted = decision.predicted;
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
         let coming = core.prefixes.coming(computes, &self.job.hashes, *now + time.min(COMING_MAX));
-        Ok(Chosen { decode, prefill, get_to_tokens: decision.get_to_tokens, predicted, _coming: coming })
+        Ok(Chosen {
+            decode,
+            prefill,
+            get_to_tokens: decision.get_to_tokens,
+            predicted,
+            _coming: coming,
+            _placed: [Some(decodes), prefills],
+        })
     }
 }
 

@@ -180,7 +180,13 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     // There is no other worker; then none with room.
     waiting.waits().await;
     let other = cluster.worker(Role::Decode, "other").await;
-    let blocks = |free| move |load: &mut v1::LoadReport| load.blocks.as_mut().unwrap().free = free;
+    let blocks = |free: u64| {
+        move |load: &mut v1::LoadReport| {
+            // Other sequences reference the rest: a worker without referenced blocks keeps no watermark.
+            let counts = load.blocks.as_mut().unwrap();
+            (counts.free, counts.referenced) = (free, counts.total.saturating_sub(free));
+        }
+    };
     // One block for the prompt, and three of the four of its watermark.
     other.report(blocks(4));
     has_free(&cluster, &other, 4).await;

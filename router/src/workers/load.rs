@@ -3,6 +3,7 @@
 use crate::placement::Measured;
 use baton_types::{InstanceRecord, LoadReport};
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Content of the last report.
@@ -31,6 +32,8 @@ struct State {
     report: Option<Report>,
     /// Kept after the worker is lost.
     last_report: Option<LastReport>,
+    /// Reports so far.
+    reports: u64,
     placed: u32,
     placed_prefill_tokens: u64,
     placed_kv_tokens: u64,
@@ -38,7 +41,30 @@ struct State {
 
 /// Combines reports with placements. A report replaces all earlier placements: the worker has already counted them.
 #[derive(Debug, Default)]
-pub(crate) struct Load(Mutex<State>);
+pub(crate) struct Load(Arc<Mutex<State>>);
+
+/// A placement that counts as load of a worker until the worker's next report, or until it is dropped. A worker whose load is unchanged
+/// does not report for up to a second, so an attempt that failed must not count until then.
+#[derive(Debug)]
+#[must_use = "a dropped placement does not count"]
+pub(crate) struct Placed {
+    state: Arc<Mutex<State>>,
+    /// Reports before it.
+    reports: u64,
+    prefill_tokens: u64,
+    kv_tokens: u64,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        if state.reports == self.reports {
+            state.placed -= 1;
+            state.placed_prefill_tokens -= self.prefill_tokens;
+            state.placed_kv_tokens -= self.kv_tokens;
+        }
+    }
+}
 
 impl Load {
     /// Takes a report of the worker with this record.
@@ -62,8 +88,8 @@ impl Load {
         let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
         let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
         let last_report = Some(LastReport { at: now, report: report.clone() });
-        *state =
-            State { rates_at, last_report, report: Some(Report { at: now, measured, usable }), ..State::default() };
+        let (report, reports) = (Some(Report { at: now, measured, usable }), state.reports + 1);
+        *state = State { rates_at, last_report, report, reports, ..State::default() };
     }
 
     /// The worker does not report any more.
@@ -77,11 +103,12 @@ impl Load {
     }
 
     /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to store there.
-    pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
+    pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) -> Placed {
         let mut state = self.0.lock();
         state.placed += 1;
         state.placed_prefill_tokens += prefill_tokens;
         state.placed_kv_tokens += kv_tokens;
+        Placed { state: self.0.clone(), reports: state.reports, prefill_tokens, kv_tokens }
     }
 
     /// The load now; `None` if requests must not be placed on the worker: no report yet, stale, unhealthy or draining.
@@ -129,8 +156,24 @@ mod tests {
         };
         assert_eq!([(0, 0), (1, 0), (0, 1)].map(|(r, c)| waives(r, c)), [true, false, false]);
         assert!(waives(0, 0));
-        load.placed(0, 16);
+        let _placed = load.placed(0, 16);
         assert!(!load.measured(now, Duration::from_secs(3)).unwrap().waives_margin, "it will refer to some");
+    }
+
+    #[test]
+    fn placements_that_ended_count_no_more() {
+        let (load, record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let measured = || load.measured(now, Duration::from_secs(3)).unwrap();
+        load.report(&report(), &record, now);
+        let before = measured();
+        let (ends, stays) = (load.placed(50, 60), load.placed(7, 8));
+        drop(ends);
+        let after = measured();
+        assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 107, 12 * 16 - 32 - 8));
+        load.report(&report(), &record, now);
+        let _later = load.placed(1, 1);
+        drop(stays); // The report has counted it.
+        assert_eq!((measured().waiting, measured().waiting_tokens), (before.waiting + 1, before.waiting_tokens + 1));
     }
 
     #[test]
@@ -141,7 +184,7 @@ mod tests {
         load.report(&report(), &record, now);
         let before = load.measured(now, stale).unwrap();
         assert_eq!((before.waiting, before.waiting_tokens, before.free_tokens), (1, 100, 12 * 16 - 32));
-        load.placed(50, 60);
+        let _placed = load.placed(50, 60);
         let after = load.measured(now, stale).unwrap();
         assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 150, 100));
         load.report(&report(), &record, now);
@@ -169,7 +212,7 @@ mod tests {
         let (now, stale) = (start + Duration::from_secs(9), Duration::from_secs(3));
         load.report(&report(0, 90.0), &record, now);
         assert!(load.measured(now, stale).unwrap().rates_are_old);
-        load.placed(1, 1);
+        let _placed = load.placed(1, 1);
         assert!(!load.measured(now, stale).unwrap().rates_are_old, "the next one is behind that");
     }
 

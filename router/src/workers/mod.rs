@@ -7,7 +7,7 @@ mod load;
 mod set;
 mod supervise;
 
-pub(crate) use load::{LastReport, Load};
+pub(crate) use load::{LastReport, Load, Placed};
 pub(crate) use set::{ModelKey, NotNamed, ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 

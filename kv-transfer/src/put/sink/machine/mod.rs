@@ -336,6 +336,10 @@ impl Sink {
     }
 
     fn quarantine(&mut self, actions: &mut Vec<SinkAction>) {
+        // A commit is posted behind a flush, so nothing is under way. The worker may have the blocks already.
+        if self.committed {
+            return self.free_or_quarantine(true, actions);
+        }
         self.state = State::Quarantined;
         actions.push(SinkAction::Quarantine);
     }

@@ -208,6 +208,30 @@ fn blocks_return_only_behind_a_fence() {
 }
 
 #[test]
+fn behind_a_commit_nothing_is_quarantined() {
+    check_granted(vec![(commit(), ""), (lost(false), "failed peer_lost, release, forget")]);
+    check_granted(vec![
+        (sums(0, 2), "verify"),
+        (verified(4), ""),
+        (commit(), "deliver"),
+        (lost(false), "failed peer_lost, release, forget"),
+        (SinkInput::Delivered(Ok(())), ""),
+    ]);
+    check_granted(vec![
+        (commit(), ""),
+        (cancel(), "abort, failed aborted"),
+        (aborted(false), "release, forget"),
+        (lost(true), ""),
+    ]);
+    check_at(vec![
+        (0, granted(0), "grant"),
+        (0, commit(), ""),
+        (0, cancel(), "abort, failed aborted"),
+        (100, SinkInput::Tick, "release, forget"),
+    ]);
+}
+
+#[test]
 fn before_the_grant_there_is_nothing_to_fence() {
     let refused = || SinkInput::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
     check(vec![(refused(), "refuse no_room, forget"), (granted(0), "release")]);
