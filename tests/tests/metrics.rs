@@ -230,7 +230,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_prefix_cache_removed_blocks_total", "reason", &[Between(worker, "(\"reason\", \"", "\")")], &[]),
         ("baton_router_index_events_total", "kind", &[Between(follower, "(\"", "\", CacheChange::")], &[]),
         ("baton_router_index_snapshots_total", "reason", &[Between(follower, "{ \"", "\" }")], &[]),
-        ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Forgotten")], &[]),
+        ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Dropped")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
         ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
         ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),
