@@ -5,7 +5,7 @@ use crate::grants::{Decisions, Granted, Grants, Refused, Reply, Room, Wanted};
 use crate::slot::Slot;
 use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
-use baton_engine::scheduler::SequenceKey;
+use baton_engine::scheduler::{Accounts, SequenceKey};
 use baton_kv_cache::{Lease, PrefixHash};
 use baton_kv_transfer::{
     AdoptReply, GrantReply, HandoffFailure, PinQuestion, PinReply, ReserveOffer, SinkHandler, VerifiedHandoff,
@@ -74,8 +74,17 @@ impl Room for &EngineHandle {
         EngineHandle::block_tokens(self)
     }
 
-    fn turn_came(&mut self, turn: SequenceKey) {
-        EngineHandle::turn_came(self, turn);
+    fn accounts(&self) -> Accounts {
+        EngineHandle::accounts(self)
+    }
+
+    fn granted(&mut self, turn: SequenceKey, share: Share, lease: &Lease) {
+        self.turn_came(turn);
+        self.give_back(turn, share, lease.cached_blocks() * EngineHandle::block_tokens(self));
+    }
+
+    fn gave_up(&mut self, turn: SequenceKey, share: Share, tokens: usize) {
+        self.give_back(turn, share, tokens);
     }
 }
 
@@ -113,7 +122,7 @@ impl Handoffs {
 
     /// Ends a claim whose stream has ended. Its offer, if there is one, no longer matches a claim.
     pub(crate) fn forget(&self, request: &RequestId) {
-        let ended = self.grants.lock().end(request);
+        let ended = self.grants.lock().end(request, &mut &self.engine);
         drop(ended);
         self.grant_waiting();
     }
@@ -175,9 +184,12 @@ impl Handoffs {
     /// Starts the sequence whose KV arrived. An error comes with the stream that waits for it.
     fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), (Option<Box<ClaimStream>>, String)> {
         let request = handoff.request_id.clone();
-        let claim = self.grants.lock().take(&request).ok_or_else(|| (None, "the claim is gone".to_owned()))?;
-        let Claim { stream, .. } = claim;
-        let result = adopt(&self.engine, &stream, handoff);
+        let (claim, turn) = {
+            let mut grants = self.grants.lock();
+            (grants.take(&request), grants.granted_turn(&request))
+        };
+        let Claim { stream, .. } = claim.ok_or_else(|| (None, "the claim is gone".to_owned()))?;
+        let result = adopt(&self.engine, &stream, handoff, turn);
         self.over(&request);
         match result {
             Ok(adopted) => {
@@ -242,7 +254,12 @@ fn tell_of_refusal(stream: Option<Box<ClaimStream>>, message: &str) {
 }
 
 /// Starts the sequence on the blocks that arrived, if they match the claim.
-fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) -> Result<Adopted, String> {
+fn adopt(
+    engine: &EngineHandle,
+    stream: &ClaimStream,
+    handoff: VerifiedHandoff,
+    turn: Option<SequenceKey>,
+) -> Result<Adopted, String> {
     let claimed = &stream.sequence;
     let same_prompt = handoff.tokens.starts_with(&claimed.tokens) && handoff.kv_tokens as usize == claimed.tokens.len();
     if !same_prompt || handoff.tokens.len() != claimed.tokens.len() + 1 {
@@ -256,7 +273,7 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) 
         lease.let_go_of_spares();
     }
     let request = SequenceRequest { tokens: handoff.tokens, ..claimed.clone() };
-    let start = || engine.submit(request, Run::Adopted { lease }, Box::new(stream.sink.clone()));
+    let start = || engine.submit(request, Run::Adopted { lease, turn }, Box::new(stream.sink.clone()));
     stream
         .slot
         .start(start)

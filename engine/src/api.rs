@@ -4,6 +4,7 @@
 //! queue, and results come back through the [`SequenceSink`] of each sequence. Blocks are passed as [`baton_kv_cache::Lease`]s: the holder
 //! of a lease owns the blocks, and dropping it frees them.
 
+use crate::scheduler::SequenceKey;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
 use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
 use std::sync::Arc;
@@ -117,6 +118,9 @@ pub enum Run {
     Adopted {
         /// The verified blocks, covering at least `tokens.len() - 1` positions.
         lease: Lease,
+        /// The turn with which the blocks were granted, see [`crate::EngineHandle::take_turn`]. The sequence keeps this place, and its
+        /// tenant is not charged again. `None` takes a new place.
+        turn: Option<SequenceKey>,
     },
 }
 

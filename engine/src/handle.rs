@@ -5,7 +5,7 @@ use crate::config::EngineConfig;
 use crate::gate::{LogitObserver, SequenceGate};
 use crate::health::Heartbeat;
 use crate::mailbox::{Asked, Submission, is_counted};
-use crate::scheduler::{Awaited, SequenceKey};
+use crate::scheduler::{Accounts, Awaited, SequenceKey};
 use crate::shared::Shared;
 use baton_kv_cache::{HASH_TOKENS, Keep, Lease, PrefixHash, Reserve, SharedPool};
 use baton_types::{Share, seeded};
@@ -72,6 +72,7 @@ impl EngineHandle {
             share: request.share,
             tokens: if is_counted(&run) { prompt } else { request.tokens.len() - prompt },
             prompt: prefix.as_ref().map(|prefix| prefix.whole),
+            turn: if let Run::Adopted { turn, .. } = &run { *turn } else { None },
         };
         shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), asked, |key, charged| Submission {
             key,
@@ -131,12 +132,26 @@ impl EngineHandle {
     /// Takes a place among the sequences, as of now, for blocks of `tokens` tokens that a peer requests.
     pub fn take_turn(&self, priority: i32, share: Share, tokens: usize) -> SequenceKey {
         let share = if seeded!(IgnoredShares) { Share::default() } else { share };
-        self.shared().mailbox.take_turn(Asked { priority, share, tokens, prompt: None })
+        self.shared().mailbox.take_turn(Asked { priority, share, tokens, prompt: None, turn: None })
     }
 
     /// The request with this place got its blocks.
     pub fn turn_came(&self, turn: SequenceKey) {
         self.shared().mailbox.turn_came(turn);
+    }
+
+    /// Refunds tokens charged with a place: they are not needed, because they are cached or because the request ended before its turn.
+    pub fn give_back(&self, turn: SequenceKey, share: Share, tokens: usize) {
+        let share = if seeded!(IgnoredShares) { Share::default() } else { share };
+        self.shared().mailbox.give_back(turn, share, tokens);
+    }
+
+    /// Places and blocks of the sequences here by tenant, as of the last step.
+    pub fn accounts(&self) -> Accounts {
+        let shared = self.shared();
+        let blocks = shared.pool.blocks_per_group().saturating_sub(shared.config.watermark_blocks) as usize;
+        let held = shared.accounts.lock().clone();
+        held.unwrap_or_else(|| Accounts::new(shared.config.running_max, blocks))
     }
 
     /// Reserves room for a request that has been waiting since it took its place, or ends the reservation. Sequences with a later place are
@@ -232,7 +247,7 @@ impl EngineHandle {
         self.check_fits(len)?;
         match run {
             Run::Adopted { .. } if len < 2 => invalid("an adopted sequence has a prompt and a token behind it".into()),
-            Run::Adopted { lease } if lease.blocks_min() * shared.block_tokens + 1 < len => {
+            Run::Adopted { lease, .. } if lease.blocks_min() * shared.block_tokens + 1 < len => {
                 invalid(format!("{} adopted blocks do not hold {} tokens", lease.blocks_min(), len - 1))
             }
             _ => Ok(()),

@@ -59,11 +59,16 @@ pub(crate) struct Asked {
     pub(crate) tokens: usize,
     /// Its prompt, where it uses the prefix cache.
     pub(crate) prompt: Option<PrefixHash>,
+    /// The place that it has already: nothing more is charged for it.
+    pub(crate) turn: Option<SequenceKey>,
 }
 
 impl State {
     /// Returns a place in the order, and the tokens charged for it.
     fn enter(&mut self, asked: Asked) -> (SequenceKey, usize) {
+        if let Some(turn) = asked.turn {
+            return (turn, 0);
+        }
         let Entered { start, tokens } = self.order.enter(asked.priority, asked.share, asked.tokens, asked.prompt);
         self.arrivals += 1;
         (SequenceKey::new(asked.priority, start, self.arrivals), tokens)
@@ -130,6 +135,11 @@ impl Mailbox {
             }
         }
         state.order.give_back(key.priority(), share, unused);
+    }
+
+    /// Refunds tokens of a request that is not a sequence yet.
+    pub(crate) fn give_back(&self, key: SequenceKey, share: Share, tokens: usize) {
+        self.state.lock().order.give_back(key.priority(), share, tokens);
     }
 
     /// Makes the runner check its state.

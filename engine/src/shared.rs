@@ -6,7 +6,7 @@ use crate::error::EngineError;
 use crate::gate::{LogitObserver, SequenceGate};
 use crate::health::Health;
 use crate::mailbox::Mailbox;
-use crate::scheduler::{Awaited, Prefix};
+use crate::scheduler::{Accounts, Awaited, Prefix};
 use baton_kv_cache::{Keep, Pin, SharedPool};
 use baton_types::{Clock, KvPoolMap};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) load: Mutex<Load>,
     /// A sequence lacks blocks: meanwhile no blocks are leased to peers.
     pub(crate) starved: AtomicBool,
+    /// What the tenants hold, as of the last plan.
+    pub(crate) accounts: Mutex<Option<Accounts>>,
     /// Blocks that a peer's reservation waits for.
     pub(crate) awaited: Mutex<Option<Awaited>>,
     pub(crate) health: Health,
@@ -60,6 +62,7 @@ impl Shared {
             logits: RwLock::default(),
             load: Mutex::default(),
             starved: AtomicBool::new(false),
+            accounts: Mutex::default(),
             awaited: Mutex::default(),
             health: Health::new(clock.now()),
             ended: (Mutex::new(false), Condvar::new()),

@@ -206,7 +206,7 @@ fn a_sequence_handed_over_has_the_bits_it_has_alone() {
         let to = sink.engine.reserve(request.prompt_len, &[]).expect("room");
         copy((&source, &from.blocks().0[0]), (&sink, &to.blocks().0[0]), request.prompt_len);
         request.tokens.push(output[0].0);
-        output.extend(finish(submit(&sink, request, Run::Adopted { lease: to })));
+        output.extend(finish(submit(&sink, request, Run::Adopted { lease: to, turn: None })));
         assert_eq!(&output, expected);
     }
     assert_eq!((source.engine.pool().counts().referenced, sink.engine.pool().counts().referenced), (0, 0));

@@ -2,7 +2,10 @@
 //!
 //! A claim is booked for a request whose KV has yet to arrive. The source offers the KV once it starts computing. The offer then waits
 //! here until it is granted. Its KV counts as arriving until it is adopted or fails. Rules:
-//! - Offers are granted by priority, then by the shares of their tenants, then in order of arrival: see [`baton_engine::fair`].
+//! - Offers are granted by priority, then those within their tenant's share, then by virtual start, then in order of arrival: see
+//!   [`baton_engine::fair`] and [`Accounts`]. The share counts the sequences of the engine, the KV that arrives, and earlier offers.
+//! - A grant's turn goes on with its KV: the adopted sequence has the same place. Tokens that were cached, or whose offer ended without a
+//!   grant, are given back.
 //! - No offer overtakes one that lacks room, so small offers do not starve a large one. The room that it waits for is also kept from
 //!   sequences of the engine that come after it.
 //! - An offer whose next block is already arriving waits for that block, at most [`ARRIVES_MAX`]. Meanwhile it does not count as lacking
@@ -14,7 +17,7 @@ pub mod claims;
 mod tests;
 
 use baton_engine::Reservation;
-use baton_engine::scheduler::SequenceKey;
+use baton_engine::scheduler::{Accounts, SequenceKey, Standing};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{RefuseReason, ReserveOffer};
 use baton_types::{RequestError, RequestId, Share, seeded};
@@ -36,8 +39,12 @@ pub trait Room {
     fn cached_tokens(&self, block_hashes: &[PrefixHash]) -> usize;
     /// Tokens of a block.
     fn block_tokens(&self) -> usize;
-    /// Called when the offer with this turn is granted.
-    fn turn_came(&mut self, turn: SequenceKey);
+    /// What the tenants' sequences hold.
+    fn accounts(&self) -> Accounts;
+    /// Called when the offer with this turn is granted these blocks: cached tokens are given back to the tenant.
+    fn granted(&mut self, turn: SequenceKey, share: Share, lease: &Self::Lease);
+    /// Called when the offer with this turn ended without a grant: its tokens are given back to the tenant.
+    fn gave_up(&mut self, turn: SequenceKey, share: Share, tokens: usize);
 }
 
 /// Where the answer to an offer goes.
@@ -101,13 +108,21 @@ struct Waiting<R> {
     arrives_by: Instant,
 }
 
+/// KV that was granted and has not arrived.
+#[derive(Debug)]
+struct Arriving {
+    turn: SequenceKey,
+    share: Share,
+    tokens: usize,
+    block_hashes: Arc<[PrefixHash]>,
+}
+
 /// All claims, waiting offers and arriving KV. `S` is the data that a claim's stream needs, `R` answers an offer.
 #[derive(Debug)]
 pub struct Grants<S, R> {
     claims: Claims<S>,
     waiting: BTreeMap<SequenceKey, Waiting<R>>,
-    /// Block hashes of KV that was granted and has not arrived.
-    arriving: HashMap<RequestId, Arc<[PrefixHash]>>,
+    arriving: HashMap<RequestId, Arriving>,
 }
 
 impl<S: Wanted, R: Reply> Grants<S, R> {
@@ -122,8 +137,8 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
     }
 
     /// The stream of a claim has ended: its offer, if there is one, no longer waits and no longer matches a claim.
-    pub fn end(&mut self, request: &RequestId) -> Option<Claim<S>> {
-        self.waiting.retain(|_, waiting| waiting.offer.request_id != *request);
+    pub fn end(&mut self, request: &RequestId, room: &mut impl Room) -> Option<Claim<S>> {
+        self.retain(room, |waiting| waiting.offer.request_id != *request);
         self.arriving.remove(request);
         self.claims.end(request)
     }
@@ -132,6 +147,11 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
     /// [`Grants::arrived`].
     pub fn take(&mut self, request: &RequestId) -> Option<Claim<S>> {
         self.claims.take(request)
+    }
+
+    /// The turn with which a request was granted, until [`Grants::arrived`].
+    pub fn granted_turn(&self, request: &RequestId) -> Option<SequenceKey> {
+        self.arriving.get(request).map(|arriving| arriving.turn)
     }
 
     /// The KV of a request is in the cache, or will not arrive.
@@ -167,11 +187,9 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
 
     /// Grants every offer that may be granted now. Every decision is in force when this returns.
     pub fn decide<O: Room>(&mut self, now: Instant, room: &mut O) -> Decisions<R, O::Lease> {
-        self.waiting.retain(|_, waiting| waiting.reply.is_wanted());
+        self.retain(room, |waiting| waiting.reply.is_wanted());
         let (mut granted, mut keep_room, mut wake_at) = (Vec::new(), None, None);
-        let mut next = self.waiting.first_key_value().map(|(turn, _)| *turn);
-        while let Some(turn) = next {
-            next = self.waiting.range(turn..).nth(1).map(|(turn, _)| *turn);
+        for turn in self.order(room) {
             let Some(waiting) = self.waiting.get(&turn) else { continue };
             if awaits(waiting, &self.arriving, room, now) {
                 wake_at = wake_at.into_iter().chain([waiting.arrives_by]).min();
@@ -187,13 +205,41 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
                 }
                 break;
             };
-            room.turn_came(turn);
-            if let Some(Waiting { offer, reply, block_hashes, .. }) = self.waiting.remove(&turn) {
-                self.arriving.insert(offer.request_id.clone(), block_hashes);
+            room.granted(turn, waiting.share, &lease);
+            if let Some(Waiting { offer, reply, share, block_hashes, .. }) = self.waiting.remove(&turn) {
+                self.arriving.insert(offer.request_id.clone(), Arriving { turn, share, tokens, block_hashes });
                 granted.push(Granted { offer, reply, lease });
             }
         }
         Decisions { granted, keep_room, wake_at }
+    }
+
+    /// Waiting offers in the order of granting.
+    fn order(&self, room: &impl Room) -> Vec<SequenceKey> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let (mut accounts, size) = (room.accounts(), room.block_tokens());
+        self.arriving.values().for_each(|arriving| accounts.add(arriving.share, arriving.tokens.div_ceil(size)));
+        self.waiting.values().for_each(|waiting| accounts.join(waiting.share));
+        let standing = |(turn, waiting): (&SequenceKey, &Waiting<R>)| {
+            let blocks = (waiting.offer.tokens as usize).div_ceil(size);
+            Standing::new(*turn, accounts.is_beyond(waiting.share, blocks))
+        };
+        let mut order: Vec<_> = self.waiting.iter().map(standing).collect();
+        order.sort_unstable();
+        order.into_iter().map(Standing::key).collect()
+    }
+
+    /// Drops the waiting offers that are not to be kept.
+    fn retain(&mut self, room: &mut impl Room, keep: impl Fn(&Waiting<R>) -> bool) {
+        self.waiting.retain(|turn, waiting| {
+            let is_kept = keep(waiting);
+            if !is_kept {
+                room.gave_up(*turn, waiting.share, waiting.offer.tokens as usize);
+            }
+            is_kept
+        });
     }
 
     /// Whether the KV of a request has been offered and waits for room.
@@ -218,12 +264,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
 }
 
 /// Whether arriving KV contains the next block that an offer lacks.
-fn awaits<R, O: Room>(
-    waiting: &Waiting<R>,
-    arriving: &HashMap<RequestId, Arc<[PrefixHash]>>,
-    room: &O,
-    now: Instant,
-) -> bool {
+fn awaits<R, O: Room>(waiting: &Waiting<R>, arriving: &HashMap<RequestId, Arriving>, room: &O, now: Instant) -> bool {
     let hashes = &waiting.block_hashes;
     let Some(last) = hashes.len().checked_sub(1) else { return false };
     if arriving.is_empty() || now >= waiting.arrives_by {
@@ -231,5 +272,5 @@ fn awaits<R, O: Room>(
     }
     // The end of the first block that is not cached.
     let next = (room.cached_tokens(hashes) + room.block_tokens()) / HASH_TOKENS - 1;
-    next < last && arriving.values().any(|others| others.get(next) == Some(&hashes[next]))
+    next < last && arriving.values().any(|others| others.block_hashes.get(next) == Some(&hashes[next]))
 }

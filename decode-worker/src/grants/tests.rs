@@ -9,6 +9,8 @@ struct Tokens {
     free: usize,
     cached: usize,
     order: FairOrder,
+    /// What the tenants' sequences hold, of places and blocks.
+    accounts: Accounts,
 }
 
 impl Room for Tokens {
@@ -27,8 +29,17 @@ impl Room for Tokens {
         16
     }
 
-    fn turn_came(&mut self, turn: SequenceKey) {
+    fn accounts(&self) -> Accounts {
+        self.accounts.clone()
+    }
+
+    fn granted(&mut self, turn: SequenceKey, share: Share, _: &usize) {
         self.order.served(turn.priority(), turn.start());
+        self.order.give_back(turn.priority(), share, self.cached);
+    }
+
+    fn gave_up(&mut self, turn: SequenceKey, share: Share, tokens: usize) {
+        self.order.give_back(turn.priority(), share, tokens);
     }
 }
 
@@ -80,7 +91,9 @@ struct World {
 impl World {
     fn new(free: usize) -> Self {
         let grants = Grants::new(ClaimLimits { claims_max: 16, tokens_max: 10_000 });
-        let room = Tokens { free, cached: 0, order: FairOrder::default() };
+        // Plenty of both: all are within their shares, unless a test says otherwise.
+        let accounts = Accounts::new(1_000, 1_000);
+        let room = Tokens { free, cached: 0, order: FairOrder::default(), accounts };
         Self { grants, room, now: Instant::now(), turns: 0, share: Share::default() }
     }
 
@@ -165,6 +178,56 @@ fn one_below_its_share_waits_for_no_flood() {
 }
 
 #[test]
+fn an_offer_beyond_its_share_comes_after_those_within_theirs() {
+    let (a, b) = (tenant(1, 1), tenant(2, 1));
+    // Eight blocks, four for each. `a` has a sequence of three, and the next two offers go beyond that.
+    let world = || {
+        let mut world = World::new(32);
+        world.room.accounts = Accounts::new(8, 8);
+        world.room.accounts.add(a, 3);
+        world.share = a;
+        world.offer("a0", 0, 48, &[]);
+        world.offer("a1", 0, 16, &[]);
+        world
+    };
+    let mut alone = world();
+    assert_eq!(alone.decides(), (vec![], Some(48), Some(Duration::ZERO)), "alone, it is granted in order");
+    alone.room.free = 64;
+    assert_eq!(alone.decides().0, ["a0", "a1"]);
+
+    let mut shared = world();
+    shared.share = b;
+    shared.offer("b0", 0, 16, &[]);
+    assert_eq!(shared.decides(), (vec!["b0".to_owned()], Some(48), Some(Duration::ZERO)));
+    // A large offer within its share lets no other overtake it, and the room is kept for it.
+    shared.offer("b1", 0, 48, &[]);
+    assert_eq!(shared.decides(), (vec![], Some(48), Some(Duration::ZERO)));
+    let kept = shared.grants.decide(shared.now, &mut shared.room).keep_room;
+    assert_eq!(kept.map(|kept| kept.share), Some(b));
+    shared.room.free = 200;
+    assert_eq!(shared.decides().0, ["b1", "a0", "a1"]);
+}
+
+#[test]
+fn what_is_cached_or_never_granted_is_given_back() {
+    let starts_as_before = |world: &mut World| {
+        let next = world.room.order.enter(0, world.share, 16, None).start;
+        next == FairOrder::default().enter(0, world.share, 16, None).start
+    };
+    let mut world = World::new(0);
+    world.offer("gone", 0, 160, &[]);
+    world.grants.end(&id("gone"), &mut world.room);
+    assert!(starts_as_before(&mut world), "its stream ended");
+
+    let mut world = World::new(1_000);
+    world.room.cached = 160;
+    world.offer("cached", 0, 160, &[]);
+    assert_eq!(world.decides().0, ["cached"]);
+    assert!(world.grants.granted_turn(&id("cached")).is_some(), "it goes on with the KV");
+    assert!(starts_as_before(&mut world), "all of it was cached");
+}
+
+#[test]
 fn a_large_offer_is_not_overtaken_by_small_ones() {
     let mut world = World::new(64);
     world.offer("large", 0, 160, &[]);
@@ -211,7 +274,7 @@ fn the_end_of_a_claim_takes_its_offer_along() {
     world.offer("stays", 0, 16, &[]);
     assert!(world.grants.is_waiting(&id("gone")));
     assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (2, 176));
-    world.grants.end(&id("gone"));
+    world.grants.end(&id("gone"), &mut world.room);
     assert!(!world.grants.is_waiting(&id("gone")));
     assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (1, 16));
     world.room.free = 16;

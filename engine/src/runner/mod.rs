@@ -124,6 +124,7 @@ impl<M: StepModel> Runner<M> {
         self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
         let decisions = self.scheduler.plan(now, &conditions);
         self.shared.starved.store(decisions.starved, Ordering::Release);
+        *self.shared.accounts.lock() = Some(self.scheduler.accounts().clone());
         self.apply(&decisions.preempted, &decisions.started, now);
         let Decisions { ended, batch, wake_at, .. } = decisions;
         ended.into_iter().for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
@@ -223,8 +224,9 @@ impl<M: StepModel> Runner<M> {
             };
             let cached = self.scheduler.computed(*key);
             sequence.start(lease.blocks(), cached, &self.shared.layers, now);
-            self.shared.mailbox.turn_came(*key);
+            // The turn of an adopted sequence came with its grant.
             if std::mem::take(&mut sequence.counted) {
+                self.shared.mailbox.turn_came(*key);
                 let unused = std::mem::take(&mut sequence.charged).min(cached);
                 self.shared.mailbox.left_queue(*key, sequence.request.share, unused);
             }
@@ -235,7 +237,8 @@ impl<M: StepModel> Runner<M> {
     fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
         if sequence.counted {
-            self.shared.mailbox.left_queue(key, sequence.request.share, sequence.charged);
+            let charged = self.hand_on_charge(key, &sequence);
+            self.shared.mailbox.left_queue(key, sequence.request.share, charged);
         }
         sequence.give_back(lease);
         if let Some(hashes) = sequence.cold_hashes() {
@@ -243,6 +246,22 @@ impl<M: StepModel> Runner<M> {
         }
         // If the receiver is gone, the event is dropped.
         let _ = sequence.sink.send(event);
+    }
+
+    /// A waiting sequence ends. If another one with its prompt still waits, that one computes the prompt, and takes the charge over.
+    /// Returns the tokens that nobody computes.
+    fn hand_on_charge(&mut self, key: SequenceKey, ended: &Sequence) -> usize {
+        let is_sibling = |other: &SequenceKey, sequence: &Sequence| {
+            let same_turn = (other.priority(), other.start()) == (key.priority(), key.start());
+            same_turn && sequence.counted && sequence.is_sibling(ended)
+        };
+        match self.sequences.iter_mut().find(|(other, sequence)| is_sibling(other, sequence)) {
+            Some((_, sibling)) => {
+                sibling.charged += ended.charged;
+                0
+            }
+            None => ended.charged,
+        }
     }
 
     fn publish(&self) {

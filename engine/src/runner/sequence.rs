@@ -39,7 +39,7 @@ impl Sequence {
         let (observer, lease) = match run {
             Run::Full => (None, None),
             Run::PrefillOnly { observer } => (Some(observer), None),
-            Run::Adopted { lease } => (None, Some(lease)),
+            Run::Adopted { lease, .. } => (None, Some(lease)),
         };
         let computed = if lease.is_some() { len - 1 } else { 0 };
         let (pinned, deadline, share) = (observer.is_some(), request.deadline, request.share);
@@ -59,6 +59,13 @@ impl Sequence {
             cancelled,
         };
         (sequence, arrival)
+    }
+
+    /// Whether another sequence has the same tenant and prompt, and both use the prefix cache.
+    pub(super) fn is_sibling(&self, other: &Self) -> bool {
+        let both_cached = self.block_hashes.is_some() && other.block_hashes.is_some();
+        both_cached
+            && (self.request.share.tenant, &self.request.tokens) == (other.request.share.tenant, &other.request.tokens)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

@@ -34,18 +34,20 @@ impl SequenceKey {
 
 /// The order of sequences in one plan: within a priority, sequences beyond their tenant's share come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Standing {
+pub struct Standing {
     priority: Reverse<i32>,
     is_beyond: bool,
     key: SequenceKey,
 }
 
 impl Standing {
-    pub(super) fn new(key: SequenceKey, is_beyond: bool) -> Self {
+    /// The position of a sequence that may be beyond the share.
+    pub fn new(key: SequenceKey, is_beyond: bool) -> Self {
         Self { priority: key.priority, is_beyond, key }
     }
 
-    pub(super) fn key(self) -> SequenceKey {
+    /// The sequence.
+    pub fn key(self) -> SequenceKey {
         self.key
     }
 }

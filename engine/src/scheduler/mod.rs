@@ -27,8 +27,9 @@ mod sharing;
 #[cfg(test)]
 mod tests;
 
-pub use entry::{Arrival, Prefix, SequenceKey, Totals};
+pub use entry::{Arrival, Prefix, SequenceKey, Standing, Totals};
 pub use plan::{Decisions, End, Segment};
+pub use shares::Accounts;
 
 use crate::fair::FairOrder;
 use crate::gate::SequencePhase;
@@ -85,6 +86,8 @@ pub struct Scheduler {
     awaited_is_beyond: bool,
     /// Tenants with sequences or a reservation here, as of the last plan.
     tenants: usize,
+    /// What the sequences hold or need by tenant, as of the last plan.
+    accounts: Accounts,
     /// Fair order of prefill rows.
     rows: FairOrder,
     prefill_tokens_per_s: f64,
@@ -101,6 +104,7 @@ impl Scheduler {
             awaited: None,
             awaited_is_beyond: false,
             tenants: 0,
+            accounts: Accounts::default(),
             rows: FairOrder::default(),
             prefill_tokens_per_s: 0.0,
             recomputed: 0,

@@ -12,15 +12,16 @@ use baton_types::{Share, TenantLabel};
 use std::collections::BTreeMap;
 
 /// A tenant's share, and the demand of its sequences so far.
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Account {
     weight: usize,
     places: usize,
     blocks: usize,
 }
 
-/// All accounts, and the totals that they divide.
-struct Accounts {
+/// The demand of each tenant, and the places and blocks that they divide.
+#[derive(Clone, Debug, Default)]
+pub struct Accounts {
     tenants: BTreeMap<TenantLabel, Account>,
     weights: usize,
     places: usize,
@@ -28,13 +29,43 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// Adds the next sequence of a tenant; returns whether it is beyond the share.
-    fn is_beyond(&mut self, share: Share, blocks: usize) -> bool {
-        let Some(account) = self.tenants.get_mut(&share.tenant) else { return false };
-        account.places += 1;
-        account.blocks += blocks;
+    /// Without tenants.
+    pub fn new(places: usize, blocks: usize) -> Self {
+        Self { places, blocks, ..Self::default() }
+    }
+
+    /// A tenant has something here, and so a share.
+    pub fn join(&mut self, share: Share) {
+        let account = self.tenants.entry(share.tenant).or_default();
+        let weight = account.weight.max(share.weight.get() as usize);
+        self.weights += weight - account.weight;
+        account.weight = weight;
+    }
+
+    /// Adds a sequence of a tenant.
+    pub fn add(&mut self, share: Share, blocks: usize) {
+        self.join(share);
+        if let Some(account) = self.tenants.get_mut(&share.tenant) {
+            account.places += 1;
+            account.blocks += blocks;
+        }
+    }
+
+    /// Adds the next sequence of a tenant; returns whether it is beyond the share. A tenant that is alone gets everything, in the order of
+    /// its sequences.
+    pub fn is_beyond(&mut self, share: Share, blocks: usize) -> bool {
+        self.add(share, blocks);
+        let account = self.tenants.get(&share.tenant).copied().unwrap_or_default();
         let exceeds = |asked: usize, all: usize| asked * self.weights > all * account.weight;
-        account.places > 1 && (exceeds(account.places, self.places) || exceeds(account.blocks, self.blocks))
+        let is_over = exceeds(account.places, self.places) || exceeds(account.blocks, self.blocks);
+        self.tenants.len() > 1 && account.places > 1 && is_over
+    }
+
+    /// The same tenants, without their sequences.
+    fn without_sequences(&self) -> Self {
+        let tenants =
+            self.tenants.iter().map(|(name, of)| (*name, Account { weight: of.weight, ..Account::default() }));
+        Self { tenants: tenants.collect(), ..*self }
     }
 }
 
@@ -72,39 +103,37 @@ impl PrefillRows {
 impl Scheduler {
     /// Determines which sequences are beyond their tenant's share, and so the order of all.
     pub(super) fn note_shares(&mut self) {
-        let mut tenants: BTreeMap<TenantLabel, Account> = BTreeMap::new();
-        for share in self.entries.values().map(|entry| entry.share).chain(self.awaited.map(|awaited| awaited.share)) {
-            let account = tenants.entry(share.tenant).or_default();
-            account.weight = account.weight.max(share.weight.get() as usize);
-        }
-        let before = std::mem::replace(&mut self.tenants, tenants.len());
+        let blocks = (self.pool.blocks_per_group() as usize).saturating_sub(self.config.watermark_blocks);
+        let blocks_of = |entry: &Entry| entry.len.div_ceil(self.config.block_tokens);
+        let mut all = Accounts::new(self.config.running_max, blocks);
+        self.entries.values().for_each(|entry| all.add(entry.share, blocks_of(entry)));
+        let mut accounts = all.without_sequences();
+        self.accounts = all;
+        self.awaited.iter().for_each(|awaited| accounts.join(awaited.share));
+        let before = std::mem::replace(&mut self.tenants, accounts.tenants.len());
         self.awaited_is_beyond = false;
         if before.max(self.tenants) < 2 {
             return;
         }
-        let mut accounts = Accounts {
-            weights: tenants.values().map(|account| account.weight).sum(),
-            tenants,
-            places: self.config.running_max,
-            blocks: (self.pool.blocks_per_group() as usize).saturating_sub(self.config.watermark_blocks),
-        };
         let mut awaited = self.awaited;
         let mut reserve = |accounts: &mut Accounts, before: Option<SequenceKey>| {
             let comes = awaited.take_if(|awaited| before.is_none_or(|key| awaited.turn < key));
             comes.map(|Awaited { share, blocks, .. }| accounts.is_beyond(share, blocks))
         };
-        // A tenant that is alone gets everything, in the order of its sequences.
-        let is_shared = self.tenants > 1;
         for (key, entry) in &mut self.entries {
             if let Some(is_beyond) = reserve(&mut accounts, Some(*key)) {
-                self.awaited_is_beyond = is_shared && is_beyond;
+                self.awaited_is_beyond = is_beyond;
             }
-            let blocks = entry.len.div_ceil(self.config.block_tokens);
-            entry.is_beyond = accounts.is_beyond(entry.share, blocks) && is_shared;
+            entry.is_beyond = accounts.is_beyond(entry.share, blocks_of(entry));
         }
         if let Some(is_beyond) = reserve(&mut accounts, None) {
-            self.awaited_is_beyond = is_shared && is_beyond;
+            self.awaited_is_beyond = is_beyond;
         }
+    }
+
+    /// What the sequences of each tenant hold or need, as of the last plan.
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
     /// Position of a sequence in the order of all.

@@ -168,7 +168,7 @@ impl SinkHandler for Adopter {
         request.tokens = handoff.tokens;
         let lease = LeaseHold::into_lease(handoff.hold).ok_or("these blocks were granted by another")?;
         let events = Events { place: Place::D, index: index_of(&request.id), sender: self.events.clone() };
-        let control = self.engine.submit(request, Run::Adopted { lease }, Box::new(events));
+        let control = self.engine.submit(request, Run::Adopted { lease, turn: None }, Box::new(events));
         control.map_err(|e| e.to_string())?.detach();
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
         Ok(())

@@ -40,7 +40,7 @@ fn nonsense_is_refused_with_a_reason() {
     check("vocabulary", &|r| r.tokens[1] = VOCAB as u32);
     check("max_tokens", &|r| (r.prompt_len, r.sampling.max_tokens) = (1, 2));
     let lease = engine.pool().try_lease(&[1]).unwrap();
-    let error = refusal(&engine, request(&prompt(1, 18), 1), Run::Adopted { lease });
+    let error = refusal(&engine, request(&prompt(1, 18), 1), Run::Adopted { lease, turn: None });
     assert!(matches!(&error, SubmitError::Invalid(m) if m.contains("adopted blocks")), "{error}");
     assert_eq!(engine.pool().counts().referenced, 0, "a refused lease is free again");
 }

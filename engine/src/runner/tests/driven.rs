@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Driven, SequencePhase, Turn};
-use baton_types::Clock;
+use baton_types::{Clock, TenantLabel};
 use parking_lot::Mutex;
 use stand_in::continuation;
 use std::pin::pin;
@@ -92,7 +92,7 @@ fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
     // The adopted sequence joins during another step.
     let mut request = world.request(&[&adopted[..], &continuation(&adopted, 1)].concat(), 6);
     request.prompt_len = adopted.len();
-    let joined = submit(&world.engine, request, Run::Adopted { lease });
+    let joined = submit(&world.engine, request, Run::Adopted { lease, turn: None });
     world.clock.pass(STEP);
     assert_eq!(world.run(), None);
     assert_eq!(joined.end().0, continuation(&adopted, 6)[1..]);
@@ -102,6 +102,51 @@ fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
     assert_eq!(world.engine.pool().counts().referenced, 0);
     let steps = world.engine.load().steps as u32;
     assert_eq!(world.engine.now() - begin, steps * STEP, "time passes in steps alone");
+}
+
+/// The tenant with this number.
+fn tenant(number: u64) -> Share {
+    Share { tenant: TenantLabel(number), ..Share::default() }
+}
+
+#[test]
+fn an_adopted_sequence_takes_no_second_turn() {
+    for keeps_turn in [true, false] {
+        let mut world = World::new(12, config());
+        let (floods, other) = (tenant(1), tenant(2));
+        let offers: Vec<_> = (0..4).map(|_| world.engine.take_turn(0, floods, 18)).collect();
+        let tokens = prompt(4, 18);
+        let lease = world.engine.reserve(tokens.len(), &[]).expect("the pool is empty");
+        world.engine.turn_came(offers[0]);
+        world.kv.receive(&lease.blocks().0[0], &tokens);
+        let mut request = world.request(&[&tokens[..], &continuation(&tokens, 1)].concat(), 6);
+        (request.prompt_len, request.share) = (tokens.len(), floods);
+        let turn = keeps_turn.then_some(offers[0]);
+        let adopted = submit(&world.engine, request, Run::Adopted { lease, turn });
+        world.run();
+        assert_eq!(adopted.end().0, continuation(&tokens, 6)[1..]);
+        let new = world.engine.take_turn(0, other, 18);
+        assert!(new < offers[1], "with its turn {keeps_turn}: a newcomer is behind nothing that still waits");
+    }
+}
+
+#[test]
+fn the_charge_of_a_cancelled_sequence_goes_to_its_sibling() {
+    let mut world = World::new(12, config());
+    world.engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));
+    let (a, b) = (tenant(1), tenant(2));
+    let request = SequenceRequest { share: a, ..shared_request(&prompt(1, 20), 4, "a") };
+    let siblings = [(); 2].map(|()| submit(&world.engine, request.clone(), Run::Full));
+    world.run();
+    siblings[0].control.cancel();
+    world.run();
+    world.engine.take_turn(0, b, 20);
+    let (of_a, of_b) = (world.engine.take_turn(0, a, 1), world.engine.take_turn(0, b, 1));
+    assert!(of_a.start() > of_b.start(), "20 tokens and one of its sibling are charged");
+    siblings[1].control.cancel();
+    world.run();
+    let next = world.engine.take_turn(0, a, 1).start();
+    assert_eq!(next, of_a.start(), "nobody computes the prompt: it is given back");
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn an_adopted_sequence_continues_where_the_prefill_ended() {
         drop(from);
         let mut adopted = request(&[&tokens[..], &first].concat(), 20);
         adopted.prompt_len = len;
-        let (rest, _) = submit(&sink, adopted, Run::Adopted { lease: to }).end();
+        let (rest, _) = submit(&sink, adopted, Run::Adopted { lease: to, turn: None }).end();
         assert_eq!([first, rest].concat(), continuation(&tokens, 20));
     }
     assert_eq!(source.pool().counts().referenced, 0);

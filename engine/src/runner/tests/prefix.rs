@@ -119,7 +119,7 @@ fn a_sample_that_comes_late_takes_a_copy_of_what_another_is_writing_into() {
     kv.receive(&lease.blocks().0[0], &tokens);
     let mut adopted = shared_request(&[&tokens[..], &continuation(&tokens, 1)].concat(), 16, "a");
     adopted.prompt_len = 40;
-    let adopted = submit_with_room(&engine, adopted, Run::Adopted { lease }, 2);
+    let adopted = submit_with_room(&engine, adopted, Run::Adopted { lease, turn: None }, 2);
     adopted.wait_token();
     assert_eq!(run(&engine, shared_request(&tokens, 16, "a")), (continuation(&tokens, 16), reuse(39, 0)));
     assert_eq!(engine.load().prefill_rows, 40 + 1 + 1);

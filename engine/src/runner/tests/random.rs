@@ -82,7 +82,7 @@ fn run_seed(seed: u64) -> (u64, u64) {
                     assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
                     kv.receive(&blocks[cached..], &tokens[cached * BLOCK..]);
                     request.tokens.extend(continuation(&tokens, 1));
-                    Run::Adopted { lease }
+                    Run::Adopted { lease, turn: None }
                 }
                 _ => Run::Full,
             },
