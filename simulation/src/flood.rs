@@ -50,9 +50,10 @@ pub fn draw(random: &mut Random, vocab: u32) -> Schedule {
     shape.lane = random.of(&[Lane::Window, Lane::QueuePair]);
     let (floods, below) = random.of(&[(1, 2), (2, 1)]);
     let tenants = Tenants { floods, below };
-    let requests = match random.below(3) {
+    let requests = match random.below(4) {
         0 => places(&shape, tenants, vocab, random),
         1 => grants(&shape, tenants, vocab, random),
+        2 => offers(&shape, tenants, vocab, random),
         _ => starves(&shape, tenants, vocab, random),
     };
     Schedule { shape, requests, faults: vec![(HEALED, Fault::Heal)] }
@@ -119,6 +120,28 @@ fn grants(shape: &Shape, tenants: Tenants, vocab: u32, random: &mut Random) -> V
         let prefills = request.prompt.len() as u64 / shape.chunk_tokens as u64 + 1;
         let decodes = u64::from(request.max_tokens);
         request.fair_within = Some(MESSAGES_MAX + HANDOFF_MAX + (1 + prefills + decodes) * STEP_MAX);
+    }
+    requests
+}
+
+/// KV of the flood is offered to the decode worker all the time, and fills its claims. So is KV of the other tenant.
+fn offers(shape: &Shape, tenants: Tenants, vocab: u32, random: &mut Random) -> Vec<Request> {
+    let mut requests: Vec<Request> = (0..random.between(100, 140))
+        .map(|n| {
+            let (len, max_tokens) = (random.between(1, 30), random.between(30, 40));
+            let at = BEGINS + n * ms(5) + random.below(ms(20));
+            request(tenants.floods, Policy::Remote, len, max_tokens, at, vocab, random)
+        })
+        .collect();
+    let tokens_max = below_share(shape, tenants).min(30);
+    for n in 0..3 {
+        let max_tokens = random.between(2, 6);
+        let len = random.between(1, tokens_max - max_tokens);
+        let at = BEGINS + ms(300) + n * ms(500) + random.below(ms(50));
+        let fair = request(tenants.below, Policy::Remote, len, max_tokens, at, vocab, random);
+        // Blocks that a transfer of the flood writes are not taken from it: the second handoff.
+        let within = MESSAGES_MAX + 2 * HANDOFF_MAX + (1 + service(shape, tenants, len) + max_tokens) * STEP_MAX;
+        requests.push(Request { fair_within: Some(within), ..fair });
     }
     requests
 }
