@@ -33,7 +33,8 @@ pub(super) struct Chosen {
     /// Marks its prompt as being computed on the worker that prefills it.
     _coming: Option<PrefixInProgress>,
     /// Its part of the load of its workers.
-    _placed: [Option<Placed>; 2],
+    _decodes: Placed,
+    _prefills: Option<Placed>,
 }
 
 impl Chosen {
@@ -194,7 +195,8 @@ impl Sample<'_> {
             get_to_tokens: decision.get_to_tokens,
             predicted,
             _coming: coming,
-            _placed: [Some(decodes), prefills],
+            _decodes: decodes,
+            _prefills: prefills,
         })
     }
 }

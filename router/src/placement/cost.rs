@@ -175,9 +175,9 @@ pub(super) fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
     let block = u64::from(worker.record.layout.block_tokens());
     let whole = (demand.prompt_tokens + 1).next_multiple_of(block);
     let is_empty = worker.load.free_tokens >= worker.record.capacity_tokens;
-    worker.load.free_tokens
-        >= whole
-            + if is_empty || worker.load.waives_margin { 0 } else { u64::from(baton_types::WATERMARK_BLOCKS) * block }
+    let keeps_margin = !is_empty && !worker.load.waives_margin;
+    let margin = if keeps_margin { u64::from(baton_types::WATERMARK_BLOCKS) * block } else { 0 };
+    worker.load.free_tokens >= whole + margin
 }
 
 /// A cost without the penalty for a pool without room.
