@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The model that stand-ins serve: the name of the default one, with its tokenizer and template.
 const MODEL: &str = "smollm2-135m-instruct";
@@ -90,26 +90,28 @@ impl Measured {
         Ok(Self { router, client: Client::new(http)?, script: script.clone(), _workers: workers })
     }
 
-    /// Processor time of one request, in microseconds: each round's, after one that does not count.
-    async fn price(&self, work: Work, prompts: &mut Prompts<'_>) -> anyhow::Result<f64> {
+    /// Processor time of one request, in microseconds, beyond the `idle` share of the core that the router takes without any: the median
+    /// of the rounds, after one that does not count. Answers that last long would otherwise be charged for the workers' reports.
+    async fn price(&self, work: Work, idle: f64, prompts: &mut Prompts<'_>) -> anyhow::Result<f64> {
         self.script.step_us.store(work.step.as_micros() as u64, Ordering::Relaxed);
         let asked = prompts.take(2 * work.clients, work.prompt_tokens)?;
         self.client.ask_all(&asked, work, true).await?;
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             let asked = prompts.take(work.requests, work.prompt_tokens)?;
-            let before = machine::cpu_seconds(&[self.router.pid()])?;
+            let (began, before) = (Instant::now(), machine::cpu_seconds(&[self.router.pid()])?);
             self.client.ask_all(&asked, work, false).await?;
-            let seconds = machine::cpu_seconds(&[self.router.pid()])? - before;
+            let idle_seconds = idle * began.elapsed().as_secs_f64();
+            let seconds = machine::cpu_seconds(&[self.router.pid()])? - before - idle_seconds;
             rounds.push(seconds * 1e6 / work.requests as f64);
         }
         eprintln!("    {rounds:.0?}");
         Ok(median(rounds))
     }
 
-    /// Processor time that it takes by itself, in per cent of the core.
+    /// The share of the core that it takes without requests.
     async fn idle(&self) -> anyhow::Result<f64> {
-        machine::cpu_percent(&[self.router.pid()], Duration::from_secs(5)).await
+        Ok(machine::cpu_percent(&[self.router.pid()], Duration::from_secs(10)).await? / 100.0)
     }
 
     /// Most memory that was resident so far, in bytes.
@@ -139,9 +141,6 @@ impl Measured {
 pub(crate) fn measure(summary: &mut Summary, router: Option<&Path>) -> anyhow::Result<()> {
     let router: PathBuf = router.map_or_else(|| binary("baton-router"), |path| Ok(path.to_owned()))?;
     eprintln!("router: {}", router.display());
-    if !installed("smg") {
-        eprintln!("  smg is not installed: nothing is measured beside");
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let source = baton_worker::models::open(&baton_worker::settings::ModelSettings::default(), &|_, _| ())?;
@@ -169,19 +168,21 @@ async fn prices(
     prompts: &mut Prompts<'_>,
 ) -> anyhow::Result<()> {
     let one = Measured::start(router, 1, script).await?;
+    let idle = one.idle().await?;
     let mut us = |name: &str, value: f64, target: f64, of: &str| {
         let of = format!("{target} us; {of}");
         summary.add(name, Figure::ratio(value, "us", value / target, of), Target::AtMost(1.0));
         value
     };
-    let short = us("router_short", one.price(SHORT, prompts).await?, SHORT_US, "100 tokens in, 64 out at once");
-    let long = us("router_long", one.price(LONG, prompts).await?, LONG_US, "4,170 tokens in, 65 out in steps of 10 ms");
+    let short = us("router_short", one.price(SHORT, idle, prompts).await?, SHORT_US, "100 tokens in, 64 out at once");
+    let long =
+        us("router_long", one.price(LONG, idle, prompts).await?, LONG_US, "4,170 tokens in, 65 out in steps of 10 ms");
     let more = Work { answer_tokens: 8 * SHORT.answer_tokens, requests: SHORT.requests / 4, ..SHORT };
     let tokens = (more.answer_tokens - SHORT.answer_tokens) as f64;
-    let at_once = (one.price(more, prompts).await? - short) / tokens;
+    let at_once = (one.price(more, idle, prompts).await? - short) / tokens;
     summary.add("router_token_at_once", Figure::plain(at_once, "us"), None);
     let less = Work { answer_tokens: 1, ..LONG };
-    let prompt = one.price(less, prompts).await?;
+    let prompt = one.price(less, idle, prompts).await?;
     summary.add("router_long_prompt", Figure::plain(prompt, "us"), None);
     let paced = (long - prompt) / (LONG.answer_tokens - less.answer_tokens) as f64;
     summary.add("router_token_paced", Figure::plain(paced, "us"), None);
@@ -202,20 +203,17 @@ async fn growth(
     for each in WORKERS {
         let measured = Measured::start(router, each, script).await?;
         let idle = measured.idle().await?;
+        summary.add(&format!("router_idle_{each}+{each}"), Figure::plain(idle * 100.0, "% of a core"), None);
         for (kind, (name, work)) in kinds.into_iter().enumerate() {
-            let price = measured.price(work, prompts).await?;
+            let price = measured.price(work, idle, prompts).await?;
             if each == WORKERS[0] {
                 fewest.push(price);
             }
             let target = (each == WORKERS[WORKERS.len() - 1]).then_some(Target::AtMost(GROWTH));
-            let of = format!("{0} + {0}; idle {idle:.2}% of the core", WORKERS[0]);
+            let of = format!("{0} + {0}", WORKERS[0]);
             summary.add(&format!("{name}_{each}+{each}"), Figure::ratio(price, "us", price / fewest[kind], of), target);
         }
         measured.stop().await?;
     }
     Ok(())
-}
-
-fn installed(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
