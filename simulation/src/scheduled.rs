@@ -103,7 +103,7 @@ impl Shape {
             routers: (0..self.routers).map(router).collect(),
             workers: (self.routers..self.slots()).map(|slot| self.worker(slot)).collect(),
             lane: self.lane,
-            gets_by_itself: self.gets_by_itself,
+            one_sided_gets: self.one_sided_gets,
             is_embedded: self.is_embedded,
             delays: Delays::Drawn { slow_once_in: self.slow_once_in, slow_until: HEALED },
             half_trip: None,

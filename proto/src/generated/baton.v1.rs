@@ -839,7 +839,7 @@ pub struct SamplingDefaults {
 }
 /// What a router keeps of etcd on its disk, for a start while etcd is away.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RememberedView {
+pub struct CachedView {
     /// Key below which the records stood.
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,

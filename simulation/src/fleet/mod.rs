@@ -128,7 +128,7 @@ impl Fleet {
             workers: workers(Role::Prefill, self.prefill).chain(workers(Role::Decode, self.decode)).collect(),
             lane: Lane::QueuePair,
             // With and without one-sided reads, the bytes use the owner's wire.
-            gets_by_itself: false,
+            one_sided_gets: false,
             is_embedded: false,
             delays: Delays::Steady { message, bytes_per_s: self.wire_bytes_per_s() },
             half_trip: Some(micros(self.rates.router.round_trip_s / 2.0)),

@@ -64,7 +64,7 @@ impl Transport for Noting {
     fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
         false
     }
-    fn gets_by_itself(&self, _: ConnId) -> bool {
+    fn one_sided_gets(&self, _: ConnId) -> bool {
         true
     }
     fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {

@@ -188,7 +188,7 @@ impl Transport for Ucx {
         self.flush_writes(conn, id);
     }
 
-    fn gets_by_itself(&self, conn: ConnId) -> bool {
+    fn one_sided_gets(&self, conn: ConnId) -> bool {
         self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.is_one_sided())
     }
 
