@@ -10,9 +10,9 @@
 //! its sockets are closed with the bytes they hold, and its queue pairs are gone. On other lanes, blocks of a lost peer stay quarantined.
 
 mod closing;
+mod connect;
 mod connection;
 mod lanes;
-mod opening;
 mod sleeper;
 mod starting;
 mod writing;
