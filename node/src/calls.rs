@@ -1,4 +1,4 @@
-//! RecordCache of open calls: each takes memory while it is open, and more for longer headers. It is charged until the
+//! Memory of open calls: each takes memory while it is open, and more for longer headers. It is charged until the
 //! answer has ended, on every front.
 
 use crate::intake::{Hold, IntakeFull};
@@ -9,12 +9,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// RecordCache of an open call besides headers and body: its stream, tasks and buffers. Open health watches were measured at
+/// Memory of an open call besides headers and body: its stream, tasks and buffers. Open health watches were measured at
 /// 5 KiB.
 const CALL_BYTES: u64 = 8 << 10;
-/// RecordCache per byte of headers, as received and as stored.
+/// Memory per byte of headers, as received and as stored.
 const HEADER_COSTS: u64 = 2;
-/// RecordCache of a header besides its bytes: entries of a map that has doubled, and their index.
+/// Memory of a header besides its bytes: entries of a map that has doubled, and their index.
 const HEADER_BYTES: u64 = 256;
 
 /// The budget that a call and its messages are charged to.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// RecordCache that this process may use, in bytes: the host's, or less if a control group limits it. `None` if the host
+/// Memory that this process may use, in bytes: the host's, or less if a control group limits it. `None` if the host
 /// does not report it.
 pub fn memory_bytes() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();

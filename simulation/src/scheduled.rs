@@ -160,7 +160,7 @@ fn engine_config(shape: &Shape) -> EngineConfig {
 fn router_config(shape: &Shape) -> RouterConfig {
     let mut config = RouterConfig::default();
     (config.limits.running_max, config.limits.queued_max) = shape.admits;
-    config.limits.claim_ms_max = 400;
+    config.limits.claim_ack_ms_max = 400;
     config.limits.client_stall_ms_max = 600;
     config.retry.attempts_max = shape.attempts_max;
     config.retry.ready_ms_max = shape.ready_max.as_millis() as u64;

@@ -2,8 +2,8 @@
 
 use super::Driver;
 use super::connections::{Connection, Connections};
-use super::exposure::Admission;
 use super::pump::Post;
+use super::quarantine_bound::Admission;
 use super::table::Role;
 use crate::TransferConfig;
 use crate::calls::{Call, Question};

@@ -1,6 +1,6 @@
 //! The table of all handoffs of one driver: their roles, their connections, and the numbers and tickets by which messages find them.
 
-use super::exposure::Exposure;
+use super::quarantine_bound::QuarantineLoad;
 use crate::get::{Owner, Reader};
 use crate::message::Message;
 use crate::put::{Sink, Source};
@@ -222,14 +222,14 @@ impl Table {
 
     /// Blocks that an instance, over all its incarnations, has quarantined here or could leave quarantined, without the handoff `except`. A
     /// restarted peer has not released its earlier incarnations' blocks. `fences` says whether closing a connection fences it.
-    pub(super) fn exposure(
+    pub(super) fn quarantine_load(
         &self,
         of: &InstanceId,
         except: HandoffKey,
         layout: &KvLayout,
         fences: impl Fn(ConnId) -> bool,
-    ) -> Exposure {
-        let mut exposure = Exposure::default();
+    ) -> QuarantineLoad {
+        let mut quarantine_load = QuarantineLoad::default();
         for (_, entry) in self.entries.iter().filter(|(key, _)| **key != except) {
             let ((peer, blocks), open) = match &entry.role {
                 Role::Sink(sink) => (sink.at_stake(layout), !sink.waits()),
@@ -240,12 +240,12 @@ impl Table {
                 continue;
             }
             if entry.role.is_quarantined() {
-                exposure.quarantined += blocks;
+                quarantine_load.quarantined += blocks;
             } else if open && !fences(entry.conn) {
-                exposure.unfenced += blocks;
+                quarantine_load.unfenced += blocks;
             }
         }
-        exposure
+        quarantine_load
     }
 
     /// Sets the gauges of what is open.

@@ -62,7 +62,7 @@ impl Metrics {
         let mut registry = self.0.lock();
         registry.register("spans_exported", "Trace spans sent to the collector", counters.exported.clone());
         registry.register("spans_held", "Trace spans of recent requests in memory", counters.held.clone());
-        registry.register("spans_held_bytes", "RecordCache of those, by estimate", counters.held_bytes.clone());
+        registry.register("spans_held_bytes", "Memory of those, by estimate", counters.held_bytes.clone());
         registry.register("spans_evicted", "Trace spans that made room in memory", counters.evicted.clone());
         let lost = [("queue_full", &counters.lost_queue_full), ("export_failed", &counters.lost_export_failed)];
         registry.register_collector(Box::new(LostSpans(lost.map(|(reason, counter)| (reason, counter.clone())))));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Most spans stored of one trace: a caller's own trace may contain any number of requests.
 pub(super) const TRACE_SPANS_MAX: usize = 1024;
-/// RecordCache of a trace besides its spans: its entries in the map and in the order, rounded up.
+/// Memory of a trace besides its spans: its entries in the map and in the order, rounded up.
 const TRACE_BYTES: usize = 256;
 
 /// A finished span, shared with the exporter.

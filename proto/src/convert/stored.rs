@@ -80,8 +80,7 @@ impl From<RouterVerdict> for join_response::Message {
 /// Encodes a view.
 pub fn encode_view(view: CachedView) -> Vec<u8> {
     let CachedView { prefix, cluster, epoch, revision, members } = view;
-    let member =
-        |(record, revision): (InstanceRecord, u64)| v1::RememberedMember { record: Some(record.into()), revision };
+    let member = |(record, revision): (InstanceRecord, u64)| v1::CachedMember { record: Some(record.into()), revision };
     let members = members.into_iter().map(member).collect();
     v1::CachedView { prefix, cluster, epoch, revision, members }.encode_to_vec()
 }
@@ -92,7 +91,7 @@ pub fn encode_view(view: CachedView) -> Vec<u8> {
 /// If the bytes are not a view.
 pub fn decode_view(bytes: &[u8]) -> Result<CachedView, StoredError> {
     let v1::CachedView { prefix, cluster, epoch, revision, members } = v1::CachedView::decode(bytes)?;
-    let member = |member: v1::RememberedMember| Some((InstanceRecord::try_from(member.record?).ok()?, member.revision));
+    let member = |member: v1::CachedMember| Some((InstanceRecord::try_from(member.record?).ok()?, member.revision));
     let members = members.into_iter().filter_map(member).collect();
     Ok(CachedView { prefix, cluster, epoch, revision, members })
 }

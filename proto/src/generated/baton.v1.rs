@@ -851,10 +851,10 @@ pub struct CachedView {
     #[prost(int64, tag = "4")]
     pub revision: i64,
     #[prost(message, repeated, tag = "5")]
-    pub members: ::prost::alloc::vec::Vec<RememberedMember>,
+    pub members: ::prost::alloc::vec::Vec<CachedMember>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RememberedMember {
+pub struct CachedMember {
     #[prost(message, optional, tag = "1")]
     pub record: ::core::option::Option<InstanceRecord>,
     /// Which wrote the record.

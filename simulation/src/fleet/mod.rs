@@ -157,8 +157,8 @@ impl Fleet {
         };
         let patience_ms = PATIENCE.as_millis() as u64;
         let transfer = TransferLimits {
-            begun_max: QUEUE_MAX,
-            offered_max: QUEUE_MAX,
+            started_handoffs_max: QUEUE_MAX,
+            accepted_handoffs_max: QUEUE_MAX,
             peers_max: QUEUE_MAX,
             accepted_max: QUEUE_MAX,
             handoff_ms: patience_ms,

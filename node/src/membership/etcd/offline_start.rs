@@ -58,8 +58,8 @@ pub(super) async fn add_offline(shared: &Shared, from: &OfflineSources) {
         let mut asked = futures::stream::iter(asked).buffer_unordered(ASKED_MAX);
         while let Some((member, verdict)) = asked.next().await {
             if verdict == Verdict::Alive {
-                tracing::info!(instance = %member.record.party, "goes by a worker that answers, without the word of etcd");
-                shared.change(|view| view.recalled(member, position));
+                tracing::info!(instance = %member.record.party, "uses a worker that answers; etcd has not confirmed it yet");
+                shared.change(|view| view.add_offline(member, position));
             }
         }
         sleep(Duration::from_millis(shared.config.backoff_ms_max).saturating_sub(round.elapsed())).await;
@@ -67,9 +67,9 @@ pub(super) async fn add_offline(shared: &Shared, from: &OfflineSources) {
 }
 
 async fn remembered(shared: &Shared, from: &OfflineSources) -> Option<CachedRecords> {
-    let memory = RecordCache::new(from.cache_dir.as_ref()?, &shared.config.prefix);
+    let cache = RecordCache::new(from.cache_dir.as_ref()?, &shared.config.prefix);
     let members_max = shared.members_max;
-    let read = tokio::task::spawn_blocking(move || memory.read(members_max)).await.ok()?;
+    let read = tokio::task::spawn_blocking(move || cache.read(members_max)).await.ok()?;
     read.unwrap_or_else(|error| {
         tracing::warn!(%error, cache_dir = ?from.cache_dir, "cannot read the members that it remembers (membership.cache_dir)");
         None
@@ -100,9 +100,9 @@ pub(super) async fn keep_cache(shared: &Shared, from: &OfflineSources) {
         sleep(GATHER).await;
         let Some(position) = shared.confirmed_position() else { continue };
         let members = view.borrow_and_update().members.values().cloned().collect();
-        let memory = RecordCache::new(folder, &shared.config.prefix);
+        let cache = RecordCache::new(folder, &shared.config.prefix);
         let remembered = CachedRecords { position, members };
-        let written = tokio::task::spawn_blocking(move || memory.write(&remembered)).await;
+        let written = tokio::task::spawn_blocking(move || cache.write(&remembered)).await;
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
                 tracing::warn!(%error, folder = %folder.display(), "cannot remember the members (membership.cache_dir)");

@@ -95,19 +95,19 @@ mod tests {
     #[test]
     fn what_is_written_is_read_by_its_owner() {
         let folder = tempfile::tempdir().unwrap();
-        let memory = RecordCache::new(&folder.path().join("cache"), "/a/");
-        assert_eq!(memory.read(9).unwrap(), None);
+        let cache = RecordCache::new(&folder.path().join("cache"), "/a/");
+        assert_eq!(cache.read(9).unwrap(), None);
         let foreign = InstanceRecord { protocol: ProtocolRange { min: 98, max: 99 }, ..record("d-2", 3) };
         let records = [record("d-0", 1), record("d-1", 2), foreign];
-        memory.write(&remembered(&records)).unwrap();
-        assert_eq!(memory.read(9).unwrap(), Some(remembered(&records[..2])), "one speaks no protocol of ours");
-        assert_eq!(memory.read(1).unwrap(), Some(remembered(&records[..1])));
+        cache.write(&remembered(&records)).unwrap();
+        assert_eq!(cache.read(9).unwrap(), Some(remembered(&records[..2])), "one speaks no protocol of ours");
+        assert_eq!(cache.read(1).unwrap(), Some(remembered(&records[..1])));
         assert_eq!(RecordCache::new(&folder.path().join("cache"), "/b/").read(9).unwrap(), None, "another cluster's");
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let folder = folder.path().join("cache");
         assert_eq!((mode(&folder), mode(&folder.join(NAME))), (0o700, 0o600));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
         std::fs::write(folder.join(NAME), b"\xff\xff torn").unwrap();
-        assert_eq!(memory.read(9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(cache.read(9).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

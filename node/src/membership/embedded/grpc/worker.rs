@@ -101,7 +101,7 @@ impl Membership {
         while !self.leave.is_cancelled() {
             let mut registered = false;
             let end = self.session(&mut registered).await;
-            self.opine(|o| o.connected = false);
+            self.update_report(|o| o.connected = false);
             if registered {
                 backoff.reset();
             }
@@ -112,7 +112,7 @@ impl Membership {
                 () = tokio::time::sleep(backoff.wait()) => {}
             }
         }
-        self.opine(|o| *o = RouterReport::default());
+        self.update_report(|o| *o = RouterReport::default());
     }
 
     /// One stream, from registration to its end. `Ok` if this worker left.
@@ -134,7 +134,7 @@ impl Membership {
             () = self.leave.cancelled() => return Ok(()),
         };
         *registered = true;
-        self.opine(|o| o.connected = true);
+        self.update_report(|o| o.connected = true);
         tracing::info!(router = self.address, lease_ms = answer.lease_ms, revision = answer.revision, "is registered");
         self.follow(&mut responses, outbox, Duration::from_millis(answer.lease_ms.clamp(10, 3_600_000))).await
     }
@@ -159,11 +159,11 @@ impl Membership {
                     match message.message {
                         Some(join_response::Message::Admitted(_)) => {
                             tracing::info!(router = self.address, "is admitted");
-                            self.opine(|o| o.verdict = Some(RouterVerdict::Admitted));
+                            self.update_report(|o| o.verdict = Some(RouterVerdict::Admitted));
                         }
                         Some(join_response::Message::Evicted(v1::Evicted { reason })) => {
                             tracing::warn!(router = self.address, reason, "is evicted");
-                            self.opine(|o| o.verdict = Some(RouterVerdict::Evicted(reason)));
+                            self.update_report(|o| o.verdict = Some(RouterVerdict::Evicted(reason)));
                         }
                         Some(join_response::Message::Members(members)) => self.know(members),
                         // Heartbeats, and messages of a newer protocol.
@@ -209,14 +209,14 @@ impl Membership {
     fn note(&self, status: &Status, backoff: &mut Backoff<(Code, String)>) {
         let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
         if refused {
-            self.opine(|o| o.verdict = Some(RouterVerdict::Evicted(status.message().into())));
+            self.update_report(|o| o.verdict = Some(RouterVerdict::Evicted(status.message().into())));
         }
         if backoff.is_news((status.code(), status.message().to_owned())) {
             tracing::warn!(router = self.address, code = ?status.code(), problem = status.message(), "is not registered; joins again");
         }
     }
 
-    fn opine(&self, change: impl FnOnce(&mut RouterReport)) {
+    fn update_report(&self, change: impl FnOnce(&mut RouterReport)) {
         let (verdicts, state) = &*self.verdicts;
         verdicts.send_modify(|all| change(&mut all[self.index]));
         let sum = aggregate(&verdicts.borrow());

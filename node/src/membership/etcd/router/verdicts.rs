@@ -90,13 +90,13 @@ impl StoredVerdicts {
         };
         let stale: Vec<_> = self.written.keys().filter(|k| !wanted.contains_key(*k)).cloned().collect();
         for key in stale {
-            within(max, "take a verdict back", kv.delete(key.clone(), None)).await?;
+            within(max, "remove a verdict", kv.delete(key.clone(), None)).await?;
             self.written.remove(&key);
         }
         for (key, verdict) in wanted {
             if self.written.get(&key).and_then(Option::as_ref) != Some(&verdict) {
                 let options = PutOptions::new().with_lease(lease);
-                within(max, "say a verdict", kv.put(key.clone(), encode_verdict(&verdict), Some(options))).await?;
+                within(max, "write a verdict", kv.put(key.clone(), encode_verdict(&verdict), Some(options))).await?;
                 self.written.insert(key, Some(verdict));
             }
         }
