@@ -13,7 +13,7 @@ use std::path::Path;
 const BYTES_MAX: u64 = 1 << 20;
 /// Most layers; far above any published model.
 const LAYERS_MAX: u32 = 4_096;
-/// Known model types.
+/// Values of `model_type` whose attention is known.
 const TYPES: [&str; 11] = [
     "llama",
     "mistral",

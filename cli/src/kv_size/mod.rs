@@ -55,7 +55,6 @@ pub(crate) struct KvSizeArgs {
     json: bool,
 }
 
-/// Prints the sizes.
 pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
     let report = report(args)?;
     let text = if args.json { report.json().to_string() } else { report.table() };
@@ -67,7 +66,7 @@ pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
 struct Sized {
     attention: Attention,
     weights_bytes: Option<u64>,
-    /// 0 if unknown.
+    /// Longest context in tokens; 0 if unknown.
     context: u64,
     /// Why the engine does not serve it.
     refused: Option<String>,

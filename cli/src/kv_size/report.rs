@@ -44,7 +44,7 @@ impl Report {
         })
     }
 
-    /// For people.
+    /// The report as text for people.
     pub(super) fn table(&self) -> String {
         let layout = &self.layout;
         let mut lines = vec![

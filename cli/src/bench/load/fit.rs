@@ -22,7 +22,7 @@ pub(crate) enum TooLong {
 pub(crate) struct Fit {
     /// Requests skipped at the beginning.
     pub(crate) from: usize,
-    /// Most requests taken.
+    /// Most requests taken after those skipped.
     pub(crate) limit: usize,
     /// Factor of all lengths, over 0 and at most 1.
     pub(crate) scale: f64,

@@ -49,13 +49,13 @@ impl SimulateArgs {
 /// Size of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PoolSize {
-    /// Room for everything.
+    /// Room for all blocks of the trace, and for running requests.
     All,
-    /// As stated in the file of rates.
+    /// As the file of rates says.
     Rates,
     /// A share of the trace's distinct blocks.
     Share(f64),
-    /// Blocks.
+    /// This many blocks of the trace's size.
     Blocks(u32),
 }
 

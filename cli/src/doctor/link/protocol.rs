@@ -28,7 +28,7 @@ pub(super) enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Microseconds since 1970.
+    /// Clock of the other side, in microseconds since 1970.
     Clock { at_us: u64 },
     /// Address of the service, in hex; it runs until the connection ends.
     Sink { address: String },
