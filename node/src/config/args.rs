@@ -10,7 +10,6 @@ use std::path::PathBuf;
 pub struct Overlay(Vec<(&'static str, &'static str, Value)>);
 
 impl Overlay {
-    /// No flags.
     pub fn new() -> Self {
         Self::default()
     }

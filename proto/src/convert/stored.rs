@@ -17,7 +17,7 @@ pub enum Word {
 /// etcd's records as they were last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RememberedView {
-    /// Key prefix.
+    /// Prefix of the cluster's keys.
     pub prefix: String,
     /// Id of the etcd cluster.
     pub cluster: u64,
@@ -40,7 +40,7 @@ pub enum StoredError {
     Convert(#[from] ConvertError),
 }
 
-/// Encodes a record.
+/// Encodes a record as protobuf, the form in which etcd keeps it.
 pub fn encode_record(record: &InstanceRecord) -> Vec<u8> {
     v1::InstanceRecord::from(record.clone()).encode_to_vec()
 }
@@ -54,7 +54,7 @@ pub fn decode_record(bytes: &[u8]) -> Result<InstanceRecord, StoredError> {
     Ok(InstanceRecord::try_from(record).map_err(|e| e.within("record"))?)
 }
 
-/// Encodes a verdict.
+/// Encodes a verdict as protobuf, the form in which etcd keeps it.
 pub fn encode_word(word: &Word) -> Vec<u8> {
     v1::JoinResponse { message: Some(word.clone().into()) }.encode_to_vec()
 }
@@ -77,7 +77,7 @@ impl From<Word> for join_response::Message {
     }
 }
 
-/// Encodes a view.
+/// Encodes a view as protobuf, the form in which a router keeps it on disk.
 pub fn encode_view(view: RememberedView) -> Vec<u8> {
     let RememberedView { prefix, cluster, epoch, revision, members } = view;
     let member =

@@ -147,7 +147,7 @@ impl Tcp {
         }
     }
 
-    /// Answers [`LaneFrame::Flush`].
+    /// Answers the peer's [`LaneFrame::Flush`] with this id.
     pub(super) fn flushed_lanes(&mut self, conn: ConnId, id: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.writer.flushed(id);

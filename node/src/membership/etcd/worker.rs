@@ -20,7 +20,7 @@ use std::ops::ControlFlow;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Registers in etcd.
+/// Registers a worker in etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdWorker {
     config: EtcdConfig,
@@ -76,7 +76,7 @@ async fn know(others: EtcdRouter, members: Members, leave: CancellationToken) {
     leave.run_until_cancelled(follow).await;
 }
 
-/// Keeps one registration.
+/// Keeps one worker registered until it leaves.
 struct Keeper {
     config: EtcdConfig,
     keys: Keys,
