@@ -17,24 +17,24 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerConfig {
-    /// Logs and traces.
+    /// Log lines, and the traces that are exported.
     pub telemetry: TelemetryConfig,
     /// How the process ends.
     pub drain: DrainConfig,
-    /// Health and metrics.
+    /// Where health and metrics are served.
     pub admin: AdminConfig,
     /// The gRPC server for routers.
     pub grpc: GrpcConfig,
     /// How this worker proves its identity, to routers and to other workers.
     pub identity: IdentityConfig,
-    /// Where to register.
+    /// Where the worker registers, and how.
     pub membership: JoinConfig,
     /// Name and place in the cluster.
     pub instance: InstanceSettings,
     pub model: ModelSettings,
-    /// How it runs.
+    /// Device, memory and bounds of the engine.
     pub engine: EngineSettings,
-    /// How KV travels.
+    /// How KV moves between workers.
     pub transfer: TransferSettings,
 }
 

@@ -25,10 +25,9 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Every reason.
     pub(crate) const ALL: [Self; 4] = [Self::NoKey, Self::UnknownKey, Self::NotOperator, Self::NoOperators];
 
-    /// Name in metrics.
+    /// Value of the label in metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoKey => "no_key",

@@ -50,7 +50,7 @@ impl Connector for GrpcConnector {
     }
 }
 
-/// One worker.
+/// The gRPC connection to one worker.
 #[derive(Debug)]
 struct GrpcLink {
     channel: Channel,

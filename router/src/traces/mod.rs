@@ -21,7 +21,7 @@ use verdict::{Kept, TailPolicy};
 /// Verdicts queued for workers; further ones are dropped and counted.
 const VERDICTS_MAX: usize = 4096;
 
-/// Counts of verdicts.
+/// Counts of the verdicts of tail sampling.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TailMetrics {
     kept_errors: Counter,

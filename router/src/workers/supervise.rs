@@ -35,7 +35,7 @@ pub(crate) struct Supervisor {
     pub(crate) changes: MembershipChanges,
     /// What they have cached; `None` without an index.
     pub(crate) prefixes: Option<Arc<Prefixes>>,
-    /// Loaded texts.
+    /// Cache of tokenizers and templates.
     pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
     pub(crate) name: String,
