@@ -44,16 +44,13 @@ pub struct GgufTokenizer {
     pub chat_template: Option<String>,
 }
 
-/// The model's recommended sampling defaults; each `None` leaves the server's default.
+/// The model's recommended sampling defaults, with the fields of [`crate::SamplingParams`]; each `None` leaves the server's default.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
-    /// See [`crate::SamplingParams::temperature`].
     pub temperature: Option<f32>,
-    /// See [`crate::SamplingParams::top_p`].
     pub top_p: Option<f32>,
-    /// See [`crate::SamplingParams::top_k`].
     pub top_k: Option<u32>,
-    /// See [`crate::SamplingParams::repetition_penalty`].
     pub repetition_penalty: Option<f32>,
 }

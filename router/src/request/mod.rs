@@ -44,7 +44,7 @@ pub struct Parameters {
     /// Name of the model; empty if the client leaves the choice to the cluster.
     pub model: String,
     pub sampling: Sampling,
-    /// Number of answers: 1 to [`SAMPLES_MAX`].
+    /// Number of answers, at least 1.
     pub samples: u32,
     /// Text that ends generation.
     pub stops: StopMatcher,

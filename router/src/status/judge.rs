@@ -47,7 +47,7 @@ pub(crate) struct WorkerSnapshot {
 pub(crate) enum State {
     /// Registered and not admitted yet.
     Starting,
-    /// It receives requests.
+    /// Requests are placed on it.
     Ready,
     /// Accepts no more requests, as ordered.
     Draining,

@@ -13,7 +13,7 @@ pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 pub enum ModelSpec {
     /// `random:...`, weights from a seed, see [`RandomModel`].
     Random(String),
-    /// The name [`DEFAULT_MODEL`].
+    /// The model named [`DEFAULT_MODEL`].
     Default,
     /// An existing file or folder.
     Path(PathBuf),

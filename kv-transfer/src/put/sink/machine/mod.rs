@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 pub(crate) enum SinkInput {
     /// The worker reserved blocks that already hold the positions before `from`: a multiple of a granule, below the positions expected.
     Granted { from: u32 },
+    /// The worker refused the offer.
     Refused { reason: RefuseReason, detail: String },
     /// Checksums of bytes that are visible here.
     Checksums(Vec<SumRun>),
