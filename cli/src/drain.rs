@@ -9,11 +9,11 @@ use tonic::{Code, Status};
 /// Arguments of `baton drain`.
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// Name of the worker, as in `--instance`; `name@incarnation` where two starts of it are registered.
+    /// Name of the worker, as in `--instance`; `name@incarnation` if two incarnations of it are registered.
     worker: String,
     #[command(flatten)]
     router: OperatorArgs,
-    /// Requests that run may end within so many seconds, the others go on elsewhere; the worker's `drain.drain_ms_max` where absent.
+    /// Seconds that running requests have to end; after that they continue on other workers. Default: the worker's `drain.drain_ms_max`.
     #[arg(long, visible_alias = "timeout", value_name = "SECONDS")]
     timeout_s: Option<u64>,
 }

@@ -14,28 +14,28 @@ const NODES_MAX: usize = 9;
 /// Arguments of `baton etcd-join`.
 #[derive(Args, Debug)]
 pub(crate) struct EtcdJoinArgs {
-    /// Name of this pod, which ends in its number, as in etcd-0.
+    /// Name of this pod, which ends in its ordinal, e.g. etcd-0.
     #[arg(long)]
     pod: String,
-    /// How many nodes there are to be.
+    /// Number of nodes in the etcd cluster.
     #[arg(long)]
     nodes: usize,
-    /// Below which domain the pods' names stand.
+    /// Domain of the pods' names.
     #[arg(long)]
     domain: String,
-    /// Where etcd keeps its data.
+    /// Data directory of etcd.
     #[arg(long)]
     data: PathBuf,
-    /// The rest of etcd's configuration, YAML.
+    /// YAML file with the rest of etcd's configuration.
     #[arg(long)]
     config: PathBuf,
-    /// Where to write the whole of it.
+    /// File to write the complete configuration to.
     #[arg(long)]
     write: PathBuf,
-    /// Where to tell the other nodes that there are no data here: the address at which etcd will listen to them.
+    /// Peer address of etcd. Until etcd starts, this command answers the other nodes there that this node has no data.
     #[arg(long, default_value = "0.0.0.0:2380")]
     listen: SocketAddr,
-    /// Folder with ca.crt, tls.crt and tls.key, where nodes speak TLS.
+    /// Folder with ca.crt, tls.crt and tls.key, if nodes use TLS.
     #[arg(long)]
     identity: Option<PathBuf>,
     /// Give up after this many seconds.

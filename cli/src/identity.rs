@@ -12,18 +12,20 @@ const SERVER: &str = "server";
 /// Arguments of `baton identity`.
 #[derive(Args, Debug)]
 pub(crate) struct IdentityArgs {
-    /// Folder that gets `router`, `worker` and `operator`, each to be given to processes of that role as --identity. Run again, it renews them.
+    /// Output folder. A process takes the subfolder of its role (`router`, `worker` or `operator`) as --identity. A second run renews the
+    /// certificates.
     folder: PathBuf,
-    /// Folder of the authority; made where it is missing. Keep it away from the cluster. `authority` in FOLDER where absent.
+    /// Folder of the certificate authority, created if it is missing. Keep it outside the cluster. Default: `authority` in the output
+    /// folder.
     #[arg(long, value_name = "FOLDER")]
     authority: Option<PathBuf>,
-    /// Trust the authorities of this file, too, while one follows another; see docs/security.md.
+    /// Also trust the authorities in this file, while a new authority replaces an old one; see docs/security.md.
     #[arg(long, value_name = "FILE")]
     also_trust: Vec<PathBuf>,
-    /// Make a certificate for a server of this name or address as well, such as etcd's, in `server`.
+    /// Also make a server certificate for this host name or address, e.g. for etcd, in the subfolder `server`.
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,
-    /// Certificates last so many days; the authority lasts ten years.
+    /// Validity of the certificates in days. The authority is valid for ten years.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
     days: u64,
 }

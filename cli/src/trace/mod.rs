@@ -20,12 +20,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Arguments of `baton trace`.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// Id of a recent request (`x-request-id` of its answer), or of its trace (`x-trace-id`).
+    /// Id of a recent request (header `x-request-id` of its answer) or of its trace (`x-trace-id`).
     id: String,
-    /// That served it.
+    /// The router that served the request.
     #[command(flatten)]
     router: OperatorArgs,
-    /// Write a page to this file instead.
+    /// Write an HTML page to this file instead.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
