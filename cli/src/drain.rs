@@ -25,7 +25,7 @@ pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     let timeout_ms = args.timeout_s.map(|s| s.saturating_mul(1_000));
     let mut drain = Admin::new(channel).drain(name.clone(), timeout_ms).await.map_err(refused)?;
     let mut printed = None;
-    let goes_on = || format!("lost the router while {name} drained, which goes on there");
+    let goes_on = || format!("lost the connection to the router; {name} continues to drain");
     while let Some(event) = drain.next().await.map_err(refused).with_context(goes_on)? {
         match event {
             DrainEvent::Drained(drained) => {

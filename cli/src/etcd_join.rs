@@ -46,11 +46,13 @@ pub(crate) struct EtcdJoinArgs {
 impl EtcdJoinArgs {
     /// The list of nodes, and this node's index in it.
     fn listed(&self) -> anyhow::Result<(Vec<ListedNode>, usize)> {
-        let (set, number) =
-            self.pod.rsplit_once('-').context("--pod names no pod of a StatefulSet: it ends in no number")?;
-        let own: usize = number.parse().with_context(|| format!("--pod {:?} ends in no number", self.pod))?;
-        ensure!((1..=NODES_MAX).contains(&self.nodes), "--nodes: from 1 to {NODES_MAX}");
-        ensure!(own < self.nodes, "{} is none of the {} nodes that there are to be", self.pod, self.nodes);
+        let (set, number) = self
+            .pod
+            .rsplit_once('-')
+            .context("--pod must be the name of a StatefulSet's pod, which ends in a number")?;
+        let own: usize = number.parse().with_context(|| format!("--pod {:?} does not end in a number", self.pod))?;
+        ensure!((1..=NODES_MAX).contains(&self.nodes), "--nodes must be 1 to {NODES_MAX}");
+        ensure!(own < self.nodes, "{} is not one of the {} nodes of --nodes", self.pod, self.nodes);
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         let node = |at: usize| {
             let url = |port: u16| format!("{scheme}://{set}-{at}.{}:{port}", self.domain);
@@ -76,8 +78,8 @@ pub(crate) async fn run(args: EtcdJoinArgs) -> anyhow::Result<()> {
     let whole = format!("{}\n{}", rest.trim_end(), start.lines(&nodes[own]));
     std::fs::write(&args.write, whole).with_context(|| format!("cannot write {}", args.write.display()))?;
     match start {
-        Start::Resume => eprintln!("goes on with the data of this node"),
-        Start::Begin { .. } => eprintln!("begins a cluster: no other node has any data"),
+        Start::Resume => eprintln!("resumes with this node's data"),
+        Start::Begin { .. } => eprintln!("starts a new cluster: no other node has data"),
         Start::Join { nodes } => eprintln!("joins the cluster of {nodes}"),
     }
     Ok(())

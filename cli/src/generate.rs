@@ -72,7 +72,7 @@ impl GenerateArgs {
 
 /// Sends the prompt and prints the answer as it arrives.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
-    ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
+    ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; remove --raw");
     let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
     let sent = Instant::now();
     let mut answer =
@@ -93,11 +93,11 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     let bytes = last.transfer_bytes.unwrap_or(0);
     ensure!(
         !args.expect_transfer || bytes > 0,
-        "no KV moved from a prefill worker to a decode worker: `baton status` shows who is ready"
+        "no KV moved from a prefill worker to a decode worker: `baton status` shows which workers are ready"
     );
     if !last.crossed_classes.is_empty() {
         eprintln!(
-            "[workers of several numerics classes made this answer, one after the other: {}]",
+            "[workers of several numerics classes generated this answer, one after the other: {}]",
             last.crossed_classes.join(", ")
         );
     }

@@ -34,11 +34,12 @@ pub(crate) struct IdentityArgs {
 pub(crate) fn run(args: &IdentityArgs) -> anyhow::Result<()> {
     let home = args.authority.clone().unwrap_or_else(|| args.folder.join("authority"));
     let authority = if home.exists() {
-        Authority::load(&home).with_context(|| format!("{} holds no authority of this verb", home.display()))?
+        Authority::load(&home)
+            .with_context(|| format!("{} holds no authority that `baton identity` made", home.display()))?
     } else {
         let authority = Authority::new()?;
         authority.save(&home)?;
-        println!("{}  a new authority: whoever reads its key can be anybody", home.display());
+        println!("{}  a new authority: keep its key secret, it can sign any identity", home.display());
         authority
     };
     let mut also = String::new();

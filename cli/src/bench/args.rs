@@ -134,10 +134,7 @@ impl SyntheticArgs {
     /// If the prefix is longer than the prompt.
     pub(super) fn synthetic(&self) -> anyhow::Result<Synthetic> {
         let (shared, prompt) = (self.shared_prefix_tokens, self.prompt_tokens);
-        anyhow::ensure!(
-            shared <= prompt,
-            "--shared-prefix-tokens {shared} is over --prompt-tokens {prompt}, the whole prompt"
-        );
+        anyhow::ensure!(shared <= prompt, "--shared-prefix-tokens {shared} is more than --prompt-tokens {prompt}");
         Ok(Synthetic {
             requests: self.requests,
             prompt_tokens: prompt,

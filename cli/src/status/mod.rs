@@ -55,7 +55,7 @@ async fn ask(admin: &mut Admin) -> anyhow::Result<ClusterStatus> {
     let answer = answer.with_context(|| format!("the router did not answer within {ANSWER_MAX:?}"))?;
     answer.map_err(|status| match status.code() {
         tonic::Code::Unimplemented if status.message().is_empty() => {
-            anyhow::anyhow!("this router is of a release that tells no status")
+            anyhow::anyhow!("this router is too old to report a status")
         }
         _ => explain(&status),
     })

@@ -52,7 +52,7 @@ pub(crate) async fn run(args: TraceArgs) -> anyhow::Result<()> {
 fn refused(status: Status) -> anyhow::Error {
     match status.code() {
         Code::NotFound => anyhow::anyhow!("{}", terminal::plain(status.message())),
-        Code::Unimplemented => anyhow::anyhow!("this router is older and cannot tell of traces"),
+        Code::Unimplemented => anyhow::anyhow!("this router is too old to return traces"),
         _ => explain(&status),
     }
 }

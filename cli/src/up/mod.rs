@@ -163,7 +163,7 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     );
     ensure!(
         args.grpc_port != args.http_port || args.grpc_port == 0,
-        "--grpc-port and --http-port are both {}: choose two",
+        "--grpc-port and --http-port are both {}: they must differ",
         args.grpc_port
     );
     let variables = Variables::of_process()?;
@@ -231,7 +231,7 @@ struct Addresses {
 
 async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<Addresses> {
     loop {
-        let next = timeout_at(deadline, router.next()).await.context("the router does not start")??;
+        let next = timeout_at(deadline, router.next()).await.context("the router did not start")??;
         if let Announcement::Listening { grpc, http, cluster: Some(cluster) } = next {
             return Ok(Addresses { grpc: from_here(grpc), http: from_here(http), cluster });
         }
@@ -248,7 +248,7 @@ fn from_here(address: SocketAddr) -> SocketAddr {
 }
 
 async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()> {
-    while timeout_at(deadline, router.next()).await.context("the router admits no workers")?? != Announcement::Ready {}
+    while timeout_at(deadline, router.next()).await.context("the router is not ready")?? != Announcement::Ready {}
     Ok(())
 }
 

@@ -30,7 +30,7 @@ impl Variables {
             let key = key_of(&name);
             ensure!(
                 key != "config",
-                "{name} names the configuration of one process, and `baton up` starts several: unset it"
+                "{name} names the configuration file of one process, but `baton up` starts several: unset it"
             );
             let section = key.split("__").next().unwrap_or_default();
             // A part of a section that every process has.
