@@ -63,7 +63,7 @@ impl Default for ChannelConfig {
 
 /// An address that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{address:?} is no address of a gRPC server; write host:port or http://host:port")]
+#[error("{address:?} is not the address of a gRPC server; write host:port or http://host:port")]
 pub struct ChannelError {
     pub address: String,
 }

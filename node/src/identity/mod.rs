@@ -161,7 +161,7 @@ async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
             Err(error) => {
                 let problem = error.chain();
                 if told != problem {
-                    tracing::warn!(problem, "goes on with the identity that it has");
+                    tracing::warn!(problem, "keeps the current identity");
                     told = problem;
                 }
             }

@@ -71,7 +71,7 @@ impl KeysFile {
                         self.metrics.file_error();
                         if let Some(error) = news {
                             let source = std::error::Error::source(&error).map(ToString::to_string);
-                            tracing::warn!(%error, source, "goes on with the keys it has");
+                            tracing::warn!(%error, source, "keeps the current keys");
                         }
                     }
                 }

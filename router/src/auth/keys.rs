@@ -25,10 +25,10 @@ pub(super) struct Keys(HashMap<Hash, Caller>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// Bytes that are not text.
-    #[error("it is no UTF-8 text")]
+    #[error("it is not UTF-8 text")]
     NoText,
     /// No key: no client could call.
-    #[error("it holds no key; add one, or let everybody call by leaving auth.keys_file unset")]
+    #[error("it has no keys; add one, or unset auth.keys_file to let everybody call")]
     NoKeys,
     /// It holds more than [`KEYS_MAX`] keys.
     #[error("it holds more than {KEYS_MAX} keys")]

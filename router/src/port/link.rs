@@ -22,7 +22,7 @@ pub trait Connector: Debug + Send + Sync {
 
 /// Why no link to a worker can be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its endpoint is no address: {0}")]
+#[error("its endpoint is not an address: {0}")]
 pub struct ConnectError(pub String);
 
 /// A link to one incarnation of a worker. Dropping a future or a stream cancels the call on the worker.

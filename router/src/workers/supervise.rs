@@ -168,7 +168,7 @@ impl Supervisor {
                     match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
                         Ok(()) => {}
                         Err(Dropped::Missed) => {
-                            tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
+                            tracing::info!(worker = %worker.party(), "missed cache changes of a worker: requests a snapshot");
                             return End::Missed;
                         }
                         Err(reason) => {

@@ -43,7 +43,7 @@ pub enum ModelsError {
     },
     /// The hub cannot be reached, or the connection broke more often than is tolerated. Another run resumes the download.
     #[error(
-        "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download goes on where it stopped"
+        "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download resumes where it stopped"
     )]
     Network {
         /// URL of the request.
