@@ -168,7 +168,7 @@ impl Supervisor {
                     match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
                         Ok(()) => {}
                         Err(Dropped::Missed) => {
-                            tracing::info!(worker = %worker.party(), "missed cache changes of a worker: requests a snapshot");
+                            tracing::info!(worker = %worker.party(), "misses cache changes of a worker, and requests a snapshot");
                             return End::Missed;
                         }
                         Err(reason) => {

@@ -230,7 +230,7 @@ impl Keeper {
         let Some(router) = router_of(words, kv) else { return };
         match (event, decode_word(kv.value())) {
             (EventType::Put, Some(word)) => {
-                tracing::info!(router, ?word, "received a router's verdict");
+                tracing::info!(router, ?word, "receives a router's verdict");
                 self.opinions.said(router, word);
             }
             (EventType::Put, None) => {}
