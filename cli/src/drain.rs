@@ -9,11 +9,11 @@ use tonic::{Code, Status};
 /// Arguments of `baton drain`.
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// Name of the worker, as in `--instance`; `name@incarnation` where two starts of it are registered.
+    /// Name of the worker, as in `--instance`; `name@incarnation` if two incarnations of it are registered.
     worker: String,
     #[command(flatten)]
     router: OperatorArgs,
-    /// Requests that run may end within so many seconds, the others go on elsewhere; the worker's `drain.drain_ms_max` where absent.
+    /// Seconds that running requests have to end; after that they continue on other workers. Default: the worker's `drain.drain_ms_max`.
     #[arg(long, visible_alias = "timeout", value_name = "SECONDS")]
     timeout_s: Option<u64>,
 }
@@ -25,7 +25,7 @@ pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     let timeout_ms = args.timeout_s.map(|s| s.saturating_mul(1_000));
     let mut drain = Admin::new(channel).drain(name.clone(), timeout_ms).await.map_err(refused)?;
     let mut printed = None;
-    let goes_on = || format!("lost the router while {name} drained, which goes on there");
+    let goes_on = || format!("lost the connection to the router; {name} continues to drain");
     while let Some(event) = drain.next().await.map_err(refused).with_context(goes_on)? {
         match event {
             DrainEvent::Drained(drained) => {

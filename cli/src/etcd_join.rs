@@ -14,28 +14,28 @@ const NODES_MAX: usize = 9;
 /// Arguments of `baton etcd-join`.
 #[derive(Args, Debug)]
 pub(crate) struct EtcdJoinArgs {
-    /// Name of this pod, which ends in its number, as in etcd-0.
+    /// Name of this pod, which ends in its ordinal, e.g. etcd-0.
     #[arg(long)]
     pod: String,
-    /// How many nodes there are to be.
+    /// Number of nodes in the etcd cluster.
     #[arg(long)]
     nodes: usize,
-    /// Below which domain the pods' names stand.
+    /// Domain of the pods' names.
     #[arg(long)]
     domain: String,
-    /// Where etcd keeps its data.
+    /// Data directory of etcd.
     #[arg(long)]
     data: PathBuf,
-    /// The rest of etcd's configuration, YAML.
+    /// YAML file with the rest of etcd's configuration.
     #[arg(long)]
     config: PathBuf,
-    /// Where to write the whole of it.
+    /// File to write the complete configuration to.
     #[arg(long)]
     write: PathBuf,
-    /// Where to tell the other nodes that there are no data here: the address at which etcd will listen to them.
+    /// Peer address of etcd. Until etcd starts, this command answers the other nodes there that this node has no data.
     #[arg(long, default_value = "0.0.0.0:2380")]
     listen: SocketAddr,
-    /// Folder with ca.crt, tls.crt and tls.key, where nodes speak TLS.
+    /// Folder with ca.crt, tls.crt and tls.key, if nodes use TLS.
     #[arg(long)]
     identity: Option<PathBuf>,
     /// Give up after this many seconds.
@@ -46,11 +46,13 @@ pub(crate) struct EtcdJoinArgs {
 impl EtcdJoinArgs {
     /// The list of nodes, and this node's index in it.
     fn listed(&self) -> anyhow::Result<(Vec<ListedNode>, usize)> {
-        let (set, number) =
-            self.pod.rsplit_once('-').context("--pod names no pod of a StatefulSet: it ends in no number")?;
-        let own: usize = number.parse().with_context(|| format!("--pod {:?} ends in no number", self.pod))?;
-        ensure!((1..=NODES_MAX).contains(&self.nodes), "--nodes: from 1 to {NODES_MAX}");
-        ensure!(own < self.nodes, "{} is none of the {} nodes that there are to be", self.pod, self.nodes);
+        let (set, number) = self
+            .pod
+            .rsplit_once('-')
+            .context("--pod must be the name of a StatefulSet's pod, which ends in a number")?;
+        let own: usize = number.parse().with_context(|| format!("--pod {:?} does not end in a number", self.pod))?;
+        ensure!((1..=NODES_MAX).contains(&self.nodes), "--nodes must be 1 to {NODES_MAX}");
+        ensure!(own < self.nodes, "{} is not one of the {} nodes of --nodes", self.pod, self.nodes);
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         let node = |at: usize| {
             let url = |port: u16| format!("{scheme}://{set}-{at}.{}:{port}", self.domain);
@@ -76,8 +78,8 @@ pub(crate) async fn run(args: EtcdJoinArgs) -> anyhow::Result<()> {
     let whole = format!("{}\n{}", rest.trim_end(), start.lines(&nodes[own]));
     std::fs::write(&args.write, whole).with_context(|| format!("cannot write {}", args.write.display()))?;
     match start {
-        Start::Resume => eprintln!("goes on with the data of this node"),
-        Start::Begin { .. } => eprintln!("begins a cluster: no other node has any data"),
+        Start::Resume => eprintln!("resumes with this node's data"),
+        Start::Begin { .. } => eprintln!("starts a new cluster: no other node has data"),
         Start::Join { nodes } => eprintln!("joins the cluster of {nodes}"),
     }
     Ok(())

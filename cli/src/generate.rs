@@ -10,38 +10,38 @@ use std::time::{Duration, Instant};
 /// Arguments of `baton generate`.
 #[derive(Args, Debug)]
 pub(crate) struct GenerateArgs {
-    /// What to say to the model; one user message of a chat.
+    /// The prompt: one user message of a chat.
     prompt: String,
     #[command(flatten)]
     router: RouterArgs,
-    /// Served name of the model; may be left out where the cluster serves one.
+    /// Served name of the model; optional if the cluster serves only one.
     #[arg(long, default_value = "")]
     model: String,
-    /// System message.
+    /// System message that precedes the prompt.
     #[arg(long)]
     system: Option<String>,
-    /// The prompt is plain text to be continued, no chat.
+    /// Continue the prompt as plain text, without a chat template.
     #[arg(long)]
     raw: bool,
-    /// Most tokens to generate; what remains of the context where absent.
+    /// Maximum number of tokens to generate. Default: the rest of the context.
     #[arg(long)]
     max_tokens: Option<u32>,
-    /// 0 is greedy.
+    /// Sampling temperature; 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Nucleus sampling.
+    /// Nucleus sampling: keep the most likely tokens whose probabilities add up to this.
     #[arg(long)]
     top_p: Option<f32>,
-    /// Keep the k most likely tokens.
+    /// Keep only the k most likely tokens.
     #[arg(long)]
     top_k: Option<u32>,
-    /// Seed of the random numbers.
+    /// Seed of the sampling; random by default.
     #[arg(long)]
     seed: Option<u64>,
-    /// Text that ends the answer; may be given several times.
+    /// Text that ends the answer; may be repeated.
     #[arg(long)]
     stop: Vec<String>,
-    /// Let a prefill worker run the prompt, past all caches, and fail unless its KV moved to the decode worker: checks an installation.
+    /// Check an installation: run the prompt on a prefill worker without any cache, and fail unless its KV moved to a decode worker.
     #[arg(long, conflicts_with = "stop")]
     expect_transfer: bool,
     /// Give up after this many seconds.
@@ -72,7 +72,7 @@ impl GenerateArgs {
 
 /// Sends the prompt and prints the answer as it arrives.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
-    ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
+    ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; remove --raw");
     let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
     let sent = Instant::now();
     let mut answer =
@@ -93,11 +93,11 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     let bytes = last.transfer_bytes.unwrap_or(0);
     ensure!(
         !args.expect_transfer || bytes > 0,
-        "no KV moved from a prefill worker to a decode worker: `baton status` shows who is ready"
+        "no KV moved from a prefill worker to a decode worker: `baton status` shows which workers are ready"
     );
     if !last.crossed_classes.is_empty() {
         eprintln!(
-            "[workers of several numerics classes made this answer, one after the other: {}]",
+            "[workers of several numerics classes generated this answer, one after the other: {}]",
             last.crossed_classes.join(", ")
         );
     }

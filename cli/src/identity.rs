@@ -12,18 +12,20 @@ const SERVER: &str = "server";
 /// Arguments of `baton identity`.
 #[derive(Args, Debug)]
 pub(crate) struct IdentityArgs {
-    /// Folder that gets `router`, `worker` and `operator`, each to be given to processes of that role as --identity. Run again, it renews them.
+    /// Output folder. A process takes the subfolder of its role (`router`, `worker` or `operator`) as --identity. A second run renews the
+    /// certificates.
     folder: PathBuf,
-    /// Folder of the authority; made where it is missing. Keep it away from the cluster. `authority` in FOLDER where absent.
+    /// Folder of the certificate authority, created if it is missing. Keep it outside the cluster. Default: `authority` in the output
+    /// folder.
     #[arg(long, value_name = "FOLDER")]
     authority: Option<PathBuf>,
-    /// Trust the authorities of this file, too, while one follows another; see docs/security.md.
+    /// Also trust the authorities in this file, while a new authority replaces an old one; see docs/security.md.
     #[arg(long, value_name = "FILE")]
     also_trust: Vec<PathBuf>,
-    /// Make a certificate for a server of this name or address as well, such as etcd's, in `server`.
+    /// Also make a server certificate for this host name or address, e.g. for etcd, in the subfolder `server`.
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,
-    /// Certificates last so many days; the authority lasts ten years.
+    /// Validity of the certificates in days. The authority is valid for ten years.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
     days: u64,
 }
@@ -32,11 +34,12 @@ pub(crate) struct IdentityArgs {
 pub(crate) fn run(args: &IdentityArgs) -> anyhow::Result<()> {
     let home = args.authority.clone().unwrap_or_else(|| args.folder.join("authority"));
     let authority = if home.exists() {
-        Authority::load(&home).with_context(|| format!("{} holds no authority of this verb", home.display()))?
+        Authority::load(&home)
+            .with_context(|| format!("{} holds no authority that `baton identity` made", home.display()))?
     } else {
         let authority = Authority::new()?;
         authority.save(&home)?;
-        println!("{}  a new authority: whoever reads its key can be anybody", home.display());
+        println!("{}  a new authority: keep its key secret, it can sign any identity", home.display());
         authority
     };
     let mut also = String::new();

@@ -34,21 +34,21 @@ enum Verb {
     Up(up::UpArgs),
     /// Sends one prompt to a running cluster and streams the answer.
     Generate(generate::GenerateArgs),
-    /// Puts load on a running cluster, recorded or made up, and tells how it was served.
+    /// Sends recorded or synthetic load to a running cluster, and reports latency, throughput and cache hits.
     Bench(bench::BenchArgs),
-    /// Checks whether this host is fit for a cluster, and the way to another host.
+    /// Checks whether this host is ready for a cluster, and measures the link to another host.
     Doctor(doctor::DoctorArgs),
-    /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
+    /// Takes a worker out of a running cluster: it gets no new requests, and running ones end or continue on other workers.
     Drain(drain::DrainArgs),
-    /// Makes an authority and certificates for the processes of a cluster that is not started by `baton up`.
+    /// Makes a certificate authority, and certificates for the processes of a cluster that `baton up` does not start.
     Identity(identity::IdentityArgs),
-    /// Finds out how a node of etcd comes into its cluster; runs before etcd in each pod of the chart's StatefulSet.
+    /// Writes the configuration with which an etcd node joins its cluster. Runs before etcd in each pod of the Helm chart.
     EtcdJoin(etcd_join::EtcdJoinArgs),
-    /// Tells what KV of a model takes, and how many sequences fit into a GPU; needs no cluster.
+    /// Prints how much memory a model's KV takes, and how many sequences fit on a GPU. Needs no cluster.
     KvSize(kv_size::KvSizeArgs),
-    /// Shows what a running cluster does, and first of all what is the matter with it.
+    /// Shows the state of a running cluster, its problems first.
     Status(status::StatusArgs),
-    /// Shows where the time of one recent request went.
+    /// Shows how one recent request spent its time.
     Trace(trace::TraceArgs),
 }
 

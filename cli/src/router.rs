@@ -21,7 +21,7 @@ const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 /// Where the router is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RouterArgs {
-    /// gRPC address of a router; BATON_API_KEY holds the key to call it with, where it asks for one.
+    /// gRPC address of a router. If it requires an API key, set BATON_API_KEY.
     #[arg(long, visible_alias = "router", value_name = "URL", default_value = DEFAULT)]
     server: String,
 }
@@ -31,8 +31,8 @@ pub(crate) struct RouterArgs {
 pub(crate) struct OperatorArgs {
     #[command(flatten)]
     router: RouterArgs,
-    /// Folder with an operator's ca.crt, tls.crt and tls.key; --server is the router's cluster port, then (127.0.0.1:50052). For a cluster that
-    /// this user's `baton up` runs, both are found, unless BATON_API_KEY is set.
+    /// Folder with an operator's ca.crt, tls.crt and tls.key. --server is then the router's cluster port (default 127.0.0.1:50052). Without
+    /// BATON_API_KEY, both are found automatically for a cluster that this user started with `baton up`.
     #[arg(long, value_name = "FOLDER")]
     identity: Option<PathBuf>,
 }

@@ -19,7 +19,7 @@ pub struct SequenceRequest {
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt; the rest counts as output (penalties, `max_tokens`, random numbers).
     pub prompt_len: usize,
-    /// Checked sampling parameters.
+    /// Sampling parameters, checked before they come here.
     pub sampling: SamplingParams,
     /// Sequence index among the `n` samples of one request, for the random numbers.
     pub sample_index: u32,
@@ -87,7 +87,7 @@ impl PrefixUse {
     }
 }
 
-/// A requested pin.
+/// How long the blocks of a request stay pinned in the prefix cache, and for whom.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinFor {
@@ -152,7 +152,7 @@ pub enum SequenceEvent {
     /// A token was generated.
     Token {
         token: TokenId,
-        /// Present where requested.
+        /// Set if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
         /// Set if the sequence ends with this token.
         finish: Option<FinishReason>,
@@ -207,7 +207,6 @@ pub enum SubmitError {
     /// Empty prompt, a token outside the vocabulary and the like.
     #[error("{0}")]
     Invalid(String),
-    /// The engine stopped.
     #[error("the engine is stopped")]
     Stopped,
 }
@@ -223,7 +222,6 @@ pub struct Load {
     pub running: usize,
     /// Sum of context lengths in the running batch.
     pub running_tokens: usize,
-    /// Blocks by state.
     pub blocks: baton_kv_cache::BlockCounts,
     /// Prefill tokens per second, recent.
     pub prefill_tokens_per_s: f32,
@@ -241,9 +239,9 @@ pub struct Load {
     pub cached_tokens: u64,
     /// Rows recomputed since the start, for sequences that were preempted.
     pub recomputed_tokens: u64,
-    /// Token slots in blocks of sequences, and how many of them are after the sequence's last token.
+    /// Token slots in the blocks of all sequences.
     pub slots: usize,
-    /// See `slots`.
+    /// Token slots after the last token of their sequence.
     pub slots_unused: usize,
     /// Preemptions since the start.
     pub preemptions: u64,

@@ -41,9 +41,9 @@ pub struct EngineConfig {
 pub struct PrefixCacheConfig {
     /// Time after which unused blocks are evicted, unless their sequence set another.
     pub ttl: Duration,
-    /// Most of the pool that pins may hold, in total and per owner, in percent.
+    /// Most of the pool that all pins together may hold, in percent.
     pub pinned_percent_max: u32,
-    /// See `pinned_percent_max`.
+    /// Most of the pool that the pins of one owner may hold, in percent.
     pub pinned_percent_of_one_max: u32,
 }
 

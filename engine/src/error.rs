@@ -13,7 +13,7 @@ pub enum EngineError {
     Config {
         /// Name of the setting, as in the configuration.
         name: &'static str,
-        /// The accepted range.
+        /// Values that are accepted, in words.
         expected: String,
         got: String,
     },
@@ -27,7 +27,7 @@ pub enum EngineError {
         blocks: u64,
         /// Size of one block.
         block_bytes: u64,
-        /// Fewest blocks.
+        /// Fewest blocks that a pool can have.
         blocks_min: u64,
         /// Bytes of the fewest blocks.
         needed: u64,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct Reservation {
     /// Its place in the order, see [`EngineHandle::take_turn`].
     pub turn: SequenceKey,
-    /// The tenant's share.
+    /// The tenant that asks, and its weight.
     pub share: Share,
     /// Tokens that the blocks are to hold.
     pub tokens: usize,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Health {
     epoch: Instant,
     steps: AtomicU64,
-    /// Microseconds from `epoch`.
+    /// Time of the last progress, in microseconds from `epoch`.
     progress_us: AtomicU64,
     busy: AtomicBool,
     pub(crate) failed: AtomicBool,

@@ -55,7 +55,7 @@ struct State {
 pub(crate) struct Asked {
     pub(crate) priority: i32,
     pub(crate) share: Share,
-    /// Tokens to compute.
+    /// Tokens to compute, from which the charge follows.
     pub(crate) tokens: usize,
     /// Its prompt, where it uses the prefix cache.
     pub(crate) prompt: Option<PrefixHash>,
@@ -79,7 +79,7 @@ impl State {
     }
 }
 
-/// Result of [`Mailbox::take`].
+/// What [`Mailbox::take`] returns: queued submissions, and whether to stop.
 pub(crate) struct Taken {
     pub(crate) submissions: Vec<Submission>,
     pub(crate) stopped: bool,

@@ -45,12 +45,12 @@ impl KvBinding {
         Ok(Self { memory, map: map.clone(), k, v })
     }
 
-    /// KV heads.
+    /// Number of KV heads.
     pub fn heads(&self) -> usize {
         self.map.layout().groups()[0].planes[self.k].heads() as usize
     }
 
-    /// Elements per head.
+    /// Elements of one head's key or value.
     pub fn dim(&self) -> usize {
         self.map.layout().groups()[0].planes[self.k].dim() as usize
     }

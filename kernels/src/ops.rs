@@ -31,7 +31,7 @@ pub enum OpsError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     pub(crate) id: u32,
-    /// Rows allocated.
+    /// Rows allocated; an operation may use fewer.
     pub rows_max: usize,
     pub cols: usize,
 }
@@ -40,9 +40,9 @@ pub struct Tensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight {
     pub(crate) id: u32,
-    /// Output features.
+    /// Output features: rows of the matrix.
     pub n: usize,
-    /// Input features.
+    /// Input features: columns of the matrix.
     pub k: usize,
     /// Format in which it is used in computation.
     pub dtype: Dtype,
@@ -66,7 +66,7 @@ impl Tensor {
     pub fn from_raw(id: u32, rows_max: usize, cols: usize) -> Self {
         Self { id, rows_max, cols }
     }
-    /// The backend-chosen id.
+    /// The id that the backend chose.
     pub fn raw(self) -> u32 {
         self.id
     }
@@ -111,7 +111,7 @@ pub enum Store {
 pub struct RopeTable {
     /// `[positions, dim / 2]` cosines, row-major.
     pub cos: Vec<f32>,
-    /// Sines, same shape.
+    /// `[positions, dim / 2]` sines, row-major.
     pub sin: Vec<f32>,
     /// Elements rotated per head (`head_dim` unless partial).
     pub dim: usize,
@@ -130,7 +130,7 @@ pub struct BackendInfo {
     pub isa: &'static str,
     /// Revision of the reduction orders.
     pub kernel_revision: u32,
-    /// Where tensors live.
+    /// Where tensors and weights are stored.
     pub memory: MemoryKind,
 }
 
@@ -160,7 +160,7 @@ pub trait Ops: Send + Sync {
     /// Copies `data` (`[rows, cols]`) into the first rows of a tensor.
     fn upload(&self, tensor: Tensor, data: &[f32]) -> Result<(), OpsError>;
 
-    /// `out[r] = table[ids[r]]`.
+    /// Looks up embeddings: `out[r] = table[ids[r]]`.
     fn embed(&self, table: Weight, ids: IdsHandle, out: Tensor, rows: usize) -> Result<(), OpsError>;
 
     /// `out[r] = x[r] / rms(x[r]) * gain`, `rms = sqrt(mean(x^2) + eps)`.

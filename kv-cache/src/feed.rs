@@ -20,7 +20,7 @@ pub const FEED_HASHES_MAX: usize = 512;
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedUpdate {
-    /// As in [`CacheUpdate`].
+    /// Number of the update, as in [`CacheUpdate`].
     pub sequence: u64,
     pub change: FeedChange,
 }
@@ -28,7 +28,7 @@ pub struct FeedUpdate {
 /// As [`CacheChange`], with its hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedChange {
-    /// Newly cached blocks.
+    /// Blocks that are cached from now on.
     Stored(Vec<PrefixHash>),
     /// Blocks that are no longer cached.
     Removed(Vec<PrefixHash>),

@@ -16,7 +16,7 @@ pub enum TransferAddress {
 
 /// The bytes do not encode an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} bytes are no transfer address")]
+#[error("{0} bytes are not a transfer address")]
 pub struct AddressError(usize);
 
 impl TransferAddress {

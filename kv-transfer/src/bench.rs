@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Settings of the bare loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
-    /// UCX's default settings.
+    /// UCX's own default settings.
     Defaults,
     /// The settings of the service.
     Ours,

@@ -55,7 +55,6 @@ pub(crate) fn chunk_sum(chunk: &[u8; CHUNK_BYTES], index: u64) -> u64 {
     mix(nh.wrapping_add(mix(plain.wrapping_add(index))))
 }
 
-/// Sum of `bytes`.
 #[cfg(test)]
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     sum_by(bytes.len(), |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))

@@ -71,7 +71,7 @@ impl TransportChoice {
 /// this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UcxLanes {
-    /// InfiniBand and RoCE.
+    /// RDMA over InfiniBand or RoCE.
     Rdma,
     /// UCX's shared memory, between processes of one host. Every process that may use it may also read the memory of the other processes.
     SharedMemory,
@@ -83,7 +83,7 @@ pub enum UcxLanes {
 }
 
 impl UcxLanes {
-    /// `UCX_TLS`.
+    /// The value of `UCX_TLS` that selects these lanes.
     pub fn tls(&self) -> &str {
         match self {
             Self::Rdma => "ib",
@@ -206,7 +206,7 @@ impl TransferLimits {
     }
 }
 
-/// Arguments of [`crate::KvTransfer::start`].
+/// What [`crate::KvTransfer::start`] needs to know.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone)]
 pub struct TransferConfig {

@@ -14,7 +14,7 @@ pub enum TransferError {
     /// The transport could not start.
     #[error("cannot start the {transport} transport: {detail}")]
     Transport {
-        /// `ucx` or `tcp`.
+        /// Name of the transport: `ucx` or `tcp`.
         transport: &'static str,
         detail: String,
     },
@@ -91,7 +91,7 @@ pub enum HandoffFailure {
     /// The sink refused the offer.
     #[error("refused ({}): {detail}", reason.name())]
     Refused { reason: RefuseReason, detail: String },
-    /// The deadline passed.
+    /// The deadline passed in the named phase.
     #[error("the deadline passed while {0}")]
     Deadline(&'static str),
     /// This side gave up.
@@ -144,7 +144,7 @@ impl HandoffFailure {
         }
     }
 
-    /// Bounded metric label.
+    /// The failure as a metric label, one of a fixed set.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Incompatible { .. } => "incompatible",

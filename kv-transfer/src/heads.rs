@@ -25,7 +25,7 @@ impl HeadShard {
         self.index
     }
 
-    /// Number of shards.
+    /// Number of shards of the instance.
     pub const fn of(self) -> u16 {
         self.of
     }

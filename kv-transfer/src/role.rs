@@ -36,7 +36,7 @@ pub(crate) enum Input {
         tokens_end: usize,
         fence: Fence,
     },
-    /// Everything was launched.
+    /// Every layer was launched; the payload goes with the commit.
     Finish(CommitPayload),
     /// This side aborts, whichever side began the handoff.
     Abort(HandoffFailure),
@@ -86,9 +86,9 @@ pub(crate) enum Input {
     Fenced,
 
     // From the driver.
-    /// The bound on quarantined blocks allows what the peer may write here,
+    /// The bound on quarantined blocks allows what the peer may write here.
     Admitted,
-    /// or does not.
+    /// The bound on quarantined blocks does not allow it.
     Barred(String),
     /// Check fences, which cannot wake the driver.
     Poll,
@@ -151,7 +151,7 @@ pub(crate) enum Effect {
 /// What to count, for the peer and in total.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counted {
-    /// Outcomes.
+    /// Outcome of a put whose source is here, as a label; the same for the next two.
     Source(&'static str),
     Sink(&'static str),
     Reader(&'static str),

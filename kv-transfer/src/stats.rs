@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct TransferStats {
     /// Over all peers, including disconnected ones.
     pub total: PeerStats,
-    /// Peers connected now.
+    /// Counters of the peers that are connected now.
     pub peers: BTreeMap<Party, PeerStats>,
     /// Puts whose source this instance is.
     pub sources: usize,
@@ -38,9 +38,9 @@ pub struct PeerStats {
     pub bytes_put: u64,
     /// KV bytes adopted from the peer.
     pub bytes_adopted: u64,
-    /// Writes posted.
+    /// Number of writes posted.
     pub puts: u64,
-    /// Flushes completed.
+    /// Number of flushes completed.
     pub flushes: u64,
     /// Writes refused here because no live ticket covers them (on transports that can detect it).
     pub puts_refused: u64,

@@ -36,7 +36,7 @@ pub fn touched(bytes: usize) -> Result<Arc<Region>, RegionError> {
     Ok(region)
 }
 
-/// One acknowledged handoff.
+/// A handoff that the sink acknowledged.
 #[derive(Clone, Debug)]
 pub struct Moved {
     /// Report of the source.

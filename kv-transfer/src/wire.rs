@@ -23,7 +23,7 @@ impl fmt::Display for WireError {
     }
 }
 
-/// Appends fields.
+/// Appends the fields of a message.
 #[derive(Default)]
 pub(crate) struct Writer(Vec<u8>);
 
@@ -44,7 +44,7 @@ impl Writer {
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
-    /// Length, then bytes.
+    /// Appends the length as `u32`, then the bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.u32(bytes.len() as u32);
         self.raw(bytes);

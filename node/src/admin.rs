@@ -22,7 +22,7 @@ const CONNECTIONS_MAX: u32 = 256;
 /// Longer than Prometheus's interval between two scrapes.
 const IDLE_MAX: Duration = Duration::from_secs(360);
 
-/// The section `admin`.
+/// Settings in the section `admin`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdminConfig {
@@ -119,7 +119,7 @@ pub fn probes(health: Health) -> Router {
         .route(at_ready, get(ready))
 }
 
-/// Listens for [`serve`].
+/// Listens at `address` for [`serve`].
 pub async fn bind(address: SocketAddr) -> Result<Listener, BindError> {
     Listener::bind(address, CONNECTIONS_MAX).await
 }

@@ -111,14 +111,14 @@ impl Intake {
         Hold { budget: self.0.clone(), client, bytes: 0 }
     }
 
-    /// Bytes charged now.
+    /// Bytes that all clients are charged now.
     pub fn used(&self) -> u64 {
         self.0.used.lock().all
     }
 }
 
 impl Hold {
-    /// Bytes charged.
+    /// Bytes that this hold is charged.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

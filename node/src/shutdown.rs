@@ -96,7 +96,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Starts the drain.
+    /// Starts the drain, unless it has begun; `why` is logged.
     pub fn request(&self, why: &str) {
         if !self.requested.is_cancelled() {
             tracing::info!(why, drain_ms_max = self.drain.as_millis() as u64, "drains and stops");

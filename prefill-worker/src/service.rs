@@ -40,7 +40,7 @@ pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 pub struct PrefillRequest {
     /// The prompt and the tokens generated so far.
     pub sequence: SequenceSpec,
-    /// The decode worker.
+    /// The decode worker that gets the KV.
     pub peer: Peer,
     /// The prefix to get from another worker's cache first.
     pub get: Option<PrefixGet>,

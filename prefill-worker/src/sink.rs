@@ -9,7 +9,7 @@ use baton_node::membership::Members;
 use baton_types::RequestId;
 use baton_worker::prefix_get;
 
-/// Refuses all puts.
+/// Refuses all puts, and serves gets from the cache.
 #[derive(Clone, Debug)]
 pub struct NoSink {
     /// The engine whose cache others may get from.

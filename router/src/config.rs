@@ -29,7 +29,7 @@ pub(crate) const READING_COSTS: u64 = 4;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// Logs and traces.
+    /// Log lines, and the traces that are exported.
     pub telemetry: TelemetryConfig,
     /// How the process ends.
     pub drain: DrainConfig,
@@ -77,13 +77,13 @@ impl Default for RouterConfig {
     }
 }
 
-/// The section `http`.
+/// Settings in the section `http`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
     /// The listen address; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Largest body.
+    /// Largest body of a request, in bytes.
     pub body_bytes_max: ByteSize,
     /// Longest time from the head of a request to the end of its body; slower ones are refused.
     pub body_ms_max: u64,
@@ -113,7 +113,7 @@ impl Default for HttpConfig {
     }
 }
 
-/// The section `placement`.
+/// Settings in the section `placement`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementConfig {
@@ -154,7 +154,7 @@ impl Default for PlacementConfig {
     }
 }
 
-/// The section `retry`.
+/// Settings in the section `retry`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryConfig {
@@ -226,7 +226,7 @@ fn running_max_in(memory: Option<u64>) -> usize {
     memory.map_or(RUNNING_MAX_UNKNOWN, fit).clamp(*RUNNING_MAX.start(), *RUNNING_MAX.end())
 }
 
-/// The section `limits`.
+/// Settings in the section `limits`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {

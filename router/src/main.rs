@@ -20,25 +20,25 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// Where gRPC listens for clients
+    /// gRPC listen address for clients
     #[arg(long, value_name = "ADDRESS")]
     grpc_listen: Option<SocketAddr>,
-    /// Where workers join, and operators with certificates ask
+    /// gRPC listen address for workers, and for operators with certificates
     #[arg(long, value_name = "ADDRESS")]
     cluster_listen: Option<SocketAddr>,
-    /// host:port under which workers reach the gRPC port; the address listened on where absent
+    /// host:port at which others reach the gRPC port. Default: the listen address
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Where the OpenAI API and health listen, and metrics without --admin-listen
+    /// HTTP listen address for the OpenAI API and health, and for metrics unless --admin-listen is set
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
     /// Where prompts are prefilled: auto, remote or local
     #[arg(long, value_name = "POLICY")]
     prefill_policy: Option<String>,
-    /// With policy auto, prompts of at most this many tokens are prefilled where they decode
+    /// With policy auto, prompts of at most this many tokens are prefilled on their decode worker
     #[arg(long, value_name = "TOKENS")]
     local_prefill_tokens_max: Option<u64>,
-    /// Write one JSON object a line to stdout when listening and when ready
+    /// Print a JSON line to stdout when the router listens, and one when it is ready
     #[arg(long)]
     announce: bool,
 }

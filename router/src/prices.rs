@@ -12,7 +12,7 @@ const PRICE_MAX: f64 = 1e9;
 /// Most models with a price.
 const MODELS_MAX: usize = 1024;
 
-/// The section `prices`.
+/// Settings in the section `prices`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PricesConfig {
@@ -32,7 +32,7 @@ impl Default for PricesConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
-    /// Prompt tokens, computed.
+    /// Prompt tokens that were computed.
     pub input: f64,
     /// Prompt tokens read from a prefix cache; `input` where unset.
     #[serde(default)]
@@ -40,7 +40,7 @@ pub struct Price {
     /// Prompt tokens computed and stored in a prefix cache; `input` where unset.
     #[serde(default)]
     pub cache_write: Option<f64>,
-    /// Generated tokens.
+    /// Tokens of the answer.
     pub output: f64,
 }
 
@@ -63,7 +63,7 @@ impl Price {
 /// The cost of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// In the currency.
+    /// The price of all tokens, in `currency`.
     pub amount: f64,
     /// As the operator names it.
     pub currency: String,

@@ -12,7 +12,7 @@ pub enum TextError {
         what: &'static str,
         /// Its name in the model's files.
         name: String,
-        /// The supported alternatives.
+        /// Supported alternatives, in words.
         supported: &'static str,
     },
     /// The bundle, or the files that it is made from, are broken.

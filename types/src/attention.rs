@@ -8,7 +8,7 @@ pub enum TokenKv {
     /// A key and a value for each KV head. Multi-head attention has as many KV heads as query heads, multi-query attention has one, and
     /// grouped-query attention has a number in between.
     Heads {
-        /// Key/value heads.
+        /// Number of KV heads.
         kv_heads: u32,
         /// Elements of a key, and of a value.
         head_dim: u32,

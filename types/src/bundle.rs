@@ -26,7 +26,7 @@ pub struct GgufTokenizer {
     pub model: String,
     /// `tokenizer.ggml.pre`, e.g. `smollm`, `llama-bpe`.
     pub pre: String,
-    /// Vocabulary by id.
+    /// Text of each token, by id.
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type` by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Vec<i32>,
@@ -34,26 +34,23 @@ pub struct GgufTokenizer {
     pub scores: Vec<f32>,
     /// BPE merges, `left right`.
     pub merges: Vec<String>,
-    /// Begin token.
+    /// Id of the token that begins a text.
     pub bos: Option<TokenId>,
-    /// End token.
+    /// Id of the token that ends a text.
     pub eos: Option<TokenId>,
-    /// `tokenizer.ggml.add_bos_token`.
+    /// `tokenizer.ggml.add_bos_token`: whether a text gets the begin token.
     pub add_bos: Option<bool>,
-    /// `tokenizer.chat_template`.
+    /// `tokenizer.chat_template`, the source in Jinja.
     pub chat_template: Option<String>,
 }
 
-/// The model's recommended sampling defaults; each `None` leaves the server's default.
+/// The model's recommended sampling defaults, with the fields of [`crate::SamplingParams`]; each `None` leaves the server's default.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
-    /// See [`crate::SamplingParams::temperature`].
     pub temperature: Option<f32>,
-    /// See [`crate::SamplingParams::top_p`].
     pub top_p: Option<f32>,
-    /// See [`crate::SamplingParams::top_k`].
     pub top_k: Option<u32>,
-    /// See [`crate::SamplingParams::repetition_penalty`].
     pub repetition_penalty: Option<f32>,
 }

@@ -7,7 +7,7 @@
 #[used]
 static MARKER: &str = "BATON_TESTING_HAZARD types";
 
-/// One missing guard.
+/// A guard that is left out.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Defect {

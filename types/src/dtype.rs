@@ -7,9 +7,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
-    /// IEEE 754 binary32.
+    /// 32 bits, IEEE 754 binary32.
     F32,
-    /// IEEE 754 binary16.
+    /// 16 bits, IEEE 754 binary16.
     F16,
     /// bfloat16: the upper half of a binary32, rounded to nearest even.
     Bf16,

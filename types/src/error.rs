@@ -56,7 +56,7 @@ impl ErrorKind {
         }
     }
 
-    /// HTTP status.
+    /// Status code of HTTP responses.
     pub const fn http_status(self) -> u16 {
         match self {
             Self::InvalidRequest | Self::ContextLengthExceeded | Self::Unsupported => 400,
@@ -135,7 +135,7 @@ impl RequestError {
         Self { kind, message: message.into(), param: None, retry_after: None }
     }
 
-    /// An invalid field.
+    /// An invalid request, whose field `param` is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidRequest, message).param(param)
     }

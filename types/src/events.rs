@@ -12,10 +12,11 @@ pub struct GeneratedToken {
     pub finish: Option<FinishReason>,
     /// For the first token: microseconds of prefill compute up to it.
     pub prefill_us: Option<u64>,
-    /// For the first token that this worker generates: as in [`crate::Usage`]. For a continued sequence it also counts the tokens
+    /// For the first token that this worker generates: as [`crate::Usage::cached_tokens`]. For a continued sequence it also counts the
+    /// tokens
     /// generated before.
     pub cached_tokens: Option<u32>,
-    /// See `cached_tokens`.
+    /// The same for [`crate::Usage::cache_write_tokens`].
     pub cache_write_tokens: Option<u32>,
 }
 

@@ -57,7 +57,7 @@ pub struct ModelCard {
     /// Longest context served, in tokens.
     pub context_max: u32,
     pub vocab: u32,
-    /// All end tokens.
+    /// Ids of all tokens that end a sequence.
     pub end_tokens: Vec<TokenId>,
     /// The model's recommended sampling defaults.
     pub defaults: SamplingDefaults,
@@ -83,18 +83,18 @@ impl ModelCard {
 pub struct Shard {
     /// Opaque address of the data plane.
     pub transfer_address: Vec<u8>,
-    /// Layers held.
+    /// Model layers that it holds.
     pub layers: Range<u32>,
-    /// KV heads held.
+    /// KV heads that it holds.
     pub kv_heads: Range<u32>,
 }
 
 /// Protocol versions supported, both over gRPC and on the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProtocolRange {
-    /// Oldest.
+    /// The oldest version supported.
     pub min: u32,
-    /// Newest.
+    /// The newest version supported.
     pub max: u32,
 }
 
@@ -118,7 +118,7 @@ impl Default for ProtocolRange {
     }
 }
 
-/// `1 to 2`.
+/// Written as `1 to 2`.
 impl fmt::Display for ProtocolRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} to {}", self.min, self.max)

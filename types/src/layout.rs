@@ -13,7 +13,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupKind {
-    /// Every position.
+    /// All positions of the past.
     Full,
     /// The last `n` positions.
     Window(u32),
@@ -57,7 +57,7 @@ impl KvPlane {
     pub fn heads(&self) -> u32 {
         self.heads
     }
-    /// Elements per head.
+    /// Elements of each head.
     pub fn dim(&self) -> u32 {
         self.dim
     }
@@ -79,7 +79,7 @@ impl KvPlane {
 pub struct KvGroup {
     /// What the group keeps.
     pub kind: GroupKind,
-    /// Model layers, ascending.
+    /// Indices of the model's layers, ascending.
     pub layers: Vec<u32>,
     /// Planes in memory order.
     pub planes: Vec<KvPlane>,
@@ -132,7 +132,7 @@ pub enum LayoutError {
         /// Name of the plane.
         name: String,
         heads: u32,
-        /// Its head dimension.
+        /// Elements of each head.
         dim: u32,
     },
     /// No groups or too many, or a group without layers or planes or with repeated layers.
@@ -154,7 +154,7 @@ impl LayoutError {
 impl KvLayout {
     /// Granularity of checksums, prefix hashes and quantization groups: every block size is a multiple of it.
     pub const GRANULE_TOKENS: u32 = 16;
-    /// Largest block.
+    /// Largest block size in tokens.
     pub const BLOCK_TOKENS_MAX: u32 = 128;
 
     /// Checks and builds a layout.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where bytes live.
+/// Whose memory it is: the CPU's or a device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -33,7 +33,7 @@ impl fmt::Display for MemoryKind {
 pub unsafe trait PoolMemory: Send + Sync + fmt::Debug {
     /// Where the region lives. Only for `Host` are `read` and `write` cheap.
     fn kind(&self) -> MemoryKind;
-    /// Size in bytes.
+    /// Size of the region in bytes.
     fn bytes(&self) -> usize;
     /// Address of the first byte: a device address if the memory is on a device.
     fn base(&self) -> *mut u8;

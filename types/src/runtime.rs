@@ -28,7 +28,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Runs tasks.
+/// What tasks need of their surroundings.
 pub trait Runtime: Clock {
     /// Ready from `at` on; ready at once if that has passed.
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()>;

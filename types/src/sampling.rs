@@ -56,7 +56,7 @@ impl Default for SamplingParams {
 pub struct SamplingError {
     /// Field name, as in the API.
     pub name: &'static str,
-    /// The accepted range.
+    /// Values that are accepted, in words.
     pub expected: &'static str,
     pub got: String,
 }

@@ -14,7 +14,7 @@ pub struct SequenceSpec {
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt: 1 to `tokens.len()`.
     pub prompt_len: usize,
-    /// Checked sampling parameters.
+    /// Sampling parameters, which the router has checked.
     pub sampling: SamplingParams,
     /// Index among the samples of one request, an input of the random numbers.
     pub sample_index: u32,
@@ -40,7 +40,7 @@ pub struct CacheUse {
 }
 
 impl CacheUse {
-    /// Longest salt.
+    /// Longest salt, in bytes.
     pub const SALT_BYTES_MAX: usize = 64;
 }
 
@@ -93,7 +93,7 @@ pub struct PhaseTimings {
     pub transfer_us: Option<u64>,
     /// The part of the transfer that did not overlap with compute: end of prefill compute to commit acknowledged.
     pub exposed_us: Option<u64>,
-    /// KV bytes moved.
+    /// Bytes of KV that were moved.
     pub transfer_bytes: Option<u64>,
     /// Request accepted to first token sent to the client.
     pub ttft_us: Option<u64>,

@@ -19,12 +19,12 @@ impl Weight {
     /// The largest weight: beside it, a tenant of weight 1 still gets one row in a thousand.
     pub const MAX: Self = Self(1000);
 
-    /// Checks a weight.
+    /// A weight of 1 to [`Weight::MAX`]; other numbers are an error.
     pub fn try_new(weight: u32) -> Result<Self, WeightError> {
         if (1..=Self::MAX.0).contains(&weight) { Ok(Self(weight)) } else { Err(WeightError(weight)) }
     }
 
-    /// The number.
+    /// The weight as a number.
     pub fn get(self) -> u32 {
         self.0
     }
@@ -43,11 +43,10 @@ impl fmt::Display for Weight {
 }
 
 /// The tenant of a sequence and its weight. The default is used for every sequence if tenants are not distinguished.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The tenant.
     pub tenant: TenantLabel,
-    /// Its weight.
     pub weight: Weight,
 }
 

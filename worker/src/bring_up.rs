@@ -21,7 +21,7 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct Loaded {
     pub engine: EngineHandle,
-    /// Its pool's memory.
+    /// Memory of the engine's KV pool.
     pub region: Arc<Region>,
     /// How the pool is laid out.
     pub map: KvPoolMap,

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 /// What every call has in common.
 pub struct CallContext {
-    /// When it arrived.
+    /// When the call arrived.
     pub since: Instant,
-    /// Its deadline.
+    /// When the call must have ended.
     pub deadline: Instant,
     /// Counts the call for the drain until it is dropped.
     pub running: RunningCall,

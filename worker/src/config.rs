@@ -17,24 +17,24 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerConfig {
-    /// Logs and traces.
+    /// Log lines, and the traces that are exported.
     pub telemetry: TelemetryConfig,
     /// How the process ends.
     pub drain: DrainConfig,
-    /// Health and metrics.
+    /// Where health and metrics are served.
     pub admin: AdminConfig,
     /// The gRPC server for routers.
     pub grpc: GrpcConfig,
     /// How this worker proves its identity, to routers and to other workers.
     pub identity: IdentityConfig,
-    /// Where to register.
+    /// Where the worker registers, and how.
     pub membership: JoinConfig,
     /// Name and place in the cluster.
     pub instance: InstanceSettings,
     pub model: ModelSettings,
-    /// How it runs.
+    /// Device, memory and bounds of the engine.
     pub engine: EngineSettings,
-    /// How KV travels.
+    /// How KV moves between workers.
     pub transfer: TransferSettings,
 }
 
@@ -91,7 +91,7 @@ pub struct WorkerArgs {
     /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`
     #[arg(long)]
     pub model: Option<String>,
-    /// Longest context, in tokens; the model's own where absent
+    /// Longest context in tokens. Default: the model's own
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
     /// Size of the KV pool, e.g. 2GiB
@@ -100,10 +100,10 @@ pub struct WorkerArgs {
     /// Tokens per KV block: 16, 32, 48 … 128
     #[arg(long, value_name = "TOKENS")]
     pub block_tokens: Option<u32>,
-    /// "cpu"; "reference" and "lagging" are for tests
+    /// Compute device: "cpu"; "reference" and "lagging" are for tests
     #[arg(long, value_parser = parse::<Device>)]
     pub device: Option<Device>,
-    /// Compute threads; all cores where absent
+    /// Compute threads. Default: all cores
     #[arg(long)]
     pub threads: Option<usize>,
     /// Format of weights: "bf16" or "f32"
@@ -112,40 +112,40 @@ pub struct WorkerArgs {
     /// Element type of KV: "bf16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub kv: Option<Dtype>,
-    /// Cluster addresses of all routers, host:port, separated by commas
+    /// Cluster ports of all routers: host:port, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub routers: Vec<String>,
-    /// Where gRPC listens; port 0 takes a free one
+    /// gRPC listen address; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS")]
     pub grpc_listen: Option<SocketAddr>,
-    /// host:port under which routers reach this worker
+    /// host:port at which routers reach this worker
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// "auto", "ucx" or "tcp"
+    /// Transport of KV: "auto", "ucx" or "tcp"
     #[arg(long, value_parser = parse::<TransportKind>)]
     pub transport: Option<TransportKind>,
-    /// IP address of this host at which peers reach the data plane
+    /// IP address of this host at which other workers reach the data plane
     #[arg(long, value_name = "IP")]
     pub transfer_bind: Option<IpAddr>,
-    /// IP address that peers connect to, where it is not that of --transfer-bind
+    /// IP address that other workers connect to, if it differs from --transfer-bind
     #[arg(long, value_name = "IP")]
     pub transfer_advertise: Option<IpAddr>,
-    /// Lanes of the UCX transport, as in UCX_TLS, without tcp
+    /// Transports that UCX may use, as in UCX_TLS, without tcp
     #[arg(long, value_name = "LANES")]
     pub ucx_tls: Option<String>,
-    /// Network devices of the UCX transport, as in UCX_NET_DEVICES; all RDMA devices where absent
+    /// Network devices that UCX may use, as in UCX_NET_DEVICES. Default: all RDMA devices
     #[arg(long, value_name = "DEVICES")]
     pub ucx_net_devices: Option<String>,
-    /// Name of this instance, unique in the cluster
+    /// Name of this worker, unique in the cluster
     #[arg(long, value_name = "NAME")]
     pub instance: Option<String>,
-    /// Pool of replicas that this instance belongs to
+    /// Pool of replicas that this worker belongs to
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
     /// Print progress, addresses and readiness as JSON lines on stdout
     #[arg(long)]
     pub announce: bool,
-    /// Fetch the model into the cache where it is missing, then exit: a worker with this configuration then starts without a hub
+    /// Download the model into the cache if it is missing, then exit. Workers with the same cache then start without the hub
     #[arg(long)]
     pub fetch_only: bool,
 }

@@ -28,7 +28,7 @@ pub enum DrainPhase {
     Serving,
     /// It accepts no calls, and some may still run.
     Draining,
-    /// No call runs.
+    /// All calls have ended.
     Drained {
         /// Whether its registration is known to be removed; otherwise its lease will expire.
         deregistered: bool,

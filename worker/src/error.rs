@@ -62,7 +62,7 @@ pub enum WorkerError {
         /// Address at which peers connect to this worker.
         bind: std::net::IpAddr,
     },
-    /// `device = "cuda"`.
+    /// `device` is `cuda`, which is not implemented.
     #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
     NoCuda,
 }

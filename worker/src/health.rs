@@ -32,7 +32,7 @@ struct Left {
 impl Left {
     fn is_live(&self) -> Result<(), String> {
         match self.drain.drained_for().filter(|since| !self.max.is_zero() && *since >= self.max) {
-            Some(since) => Err(format!("it was drained {} s ago, and nobody has restarted it", since.as_secs())),
+            Some(since) => Err(format!("it was drained {} s ago, and it has not been restarted", since.as_secs())),
             None => Ok(()),
         }
     }

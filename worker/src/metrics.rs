@@ -110,7 +110,7 @@ impl Collector for WorkerMetrics {
     }
 }
 
-/// 0 to 1.
+/// Share of the blocks that are in use, 0 to 1.
 fn used_ratio(blocks: &BlockCounts) -> f64 {
     let used = blocks.referenced + blocks.quarantined;
     if blocks.total == 0 { 0.0 } else { used as f64 / blocks.total as f64 }

@@ -63,7 +63,7 @@ impl PrefixGet {
 pub struct CachedPrefix {
     /// Tokens of the prompt that are cached here now.
     pub tokens: usize,
-    /// KV bytes received.
+    /// KV bytes received for it.
     pub bytes: u64,
     _lease: Lease,
 }
@@ -77,7 +77,7 @@ pub enum PrefixGetError {
     /// It could not be requested.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// The get failed.
+    /// It began, and failed.
     #[error(transparent)]
     Failed(#[from] HandoffFailure),
 }

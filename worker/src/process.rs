@@ -53,7 +53,7 @@ pub trait WorkerRole: Send + 'static {
 
 /// What a role adds to a worker.
 pub struct BoundRole {
-    /// Receives handoffs.
+    /// Receives the KV that peers put here.
     pub sink: Arc<dyn SinkHandler>,
     /// Claimed capacity, for load reports.
     pub claimed: Claims,
@@ -68,7 +68,7 @@ pub struct BoundRole {
 pub struct Parts {
     pub engine: EngineHandle,
     pub transfer: KvTransfer,
-    /// Accepts each call.
+    /// Accepts or refuses each call.
     pub drain: Drain,
     pub tracer: SdkTracer,
     pub phases: Phases,
@@ -137,7 +137,6 @@ pub struct RunningWorker {
     pub party: Party,
     pub loaded: Loaded,
     pub transfer: KvTransfer,
-    /// Its drain.
     pub drain: Drain,
     vitals: Arc<Vitals>,
     stop: CancellationToken,

@@ -22,7 +22,6 @@ const STILL_MS: u64 = 250;
 /// One report to a router.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// The current load.
     Load(LoadReport),
     /// What changed in the cache, or a part of its contents.
     Cache(FeedUpdate),

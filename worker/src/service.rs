@@ -42,16 +42,16 @@ pub struct WorkerService {
     pub transfer: KvTransfer,
     /// Digest and bytes of the bundle.
     pub bundle: Option<(Digest, Bytes)>,
-    /// See [`Claimed`].
+    /// Capacity that claims have taken, see [`Claimed`].
     pub claimed: Claims,
-    /// See [`crate::report::cache_changes`].
+    /// Notified of cache changes, see [`crate::report::cache_changes`].
     pub cache_changed: watch::Receiver<()>,
     pub drain: Drain,
     /// Bound of a drain that states none.
     pub drain_max: Duration,
     /// Ends the report streams.
     pub stop: CancellationToken,
-    /// Runs its tasks.
+    /// Runs the tasks of report streams.
     pub runtime: Arc<dyn Runtime>,
 }
 

@@ -40,7 +40,7 @@ impl Default for ModelSettings {
     }
 }
 
-/// How the engine runs.
+/// Device, memory and bounds of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineSettings {
@@ -60,7 +60,7 @@ pub struct EngineSettings {
     pub chunk_tokens_max: usize,
     /// Most sequences in the running batch.
     pub running_max: usize,
-    /// Most waiting sequences.
+    /// Most sequences that wait at once.
     pub waiting_max: usize,
     /// A sequence whose reader does not read is cancelled after this time.
     pub stall_ms_max: u64,
@@ -140,7 +140,7 @@ pub enum Device {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferSettings {
-    /// How KV travels.
+    /// How KV moves between workers: `auto`, `ucx` or `tcp`.
     pub transport: TransportKind,
     /// Address at which peers reach the data plane, an IP of this host: it listens only there.
     pub bind: IpAddr,

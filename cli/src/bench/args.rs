@@ -14,33 +14,33 @@ const IN_FLIGHT_MAX: i64 = 4_096;
 /// Arguments of `baton bench`.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// Recorded requests to replay: Mooncake's JSON lines or Azure's CSV. Without it, equal requests are made up.
+    /// Trace of requests to replay: Mooncake's JSON lines or Azure's CSV. Without a trace, the load is synthetic requests of equal size.
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(super) router: RouterArgs,
-    /// Served name of the model; may be left out where the cluster serves one.
+    /// Served name of the model; optional if the cluster serves only one.
     #[arg(long, default_value = "")]
     pub(super) model: String,
-    /// Number from which prompts are drawn; another one each time where absent, so that nothing is cached of a load before.
+    /// Seed of the random prompts. By default each run draws another one, so that it does not hit the cache of an earlier run.
     #[arg(long)]
     pub(super) seed: Option<u64>,
-    /// First and last of the token ids that prompts are made of. The default is ordinary text wherever there are 32,000 ids.
+    /// First and last token id that prompts may contain. The default range is ordinary text in any vocabulary of at least 32,000 ids.
     #[arg(long, value_name = "FIRST-LAST", default_value_t)]
     pub(super) token_ids: TokenRange,
-    /// Longest time for one answer, in seconds.
+    /// Timeout of one request, in seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub(super) timeout_s: u64,
-    /// Goodput counts requests whose first token came within so many milliseconds.
+    /// TTFT limit for goodput, in milliseconds.
     #[arg(long, value_name = "MS", value_parser = positive)]
     slo_ttft_ms: Option<f64>,
-    /// Goodput counts requests whose tokens came within so many milliseconds of each other, in the mean.
+    /// Limit for goodput on the mean time between a request's tokens, in milliseconds.
     #[arg(long, value_name = "MS", value_parser = positive)]
     slo_itl_ms: Option<f64>,
     /// Write the report to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Write the report to this file as a page with plots.
+    /// Write the report to this file as an HTML page with plots.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
     // Last: arguments after a heading appear under it in the help.
@@ -56,28 +56,28 @@ pub(crate) struct BenchArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Replaying a trace")]
 pub(super) struct ReplayArgs {
-    /// How the trace is written; its first line tells where absent.
+    /// Format of the trace; by default it is detected from the first line.
     #[arg(long, requires = "trace")]
     pub(super) format: Option<Format>,
-    /// Requests to skip at the beginning.
+    /// Number of requests to skip at the beginning.
     #[arg(long, value_name = "REQUESTS", default_value_t = 0, requires = "trace")]
     from: usize,
-    /// Most requests to take.
+    /// Maximum number of requests to replay, after those skipped.
     #[arg(long, value_name = "REQUESTS", requires = "trace")]
     limit: Option<usize>,
-    /// Factor by which arrivals come faster.
+    /// Speed-up of arrivals: 2 replays the trace in half its time.
     #[arg(long, default_value_t = 1.0, value_parser = positive, requires = "trace")]
     speed: f64,
-    /// Factor of all lengths, up to 1. What is shared stays shared: blocks of 512 tokens become blocks of the nearest multiple of 16.
+    /// Factor for prompt and answer lengths, at most 1. Shared prefixes stay shared: blocks are scaled too, to a multiple of 16 tokens.
     #[arg(long, default_value_t = 1.0, value_parser = up_to_one, requires = "trace")]
     scale: f64,
-    /// Tokens of the model's context: most of prompt and answer together.
+    /// Context length of the model in tokens, for prompt and answer together.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..), requires = "trace")]
     context_max: Option<u32>,
-    /// What is done with requests beyond --context-max.
+    /// What to do with requests longer than --context-max.
     #[arg(long, value_enum, default_value_t, requires = "context_max")]
     too_long: TooLong,
-    /// Most requests under way at once; what is due beyond is counted as shed and not sent.
+    /// Maximum number of requests in flight. Requests due beyond it are counted as shed and not sent.
     #[arg(long, value_name = "REQUESTS", default_value_t = 1_024, requires = "trace",
           value_parser = clap::value_parser!(u32).range(1..=IN_FLIGHT_MAX))]
     in_flight_max: u32,
@@ -87,21 +87,21 @@ pub(super) struct ReplayArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Without a trace")]
 pub(super) struct SyntheticArgs {
-    /// Requests to send.
+    /// Number of requests to send.
     #[arg(long, default_value_t = 100, conflicts_with = "trace", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     requests: u32,
-    /// Requests under way at once: the next one is sent when one is answered.
+    /// Number of requests in flight: the next one is sent when an answer is complete.
     #[arg(long, default_value_t = 8, conflicts_with = "trace", value_parser = clap::value_parser!(u32).range(1..=IN_FLIGHT_MAX))]
     concurrency: u32,
-    /// Tokens of each prompt.
+    /// Length of each prompt, in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, conflicts_with = "trace",
           value_parser = clap::value_parser!(u32).range(1..=1 << 22))]
     prompt_tokens: u32,
-    /// Tokens of each answer.
+    /// Length of each answer, in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 64, conflicts_with = "trace",
           value_parser = clap::value_parser!(u32).range(1..=1 << 22))]
     output_tokens: u32,
-    /// Tokens with which all prompts begin; no more than --prompt-tokens.
+    /// Length of the prefix that all prompts share, in tokens; at most --prompt-tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 0, conflicts_with = "trace")]
     shared_prefix_tokens: u32,
 }
@@ -134,10 +134,7 @@ impl SyntheticArgs {
     /// If the prefix is longer than the prompt.
     pub(super) fn synthetic(&self) -> anyhow::Result<Synthetic> {
         let (shared, prompt) = (self.shared_prefix_tokens, self.prompt_tokens);
-        anyhow::ensure!(
-            shared <= prompt,
-            "--shared-prefix-tokens {shared} is over --prompt-tokens {prompt}, the whole prompt"
-        );
+        anyhow::ensure!(shared <= prompt, "--shared-prefix-tokens {shared} is more than --prompt-tokens {prompt}");
         Ok(Synthetic {
             requests: self.requests,
             prompt_tokens: prompt,

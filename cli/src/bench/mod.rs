@@ -59,12 +59,12 @@ fn simulated(args: &BenchArgs) -> anyhow::Result<()> {
     let path = args.trace.as_deref().context("--simulate needs --trace")?;
     ensure!(
         args.html.is_none() || args.simulate.runs() == 1,
-        "--html shows one simulation: name one policy and one of --pools"
+        "--html shows one simulation: give one policy and one pool size"
     );
     let [json, html] = [&args.json, &args.html].map(|path| path.as_deref().map(create).transpose());
     let (json, html) = (json?, html?);
     let (trace, _) = args.replay.fit().apply(&Trace::read(path, args.replay.format)?);
-    ensure!(!trace.requests.is_empty(), "no request is left of the trace; see --from, --limit and --context-max");
+    ensure!(!trace.requests.is_empty(), "no request of the trace is left; see --from, --limit and --context-max");
     let reports = simulate::run(&args.simulate, trace, args.seed.unwrap_or(1), args.slo())?;
     let page = reports.first().map(Report::html).unwrap_or_default();
     for (mut file, text) in
@@ -95,7 +95,7 @@ fn load_of(args: &BenchArgs) -> anyhow::Result<(String, Load, Map<String, Value>
     let dropped = fitted.dropped;
     ensure!(
         !trace.requests.is_empty(),
-        "no request is left of the trace: {dropped} are over --context-max; see --from, --scale and --too-long"
+        "no request of the trace is left: {dropped} are longer than --context-max; see --from, --scale and --too-long"
     );
     fact("speed", json!(fit.speed));
     fact("scale", json!(fitted.scale));

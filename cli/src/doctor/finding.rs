@@ -39,7 +39,6 @@ pub(super) struct Finding {
     /// What was checked, e.g. `memlock`.
     pub(super) check: String,
     pub(super) verdict: Verdict,
-    /// What was found.
     pub(super) found: String,
     /// The remedy; every warning and failure has one.
     #[serde(skip_serializing_if = "Option::is_none")]

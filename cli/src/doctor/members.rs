@@ -23,7 +23,7 @@ fn node(endpoint: &str, reached: Result<Reached, String>, silent: Verdict) -> Fi
     let check = format!("etcd {endpoint}");
     match reached {
         Err(error) => {
-            let remedy = "start it, let its client port through, and set BATON_MEMBERSHIP__ETCD__CA, CERT, KEY, USER and PASSWORD_FILE where it asks for them";
+            let remedy = "start it, open its client port in the firewall, and set BATON_MEMBERSHIP__ETCD__CA, CERT, KEY, USER and PASSWORD_FILE if it requires them";
             Finding::new(check, silent, error, remedy)
         }
         Ok(Reached { version, read }) => {

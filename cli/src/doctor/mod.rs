@@ -30,29 +30,30 @@ use std::path::Path;
 /// Arguments of `baton doctor`.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
-    /// KV is to move over RDMA here: what that needs and is missing fails.
+    /// Require RDMA for KV: whatever it needs and is missing counts as a failure.
     #[arg(long)]
     rdma: bool,
-    /// GPUs are to be used here: what they need and is missing fails.
+    /// Require GPUs: whatever they need and is missing counts as a failure.
     #[arg(long)]
     gpu: bool,
-    /// Size of a worker's KV pool, e.g. 40GiB: with --rdma, so much has to be allowed to be locked.
+    /// Size of a worker's KV pool, e.g. 40GiB. With --rdma, the limit of locked memory must be at least this.
     #[arg(long, value_name = "SIZE")]
     pool_bytes: Option<ByteSize>,
-    /// Check these nodes of etcd, http://host:port, separated by commas, with the settings of BATON_MEMBERSHIP__ETCD__*.
+    /// Check these etcd nodes: http://host:port, separated by commas. BATON_MEMBERSHIP__ETCD__* gives the other settings of etcd.
     #[arg(long, value_name = "URLS", value_delimiter = ',')]
     etcd: Vec<String>,
-    /// Answer `baton doctor --connect` of other hosts at this address, until Ctrl-C.
+    /// Listen at this address for `baton doctor --connect` from other hosts, until Ctrl-C.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     listen: Option<SocketAddr>,
-    /// Measure the way to another host, where `baton doctor --listen` runs: reach, clock, and GB/s of KV.
+    /// Measure the link to a host that runs `baton doctor --listen`: reachability, clock offset, and throughput of KV in GB/s.
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<String>,
-    /// Lanes of UCX, as in UCX_TLS, without tcp. Those of RDMA where that or a device is asked for; elsewhere KV goes over TCP of Baton's own.
+    /// Transports that UCX may use, as in UCX_TLS, without tcp. Default: RDMA with --rdma or --ucx-net-devices, else Baton's own TCP
+    /// transport.
     #[arg(long, value_name = "LIST")]
     ucx_tls: Option<String>,
-    /// Network devices of UCX, as in UCX_NET_DEVICES, e.g. mlx5_0:1,mlx5_1:1: those named have to be there and up. With --connect, name those
-    /// of the other host there, with --listen.
+    /// Network devices that UCX may use, as in UCX_NET_DEVICES, e.g. mlx5_0:1,mlx5_1:1. Each must exist and be up. For --connect, set those
+    /// of the other host there, with its --listen.
     #[arg(long, value_name = "LIST", default_value = "")]
     ucx_net_devices: NetDevices,
     /// Print findings as JSON.

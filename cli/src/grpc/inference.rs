@@ -26,7 +26,6 @@ pub(crate) struct Options {
     pub(crate) remote_uncached: bool,
 }
 
-/// One request.
 pub(crate) struct Question {
     /// Served name; may be empty if the cluster serves one model.
     pub(crate) model: String,

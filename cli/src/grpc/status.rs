@@ -8,10 +8,10 @@ use serde::Serialize;
 pub(crate) struct ClusterStatus {
     /// There are no problems.
     pub(crate) healthy: bool,
-    /// The worst first.
+    /// Sorted by severity, the worst first.
     pub(crate) problems: Vec<Problem>,
     pub(crate) router: Option<RouterStatus>,
-    /// By name.
+    /// Sorted by the name of the instance.
     pub(crate) workers: Vec<WorkerStatus>,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Problem {
     pub(crate) worker: String,
     /// A keyword for scripts, see `Problem.kind` of the protocol.
     pub(crate) kind: String,
-    /// For people.
+    /// The problem in words, for people.
     pub(crate) text: String,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct RouterStatus {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct WorkerStatus {
     pub(crate) instance: String,
-    /// 16 hexadecimal digits.
+    /// Incarnation as 16 hexadecimal digits.
     pub(crate) incarnation: String,
     /// prefill, decode or unknown.
     pub(crate) role: &'static str,

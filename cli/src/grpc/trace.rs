@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestTrace {
-    /// 32 hexadecimal digits.
+    /// Id of the trace as 32 hexadecimal digits.
     pub(crate) trace_id: String,
-    /// The router first.
+    /// Spans of each process, the router's first.
     pub(crate) processes: Vec<ProcessSpans>,
     /// Workers that took part and did not answer, with the reason.
     pub(crate) silent: Vec<String>,
@@ -22,7 +22,7 @@ pub(crate) struct ProcessSpans {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Span {
-    /// 8 bytes.
+    /// Id of the span, 8 bytes.
     pub(crate) id: Vec<u8>,
     /// Empty for a root.
     pub(crate) parent_id: Vec<u8>,

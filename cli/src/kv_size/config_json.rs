@@ -13,7 +13,7 @@ use std::path::Path;
 const BYTES_MAX: u64 = 1 << 20;
 /// Most layers; far above any published model.
 const LAYERS_MAX: u32 = 4_096;
-/// Known model types.
+/// Values of `model_type` whose attention is known.
 const TYPES: [&str; 11] = [
     "llama",
     "mistral",
@@ -35,14 +35,14 @@ pub(super) fn read(folder: &Path) -> Result<(Attention, u64), KvSizeError> {
     let mut text = String::new();
     let file = std::fs::File::open(&path).map_err(|error| refuse(error.to_string()))?;
     file.take(BYTES_MAX).read_to_string(&mut text).map_err(|error| refuse(error.to_string()))?;
-    let keys = serde_json::from_str(&text).map_err(|error| refuse(format!("it is no JSON object: {error}")))?;
+    let keys = serde_json::from_str(&text).map_err(|error| refuse(format!("it is not a JSON object: {error}")))?;
     of(&keys).map_err(refuse)
 }
 
 fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
     let model_type = keys.get("model_type").and_then(Value::as_str).ok_or("model_type is missing")?;
     if !TYPES.contains(&model_type) {
-        return Err(format!("model_type `{model_type}` is not understood; {} are", TYPES.join(", ")));
+        return Err(format!("model_type `{model_type}` is not supported; supported are {}", TYPES.join(", ")));
     }
     let layers = need(keys, &["num_hidden_layers", "n_layer"])?;
     if layers > LAYERS_MAX {
@@ -94,7 +94,7 @@ fn head_dim(keys: &Map<String, Value>, model_type: &str) -> Result<u32, String> 
         return Ok(stated);
     }
     if matches!(model_type, "gemma2" | "gemma3_text" | "qwen3") {
-        return Err(format!("head_dim is missing, which does not follow from the others in a {model_type}"));
+        return Err(format!("head_dim is missing, and a {model_type} needs it"));
     }
     let (hidden, heads) = (need(keys, &["hidden_size"])?, need(keys, &["num_attention_heads", "n_head"])?);
     match hidden.is_multiple_of(heads) {

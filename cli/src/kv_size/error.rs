@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub(crate) enum KvSizeError {
     /// Neither a file or folder nor a known name.
     #[error(
-        "{model:?} is no file, folder or known model; give a folder with a config.json, a .gguf file, or one of: {names}"
+        "{model:?} is not a file, a folder or a known model; give a folder with a config.json, a .gguf file, or one of: {names}"
     )]
     Unknown { model: String, names: String },
     /// The model cannot be read.
@@ -28,9 +28,9 @@ pub(crate) enum KvSizeError {
     )]
     NoRoom { weights: String, reserve: String, gpu: String },
     /// The number of parameters is unknown.
-    #[error("how large the weights are is not known of {model}; give --weights, or --memory for what is left for KV")]
+    #[error("the size of {model}'s weights is unknown; give --weights, or give --memory, the memory for KV")]
     Weights { model: String },
     /// An unknown element type.
-    #[error("KV is held as {known}, not as {got:?}")]
+    #[error("KV can be stored as {known}, not as {got:?}")]
     Dtype { got: String, known: String },
 }

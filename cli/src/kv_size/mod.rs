@@ -27,7 +27,7 @@ const NOT_SERVED: &str = "the engine computes Llama-family models with attention
 /// Arguments of `baton kv-size`.
 #[derive(Args, Debug)]
 pub(crate) struct KvSizeArgs {
-    /// A model folder (its config.json is enough), a GGUF file, or a model known by name, such as `llama-3-8b`.
+    /// A model folder (its config.json is enough), a GGUF file, or the name of a known model, e.g. `llama-3-8b`.
     model: String,
     /// Element type of KV: bf16, f16 or f32.
     #[arg(long, default_value = "bf16", value_parser = dtype)]
@@ -38,24 +38,23 @@ pub(crate) struct KvSizeArgs {
     /// Memory for KV, as `engine.kv_cache_bytes`, e.g. 40GiB.
     #[arg(long, value_name = "SIZE", conflicts_with = "gpu_memory")]
     memory: Option<ByteSize>,
-    /// Memory of the GPU, e.g. 80GiB; what weights and reserve leave is for KV.
+    /// Memory of the GPU, e.g. 80GiB. What remains after weights and reserve is for KV.
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<ByteSize>,
-    /// Weights in that memory; two bytes a parameter where absent.
+    /// Size of the weights in GPU memory. Default: two bytes per parameter.
     #[arg(long, value_name = "SIZE", requires = "gpu_memory")]
     weights: Option<ByteSize>,
-    /// Kept for activations in that memory.
+    /// GPU memory reserved for activations.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", requires = "gpu_memory")]
     reserve: ByteSize,
-    /// Context lengths in tokens, prompt and answer together, by commas.
+    /// Context lengths in tokens (prompt and answer together), separated by commas.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     context: Vec<u64>,
-    /// One JSON object, on one line, instead of a table.
+    /// Print one JSON object on one line instead of a table.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the sizes.
 pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
     let report = report(args)?;
     let text = if args.json { report.json().to_string() } else { report.table() };
@@ -67,7 +66,7 @@ pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
 struct Sized {
     attention: Attention,
     weights_bytes: Option<u64>,
-    /// 0 if unknown.
+    /// Longest context in tokens; 0 if unknown.
     context: u64,
     /// Why the engine does not serve it.
     refused: Option<String>,

@@ -6,7 +6,7 @@ use baton_worker::models::ModelSize;
 /// Which layers attend only to a window.
 #[derive(Clone, Copy)]
 enum Window {
-    /// No layer.
+    /// All layers attend to every token.
     No,
     /// All layers attend to this many tokens.
     All(u32),

@@ -44,7 +44,7 @@ impl Report {
         })
     }
 
-    /// For people.
+    /// The report as text for people.
     pub(super) fn table(&self) -> String {
         let layout = &self.layout;
         let mut lines = vec![
@@ -58,7 +58,7 @@ impl Report {
             lines.push(format!("Memory for KV: {}, {} blocks", size(memory), grouped(layout.blocks_in(memory))));
         }
         if let Some(refused) = &self.refused {
-            lines.push(format!("Only its size can be told, it cannot be served: {refused}"));
+            lines.push(format!("The model cannot be served: {refused}"));
         }
         lines.push(String::new());
         let head = ["CONTEXT", "KV OF A SEQUENCE", "SEQUENCES"].map(str::to_owned);

@@ -24,13 +24,13 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     router: OperatorArgs,
-    /// Show it anew every second, until Ctrl-C.
+    /// Refresh every second, until Ctrl-C.
     #[arg(long)]
     watch: bool,
-    /// Show it once, which is the default, and end with 0 where nothing is the matter, else with 1.
+    /// Print the status once (the default). The exit code is 0 if there are no problems, else 1.
     #[arg(long, conflicts_with = "watch")]
     once: bool,
-    /// One JSON object, on one line, instead of a table.
+    /// Print one JSON object on one line instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -55,7 +55,7 @@ async fn ask(admin: &mut Admin) -> anyhow::Result<ClusterStatus> {
     let answer = answer.with_context(|| format!("the router did not answer within {ANSWER_MAX:?}"))?;
     answer.map_err(|status| match status.code() {
         tonic::Code::Unimplemented if status.message().is_empty() => {
-            anyhow::anyhow!("this router is of a release that tells no status")
+            anyhow::anyhow!("this router is too old to report a status")
         }
         _ => explain(&status),
     })

@@ -27,7 +27,7 @@ const COLUMNS: [(&str, bool); 17] = [
     ("CLASS, PROTOCOL", false),
 ];
 
-/// The whole status.
+/// The whole status as text.
 pub(super) fn of(status: &ClusterStatus) -> String {
     let mut lines = Vec::new();
     match status.problems.len() {

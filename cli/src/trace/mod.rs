@@ -20,12 +20,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Arguments of `baton trace`.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// Id of a recent request (`x-request-id` of its answer), or of its trace (`x-trace-id`).
+    /// Id of a recent request (header `x-request-id` of its answer) or of its trace (`x-trace-id`).
     id: String,
-    /// That served it.
+    /// The router that served the request.
     #[command(flatten)]
     router: OperatorArgs,
-    /// Write a page to this file instead.
+    /// Write an HTML page to this file instead.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: TraceArgs) -> anyhow::Result<()> {
 fn refused(status: Status) -> anyhow::Error {
     match status.code() {
         Code::NotFound => anyhow::anyhow!("{}", terminal::plain(status.message())),
-        Code::Unimplemented => anyhow::anyhow!("this router is older and cannot tell of traces"),
+        Code::Unimplemented => anyhow::anyhow!("this router is too old to return traces"),
         _ => explain(&status),
     }
 }

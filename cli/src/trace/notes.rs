@@ -63,7 +63,7 @@ pub(super) fn of_request(waterfall: &Waterfall) -> Vec<String> {
     facts
 }
 
-/// Milliseconds, hundredths.
+/// Nanoseconds as milliseconds with two decimals.
 pub(super) fn ms(ns: u64) -> String {
     format!("{:.2}", ns as f64 / 1e6)
 }

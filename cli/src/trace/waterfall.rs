@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// A request's spans in display order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waterfall {
-    /// 32 hexadecimal digits.
+    /// Id of the trace as 32 hexadecimal digits.
     pub(super) trace_id: String,
     /// From the first start to the last end, nanoseconds.
     pub(super) total_ns: u64,
-    /// In display order.
     pub(super) rows: Vec<Row>,
     /// Processes with a different clock, and by how many nanoseconds their spans were shifted.
     pub(super) moved: Vec<(String, i64)>,
@@ -27,7 +26,7 @@ pub(super) struct Row {
     pub(super) process: String,
     /// Start, nanoseconds since the first one.
     pub(super) start_ns: u64,
-    /// Length, nanoseconds.
+    /// Length of the span, nanoseconds.
     pub(super) length_ns: u64,
     pub(super) failed: bool,
     /// Further attributes of the span.

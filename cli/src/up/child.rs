@@ -78,8 +78,8 @@ impl Child {
 
     async fn death(&mut self) -> anyhow::Error {
         match self.process.wait().await {
-            Ok(status) => anyhow!("{} ended ({status}); its messages stand above", self.name),
-            Err(error) => anyhow!("{} cannot be waited for: {error}", self.name),
+            Ok(status) => anyhow!("{} ended ({status}); see its messages above", self.name),
+            Err(error) => anyhow!("cannot wait for {}: {error}", self.name),
         }
     }
 

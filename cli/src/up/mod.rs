@@ -39,52 +39,52 @@ pub(crate) struct UpArgs {
     /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`.
     #[arg(long, default_value = "smollm2-135m-instruct")]
     model: String,
-    /// Prefill workers; 0 serves aggregated: decode workers run prompts themselves.
+    /// Number of prefill workers. With 0, decode workers run the prompts too (aggregated serving).
     #[arg(long, default_value_t = 1)]
     prefill: u16,
-    /// Decode workers.
+    /// Number of decode workers.
     #[arg(long, default_value_t = 1)]
     decode: u16,
-    /// Address of the clients' ports, `0.0.0.0` for all of this host; everything inside the cluster stays on loopback.
+    /// Address of the ports for clients; `0.0.0.0` is every address of this host. Traffic inside the cluster stays on loopback.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// gRPC port of the router.
+    /// gRPC port of the router, for clients.
     #[arg(long, default_value_t = 50051)]
     grpc_port: u16,
-    /// HTTP port of the router.
+    /// HTTP port of the router, for clients.
     #[arg(long, default_value_t = 8000)]
     http_port: u16,
-    /// Port on which workers join the router and operators ask it; 0 takes a free one, which the verbs of this user find.
+    /// Port of the router for workers and operators. 0 picks a free port; the other commands of the same user find it.
     #[arg(long, default_value_t = 0)]
     cluster_port: u16,
     /// Where prompts are prefilled.
     #[arg(long, value_enum, default_value_t = Policy::Auto)]
     prefill_policy: Policy,
-    /// How KV travels.
+    /// Transport of KV between workers.
     #[arg(long, value_enum, default_value_t = Transport::Ucx)]
     transport: Transport,
-    /// Longest context, in tokens; the model's own where absent.
+    /// Longest context in tokens. Default: the model's own.
     #[arg(long)]
     max_model_len: Option<u32>,
     /// Size of each worker's KV pool, e.g. `512MiB`.
     #[arg(long)]
     kv_cache_bytes: Option<String>,
-    /// Compute threads of each worker; all cores where absent.
+    /// Compute threads of each worker. Default: all cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Where workers register: at the router, or in etcd.
+    /// Where workers register: with the router (`embedded`) or in etcd.
     #[arg(long, value_enum, default_value_t = Membership::Embedded)]
     membership: Membership,
     /// Address of etcd, `http://host:port`; several are separated by commas.
     #[arg(long, default_value = "http://127.0.0.1:2379")]
     etcd: String,
-    /// Key below which this cluster's keys lie; a second cluster on the same etcd needs another.
+    /// Prefix of this cluster's keys in etcd. Each cluster on the same etcd needs its own.
     #[arg(long, default_value = "/baton/default/")]
     etcd_prefix: String,
     /// OTLP gRPC endpoint that receives traces, e.g. `http://127.0.0.1:4317`.
     #[arg(long)]
     otlp: Option<String>,
-    /// Log filter of the children.
+    /// Log filter of the router and the workers.
     #[arg(long, default_value = "warn")]
     log: String,
 }
@@ -163,7 +163,7 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     );
     ensure!(
         args.grpc_port != args.http_port || args.grpc_port == 0,
-        "--grpc-port and --http-port are both {}: choose two",
+        "--grpc-port and --http-port are both {}: they must differ",
         args.grpc_port
     );
     let variables = Variables::of_process()?;
@@ -236,7 +236,7 @@ struct Addresses {
 
 async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<Addresses> {
     loop {
-        let next = timeout_at(deadline, router.next()).await.context("the router does not start")??;
+        let next = timeout_at(deadline, router.next()).await.context("the router did not start")??;
         if let Announcement::Listening { grpc, http, cluster: Some(cluster) } = next {
             return Ok(Addresses { grpc: from_here(grpc), http: from_here(http), cluster });
         }
@@ -253,7 +253,7 @@ fn from_here(address: SocketAddr) -> SocketAddr {
 }
 
 async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()> {
-    while timeout_at(deadline, router.next()).await.context("the router admits no workers")?? != Announcement::Ready {}
+    while timeout_at(deadline, router.next()).await.context("the router is not ready")?? != Announcement::Ready {}
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use baton_node::environment;
 const SHARED: [&str; 5] = ["admin", "drain", "grpc", "identity", "telemetry"];
 /// Sections of routers. Workers have a `membership` section too, but here flags set all of it except etcd's part.
 const ROUTER: [&str; 9] = ["auth", "cache", "cluster", "http", "limits", "membership", "placement", "prices", "retry"];
-/// Sections of workers.
+/// Sections that only workers have.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
 /// This process's variables that only some of its children may receive.
@@ -30,7 +30,7 @@ impl Variables {
             let key = key_of(&name);
             ensure!(
                 key != "config",
-                "{name} names the configuration of one process, and `baton up` starts several: unset it"
+                "{name} names the configuration file of one process, but `baton up` starts several: unset it"
             );
             let section = key.split("__").next().unwrap_or_default();
             // A part of a section that every process has.

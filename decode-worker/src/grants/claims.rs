@@ -31,7 +31,7 @@ pub struct Claim<T> {
     pub deadline: Instant,
     /// Whether its offer has arrived.
     pub offered: bool,
-    /// The stream's data.
+    /// What the stream of the claim needs; not used here.
     pub stream: T,
 }
 
@@ -57,7 +57,7 @@ pub struct Claims<T> {
 }
 
 impl<T> Claims<T> {
-    /// No claims yet.
+    /// Starts without claims; `limits` bounds the later ones.
     pub fn new(limits: ClaimLimits) -> Self {
         Self { limits, by_request: HashMap::new(), streams: HashSet::new(), tokens: 0 }
     }
@@ -122,12 +122,12 @@ impl<T> Claims<T> {
         Some(claim)
     }
 
-    /// Tokens claimed.
+    /// Sum of the tokens of all claims.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Number of claims.
+    /// Number of claims, with or without an offer.
     pub fn len(&self) -> usize {
         self.by_request.len()
     }

@@ -66,11 +66,10 @@ pub trait Wanted {
 /// An offer that has room now.
 #[derive(Debug)]
 pub struct Granted<R, L> {
-    /// The offer.
     pub offer: ReserveOffer,
     /// Sends the answer to the source.
     pub reply: R,
-    /// Its blocks.
+    /// Blocks reserved for the offered sequence.
     pub lease: L,
 }
 
@@ -81,7 +80,7 @@ pub struct Refused<R> {
     pub reply: R,
     /// For the source's code.
     pub reason: RefuseReason,
-    /// For the operator.
+    /// The reason in words, for the operator.
     pub detail: String,
 }
 
@@ -126,7 +125,7 @@ pub struct Grants<S, R> {
 }
 
 impl<S: Wanted, R: Reply> Grants<S, R> {
-    /// Without claims.
+    /// Starts without claims and offers.
     pub fn new(limits: ClaimLimits) -> Self {
         Self { claims: Claims::new(limits), waiting: BTreeMap::new(), arriving: HashMap::new() }
     }

@@ -43,16 +43,16 @@ impl Start {
 /// A request's place in the order, and its charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Its virtual start.
+    /// Virtual time at which its service starts: the earliest is served first.
     pub start: Start,
-    /// Tokens charged.
+    /// Tokens charged to the tenant.
     pub tokens: usize,
 }
 
 /// A tenant's demand in a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// The tenant's share.
+    /// The tenant and its weight.
     pub share: Share,
     /// Most that it can use.
     pub tokens: usize,

@@ -18,15 +18,15 @@ pub(super) struct Buffers {
     pub(super) value: Tensor,
     /// Attention result before its output projection, `[rows_max, heads * head_dim]`.
     pub(super) attended: Tensor,
-    /// `[rows_max, ffn]`
+    /// Gate of the MLP, `[rows_max, ffn]`.
     pub(super) gate: Tensor,
-    /// `[rows_max, ffn]`
+    /// Up projection of the MLP, `[rows_max, ffn]`.
     pub(super) up: Tensor,
     /// Rows of `residual` that need logits, `[logit_rows_max, hidden]`.
     pub(super) last_residual: Tensor,
     /// Rows of `attended` that need logits, `[logit_rows_max, heads * head_dim]`.
     pub(super) last_attended: Tensor,
-    /// `[logit_rows_max, vocab]`
+    /// Logits of the selected rows, `[logit_rows_max, vocab]`.
     pub(super) logits: Tensor,
 }
 

@@ -22,7 +22,7 @@ pub enum ModelError {
     #[error("{name} must be {expected}, got {got}")]
     Config {
         name: &'static str,
-        /// The accepted range.
+        /// Values that are accepted, in words.
         expected: String,
         got: usize,
     },
@@ -32,7 +32,7 @@ pub enum ModelError {
         name: TensorName,
         /// Elements that the shape needs.
         expected: usize,
-        /// Elements received.
+        /// Elements that the source returned.
         got: usize,
     },
     /// The pool is laid out for another model.

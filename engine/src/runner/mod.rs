@@ -49,7 +49,7 @@ pub(crate) struct Runner<M> {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
-    /// The running step.
+    /// The step that was launched and is not finished; `None` while there is none.
     step: Option<Step>,
     rates: Rates,
     generated_tokens: u64,

@@ -10,7 +10,7 @@ use baton_kernels::ops::PlanSegment;
 use baton_types::{ErrorKind, FinishReason};
 use std::time::Instant;
 
-/// A running step.
+/// A step that was launched and is not finished.
 pub(super) struct Step {
     segments: Vec<Segment>,
     prefill_rows: usize,

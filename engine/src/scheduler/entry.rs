@@ -21,7 +21,7 @@ impl SequenceKey {
         Self { priority: Reverse(priority), start, arrival }
     }
 
-    /// Its priority.
+    /// The priority that was given; higher ones come first.
     pub fn priority(self) -> i32 {
         self.priority.0
     }
@@ -46,13 +46,13 @@ impl Standing {
         Self { priority: key.priority, is_beyond, key }
     }
 
-    /// The sequence.
+    /// Key of the sequence with this position.
     pub fn key(self) -> SequenceKey {
         self.key
     }
 }
 
-/// A new sequence.
+/// A sequence that the scheduler does not know yet.
 #[derive(Debug)]
 pub struct Arrival {
     /// Number of tokens whose KV must be computed before the next one is sampled.
@@ -65,7 +65,7 @@ pub struct Arrival {
     pub pinned: bool,
     /// After this instant it ends.
     pub deadline: Instant,
-    /// The tenant's share.
+    /// The tenant and its weight.
     pub share: Share,
     /// The hashes under which its blocks are cached, if they are.
     pub prefix: Option<Prefix>,
@@ -199,7 +199,7 @@ impl Entry {
 /// Sums over sequences, for [`crate::Load`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Waiting sequences.
+    /// Sequences that wait for admission.
     pub waiting: usize,
     /// Prefill tokens still to compute, waiting and running.
     pub waiting_tokens: usize,

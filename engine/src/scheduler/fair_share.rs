@@ -29,7 +29,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Without tenants.
+    /// Without tenants yet; `places` and `blocks` are what they divide.
     pub fn new(places: usize, blocks: usize) -> Self {
         Self { places, blocks, ..Self::default() }
     }

@@ -39,18 +39,15 @@ use entry::Entry;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The bounds of the scheduler.
+/// The bounds of the scheduler. Fields without a comment are as in [`crate::EngineConfig`].
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// See [`crate::EngineConfig::chunk_tokens_max`].
     pub chunk_tokens_max: usize,
-    /// See [`crate::EngineConfig::running_max`].
     pub running_max: usize,
-    /// See [`crate::EngineConfig::watermark_blocks`].
     pub watermark_blocks: usize,
-    /// See [`crate::EngineConfig::stall`].
     pub stall: Duration,
     /// How soon to check held or paused sequences again: neither gate nor sink reports when it opens.
     pub recheck: Duration,
@@ -61,7 +58,7 @@ pub struct SchedulerConfig {
 pub struct Awaited {
     /// Sequences after it are admitted only if these blocks stay free.
     pub turn: SequenceKey,
-    /// The tenant's share.
+    /// The tenant that asks, and its weight.
     pub share: Share,
     /// Blocks of each group.
     pub blocks: usize,

@@ -9,7 +9,7 @@ use std::time::Instant;
 /// Rows of one sequence in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The sequence.
+    /// Key of the sequence that the rows belong to.
     pub key: SequenceKey,
     /// First position to compute.
     pub position: usize,
@@ -24,7 +24,7 @@ pub struct Segment {
 /// Why the scheduler ends a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Its deadline passed.
+    /// Its deadline has passed.
     Deadline,
     /// Its sink had no room for too long.
     Stalled,

@@ -21,7 +21,7 @@ pub enum WeightsError {
     #[error("{path}: {what} is not supported: {hint}")]
     Unsupported {
         path: String,
-        /// Key or tensor.
+        /// The key or the tensor that is not supported.
         what: String,
         /// What would work instead.
         hint: String,

@@ -12,21 +12,21 @@ pub struct ModelShape {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Key/value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements per head.
+    /// Elements of one head's query, key or value.
     pub head_dim: usize,
     /// Width of the MLP.
     pub ffn: usize,
     /// Longest context the model was made for.
     pub context: usize,
-    /// Epsilon of RMSNorm.
+    /// Epsilon in the root mean square of RMSNorm.
     pub rms_eps: f32,
-    /// Rotary embedding.
+    /// Base and scaling of the rotary embedding.
     pub rope: Rope,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
@@ -35,7 +35,7 @@ pub struct ModelShape {
 /// Rotary embedding: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base `theta`.
+    /// Base `theta` of the rotary frequencies.
     pub theta: f32,
     /// Scaling of the frequencies.
     pub scaling: RopeScaling,
@@ -45,7 +45,7 @@ pub struct Rope {
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// No scaling.
+    /// Frequencies as trained, without scaling.
     None,
     /// All frequencies divided by `factor`.
     Linear { factor: f32 },
@@ -53,11 +53,11 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of low frequencies.
         factor: f32,
-        /// `low_freq_factor`.
+        /// `low_freq_factor`: frequencies with a wavelength over `original_context` divided by this are divided by `factor`.
         low_freq_factor: f32,
-        /// `high_freq_factor`.
+        /// `high_freq_factor`: frequencies with a wavelength under `original_context` divided by this stay as they are.
         high_freq_factor: f32,
-        /// `original_max_position_embeddings`.
+        /// `original_max_position_embeddings`: the context that the model was first trained for, in tokens.
         original_context: usize,
     },
     /// A divisor per frequency, `[head_dim / 2]` (GGUF's `rope_freqs.weight`).
@@ -67,11 +67,11 @@ pub enum RopeScaling {
 /// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorName {
-    /// `[vocab, hidden]`
+    /// Embedding of each token, `[vocab, hidden]`.
     Embedding,
-    /// `[hidden]`
+    /// Gain of the RMSNorm before the output, `[hidden]`.
     FinalNorm,
-    /// `[vocab, hidden]`, absent where tied
+    /// Matrix of the logits, `[vocab, hidden]`; absent where it is the embedding.
     Output,
     /// A tensor of one layer.
     Layer(usize, LayerTensor),
@@ -80,7 +80,7 @@ pub enum TensorName {
 /// Tensors of one decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerTensor {
-    /// `[hidden]`
+    /// Gain of the RMSNorm before attention, `[hidden]`.
     AttentionNorm,
     /// `[heads * head_dim, hidden]`
     Query,
@@ -90,13 +90,13 @@ pub enum LayerTensor {
     Value,
     /// `[hidden, heads * head_dim]`
     AttentionOutput,
-    /// `[hidden]`
+    /// Gain of the RMSNorm before the MLP, `[hidden]`.
     MlpNorm,
-    /// `[ffn, hidden]`
+    /// Gate projection of the MLP, `[ffn, hidden]`.
     Gate,
-    /// `[ffn, hidden]`
+    /// Up projection of the MLP, `[ffn, hidden]`.
     Up,
-    /// `[hidden, ffn]`
+    /// Down projection of the MLP, `[hidden, ffn]`.
     Down,
 }
 
@@ -119,11 +119,11 @@ pub trait ModelSource: Send + Sync {
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError>;
     /// Digest over configuration and weights.
     fn fingerprint(&self) -> Digest;
-    /// All end tokens.
+    /// Ids of all tokens that end a sequence.
     fn end_tokens(&self) -> &[TokenId];
     /// Sampling defaults of the model.
     fn sampling_defaults(&self) -> SamplingDefaults;
-    /// Tokenizer and template.
+    /// Tokenizer and chat template, as the source has them.
     fn text(&self) -> TextSource;
     /// A short name for users and `/v1/models`, e.g. the folder's or file's.
     fn name(&self) -> &str;

@@ -28,7 +28,7 @@ pub use pack::Panels;
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimdLevel {
-    /// Plain Rust.
+    /// Plain Rust, for any CPU.
     Portable,
     /// x86-64 with AVX2, FMA.
     Avx2Fma,

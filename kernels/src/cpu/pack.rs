@@ -21,7 +21,7 @@ pub(super) struct WideStep([f32; PANEL]);
 
 /// Storage format of a panel.
 pub(super) trait Step: Copy + Sync {
-    /// All weights zero.
+    /// A step whose weights are all zero.
     const ZERO: Self;
     /// Stores the weight of feature `j`, rounded to the format, over a zero.
     fn set(&mut self, j: usize, weight: f32);
@@ -68,7 +68,7 @@ impl Step for WideStep {
 
 #[derive(Debug)]
 pub(super) enum Format {
-    /// bf16.
+    /// bf16, as pairs in one word.
     Pairs(Vec<PairStep>),
     /// f32, and f16 widened, which is exact. Fast f16 weights have not been needed yet.
     Wide(Vec<WideStep>),

@@ -53,7 +53,7 @@ pub trait HostKernels: Send + Sync {
     /// Causal attention of `q`, rows of `q.len() / plan.rows()`.
     fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]);
 
-    /// SwiGLU in place.
+    /// SwiGLU in place: `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
 }
 

@@ -78,7 +78,7 @@ impl Enqueued {
     }
 }
 
-/// See the [module](self).
+/// A backend that delays each operation and poisons outputs that are not ready, see the [module](self).
 pub struct Lagging {
     inner: Arc<dyn Ops>,
     config: LagConfig,
@@ -105,7 +105,7 @@ impl Lagging {
         self.stream.hold(true);
     }
 
-    /// Resumes the stream.
+    /// Resumes the stream after [`Lagging::hold`].
     pub fn release(&self) {
         self.stream.hold(false);
     }

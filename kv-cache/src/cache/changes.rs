@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// A run of changes of one kind. A block is identified by the prefix that ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Newly cached blocks.
+    /// Blocks that are cached from now on.
     Stored(Vec<PrefixHash>),
     /// Blocks that are no longer cached.
     Removed(Vec<PrefixHash>),

@@ -62,12 +62,12 @@ struct Ends {
     len: usize,
 }
 
-/// All entries.
+/// All entries, and lists of those that may be evicted or are pinned.
 #[derive(Clone, Debug)]
 pub(crate) struct Entries {
     groups: usize,
     entries: Vec<Entry>,
-    /// `[entries, groups]`, flattened.
+    /// Blocks of each entry, one per group: `[entries, groups]`, flattened.
     blocks: Vec<BlockId>,
     vacant: Vec<EntryId>,
     evictable: Ends,

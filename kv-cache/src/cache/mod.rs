@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 pub struct CacheConfig {
     /// Tokens of a block: a multiple of [`HASH_TOKENS`].
     pub block_tokens: usize,
-    /// Most blocks that may be pinned, in total and per owner.
+    /// Most blocks that may be pinned in total.
     pub pinned_max: usize,
-    /// See `pinned_max`.
+    /// Most blocks that the pins of one owner may hold.
     pub pinned_of_one_max: usize,
     /// Changes kept for followers; one that is further behind takes a snapshot.
     pub changes_max: usize,
@@ -56,7 +56,7 @@ impl Keep {
 pub struct Pin {
     /// The owner whose quota it counts towards: a label of the tenant.
     pub owner: u64,
-    /// When it ends.
+    /// When the pin ends.
     pub until: Instant,
 }
 
@@ -171,7 +171,7 @@ impl PrefixCache {
         self.by_block(first_group).is_some_and(|id| self.entries.of(id).pinned.is_some())
     }
 
-    /// Advances the time.
+    /// Advances the time, which never goes back, and returns it.
     pub(crate) fn at(&mut self, now: Instant) -> Instant {
         *self.now.insert(self.now.map_or(now, |known| known.max(now)))
     }

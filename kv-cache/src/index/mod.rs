@@ -51,7 +51,7 @@ pub struct CacheUpdate<'a> {
 /// A change of what a worker has cached. A block is identified by the prefix that ends with it.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheChange<'a> {
-    /// Newly cached blocks.
+    /// Blocks that are cached from now on.
     Stored(&'a [PrefixHash]),
     /// Blocks that are no longer cached.
     Removed(&'a [PrefixHash]),
@@ -102,7 +102,7 @@ pub struct CachedPrefix<'a> {
 /// Sizes of the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexCounts {
-    /// Workers that joined.
+    /// Workers that joined and have not left.
     pub workers: usize,
     /// Workers that wait for a snapshot or for the rest of one.
     pub workers_lost: usize,
@@ -180,7 +180,7 @@ impl Stretch {
 }
 
 impl PrefixIndex {
-    /// Most workers.
+    /// Most workers that one index can hold.
     pub const WORKERS_MAX: usize = 1024;
 
     /// An empty index of at most `blocks_max` different blocks.

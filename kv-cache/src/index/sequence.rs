@@ -24,9 +24,9 @@ enum State {
 pub(super) enum Verdict {
     /// It replaces all earlier information.
     Begin,
-    /// Apply it.
+    /// It follows on the last one: apply it.
     Apply,
-    /// It is old.
+    /// It was already covered: ignore it.
     Stale,
     /// Earlier information is no longer reliable.
     Lost,

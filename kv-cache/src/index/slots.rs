@@ -29,7 +29,7 @@ impl SlotSet {
         self.near == 0 && self.far == [0; FAR_WORDS]
     }
 
-    /// The intersection.
+    /// The slots that are in both sets.
     pub(super) fn and(&self, other: &Self) -> Self {
         self.of_each(other, |a, b| a & b)
     }
@@ -54,7 +54,7 @@ impl SlotSet {
         0..self.far.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1)
     }
 
-    /// The slots, ascending.
+    /// The slots in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         let words = std::iter::once(self.near).chain(self.far);
         words.enumerate().flat_map(|(i, word)| bits(word).map(move |bit| 64 * i + bit))

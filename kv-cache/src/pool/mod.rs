@@ -12,7 +12,7 @@ pub enum BlockState {
     Free,
     /// One or more leases. The prefix cache may hold it too.
     Referenced {
-        /// Number of leases.
+        /// Number of leases that hold it.
         by: u32,
     },
     /// Only the prefix cache; it may be evicted.
@@ -31,7 +31,7 @@ impl BlockState {
 /// Blocks by state, summed over the groups. `total` is the sum of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
-    /// All blocks.
+    /// All blocks of the pool.
     pub total: usize,
     /// Blocks that may be allocated.
     pub free: usize,

@@ -37,7 +37,7 @@ impl FreeRuns {
         out
     }
 
-    /// Returns one id.
+    /// Makes one id free again.
     pub(super) fn put(&mut self, id: u32) {
         let (mut start, mut len) = (id, 1);
         if let Some((&before, &before_len)) = self.runs.range(..id).next_back().filter(|(s, l)| **s + **l == id) {

@@ -42,9 +42,9 @@ impl fmt::Debug for GetRequest {
 
 /// A successful get: a complete copy whose pin still held after the last read, verified with the owner's checksums.
 pub struct GetReport {
-    /// KV bytes got.
+    /// KV bytes that were copied.
     pub bytes: u64,
-    /// [`GetRequest::hold`].
+    /// The value that was passed as [`GetRequest::hold`].
     pub hold: Box<dyn Any + Send>,
 }
 

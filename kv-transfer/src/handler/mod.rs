@@ -67,7 +67,7 @@ pub struct ReserveOffer {
 pub struct VerifiedHandoff {
     pub request_id: RequestId,
     pub source: Party,
-    /// The source's shard.
+    /// The shard of the source that sent it.
     pub shard: u16,
     /// The ticket of the handoff.
     pub ticket: TicketId,
@@ -105,13 +105,13 @@ impl fmt::Debug for VerifiedHandoff {
 /// Instants of one handoff on the sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SinkTimings {
-    /// The offer came.
+    /// When the offer arrived here.
     pub offered_at: Instant,
-    /// The grant was given.
+    /// When the blocks were granted.
     pub granted_at: Instant,
-    /// The commit came.
+    /// When the commit arrived here.
     pub committed_at: Instant,
-    /// The last checksum was verified.
+    /// When the last checksum was verified.
     pub verified_at: Instant,
 }
 
@@ -124,7 +124,7 @@ pub struct PinQuestion {
     pub reader: Party,
     /// Whether the reader proved the role of a worker. With credentials, every reader has; without them, none has.
     pub proven: bool,
-    /// [`crate::GetRequest::name`].
+    /// What is to be got, as in [`crate::GetRequest::name`].
     pub name: Vec<u8>,
     /// First position to get: a multiple of the block size here.
     pub from: u32,

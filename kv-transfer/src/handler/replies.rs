@@ -37,7 +37,7 @@ impl GrantReply {
         }
     }
 
-    /// Refuses the offer.
+    /// Refuses the offer; the source gets reason and detail.
     pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
         if let Some(offer) = self.0.take() {
             offer.refused(reason, detail.into());
@@ -84,7 +84,7 @@ impl PinReply {
         self.answer(Ok((blocks, hold)));
     }
 
-    /// Refuses the get.
+    /// Refuses the get; the reader gets reason and detail.
     pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
         self.answer(Err((reason, detail.into())));
     }

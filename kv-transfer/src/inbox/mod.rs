@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// One command.
+/// A command to the progress thread.
 pub(crate) enum Command {
     /// Put a sequence to a peer.
     Put { key: HandoffKey, peer: Peer, request: PutRequest, outcome: oneshot::Sender<PutOutcome> },

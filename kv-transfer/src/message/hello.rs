@@ -18,7 +18,7 @@ pub struct RemoteRegion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Supported protocol versions.
+    /// Protocol versions that the sender supports.
     pub protocol: ProtocolRange,
     /// Optional extensions that the sender supports; unknown bits are ignored.
     pub capabilities: u64,

@@ -129,7 +129,7 @@ pub(crate) struct LayerCopy {
     of: Arc<Move>,
     group: usize,
     layer: usize,
-    /// Not planned yet.
+    /// Positions whose runs are not planned yet.
     tokens: Range<u32>,
     runs: VecDeque<CopyRun>,
 }

@@ -44,18 +44,18 @@ pub struct CommitPayload {
 impl CommitPayload {
     /// Most tokens of one sequence.
     pub const TOKENS_MAX: usize = 4 << 20;
-    /// Longest `extra`.
+    /// Longest `extra`, in bytes.
     pub const EXTRA_BYTES_MAX: usize = 64 << 10;
 }
 
 /// Report of a handoff, for the source once the sink has adopted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutReport {
-    /// KV bytes written.
+    /// KV bytes written to the sink.
     pub bytes: u64,
     /// Positions moved: those offered, without the leading ones that the sink had cached.
     pub tokens_moved: u32,
-    /// Writes posted.
+    /// Number of writes posted.
     pub puts: u64,
     /// When the grant came.
     pub granted_at: Instant,
@@ -69,7 +69,7 @@ pub struct PutReport {
     pub moving: Duration,
     /// When the commit was acknowledged.
     pub acked_at: Instant,
-    /// `ucx` or `tcp`.
+    /// Name of the transport: `ucx` or `tcp`.
     pub transport: &'static str,
     /// Lanes of the connection, as the transport names them.
     pub lanes: String,

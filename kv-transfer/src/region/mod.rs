@@ -44,7 +44,7 @@ impl Region {
         Ok(Arc::new(Self { mapping }))
     }
 
-    /// Size in bytes.
+    /// Size of the region in bytes.
     pub fn len(&self) -> usize {
         self.mapping.len()
     }

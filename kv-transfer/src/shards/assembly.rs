@@ -13,7 +13,7 @@ pub struct Assembly {
     waiting: Mutex<BTreeMap<RequestId, Parts>>,
 }
 
-/// By shard.
+/// The parts of one request that have arrived, by shard.
 type Parts = BTreeMap<u16, (VerifiedHandoff, AdoptReply)>;
 
 impl Assembly {

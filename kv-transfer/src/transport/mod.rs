@@ -55,7 +55,7 @@ pub enum Event {
 pub type Wake = Box<dyn Fn() + Send + Sync>;
 
 pub trait Transport {
-    /// `ucx` or `tcp`.
+    /// Name of the transport: `ucx` or `tcp`.
     fn name(&self) -> &'static str;
     /// The address that peers connect to.
     fn address(&self) -> TransferAddress;

@@ -127,7 +127,7 @@ impl Memory {
         Ok(Rc::new(Self { handle, region, context: context.clone() }))
     }
 
-    /// Bytes registered.
+    /// Size of the registered region in bytes.
     pub(crate) fn len(&self) -> usize {
         self.region.len()
     }

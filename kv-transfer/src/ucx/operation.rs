@@ -12,7 +12,6 @@ use ucx_sys::sys;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Token(pub u64);
 
-/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: Token,

@@ -17,7 +17,7 @@ pub(super) const WRITE_ID: u32 = 1;
 
 /// Stores writes that come as messages. Called while the worker progresses, with UCX's own buffer.
 pub(crate) trait Landing {
-    /// Stores one write.
+    /// Stores one write; `header` says where.
     fn land(&self, header: &[u8], bytes: &[u8]);
 }
 
@@ -137,7 +137,7 @@ type Handler = unsafe extern "C" fn(
     *const sys::ucp_am_recv_param_t,
 ) -> sys::ucs_status_t;
 
-/// Lands a write.
+/// UCX's callback for a write that came as a message.
 unsafe extern "C" fn landed(
     lists: *mut c_void,
     header: *const c_void,

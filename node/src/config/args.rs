@@ -10,7 +10,6 @@ use std::path::PathBuf;
 pub struct Overlay(Vec<(&'static str, &'static str, Value)>);
 
 impl Overlay {
-    /// No flags.
     pub fn new() -> Self {
         Self::default()
     }
@@ -58,31 +57,31 @@ pub struct CommonArgs {
     /// What to log, e.g. "info,baton_router=debug"
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// "pretty" or "json"
+    /// Format of log lines: "pretty" or "json"
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
     /// Send traces to this OTLP collector over gRPC, e.g. http://localhost:4317
     #[arg(long, value_name = "URL")]
     pub otlp_url: Option<String>,
-    /// Where /metrics and /healthz are served
+    /// Address that serves /metrics and /healthz
     #[arg(long, value_name = "ADDRESS")]
     pub admin_listen: Option<SocketAddr>,
-    /// Stop when standard input ends: whoever started this process is gone
+    /// Stop when standard input is closed, which shows that the parent process has ended
     #[arg(long)]
     pub stop_with_stdin: bool,
-    /// Where workers register: "embedded", at the routers, or "etcd"
+    /// Where workers register: "embedded" (with the routers) or "etcd"
     #[arg(long, value_name = "BACKEND")]
     pub membership: Option<String>,
     /// Addresses of etcd, http://host:port, separated by commas
     #[arg(long, value_name = "URLS", value_delimiter = ',')]
     pub etcd: Vec<String>,
-    /// Key below which this cluster's keys lie in etcd; ends in /
+    /// Prefix of this cluster's keys in etcd; must end in /
     #[arg(long, value_name = "KEY")]
     pub etcd_prefix: Option<String>,
-    /// Folder with ca.crt, tls.crt and tls.key, by which this process and its peers prove who they are
+    /// Folder with ca.crt, tls.crt and tls.key, for mutual TLS with the other processes of the cluster
     #[arg(long, value_name = "FOLDER")]
     pub identity: Option<PathBuf>,
-    /// Listen where other hosts reach this process although --identity is unset: the network lets nobody else in
+    /// Allow addresses that other hosts can reach without --identity. Use this only if the network is closed to everyone else
     #[arg(long)]
     pub insecure: bool,
     /// Longest drain after SIGTERM, in milliseconds

@@ -38,7 +38,7 @@ pub const ENV_PREFIX: &str = "BATON_";
 /// The layers over the defaults, lowest first.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    /// TOML file.
+    /// TOML file, if there is one.
     pub file: Option<PathBuf>,
     /// All variables of the process, or those of a test; other prefixes are ignored.
     pub env: Vec<(String, String)>,

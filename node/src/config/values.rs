@@ -27,7 +27,7 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("{text:?} is no size; write a number of bytes or e.g. 512MiB, 2GiB");
+        let refuse = || format!("{text:?} is not a size; write a number of bytes or e.g. 512MiB, 2GiB");
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let number: u64 = text[..digits].parse().map_err(|_| refuse())?;
         let unit = text[digits..].trim().to_ascii_lowercase();

@@ -40,7 +40,7 @@ const CALLS_MAX: u32 = 4096;
 /// Settings of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
-    /// Longest connect.
+    /// Longest time to connect, in milliseconds.
     pub connect_ms_max: u64,
     /// Interval of keepalive probes, also on idle connections, so that a lost peer is noticed.
     pub keepalive_ms: u64,
@@ -63,7 +63,7 @@ impl Default for ChannelConfig {
 
 /// An address that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{address:?} is no address of a gRPC server; write host:port or http://host:port")]
+#[error("{address:?} is not the address of a gRPC server; write host:port or http://host:port")]
 pub struct ChannelError {
     pub address: String,
 }

@@ -13,7 +13,7 @@ pub struct GrpcConfig {
     pub listen: SocketAddr,
     /// `host:port` under which others reach it; the listen address by default.
     pub advertise: Option<String>,
-    /// Largest message accepted.
+    /// Largest message that is accepted, in bytes.
     pub message_bytes_max: ByteSize,
     /// Longest time from the start of a message to its end; after it the call ends.
     pub message_ms_max: u64,

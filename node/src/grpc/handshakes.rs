@@ -17,7 +17,7 @@ const HANDSHAKES_MAX: usize = 512;
 /// Handshakes take at most this fraction (one in four) of the listener's connections.
 const OF_CONNECTIONS: usize = 4;
 
-/// Handshakes under way.
+/// The handshakes in progress, at most `max`.
 pub(super) struct Handshakes {
     max: usize,
     tasks: JoinSet<io::Result<Connection>>,

@@ -50,7 +50,7 @@ const REFLECTION: &str = "/grpc.reflection.";
 pub struct MessageHold(Arc<Mutex<Hold>>);
 
 impl MessageHold {
-    /// Changes the hold.
+    /// Calls `change` with the hold locked.
     pub fn with<T>(&self, change: impl FnOnce(&mut Hold) -> T) -> T {
         change(&mut self.0.lock())
     }

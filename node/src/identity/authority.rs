@@ -31,7 +31,7 @@ pub enum AuthorityError {
     Certificate(#[from] rcgen::Error),
 }
 
-/// Signs certificates.
+/// A certificate authority: its own certificate, and the key with which it signs others.
 #[derive(Debug)]
 pub struct Authority {
     pem: String,

@@ -18,7 +18,7 @@ pub enum IdentityError {
     #[error("{path} holds no {what} in PEM", path = .path.display())]
     Empty {
         path: PathBuf,
-        /// The expected kind.
+        /// What the file should hold.
         what: &'static str,
     },
     /// The files do not match each other.

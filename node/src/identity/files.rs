@@ -21,7 +21,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Reads them; blocks.
+    /// Reads the files in `dir`; blocks the thread.
     pub(super) fn read(dir: &Path) -> Result<Self, IdentityError> {
         let read = |name: &str| content(&dir.join(name));
         Ok(Self {
@@ -32,12 +32,11 @@ impl Files {
         })
     }
 
-    /// The folder.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The trusted authorities.
+    /// Certificates of the trusted authorities.
     pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
         self.certificates(CA_FILE, &self.authorities)
     }

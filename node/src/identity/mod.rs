@@ -47,7 +47,7 @@ use tokio::time::sleep;
 pub const CA_FILE: &str = "ca.crt";
 /// The certificate that this process presents, with the intermediates up to the authority.
 pub const CERTIFICATE_FILE: &str = "tls.crt";
-/// Its key.
+/// The private key of that certificate.
 pub const KEY_FILE: &str = "tls.key";
 
 /// Longest wait for the files at the start.
@@ -60,7 +60,7 @@ const ENDS_SOON: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone, Default)]
 pub struct Identity(Option<Proof>);
 
-/// Loaded credentials.
+/// Credentials that were loaded from files. Clones share them.
 #[derive(Clone)]
 pub struct Proof(Arc<Shared>);
 
@@ -161,7 +161,7 @@ async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
             Err(error) => {
                 let problem = error.chain();
                 if told != problem {
-                    tracing::warn!(problem, "goes on with the identity that it has");
+                    tracing::warn!(problem, "keeps the current identity");
                     told = problem;
                 }
             }

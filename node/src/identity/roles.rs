@@ -21,7 +21,6 @@ pub enum Role {
 impl Role {
     pub const ALL: [Self; 3] = [Self::Router, Self::Worker, Self::Operator];
 
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Router => "router",

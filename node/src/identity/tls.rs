@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Grpc,
-    /// KV between workers.
+    /// The connection on which workers move KV.
     DataPlane,
 }
 

@@ -39,7 +39,6 @@ pub struct Connection {
     room: OwnedSemaphorePermit,
 }
 
-/// Its transport.
 #[derive(Debug)]
 enum Bytes {
     Clear(Socket),

@@ -42,7 +42,6 @@ const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}{}", hint(.source))]
 pub struct BindError {
-    /// The requested address.
     pub address: SocketAddr,
     pub source: std::io::Error,
 }

@@ -7,7 +7,7 @@ use crate::identity::Identity;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The key `membership.backend`.
+/// Where workers register: the values of `membership.backend`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
@@ -21,9 +21,7 @@ pub enum Backend {
 /// The backend of a router.
 #[derive(Clone, Debug)]
 pub enum RouterBackend {
-    /// See [`Backend::Embedded`].
     Embedded(EmbeddedRouter),
-    /// See [`Backend::Etcd`].
     Etcd(EtcdRouter),
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 pub trait Fixture: Send {
     /// How long a silent worker stays registered.
     fn lease(&self) -> Duration;
-    /// The current router.
+    /// The router that runs now.
     fn router(&self) -> Arc<dyn RouterMembership>;
     /// The side of a new worker process.
     fn worker(&self) -> Box<dyn WorkerMembership>;

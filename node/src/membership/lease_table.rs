@@ -21,7 +21,7 @@ pub enum JoinError {
         instance: InstanceId,
         /// The incarnation that holds the name.
         current: Incarnation,
-        /// Its address.
+        /// Where that incarnation listens.
         endpoint: String,
     },
     /// The same incarnation is alive at another address: a cloned process, or a copied incarnation.

@@ -5,14 +5,14 @@ use std::time::Instant;
 /// Whether the view is up to date with the store, or as old as its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreState {
-    /// Whether it answers.
+    /// Whether the store answers.
     pub reachable: bool,
-    /// Since when.
+    /// When `reachable` last changed, or when watching began.
     pub since: Instant,
 }
 
 impl StoreState {
-    /// No answer yet.
+    /// The store has not answered yet.
     pub(super) fn unheard(now: Instant) -> Self {
         Self { reachable: false, since: now }
     }

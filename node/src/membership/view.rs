@@ -13,12 +13,9 @@ pub struct Registration {
     pub revision: u64,
 }
 
-/// One registered instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// Its record.
     pub record: Arc<InstanceRecord>,
-    /// Its registration.
     pub registration: Registration,
 }
 

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For human readers.
+    /// Text for human readers.
     #[default]
     Pretty,
     /// One JSON object per line.
     Json,
 }
 
-/// Logs and traces.
+/// Settings in the section `telemetry`: logs and traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetryConfig {

@@ -108,7 +108,7 @@ impl Exporter {
         Ok((Self(queue.clone()), queue))
     }
 
-    /// See [`super::TelemetryGuard::flush`].
+    /// Exports what is queued; `false` if it took longer than `within`.
     pub(super) fn flush(&self, within: Duration) -> bool {
         let (done, flushed) = std::sync::mpsc::sync_channel(1);
         let deadline = std::time::Instant::now() + within;

@@ -48,7 +48,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The log filter cannot be parsed.
-    #[error("telemetry.log: {0:?} is no log filter; write e.g. \"info\" or \"info,baton_router=debug\"")]
+    #[error("telemetry.log: {0:?} is not a log filter; write e.g. \"info\" or \"info,baton_router=debug\"")]
     Filter(String),
     /// The collector's address cannot be used.
     #[error("telemetry.otlp_url: cannot export to {url:?}: {problem}")]

@@ -40,7 +40,7 @@ struct CallsiteLines {
 /// A callsite whose lines were suppressed.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
-    /// File and line.
+    /// File and line of the callsite.
     at: String,
     lines: u64,
 }

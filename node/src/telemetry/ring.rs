@@ -103,7 +103,7 @@ impl Ring {
         self.spans
     }
 
-    /// Estimated bytes stored.
+    /// Estimated size of the stored spans, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

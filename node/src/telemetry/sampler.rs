@@ -5,7 +5,7 @@ use opentelemetry::trace::{Link, SpanKind, TraceId};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, ShouldSample};
 
-/// Parent-based ratio.
+/// Follows the parent's decision; of traces without a parent, chooses a share.
 #[derive(Clone, Debug)]
 pub(super) struct HeadSampler {
     chooses: Sampler,

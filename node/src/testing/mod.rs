@@ -85,7 +85,7 @@ impl Collector {
         Ok(Self { url, sink, _stop: stop.drop_guard() })
     }
 
-    /// For `telemetry.otlp_url`.
+    /// Its URL, for the setting `telemetry.otlp_url`.
     pub fn url(&self) -> &str {
         &self.url
     }

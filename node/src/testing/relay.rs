@@ -60,7 +60,7 @@ impl Relay {
         Ok(Self { address, silent, frozen, accepted, _stop: stop.drop_guard() })
     }
 
-    /// Its address, `host:port`.
+    /// Address of the relay, `host:port`.
     pub fn address(&self) -> &str {
         &self.address
     }

@@ -21,7 +21,7 @@ pub const LAYOUT_BYTES_MAX: usize = 64 << 10;
 pub const SHARDS_MAX: usize = 64;
 /// Longest data-plane address; a UCX worker address with many lanes is some hundred bytes.
 pub const ADDRESS_BYTES_MAX: usize = 16 << 10;
-/// Most capabilities.
+/// Most capabilities of one instance.
 pub const CAPABILITIES_MAX: usize = 64;
 
 fn names(field: &str, values: Vec<String>, max: usize) -> Result<Vec<String>, ConvertError> {

@@ -22,7 +22,7 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 10;
 /// Longest field name sent.
 pub const PARAM_BYTES_MAX: usize = 256;
 
-/// `Display` of [`tonic::TimeoutExpired`].
+/// The text of [`tonic::TimeoutExpired`], by which a timeout is recognized.
 const TIMEOUT_MESSAGE: &str = "Timeout expired";
 
 /// The status that carries this error.

@@ -17,7 +17,7 @@ pub enum RouterVerdict {
 /// etcd's records as they were last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CachedView {
-    /// Key prefix.
+    /// Prefix of the cluster's keys.
     pub prefix: String,
     /// Id of the etcd cluster.
     pub cluster: u64,
@@ -54,7 +54,7 @@ pub fn decode_record(bytes: &[u8]) -> Result<InstanceRecord, StoredError> {
     Ok(InstanceRecord::try_from(record).map_err(|e| e.within("record"))?)
 }
 
-/// Encodes a verdict.
+/// Encodes a verdict as protobuf, the form in which etcd keeps it.
 pub fn encode_verdict(verdict: &RouterVerdict) -> Vec<u8> {
     v1::JoinResponse { message: Some(verdict.clone().into()) }.encode_to_vec()
 }
@@ -77,7 +77,7 @@ impl From<RouterVerdict> for join_response::Message {
     }
 }
 
-/// Encodes a view.
+/// Encodes a view as protobuf, the form in which a router keeps it on disk.
 pub fn encode_view(view: CachedView) -> Vec<u8> {
     let CachedView { prefix, cluster, epoch, revision, members } = view;
     let member = |(record, revision): (InstanceRecord, u64)| v1::CachedMember { record: Some(record.into()), revision };

@@ -24,20 +24,20 @@ pub struct Usage {
     pub prompt_tokens: u32,
     #[prost(uint32, tag = "2")]
     pub completion_tokens: u32,
-    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
+    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that produced its first token.
     #[prost(uint32, tag = "3")]
     pub cached_tokens: u32,
-    /// Tokens of the prompt whose KV was computed and left in a prefix cache.
+    /// Tokens of the prompt whose KV was computed and stored in a prefix cache.
     #[prost(uint32, tag = "4")]
     pub cache_write_tokens: u32,
-    /// Tokens whose KV was computed once more: the sequence lost its blocks, or went on at another worker.
+    /// Tokens whose KV was computed again, because the sequence lost its blocks or continued on another worker.
     #[prost(uint32, tag = "5")]
     pub recomputed_tokens: u32,
-    /// What the request costs, where the router has a price for its model.
+    /// Cost of the request; unset if the router has no price for the model.
     #[prost(double, optional, tag = "6")]
     pub cost: ::core::option::Option<f64>,
 }
-/// Microseconds; unset where a phase did not happen.
+/// Microseconds; unset if a phase did not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Timings {
     #[prost(uint64, optional, tag = "1")]
@@ -90,7 +90,7 @@ pub struct SamplingParams {
     #[prost(uint32, optional, tag = "11")]
     pub logprobs: ::core::option::Option<u32>,
 }
-/// A sequence to run: prompt, and what was generated so far where it is continued.
+/// A sequence to run: the prompt, and the tokens generated so far if it is continued.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sequence {
     #[prost(string, tag = "1")]
@@ -105,36 +105,36 @@ pub struct Sequence {
     pub sample_index: u32,
     #[prost(sint32, tag = "6")]
     pub priority: i32,
-    /// Unset: nothing of it is taken from a prefix cache or left there.
+    /// Unset: it reads nothing from prefix caches and stores nothing there.
     #[prost(message, optional, tag = "7")]
     pub cache: ::core::option::Option<CacheUse>,
-    /// Unset: everybody's, with weight 1.
+    /// Unset: one tenant for all, with weight 1.
     #[prost(message, optional, tag = "8")]
     pub share: ::core::option::Option<Share>,
 }
-/// Whose a sequence is, where tenants share what a worker has.
+/// The tenant of a sequence and its weight, by which tenants share a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Share {
-    /// Equal labels are one tenant. Routers derive it from the tenant's name.
+    /// Label of the tenant, which routers derive from its name.
     #[prost(fixed64, tag = "1")]
     pub tenant: u64,
-    /// 1 to 1000: one of weight 2 is due twice what one of weight 1 is.
+    /// 1 to 1000: weight 2 gets twice the share of weight 1.
     #[prost(uint32, tag = "2")]
     pub weight: u32,
 }
 /// How a sequence uses the prefix caches of workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheUse {
-    /// Sequences have prefixes in common under the same salt only; routers derive it from the tenant. At most 64 bytes.
+    /// Sequences share prefixes only under the same salt, which routers derive from the tenant. At most 64 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub salt: ::prost::bytes::Bytes,
-    /// Time without use after which its blocks go; unset: the worker's own.
+    /// Idle time after which its blocks are evicted; unset: the worker's own setting.
     #[prost(uint64, optional, tag = "2")]
     pub ttl_ms: ::core::option::Option<u64>,
-    /// Keeps the blocks of its prompt for so long, within the tenant's quota.
+    /// Pins the blocks of its prompt for this long, within the tenant's quota.
     #[prost(uint64, optional, tag = "3")]
     pub pin_ms: ::core::option::Option<u64>,
-    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    /// It is not expected to be continued soon: once it has ended, its blocks are evicted before others.
     #[prost(bool, tag = "4")]
     pub cold: bool,
 }
@@ -205,7 +205,7 @@ impl PrefillPolicy {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {
-    /// A served name, see /v1/models. May be empty where the cluster serves one model.
+    /// A served name, see /v1/models. May be empty if the cluster serves only one model.
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
     /// The prompt: all segments of one request are of one kind (chat), or text and token ids mixed.
@@ -213,44 +213,43 @@ pub struct GenerateRequest {
     pub prompt: ::prost::alloc::vec::Vec<Segment>,
     #[prost(message, optional, tag = "3")]
     pub sampling: ::core::option::Option<Sampling>,
-    /// Text that ends generation; not part of the answer. At most 16, of 1 to 256 bytes.
+    /// Strings that end generation and are not part of the answer. At most 16, of 1 to 256 bytes each.
     #[prost(string, repeated, tag = "4")]
     pub stop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Draws one where empty. Printable ASCII, at most 128 bytes.
+    /// Id of the request; the router draws one if it is empty. Printable ASCII, at most 128 bytes.
     #[prost(string, tag = "5")]
     pub request_id: ::prost::alloc::string::String,
-    /// JSON object given to the chat template.
+    /// JSON object passed to the chat template.
     #[prost(string, tag = "6")]
     pub chat_template_kwargs: ::prost::alloc::string::String,
     /// Overrides the cluster's policy for this request.
     #[prost(enumeration = "PrefillPolicy", tag = "7")]
     pub prefill_policy: i32,
-    /// Narrows what is shared in prefix caches: requests with another one, or none, share nothing with this one. Tenants never share.
-    /// 1 to 256 bytes.
+    /// Requests share cached prefixes only with requests of the same salt and the same tenant. 1 to 256 bytes.
     #[prost(string, optional, tag = "8")]
     pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(message, optional, tag = "9")]
     pub cache: ::core::option::Option<CacheOptions>,
-    /// Higher goes first where requests wait, and is preempted last; -100 to 100.
+    /// Higher priorities are scheduled first and preempted last; -100 to 100.
     #[prost(sint32, tag = "20")]
     pub priority: i32,
-    /// Samples of the answer, 1 where unset, at most 128. They share the prompt's KV; random numbers are a function of seed, sample and position.
+    /// Number of samples, at most 128; 1 if unset. They share the prompt's KV. Random numbers are a function of seed, sample and position.
     #[prost(uint32, optional, tag = "16")]
     pub n: ::core::option::Option<u32>,
 }
-/// How a request uses prefix caches. Unset fields take what the router is configured with.
+/// How a request uses prefix caches. Unset fields take the router's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheOptions {
-    /// Time without use after which its blocks go; at most `cache.ttl_ms_max` of the router. 0: as soon as nothing uses them.
+    /// Idle time after which its blocks are evicted; at most `cache.ttl_ms_max` of the router. 0: as soon as nothing uses them.
     #[prost(uint64, optional, tag = "1")]
     pub ttl_ms: ::core::option::Option<u64>,
-    /// Keeps the blocks of its prompt for so long, within the tenant's quota; at most `cache.pin_ms_max` of the router.
+    /// Pins the blocks of its prompt for this long, within the tenant's quota; at most `cache.pin_ms_max` of the router.
     #[prost(uint64, optional, tag = "2")]
     pub pin_ms: ::core::option::Option<u64>,
-    /// Takes nothing from prefix caches and leaves nothing there.
+    /// Reads nothing from prefix caches and stores nothing there.
     #[prost(bool, tag = "3")]
     pub off: bool,
-    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    /// It is not expected to be continued soon: once it has ended, its blocks are evicted before others.
     #[prost(bool, tag = "4")]
     pub cold: bool,
 }
@@ -297,7 +296,7 @@ pub struct Sampling {
     pub frequency_penalty: ::core::option::Option<f32>,
     #[prost(float, optional, tag = "6")]
     pub repetition_penalty: ::core::option::Option<f32>,
-    /// The router draws one where unset and reports it.
+    /// If unset, the router draws one and reports it.
     #[prost(uint64, optional, tag = "7")]
     pub seed: ::core::option::Option<u64>,
     /// Unset: what remains of the context.
@@ -317,36 +316,36 @@ pub struct GenerateResponse {
     pub text: ::prost::alloc::string::String,
     #[prost(uint32, repeated, tag = "2")]
     pub token_ids: ::prost::alloc::vec::Vec<u32>,
-    /// One for each token id, where asked for.
+    /// One per token id, if requested.
     #[prost(message, repeated, tag = "3")]
     pub logprobs: ::prost::alloc::vec::Vec<Logprobs>,
-    /// With the last message of a sample.
+    /// Set in the last message of a sample.
     #[prost(enumeration = "FinishReason", tag = "4")]
     pub finish_reason: i32,
-    /// With the last message of all: all samples together, the prompt once.
+    /// Set in the last message of the stream: over all samples, with the prompt counted once.
     #[prost(message, optional, tag = "5")]
     pub usage: ::core::option::Option<Usage>,
-    /// With the last message of a sample.
+    /// Set in the last message of a sample.
     #[prost(message, optional, tag = "6")]
     pub timings: ::core::option::Option<Timings>,
-    /// With every message.
+    /// Set in every message.
     #[prost(string, tag = "7")]
     pub request_id: ::prost::alloc::string::String,
-    /// With the first message.
+    /// Set in the first message.
     #[prost(string, tag = "8")]
     pub trace_id: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
     pub model: ::prost::alloc::string::String,
     #[prost(uint64, tag = "10")]
     pub seed: u64,
-    /// With the last message of a sample, and only where the answer had to go on at workers of another numerics class, since none of its own was left:
-    /// the classes of its tokens, in order. Such an answer may differ from an undisturbed one behind the seam.
+    /// Set in the last message of a sample, if the answer continued on workers of another numerics class because none of its own was left: the
+    /// classes of its tokens, in order. After the change of class, such an answer may differ from one that was not interrupted.
     #[prost(string, repeated, tag = "11")]
     pub crossed_classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// With the last message: the currency of the usage's cost, where it has one.
+    /// Set in the last message: currency of the usage's cost, if there is one.
     #[prost(string, tag = "12")]
     pub currency: ::prost::alloc::string::String,
-    /// Which of the `n` samples this is a part of.
+    /// Index of the sample that this is a part of, 0 to n - 1.
     #[prost(uint32, tag = "13")]
     pub index: u32,
 }
@@ -672,7 +671,7 @@ pub mod join_request {
         Record(super::InstanceRecord),
         #[prost(message, tag = "2")]
         Heartbeat(super::Heartbeat),
-        /// Leaves at once: drained.
+        /// The worker has drained and leaves at once.
         #[prost(message, tag = "3")]
         Leave(super::Leave),
     }
@@ -692,10 +691,10 @@ pub mod join_response {
     pub enum Message {
         #[prost(message, tag = "1")]
         Registered(super::Registered),
-        /// The router can reach the worker and would place work on it.
+        /// The router reaches the worker and places requests on it.
         #[prost(message, tag = "2")]
         Admitted(super::Admitted),
-        /// The router no longer places work on it, and why.
+        /// The router no longer places requests on it, with the reason.
         #[prost(message, tag = "3")]
         Evicted(super::Evicted),
         #[prost(message, tag = "4")]
@@ -712,16 +711,16 @@ pub struct Registered {
     #[prost(uint64, tag = "2")]
     pub revision: u64,
 }
-/// Who is registered at this router, the worker itself included: workers let nobody else read what they have cached.
+/// The instances registered with this router, the worker itself included. Only they may read the worker's cache.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Members {
-    /// Whatever the router said in an earlier stream is over.
+    /// The list starts over: it replaces what earlier streams reported.
     #[prost(bool, tag = "1")]
     pub anew: bool,
-    /// Each replaces an earlier start of its instance.
+    /// Each replaces an earlier incarnation of its instance.
     #[prost(message, repeated, tag = "2")]
     pub joined: ::prost::alloc::vec::Vec<Party>,
-    /// Instances that are registered no more.
+    /// Instances that are no longer registered.
     #[prost(string, repeated, tag = "3")]
     pub left: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -746,7 +745,7 @@ pub struct InstanceRecord {
     >,
     #[prost(string, tag = "4")]
     pub pool: ::prost::alloc::string::String,
-    /// Where the worker's gRPC listens, host:port.
+    /// Address of the worker's gRPC server, host:port.
     #[prost(string, tag = "5")]
     pub endpoint: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "6")]
@@ -802,7 +801,7 @@ pub struct Shard {
     #[prost(uint32, tag = "5")]
     pub kv_head_end: u32,
 }
-/// Owned by the workers; all that a router needs to serve the model.
+/// All that a router needs to serve the model; owned by the workers.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelCard {
     #[prost(string, tag = "1")]
@@ -822,7 +821,7 @@ pub struct ModelCard {
     pub end_tokens: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, optional, tag = "8")]
     pub defaults: ::core::option::Option<SamplingDefaults>,
-    /// Digest of the tokenizer + template bundle, 32 bytes; empty where the model has no text.
+    /// Digest of the tokenizer + template bundle, 32 bytes; empty if the model has no text.
     #[prost(bytes = "bytes", tag = "9")]
     pub bundle: ::prost::bytes::Bytes,
 }
@@ -837,13 +836,13 @@ pub struct SamplingDefaults {
     #[prost(float, optional, tag = "4")]
     pub repetition_penalty: ::core::option::Option<f32>,
 }
-/// What a router keeps of etcd on its disk, for a start while etcd is away.
+/// Copy of etcd's records that a router keeps on disk, for a start while etcd is down.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CachedView {
-    /// Key below which the records stood.
+    /// Prefix of the records' keys.
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
-    /// In which history of etcd they were read, and at which revision.
+    /// Id of the etcd cluster, epoch of the prefix, and revision that was read.
     #[prost(uint64, tag = "2")]
     pub cluster: u64,
     #[prost(uint64, tag = "3")]
@@ -857,7 +856,7 @@ pub struct CachedView {
 pub struct CachedMember {
     #[prost(message, optional, tag = "1")]
     pub record: ::core::option::Option<InstanceRecord>,
-    /// Which wrote the record.
+    /// The revision that wrote the record.
     #[prost(uint64, tag = "2")]
     pub revision: u64,
 }
@@ -982,8 +981,8 @@ pub mod membership_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
-        /// ends the registration.
+        /// The worker sends its record first, then a heartbeat at least every third of the lease. The registration ends with the
+        /// stream, or after a lease without a heartbeat.
         pub async fn join(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::JoinRequest>,
@@ -1026,8 +1025,8 @@ pub mod membership_server {
             >
             + std::marker::Send
             + 'static;
-        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
-        /// ends the registration.
+        /// The worker sends its record first, then a heartbeat at least every third of the lease. The registration ends with the
+        /// stream, or after a lease without a heartbeat.
         async fn join(
             &self,
             request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
@@ -1205,10 +1204,10 @@ pub struct PrefillRequest {
     pub sink: ::core::option::Option<Party>,
     #[prost(bytes = "bytes", tag = "3")]
     pub sink_address: ::prost::bytes::Bytes,
-    /// Which start of the prefill worker: whoever answers at its address now may have other weights. UNAVAILABLE from another one.
+    /// Incarnation of the prefill worker that is meant: another one at the same address may have other weights. It returns UNAVAILABLE.
     #[prost(message, optional, tag = "4")]
     pub party: ::core::option::Option<Party>,
-    /// Read before anything is computed. Where that fails, the prompt is computed all the same.
+    /// Got before anything is computed. If that fails, the whole prompt is computed.
     #[prost(message, optional, tag = "5")]
     pub get: ::core::option::Option<GetPrefix>,
 }
@@ -1217,10 +1216,10 @@ pub struct PrefillRequest {
 pub struct GetPrefix {
     #[prost(message, optional, tag = "1")]
     pub owner: ::core::option::Option<Party>,
-    /// Where its data plane listens.
+    /// Address of the owner's data plane.
     #[prost(bytes = "bytes", tag = "2")]
     pub owner_address: ::prost::bytes::Bytes,
-    /// Tokens of the sequence that it has, and tokens of its blocks.
+    /// Tokens of the sequence that the owner has cached, and tokens per block there.
     #[prost(uint32, tag = "3")]
     pub tokens: u32,
     #[prost(uint32, tag = "4")]
@@ -1255,13 +1254,13 @@ pub struct Token {
     pub id: u32,
     #[prost(message, optional, tag = "2")]
     pub logprobs: ::core::option::Option<Logprobs>,
-    /// Set where the sequence ends with this token.
+    /// Set if the sequence ends with this token.
     #[prost(enumeration = "FinishReason", tag = "3")]
     pub finish_reason: i32,
-    /// Prefill compute up to this token, where it is the first.
+    /// Prefill compute up to this token; set with the first one.
     #[prost(uint64, optional, tag = "4")]
     pub prefill_us: ::core::option::Option<u64>,
-    /// As in Usage, where it is the first that the worker generates; of a sequence that is continued also of what was generated before.
+    /// As in Usage; set with the first token that this worker generates. For a continued sequence it also counts tokens generated before.
     #[prost(uint32, optional, tag = "5")]
     pub cached_tokens: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "6")]
@@ -1285,7 +1284,7 @@ pub struct PrefillDone {
 pub struct DecodeRequest {
     #[prost(message, optional, tag = "1")]
     pub sequence: ::core::option::Option<Sequence>,
-    /// Which start of the decode worker, as in PrefillRequest.
+    /// Incarnation of the decode worker that is meant, as in PrefillRequest.
     #[prost(message, optional, tag = "4")]
     pub party: ::core::option::Option<Party>,
     #[prost(oneof = "decode_request::Prefill", tags = "2, 3")]
@@ -1295,7 +1294,7 @@ pub struct DecodeRequest {
 pub mod decode_request {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Prefill {
-        /// Prefill here.
+        /// The decode worker runs the prompt itself.
         #[prost(message, tag = "2")]
         Local(super::LocalPrefill),
         /// Wait for the KV from this prefill worker; its first token has already been sent to the router.
@@ -1319,7 +1318,7 @@ pub struct DecodeEvent {
 pub mod decode_event {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
-        /// First event of every stream: the claim stands; for remote prefill the router may now call Prefill.Run.
+        /// First event of every stream: the claim is booked. For remote prefill, the router may now call Prefill.Run.
         #[prost(message, tag = "1")]
         Claimed(super::DecodeClaimed),
         #[prost(message, tag = "2")]
@@ -1329,7 +1328,7 @@ pub mod decode_event {
         Adopted(super::KvAdopted),
         #[prost(message, tag = "4")]
         Token(super::Token),
-        /// The KV is offered, and there is no room for it yet. Said every second until there is.
+        /// The KV is offered, and there is no room for it yet. Repeated every second until there is.
         #[prost(message, tag = "5")]
         Waits(super::KvWaits),
     }
@@ -1342,7 +1341,7 @@ pub struct KvWaits {}
 pub struct KvAdopted {
     #[prost(uint64, tag = "1")]
     pub bytes: u64,
-    /// Claim to adoption.
+    /// Time from the claim to the adoption.
     #[prost(uint64, tag = "2")]
     pub await_us: u64,
 }
@@ -1350,7 +1349,7 @@ pub struct KvAdopted {
 pub struct RecordRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BundleRequest {
-    /// BLAKE3, 32 bytes.
+    /// Digest of the bundle: BLAKE3, 32 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub digest: ::prost::bytes::Bytes,
 }
@@ -1398,30 +1397,30 @@ pub struct LoadReport {
     pub draining: bool,
     #[prost(uint64, tag = "13")]
     pub steps: u64,
-    /// Since the start of the worker, as for all counts below; unset where the worker is of a release that does not say.
+    /// Since the start of the worker, like all counts below; unset by older workers that do not report it.
     #[prost(uint64, optional, tag = "14")]
     pub generated_tokens: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "15")]
     pub prefilled_tokens: ::core::option::Option<u64>,
-    /// Where it is set, this report is of the prefix cache alone: beside the party, nothing else is set.
+    /// If set, this report is of the prefix cache only: nothing else but the party is set.
     #[prost(message, optional, tag = "16")]
     pub cache: ::core::option::Option<CacheUpdate>,
     /// KV sent to peers, and adopted from them.
     #[prost(uint64, optional, tag = "20")]
     pub kv_bytes: ::core::option::Option<u64>,
-    /// For how long the engine's loop has not moved while it had work, cut to quarters of a second.
+    /// Time that the engine's loop has made no progress although it has work, rounded down to quarters of a second.
     #[prost(uint64, optional, tag = "21")]
     pub still_ms: ::core::option::Option<u64>,
     /// Whether a sequence, or KV that a peer offers, waits for blocks.
     #[prost(bool, optional, tag = "22")]
     pub lacks_blocks: ::core::option::Option<bool>,
 }
-/// A change of a prefix cache, or a part of all that is in it. Blocks are named by the prefixes that end with them, hashes are 16 bytes
-/// each, one behind the other, at most 512 of them.
+/// A change of a prefix cache, or a part of its contents. A block is identified by the prefix that ends with it. Hashes are concatenated,
+/// 16 bytes each, at most 512.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheUpdate {
-    /// Counted anew on each stream: 0 for the snapshot that comes first. An event has one more than what came before it. A later snapshot,
-    /// which replaces the events that were forgotten before this router took them, has one more as well, in all its parts.
+    /// Counts from 0 on each stream, where 0 is the snapshot that comes first. Each event has the next number. So has a later snapshot, in all
+    /// its parts: it replaces events that were dropped before this router read them.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     #[prost(oneof = "cache_update::Change", tags = "2, 3, 4")]
@@ -1431,20 +1430,20 @@ pub struct CacheUpdate {
 pub mod cache_update {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Change {
-        /// Cached from now on.
+        /// Hashes of blocks that are cached from now on.
         #[prost(bytes, tag = "2")]
         Stored(::prost::bytes::Bytes),
-        /// Cached no more.
+        /// Hashes of blocks that are no longer cached.
         #[prost(bytes, tag = "3")]
         Removed(::prost::bytes::Bytes),
-        /// A part of all that is cached.
+        /// A part of a snapshot of all cached blocks.
         #[prost(message, tag = "4")]
         Snapshot(super::CacheSnapshot),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheSnapshot {
-    /// From 0 on. Events come behind the last part.
+    /// Number of the part, from 0. Events follow the last part.
     #[prost(uint32, tag = "1")]
     pub part: u32,
     #[prost(bool, tag = "2")]
@@ -1467,32 +1466,32 @@ pub struct BlockCounts {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
-    /// Which start of the worker.
+    /// Incarnation of the worker that is meant.
     #[prost(message, optional, tag = "1")]
     pub party: ::core::option::Option<Party>,
-    /// Longest wait for calls that run; `drain.drain_ms_max` of the worker where unset.
+    /// Longest wait for running calls; unset: the worker's `drain.drain_ms_max`.
     #[prost(uint64, optional, tag = "2")]
     pub timeout_ms: ::core::option::Option<u64>,
 }
-/// One at once, then one whenever something changed, at most every 50 ms.
+/// Sent at once, then after each change, at most every 50 ms.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainEvent {
-    /// Calls that run here.
+    /// Number of running calls.
     #[prost(uint32, tag = "1")]
     pub running: u32,
-    /// With the last event.
+    /// Set in the last event.
     #[prost(message, optional, tag = "2")]
     pub drained: ::core::option::Option<Drained>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drained {
-    /// Calls that ended by themselves since the drain began.
+    /// Calls that finished since the drain began.
     #[prost(uint32, tag = "1")]
     pub finished: u32,
     /// Calls that were cut off.
     #[prost(uint32, tag = "2")]
     pub cut_off: u32,
-    /// Whether the registration is known to be gone; otherwise its lease ends by itself.
+    /// Whether the registration is known to be removed; if not, its lease will expire.
     #[prost(bool, tag = "3")]
     pub deregistered: bool,
 }
@@ -1507,7 +1506,7 @@ pub mod prefill_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Prefill workers.
+    /// The service of prefill workers for routers.
     #[derive(Debug, Clone)]
     pub struct PrefillClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1588,7 +1587,7 @@ pub mod prefill_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Runs the prompt, streams its first token at once, ships the KV to the decode worker, ends when the commit is acknowledged.
+        /// Runs the prompt, streams its first token at once and puts the KV to the decode worker. Ends when the commit is acknowledged.
         pub async fn run(
             &mut self,
             request: impl tonic::IntoRequest<super::PrefillRequest>,
@@ -1631,13 +1630,13 @@ pub mod prefill_server {
             >
             + std::marker::Send
             + 'static;
-        /// Runs the prompt, streams its first token at once, ships the KV to the decode worker, ends when the commit is acknowledged.
+        /// Runs the prompt, streams its first token at once and puts the KV to the decode worker. Ends when the commit is acknowledged.
         async fn run(
             &self,
             request: tonic::Request<super::PrefillRequest>,
         ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
     }
-    /// Prefill workers.
+    /// The service of prefill workers for routers.
     #[derive(Debug)]
     pub struct PrefillServer<T> {
         inner: Arc<T>,
@@ -1811,7 +1810,7 @@ pub mod decode_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Decode workers.
+    /// The service of decode workers for routers.
     #[derive(Debug, Clone)]
     pub struct DecodeClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1943,7 +1942,7 @@ pub mod decode_server {
             request: tonic::Request<super::DecodeRequest>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
     }
-    /// Decode workers.
+    /// The service of decode workers for routers.
     #[derive(Debug)]
     pub struct DecodeServer<T> {
         inner: Arc<T>,
@@ -2117,7 +2116,7 @@ pub mod worker_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Every worker: its model, its load, and its way out.
+    /// The service of every worker for routers: its model, load and drain.
     #[derive(Debug, Clone)]
     pub struct WorkerClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -2220,8 +2219,8 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Bundle"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second. Among them, to routers that
-        /// ask for it, what is in the worker's prefix cache, and then what comes and goes there.
+        /// A first report at once, then one after each change, at most every 50 ms and at least every second. If requested, also the contents of
+        /// the prefix cache, followed by its changes.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -2243,9 +2242,9 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// From the first event on no call begins here; calls that run may end within the time given, the others are cut off, so that routers
-        /// go on with them elsewhere; then the worker deregisters, and the stream ends. Going away does not end the drain.
-        /// FAILED_PRECONDITION where the worker drains already, or is another start than the one named.
+        /// From the first event on, no new call is accepted. Running calls may end within the given time; the others are cut off, and routers
+        /// continue them on other workers. Then the worker deregisters, and the stream ends. Cancelling the stream does not end the drain.
+        /// FAILED_PRECONDITION if the worker drains already, or is another incarnation than the one named.
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRequest>,
@@ -2267,7 +2266,7 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Drain"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// What it registers: for routers that found its address and cannot ask who is registered.
+        /// The record that it registers, for routers that know its address but cannot reach etcd.
         pub async fn record(
             &mut self,
             request: impl tonic::IntoRequest<super::RecordRequest>,
@@ -2318,8 +2317,8 @@ pub mod worker_server {
             >
             + std::marker::Send
             + 'static;
-        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second. Among them, to routers that
-        /// ask for it, what is in the worker's prefix cache, and then what comes and goes there.
+        /// A first report at once, then one after each change, at most every 50 ms and at least every second. If requested, also the contents of
+        /// the prefix cache, followed by its changes.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,
@@ -2330,20 +2329,20 @@ pub mod worker_server {
             >
             + std::marker::Send
             + 'static;
-        /// From the first event on no call begins here; calls that run may end within the time given, the others are cut off, so that routers
-        /// go on with them elsewhere; then the worker deregisters, and the stream ends. Going away does not end the drain.
-        /// FAILED_PRECONDITION where the worker drains already, or is another start than the one named.
+        /// From the first event on, no new call is accepted. Running calls may end within the given time; the others are cut off, and routers
+        /// continue them on other workers. Then the worker deregisters, and the stream ends. Cancelling the stream does not end the drain.
+        /// FAILED_PRECONDITION if the worker drains already, or is another incarnation than the one named.
         async fn drain(
             &self,
             request: tonic::Request<super::DrainRequest>,
         ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
-        /// What it registers: for routers that found its address and cannot ask who is registered.
+        /// The record that it registers, for routers that know its address but cannot reach etcd.
         async fn record(
             &self,
             request: tonic::Request<super::RecordRequest>,
         ) -> std::result::Result<tonic::Response<super::InstanceRecord>, tonic::Status>;
     }
-    /// Every worker: its model, its load, and its way out.
+    /// The service of every worker for routers: its model, load and drain.
     #[derive(Debug)]
     pub struct WorkerServer<T> {
         inner: Arc<T>,
@@ -2643,22 +2642,22 @@ pub mod worker_server {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SpansRequest {
-    /// 16 bytes, not all zero.
+    /// Id of the trace, 16 bytes, not all zero.
     #[prost(bytes = "bytes", tag = "1")]
     pub trace_id: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SpansResponse {
-    /// In the order in which they ended.
+    /// Ordered by their end.
     #[prost(message, repeated, tag = "1")]
     pub spans: ::prost::alloc::vec::Vec<TraceSpan>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TraceSpan {
-    /// 8 bytes.
+    /// Id of the span, 8 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub span_id: ::prost::bytes::Bytes,
-    /// 8 bytes; empty for a root.
+    /// Id of its parent, 8 bytes; empty for a root.
     #[prost(bytes = "bytes", tag = "2")]
     pub parent_span_id: ::prost::bytes::Bytes,
     #[prost(string, tag = "3")]
@@ -2776,7 +2775,7 @@ pub mod telemetry_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The finished spans that this process holds of one trace, at most 1,024; none where it holds none.
+        /// The finished spans of one trace that this process holds, at most 1,024; may be empty.
         pub async fn spans(
             &mut self,
             request: impl tonic::IntoRequest<super::SpansRequest>,
@@ -2795,8 +2794,8 @@ pub mod telemetry_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Telemetry", "Spans"));
             self.inner.unary(req, path, codec).await
         }
-        /// Traces that are exported although the head's sampling did not choose them: their requests failed, or were slow. Best effort: a call
-        /// that is lost costs these traces the spans of this process.
+        /// Exports traces that head sampling did not choose, because their requests failed or were slow. Best effort: if a call is lost, these
+        /// traces lack the spans of this process.
         pub async fn keep(
             &mut self,
             request: impl tonic::IntoRequest<super::KeepRequest>,
@@ -2830,13 +2829,13 @@ pub mod telemetry_server {
     /// Generated trait containing gRPC methods that should be implemented for use with TelemetryServer.
     #[async_trait]
     pub trait Telemetry: std::marker::Send + std::marker::Sync + 'static {
-        /// The finished spans that this process holds of one trace, at most 1,024; none where it holds none.
+        /// The finished spans of one trace that this process holds, at most 1,024; may be empty.
         async fn spans(
             &self,
             request: tonic::Request<super::SpansRequest>,
         ) -> std::result::Result<tonic::Response<super::SpansResponse>, tonic::Status>;
-        /// Traces that are exported although the head's sampling did not choose them: their requests failed, or were slow. Best effort: a call
-        /// that is lost costs these traces the spans of this process.
+        /// Exports traces that head sampling did not choose, because their requests failed or were slow. Best effort: if a call is lost, these
+        /// traces lack the spans of this process.
         async fn keep(
             &self,
             request: tonic::Request<super::KeepRequest>,
@@ -3049,7 +3048,7 @@ pub struct DrainWorkerRequest {
     /// Name of the instance, or `name@incarnation`.
     #[prost(string, tag = "1")]
     pub worker: ::prost::alloc::string::String,
-    /// As in DrainRequest.
+    /// Overrides the worker's limit, as in DrainRequest.
     #[prost(uint64, optional, tag = "2")]
     pub timeout_ms: ::core::option::Option<u64>,
 }
@@ -3057,10 +3056,10 @@ pub struct DrainWorkerRequest {
 pub struct StatusRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusResponse {
-    /// What somebody should look at, the worst first; empty where nothing is the matter.
+    /// Problems, the worst first; empty if there are none.
     #[prost(message, repeated, tag = "1")]
     pub problems: ::prost::alloc::vec::Vec<Problem>,
-    /// By name.
+    /// Sorted by the name of the instance.
     #[prost(message, repeated, tag = "2")]
     pub workers: ::prost::alloc::vec::Vec<WorkerStatus>,
     #[prost(message, optional, tag = "3")]
@@ -3068,17 +3067,17 @@ pub struct StatusResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {
-    /// Name of the worker that it is about; empty where it is about the whole.
+    /// Name of the worker with the problem; empty if it concerns the whole cluster.
     #[prost(string, tag = "1")]
     pub worker: ::prost::alloc::string::String,
     /// not_ready, etcd, gone, silent, failing, still, pool_full, queue_full, unpaired or avoided.
     #[prost(string, tag = "2")]
     pub kind: ::prost::alloc::string::String,
-    /// In plain words.
+    /// Description for people; its wording may change.
     #[prost(string, tag = "3")]
     pub text: ::prost::alloc::string::String,
 }
-/// Unset is unknown.
+/// One worker as this router sees it. An unset field is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerStatus {
     #[prost(message, optional, tag = "1")]
@@ -3099,14 +3098,14 @@ pub struct WorkerStatus {
     /// Age of its last report.
     #[prost(uint64, optional, tag = "8")]
     pub heard_ms: ::core::option::Option<u64>,
-    /// As in LoadReport, and the report's age more.
+    /// As in LoadReport, plus the age of the report.
     #[prost(uint64, optional, tag = "9")]
     pub still_ms: ::core::option::Option<u64>,
     #[prost(uint32, optional, tag = "10")]
     pub running: ::core::option::Option<u32>,
     #[prost(uint32, tag = "11")]
     pub running_max: u32,
-    /// Claims included.
+    /// Sequences without a place in the batch, claims included.
     #[prost(uint32, optional, tag = "12")]
     pub waiting: ::core::option::Option<u32>,
     #[prost(uint32, tag = "13")]
@@ -3126,27 +3125,27 @@ pub struct WorkerStatus {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RouterStatus {
-    /// Requests that run, the most that may, and requests that wait for their turn.
+    /// Running requests, their limit, and waiting requests.
     #[prost(uint64, tag = "1")]
     pub running: u64,
     #[prost(uint64, tag = "2")]
     pub running_max: u64,
     #[prost(uint64, tag = "3")]
     pub queued: u64,
-    /// Ids of the models that a request would be served for.
+    /// Ids of the models that this router can serve now.
     #[prost(string, repeated, tag = "4")]
     pub models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Times to the first token in the last minute: how many, and their percentiles.
+    /// Times to first token in the last minute: their number and percentiles.
     #[prost(uint64, tag = "5")]
     pub ttft_count: u64,
     #[prost(double, optional, tag = "6")]
     pub ttft_p50_ms: ::core::option::Option<f64>,
     #[prost(double, optional, tag = "7")]
     pub ttft_p95_ms: ::core::option::Option<f64>,
-    /// Unset where workers register at the router.
+    /// Unset if workers register with the router.
     #[prost(bool, optional, tag = "8")]
     pub etcd_reachable: ::core::option::Option<bool>,
-    /// Time since the view of the workers was last that of etcd; 0 while etcd answers.
+    /// Time since the view of the workers was last up to date with etcd; 0 while etcd answers.
     #[prost(uint64, optional, tag = "9")]
     pub view_age_ms: ::core::option::Option<u64>,
 }
@@ -3158,13 +3157,13 @@ pub struct TraceRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TraceResponse {
-    /// 16 bytes.
+    /// Id of the trace, 16 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub trace_id: ::prost::bytes::Bytes,
-    /// The router first. Only spans of the request, or of the whole trace where that was asked for.
+    /// The router first. Only spans of the request; of the whole trace if `id` was that of a trace.
     #[prost(message, repeated, tag = "2")]
     pub processes: ::prost::alloc::vec::Vec<ProcessSpans>,
-    /// Workers that took part and told nothing, each with the reason.
+    /// Workers that took part but returned no spans, each with the reason.
     #[prost(string, repeated, tag = "3")]
     pub silent: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -3182,17 +3181,17 @@ pub enum WorkerState {
     Unspecified = 0,
     /// Registered and not admitted yet.
     Starting = 1,
-    /// Is given work.
+    /// Gets requests.
     Ready = 2,
-    /// Takes nothing more, as asked.
+    /// Accepts no more requests, as ordered.
     Draining = 3,
-    /// Failed of late: others come first.
+    /// Failed recently: other workers are preferred.
     Avoided = 4,
-    /// Says that it cannot serve.
+    /// Reports that it cannot serve.
     Failing = 5,
-    /// Says nothing.
+    /// Registered, but sends no reports.
     Silent = 6,
-    /// Not registered any more, and did not drain before.
+    /// No longer registered, without a drain before.
     Gone = 7,
 }
 impl WorkerState {
@@ -3318,7 +3317,7 @@ pub mod admin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Drains one worker, see Worker.Drain. NOT_FOUND where the router knows no such worker, INVALID_ARGUMENT where it knows several.
+        /// Drains one worker, see Worker.Drain. NOT_FOUND if the router knows no such worker, INVALID_ARGUMENT if it knows several.
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainWorkerRequest>,
@@ -3340,7 +3339,7 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Admin", "Drain"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// What the cluster does and what is the matter with it, as this router sees it.
+        /// State and problems of the cluster, as this router sees them.
         pub async fn status(
             &mut self,
             request: impl tonic::IntoRequest<super::StatusRequest>,
@@ -3359,8 +3358,7 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Admin", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Where the time of one recent request went, from this router and the workers that took part. NOT_FOUND where this router remembers
-        /// none of this name.
+        /// Spans of one recent request, from this router and the workers that took part. NOT_FOUND if this router remembers none with this id.
         pub async fn trace(
             &mut self,
             request: impl tonic::IntoRequest<super::TraceRequest>,
@@ -3400,18 +3398,17 @@ pub mod admin_server {
             >
             + std::marker::Send
             + 'static;
-        /// Drains one worker, see Worker.Drain. NOT_FOUND where the router knows no such worker, INVALID_ARGUMENT where it knows several.
+        /// Drains one worker, see Worker.Drain. NOT_FOUND if the router knows no such worker, INVALID_ARGUMENT if it knows several.
         async fn drain(
             &self,
             request: tonic::Request<super::DrainWorkerRequest>,
         ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
-        /// What the cluster does and what is the matter with it, as this router sees it.
+        /// State and problems of the cluster, as this router sees them.
         async fn status(
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
-        /// Where the time of one recent request went, from this router and the workers that took part. NOT_FOUND where this router remembers
-        /// none of this name.
+        /// Spans of one recent request, from this router and the workers that took part. NOT_FOUND if this router remembers none with this id.
         async fn trace(
             &self,
             request: tonic::Request<super::TraceRequest>,

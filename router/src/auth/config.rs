@@ -35,7 +35,7 @@ impl Default for AuthConfig {
 }
 
 impl AuthConfig {
-    /// [`AuthConfig::reread_ms`].
+    /// The interval of [`AuthConfig::reread_ms`].
     pub(super) fn reread(&self) -> Duration {
         Duration::from_millis(self.reread_ms)
     }

@@ -11,7 +11,7 @@ pub(crate) enum Denied {
     #[error("an API key is needed: send the header `authorization: Bearer KEY`")]
     NoKey,
     /// No entry of the file has this key.
-    #[error("this API key is not known here: ask whoever runs this cluster for a key")]
+    #[error("this API key is unknown: ask the operator of this cluster for a key")]
     UnknownKey,
     /// The key of a caller that is not an operator.
     #[error("this API key may not run the cluster: it takes one that the keys file marks `operator`")]
@@ -25,10 +25,9 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Every reason.
     pub(crate) const ALL: [Self; 4] = [Self::NoKey, Self::UnknownKey, Self::NotOperator, Self::NoOperators];
 
-    /// Name in metrics.
+    /// Value of the label in metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoKey => "no_key",

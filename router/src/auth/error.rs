@@ -9,24 +9,15 @@ use std::path::PathBuf;
 pub enum KeysError {
     /// It cannot be read.
     #[error("cannot read the keys file {path} (auth.keys_file)")]
-    Read {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// It is larger than a keys file may be.
     #[error("the keys file {path} has more than {FILE_BYTES_MAX} bytes")]
-    TooLarge {
-        /// Its path.
-        path: PathBuf,
-    },
+    TooLarge { path: PathBuf },
     /// Its content is not valid.
     #[error("the keys file {path} is wrong: {problem}")]
     Wrong {
-        /// Its path.
         path: PathBuf,
-        /// The problem, and its line.
+        /// What is wrong with it, and in which line.
         problem: Problem,
     },
 }

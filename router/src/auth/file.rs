@@ -25,7 +25,7 @@ enum Seen {
     Unreadable(io::ErrorKind),
 }
 
-/// Reads one file.
+/// The file of keys, and what the last read of it gave.
 #[derive(Debug)]
 pub(super) struct KeysFile {
     path: PathBuf,
@@ -71,7 +71,7 @@ impl KeysFile {
                         self.metrics.file_error();
                         if let Some(error) = news {
                             let source = std::error::Error::source(&error).map(ToString::to_string);
-                            tracing::warn!(%error, source, "goes on with the keys it has");
+                            tracing::warn!(%error, source, "keeps the current keys");
                         }
                     }
                 }
@@ -127,7 +127,7 @@ impl KeysFile {
     }
 }
 
-/// Longest first read.
+/// Longest wait for the first read.
 const START_MAX: Duration = Duration::from_secs(30);
 
 /// The file's bytes; at most one byte more than the limit.

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 /// Most keys of one file.
 pub(super) const KEYS_MAX: usize = 10_000;
 
-/// SHA-256.
+/// A digest by SHA-256.
 pub(super) type Hash = [u8; 32];
 
 /// The SHA-256 of `bytes`.
@@ -25,12 +25,12 @@ pub(super) struct Keys(HashMap<Hash, Caller>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// Bytes that are not text.
-    #[error("it is no UTF-8 text")]
+    #[error("it is not UTF-8 text")]
     NoText,
     /// No key: no client could call.
-    #[error("it holds no key; add one, or let everybody call by leaving auth.keys_file unset")]
+    #[error("it has no keys; add one, or unset auth.keys_file to let everybody call")]
     NoKeys,
-    /// More than [`KEYS_MAX`].
+    /// It holds more than [`KEYS_MAX`] keys.
     #[error("it holds more than {KEYS_MAX} keys")]
     TooMany,
     /// The first word of a line.

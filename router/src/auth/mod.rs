@@ -58,7 +58,7 @@ pub(crate) struct Key {
     pub(crate) limits: KeyLimits,
 }
 
-/// Identifies a key.
+/// Identifies a key by its SHA-256.
 pub(crate) type KeyId = keys::Hash;
 
 impl Caller {

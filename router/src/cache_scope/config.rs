@@ -10,7 +10,7 @@ const MS_MAX: u64 = 7 * 24 * 3_600_000;
 /// A secret that is shorter can be guessed.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
 
-/// The section `cache`.
+/// Settings in the section `cache`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheConfig {

@@ -78,7 +78,7 @@ pub struct Core {
     pub(crate) prices: PricesConfig,
     /// Measured times and lengths of past answers.
     pub(crate) experience: Experience,
-    /// Runs tokenization.
+    /// Runs tokenization outside of the tasks that serve requests.
     pub(crate) tokenizing: Tokenizing,
     pub(crate) workers: Arc<WorkerSet>,
     /// Index of what workers have cached.

@@ -38,7 +38,6 @@ use tracing::{Instrument, Span, field};
 
 #[derive(Debug)]
 pub struct Generation {
-    /// The prepared request.
     pub request: Arc<Prepared>,
     /// Id of its trace; empty where tracing is off.
     pub trace_id: String,

@@ -122,7 +122,7 @@ impl<'a> Sample<'a> {
                     });
                 }
             };
-            tracing::info!(request = %self.job.id, tenant = %self.job.tenant, phase = step.name(), error = %said, tokens = answer.tokens().len(), "places the request anew");
+            tracing::info!(request = %self.job.id, tenant = %self.job.tenant, phase = step.name(), error = %said, tokens = answer.tokens().len(), "retries the request on other workers");
             if let Ok(chosen) = &chosen {
                 chosen.failed(&retry, &mut tried.avoided, &core.limits.probation, now);
                 tried.retries += 1;
@@ -151,7 +151,7 @@ impl<'a> Sample<'a> {
     fn goes_on_with(&self, class: &NumericsClass, answer: &mut Answer<'_>) {
         self.job.metrics.current().replayed_tokens.inc_by(answer.tokens().len() as u64);
         if let Some(began) = answer.class().filter(|began| *began != class) {
-            tracing::warn!(request = %self.job.id, %began, goes_on = %class, "no decode worker of the answer's numerics class is left; another goes on, and the answer says so");
+            tracing::warn!(request = %self.job.id, %began, goes_on = %class, "no decode worker of the answer's numerics class is left: another class continues the answer, which reports it");
         }
         answer.runs_on(class);
     }

@@ -12,7 +12,7 @@ pub(crate) fn callers(
     move |request| admit(request, |headers| access.caller(headers))
 }
 
-/// Accepts operators only.
+/// Accepts calls of operators only.
 pub(crate) fn operators(
     access: Access,
 ) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {

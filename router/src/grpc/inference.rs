@@ -123,7 +123,7 @@ fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
     }
 }
 
-/// Events as messages.
+/// The messages of a stream that carry these events.
 fn responses(known: Opened, generation: Generation) -> Responses {
     let Generation { request, trace_id, events } = generation;
     let mut trace_id = Some(trace_id);

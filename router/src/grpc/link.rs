@@ -50,7 +50,7 @@ impl Connector for GrpcConnector {
     }
 }
 
-/// One worker.
+/// The gRPC connection to one worker.
 #[derive(Debug)]
 struct GrpcLink {
     channel: Channel,
@@ -150,7 +150,7 @@ where
 /// The worker's answer, or an error after `most`.
 async fn within<T>(most: Duration, answer: impl Future<Output = Result<T, Status>>) -> Result<T, CallError> {
     let silent =
-        |_| CallError::Lost(RequestError::new(ErrorKind::Unavailable, format!("the worker says nothing for {most:?}")));
+        |_| CallError::Lost(RequestError::new(ErrorKind::Unavailable, format!("the worker sent nothing for {most:?}")));
     timeout(most, answer).await.map_err(silent)?.map_err(|status| failed(&status))
 }
 

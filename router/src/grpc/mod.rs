@@ -24,7 +24,7 @@ use baton_proto::v1::membership_server;
 use one_message::WholeMessage;
 use tonic::service::interceptor::{InterceptedService, Interceptor};
 
-/// Names of services.
+/// Full names of the gRPC services.
 pub(crate) const INFERENCE: &str = inference_server::SERVICE_NAME;
 pub(crate) const ADMIN: &str = admin_server::SERVICE_NAME;
 pub(crate) const MEMBERSHIP: &str = membership_server::SERVICE_NAME;

@@ -24,7 +24,7 @@ const ID_CHARS_MAX: usize = 128;
 const REQUEST_ID: &str = "gen_ai.response.id";
 const WORKER: &str = "baton.worker";
 
-/// Answers [`v1::TraceRequest`].
+/// Gathers the spans of one request or trace from this router and from the workers that took part.
 pub(super) async fn trace(
     workers: &WorkerSet,
     connector: &GrpcConnector,

@@ -18,9 +18,9 @@ pub(crate) struct BodyLimits {
 pub(super) enum BodyError {
     TooLarge,
     Full(IntakeFull),
-    /// Not within [`BodyLimits::time_max`].
+    /// The body took longer than [`BodyLimits::time_max`].
     Slow,
-    /// Not before the deadline of the request.
+    /// The request's deadline passed before the body was complete.
     Deadline,
     Unreadable,
 }

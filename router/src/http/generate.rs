@@ -86,7 +86,7 @@ async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: 
         }
         Err(BodyError::Full(full)) => error::response(&full.into()),
         Err(BodyError::Slow) => {
-            let message = format!("the body did not come whole within {:?}; send it faster", state.body.time_max);
+            let message = format!("the body was not complete within {:?}; send it faster", state.body.time_max);
             error::plain(StatusCode::REQUEST_TIMEOUT, &message, "body_timeout")
         }
         Err(BodyError::Deadline) => {

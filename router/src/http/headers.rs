@@ -13,7 +13,7 @@ const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// Cached share of the prompt, in percent.
 const CACHE_HIT: HeaderName = HeaderName::from_static("x-baton-cache-hit");
 
-/// See [`request_id`].
+/// The request's id from its header, see [`request_id`].
 pub(super) fn id(headers: &HeaderMap) -> (RequestId, Result<(), RequestError>) {
     request_id(headers.get(REQUEST_ID).map(|v| v.to_str().unwrap_or_default()), REQUEST_ID.as_str())
 }

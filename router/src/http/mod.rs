@@ -21,7 +21,7 @@ pub(crate) use body::BodyLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What handlers share.
+/// State that all handlers of HTTP requests share.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpState {
     pub(crate) core: Arc<Core>,

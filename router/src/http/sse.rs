@@ -35,7 +35,7 @@ struct Parts {
     keepalive: Duration,
 }
 
-/// The streaming answer.
+/// The response that streams an answer as server-sent events.
 pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepalive: Duration) -> Response {
     let last = Instant::now();
     let silence = Box::pin(sleep_until(last + keepalive));

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 /// A change of a worker's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MembershipChange {
-    /// Its record appeared.
+    /// A record of it appeared.
     Joined,
     /// Its record has a new registration, after etcd lost the old one.
     RegisteredAgain,
@@ -42,12 +42,11 @@ struct Labels {
     change: Name,
 }
 
-/// Counts them. Cloning shares the counters.
+/// Counts changes of workers' states. Cloning shares the counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipChanges(Family<Labels, Counter>);
 
 impl MembershipChanges {
-    /// Registers them.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let new = Self::default();
         registry.register(

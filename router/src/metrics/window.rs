@@ -43,7 +43,7 @@ impl HitWindow {
         (prompt > 0).then(|| cached as f64 / prompt as f64)
     }
 
-    /// Empties expired buckets.
+    /// Empties the buckets that have left the window.
     fn turn(&mut self, now: Instant) {
         let every = WINDOW.as_secs() / BUCKETS;
         let current = (now.saturating_duration_since(self.start).as_secs() / every).max(self.last);

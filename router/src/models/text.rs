@@ -73,7 +73,7 @@ impl ModelText {
         Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param))
     }
 
-    /// Decodes one answer.
+    /// A detokenizer for one answer.
     pub(crate) fn detokenizer(&self) -> Detokenizer {
         self.tokenizer.detokenizer(true)
     }

@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// Which of the two response formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// `/v1/chat/completions`.
+    /// Chat completions, at `/v1/chat/completions`.
     Chat,
-    /// `/v1/completions`.
+    /// Completions of plain prompts, at `/v1/completions`.
     Completions,
 }
 
@@ -22,7 +22,7 @@ pub(crate) enum Endpoint {
 #[derive(Clone)]
 pub(crate) struct AnswerHead {
     pub(crate) endpoint: Endpoint,
-    /// `chatcmpl-…` or `cmpl-…`.
+    /// Id of the answer: `chatcmpl-…` or `cmpl-…`.
     pub(crate) id: String,
     /// Model as the card names it.
     pub(crate) model: String,
@@ -30,11 +30,11 @@ pub(crate) struct AnswerHead {
     pub(crate) created: u64,
     /// What the client asked for.
     pub(crate) options: AnswerOptions,
-    /// For `return_token_ids`.
+    /// Tokens of the prompt, for `return_token_ids`.
     pub(crate) prompt_token_ids: Arc<[TokenId]>,
     /// How many tokens the prompt has.
     pub(crate) prompt_tokens: usize,
-    /// How many choices.
+    /// Number of choices in the answer.
     pub(crate) samples: u32,
     /// Seed used, given or drawn.
     pub(crate) seed: u64,

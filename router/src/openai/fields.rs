@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 /// What happens to one field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Policy {
-    /// Honoured.
+    /// Implemented: its value has the documented effect.
     Supported,
     /// Documented to have no effect on tokens; any value is accepted.
     Ignored,
@@ -28,22 +28,22 @@ pub(crate) enum Policy {
 /// A field and its policy.
 pub(crate) type Row = (&'static str, Policy);
 
-/// `null` or `false`.
+/// Accepts only `null` or `false`.
 pub(crate) const fn only_false() -> Policy {
     Policy::Only { accepts: |v| v == &Value::Bool(false), values: "false" }
 }
 
-/// `null` or 1.
+/// Accepts only `null` or 1.
 pub(crate) const fn only_one() -> Policy {
     Policy::Only { accepts: |v| v.as_f64() == Some(1.0), values: "1" }
 }
 
-/// `null` alone.
+/// Accepts nothing but `null`.
 pub(crate) const fn only_null() -> Policy {
     Policy::Only { accepts: |_| false, values: "null" }
 }
 
-/// `null` or an empty list or object.
+/// Accepts only `null`, an empty list or an empty object.
 pub(crate) const fn only_empty() -> Policy {
     Policy::Only { accepts: is_empty, values: "an empty value" }
 }

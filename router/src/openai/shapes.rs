@@ -47,7 +47,7 @@ pub(super) enum ChoiceContent<'a> {
     Message {
         role: &'static str,
         content: &'a str,
-        /// Always null.
+        /// Always null: no answer is a refusal.
         refusal: (),
     },
     /// A part of a chat's answer.
@@ -78,7 +78,7 @@ impl<'a> ChoiceContent<'a> {
         Self::Delta { role: None, content: Some(content) }
     }
 
-    /// Empty content.
+    /// A chunk without role and content.
     pub(super) fn nothing() -> Self {
         Self::Delta { role: None, content: None }
     }
@@ -106,7 +106,7 @@ pub(super) enum UsageField<'a> {
     None,
     /// The count so far, of one choice.
     SoFar { prompt_tokens: usize, completion_tokens: usize, total_tokens: usize },
-    /// At the end.
+    /// The whole count, at the end.
     Of(Usage<'a>),
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Gathered {
     pub(crate) samples: Vec<(Delta, Finished)>,
     /// All of them together.
     pub(crate) total: Total,
-    /// The memory held.
+    /// The memory held for the answer and its serialized form.
     pub(crate) hold: Hold,
     /// How much of that is for the serialized form.
     pub(crate) written: u64,

@@ -21,7 +21,7 @@ use budget::{ALLOCATION_BYTES, DOUBLES};
 pub struct Delta {
     /// Which of the samples.
     pub sample: u32,
-    /// Text to show.
+    /// Text that these tokens complete; may be empty.
     pub text: String,
     pub token_ids: Vec<TokenId>,
     /// One for each token, where asked for.
@@ -72,7 +72,7 @@ impl Finished {
 /// All samples of a request together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Total {
-    /// Tokens counted.
+    /// Tokens counted over all samples.
     pub usage: Usage,
     /// What it costs, where its model has a price.
     pub cost: Option<Cost>,

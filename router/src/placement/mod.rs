@@ -126,9 +126,9 @@ pub(crate) enum Refusal {
         /// Longest prompt that any prefill worker accepts, in tokens.
         prompt_tokens_max: u64,
     },
-    /// Everything is full.
+    /// All workers are busy, and their queues are full.
     Full {
-        /// Earliest sensible retry.
+        /// Earliest time at which a retry makes sense.
         retry_after: Duration,
     },
     /// Even idle workers would not finish the answer before the deadline.

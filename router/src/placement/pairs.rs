@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub(super) struct Pair {
     pub(super) decode: usize,
-    /// Index into [`Pairs::partners`].
+    /// Index of its partners' list in [`Pairs::partners`].
     pub(super) partners: usize,
 }
 

@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Kind {
     /// Id of the model.
     pub(crate) model: String,
-    /// Pool of replicas.
+    /// Name of their pool of replicas.
     pub(crate) pool: String,
-    /// What they do.
     pub(crate) role: &'static str,
 }
 

@@ -39,7 +39,6 @@ pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
-    /// Its record.
     pub record: Arc<InstanceRecord>,
     /// Workers with the same number have the same compatibility; `None` equals no other.
     pub group: Option<u32>,

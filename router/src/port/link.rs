@@ -22,7 +22,7 @@ pub trait Connector: Debug + Send + Sync {
 
 /// Why no link to a worker can be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its endpoint is no address: {0}")]
+#[error("its endpoint is not an address: {0}")]
 pub struct ConnectError(pub String);
 
 /// A link to one incarnation of a worker. Dropping a future or a stream cancels the call on the worker.
@@ -80,7 +80,6 @@ pub struct DecodeCall<'a> {
     pub source: Option<&'a Party>,
     /// When the worker may give up.
     pub deadline: Instant,
-    /// For the trace.
     pub spans: CallSpans<'a>,
 }
 
@@ -95,11 +94,10 @@ pub struct PrefillCall<'a> {
     pub get_to_tokens: u64,
     /// When the worker may give up.
     pub deadline: Instant,
-    /// For the trace.
     pub spans: CallSpans<'a>,
 }
 
-/// The spans of one call.
+/// The spans that a call belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct CallSpans<'a> {
     pub call: &'a Span,
@@ -124,20 +122,20 @@ pub struct CacheReport {
     pub sequence: u64,
     /// The kind of change.
     pub change: CacheReportChange,
-    /// At most [`baton_kv_cache::FEED_HASHES_MAX`].
+    /// Hashes of the blocks, at most [`baton_kv_cache::FEED_HASHES_MAX`].
     pub blocks: Vec<PrefixHash>,
 }
 
 /// A kind of change of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheReportChange {
-    /// Now cached.
+    /// Blocks that are cached from now on.
     Stored,
-    /// No longer cached.
+    /// Blocks that are no longer cached.
     Removed,
     /// A part of a snapshot of all cached blocks.
     Snapshot {
-        /// Counts from 0.
+        /// Number of the part, from 0.
         part: u32,
         /// Whether this is the last part; changes follow.
         last: bool,

@@ -45,7 +45,7 @@ struct State {
     index: PrefixIndex,
     /// The current stream of each instance: of its incarnations, the one whose stream began last.
     streams: HashMap<InstanceId, Stream>,
-    /// Streams so far.
+    /// Number of streams opened so far.
     opened: u64,
 }
 

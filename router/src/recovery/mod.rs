@@ -47,7 +47,7 @@ impl Step {
     }
 }
 
-/// What failed.
+/// A failed step of an attempt, and its error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub step: Step,
@@ -72,10 +72,10 @@ pub(crate) enum Avoid {
     Strictly,
 }
 
-/// Another attempt.
+/// How the next attempt differs from the failed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry {
-    /// Wait before it.
+    /// Time to wait before the attempt.
     pub after: Duration,
     /// Whether the prefill worker of the failed attempt is avoided.
     pub prefill: Option<Avoid>,
@@ -152,7 +152,7 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// No failure yet.
+    /// Without a failure so far.
     pub(crate) fn new(limits: RetryLimits) -> Self {
         Self { limits, failed: 0, broken: 0, unplaced: None }
     }

@@ -21,7 +21,7 @@ pub(crate) enum FromPrefill<T, E> {
     Done,
     /// The decode worker has no room for the KV.
     NoRoom(E),
-    /// The stream ended.
+    /// The stream ended with this error.
     Ended(E),
 }
 
@@ -54,13 +54,13 @@ pub(crate) enum FromDecode<T, E> {
 /// The next action for the answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<T, E> {
-    /// Nothing yet.
+    /// Nothing to do until the next event.
     Nothing,
     /// The answer continues with this token.
     Token(T),
     /// The prefill worker has finished its part.
     Done,
-    /// The attempt failed.
+    /// The attempt failed at this step.
     Failed(Step, E),
 }
 

@@ -43,9 +43,8 @@ pub enum PrefillPolicy {
 pub struct Parameters {
     /// Name of the model; empty if the client leaves the choice to the cluster.
     pub model: String,
-    /// How to sample.
     pub sampling: Sampling,
-    /// Number of answers.
+    /// Number of answers, at least 1.
     pub samples: u32,
     /// Text that ends generation.
     pub stops: StopMatcher,
@@ -99,7 +98,7 @@ pub struct Request {
     pub(crate) weight: Weight,
     /// The key, if keys are configured.
     pub(crate) key: Option<Key>,
-    /// When it arrived.
+    /// When its head arrived.
     pub received: Instant,
     /// After this instant the answer is [`baton_types::ErrorKind::DeadlineExceeded`].
     pub deadline: Instant,

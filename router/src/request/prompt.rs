@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 pub enum Prompt {
     /// Messages, to be rendered by the model's chat template.
     Chat {
-        /// In order.
+        /// Messages from the oldest to the newest.
         messages: Vec<Message>,
         /// Passed to the template besides the messages.
         template_kwargs: Map<String, Value>,
@@ -74,7 +74,7 @@ impl Prompt {
 pub enum Segment {
     /// To be tokenized; text that spells a control token stays text.
     Text(String),
-    /// Used unchanged.
+    /// Used as they are, without tokenization.
     Tokens(Vec<TokenId>),
 }
 

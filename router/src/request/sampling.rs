@@ -7,17 +7,17 @@ use baton_types::{ErrorKind, RequestError, SamplingDefaults, SamplingError, Samp
 pub struct Sampling {
     /// See [`SamplingParams`], as for all fields below.
     pub temperature: Option<f32>,
-    /// Nucleus.
+    /// Over 0 and at most 1.
     pub top_p: Option<f32>,
-    /// 0 keeps all.
+    /// 0 keeps all tokens.
     pub top_k: Option<u32>,
-    /// -2 to 2.
+    /// From -2 to 2.
     pub presence_penalty: Option<f32>,
-    /// -2 to 2.
+    /// From -2 to 2.
     pub frequency_penalty: Option<f32>,
     /// Over 0 and at most 10.
     pub repetition_penalty: Option<f32>,
-    /// Drawn where absent.
+    /// Drawn at random where absent.
     pub seed: Option<u64>,
     /// Most tokens to generate; more than fits the context is refused.
     pub max_tokens: Option<u32>,

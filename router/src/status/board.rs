@@ -44,7 +44,6 @@ pub(crate) struct Board(BTreeMap<Party, WorkerHistory>);
 pub(crate) struct Row {
     /// The last observation of it.
     pub(crate) seen: WorkerSnapshot,
-    /// Its state.
     pub(crate) state: State,
     /// How long it has been in that state.
     pub(crate) since: Duration,
@@ -56,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) tokens_per_s: Option<f64>,
     /// KV sent and adopted, in bytes per second.
     pub(crate) kv_bytes_per_s: Option<f64>,
-    /// Its problems.
+    /// Problems of this worker, as the judge sees them.
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -164,7 +163,6 @@ impl Board {
 }
 
 impl Row {
-    /// Its record.
     pub(crate) fn record(&self) -> &Arc<InstanceRecord> {
         &self.seen.record
     }

@@ -29,7 +29,6 @@ impl Draining {
 /// One worker at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerSnapshot {
-    /// Its record.
     pub(crate) record: Arc<InstanceRecord>,
     /// Whether this router would place requests on it, apart from its load.
     pub(crate) admitted: bool,
@@ -39,7 +38,7 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) avoided: bool,
     /// Why its reports do not arrive, if known.
     pub(crate) trouble: Option<String>,
-    /// Its last report.
+    /// The last report that arrived; `None` before the first.
     pub(crate) last_report: Option<LastReport>,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct WorkerSnapshot {
 pub(crate) enum State {
     /// Registered and not admitted yet.
     Starting,
-    /// Receives requests.
+    /// Requests are placed on it.
     Ready,
     /// Accepts no more requests, as ordered.
     Draining,
@@ -56,16 +55,16 @@ pub(crate) enum State {
     Avoided,
     /// Reports that it cannot serve.
     Failing,
-    /// Sends no reports.
+    /// It is registered and sends no reports.
     Silent,
-    /// No longer registered.
+    /// It is no longer registered.
     Gone,
 }
 
 /// Kinds of problems, worst first; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
-    /// Requests are refused.
+    /// The router refuses requests.
     NotReady,
     /// etcd does not answer.
     Etcd,
@@ -73,7 +72,7 @@ pub(crate) enum Kind {
     EtcdDivided,
     /// etcd raises an alarm, such as lack of space.
     EtcdAlarm,
-    /// A worker vanished.
+    /// A worker vanished without a drain.
     Gone,
     /// A worker sends no reports.
     Silent,

@@ -16,7 +16,6 @@ pub(crate) struct RecentTimes(Mutex<VecDeque<(Instant, Duration)>>);
 /// Percentiles of these times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percentiles {
-    /// Number of times.
     pub(crate) count: usize,
     /// Half of them are at most this.
     pub(crate) p50: Duration,

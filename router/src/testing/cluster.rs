@@ -10,7 +10,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
 
-/// One router.
+/// A router with a client, for tests.
 pub(crate) struct Cluster {
     pub(crate) router: RunningRouter,
     pub(crate) client: InferenceClient<Channel>,

@@ -15,7 +15,7 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 pub(crate) struct Memory {
     /// The answer to every request, for any trace.
     pub(crate) spans: Arc<Mutex<Vec<v1::TraceSpan>>>,
-    /// Never answers.
+    /// Whether requests for spans hang.
     pub(crate) hangs: Arc<AtomicBool>,
     kept: Arc<watch::Sender<Vec<String>>>,
 }

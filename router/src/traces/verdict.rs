@@ -8,9 +8,7 @@ use std::time::Duration;
 /// Why a trace is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// Its request failed.
     Error,
-    /// Its request was slow.
     Slow,
 }
 

@@ -17,7 +17,7 @@ struct Report {
 /// The last report as received, for the status.
 #[derive(Clone, Debug)]
 pub(crate) struct LastReport {
-    /// When it arrived.
+    /// When it arrived here.
     pub at: Instant,
     pub report: LoadReport,
 }
@@ -32,7 +32,7 @@ struct State {
     report: Option<Report>,
     /// Kept after the worker is lost.
     last_report: Option<LastReport>,
-    /// Reports so far.
+    /// Number of reports so far.
     reports: u64,
     placed: u32,
     placed_prefill_tokens: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Load(Arc<Mutex<State>>);
 #[must_use = "a dropped placement does not count"]
 pub(crate) struct Placed {
     state: Arc<Mutex<State>>,
-    /// Reports before it.
+    /// Number of reports before the placement.
     reports: u64,
     prefill_tokens: u64,
     kv_tokens: u64,

@@ -25,7 +25,6 @@ const TROUBLE_CHARS_MAX: usize = 256;
 /// One worker in one incarnation.
 #[derive(Debug)]
 pub(crate) struct WorkerHandle {
-    /// Its record.
     pub(crate) record: Arc<InstanceRecord>,
     /// Its model, of that record.
     key: ModelKey,

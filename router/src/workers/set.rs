@@ -86,7 +86,7 @@ struct Served {
 
 /// A model whose workers left is remembered this long: a model whose workers restart is not an unknown model.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Most names remembered.
+/// Most names of models that are remembered.
 const LEFT_MAX: usize = 1024;
 
 /// A model as served now.

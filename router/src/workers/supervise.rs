@@ -35,7 +35,7 @@ pub(crate) struct Supervisor {
     pub(crate) changes: MembershipChanges,
     /// What they have cached; `None` without an index.
     pub(crate) prefixes: Option<Arc<Prefixes>>,
-    /// Loaded texts.
+    /// Cache of tokenizers and templates.
     pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
     pub(crate) name: String,
@@ -168,7 +168,7 @@ impl Supervisor {
                     match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
                         Ok(()) => {}
                         Err(Dropped::Missed) => {
-                            tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
+                            tracing::info!(worker = %worker.party(), "misses cache changes of a worker, and requests a snapshot");
                             return End::Missed;
                         }
                         Err(reason) => {

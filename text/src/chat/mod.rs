@@ -61,7 +61,7 @@ pub struct ChatTemplate {
     compiled: Compiled,
     marks: Marks,
     forms: message::Forms,
-    /// See [`Source::comparable`].
+    /// What [`Source::comparable`] returned for the template.
     comparable: Vec<String>,
 }
 

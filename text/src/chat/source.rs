@@ -18,7 +18,7 @@ pub(super) struct Source {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
-    /// Literal output.
+    /// Output outside of tags.
     Plain,
     /// Inside a string literal, without its quotes.
     Quoted,

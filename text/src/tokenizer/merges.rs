@@ -63,7 +63,8 @@ impl Merges {
         }
         let mut pairs = HashMap::default();
         for (rank, (left, right)) in read(merges)?.into_iter().enumerate() {
-            let token = |token: &str| id(token).ok_or_else(|| format!("its merges name {token:?}, which is no token"));
+            let token =
+                |token: &str| id(token).ok_or_else(|| format!("its merges name {token:?}, which is not a token"));
             let made = token(&format!("{left}{right}"))?;
             pairs.insert(key(token(&left)?, token(&right)?), (rank as u32, made));
         }

@@ -105,7 +105,7 @@ impl Tokenizer {
             Some(bos) if bundle.add_bos => Some(
                 library
                     .token_to_id(bos)
-                    .ok_or_else(|| TextError::Broken(format!("its begin token {bos:?} is no token")))?,
+                    .ok_or_else(|| TextError::Broken(format!("its begin token {bos:?} is not in the vocabulary")))?,
             ),
             None if bundle.add_bos => return Err(TextError::Broken("it adds a begin token but names none".to_owned())),
             _ => None,

@@ -15,7 +15,7 @@ pub enum ModelsError {
          `smollm2-135m-instruct`, or `random:...`"
     )]
     Spec {
-        /// As given.
+        /// The setting as it was given.
         model: String,
         /// What is wrong with it.
         problem: &'static str,
@@ -36,17 +36,17 @@ pub enum ModelsError {
     /// The hub refused the request.
     #[error("{url}: {problem}")]
     Hub {
-        /// What was requested.
+        /// URL of the request.
         url: String,
         /// The hub's answer, and what to do.
         problem: String,
     },
     /// The hub cannot be reached, or the connection broke more often than is tolerated. Another run resumes the download.
     #[error(
-        "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download goes on where it stopped"
+        "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download resumes where it stopped"
     )]
     Network {
-        /// What was requested.
+        /// URL of the request.
         url: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,

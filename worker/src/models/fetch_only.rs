@@ -28,7 +28,7 @@ pub(crate) async fn fetch_only(
     let fetch = tokio::task::spawn_blocking(move || prefetch(&settings, &progress));
     tokio::select! {
         fetched = fetch => fetched?.with_context(|| format!("cannot fetch model {model:?}"))?,
-        () = shutdown.requested() => bail!("stopped while it fetches model {model:?}: run again to go on from there"),
+        () = shutdown.requested() => bail!("stopped while it fetches model {model:?}: run again to resume"),
     }
     tracing::info!(model, "the model is there");
     Ok(())

@@ -11,13 +11,13 @@ pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 /// A parsed model name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSpec {
-    /// `random:...`, see [`RandomModel`].
+    /// `random:...`, weights from a seed, see [`RandomModel`].
     Random(String),
-    /// [`DEFAULT_MODEL`].
+    /// The model named [`DEFAULT_MODEL`].
     Default,
     /// An existing file or folder.
     Path(PathBuf),
-    /// `org/name[@revision]`.
+    /// A repository of the hub: `org/name[@revision]`.
     Hub(HubId),
 }
 

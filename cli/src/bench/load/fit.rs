@@ -10,10 +10,10 @@ const BLOCK_TOKENS_STEP: u32 = 16;
 /// What is done with a request that has more tokens than the context.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
 pub(crate) enum TooLong {
-    /// It is left out.
+    /// Leave the request out.
     #[default]
     Drop,
-    /// Its prompt loses its end; its answer is cut too where that alone is over half of the context.
+    /// Cut the end of its prompt, and also its answer if the answer alone is over half of the context.
     Cut,
 }
 
@@ -22,7 +22,7 @@ pub(crate) enum TooLong {
 pub(crate) struct Fit {
     /// Requests skipped at the beginning.
     pub(crate) from: usize,
-    /// Most requests taken.
+    /// Most requests taken after those skipped.
     pub(crate) limit: usize,
     /// Factor of all lengths, over 0 and at most 1.
     pub(crate) scale: f64,

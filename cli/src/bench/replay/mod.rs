@@ -59,7 +59,7 @@ pub(super) async fn run(load: &Load, prompts: Arc<Prompts>, target: &Target) -> 
     Ok(Replayed { outcomes: replay.outcomes, unsent, late_max: replay.late_max })
 }
 
-/// A running load.
+/// A load while it is replayed.
 struct Replay<'a> {
     load: &'a Load,
     prompts: Arc<Prompts>,

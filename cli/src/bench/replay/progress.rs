@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// Clears the bar.
+    /// Removes the bar from the terminal.
     pub(super) fn finish(&self) {
         self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }

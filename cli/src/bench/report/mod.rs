@@ -26,7 +26,7 @@ pub(crate) struct Slo {
 /// The description of the load: a title, and facts in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct About {
-    /// One line.
+    /// One line, printed above the facts.
     pub(crate) title: String,
     /// Further facts for the reader, by name.
     pub(crate) facts: serde_json::Map<String, serde_json::Value>,
@@ -51,7 +51,7 @@ pub(crate) struct Report {
     pub(crate) cache: Cache,
     /// Requests by placement or its reason, as far as known.
     pub(crate) placement: BTreeMap<String, u64>,
-    /// For plots.
+    /// Values over time, for the plots of the page.
     pub(crate) series: Series,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// Completed.
+    /// Requests whose answer arrived completely.
     pub(crate) ok: u64,
     /// By kind of error.
     pub(crate) failed: BTreeMap<String, u64>,
@@ -140,7 +140,7 @@ impl Report {
         table::of(self)
     }
 
-    /// One self-contained page.
+    /// The report as one self-contained HTML page.
     pub(crate) fn html(&self) -> String {
         html::page(self)
     }

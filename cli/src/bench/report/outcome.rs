@@ -14,13 +14,12 @@ pub(crate) struct Outcome {
     pub(crate) gaps_us: Vec<u32>,
     /// The end, relative to the start of the load.
     pub(crate) end: Duration,
-    /// As sent.
+    /// Length of the prompt that was sent.
     pub(crate) prompt_tokens: u32,
     /// From the usage of the answer; 0 if there was none.
     pub(crate) cached_tokens: u32,
     /// The hits of an infinite cache.
     pub(crate) infinite_tokens: u32,
-    /// Tokens received.
     pub(crate) output_tokens: u32,
     /// Placement or its reason, if known.
     pub(crate) placement: Option<String>,
@@ -30,7 +29,7 @@ pub(crate) struct Outcome {
 /// How a request ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Ending {
-    /// Completed.
+    /// The answer arrived completely.
     Ok,
     /// The kind of the error, as in the error table.
     Failed(String),
@@ -57,7 +56,7 @@ impl Outcome {
         }
     }
 
-    /// Milliseconds between tokens.
+    /// Gaps between successive tokens, in milliseconds.
     pub(super) fn gaps_ms(&self) -> impl Iterator<Item = f64> {
         self.gaps_us.iter().map(|&us| f64::from(us) / 1e3)
     }

@@ -28,7 +28,7 @@ pub(crate) struct Series {
 pub(crate) struct Window {
     /// Its beginning, in seconds from the start of the load.
     pub(crate) from_s: f64,
-    /// Its end.
+    /// Its end, in seconds from the start of the load.
     pub(crate) to_s: f64,
     /// Milliseconds to the first token, median; absent if no request had one.
     pub(crate) ttft_p50_ms: Option<f64>,

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Width of the first column.
 const NAME: usize = 12;
 
-/// All lines.
+/// The whole report as text.
 pub(super) fn of(report: &Report) -> String {
     let mut lines = vec![report.about.title.clone()];
     lines.extend(report.about.facts.iter().map(|(name, value)| format!("  {name}: {}", fact(value))));

@@ -9,32 +9,32 @@ use std::str::FromStr;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Simulating a trace")]
 pub(crate) struct SimulateArgs {
-    /// Replays the trace in virtual time, on a cluster that is not there; asks no router.
+    /// Replay the trace in virtual time on a simulated cluster, without a router.
     #[arg(long, requires = "trace")]
     pub(crate) simulate: bool,
     /// Placement policies to compare: `cost`, `round-robin`, `least-loaded`.
     #[arg(long, value_delimiter = ',', default_value = "cost,round-robin,least-loaded", requires = "simulate")]
     pub(super) policies: Vec<PlacementPolicy>,
-    /// Simulated prefill workers.
+    /// Number of simulated prefill workers.
     #[arg(long, default_value_t = 8, requires = "simulate", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub(super) prefill: u16,
-    /// Simulated decode workers.
+    /// Number of simulated decode workers.
     #[arg(long, default_value_t = 8, requires = "simulate", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub(super) decode: u16,
-    /// What each pool holds: `all` that the trace has, `rates` as the file of rates says, a share of the trace's different blocks such as
-    /// `0.5%`, or a number of blocks. Several are simulated one after another.
+    /// Sizes of the KV pools, simulated one after another: `all` (room for every block of the trace), `rates` (the size in the file of
+    /// rates), a share of the trace's distinct blocks such as `0.5%`, or a number of blocks.
     #[arg(long, value_delimiter = ',', default_value = "all,0.5%", requires = "simulate")]
     pub(super) pools: Vec<PoolSize>,
-    /// The same for decode workers, where theirs are to be others.
+    /// Pool size of decode workers, if it differs from --pools.
     #[arg(long, requires = "simulate")]
     pub(super) decode_pools: Option<PoolSize>,
-    /// Seconds after which a cached block that nobody uses is let go; the whole trace where absent.
+    /// Seconds after which an unused cached block is evicted; by default it stays cached for the whole trace.
     #[arg(long, requires = "simulate")]
     pub(super) ttl_s: Option<u64>,
-    /// Prefill workers read nothing from decode workers.
+    /// Prefill workers do not get cached KV from decode workers.
     #[arg(long, requires = "simulate")]
     pub(super) no_gets: bool,
-    /// What workers do, and how fast; the built-in file where absent.
+    /// File with the rates of workers; by default a built-in one.
     #[arg(long, value_name = "FILE", requires = "simulate")]
     pub(super) rates: Option<PathBuf>,
 }
@@ -49,13 +49,13 @@ impl SimulateArgs {
 /// Size of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PoolSize {
-    /// Room for everything.
+    /// Room for all blocks of the trace, and for running requests.
     All,
-    /// As stated in the file of rates.
+    /// As the file of rates says.
     Rates,
     /// A share of the trace's distinct blocks.
     Share(f64),
-    /// Blocks.
+    /// This many blocks of the trace's size.
     Blocks(u32),
 }
 

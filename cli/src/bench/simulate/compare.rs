@@ -142,7 +142,7 @@ impl Blocks {
     }
 }
 
-/// Lines of text.
+/// A table with one line per policy, as text.
 struct Table(String);
 
 impl Table {

@@ -30,7 +30,7 @@ fn parse(text: &str) -> anyhow::Result<Rates> {
         ("transfer.latency_s", rates.transfer.latency_s),
     ];
     for (name, value) in others {
-        ensure!(value >= 0.0 && value.is_finite(), "{name} must be a number from 0 on, not {value}");
+        ensure!(value >= 0.0 && value.is_finite(), "{name} must be a number of at least 0, not {value}");
     }
     let counts = [
         ("kv.bytes_per_token", rates.kv.bytes_per_token),

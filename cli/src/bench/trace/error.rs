@@ -18,14 +18,14 @@ pub(crate) enum TraceError {
     /// The first line is of neither format.
     #[error(
         "the first line is neither a JSON object with `timestamp` nor a header with TIMESTAMP,ContextTokens,GeneratedTokens; \
-         mend it, or say --format"
+         correct it, or set --format"
     )]
     Format,
     /// A line that violates its format. Lines count from 1.
     #[error("line {line}: {problem}")]
     Line { line: usize, problem: String },
     /// It has no request.
-    #[error("the trace holds no request; give another file")]
+    #[error("the trace has no requests; give another file")]
     Empty,
     /// More requests than are held in memory.
     #[error("the trace holds over {max} requests; cut it into several files")]

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 pub(crate) struct InfiniteCache {
     /// Blocks of all prompts.
     pub(crate) blocks: u64,
-    /// Of these, hits.
+    /// How many of `blocks` are hits.
     pub(crate) blocks_hit: u64,
     /// Distinct blocks: the size at which a cache is infinite for this trace.
     pub(crate) blocks_unique: u64,
     /// Tokens of all prompts.
     pub(crate) tokens: u64,
-    /// Of these, hits. A prompt's last token never is: the first token of the answer is computed from it.
+    /// How many of `tokens` are hits. A prompt's last token never is: the first token of the answer is computed from it.
     pub(crate) tokens_hit: u64,
     /// `tokens_hit` of each request.
     pub(crate) tokens_hit_by_request: Vec<u32>,

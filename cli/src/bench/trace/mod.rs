@@ -27,7 +27,7 @@ const TOKENS_MAX: u32 = 1 << 26;
 pub(crate) enum Format {
     /// JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one id per 512 tokens.
     Mooncake,
-    /// CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`; tells nothing of sharing.
+    /// CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`; it has no information on shared prefixes.
     Azure,
 }
 

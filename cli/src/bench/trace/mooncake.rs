@@ -29,7 +29,7 @@ fn request(text: &str, line: usize) -> Result<TraceRequest, TraceError> {
         ))
     })?;
     let at = Duration::try_from_secs_f64(read.timestamp / 1e3)
-        .map_err(|_| wrong(format!("timestamp is {}; it counts milliseconds from 0 on", read.timestamp)))?;
+        .map_err(|_| wrong(format!("timestamp is {}; it must be milliseconds, 0 or more", read.timestamp)))?;
     let prompt_tokens = length(line, "input_length", read.input_length)?;
     let output_tokens = length(line, "output_length", read.output_length)?;
     let expected = prompt_tokens.div_ceil(BLOCK_TOKENS) as usize;

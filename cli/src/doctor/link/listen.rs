@@ -29,7 +29,7 @@ pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyh
         };
         tokio::select! {
             // A doctor whose connection breaks must not end the service for the others.
-            served = served => if let Err(error) = served { println!("that ended early: {error:#}") },
+            served = served => if let Err(error) = served { println!("the measurement failed: {error:#}") },
             _ = &mut interrupted => return Ok(()),
         }
     }

@@ -17,6 +17,6 @@ pub(super) struct Way {
     pub(super) tls: Option<String>,
     /// `UCX_NET_DEVICES`; all RDMA devices if none is named.
     pub(super) devices: NetDevices,
-    /// RDMA is required.
+    /// Whether the link must use RDMA.
     pub(super) rdma: bool,
 }

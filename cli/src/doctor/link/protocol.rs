@@ -28,7 +28,7 @@ pub(super) enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Microseconds since 1970.
+    /// Clock of the other side, in microseconds since 1970.
     Clock { at_us: u64 },
     /// Address of the service, in hex; it runs until the connection ends.
     Sink { address: String },
@@ -60,7 +60,7 @@ impl Line {
             self.0.write_all(line.as_bytes()).await?;
             self.0.flush().await
         };
-        timeout(LINE_MAX, write).await.context("the other side takes nothing")??;
+        timeout(LINE_MAX, write).await.context("the other side does not read")??;
         Ok(())
     }
 
@@ -69,11 +69,11 @@ impl Line {
         let mut line = Vec::new();
         let mut bounded = (&mut self.0).take(LINE_BYTES_MAX);
         let read = timeout(LINE_MAX, bounded.read_until(b'\n', &mut line)).await;
-        if read.context("the other side says nothing")?? == 0 {
+        if read.context("the other side does not answer")?? == 0 {
             return Ok(None);
         }
-        ensure!(line.ends_with(b"\n"), "the other side is no `baton doctor`: a line that does not end");
-        Ok(Some(serde_json::from_slice(&line).context("the other side is no `baton doctor` of this version")?))
+        ensure!(line.ends_with(b"\n"), "the other side is not `baton doctor`: it sent a line without an end");
+        Ok(Some(serde_json::from_slice(&line).context("the other side is not a `baton doctor` of this version")?))
     }
 
     /// Sends a request and waits for the answer.

@@ -94,7 +94,7 @@ impl<'h, 'a> Config<'h, 'a> {
     }
 
     fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
-        let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is no number")));
+        let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is not a number")));
         self.get(key).map(read).transpose()
     }
 
@@ -152,7 +152,7 @@ impl<'h, 'a> Config<'h, 'a> {
         let kind = match self.get("llama.rope.scaling.type") {
             None => "linear",
             Some(Value::String(kind)) => kind,
-            Some(_) => return Err(self.damaged("llama.rope.scaling.type is no text")),
+            Some(_) => return Err(self.damaged("llama.rope.scaling.type is not a string")),
         };
         let factor = match kind {
             "none" => 1.0,

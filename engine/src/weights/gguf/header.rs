@@ -135,7 +135,7 @@ impl TensorPlace {
             return Err(absurd());
         }
         if !dims[0].is_multiple_of(block as u64) {
-            return Err(format!("rows of {} elements are no multiple of {storage:?}'s block of {block}", dims[0]));
+            return Err(format!("rows of {} elements are not a multiple of {storage:?}'s block of {block}", dims[0]));
         }
         let elements = dims.iter().try_fold(1u64, |all, &d| all.checked_mul(d)).ok_or_else(absurd)?;
         let size = (elements / block as u64).checked_mul(block_bytes as u64).ok_or_else(absurd)?;

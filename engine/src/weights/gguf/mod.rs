@@ -67,7 +67,7 @@ impl GgufModel {
 
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
     if entry.storage != Storage::F32 || entry.dims.len() != 1 {
-        return Err(WeightsError::damaged(file.path(), format!("tensor {} is no vector of F32", names::ROPE_FREQS)));
+        return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
     }
     let mut factors = vec![0.0; entry.dims[0]];
     Storage::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);

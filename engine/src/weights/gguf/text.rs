@@ -79,7 +79,7 @@ fn text(config: &Config<'_, '_>, key: &str) -> Result<Option<String>, WeightsErr
     match config.get(key) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.to_owned())),
-        Some(_) => Err(config.damaged(format!("{key} is no text"))),
+        Some(_) => Err(config.damaged(format!("{key} is not a string"))),
     }
 }
 
@@ -93,7 +93,7 @@ fn list<'a, T>(
         Some(Value::Array(array)) => {
             read(array).ok_or_else(|| config.damaged(format!("{key} has elements of the wrong type")))
         }
-        Some(_) => Err(config.damaged(format!("{key} is no array"))),
+        Some(_) => Err(config.damaged(format!("{key} is not an array"))),
     }
 }
 
@@ -104,5 +104,5 @@ fn token(config: &Config<'_, '_>, key: &str, vocab: usize) -> Result<Option<Toke
         return Ok(None);
     }
     let id = value.as_unsigned().filter(|&id| id < vocab as u64);
-    id.map(|id| Some(id as TokenId)).ok_or_else(|| config.damaged(format!("{key} is no token of the vocabulary")))
+    id.map(|id| Some(id as TokenId)).ok_or_else(|| config.damaged(format!("{key} is not a token of the vocabulary")))
 }

@@ -21,7 +21,7 @@ const LENGTH_BYTES: usize = 8;
 
 /// Mapped files and the location of each tensor in them.
 pub(super) struct Tensors {
-    /// By file name.
+    /// Each file with its name.
     shards: Vec<(String, MappedFile)>,
     places: HashMap<TensorName, TensorPlace>,
 }

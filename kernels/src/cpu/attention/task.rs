@@ -227,7 +227,7 @@ unsafe fn finish<S: Simd>(_: S, heads: Heads, item: &Item, query: usize, state: 
 pub(super) struct Merge<'a> {
     pub(super) heads: Heads,
     pub(super) item: &'a Item,
-    /// `[query][slab]`.
+    /// Softmax states as `[query][slab]`, each of [`Heads::state`] elements.
     pub(super) states: &'a mut [f32],
     /// The whole output; only this task stores the item's rows and heads.
     pub(super) out: *mut f32,

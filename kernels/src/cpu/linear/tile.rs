@@ -16,7 +16,7 @@ type Sums<F, const R: usize, const P: usize> = [[[F; 2]; P]; R];
 pub(super) struct Tile<'a, W, const R: usize, const P: usize> {
     /// R rows, dense `[R, k]`.
     pub(super) x: &'a [f32],
-    /// `k` steps each.
+    /// Panels of weights, `k` steps each.
     pub(super) panels: [&'a [W]; P],
     pub(super) partitions: usize,
     /// Number of steps to prefetch ahead; 0 prefetches nothing.

@@ -180,7 +180,7 @@ mod absent {
     pub(in crate::cpu) struct Avx2(Portable);
 
     impl Avx2 {
-        /// Always `None` here.
+        /// Always `None` on this architecture.
         pub(in crate::cpu) fn detect() -> Option<Self> {
             None
         }

@@ -64,6 +64,6 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn merge(self, x: Self::F) -> f32;
     /// Lane merges of eight vectors, in order.
     fn merge8(self, x: [Self::F; 8]) -> Self::F;
-    /// The largest lane.
+    /// The largest of the eight lanes.
     fn max_lane(self, x: Self::F) -> f32;
 }

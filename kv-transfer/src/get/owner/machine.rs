@@ -8,7 +8,7 @@ use crate::message::SumRun;
 use baton_types::TicketId;
 use std::time::{Duration, Instant};
 
-/// What happened.
+/// An event of one get, as its owner sees it.
 #[derive(Debug)]
 pub(crate) enum OwnerInput {
     /// The worker pinned blocks.
@@ -29,7 +29,7 @@ pub(crate) enum OwnerInput {
     Revoked(String),
     /// The connection is gone.
     ConnectionLost,
-    /// Time passed.
+    /// Time passed: deadlines may be over.
     Tick,
 }
 

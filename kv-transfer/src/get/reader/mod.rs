@@ -32,7 +32,7 @@ pub(crate) struct Reader {
     offered: bool,
     /// A grant that a test hook holds before anything is read, or that waits for admission.
     held: Option<TicketId>,
-    /// The owner's blocks.
+    /// Blocks of the owner, once it granted them.
     remote: Arc<GroupBlocks>,
     /// One-sided reads that are not posted yet, and bytes of those in flight.
     copies: VecDeque<LayerCopy>,

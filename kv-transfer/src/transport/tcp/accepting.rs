@@ -12,7 +12,6 @@ pub(super) fn to_close(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: u
     if unsettled.len() < max { None } else { place_to_free(unsettled) }
 }
 
-/// Why `accept` failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AcceptFailure {
     /// No connection is pending.

@@ -7,7 +7,7 @@ use crate::transport::windows::Windows;
 use baton_types::{PoolMemory, TicketId};
 use std::sync::Arc;
 
-/// A complete frame.
+/// A frame that arrived completely, apart from the bytes of writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
     Message(Vec<u8>),

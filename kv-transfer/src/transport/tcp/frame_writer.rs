@@ -40,7 +40,7 @@ impl Out {
         matches!(self.body, Body::Region(_))
     }
 
-    /// Its remaining bytes.
+    /// The bytes that are not written yet.
     fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let body_at = self.written.saturating_sub(HEAD_BYTES);
         let body = match &self.body {

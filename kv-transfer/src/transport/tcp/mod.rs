@@ -147,7 +147,7 @@ impl Tcp {
         }
     }
 
-    /// Answers [`LaneFrame::Flush`].
+    /// Answers the peer's [`LaneFrame::Flush`] with this id.
     pub(super) fn flushed_lanes(&mut self, conn: ConnId, id: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.writer.flushed(id);
@@ -192,7 +192,7 @@ impl Tcp {
                     self.make_room(events);
                     let origin = Origin::Accepted { from: from.ip().to_canonical(), greet_by: now + self.connect_max };
                     if let Err(error) = self.add(stream, origin) {
-                        tracing::warn!(error, "cannot talk to whoever connects");
+                        tracing::warn!(error, "cannot set up an accepted connection");
                     }
                 }
                 Err(error) => match AcceptFailure::from(error.kind()) {
@@ -247,7 +247,7 @@ impl Tcp {
             if connection.was_announced() {
                 events.push(Event::Closed { conn: id, reason, fenced: true, unproven });
             } else {
-                tracing::info!(reason, "lets go of a connection that nobody greeted on");
+                tracing::info!(reason, "closes a connection without a greeting");
             }
             if self.keeps_lost {
                 self.unfenced.push(connection);

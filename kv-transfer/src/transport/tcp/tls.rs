@@ -66,7 +66,7 @@ impl Outbox {
 enum Request<'a> {
     /// Decrypt every complete received record for this callback.
     Read(&'a mut dyn FnMut(&[u8]) -> Result<(), String>),
-    /// Encrypt these bytes.
+    /// Encrypt these bytes; `None` writes only what the library has pending, such as an alert.
     Write(Option<&'a [u8]>),
 }
 

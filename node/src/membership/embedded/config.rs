@@ -15,7 +15,7 @@ pub struct LeaseConfig {
     pub backend: Backend,
     /// A worker that is silent for this long is removed; `embedded` only.
     pub lease_ms: u64,
-    /// Most registered instances.
+    /// Most instances that may be registered at once.
     pub members_max: usize,
     /// Settings for the backend `etcd`.
     pub etcd: EtcdConfig,

@@ -38,7 +38,7 @@ pub(super) enum Refusal {
     },
 }
 
-/// The decision.
+/// What the worker does with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
     /// Write the record if the key still has this revision; 0: if the key does not exist.

@@ -15,7 +15,7 @@ pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     /// Prefix of all keys of this cluster; ends in `/`.
     pub prefix: String,
-    /// User name.
+    /// User name at etcd; unset connects without one.
     pub user: Option<String>,
     /// File with the password; read at every connect, so that it can be changed in place.
     pub password_file: Option<PathBuf>,

@@ -33,7 +33,6 @@ impl Node {
         config.endpoints.iter().enumerate().map(|(at, endpoint)| (Self(at), endpoint.clone()))
     }
 
-    /// Its address.
     pub(super) fn endpoint(self, config: &EtcdConfig) -> &str {
         &config.endpoints[self.0 % config.endpoints.len()]
     }

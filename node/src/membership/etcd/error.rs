@@ -16,7 +16,7 @@ pub(super) enum EtcdError {
     #[error("cannot read {path}: {source}; it is named in membership.etcd")]
     File { path: std::path::PathBuf, source: std::io::Error },
     /// A live etcd reports that the lease has ended.
-    #[error("the lease is gone, as etcd says")]
+    #[error("etcd reports that the lease is gone")]
     LeaseGone,
     /// The nodes belong to several clusters, and this node's is not the chosen one.
     #[error("{0}")]

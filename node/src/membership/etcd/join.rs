@@ -104,7 +104,7 @@ enum NodeAnswer {
     Nothing,
 }
 
-/// The next step.
+/// What the node does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Begin,

@@ -35,7 +35,7 @@ impl Keys {
 pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
     let record = stored::decode_record(value).map_err(|e| e.to_string())?;
     if record.party.instance.as_str().as_bytes() != instance {
-        return Err(format!("the record of {} stands under another name", record.party.instance));
+        return Err(format!("the record of {} is stored under another name", record.party.instance));
     }
     Ok(record)
 }

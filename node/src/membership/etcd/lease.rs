@@ -57,7 +57,7 @@ fn ends_in(ttl_s: i64) -> Instant {
     Instant::now() + Duration::from_secs(ttl_s.max(0) as u64)
 }
 
-/// Renews a lease.
+/// Keeps a lease alive, until etcd no longer renews it.
 pub(super) struct Renewal {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
@@ -88,7 +88,6 @@ impl Renewal {
         Ok(renewal)
     }
 
-    /// The current lease.
     pub(super) fn lease(&self) -> Lease {
         self.lease
     }

@@ -19,11 +19,10 @@ pub enum PrefixError {
         named(workers, *count)
     )]
     Taken {
-        /// The prefix.
         prefix: String,
-        /// Names of the first ones.
+        /// Names of the first few workers.
         workers: Vec<String>,
-        /// Number of workers.
+        /// Number of all registered workers.
         count: usize,
     },
     /// No etcd node could be asked for the registered workers.

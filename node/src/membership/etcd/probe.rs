@@ -15,7 +15,7 @@ pub enum Verdict {
     Gone,
 }
 
-/// Probes workers.
+/// Asks workers directly whether they are alive.
 pub trait Probe: Send + Sync {
     /// Ends within its own time limit.
     fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict>;

@@ -55,7 +55,7 @@ impl Verdicts {
         }
     }
 
-    /// The worker's state.
+    /// State of the worker, by what all routers say.
     pub(super) fn state(&self) -> WorkerState {
         if let Some(reason) = &self.refused {
             return WorkerState::Evicted(reason.clone());

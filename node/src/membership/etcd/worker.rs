@@ -232,7 +232,7 @@ impl Keeper {
         let Some(router) = router_of(verdicts, kv) else { return };
         match (event, decode_verdict(kv.value())) {
             (EventType::Put, Some(verdict)) => {
-                tracing::info!(router, ?verdict, "hears from a router");
+                tracing::info!(router, ?verdict, "receives a router's verdict");
                 self.verdicts.said(router, verdict);
             }
             (EventType::Put, None) => {}

@@ -74,7 +74,7 @@ impl EtcdServer {
         format!("{}:{}", self.host, self.client)
     }
 
-    /// For `membership.etcd.endpoints`.
+    /// Its URL, for the setting `membership.etcd.endpoints`.
     pub fn url(&self) -> String {
         let secure = self.flags.iter().any(|f| f.starts_with("--cert-file"));
         format!("{}://{}", if secure { "https" } else { "http" }, self.address())

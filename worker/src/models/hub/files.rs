@@ -19,7 +19,7 @@ pub(super) fn small(repository: &Repository) -> Result<Vec<&'static str>, String
         let gguf = repository.names().find(|name| name.ends_with(".gguf"));
         return Err(match gguf {
             Some(gguf) => format!("it has no {CONFIG}; download {gguf} by hand and give its path as the model"),
-            None => format!("it has no {CONFIG}, so this is no model"),
+            None => format!("it has no {CONFIG}, so it is not a model"),
         });
     }
     let mut names = vec![CONFIG];
@@ -49,7 +49,7 @@ pub(super) fn weights(repository: &Repository, folder: &Path) -> Result<Vec<Stri
     for shard in &shards {
         let plain = !shard.contains(['/', '\\']) && !shard.starts_with('.') && shard.ends_with(".safetensors");
         if !plain || repository.file(shard).is_none() {
-            return Err(format!("{INDEX} names `{shard}`, which is no safetensors file of the repository"));
+            return Err(format!("{INDEX} names `{shard}`, which is not a safetensors file of the repository"));
         }
     }
     Ok(shards.into_iter().collect())

@@ -21,12 +21,12 @@ impl HubId {
         good.then_some(Self { organization, name, revision })
     }
 
-    /// `org/name`
+    /// The repository as `org/name`.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.organization, self.name)
     }
 
-    /// Branch, tag or commit.
+    /// A branch, a tag or a commit.
     pub fn revision(&self) -> &str {
         &self.revision
     }
@@ -47,7 +47,7 @@ impl HubId {
     }
 }
 
-/// 40 hexadecimal digits.
+/// Whether this is the full hash of a commit: 40 hexadecimal digits.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }

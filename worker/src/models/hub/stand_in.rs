@@ -45,7 +45,7 @@ impl Content {
     }
 }
 
-/// A received request.
+/// A request that the stand-in received.
 #[derive(Clone, Debug)]
 pub(in crate::models) struct Seen {
     pub(in crate::models) path: String,

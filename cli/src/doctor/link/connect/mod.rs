@@ -65,7 +65,7 @@ async fn clock(line: &mut Line) -> anyhow::Result<(i64, Duration)> {
     for _ in 0..CLOCK_ROUNDS {
         let (asked_us, asked) = (now_us(), Instant::now());
         let Answer::Clock { at_us } = line.ask(&Ask::Clock).await? else {
-            bail!("the other side answers something else")
+            bail!("the other side sent an unexpected answer")
         };
         let took = asked.elapsed();
         // Assumes that the clock was read half way.
@@ -74,7 +74,7 @@ async fn clock(line: &mut Line) -> anyhow::Result<(i64, Duration)> {
             best = Some((ahead, took));
         }
     }
-    best.context("no question was asked")
+    best.context("the clock was never measured")
 }
 
 fn skew(ahead_us: i64, round_trip: Duration) -> Finding {
@@ -96,7 +96,7 @@ fn skew(ahead_us: i64, round_trip: Duration) -> Finding {
 async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     let bind = line.socket().local_addr()?.ip().to_canonical();
     let ask = Ask::Sink { tls: way.tls.clone(), blocks: kv::BLOCKS };
-    let Answer::Sink { address } = line.ask(&ask).await? else { bail!("the other side answers something else") };
+    let Answer::Sink { address } = line.ask(&ask).await? else { bail!("the other side sent an unexpected answer") };
     let address = kv::from_text(&address)?;
     let tls = way.tls.clone();
     let devices = way.devices.given().map(str::to_owned);

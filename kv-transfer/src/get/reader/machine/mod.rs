@@ -12,7 +12,7 @@ use crate::message::SumRun;
 use baton_types::{KvLayout, TicketId};
 use std::time::{Duration, Instant};
 
-/// What happened.
+/// An event of one get, as its reader sees it.
 #[derive(Debug)]
 pub(crate) enum ReaderInput {
     /// The owner pinned blocks. `by_itself`: this side reads them one-sided, without the owner's help.
@@ -37,7 +37,7 @@ pub(crate) enum ReaderInput {
     ConnectionLost { fenced: bool, detail: String },
     /// Nothing can write to the blocks any more, even where that was uncertain before.
     Fenced,
-    /// Time passed.
+    /// Time passed: deadlines may be over.
     Tick,
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum ReaderAction {
 
 #[derive(Debug)]
 enum State {
-    /// Not granted yet.
+    /// The owner has not granted it yet.
     Offering,
     Reading,
     /// All bytes are here; waits for the owner's confirmation that the pin held.

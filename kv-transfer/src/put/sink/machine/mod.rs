@@ -13,12 +13,12 @@ use crate::{HandoffFailure, RefuseReason};
 use baton_types::{KvLayout, TicketId, seeded};
 use std::time::{Duration, Instant};
 
-/// What happened.
+/// An event of one put, as its sink sees it.
 #[derive(Debug)]
 pub(crate) enum SinkInput {
     /// The worker reserved blocks that already hold the positions before `from`: a multiple of a granule, below the positions expected.
     Granted { from: u32 },
-    /// The worker refused.
+    /// The worker refused the offer.
     Refused { reason: RefuseReason, detail: String },
     /// Checksums of bytes that are visible here.
     Checksums(Vec<SumRun>),
@@ -32,13 +32,13 @@ pub(crate) enum SinkInput {
     Delivered(Result<(), String>),
     /// The source writes no more; `flushed` if none of its writes are still in flight.
     Aborted { flushed: bool, detail: String },
-    /// This side aborts.
+    /// This side aborts, for this reason.
     Cancel(HandoffFailure),
     /// The connection is closed; `fenced` if nothing can be stored through it any more.
     ConnectionLost { fenced: bool, detail: String },
     /// Nothing can write to the blocks any more, even where that was uncertain before.
     Fenced,
-    /// Time passed.
+    /// Time passed: deadlines may be over.
     Tick,
 }
 
@@ -76,7 +76,7 @@ enum State {
     Claimed,
     /// Granted; nothing has arrived yet.
     Reserved,
-    /// Messages have arrived.
+    /// At least one message of the source has arrived.
     Receiving,
     /// Adopted by the worker.
     Running,

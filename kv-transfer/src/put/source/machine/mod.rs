@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// What happened.
+/// An event of one put, as its source sees it.
 #[derive(Debug)]
 pub(crate) enum SourceInput {
     /// The sink granted blocks, and already has the positions before `from`.
@@ -41,7 +41,7 @@ pub(crate) enum SourceInput {
     Abort(HandoffFailure),
     /// The connection is closed, and every operation that read these blocks has ended.
     ConnectionLost(String),
-    /// Time passed.
+    /// Time passed: deadlines may be over.
     Tick,
 }
 
@@ -92,7 +92,7 @@ struct Epoch {
 
 #[derive(Debug)]
 enum State {
-    /// Not granted yet.
+    /// The sink has not granted it yet.
     Offering,
     Writing,
     /// The commit is sent.

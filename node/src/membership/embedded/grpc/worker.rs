@@ -26,7 +26,7 @@ const OUTBOX_MAX: usize = 4;
 /// How to reach a router by its address. Each call opens a new connection.
 pub type Connect = Arc<dyn Fn(&str) -> Result<Channel, ChannelError> + Send + Sync>;
 
-/// Registers with routers.
+/// Registers a worker with every router in its configuration.
 #[derive(Clone)]
 pub struct EmbeddedWorker {
     config: JoinConfig,

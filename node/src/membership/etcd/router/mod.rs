@@ -398,7 +398,7 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
     Ok(())
 }
 
-/// Asks suspected members.
+/// Asks workers whose records are gone whether they are alive.
 async fn ask_doubted(shared: &Shared) {
     let mut asked = FuturesUnordered::new();
     loop {

@@ -107,7 +107,7 @@ impl StoredVerdicts {
     async fn pause(&mut self, error: EtcdError) {
         let problem = error.to_string();
         if self.refused.is_news(problem.clone()) {
-            tracing::warn!(problem, "cannot tell workers through etcd what it says of them; tries again");
+            tracing::warn!(problem, "cannot write verdicts on workers to etcd; retries");
         }
         tokio::time::sleep(self.refused.wait()).await;
     }
