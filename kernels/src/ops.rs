@@ -1,8 +1,9 @@
 //! The ops trait: the operations that the engine requests from a device.
 //!
 //! The interface fits devices with their own memory. Weights and tensors are opaque handles with a memory kind. Work is enqueued on one
-//! in-order stream and polled through fences. Host slices cross only in the explicit copies [`Ops::upload`], [`Ops::upload_ids`],
-//! [`Ops::plan`] and [`Ops::download`]. All row counts are set at run time; `M` rows never influence each other's bits.
+//! in-order stream and polled through fences. Values cross from and to the host only in explicit copies: weights and tables when a model
+//! is loaded ([`Ops::prepare`], [`Ops::upload_rope`]); [`Ops::upload`], [`Ops::upload_ids`], [`Ops::plan`] and the row numbers of
+//! [`Ops::gather_rows`] before a step; [`Ops::download`] after it. All row counts are set at run time; `M` rows never influence each other's bits.
 
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
@@ -167,7 +168,7 @@ pub trait Ops: Send + Sync {
     fn rms_norm(&self, x: Tensor, gain: Weight, eps: f32, out: Tensor, rows: usize) -> Result<(), OpsError>;
 
     /// `out = x * w^T` for the first `rows` rows. `partitions`: contiguous parts of K merged in a fixed binary tree
-    /// (tensor parallelism, DESIGN "Canonical numerics"); 1 for GEMMs whose K is never split.
+    /// (tensor parallelism); 1 for GEMMs whose K is never split.
     fn linear(
         &self,
         x: Tensor,

@@ -10,6 +10,11 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("TODO", &[], "do it, or file an issue"),
     ("unbounded_channel", &[], "every queue has a bound"),
     (
+        "unbounded::<",
+        &["kv-transfer/src/verify/thread.rs", "kv-transfer/src/calls/thread.rs"],
+        "every queue has a bound",
+    ),
+    (
         "unbounded()",
         &["kv-transfer/src/verify/thread.rs", "kv-transfer/src/calls/thread.rs"],
         "every queue has a bound",
@@ -48,5 +53,8 @@ mod tests {
             [1, 0]
         );
         assert_eq!(found("router/src/tests/a.rs", "todo!()"), 0);
+        for queue in ["unbounded_channel::<u8>()", "unbounded::<u8>()", "unbounded()"] {
+            assert_eq!(found("router/src/a.rs", queue), 1, "{queue}");
+        }
     }
 }
