@@ -21,4 +21,5 @@ mod retries;
 mod room;
 mod samples;
 mod status;
+mod tenants;
 mod traces;
