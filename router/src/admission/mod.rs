@@ -127,7 +127,7 @@ impl State {
     }
 
     /// Gives a turn to one that waits, if any: of those with the highest priority, to the tenant that runs the fewest for
-    /// its weight, and there to the first that came.
+    /// its weight, or the one whose last turn is longest ago, and there to the first that came.
     fn pass_on(&mut self) {
         let Some((first, _)) = self.waiting.first_key_value() else { return };
         let after = |&(priority, tenant, _): &Order| {

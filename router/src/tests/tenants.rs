@@ -85,6 +85,31 @@ async fn a_flood_in_the_workers_queues_keeps_no_other_tenant_out() {
 }
 
 #[tokio::test]
+async fn a_tenant_fills_no_more_than_its_share_of_a_full_queue() {
+    let keys = keys();
+    let cluster = Cluster::with_keys(keys.path(), |_| ()).await;
+    let d = cluster.worker_with(Role::Decode, "d", |r| r.waiting_max = 4).await;
+    cluster.router.ready().await;
+    let called = async |key: &str| {
+        let answer = generate(&cluster, key, ask("x")).await.unwrap();
+        let call = d.decode().await;
+        call.claimed().await;
+        (answer, call)
+    };
+    let _flood =
+        [called("sk-flood").await, called("sk-flood").await, called("sk-flood").await, called("sk-flood").await];
+    d.report(|load| load.waiting = 4);
+    flood_until_refused(&cluster, &d, ask).await;
+    let (mut answer, call) = called("sk-other").await;
+    let _second = called("sk-other").await;
+    let mut third = generate(&cluster, "sk-other", ask("x")).await.unwrap();
+    assert_eq!(third.error().await.code(), Code::ResourceExhausted, "its share is two of four");
+    call.token(b'1'.into()).await;
+    assert_eq!(answer.next().await.text, "1");
+    let _third = called("sk-other").await;
+}
+
+#[tokio::test]
 async fn a_flood_in_the_routers_queue_keeps_no_other_tenant_out() {
     let keys = keys();
     let set = |c: &mut crate::RouterConfig| (c.limits.running_max, c.limits.queued_max) = (1, 2);
