@@ -15,7 +15,6 @@
 //! Workers serve tenants in turns, by weight. So a tenant below its share waits for its own requests there and for its
 //! share of the worker, whatever others have queued, and finds room in queues that others fill.
 
-mod blind;
 mod by_cost;
 mod choose;
 mod cost;
@@ -28,6 +27,7 @@ mod policy;
 mod skew;
 mod slowness;
 mod view;
+mod without_cache;
 
 #[cfg(test)]
 mod tests;
