@@ -216,7 +216,7 @@ pub enum SubmitError {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     pub waiting: usize,
-    /// Prompt tokens not yet computed, over waiting and running sequences.
+    /// Prompt tokens neither computed nor known to be cached, over waiting and running sequences.
     pub waiting_tokens: usize,
     /// Sequences in the running batch.
     pub running: usize,

@@ -89,7 +89,12 @@ impl Collector for WorkerMetrics {
         self.gauge(to, "kv_used_ratio", help, used_ratio(&load.blocks))?;
         self.gauge(to, "sequences_waiting", "Sequences that wait for the engine", load.waiting as f64)?;
         self.gauge(to, "sequences_running", "Sequences in the running batch", load.running as f64)?;
-        self.gauge(to, "waiting_tokens", "Prompt tokens not yet computed", load.waiting_tokens as f64)?;
+        self.gauge(
+            to,
+            "waiting_tokens",
+            "Prompt tokens neither computed nor known to be cached",
+            load.waiting_tokens as f64,
+        )?;
         self.gauge(to, "prefill_tokens_per_second", "Recent rate of prefill", f64::from(load.prefill_tokens_per_s))?;
         self.gauge(to, "decode_steps_per_second", "Recent rate of decode steps", f64::from(load.decode_steps_per_s))?;
         self.gauge(

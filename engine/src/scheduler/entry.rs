@@ -107,6 +107,8 @@ pub(super) struct Entry {
     pub(super) started: bool,
     pub(super) paused_since: Option<Instant>,
     pub(super) prefix: Option<Prefix>,
+    /// Tokens that were cached when it came. They count as computed until it is admitted, when those that are cached then are known.
+    pub(super) expected: usize,
     /// Tokens that were cached when it was last admitted.
     pub(super) cached: usize,
     /// Most tokens that were computed for it before it lost its blocks.
@@ -134,6 +136,7 @@ impl Entry {
             started: false,
             paused_since: None,
             prefix,
+            expected: 0,
             cached: 0,
             computed_before: 0,
             shares_until: None,
@@ -179,6 +182,7 @@ impl Entry {
     /// Takes blocks whose first `cached` tokens are computed.
     pub(super) fn admit(&mut self, lease: Lease, cached: usize) {
         (self.lease, self.computed, self.cached, self.shares_until) = (Some(lease), cached, cached, None);
+        self.expected = 0;
     }
 
     /// Number of rows of a step that had been computed before.
@@ -201,7 +205,7 @@ impl Entry {
 pub struct Totals {
     /// Sequences that wait for admission.
     pub waiting: usize,
-    /// Prefill tokens still to compute, waiting and running.
+    /// Prefill tokens still to compute, waiting and running, without those that were cached when a waiting sequence came.
     pub waiting_tokens: usize,
     /// Sequences in the running batch.
     pub running: usize,
@@ -227,7 +231,7 @@ impl Totals {
                 sum.blocks += lease.blocks_min();
                 sum.held_tokens += if entry.is_decode() { entry.computed } else { entry.len };
             }
-            sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() };
+            sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() - entry.expected };
             sum
         })
     }

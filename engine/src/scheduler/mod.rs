@@ -110,7 +110,12 @@ impl Scheduler {
 
     /// Adds a sequence; [`Scheduler::plan`] decides the rest.
     pub fn add(&mut self, key: SequenceKey, arrival: Arrival) {
-        let before = self.entries.insert(key, Entry::new(arrival));
+        let mut entry = Entry::new(arrival);
+        if entry.lease.is_none() {
+            let whole = entry.len.saturating_sub(1) / self.config.block_tokens * self.config.block_tokens;
+            entry.expected = self.pool.cached_tokens(entry.hashes()).min(whole);
+        }
+        let before = self.entries.insert(key, entry);
         debug_assert!(before.is_none(), "{key:?} is added once");
     }
 

@@ -12,7 +12,7 @@ const PATIENCE: f64 = 2.0;
 const UNMEASURED: Duration = Duration::from_secs(2);
 
 impl Entry {
-    fn hashes(&self) -> &[PrefixHash] {
+    pub(super) fn hashes(&self) -> &[PrefixHash] {
         self.prefix.as_ref().map_or(&[], |prefix| &prefix.hashes)
     }
 

@@ -1,11 +1,13 @@
-//! The entries of a cache, and the queues of idle ones: an arena with links, so that every operation takes constant time.
+//! The entries of a cache, and the queues of idle ones: an arena with links, so that the queues take constant time, and an index by the time
+//! of expiry, which takes logarithmic time.
 
 use crate::PrefixHash;
 use baton_types::{BlockId, seeded};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Identifies an entry while it exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct EntryId(u32);
 
 /// The queue of an idle entry.
@@ -44,14 +46,15 @@ impl Entry {
         self.idle.map(|(line, _)| line)
     }
 
-    /// When the entry expires, unless it is used before.
+    /// When the entry expires, unless it is used before; `None` if it is in use or pinned, or never expires.
     fn over_at(&self) -> Option<Instant> {
-        self.idle.and_then(|(_, since)| since.checked_add(self.ttl))
+        let evictable = self.idle.filter(|(line, _)| *line == Line::Evictable);
+        evictable.and_then(|(_, since)| since.checked_add(self.ttl))
     }
 
-    /// Whether the entry has been idle for its whole retention time.
+    /// Whether the entry may be evicted and has been idle for its whole retention time.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.idle.is_some_and(|(_, since)| now.saturating_duration_since(since) >= self.ttl)
+        self.over_at().is_some_and(|at| at <= now)
     }
 }
 
@@ -72,14 +75,14 @@ pub(crate) struct Entries {
     vacant: Vec<EntryId>,
     evictable: Ends,
     pinned: Ends,
-    /// No evictable entry expires before this; `None` if none ever does.
-    over_from: Option<Instant>,
+    /// Evictable entries by when they expire. Their queue is in another order: retention times differ, and cold ones go in front.
+    due: BTreeSet<(Instant, EntryId)>,
 }
 
 impl Entries {
     pub(crate) fn new(groups: usize) -> Self {
-        let (evictable, pinned, over_from) = Default::default();
-        Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned, over_from }
+        let (evictable, pinned, due) = Default::default();
+        Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned, due }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -152,15 +155,9 @@ impl Entries {
         std::iter::successors(self.first(line), |id| self.of(*id).behind).collect()
     }
 
-    /// Expired evictable entries, in queue order. Scans the queue only if there may be some.
-    pub(crate) fn over(&mut self, now: Instant) -> Vec<EntryId> {
-        if self.over_from.is_none_or(|from| now < from) {
-            return Vec::new();
-        }
-        let (over, rest): (Vec<EntryId>, Vec<EntryId>) =
-            self.in_line(Line::Evictable).into_iter().partition(|id| self.of(*id).is_over(now));
-        self.over_from = rest.into_iter().filter_map(|id| self.of(id).over_at()).chain(over.first().map(|_| now)).min();
-        over
+    /// Expired evictable entries, in order of their expiry. Looks at no others.
+    pub(crate) fn over(&self, now: Instant) -> Vec<EntryId> {
+        self.due.range(..=(now, EntryId(u32::MAX))).map(|(_, id)| *id).collect()
     }
 
     /// The last lease dropped it: appends it to its queue.
@@ -182,6 +179,9 @@ impl Entries {
 
     /// Removes it from its queue: a lease holds it, or it is removed.
     pub(crate) fn leave_line(&mut self, id: EntryId) {
+        if let Some(at) = self.of(id).over_at() {
+            self.due.remove(&(at, id));
+        }
         let entry = self.of_mut(id);
         let Some((line, _)) = entry.idle.take() else { return };
         let (before, behind) = (entry.before.take(), entry.behind.take());
@@ -199,8 +199,8 @@ impl Entries {
     fn link(&mut self, id: EntryId, line: Line, since: Instant, before: Option<EntryId>, behind: Option<EntryId>) {
         let entry = self.of_mut(id);
         (entry.idle, entry.before, entry.behind) = (Some((line, since)), before, behind);
-        let over_at = entry.over_at().filter(|_| line == Line::Evictable);
-        self.over_from = self.over_from.into_iter().chain(over_at).min();
+        let over_at = entry.over_at();
+        self.due.extend(over_at.map(|at| (at, id)));
         match before {
             Some(before) => self.of_mut(before).behind = Some(id),
             None => self.ends(line).first = Some(id),

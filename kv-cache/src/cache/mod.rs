@@ -295,11 +295,13 @@ impl PrefixCache {
                 }
             }
         }
-        let over = self.entries.over(now);
+        let mut over = self.entries.over(now);
         let mut rows = Vec::with_capacity(over.len());
-        for id in over {
-            // Its leaves are in front of it and were kept at most as long; a pinned leaf keeps it.
-            if self.entries.of(id).children == 0 {
+        while let Some(id) = over.pop() {
+            // Leaves first: they were kept at most as long. A pinned leaf keeps what it continues.
+            let entry = self.entries.of(id);
+            if entry.children == 0 && entry.is_over(now) {
+                over.extend(entry.parent);
                 rows.push(self.entries.blocks(id).to_vec());
                 self.counts.expired += 1;
                 self.remove(id);

@@ -133,6 +133,23 @@ fn of_two_times_to_live_the_longer_counts() {
     }
 }
 
+/// The queue of idle blocks is not in order of expiry.
+#[test]
+fn each_block_expires_at_its_own_time_whatever_is_before_it_in_the_queue() {
+    let (pool, now) = (pool(1, 16, 16), Instant::now());
+    for (symbols, ttl) in [(b"ab", 4 * TTL), (b"cd", TTL), (b"ef", 3 * TTL), (b"gh", 2 * TTL)] {
+        let mut lease = reserve(&pool, &hashes(symbols), 2, now).unwrap();
+        lease.store(&hashes(symbols), 32, Keep::idle(ttl), now);
+    }
+    pool.chill(&hashes(b"ef"));
+    let left = || [b"ab", b"cd", b"ef", b"gh"].map(|symbols| cached(&pool, symbols));
+    for (times, expected) in [(0, [2, 2, 2, 2]), (1, [2, 0, 2, 2]), (2, [2, 0, 2, 0]), (3, [2, 0, 0, 0]), (4, [0; 4])] {
+        pool.expire(now + times * TTL);
+        assert_eq!(left(), expected, "after {times}");
+    }
+    assert_eq!((pool.counts().free, pool.cache_counts().expired), (16, 8));
+}
+
 #[test]
 fn pins_outlive_room_and_time_within_their_quota() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());

@@ -191,7 +191,7 @@ impl Attempt<'_> {
                 Some(Ok(DecodeEvent::Token(token))) => {
                     let token = sound(token).map_err(failed)?;
                     answer.prefilled(token.prefill_us);
-                    if let Some(reason) = answer.token(token, None).await? {
+                    if let Some(reason) = self.token(answer, token, None).await? {
                         return Ok(reason);
                     }
                 }
@@ -217,7 +217,7 @@ impl Attempt<'_> {
         let mut pair: Pair<GeneratedToken, RequestError> = Pair::new(self.core.limits.retry.adopted_max);
         let reason = loop {
             if let Some(token) = pair.early()
-                && let Some(reason) = answer.token(token, None).await?
+                && let Some(reason) = self.token(answer, token, None).await?
             {
                 break reason;
             }
@@ -242,7 +242,7 @@ impl Attempt<'_> {
                         Next::Nothing => {}
                         Next::Token(token) => {
                             answer.prefilled(token.prefill_us);
-                            if let Some(reason) = answer.token(token, span.take()).await? {
+                            if let Some(reason) = self.token(answer, token, span.take()).await? {
                                 return Ok(reason);
                             }
                         }
@@ -264,7 +264,7 @@ impl Attempt<'_> {
                     }
                     match pair.decode(from_decode(decode, event)?, runtime.now()) {
                         Next::Token(token) => {
-                            if let Some(reason) = answer.token(token, None).await? {
+                            if let Some(reason) = self.token(answer, token, None).await? {
                                 break reason;
                             }
                         }
@@ -292,6 +292,17 @@ impl Attempt<'_> {
             report.iter().for_each(|report| answer.transferred(report));
         }
         Ok(reason)
+    }
+
+    /// A token of the answer; the finish reason if it is the last one.
+    async fn token(
+        &self,
+        answer: &mut Answer<'_>,
+        token: GeneratedToken,
+        prefill: Option<Span>,
+    ) -> Result<Option<FinishReason>, RequestError> {
+        self.chosen.began();
+        answer.token(token, prefill).await
     }
 
     /// The decode worker has no room for the KV yet. Moving loses the prefill, so the request waits unless another

@@ -4,10 +4,10 @@ use super::answer::Answer;
 use super::attempt::Failed;
 use super::core::Core;
 use super::sample::{Sample, Tried};
-use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
+use crate::placement::{Decision, Demand, Prediction, Refusal, Standing, alone, has_room, place, retry_after};
 use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
-use crate::workers::{Placed, WorkerHandle};
+use crate::workers::{Candidates, Placed, WorkerHandle};
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,14 +30,21 @@ pub(super) struct Chosen {
     pub(super) get_to_tokens: u64,
     /// The predicted time of the first token, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
+    /// The tenant's standing then.
+    pub(super) standing: Standing,
     /// Marks its prompt as being computed on the worker that prefills it.
     _coming: Option<PrefixInProgress>,
     /// Its part of the load of its workers.
-    _decodes: Placed,
-    _prefills: Option<Placed>,
+    decodes: Placed,
+    prefills: Option<Placed>,
 }
 
 impl Chosen {
+    /// Its first token came: it waits on none of its workers any more.
+    pub(super) fn began(&self) {
+        self.prefills.iter().chain([&self.decodes]).for_each(Placed::began);
+    }
+
     /// Marks the failed workers as avoided: by this request, and for a while by others.
     pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits, now: Instant) {
         avoided.failed(self.prefill.as_ref().map(|prefill| prefill.party()), self.decode.party(), retry);
@@ -123,12 +130,16 @@ impl Sample<'_> {
 
     /// What the rest of the answer needs.
     fn demand(&self, core: &Core, answer: &Answer<'_>, now: Instant) -> Demand {
+        let (model, share) = (&self.job.model.card.id, self.job.share());
+        let standing = core.admission.standing(share);
+        let (longest, slowness) = core.experience.times(model, standing, now);
         Demand {
             prompt_tokens: (self.job.tokens.len() + answer.tokens().len()) as u64,
             total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
-            answer_tokens: core.experience.answer_tokens(&self.job.model.card.id, self.job.sampling.max_tokens),
-            slowness: core.experience.slowness(&self.job.model.card.id, now),
-            longest: core.experience.longest(&self.job.model.card.id),
+            answer_tokens: core.experience.answer_tokens(model, share.tenant, self.job.sampling.max_tokens),
+            slowness,
+            longest,
+            standing,
             policy: self.job.policy,
             turn: core.placements.load(Ordering::Relaxed),
             // An answer that has begun is not refused for its predicted time.
@@ -147,8 +158,27 @@ impl Sample<'_> {
             let in_class = answer.class().is_none_or(|class| worker.record.class == *class);
             worker.party() != than.party() && !worker.probation.lasts(now) && in_class
         };
-        let candidates = core.workers.candidates(&self.job.model.key, fits, now);
-        has_room(&candidates.view, &self.demand(core, answer, now), &core.limits.placement)
+        let demand = self.demand(core, answer, now);
+        let candidates = self.candidates(core, demand.standing, fits, now);
+        has_room(&candidates.view, &demand, &core.limits.placement)
+    }
+
+    /// Workers of the model, and what the tenant has on them if it is below its share.
+    fn candidates(
+        &self,
+        core: &Core,
+        standing: Standing,
+        fits: impl Fn(&WorkerHandle) -> bool,
+        now: Instant,
+    ) -> Candidates {
+        let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
+        if standing.is_below {
+            let tenant = self.job.share().tenant;
+            for (worker, handle) in candidates.view.iter_mut().zip(&candidates.handles) {
+                worker.own = handle.load.own(tenant);
+            }
+        }
+        candidates
     }
 
     /// Chooses among the workers of a retry scope, and of one numerics class if given.
@@ -165,13 +195,13 @@ impl Sample<'_> {
             avoided.admits(worker.party(), worker.record.role, on_probation, set)
                 && class.is_none_or(|class| worker.record.class == *class)
         };
-        let mut candidates = core.workers.candidates(&self.job.model.key, fits, *now);
+        let mut candidates = self.candidates(core, demand.standing, fits, *now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, set));
         core.prefixes.fill(&self.job.hashes, found, &mut candidates.view, *now);
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
         {
-            core.experience.offered(&self.job.model.card.id, alone);
+            core.experience.offered(&self.job.model.card.id, demand.standing, alone);
         }
         let mut draw = |n| core.runtime.random_below(n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
@@ -183,8 +213,9 @@ impl Sample<'_> {
         self.job.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
         let decode_work_tokens = if prefill.is_some() { 0 } else { decision.work_tokens };
-        let decodes = decode.load.placed(decode_work_tokens, demand.prompt_tokens);
-        let prefills = prefill.as_ref().map(|prefill| prefill.load.placed(decision.work_tokens, demand.prompt_tokens));
+        let (tenant, kv_tokens) = (self.job.share().tenant, demand.prompt_tokens);
+        let decodes = decode.load.placed(tenant, decode_work_tokens, kv_tokens);
+        let prefills = prefill.as_ref().map(|prefill| prefill.load.placed(tenant, decision.work_tokens, kv_tokens));
         let predicted = decision.predicted;
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
@@ -194,9 +225,10 @@ impl Sample<'_> {
             prefill,
             get_to_tokens: decision.get_to_tokens,
             predicted,
+            standing: demand.standing,
             _coming: coming,
-            _decodes: decodes,
-            _prefills: prefills,
+            decodes,
+            prefills,
         })
     }
 }

@@ -84,7 +84,8 @@ impl Core {
         let cache = self.cache.resolve(&request.tenant, &request.cache)?;
         let key = request.key.as_ref();
         let mut quota = self.quotas.enter(key, request.samples, request.priority)?;
-        let slots = self.admission.enter_all(request.samples, request.priority, key.map(|key| key.id))?;
+        let key = key.map(|key| key.id);
+        let slots = self.admission.enter_all(request.samples, request.priority, key, request.share())?;
 
         let model = self.served_model(&request).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());

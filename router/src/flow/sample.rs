@@ -6,7 +6,7 @@ use super::core::Core;
 use super::job::Job;
 use crate::admission::Slot;
 use crate::output::Finished;
-use crate::placement::{Ended, Prediction};
+use crate::placement::{Ended, Prediction, Standing};
 use crate::recovery::{Avoided, Failure, GiveUp, Recovery, Step};
 use baton_types::{ErrorKind, NumericsClass, RequestError};
 use futures::poll;
@@ -25,6 +25,8 @@ pub(super) struct Sample<'a> {
     queued: OnceLock<Duration>,
     /// When the first attempt began, and its predicted time; `None` after a second attempt.
     predicted: Mutex<Option<(Instant, Prediction)>>,
+    /// The tenant's standing at its first attempt.
+    standing: OnceLock<Standing>,
     /// Whether it moved from a decode worker without room to another one.
     pub(super) moved: AtomicBool,
 }
@@ -41,10 +43,10 @@ pub(super) struct Tried {
 
 impl<'a> Sample<'a> {
     pub(super) fn new(job: &'a Job, index: u32) -> Self {
-        let queued = OnceLock::new();
+        let (queued, standing) = (OnceLock::new(), OnceLock::new());
         let predicted = Mutex::default();
         let moved = AtomicBool::new(false);
-        Self { job, index, queued, predicted, moved }
+        Self { job, index, queued, predicted, standing, moved }
     }
 
     /// Feeds the measured times back. If the client did not read, the workers paused, so that time is not theirs.
@@ -52,7 +54,13 @@ impl<'a> Sample<'a> {
         let took = |(since, predicted): (Instant, Prediction)| {
             (now.saturating_duration_since(since).saturating_sub(answer.stalled()), predicted)
         };
-        Ended { tokens: answer.usage().completion_tokens, finished, took: self.predicted.lock().map(took) }
+        Ended {
+            tenant: self.job.share().tenant,
+            standing: self.standing.get().copied().unwrap_or(Standing::ALONE),
+            tokens: answer.usage().completion_tokens,
+            finished,
+            took: self.predicted.lock().map(took),
+        }
     }
 
     /// How long the sample was queued in this router.
@@ -77,6 +85,7 @@ impl<'a> Sample<'a> {
                 Ok(chosen) => {
                     if tried.retries == 0 {
                         self.job.metrics.current().queue.observe(self.queued().as_secs_f64());
+                        let _ = self.standing.set(chosen.standing);
                         *self.predicted.lock() = chosen.predicted.map(|predicted| (core.runtime.now(), predicted));
                     }
                     self.goes_on_with(&chosen.decode.record.class, answer);

@@ -59,7 +59,7 @@ pub(crate) fn place(
         (_, Some(pairs)) => without_cache::choose(&costs, &pairs, reason, draw),
         (_, None) => without_cache::local(&costs, &decoders, reason, draw),
     };
-    let predicted = predicted(workers, &choice);
+    let predicted = predicted(&costs, &choice);
     in_time(&costs, &choice, predicted)?;
     let Choice { decode, prefill, plan, reason, cost_s, runner_up_s } = choice;
     Ok(Decision {
@@ -92,12 +92,13 @@ pub(crate) fn has_room(workers: &[Worker], demand: &Demand, thresholds: &Thresho
 const BEHIND_OTHERS: f64 = 4.0 / 3.0;
 
 /// The predicted times of the answer; `None` while nothing is measured.
-fn predicted(workers: &[Worker], choice: &Choice) -> Option<Prediction> {
+fn predicted(costs: &Costs<'_>, choice: &Choice) -> Option<Prediction> {
+    let workers = costs.workers;
     let computes = &workers[choice.prefill.unwrap_or(choice.decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
     measured.then(|| Prediction {
         first_token: duration(choice.plan.first_token_s),
-        token: duration(token_s(&workers[choice.decode])),
+        token: duration(token_s(&workers[choice.decode], costs.demand.standing)),
         ahead: workers[choice.decode].load.sequences().max(computes.load.sequences()),
     })
 }

@@ -1,6 +1,6 @@
 //! Cost of a choice, in seconds.
 
-use super::{Demand, Thresholds, Worker};
+use super::{Demand, Standing, Thresholds, Worker};
 
 /// Compute time counts once for the request itself, and once more for the requests queued behind it on the same worker,
 /// which it delays. Without this, every short queue elsewhere would make a request abandon its cached prefix.
@@ -65,20 +65,28 @@ impl Costs<'_> {
         if measured > 0.0 { measured } else { self.thresholds.prefill_tokens_per_s_default }
     }
 
-    /// Time until a worker begins with the prompt.
-    pub(super) fn queue_s(&self, w: usize, fastest: f64) -> f64 {
-        self.workers[w].load.waiting_tokens as f64 / self.rate(w, fastest)
+    /// Time that a prompt with `work_tokens` to compute waits on a worker. A tenant below its share waits at most until
+    /// its part of the rate has computed what it has there, this prompt included.
+    fn queue_s(&self, w: usize, work_tokens: f64, fastest: f64) -> f64 {
+        let (worker, rate) = (&self.workers[w], self.rate(w, fastest));
+        let all_s = worker.load.waiting_tokens as f64 / rate;
+        let Standing { share, is_below } = self.demand.standing;
+        if !is_below {
+            return all_s;
+        }
+        let own_s = (worker.own.waiting_tokens as f64 + work_tokens) / (rate * share) - work_tokens / rate;
+        all_s.min(own_s)
     }
 
-    /// Time to compute the whole prompt, ignoring the cache.
-    pub(super) fn unseen_s(&self, w: usize, fastest: f64) -> f64 {
-        work_tokens(0, self.demand.prompt_tokens, self.thresholds.prefill_doubles_at_tokens) / self.rate(w, fastest)
+    /// Time to the first token, ignoring the cache.
+    pub(super) fn uncached_s(&self, w: usize, fastest: f64) -> f64 {
+        self.computed(w, 0, fastest).first_token_s
     }
 
     /// The plan of a worker that computes the prompt and uses `cached` tokens of it from its cache.
     fn computed(&self, w: usize, cached: u64, fastest: f64) -> Plan {
         let work_tokens = work_tokens(cached, self.demand.prompt_tokens, self.thresholds.prefill_doubles_at_tokens);
-        let (queue_s, compute_s) = (self.queue_s(w, fastest), work_tokens / self.rate(w, fastest));
+        let (queue_s, compute_s) = (self.queue_s(w, work_tokens, fastest), work_tokens / self.rate(w, fastest));
         Plan {
             get_to_tokens: 0,
             work_tokens,
@@ -129,7 +137,7 @@ impl Costs<'_> {
     /// is.
     pub(super) fn later_s(&self, d: usize, fastest_step_s: f64) -> f64 {
         let worker = &self.workers[d];
-        let step_s = match token_s(worker) {
+        let step_s = match token_s(worker, self.demand.standing) {
             measured if measured > 0.0 && !worker.load.rates_are_old => measured,
             _ => fastest_step_s,
         };
@@ -139,7 +147,8 @@ impl Costs<'_> {
 
     /// The shortest measured time from token to token; 0 if none is measured.
     pub(super) fn fastest_step_s(&self, among: &[usize]) -> f64 {
-        let measured = among.iter().map(|&d| token_s(&self.workers[d])).filter(|step_s| *step_s > 0.0);
+        let standing = self.demand.standing;
+        let measured = among.iter().map(|&d| token_s(&self.workers[d], standing)).filter(|step_s| *step_s > 0.0);
         measured.reduce(f64::min).unwrap_or(0.0)
     }
 
@@ -158,15 +167,18 @@ impl Costs<'_> {
 }
 
 /// Time from one token to the next, with the wait for a place in the batch spread over all tokens; 0 while unmeasured.
-pub(super) fn token_s(worker: &Worker) -> f64 {
+/// A tenant below its share waits for its own places at most.
+pub(super) fn token_s(worker: &Worker, standing: Standing) -> f64 {
     let steps = worker.load.decode_steps_per_s;
     if steps <= 0.0 {
         return 0.0;
     }
-    let places = worker.record.running_max.max(1);
+    let places = f64::from(worker.record.running_max.max(1));
     // Sequences before it that have no place in the batch, if their answers are like this one.
-    let before = worker.load.sequences().saturating_sub(places.saturating_sub(1));
-    (1.0 + f64::from(before) / f64::from(places)) / steps
+    let before = |sequences: u32, places: f64| (f64::from(sequences) + 1.0 - places).max(0.0) / places;
+    let all = before(worker.load.sequences(), places);
+    let own = || before(worker.own.sequences, (places * standing.share).max(1.0));
+    (1.0 + if standing.is_below { all.min(own()) } else { all }) / steps
 }
 
 /// Whether the worker would grant the prompt its blocks at once by its own rule: whole blocks, plus its watermark if

@@ -1,8 +1,9 @@
 //! Statistics of past answers: their lengths, and how far predictions were off.
 
-use super::Prediction;
 use super::longest::Longest;
 use super::slowness::{Learned, Slowness};
+use super::{Prediction, Standing};
+use baton_types::TenantLabel;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,10 +12,15 @@ use std::time::{Duration, Instant};
 const LONGER_BY: f64 = 1.0 / 16.0;
 /// Most models that are remembered; a cluster serves a handful.
 const MODELS_MAX: usize = 1024;
+/// Most tenants whose answers of a model are remembered. For another one, nothing is known.
+const TENANTS_MAX: usize = 4096;
 
 /// An answer that ended, complete or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
+    pub(crate) tenant: TenantLabel,
+    /// Its tenant's standing when it was predicted.
+    pub(crate) standing: Standing,
     pub(crate) tokens: u32,
     /// Whether it was not cut off by its client, its deadline or a fault.
     pub(crate) finished: bool,
@@ -23,11 +29,25 @@ pub(crate) struct Ended {
     pub(crate) took: Option<(Duration, Prediction)>,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// What is learned from one tenant is never used against another, except among tenants below their share.
+#[derive(Debug, Default)]
 struct Model {
-    tokens: f64,
+    /// Of each tenant: its answers may be long only because it asks for that.
+    tokens: BTreeMap<TenantLabel, f64>,
+    /// Of tenants above their share or alone, and of those below: the latter do not wait for the former.
+    times: [Times; 2],
+}
+
+#[derive(Debug, Default)]
+struct Times {
     slowness: Learned,
     longest: Longest,
+}
+
+impl Model {
+    fn times(&mut self, standing: Standing) -> &mut Times {
+        &mut self.times[usize::from(standing.is_below)]
+    }
 }
 
 /// Statistics of all answers of this router, by model; newer answers weigh more.
@@ -42,46 +62,48 @@ impl Experience {
             if models.len() == MODELS_MAX {
                 return;
             }
-            let tokens = if ended.finished { f64::from(ended.tokens.max(1)) } else { 1.0 };
-            models
-                .insert(model.to_owned(), Model { tokens, slowness: Learned::default(), longest: Longest::default() });
+            models.insert(model.to_owned(), Model::default());
         }
         let Some(known) = models.get_mut(model) else { return };
         let tokens = f64::from(ended.tokens);
-        if tokens > known.tokens {
-            known.tokens *= 1.0 + LONGER_BY;
-        } else if tokens < known.tokens && ended.finished {
-            known.tokens = (known.tokens / (1.0 + LONGER_BY)).max(1.0);
+        if known.tokens.len() < TENANTS_MAX || known.tokens.contains_key(&ended.tenant) {
+            let first = if ended.finished { tokens.max(1.0) } else { 1.0 };
+            let median = known.tokens.entry(ended.tenant).or_insert(first);
+            if tokens > *median {
+                *median *= 1.0 + LONGER_BY;
+            } else if tokens < *median && ended.finished {
+                *median = (*median / (1.0 + LONGER_BY)).max(1.0);
+            }
         }
         if let Some((took, predicted)) = ended.took {
-            known.slowness.learn(predicted.ahead, took, predicted.end(ended.tokens), ended.finished, now);
+            let slowness = &mut known.times(ended.standing).slowness;
+            slowness.learn(predicted.ahead, took, predicted.end(ended.tokens), ended.finished, now);
         }
     }
 
-    /// Expected tokens of an answer of at most `max`: the median, or 1 while nothing is known. The maximum would refuse
-    /// clients that set none, and a few endless answers would distort a mean. An answer that was cut off counts only if
-    /// it was longer than expected: otherwise long answers that miss their deadlines would not count.
-    pub(crate) fn answer_tokens(&self, model: &str, max: u32) -> u64 {
-        let median = self.0.lock().get(model).map_or(1.0, |m| m.tokens);
+    /// Expected tokens of a tenant's answer of at most `max`: the median of its answers, or 1 while none is known. The
+    /// maximum would refuse clients that set none, and a few endless answers would distort a mean. An answer that was
+    /// cut off counts only if it was longer than expected: otherwise long answers that miss their deadlines would not
+    /// count.
+    pub(crate) fn answer_tokens(&self, model: &str, tenant: TenantLabel, max: u32) -> u64 {
+        let median = self.0.lock().get(model).and_then(|m| m.tokens.get(&tenant).copied()).unwrap_or(1.0);
         (median.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 
     /// Records a request that arrived, accepted or not. It would take `alone` on an idle cluster, and meet its
     /// deadline.
-    pub(crate) fn offered(&self, model: &str, alone: Duration) {
+    pub(crate) fn offered(&self, model: &str, standing: Standing, alone: Duration) {
         if let Some(known) = self.0.lock().get_mut(model) {
-            known.longest.learn(alone);
+            known.times(standing).longest.learn(alone);
         }
     }
 
-    /// The time that the longest recent requests would take alone.
-    pub(crate) fn longest(&self, model: &str) -> Duration {
-        self.0.lock().get(model).map_or(Duration::ZERO, |m| m.longest.get())
-    }
-
-    /// The factor by which answers took longer than predicted.
-    pub(crate) fn slowness(&self, model: &str, now: Instant) -> Slowness {
-        self.0.lock().get(model).map_or_else(Slowness::default, |m| m.slowness.at(now))
+    /// The time that the longest recent requests would take alone, and the factor by which answers took longer than
+    /// predicted.
+    pub(crate) fn times(&self, model: &str, standing: Standing, now: Instant) -> (Duration, Slowness) {
+        let mut models = self.0.lock();
+        let times = models.get_mut(model).map(|known| known.times(standing));
+        times.map_or_else(Default::default, |times| (times.longest.get(), times.slowness.at(now)))
     }
 }
 
@@ -89,20 +111,24 @@ impl Experience {
 mod tests {
     use super::*;
 
+    const A: TenantLabel = TenantLabel(1);
+    const B: TenantLabel = TenantLabel(2);
+    const BELOW: Standing = Standing { share: 0.5, is_below: true };
+
     fn answer(tokens: u32, finished: bool) -> Ended {
-        Ended { tokens, finished, took: None }
+        Ended { tenant: A, standing: Standing::ALONE, tokens, finished, took: None }
     }
 
     #[test]
     fn answers_are_expected_as_long_as_those_before() {
         let (known, now) = (Experience::default(), Instant::now());
-        assert_eq!(known.answer_tokens("m", 50), 1, "nothing is known");
+        assert_eq!(known.answer_tokens("m", A, 50), 1, "nothing is known");
         (0..100).for_each(|_| known.learn("m", &answer(20, true), now));
-        assert_eq!((known.answer_tokens("m", 50), known.answer_tokens("other", 50)), (20, 1));
+        assert_eq!((known.answer_tokens("m", A, 50), known.answer_tokens("other", A, 50)), (20, 1));
         (0..1000).for_each(|_| known.learn("m", &answer(400, true), now));
-        assert_eq!(known.answer_tokens("m", 50), 50, "no longer than it may be");
+        assert_eq!(known.answer_tokens("m", A, 50), 50, "no longer than it may be");
         (0..1000).for_each(|_| known.learn("m", &answer(3, true), now));
-        assert_eq!(known.answer_tokens("m", 50), 3);
+        assert_eq!(known.answer_tokens("m", A, 50), 3);
     }
 
     #[test]
@@ -113,9 +139,9 @@ mod tests {
             known.learn("m", &answer(30, false), now);
         }
         (0..100).for_each(|_| known.learn("m", &answer(30, false), now));
-        assert!((30..=32).contains(&known.answer_tokens("m", 50)), "{}", known.answer_tokens("m", 50));
+        assert!((30..=32).contains(&known.answer_tokens("m", A, 50)), "{}", known.answer_tokens("m", A, 50));
         (0..100).for_each(|_| known.learn("m", &answer(5, false), now));
-        assert!(known.answer_tokens("m", 50) >= 30, "what is cut off early may have become longer");
+        assert!(known.answer_tokens("m", A, 50) >= 30, "what is cut off early may have become longer");
     }
 
     #[test]
@@ -123,16 +149,45 @@ mod tests {
         let (known, now) = (Experience::default(), Instant::now());
         (0..100).for_each(|_| known.learn("m", &answer(100, true), now));
         (0..3).for_each(|_| known.learn("m", &answer(100_000, false), now));
-        assert!(known.answer_tokens("m", 1000) <= 120, "{}", known.answer_tokens("m", 1000));
+        assert!(known.answer_tokens("m", A, 1000) <= 120, "{}", known.answer_tokens("m", A, 1000));
     }
 
     #[test]
     fn slowness_is_of_its_model() {
         let (known, now) = (Experience::default(), Instant::now());
         let predicted = Prediction { first_token: Duration::from_secs(1), token: Duration::from_secs(1), ahead: 2 };
-        let slow = Ended { tokens: 3, finished: true, took: Some((Duration::from_secs(4), predicted)) };
+        let slow = Ended { took: Some((Duration::from_secs(4), predicted)), ..answer(3, true) };
         known.learn("m", &slow, now);
-        assert!(known.slowness("m", now).of(2) > 1.05, "three tokens were predicted within three seconds");
-        assert_eq!(known.slowness("other", now), Slowness::default());
+        let slowness = |model| known.times(model, Standing::ALONE, now).1;
+        assert!(slowness("m").of(2) > 1.05, "three tokens were predicted within three seconds");
+        assert_eq!(slowness("other"), Slowness::default());
+    }
+
+    #[test]
+    fn what_a_flood_teaches_is_not_used_against_tenants_below_their_share() {
+        let (known, now, hour) = (Experience::default(), Instant::now(), Duration::from_secs(3600));
+        let predicted = Prediction { first_token: Duration::from_secs(1), token: Duration::ZERO, ahead: 300 };
+        for _ in 0..100 {
+            known.learn("m", &Ended { took: Some((hour, predicted)), ..answer(4000, true) }, now);
+            known.offered("m", Standing::ALONE, hour);
+        }
+        let (longest, slowness) = known.times("m", Standing::ALONE, now);
+        assert!(longest > hour / 4 && slowness.of(300) > 2.0 && known.answer_tokens("m", A, 4096) == 4000);
+        assert_eq!(known.answer_tokens("m", B, 4096), 1);
+        assert_eq!(known.times("m", BELOW, now), (Duration::ZERO, Slowness::default()));
+        known.learn("m", &Ended { tenant: B, standing: BELOW, ..answer(7, true) }, now);
+        known.offered("m", BELOW, Duration::from_secs(2));
+        assert_eq!(known.times("m", BELOW, now).0, Duration::from_secs(2), "they learn from each other");
+        assert_eq!((known.answer_tokens("m", A, 4096), known.answer_tokens("m", B, 4096)), (4000, 7));
+    }
+
+    #[test]
+    fn tenants_are_bounded() {
+        let (known, now) = (Experience::default(), Instant::now());
+        (0..TENANTS_MAX as u64 + 9)
+            .for_each(|n| known.learn("m", &Ended { tenant: TenantLabel(n), ..answer(5, true) }, now));
+        assert_eq!(known.0.lock()["m"].tokens.len(), TENANTS_MAX);
+        let expected = |n| known.answer_tokens("m", TenantLabel(n), 50);
+        assert_eq!((expected(0), expected(TENANTS_MAX as u64)), (5, 1));
     }
 }

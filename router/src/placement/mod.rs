@@ -11,6 +11,9 @@
 //! predicted end = first token + wait for a place in the batch + expected tokens / measured decode rate. Both are
 //! multiplied by the factor by which past answers with as many sequences ahead took longer than predicted, and by 4/3
 //! if any sequence is ahead. Only workers whose fingerprints match are paired.
+//!
+//! Workers serve tenants in turns, by weight. So a tenant below its share waits for its own requests there and for its
+//! share of the worker, whatever others have queued, and finds room in queues that others fill.
 
 mod by_cost;
 mod choose;
@@ -36,11 +39,25 @@ pub(crate) use pending::PendingPrefixes;
 pub use policy::PlacementPolicy;
 pub(crate) use skew::{Kind, pair_alike, unpaired, why_unpaired};
 pub(crate) use slowness::Slowness;
-pub(crate) use view::{Measured, Worker, tokens_max};
+pub(crate) use view::{Measured, Own, Worker, tokens_max};
 
 use crate::request::PrefillPolicy;
 use baton_types::{ErrorKind, Role};
 use std::time::Duration;
+
+/// A tenant's standing among those with requests in this router.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Standing {
+    /// The part of its weight in the weights of all, over 0 to 1.
+    pub share: f64,
+    /// Whether others are there, and it has at most this share of all requests.
+    pub is_below: bool,
+}
+
+impl Standing {
+    /// No other tenant is there.
+    pub(crate) const ALONE: Self = Self { share: 1.0, is_below: false };
+}
 
 /// The properties of a request that placement uses.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +78,8 @@ pub(crate) struct Demand {
     /// one of this length would still meet the deadline. Otherwise short requests would fill each gap before a long one
     /// fits.
     pub longest: Duration,
+    /// The standing of its tenant.
+    pub standing: Standing,
     /// Number of the request, for the round-robin policy.
     pub turn: u64,
 }

@@ -81,7 +81,8 @@ pub(super) fn pairs(costs: &Costs<'_>, decoders: &[usize]) -> Found {
     let Costs { workers, demand, .. } = *costs;
     let prefillers: Vec<usize> =
         with_role(workers, Role::Prefill).filter(|&p| workers[p].tokens_max() >= demand.prefill_tokens()).collect();
-    let roomy: Vec<usize> = prefillers.iter().copied().filter(|&p| workers[p].queue_has_room()).collect();
+    let roomy: Vec<usize> =
+        prefillers.iter().copied().filter(|&p| workers[p].queue_has_room(demand.standing)).collect();
     let wary: Vec<usize> = roomy.iter().copied().filter(|&p| !workers[p].not_with.is_empty()).collect();
     let mut compatibility = Compatibility { workers, known: HashMap::new() };
     let mut found = Pairs { partners: Vec::new(), pairs: Vec::new() };
@@ -125,7 +126,7 @@ pub(super) fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>
         return Err(Refusal::NeverPrefilled { prompt_tokens: demand.prompt_tokens, prompt_tokens_max });
     }
     let open: Vec<usize> = with_role(workers, Role::Decode)
-        .filter(|&d| workers[d].tokens_max() >= demand.total_tokens && workers[d].queue_has_room())
+        .filter(|&d| workers[d].tokens_max() >= demand.total_tokens && workers[d].queue_has_room(demand.standing))
         .collect();
     if open.is_empty() { Err(Refusal::Full { retry_after: RETRY_SOON }) } else { Ok(open) }
 }

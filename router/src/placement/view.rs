@@ -1,5 +1,6 @@
 //! Placement's view of one worker.
 
+use super::Standing;
 use baton_types::{InstanceRecord, Party, Role};
 use std::sync::Arc;
 
@@ -31,6 +32,16 @@ impl Measured {
     }
 }
 
+/// What the tenant of a request has on a worker through this router.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Own {
+    pub sequences: u32,
+    /// Those without a first token yet.
+    pub waiting: u32,
+    /// Prompt tokens that these compute there, weighted as in [`Measured::waiting_tokens`].
+    pub waiting_tokens: u64,
+}
+
 /// Longest sequence that a worker accepts, prompt and answer together, in tokens: a longer one would end early.
 pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
     u64::from(record.card.context_max).min(record.capacity_tokens)
@@ -43,6 +54,8 @@ pub(crate) struct Worker {
     /// Workers with the same number have the same compatibility; `None` equals no other.
     pub group: Option<u32>,
     pub load: Measured,
+    /// The part of the request's tenant in the load; nothing unless the tenant is below its share.
+    pub own: Own,
     /// Decode workers that it must not be paired with.
     pub not_with: Vec<Party>,
     /// Tokens from the start of this prompt whose KV it has, or will have before it could begin with this prompt.
@@ -58,8 +71,13 @@ impl Worker {
         tokens_max(&self.record)
     }
 
-    pub(super) fn queue_has_room(&self) -> bool {
-        self.load.waiting < self.record.waiting_max.max(1)
+    /// Whether the worker's queue would take another sequence of a tenant. It takes twice as many while tenants are
+    /// within their share of it.
+    pub(super) fn queue_has_room(&self, standing: Standing) -> bool {
+        let max = self.record.waiting_max.max(1);
+        let own = self.own.waiting;
+        let is_within = own == 0 || f64::from(own + 1) <= f64::from(max) * standing.share;
+        self.load.waiting < if standing.is_below && is_within { max.saturating_mul(2) } else { max }
     }
 
     /// How full the batch is, waiting sequences included; over 1 means that sequences wait.

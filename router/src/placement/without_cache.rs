@@ -19,7 +19,7 @@ pub(super) fn choose(costs: &Costs<'_>, pairs: &Pairs, reason: Reason, draw: Dra
     let prefill = if costs.thresholds.policy == PlacementPolicy::RoundRobin {
         in_turn(partners, costs.demand.turn)
     } else {
-        let cost_s = |&p: &usize| (p, costs.queue_s(p, fastest) + costs.unseen_s(p, fastest));
+        let cost_s = |&p: &usize| (p, costs.uncached_s(p, fastest));
         least(&partners.iter().map(cost_s).collect::<Vec<_>>(), draw)
     };
     let plan = costs.alone(prefill, fastest);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::placement::Measured;
+use crate::placement::{Measured, Own};
 use crate::port::{CacheReport, CacheReportChange as Change};
 use crate::testing::{layout, record};
 use baton_kv_cache::{CacheConfig, CacheFeed, FeedChange, Keep, PrefixHasher, Reserve, SharedPool};
@@ -97,6 +97,7 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
                 record: Arc::new(record.clone()),
                 group: None,
                 load: Measured::default(),
+                own: Own::default(),
                 not_with: Vec::new(),
                 cached_tokens: 0,
             })

@@ -21,4 +21,5 @@ mod remote;
 mod retries;
 mod samples;
 mod status;
+mod tenants;
 mod traces;

@@ -1,9 +1,11 @@
 //! Load of one worker: its last report, and what this router placed on it since.
 
-use crate::placement::Measured;
-use baton_types::{InstanceRecord, LoadReport};
+use crate::placement::{Measured, Own};
+use baton_types::{InstanceRecord, LoadReport, TenantLabel};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Content of the last report.
@@ -37,27 +39,51 @@ struct State {
     placed: u32,
     placed_prefill_tokens: u64,
     placed_kv_tokens: u64,
+    /// What each tenant has there through this router; reports do not say it.
+    tenants: BTreeMap<TenantLabel, Own>,
 }
 
-/// Combines reports with placements. A report replaces all earlier placements: the worker has already counted them.
+/// Combines reports with placements. A report replaces all earlier placements: the worker has already counted them. It does not say which
+/// tenant has what, so for that all placements count.
 #[derive(Debug, Default)]
 pub(crate) struct Load(Arc<Mutex<State>>);
 
 /// A placement that counts as load of a worker until the worker's next report, or until it is dropped. A worker whose load is unchanged
-/// does not report for up to a second, so an attempt that failed must not count until then.
+/// does not report for up to a second, so an attempt that failed must not count until then. It counts as its tenant's until it is dropped.
 #[derive(Debug)]
 #[must_use = "a dropped placement does not count"]
 pub(crate) struct Placed {
     state: Arc<Mutex<State>>,
     /// Number of reports before the placement.
     reports: u64,
+    tenant: TenantLabel,
+    waits: AtomicBool,
     prefill_tokens: u64,
     kv_tokens: u64,
 }
 
+impl Placed {
+    /// Its first token came: it waits no more.
+    pub(crate) fn began(&self) {
+        if self.waits.swap(false, Ordering::Relaxed)
+            && let Some(own) = self.state.lock().tenants.get_mut(&self.tenant)
+        {
+            own.waiting -= 1;
+            own.waiting_tokens -= self.prefill_tokens;
+        }
+    }
+}
+
 impl Drop for Placed {
     fn drop(&mut self) {
+        self.began();
         let mut state = self.state.lock();
+        if let Some(own) = state.tenants.get_mut(&self.tenant) {
+            own.sequences -= 1;
+            if own.sequences == 0 {
+                state.tenants.remove(&self.tenant);
+            }
+        }
         if state.reports == self.reports {
             state.placed -= 1;
             state.placed_prefill_tokens -= self.prefill_tokens;
@@ -89,7 +115,8 @@ impl Load {
         let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
         let last_report = Some(LastReport { at: now, report: report.clone() });
         let (report, reports) = (Some(Report { at: now, measured, usable }), state.reports + 1);
-        *state = State { rates_at, last_report, report, reports, ..State::default() };
+        let tenants = std::mem::take(&mut state.tenants);
+        *state = State { rates_at, last_report, report, reports, tenants, ..State::default() };
     }
 
     /// The worker does not report any more.
@@ -102,13 +129,23 @@ impl Load {
         self.0.lock().last_report.clone()
     }
 
-    /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to store there.
-    pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) -> Placed {
+    /// Counts a sequence of a tenant placed now: prompt tokens to compute there, and tokens of KV to store there.
+    pub(crate) fn placed(&self, tenant: TenantLabel, prefill_tokens: u64, kv_tokens: u64) -> Placed {
         let mut state = self.0.lock();
+        let own = state.tenants.entry(tenant).or_default();
+        own.sequences += 1;
+        own.waiting += 1;
+        own.waiting_tokens += prefill_tokens;
         state.placed += 1;
         state.placed_prefill_tokens += prefill_tokens;
         state.placed_kv_tokens += kv_tokens;
-        Placed { state: self.0.clone(), reports: state.reports, prefill_tokens, kv_tokens }
+        let waits = AtomicBool::new(true);
+        Placed { state: self.0.clone(), reports: state.reports, tenant, waits, prefill_tokens, kv_tokens }
+    }
+
+    /// What a tenant has there through this router.
+    pub(crate) fn own(&self, tenant: TenantLabel) -> Own {
+        self.0.lock().tenants.get(&tenant).copied().unwrap_or_default()
     }
 
     /// The load now; `None` if requests must not be placed on the worker: no report yet, stale, unhealthy or draining.
@@ -134,6 +171,8 @@ mod tests {
     use crate::testing::record;
     use baton_types::{BlockCounts, Role};
 
+    const T: TenantLabel = TenantLabel(7);
+
     fn report() -> LoadReport {
         LoadReport {
             waiting: 1,
@@ -156,7 +195,7 @@ mod tests {
         };
         assert_eq!([(0, 0), (1, 0), (0, 1)].map(|(r, c)| waives(r, c)), [true, false, false]);
         assert!(waives(0, 0));
-        let _placed = load.placed(0, 16);
+        let _placed = load.placed(T, 0, 16);
         assert!(!load.measured(now, Duration::from_secs(3)).unwrap().waives_margin, "it will refer to some");
     }
 
@@ -166,14 +205,30 @@ mod tests {
         let measured = || load.measured(now, Duration::from_secs(3)).unwrap();
         load.report(&report(), &record, now);
         let before = measured();
-        let (ends, stays) = (load.placed(50, 60), load.placed(7, 8));
+        let (ends, stays) = (load.placed(T, 50, 60), load.placed(T, 7, 8));
         drop(ends);
         let after = measured();
         assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 107, 12 * 16 - 32 - 8));
         load.report(&report(), &record, now);
-        let _later = load.placed(1, 1);
+        let _later = load.placed(T, 1, 1);
         drop(stays); // The report has counted it.
         assert_eq!((measured().waiting, measured().waiting_tokens), (before.waiting + 1, before.waiting_tokens + 1));
+    }
+
+    #[test]
+    fn what_a_tenant_has_there_is_known_whatever_was_reported() {
+        let (load, record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let own = |sequences, waiting, waiting_tokens| Own { sequences, waiting, waiting_tokens };
+        let (one, two) = (load.placed(T, 50, 60), load.placed(T, 7, 8));
+        let _other = load.placed(TenantLabel(8), 1000, 1);
+        load.report(&report(), &record, now);
+        assert_eq!(load.own(T), own(2, 2, 57));
+        (0..2).for_each(|_| one.began());
+        assert_eq!(load.own(T), own(2, 1, 7), "each token of the answer tells it");
+        drop(two);
+        assert_eq!(load.own(T), own(1, 0, 0));
+        drop(one);
+        assert_eq!((load.own(T), load.0.lock().tenants.len()), (Own::default(), 1));
     }
 
     #[test]
@@ -184,7 +239,7 @@ mod tests {
         load.report(&report(), &record, now);
         let before = load.measured(now, stale).unwrap();
         assert_eq!((before.waiting, before.waiting_tokens, before.free_tokens), (1, 100, 12 * 16 - 32));
-        let _placed = load.placed(50, 60);
+        let _placed = load.placed(T, 50, 60);
         let after = load.measured(now, stale).unwrap();
         assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 150, 100));
         load.report(&report(), &record, now);
@@ -212,7 +267,7 @@ mod tests {
         let (now, stale) = (start + Duration::from_secs(9), Duration::from_secs(3));
         load.report(&report(0, 90.0), &record, now);
         assert!(load.measured(now, stale).unwrap().rates_are_old);
-        let _placed = load.placed(1, 1);
+        let _placed = load.placed(T, 1, 1);
         assert!(!load.measured(now, stale).unwrap().rates_are_old, "the next one is behind that");
     }
 

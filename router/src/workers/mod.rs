@@ -8,7 +8,7 @@ mod set;
 mod supervise;
 
 pub(crate) use load::{LastReport, Load, Placed};
-pub(crate) use set::{ModelKey, NotNamed, ServedModel, WorkerSet};
+pub(crate) use set::{Candidates, ModelKey, NotNamed, ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;

@@ -2,7 +2,7 @@
 
 use super::WorkerHandle;
 use crate::models::ModelText;
-use crate::placement::{Worker, pair_alike, tokens_max};
+use crate::placement::{Own, Worker, pair_alike, tokens_max};
 use arc_swap::ArcSwap;
 use baton_types::{Digest, ModelCard, Party, Role, TokenId};
 use parking_lot::Mutex;
@@ -193,7 +193,8 @@ impl WorkerSet {
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
                 let (record, not_with) = (worker.record.clone(), Vec::new());
-                candidates.view.push(Worker { record, group: Some(*group), load, not_with, cached_tokens: 0 });
+                let (group, own) = (Some(*group), Own::default());
+                candidates.view.push(Worker { record, group, load, own, not_with, cached_tokens: 0 });
                 candidates.handles.push(worker.clone());
             }
         }

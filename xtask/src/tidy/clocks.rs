@@ -12,7 +12,7 @@ pub(super) const PURE: &[&str] = &[
     "kv-transfer/src/put/",
     "kv-transfer/src/role.rs",
     "node/src/membership/etcd/view.rs",
-    "router/src/admission.rs",
+    "router/src/admission/",
     "router/src/placement/",
     "router/src/recovery/",
     "decode-worker/src/grants/",

@@ -119,3 +119,18 @@ fn it_waits_no_longer_than_computing_it_would_take() {
     w.now += SECOND / 2;
     assert_eq!(w.step(), "start b b:32+16");
 }
+
+#[test]
+fn what_is_cached_for_a_waiting_sequence_is_no_work_to_do() {
+    let mut w = world(16, 64);
+    let first = named(&mut w, 0, "xyz", 50);
+    assert_eq!(w.scheduler.totals().waiting_tokens, 50);
+    w.step();
+    // Two of three blocks; then all three, the last of which holds the token that is computed for its logits.
+    named(&mut w, 0, "xyq", 50);
+    named(&mut w, 0, "xyz", 48);
+    assert_eq!(w.scheduler.totals().waiting_tokens, 18 + 16);
+    w.scheduler.remove(first);
+    w.step();
+    assert_eq!(w.scheduler.totals().waiting_tokens, 0, "they were admitted with these blocks, and computed");
+}

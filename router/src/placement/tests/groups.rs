@@ -23,7 +23,7 @@ fn scan_pairs(costs: &Costs<'_>, decoders: &[usize]) -> Option<Vec<Scanned>> {
     };
     let prefillers: Vec<usize> = (0..workers.len()).filter(may).collect();
     let of = |&d: &usize| {
-        let roomy = prefillers.iter().copied().filter(|&p| workers[p].queue_has_room());
+        let roomy = prefillers.iter().copied().filter(|&p| workers[p].queue_has_room(demand.standing));
         (d, roomy.filter(|&p| fits(d, p)).collect::<Vec<_>>())
     };
     let pairs: Vec<Scanned> = decoders.iter().map(of).filter(|(_, partners)| !partners.is_empty()).collect();
@@ -93,7 +93,7 @@ fn scan_blindly(costs: &Costs<'_>, pairs: &[Scanned], reason: Reason, draw: Draw
     }
     let partners = &pairs.iter().find(|(d, _)| *d == decode).unwrap().1;
     let fastest = costs.fastest(partners);
-    let wait_s = |&p: &usize| (p, costs.queue_s(p, fastest) + costs.unseen_s(p, fastest));
+    let wait_s = |&p: &usize| (p, costs.uncached_s(p, fastest));
     let prefill = match costs.thresholds.policy {
         PlacementPolicy::RoundRobin => partners[costs.demand.turn as usize % partners.len()],
         _ => least(&partners.iter().map(wait_s).collect::<Vec<_>>(), draw),
@@ -177,6 +177,8 @@ fn any(role: Role, number: usize, kinds: u32, random: &mut StdRng) -> Worker {
         load.rates_are_old = random.random_bool(0.2);
     });
     worker.cached_tokens = random.random_range(0..5) * 300;
+    let waiting = random.random_range(0..12);
+    worker.own = Own { sequences: waiting + 1, waiting, waiting_tokens: u64::from(waiting) * 100 };
     worker
 }
 
@@ -217,6 +219,7 @@ fn a_choice_by_group_is_that_of_a_scan_over_all_pairs() {
         let demand = Demand {
             time_left: Duration::from_secs(3600),
             turn: random.random(),
+            standing: Standing { share: 0.5, is_below: random.random_bool(0.5) },
             ..demand([Auto, Remote][random.random_range(0..2)], random.random_range(257..2500))
         };
         let costs = Costs { workers: &workers, demand: &demand, thresholds: &thresholds };

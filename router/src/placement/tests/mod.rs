@@ -2,6 +2,7 @@ mod cached;
 mod fair;
 mod groups;
 mod named;
+mod tenants;
 
 use super::*;
 use crate::testing::record;
@@ -23,7 +24,7 @@ fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::Instance
     let mut load =
         Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
     change(&mut record, &mut load);
-    Worker { record: Arc::new(record), group: None, load, not_with: Vec::new(), cached_tokens: 0 }
+    Worker { record: Arc::new(record), group: None, load, own: Own::default(), not_with: Vec::new(), cached_tokens: 0 }
 }
 
 fn d(name: &str) -> Worker {
@@ -40,8 +41,8 @@ fn full(role: Role, name: &str) -> Worker {
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
     let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
-    let (slowness, longest) = (Slowness::default(), Duration::ZERO);
-    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness, longest, turn: 0 }
+    let (slowness, longest, standing) = (Slowness::default(), Duration::ZERO, Standing::ALONE);
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness, longest, standing, turn: 0 }
 }
 
 /// `decode<-prefill: reason`, or the refusal.
