@@ -58,7 +58,7 @@ impl Cluster {
         let directory = Directory::default();
         let broken = breaches.clone();
         let breach = Box::new(move |invariant, what| broken.add(invariant, what));
-        let network = Network::new(executor.clone(), plan.lane, plan.gets_by_itself, plan.delays, breach);
+        let network = Network::new(executor.clone(), plan.lane, plan.one_sided_gets, plan.delays, breach);
         let calls = Calls::new(executor.clone(), network.clone(), plan.half_trip);
         let membership =
             Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), plan.is_embedded);

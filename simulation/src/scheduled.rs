@@ -103,7 +103,7 @@ impl Shape {
             routers: (0..self.routers).map(router).collect(),
             workers: (self.routers..self.slots()).map(|slot| self.worker(slot)).collect(),
             lane: self.lane,
-            gets_by_itself: self.gets_by_itself,
+            one_sided_gets: self.one_sided_gets,
             is_embedded: self.is_embedded,
             delays: Delays::Drawn { slow_once_in: self.slow_once_in, slow_until: HEALED },
             half_trip: None,
@@ -160,7 +160,7 @@ fn engine_config(shape: &Shape) -> EngineConfig {
 fn router_config(shape: &Shape) -> RouterConfig {
     let mut config = RouterConfig::default();
     (config.limits.running_max, config.limits.queued_max) = shape.admits;
-    config.limits.claim_ms_max = 400;
+    config.limits.claim_ack_ms_max = 400;
     config.limits.client_stall_ms_max = 600;
     config.retry.attempts_max = shape.attempts_max;
     config.retry.ready_ms_max = shape.ready_max.as_millis() as u64;

@@ -71,7 +71,7 @@ impl Watched {
         if let Some(Claimed { source, share, priority }) = claimed {
             if source.as_ref() != Some(&handoff.source) {
                 let what = format!("{} comes from {}, claimed is {source:?}", handoff.request_id, handoff.source);
-                self.breaches.add(Invariant::NoOtherStart, what);
+                self.breaches.add(Invariant::RightIncarnation, what);
             }
             let (offered_at, granted_at) = (handoff.timings.offered_at, handoff.timings.granted_at);
             self.claims.0.lock().granted.push(ServedOffer { share, priority, offered_at, granted_at });

@@ -42,7 +42,7 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     let region = Region::anonymous(two.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(two, region);
     driver.transport =
-        Box::new(Noting { notes: notes.clone(), message_bytes_max: Arc::default(), gets_by_itself: false });
+        Box::new(Noting { notes: notes.clone(), message_bytes_max: Arc::default(), one_sided_gets: false });
     let now = Instant::now();
     let key = granted(&mut driver, &notes, now);
     assert!(driver.table.get(key).is_some() && notes.lock().is_empty(), "the owner writes");

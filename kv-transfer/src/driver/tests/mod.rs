@@ -1,6 +1,6 @@
 //! Tests of the driver over a transport that only records calls.
 
-use super::exposure::Exposure;
+use super::quarantine_bound::QuarantineLoad;
 use super::*;
 use crate::calls::Inline;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
@@ -28,7 +28,7 @@ type Notes = Arc<Mutex<Vec<&'static str>>>;
 struct Noting {
     notes: Notes,
     message_bytes_max: Arc<Mutex<usize>>,
-    gets_by_itself: bool,
+    one_sided_gets: bool,
 }
 
 impl Transport for Noting {
@@ -68,8 +68,8 @@ impl Transport for Noting {
     fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
         false
     }
-    fn gets_by_itself(&self, _: ConnId) -> bool {
-        self.gets_by_itself
+    fn one_sided_gets(&self, _: ConnId) -> bool {
+        self.one_sided_gets
     }
     fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {
         self.notes.lock().push("get");
@@ -181,7 +181,7 @@ impl Driver {
             transport: Box::new(Noting {
                 notes: notes.clone(),
                 message_bytes_max: Arc::clone(&limit),
-                gets_by_itself: true,
+                one_sided_gets: true,
             }),
             wake: Box::new(|| {}),
             verifier: Box::new(verifier),
@@ -220,7 +220,8 @@ impl Driver {
     }
 
     fn exposed(&self) -> (usize, usize) {
-        let Exposure { quarantined, unfenced } = self.exposure(&party("peer").instance, HandoffKey(u64::MAX));
+        let QuarantineLoad { quarantined, unfenced } =
+            self.quarantine_load(&party("peer").instance, HandoffKey(u64::MAX));
         (quarantined, unfenced)
     }
 
