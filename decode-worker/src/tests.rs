@@ -3,6 +3,7 @@
 use crate::grants::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
+use baton_kv_cache::SharedPool;
 use baton_kv_transfer::{
     CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, TransferConfig,
     TransportChoice,
@@ -23,6 +24,7 @@ use baton_worker::config::WorkerConfig;
 use baton_worker::credentials;
 use baton_worker::drain::Drain;
 use baton_worker::grpc::Replies;
+use baton_worker::hold::LeaseHold;
 use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
@@ -194,14 +196,15 @@ fn source_as(identity: &Identity) -> KvTransfer {
 async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> String {
     let (source, transfer) = (source_as(identity), &service.parts.transfer);
     let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
+    let lease = SharedPool::try_new(1, 1).unwrap().try_lease(&[1]).unwrap();
     let get = GetRequest {
         request_id: RequestId::try_new("get").unwrap(),
         name: vec![0; 16],
         from: 0,
         tokens: BLOCK_TOKENS,
-        blocks: GroupBlocks(vec![vec![BlockId(0)]]),
+        blocks: lease.blocks().clone(),
         deadline: Instant::now() + FOREVER,
-        hold: Box::new(()),
+        hold: Box::new(LeaseHold::new(lease, &owner.party, BLOCK_TOKENS as usize)),
     };
     let read = source.get(&owner, get).unwrap().outcome().await;
     read.map(|_| "the prefix").expect_err("nobody has it").to_string()

@@ -254,6 +254,7 @@ fn run(mut driver: Driver, spin: Duration, abort: Duration) {
 mod tests {
     use super::*;
     use crate::Trial;
+    use crate::trial::Hold;
     use baton_types::{BlockId, Dtype, GroupBlocks, InstanceId, KvLayout, KvPoolMap, RequestId};
 
     fn started(name: &str) -> Trial {
@@ -274,14 +275,15 @@ mod tests {
         let trial = started("t");
         let peer = Trial::peer(InstanceId::try_new("p").unwrap(), trial.address());
         for (blocks, fits) in [(1, false), (2, true), (5, false)] {
+            let blocks_of_it = GroupBlocks(vec![(0..blocks).map(BlockId).collect()]);
             let request = GetRequest {
                 request_id: RequestId::try_new("r").unwrap(),
                 name: Vec::new(),
                 from: 0,
                 tokens: 20,
-                blocks: GroupBlocks(vec![(0..blocks).map(BlockId).collect()]),
+                blocks: blocks_of_it.clone(),
                 deadline: Instant::now() + Duration::from_secs(1),
-                hold: Box::new(()),
+                hold: Box::new(Hold(blocks_of_it)),
             };
             let got = trial.transfer().get(&peer, request);
             assert_eq!(

@@ -148,7 +148,7 @@ fn scattered(map: &KvPoolMap) -> GroupBlocks {
     GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
 }
 
-struct Hold(GroupBlocks);
+pub(crate) struct Hold(pub(crate) GroupBlocks);
 
 impl BlockHold for Hold {
     fn blocks(&self) -> &GroupBlocks {

@@ -284,7 +284,7 @@ fn put_and_get(seed: u64) -> Vec<(usize, Duration, &'static str)> {
         tokens: TOKENS,
         blocks: blocks(),
         deadline,
-        hold: Box::new(()),
+        hold: Box::new(Blocks(blocks())),
     };
     let mut get = sides[0].transfer.get(&sink, request).unwrap();
     run(&mut sides, &mut now, get.outcome()).unwrap();

@@ -5,6 +5,7 @@ use crate::executor::{Time, ms};
 use crate::flood;
 use crate::invariant::Invariant;
 use crate::network::Lane;
+use crate::race;
 use crate::schedule::{ENDS_WITHIN, HEALED, Request};
 use crate::scheduled::Scheduled;
 use crate::worker::SimulatedWorker;
@@ -19,6 +20,7 @@ const HEARD_AGAIN: Time = ms(100);
 /// Looks at everything, and notes what is wrong.
 pub(crate) fn quiet(cluster: &Scheduled) {
     flood::check(cluster);
+    race::check(cluster);
     let workers = cluster.workers();
     for (number, (request, end)) in cluster.schedule().requests.iter().zip(cluster.ends.all()).enumerate() {
         ends(cluster, &workers, number, request, end);
@@ -54,17 +56,14 @@ fn ends(
     }
     // What an unfenced peer may still write is lost to the pool while that peer lives.
     let tokens = request.prompt.len() + request.max_tokens as usize;
-    let fits = workers.iter().filter(|worker| worker.decodes()).map(|worker| {
+    let fits = |worker: &SimulatedWorker| {
         let counts = worker.engine.pool().counts();
+        let tokens = if worker.decodes() { tokens } else { request.prompt.len() };
         worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
-    });
-    let fits: Vec<bool> = fits.collect();
+    };
     // No deadline of a client is to be what ends a request once nothing disturbs it.
     let soon = request.at.max(HEALED) + ENDS_WITHIN + pauses;
-    // A prefill worker whose writes nothing fences is granted nothing where its blocks are quarantined, for as long as it lives. And what
-    // a reader gave up to get counts as referenced, so that its pool keeps its margin: a prompt may not fit beside both.
-    let is_barred = workers.iter().any(|worker| !worker.transfer.stats().quarantined.is_empty());
-    if at > soon && !fits.contains(&false) && !is_barred {
+    if at > soon && workers.iter().all(fits) {
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }
     match end {
@@ -75,7 +74,7 @@ fn ends(
         // What is asked for may be more than the cluster has.
         Ending::Failed(ErrorKind::ContextLengthExceeded, _) if tokens as u32 > cluster.schedule().shape.blocks * 16 => {
         }
-        _ if request.must_succeed && fits.contains(&true) => {
+        _ if request.must_succeed && workers.iter().any(|worker| worker.decodes() && fits(worker)) => {
             wrong(format!("came when all was well, and ended: {end:?}"))
         }
         _ => {}
@@ -108,18 +107,14 @@ fn idle(cluster: &Scheduled, worker: &SimulatedWorker) {
     let (counts, load, claimed) = (worker.engine.pool().counts(), worker.engine.load(), worker.claimed());
     let stats = worker.transfer.stats();
     let is_fenced = cluster.schedule().shape.lane != Lane::SharedMemory;
-    // What nothing fences stays held while its writer lives: the pool's quarantine has what was put. A reader refers to what it gave up to
-    // get, and to what of the prefix it had before.
+    // What nothing fences stays quarantined while its writer lives.
     let quarantined: usize = stats.quarantined.values().sum();
-    let is_held = match quarantined.checked_sub(counts.quarantined) {
-        Some(0) => counts.referenced > 0,
-        Some(by_readers) => is_fenced || counts.referenced < by_readers,
-        None => true,
-    } || (is_fenced && counts.quarantined > 0);
-    if is_held || load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 {
+    let is_held = counts.referenced > 0 || counts.quarantined != quarantined || (is_fenced && quarantined > 0);
+    if is_held || load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 || !worker.is_idle() {
         wrong(Invariant::Quiet, format!("{counts:?}, {load:?}, {claimed:?}, {stats:?} when all is quiet"));
     }
-    let left = stats.sources + stats.readers + stats.owners + if is_fenced { stats.sinks + stats.tickets } else { 0 };
+    let left = stats.sources + stats.readers + stats.owners;
+    let left = left + if is_fenced { stats.sinks + stats.tickets + stats.indexed } else { 0 };
     if left > 0 {
         wrong(Invariant::Quiet, format!("handoffs are left when all is quiet: {stats:?}, {counts:?}"));
     }

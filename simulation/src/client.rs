@@ -10,6 +10,7 @@ use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prompt, R
 use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId, Weight};
 use futures::StreamExt as _;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How a request ended.
@@ -30,29 +31,42 @@ pub enum Ending {
 /// When and how a request ended, if it did.
 pub type AtEnd = Option<(Time, Ending)>;
 
-/// Endings of the requests of a schedule, with their times. Clones are the same ones.
+/// Endings of the requests of a schedule, and their first tokens, with the times. Clones are the same ones.
 #[derive(Clone, Default)]
-pub struct Endings(Arc<Mutex<Vec<AtEnd>>>);
+pub struct Endings {
+    ends: Arc<Mutex<Vec<AtEnd>>>,
+    begins: Arc<Mutex<BTreeMap<usize, Time>>>,
+}
 
 impl Endings {
     /// None of so many ended.
     pub fn new(requests: usize) -> Self {
-        Self(Arc::new(Mutex::new(vec![None; requests])))
+        Self { ends: Arc::new(Mutex::new(vec![None; requests])), begins: Arc::default() }
     }
 
     /// A request ended: the first end counts.
     pub fn add(&self, request: usize, at: Time, end: Ending) {
-        self.0.lock()[request].get_or_insert((at, end));
+        self.ends.lock()[request].get_or_insert((at, end));
     }
 
     /// All, by request.
     pub fn all(&self) -> Vec<AtEnd> {
-        self.0.lock().clone()
+        self.ends.lock().clone()
+    }
+
+    /// A request has its first token.
+    pub fn begin(&self, request: usize, at: Time) {
+        self.begins.lock().entry(request).or_insert(at);
+    }
+
+    /// When requests had their first token.
+    pub fn begins(&self) -> BTreeMap<usize, Time> {
+        self.begins.lock().clone()
     }
 
     /// Whether all ended.
     pub fn are_all(&self) -> bool {
-        self.0.lock().iter().all(Option::is_some)
+        self.ends.lock().iter().all(Option::is_some)
     }
 }
 
@@ -138,6 +152,7 @@ impl Client {
                         return Ending::Whole;
                     }
                     read[sample] += delta.token_ids.len();
+                    self.ends.begin(self.request, self.executor.time());
                     if read[sample] == 2 {
                         self.runtime.sleep_until(self.executor.instant(self.executor.time() + self.spec.pause)).await;
                     }

@@ -3,7 +3,7 @@
 use crate::calls::Calls;
 use crate::counts::Counting;
 use crate::executor::{Executor, Process, ms};
-use crate::invariant::{Breaches, Invariant};
+use crate::invariant::Breaches;
 use crate::link::{Directory, Links};
 use crate::membership::Membership;
 use crate::network::Network;
@@ -57,7 +57,7 @@ impl Cluster {
     pub fn start(executor: Executor, plan: ClusterPlan, breaches: Breaches) -> Self {
         let directory = Directory::default();
         let broken = breaches.clone();
-        let breach = Box::new(move |what| broken.add(Invariant::WritesWithinGrants, what));
+        let breach = Box::new(move |invariant, what| broken.add(invariant, what));
         let network = Network::new(executor.clone(), plan.lane, plan.one_sided_gets, plan.delays, breach);
         let calls = Calls::new(executor.clone(), network.clone(), plan.half_trip);
         let membership =

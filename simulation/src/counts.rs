@@ -30,6 +30,8 @@ pub const EXPECTED: &[&str] = &[
     "put: sink aborted",
     "put: sink corrupt",
     "put: sink peer_lost",
+    "race: grants",
+    "race: first tokens",
     "request: cancelled",
     "request: deadline_exceeded",
     "request: overloaded",

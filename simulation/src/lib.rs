@@ -30,12 +30,14 @@ pub mod network;
 mod numbered;
 pub mod plan;
 pub mod prompts;
+mod race;
 pub mod random;
 mod rated;
 pub mod rates;
 pub mod run;
 pub mod schedule;
 pub mod scheduled;
+mod stuck;
 pub mod worker;
 
 pub use counts::{Counts, EXPECTED};

@@ -4,6 +4,7 @@ use crate::executor::{Time, ms};
 use crate::flood;
 use crate::network::Lane;
 use crate::random::Random;
+use crate::stuck;
 use baton_types::TokenId;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ const EVICTORS: usize = 3;
 
 /// One schedule in so many is calm.
 const CALM_ONCE_IN: u64 = 8;
+/// And one of the others in so many is about quarantine.
+const STUCK_ONCE_IN: u64 = 40;
 
 /// Tenants by number, with their weights.
 pub const WEIGHTS: [u32; 3] = [1, 1, 4];
@@ -180,6 +183,8 @@ pub struct Request {
     pub must_succeed: bool,
     /// Its tenant is below its share, and is due the whole answer after this time.
     pub fair_within: Option<Time>,
+    /// It is one of those that are served by weight, since all of them wait at once.
+    pub is_in_race: bool,
 }
 
 impl Request {
@@ -249,6 +254,9 @@ impl Schedule {
     pub fn draw(random: &mut Random, vocab: u32) -> Self {
         if random.once_in(8) {
             return flood::draw(random, vocab);
+        }
+        if random.once_in(STUCK_ONCE_IN) {
+            return stuck::draw(random, vocab);
         }
         let shape = Shape::draw(random);
         let requests = requests(&shape, vocab, random);
@@ -368,6 +376,7 @@ fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
         to: random.below(shape.routers as u64) as usize,
         must_succeed: false,
         fair_within: None,
+        is_in_race: false,
     }
 }
 

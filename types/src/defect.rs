@@ -41,6 +41,12 @@ pub enum Defect {
     StarvingGrant,
     /// Workers treat all tenants as one: first come, first served.
     IgnoredShares,
+    /// The turns of tenants are those of equal weights.
+    IgnoredWeights,
+    /// A grant does not move virtual time.
+    GrantWithoutTime,
+    /// A peer is granted blocks of the worker although others of it were quarantined after the worker was asked.
+    GrantDespiteQuarantine,
 }
 
 #[cfg(feature = "testing")]

@@ -6,7 +6,7 @@ use baton_types::{GroupBlocks, Party, seeded};
 use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A lease under a grant to one peer.
+/// A lease of blocks that one peer may write.
 #[derive(Debug)]
 pub struct LeaseHold {
     lease: Lease,

@@ -3,6 +3,7 @@
 //! The name of a get is the chain of block hashes, 16 bytes each. The hashes are keyed with the tenant's salt: a peer that cannot compute
 //! the name of a prefix cannot get it.
 
+use crate::hold::LeaseHold;
 use baton_engine::{EngineHandle, SequenceRequest};
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
 use baton_kv_transfer::{
@@ -115,13 +116,13 @@ pub async fn get_prefix(
         tokens: tokens as u32,
         blocks: behind(&lease, from / ours),
         deadline,
-        hold: Box::new(lease),
+        hold: Box::new(LeaseHold::new(lease, &get.owner.party, ours)),
     };
     let got = transfer.get(&get.owner, wanted)?.outcome().await?;
-    let Ok(mut lease) = got.hold.downcast::<Lease>() else { return Ok(None) };
+    let Some(mut lease) = LeaseHold::into_lease(got.hold) else { return Ok(None) };
     lease.store(&hashes, tokens, keep, engine.now());
     lease.let_go_of_spares();
-    Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: *lease }))
+    Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: lease }))
 }
 
 /// Lets a peer read a prefix that is cached here, or refuses. Only registered workers may: the hashes of prefixes are no secret to them.

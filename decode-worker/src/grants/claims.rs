@@ -132,6 +132,11 @@ impl<T> Claims<T> {
         self.by_request.len()
     }
 
+    /// Whether streams are open, of claims that were taken or not.
+    pub fn has_streams(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.by_request.is_empty()

@@ -246,6 +246,11 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         self.waiting.values().any(|waiting| waiting.offer.request_id == *request)
     }
 
+    /// Whether there are no streams, offers or KV that is on its way.
+    pub fn is_empty(&self) -> bool {
+        !self.claims.has_streams() && self.waiting.is_empty() && self.arriving.is_empty()
+    }
+
     /// Whether any offer waits.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()

@@ -164,7 +164,7 @@ impl Driver {
         let Role::Sink(sink) = &self.table.get(key)?.role else { return None };
         let peer = &sink.source().instance;
         let quarantine_load = self.quarantine_load(peer, key);
-        (quarantine_load.quarantined > 0).then(|| barred(peer, quarantine_load))
+        (quarantine_load.quarantined > 0 && !seeded!(GrantDespiteQuarantine)).then(|| barred(peer, quarantine_load))
     }
 }
 

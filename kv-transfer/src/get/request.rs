@@ -1,8 +1,7 @@
 //! The request and the report of a get.
 
-use crate::HandoffFailure;
+use crate::{BlockHold, HandoffFailure};
 use baton_types::{GroupBlocks, RequestId};
-use std::any::Any;
 use std::fmt;
 use std::time::Instant;
 
@@ -21,8 +20,9 @@ pub struct GetRequest {
     pub blocks: GroupBlocks,
     /// After this instant the get fails, whatever its state.
     pub deadline: Instant,
-    /// Keeps the blocks from reuse. It is returned with the outcome, or dropped once nothing can write to the blocks any more.
-    pub hold: Box<dyn Any + Send>,
+    /// Keeps the blocks from reuse. It is returned with the report, or dropped once nothing can write to the blocks any more. Where the owner
+    /// may still write to them after its connection closed, they are quarantined until it is fenced.
+    pub hold: Box<dyn BlockHold>,
 }
 
 impl GetRequest {
@@ -45,7 +45,7 @@ pub struct GetReport {
     /// KV bytes that were copied.
     pub bytes: u64,
     /// The value that was passed as [`GetRequest::hold`].
-    pub hold: Box<dyn Any + Send>,
+    pub hold: Box<dyn BlockHold>,
 }
 
 impl fmt::Debug for GetReport {

@@ -3,15 +3,16 @@
 use baton_types::GroupBlocks;
 use std::any::Any;
 
-/// Granted blocks. Dropping the hold returns them to the pool, so the service drops it only after a fence.
+/// Blocks that a peer may write: granted ones, or those of a get. Dropping the hold returns them to the pool, so the service drops it only
+/// after a fence.
 pub trait BlockHold: Send {
-    /// The blocks, per group, covering at least the positions of the offer.
+    /// The blocks, per group, covering at least the positions of the offer. Not queried for a get.
     fn blocks(&self) -> &GroupBlocks;
     /// Leading positions whose KV is in the blocks already. They are not moved. Their blocks, which other sequences may share, are never
     /// written: the peer may write only the blocks behind them.
     ///
     /// A multiple of the pool's block size, below the positions of the offer, and 0 where [`crate::ReserveOffer::partial`] is false.
-    /// Queried once, with the grant. Any other value is a defect: it is logged, the offer is refused and the hold dropped.
+    /// Queried once, with the grant, and not for a get. Any other value is a defect: it is logged, the offer is refused and the hold dropped.
     fn cached_tokens(&self) -> u32 {
         0
     }

@@ -10,9 +10,10 @@ mod transport;
 pub use transport::SimulatedTransport;
 
 use crate::executor::{Executor, Process, Time, ms};
+use crate::invariant::Invariant;
 use baton_kv_transfer::Region;
 use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, Window};
-use baton_types::{PoolMemory, TicketId};
+use baton_types::{Party, PoolMemory, TicketId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -44,19 +45,22 @@ impl Lane {
     }
 }
 
-/// What a write did that no correct driver lets happen.
-pub type Breach = Box<dyn Fn(String) + Send + Sync>;
+/// What no correct driver lets happen, and which invariant that breaks.
+pub type Breach = Box<dyn Fn(Invariant, String) + Send + Sync>;
 
-/// Since when the blocks of a worker's region are held: by leases, or in quarantine. Blocks that were free meanwhile may be somebody else's.
+/// How the blocks of a worker's region are held: by leases, or in quarantine. Blocks that were free meanwhile may be somebody else's.
 pub trait HeldBlocks: Send + Sync {
     /// This instant.
     fn mark(&self) -> u64;
     /// Whether these bytes are of blocks that were never free since.
     fn are_held_since(&self, mark: u64, range: Range<usize>) -> bool;
+    /// How many blocks are quarantined because this instance, in this start or one before, may still write them.
+    fn quarantined_of(&self, peer: &Party) -> usize;
 }
 
 /// One worker's end of the network.
 struct Endpoint {
+    party: Party,
     process: Process,
     region: Arc<Region>,
     events: VecDeque<Event>,
@@ -161,17 +165,17 @@ impl Network {
         Self { executor, lane, one_sided_gets, delays, breach: Arc::new(breach), state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The transport of `process`, which listens at `address`. `wake` is told when something moved.
+    /// The transport of `party`, whose `process` listens at `address`. `wake` is told when something moved.
     pub fn join(
         &self,
-        process: Process,
+        (party, process): (Party, Process),
         address: SocketAddr,
         region: Arc<Region>,
         wake: Arc<Notify>,
         held: Arc<dyn HeldBlocks>,
     ) -> SimulatedTransport {
         let bytes = region.len() as u64;
-        let endpoint = Endpoint { process, region, events: VecDeque::new(), wake, held };
+        let endpoint = Endpoint { party, process, region, events: VecDeque::new(), wake, held };
         self.state.lock().endpoints.insert(address, endpoint);
         SimulatedTransport { network: self.clone(), process, address, bytes }
     }
@@ -380,7 +384,10 @@ impl Network {
                 if !mark.is_some_and(|mark| endpoint.held.are_held_since(mark, range.clone())) {
                     let lane = self.lane;
                     let why = "which that ticket never gave, or which was free since";
-                    (self.breach)(format!("a write over {lane:?} under {ticket} reached {range:?}, {why}"));
+                    (self.breach)(
+                        Invariant::WritesWithinGrants,
+                        format!("a write over {lane:?} under {ticket} reached {range:?}, {why}"),
+                    );
                 }
                 endpoint.region.write(range.start, &bytes);
             }
@@ -418,7 +425,10 @@ impl Network {
         let (Some(owner), Some(here)) = (state.endpoint(theirs), state.endpoint(ours)) else { return };
         let range = run.to..run.to + run.len;
         if !here.held.are_held_since(mark, range.clone()) {
-            (self.breach)(format!("a read over {:?} reached {range:?}, which was free since it was posted", self.lane));
+            (self.breach)(
+                Invariant::WritesWithinGrants,
+                format!("a read over {:?} reached {range:?}, which was free since it was posted", self.lane),
+            );
         }
         if self.carries() {
             let mut bytes = vec![0; run.len];

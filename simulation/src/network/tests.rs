@@ -33,6 +33,9 @@ impl HeldBlocks for GivenBack {
     fn are_held_since(&self, mark: u64, _: Range<usize>) -> bool {
         self.mark() == mark
     }
+    fn quarantined_of(&self, _: &Party) -> usize {
+        0
+    }
 }
 
 struct Held(Notes, GroupBlocks, Arc<GivenBack>);
@@ -102,7 +105,7 @@ impl Pair {
         let tell = breaches.clone();
         let delays = Delays::Drawn { slow_once_in: 10, slow_until: ms(1_000) };
         let network =
-            Network::new(executor.clone(), lane, false, delays, Box::new(move |breach| tell.lock().push(breach)));
+            Network::new(executor.clone(), lane, false, delays, Box::new(move |_, breach| tell.lock().push(breach)));
         let ends = [("a", 1), ("b", 2)].map(|(name, host)| {
             let process = executor.start();
             let site = Site {
@@ -246,7 +249,7 @@ fn the_death_of_a_source_frees_what_it_was_granted() {
 fn a_wire_of_one_speed_sends_one_write_after_the_other() {
     let executor = Executor::new(1, Duration::ZERO);
     let delays = Delays::Steady { message: 125, bytes_per_s: 1e6 };
-    let network = Network::new(executor.clone(), Lane::QueuePair, false, delays, Box::new(|_| {}));
+    let network = Network::new(executor.clone(), Lane::QueuePair, false, delays, Box::new(|_, _| {}));
     let [one, other] = [(); 2].map(|()| executor.start());
     assert_eq!([1_000, 500].map(|bytes| network.arrival(one, bytes)), [1_125, 1_625]);
     assert_eq!((network.arrival(other, 10), network.delay()), (135, 125), "each has its own");

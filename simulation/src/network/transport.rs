@@ -2,6 +2,7 @@
 
 use super::{Lane, Network, Opened, Side, Wire, Write};
 use crate::executor::Process;
+use crate::invariant::Invariant;
 use baton_kv_transfer::TransferAddress;
 use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, RemoteRegion, Transport, Window};
 use baton_types::TicketId;
@@ -31,6 +32,21 @@ impl SimulatedTransport {
         let mut state = self.network.state.lock();
         let side = &mut state.connections.get_mut(&conn.0)?.sides[side];
         side.is_open.then(|| act(side))
+    }
+
+    /// A peer that may still write to quarantined blocks is granted no others.
+    fn check_grant(&self, conn: ConnId, ticket: TicketId) {
+        let Some(side) = self.side(conn) else { return };
+        let state = self.network.state.lock();
+        let address = state.connections[&conn.0].sides[1 - side].address;
+        let (Some(own), Some(peer)) = (state.endpoints.get(&self.address), state.endpoints.get(&address)) else {
+            return;
+        };
+        let quarantined = own.held.quarantined_of(&peer.party);
+        if quarantined > 0 {
+            let what = format!("{} has {quarantined} blocks in quarantine, and is given {ticket}", peer.party);
+            (self.network.breach)(Invariant::QuarantineBound, what);
+        }
     }
 
     /// This instant, as the blocks of this worker count.
@@ -160,6 +176,7 @@ impl Transport for SimulatedTransport {
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         let Some(mark) = self.mark() else { return };
+        self.check_grant(conn, ticket);
         self.with_side(conn, |side| side.windows.insert(ticket, Opened { window, mark, is_open: true }));
     }
 

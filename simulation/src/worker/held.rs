@@ -1,8 +1,10 @@
-//! Since when blocks of a worker's pool are held.
+//! How blocks of a worker's pool are held, and since when.
 
 use crate::model::Memory;
 use crate::network::HeldBlocks;
 use baton_kv_cache::SharedPool;
+use baton_types::{Incarnation, Party};
+use baton_worker::hold::owner;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,6 +52,11 @@ impl HeldBlocks for OfPool {
         let mut blocks = self.memory.blocks_of(range);
         blocks.all(|block| self.pool.is_held(block) && freed.last[block.0 as usize] <= mark)
     }
+
+    fn quarantined_of(&self, peer: &Party) -> usize {
+        let starts = (1..=peer.incarnation.0).map(|start| Party { incarnation: Incarnation(start), ..peer.clone() });
+        starts.map(|start| self.pool.quarantined_by(owner(&start))).sum()
+    }
 }
 
 /// Where bytes are counted and not carried, nothing is written.
@@ -62,5 +69,9 @@ impl HeldBlocks for Unchecked {
 
     fn are_held_since(&self, _mark: u64, _range: Range<usize>) -> bool {
         true
+    }
+
+    fn quarantined_of(&self, _peer: &Party) -> usize {
+        0
     }
 }

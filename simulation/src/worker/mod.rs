@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
+pub use watched::ServedOffer;
 use watched::{Sources, Watched};
 
 /// The model that all serve.
@@ -236,6 +237,19 @@ impl SimulatedWorker {
         (self.service.claimed)()
     }
 
+    /// KV that was adopted from others.
+    pub fn granted(&self) -> Vec<ServedOffer> {
+        self.claims.granted()
+    }
+
+    /// Whether it expects no KV, and nobody waits for its blocks.
+    pub fn is_idle(&self) -> bool {
+        match &self.serves {
+            Serves::Decode(service) => service.handoffs.is_idle(),
+            Serves::Prefill(_) => true,
+        }
+    }
+
     /// As a call that came just now for this start of it.
     fn take_up(&self, meant: &Party, deadline: Instant) -> Result<CallContext, RequestError> {
         self.parts.check_party(meant)?;
@@ -266,9 +280,11 @@ impl SimulatedWorker {
         match &self.serves {
             Serves::Decode(service) => {
                 let call = self.take_up(meant, deadline)?;
-                let (id, source) = (request.sequence.request_id.clone(), request.source.clone());
+                let (id, sequence) = (request.sequence.request_id.clone(), &request.sequence);
+                let (share, priority) = (sequence.share, sequence.priority);
+                let claimed = watched::Claimed { source: request.source.clone(), share, priority };
                 let events = service.decode(call, request)?;
-                self.claims.add(id, source);
+                self.claims.add(id, claimed);
                 Ok(events)
             }
             Serves::Prefill(_) => Err(no_such_service()),

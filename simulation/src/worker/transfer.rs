@@ -55,7 +55,7 @@ pub fn start(
 ) -> Result<KvTransfer, TransferError> {
     let Site { executor, network, process, address, tempo, moved } = site;
     let map = config.map.clone();
-    let transport = network.join(process, address, region.clone(), moved.clone(), held);
+    let transport = network.join((config.party.clone(), process), address, region.clone(), moved.clone(), held);
     let thread = |executor: &Executor| Thread {
         executor: executor.clone(),
         process,

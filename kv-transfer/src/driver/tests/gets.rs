@@ -3,13 +3,9 @@
 use super::*;
 use crate::GetRequest;
 
-#[test]
-fn a_get_reads_within_its_credit() {
-    let mut limited = config("here");
-    limited.limits.in_flight_bytes_max = 1; // At least one read is always in flight.
-    let region = Region::anonymous(limited.map.bytes()).unwrap();
-    let (mut driver, notes, _) = Driver::noting_with(limited, region);
-    let (now, apart) = (Instant::now(), || GroupBlocks(vec![vec![BlockId(0), BlockId(2)]]));
+/// A get of two blocks that are no neighbours, welcomed and granted.
+fn granted(driver: &mut Driver, notes: &Notes, now: Instant) -> HandoffKey {
+    let apart = || GroupBlocks(vec![vec![BlockId(0), BlockId(2)]]);
     let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let request = GetRequest {
         request_id: RequestId::try_new("r").unwrap(),
@@ -18,12 +14,43 @@ fn a_get_reads_within_its_credit() {
         tokens: 32,
         blocks: apart(),
         deadline: now + Duration::from_secs(60),
-        hold: Box::new(()),
+        hold: Box::new(Held(notes.clone(), apart())),
     };
     let key = driver.inbox.get(peer, request, tokio::sync::oneshot::channel().0).unwrap();
     driver.commands(now);
     driver.hear(&Message::Welcome(greeting()), now);
     driver.hear(&Message::Grant { handoff: key.0, ticket: TicketId(7), blocks: apart(), from: 0 }, now);
+    key
+}
+
+#[test]
+fn a_get_reads_within_its_credit() {
+    let mut limited = config("here");
+    limited.limits.in_flight_bytes_max = 1; // At least one read is always in flight.
+    let region = Region::anonymous(limited.map.bytes()).unwrap();
+    let (mut driver, notes, _) = Driver::noting_with(limited, region);
+    let now = Instant::now();
+    granted(&mut driver, &notes, now);
     driver.post(now);
     assert_eq!(*notes.lock(), ["get"], "of the first block; the other one waits");
+}
+
+#[test]
+fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
+    let mut two = config("here");
+    two.limits.quarantined_blocks_max = 2;
+    let region = Region::anonymous(two.map.bytes()).unwrap();
+    let (mut driver, notes, _) = Driver::noting_with(two, region);
+    driver.transport =
+        Box::new(Noting { notes: notes.clone(), message_bytes_max: Arc::default(), one_sided_gets: false });
+    let now = Instant::now();
+    let key = granted(&mut driver, &notes, now);
+    assert!(driver.table.get(key).is_some() && notes.lock().is_empty(), "the owner writes");
+    driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
+    assert_eq!(*notes.lock(), ["quarantined"]);
+    assert_eq!(driver.exposed(), (2, 0));
+    driver.command(Command::PeerDead(party("peer")), now);
+    driver.tick(now + DRAIN, false);
+    assert_eq!(*notes.lock(), ["quarantined", "let go"]);
+    assert!(driver.table.is_empty());
 }

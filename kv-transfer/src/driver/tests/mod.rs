@@ -25,7 +25,11 @@ mod starts;
 /// The recorded events, in order.
 type Notes = Arc<Mutex<Vec<&'static str>>>;
 
-struct Noting(Notes, Arc<Mutex<usize>>);
+struct Noting {
+    notes: Notes,
+    message_bytes_max: Arc<Mutex<usize>>,
+    one_sided_gets: bool,
+}
 
 impl Transport for Noting {
     fn name(&self) -> &'static str {
@@ -47,12 +51,12 @@ impl Transport for Noting {
         Ok(CONN)
     }
     fn greeted(&mut self, _: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
-        *self.1.lock() = message_bytes_max;
+        *self.message_bytes_max.lock() = message_bytes_max;
         Ok(())
     }
     fn send(&mut self, _: ConnId, _: Vec<u8>) {}
     fn put(&mut self, _: ConnId, _: TicketId, _: CopyRun) {
-        self.0.lock().push("put");
+        self.notes.lock().push("put");
     }
     fn flush(&mut self, _: ConnId, _: u64) {}
     fn open_window(&mut self, _: ConnId, _: TicketId, _: Window) {}
@@ -65,13 +69,13 @@ impl Transport for Noting {
         false
     }
     fn one_sided_gets(&self, _: ConnId) -> bool {
-        true
+        self.one_sided_gets
     }
     fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {
-        self.0.lock().push("get");
+        self.notes.lock().push("get");
     }
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
-        self.0.lock().push("shutdown");
+        self.notes.lock().push("shutdown");
         events.push(Event::Closed { conn: CONN, reason: "the service stops".into(), fenced: false, unproven: false });
     }
 }
@@ -174,7 +178,11 @@ impl Driver {
         let (notes, limit) = (Notes::default(), Arc::default());
         let verifier = VerifierThread::start(region, config.map.clone()).unwrap();
         let ports = Ports {
-            transport: Box::new(Noting(notes.clone(), Arc::clone(&limit))),
+            transport: Box::new(Noting {
+                notes: notes.clone(),
+                message_bytes_max: Arc::clone(&limit),
+                one_sided_gets: true,
+            }),
             wake: Box::new(|| {}),
             verifier: Box::new(verifier),
             calls: Box::new(Inline(Arc::new(Granting(notes.clone())))),

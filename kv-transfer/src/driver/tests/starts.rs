@@ -232,7 +232,7 @@ fn owner_restarts(hazards: Hazards) -> Adopted {
     let (now, ticket) = (scene.now, TicketId(7));
     let (outcome, mut told) = oneshot::channel();
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
-    let (blocks, name, hold) = (blocks(), b"s".to_vec(), Box::new(()));
+    let (blocks, name, hold) = (blocks(), b"s".to_vec(), Box::new(Held(scene.notes.clone(), blocks())));
     let request = GetRequest { request_id, name, from: 0, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
     let peer = Peer { party: start(EARLIER), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let key = scene.driver.inbox.get(peer, request, outcome).unwrap();

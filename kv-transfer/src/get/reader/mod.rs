@@ -3,6 +3,7 @@
 pub(crate) mod machine;
 
 use crate::get::request::{GetOutcome, GetReport, GetRequest};
+use crate::handler::{BlockHold, QuarantinedBlocks};
 use crate::message::{Direction, Message, Offer};
 use crate::plan::{LayerCopy, check_blocks};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -11,7 +12,6 @@ use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, TransferConfig, checksum};
 use baton_types::{GroupBlocks, InstanceId, RequestId, TicketId};
 use machine::{ReaderAction, ReaderInput};
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ pub(crate) struct Reader {
     moved: u32,
     blocks: Arc<GroupBlocks>,
     /// Keeps `blocks` reserved until nothing writes to them any more.
-    hold: Option<Box<dyn Any + Send>>,
+    hold: Option<Box<dyn BlockHold>>,
+    quarantined: Option<Box<dyn QuarantinedBlocks>>,
     outcome: Option<oneshot::Sender<GetOutcome>>,
     offered: bool,
     /// A grant that a test hook holds before anything is read, or that waits for admission.
@@ -63,6 +64,7 @@ impl Reader {
             moved,
             blocks: Arc::new(blocks),
             hold: Some(hold),
+            quarantined: None,
             outcome: Some(outcome),
             offered: false,
             held: None,
@@ -265,8 +267,16 @@ impl Reader {
                     }
                 }
                 // Its blocks count against the bound on quarantined ones from here on.
-                ReaderAction::Quarantine => effects.push(Effect::Quarantined),
-                ReaderAction::Forget => effects.push(Effect::Forget),
+                ReaderAction::Quarantine => {
+                    self.quarantined = self.hold.take().map(BlockHold::quarantine);
+                    effects.push(Effect::Quarantined);
+                }
+                ReaderAction::Forget => {
+                    if let Some(blocks) = self.quarantined.take() {
+                        blocks.release();
+                    }
+                    effects.push(Effect::Forget);
+                }
             }
         }
         if posts {
