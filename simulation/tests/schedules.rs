@@ -98,7 +98,7 @@ fn a_seed_gives_one_schedule() {
 }
 
 /// Each defect, with what it breaks, and how many schedules that takes at most. It may break something else first.
-const DEFECTS: [(Defect, &[Invariant], u64); 15] = [
+const DEFECTS: [(Defect, &[Invariant], u64); 17] = [
     (Defect::ReleaseWithoutFence, &[Invariant::GrantedMemory], 5_000),
     (Defect::OtherIncarnation, &[Invariant::NoOtherStart], 1_000),
     (Defect::OlderIncarnation, &[Invariant::NoOtherStart], 5_000),
@@ -114,6 +114,8 @@ const DEFECTS: [(Defect, &[Invariant], u64); 15] = [
     (Defect::ExpiredPinAdopted, &[Invariant::VerifiedKv], 5_000),
     (Defect::StarvingGrant, &[Invariant::FairShare], 2_000),
     (Defect::IgnoredShares, &[Invariant::FairShare], 1_000),
+    (Defect::ReplayAsPrompt, &[Invariant::RightAnswer], 1_000),
+    (Defect::EndlessMoves, &[Invariant::BoundedCalls], 5_000),
 ];
 
 /// Each defect that is seeded into shipped code is found, by the invariant that it breaks.

@@ -41,6 +41,10 @@ pub enum Defect {
     StarvingGrant,
     /// Workers treat all tenants as one: first come, first served.
     IgnoredShares,
+    /// After a move, the tokens generated before count as prompt.
+    ReplayAsPrompt,
+    /// A request without room for its KV moves as often as another decode worker has room.
+    EndlessMoves,
 }
 
 #[cfg(feature = "testing")]
