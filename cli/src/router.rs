@@ -1,6 +1,6 @@
 //! Connections from the command line to a router: the same address, key and limits for all commands.
 
-use crate::standing;
+use crate::local_cluster;
 use anyhow::Context;
 use baton_node::environment::{API_KEY_VARIABLE, api_key};
 use baton_node::identity::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
@@ -91,7 +91,7 @@ impl OperatorArgs {
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let named = self.identity.clone().map(|folder| (self.cluster_port(), folder));
         // If a key is set, it decides where to connect.
-        let found = || api_key().is_none().then(|| standing::find(&self.router.server)).flatten();
+        let found = || api_key().is_none().then(|| local_cluster::find(&self.router.server)).flatten();
         match named.or_else(found) {
             None => self.router.connect(or).await,
             Some((address, folder)) => operate(&address, &folder).await,

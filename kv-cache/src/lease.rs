@@ -1,6 +1,6 @@
 //! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
-use crate::books::Computed;
+use crate::cached_pool::Computed;
 use crate::{Keep, PrefixHash, SharedPool};
 use baton_types::{GroupBlocks, seeded};
 use std::fmt;
@@ -62,7 +62,7 @@ impl Lease {
     /// Adds `n` blocks in each group, or none at all (returns `false`).
     pub fn grow(&mut self, n: usize) -> bool {
         let per_group = vec![n; self.blocks.0.len()];
-        let Some(more) = self.pool.change(|books| books.allocate(&per_group, Some(&self.blocks))) else { return false };
+        let Some(more) = self.pool.change(|state| state.allocate(&per_group, Some(&self.blocks))) else { return false };
         self.blocks.0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
         true
     }
@@ -81,7 +81,7 @@ impl Lease {
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
         let computed = Computed { hashes, tokens, keep, now };
-        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, &computed));
+        let (stored, added) = pool.change(|state| state.store(blocks, spare, *stored, &computed));
         (self.stored, self.added) = (stored, self.added + added);
     }
 
@@ -114,10 +114,10 @@ impl Lease {
         }
         assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
         assert!(rest == 0 || fresh > 0, "a block for the last {rest} of {tokens} tokens");
-        let (mut blocks, own) = self.pool.change(|books| {
+        let (mut blocks, own) = self.pool.change(|state| {
             // All or none, so the fresh blocks come first.
-            let own = books.allocate_keeping(&vec![fresh; self.blocks.0.len()], keep_free)?;
-            Some((books.share(&self.blocks, whole), own))
+            let own = state.allocate_keeping(&vec![fresh; self.blocks.0.len()], keep_free)?;
+            Some((state.share(&self.blocks, whole), own))
         })?;
         let row = |table: &GroupBlocks, row: usize| GroupBlocks(table.0.iter().map(|group| vec![group[row]]).collect());
         let copy = (rest > 0).then(|| ForkCopy { from: row(&self.blocks, whole), to: row(&own, 0), tokens: rest });

@@ -15,8 +15,8 @@
 //!
 //! This crate knows neither kernels nor the bytes of a block. It does no I/O, reads no clock and has no thread.
 
-mod books;
 mod cache;
+mod cached_pool;
 pub mod feed;
 pub mod hash;
 pub mod index;
@@ -26,8 +26,8 @@ pub mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use books::Reserve;
 pub use cache::{CacheConfig, CacheCounts, Change, ChangeCursor, Keep, Pin};
+pub use cached_pool::Reserve;
 pub use feed::{CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};

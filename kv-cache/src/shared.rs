@@ -1,7 +1,7 @@
 //! The pool as shared by threads: allocation, notifications when blocks are returned, and the cache's changes for its followers.
 
-use crate::books::{Books, Reserve};
 use crate::cache::{Change, ChangeCursor};
+use crate::cached_pool::{CachedPool, Reserve};
 use crate::{BlockCounts, BlockState, CacheConfig, CacheCounts, Lease, PoolError, PrefixHash};
 use baton_types::{BlockId, GroupBlocks};
 use std::fmt;
@@ -15,7 +15,7 @@ type Listener = Arc<dyn Fn() + Send + Sync>;
 pub struct SharedPool(Arc<Inner>);
 
 struct Inner {
-    books: Mutex<Books>,
+    state: Mutex<CachedPool>,
     on_freed: RwLock<Vec<Listener>>,
     on_changed: RwLock<Vec<Listener>>,
 }
@@ -33,8 +33,8 @@ impl SharedPool {
     }
 
     fn of(groups: usize, blocks: u32, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
-        let books = Mutex::new(Books::try_new(groups, blocks, cache)?);
-        Ok(Self(Arc::new(Inner { books, on_freed: RwLock::default(), on_changed: RwLock::default() })))
+        let state = Mutex::new(CachedPool::try_new(groups, blocks, cache)?);
+        Ok(Self(Arc::new(Inner { state, on_freed: RwLock::default(), on_changed: RwLock::default() })))
     }
 
     pub fn groups(&self) -> usize {
@@ -74,8 +74,8 @@ impl SharedPool {
     /// Whether leases hold the block, or a peer may still write it, in every group.
     #[doc(hidden)] // For simulations.
     pub fn is_held(&self, block: BlockId) -> bool {
-        let books = self.lock();
-        let pool = books.pool();
+        let state = self.lock();
+        let pool = state.pool();
         (0..pool.groups()).all(|group| {
             matches!(pool.state(group, block), BlockState::Referenced { .. } | BlockState::Quarantined { .. })
         })
@@ -92,26 +92,26 @@ impl SharedPool {
     /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow. The margin is
     /// waived while no block is referenced, so that a request that fits the empty pool is not refused forever.
     pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
-        self.lease(|books| Some((books.allocate_keeping(blocks_per_group, free_min)?, 0)))
+        self.lease(|state| Some((state.allocate_keeping(blocks_per_group, free_min)?, 0)))
     }
 
     /// Leases blocks, the first of which come from the cache, or none at all.
     pub fn try_reserve(&self, wanted: Reserve<'_>) -> Option<Lease> {
-        self.lease(|books| books.reserve(wanted).map(|table| (table.blocks, table.cached)))
+        self.lease(|state| state.reserve(wanted).map(|table| (table.blocks, table.cached)))
     }
 
-    fn lease(&self, take: impl FnOnce(&mut Books) -> Option<(GroupBlocks, usize)>) -> Option<Lease> {
+    fn lease(&self, take: impl FnOnce(&mut CachedPool) -> Option<(GroupBlocks, usize)>) -> Option<Lease> {
         let (blocks, cached) = self.change(take)?;
         Some(Lease::new(self.clone(), blocks, cached))
     }
 
     /// Runs an operation that may evict or store, and notifies the cache's followers if it did.
-    pub(crate) fn change<T>(&self, act: impl FnOnce(&mut Books) -> T) -> T {
-        let mut books = self.lock();
-        let before = books.changed();
-        let result = act(&mut books);
-        let changed = books.changed() != before;
-        drop(books);
+    pub(crate) fn change<T>(&self, act: impl FnOnce(&mut CachedPool) -> T) -> T {
+        let mut state = self.lock();
+        let before = state.changed();
+        let result = act(&mut state);
+        let changed = state.changed() != before;
+        drop(state);
         if changed {
             self.notify_changed();
         }
@@ -136,12 +136,12 @@ impl SharedPool {
 
     /// Evicts expired blocks, and ends expired pins. Call it periodically.
     pub fn expire(&self, now: Instant) {
-        self.taken_out(|books| books.expire(now));
+        self.taken_out(|state| state.expire(now));
     }
 
     /// Evicts everything that may be evicted.
     pub fn clear_cache(&self) {
-        self.taken_out(Books::clear);
+        self.taken_out(CachedPool::clear);
     }
 
     /// Ends the pins of all unused blocks, for a sequence that could never proceed otherwise; returns whether there were any.
@@ -153,13 +153,13 @@ impl SharedPool {
         waived
     }
 
-    fn taken_out(&self, take: impl FnOnce(&mut Books) -> bool) {
-        let mut books = self.lock();
-        let room = books.available();
-        let any = take(&mut books);
+    fn taken_out(&self, take: impl FnOnce(&mut CachedPool) -> bool) {
+        let mut state = self.lock();
+        let room = state.available();
+        let any = take(&mut state);
         // The end of a pin makes blocks available.
-        let more = books.available() > room;
-        drop(books);
+        let more = state.available() > room;
+        drop(state);
         if any {
             self.notify_changed();
         }
@@ -191,8 +191,8 @@ impl SharedPool {
     }
 
     /// Locks the state. It stays valid even after a panic under the lock: each block changes together with its count.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Books> {
-        self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CachedPool> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn give_back(&self, blocks: &GroupBlocks) {

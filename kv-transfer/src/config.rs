@@ -99,9 +99,9 @@ impl UcxLanes {
 #[serde(deny_unknown_fields, default)]
 pub struct TransferLimits {
     /// Handoffs that this instance may have begun and not ended: puts as their source, gets as their reader.
-    pub begun_max: usize,
+    pub started_handoffs_max: usize,
     /// Puts and gets that peers may have open here, granted or not. Those whose blocks are quarantined have ended and do not count.
-    pub offered_max: usize,
+    pub accepted_handoffs_max: usize,
     /// Connections that this instance opened to peers.
     pub peers_max: usize,
     /// Connections that peers opened to this instance. They do not count towards `peers_max`.
@@ -139,8 +139,8 @@ pub struct TransferLimits {
 impl Default for TransferLimits {
     fn default() -> Self {
         Self {
-            begun_max: 1024,
-            offered_max: 1024,
+            started_handoffs_max: 1024,
+            accepted_handoffs_max: 1024,
             peers_max: 256,
             accepted_max: 512,
             ungreeted_max: 64,
@@ -164,8 +164,8 @@ impl TransferLimits {
     /// Refuses a limit with which the service could not work.
     pub fn check(&self) -> Result<(), TransferError> {
         let positive = [
-            ("begun_max", self.begun_max),
-            ("offered_max", self.offered_max),
+            ("started_handoffs_max", self.started_handoffs_max),
+            ("accepted_handoffs_max", self.accepted_handoffs_max),
             ("peers_max", self.peers_max),
             ("accepted_max", self.accepted_max),
             ("ungreeted_max", self.ungreeted_max),

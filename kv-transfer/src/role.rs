@@ -126,7 +126,7 @@ pub(crate) enum Effect {
     /// Close the connection: an operation on it does not end by itself.
     Disconnect(&'static str),
     /// From now on the peer may name this ticket, which it gave, in messages.
-    Heed(TicketId),
+    Await(TicketId),
     /// Check whether the peer may write this many blocks here. The answer is [`Input::Admitted`] or [`Input::Barred`].
     Admit {
         blocks: usize,
@@ -173,7 +173,7 @@ pub(crate) struct Link<'a> {
     /// Closing the connection is expected to fence it.
     pub(crate) closing_fences: bool,
     /// This side reads the peer's region one-sided.
-    pub(crate) gets_by_itself: bool,
+    pub(crate) one_sided_gets: bool,
 }
 
 impl Link<'_> {

@@ -123,7 +123,7 @@ fn ucx_source_killed_on_lanes_without_a_fence() {
 #[test]
 fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     let mut ours = config("here");
-    (ours.blocks, ours.limits.offered_max, ours.hazards) = (20, 1, [Hazard::NoFences].into());
+    (ours.blocks, ours.limits.accepted_handoffs_max, ours.hazards) = (20, 1, [Hazard::NoFences].into());
     ours.limits.quarantined_blocks_max = 20; // What the killed source leaves behind is a quarter of what may be quarantined.
     let node = ours.start(ucx());
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");

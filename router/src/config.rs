@@ -249,7 +249,7 @@ pub struct LimitsConfig {
     /// Longest deadline that a request can state; longer ones are reduced to it.
     pub deadline_ms_max: u64,
     /// Longest wait for a decode worker's claim before another worker is tried.
-    pub claim_ms_max: u64,
+    pub claim_ack_ms_max: u64,
     /// Over gRPC, how long the head of an answer waits for the first token, since it reports the cached share of the
     /// prompt. After that it is sent without the share. 0: it is sent at once.
     pub head_ms_max: u64,
@@ -273,7 +273,7 @@ impl Default for LimitsConfig {
             answers_share_bytes_max: ByteSize(96 << 20),
             deadline_ms_default: 600_000,
             deadline_ms_max: 3_600_000,
-            claim_ms_max: 5_000,
+            claim_ack_ms_max: 5_000,
             head_ms_max: 10_000,
             client_events_max: 64,
             client_stall_ms_max: 30_000,
@@ -360,7 +360,7 @@ impl Check for LimitsConfig {
             .range("answers_share_bytes_max", self.answers_share_bytes_max.0, 1 << 20..=self.answers_bytes_max.0)
             .range("deadline_ms_default", self.deadline_ms_default, 1..=self.deadline_ms_max)
             .range("deadline_ms_max", self.deadline_ms_max, 1..=86_400_000)
-            .range("claim_ms_max", self.claim_ms_max, 1..=600_000)
+            .range("claim_ack_ms_max", self.claim_ack_ms_max, 1..=600_000)
             .range("head_ms_max", self.head_ms_max, 0..=600_000)
             .range("client_events_max", self.client_events_max, 1..=4096)
             .range("client_stall_ms_max", self.client_stall_ms_max, 1..=600_000);
@@ -401,7 +401,7 @@ impl RouterConfig {
                 min: Duration::from_millis(self.retry.probation_ms_min),
                 max: Duration::from_millis(self.retry.probation_ms_max),
             },
-            claim_max: Duration::from_millis(self.limits.claim_ms_max),
+            claim_max: Duration::from_millis(self.limits.claim_ack_ms_max),
             client_events_max: self.limits.client_events_max,
             client_stall_max: Duration::from_millis(self.limits.client_stall_ms_max),
         }

@@ -232,7 +232,7 @@ fn times(cluster: &Scheduled, call: &Call, end: &AtEnd, limits: &RouterConfig, w
         wrong(format!("a call has another deadline or priority than its request: {call:?}, {request:?}"));
     }
     let now = cluster.executor.time();
-    let claimed_by = call.at + ms(limits.limits.claim_ms_max) + HEARD_WITHIN;
+    let claimed_by = call.at + ms(limits.limits.claim_ack_ms_max) + HEARD_WITHIN;
     let claimed = call.answered.or(call.ended).unwrap_or(now);
     if call.role == Role::Decode && claimed > claimed_by && !stands(cluster, call, call.at, claimed_by) {
         wrong(format!("a claim without an answer was held until {claimed} us: {call:?}"));

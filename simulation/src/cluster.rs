@@ -61,8 +61,8 @@ impl Cluster {
     pub fn start(executor: Executor, plan: ClusterPlan, breaches: Breaches) -> Self {
         let directory = Directory::default();
         let broken = breaches.clone();
-        let breach = Box::new(move |what| broken.add(Invariant::GrantedMemory, what));
-        let network = Network::new(executor.clone(), plan.lane, plan.gets_by_itself, plan.delays, breach);
+        let breach = Box::new(move |what| broken.add(Invariant::WritesWithinGrants, what));
+        let network = Network::new(executor.clone(), plan.lane, plan.one_sided_gets, plan.delays, breach);
         let calls = Calls::new(executor.clone(), network.clone(), plan.half_trip);
         let membership =
             Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), plan.is_embedded);

@@ -9,11 +9,11 @@ pub enum Invariant {
     /// A block has one owner, and the pool's books agree.
     OneOwner,
     /// A write reaches memory that is granted to it, and no other.
-    GrantedMemory,
+    WritesWithinGrants,
     /// KV that is adopted is that of its tokens.
     VerifiedKv,
     /// A call is served by the start of a worker that it was meant for.
-    NoOtherStart,
+    RightIncarnation,
     /// No source leaves more in quarantine than its bound.
     QuarantineBound,
     /// No handoff fails for a reason that correct workers never have.

@@ -20,7 +20,7 @@ pub struct ClusterPlan {
     pub workers: Vec<WorkerPlan>,
     pub lane: Lane,
     /// Whether gets use one-sided reads, on lanes that support them.
-    pub gets_by_itself: bool,
+    pub one_sided_gets: bool,
     /// Routers keep the leases themselves, without etcd.
     pub is_embedded: bool,
     pub delays: Delays,

@@ -55,7 +55,7 @@ pub struct Shape {
     /// Routers let prefill workers get prefixes that decode workers have cached,
     pub gets: bool,
     /// by themselves, where the lane lets them.
-    pub gets_by_itself: bool,
+    pub one_sided_gets: bool,
     /// Routers keep the leases themselves, without etcd.
     pub is_embedded: bool,
     pub watermark_blocks: u32,
@@ -101,7 +101,7 @@ impl Shape {
             decode_block_tokens: random.of(&[16, 16, 32]),
             lane: random.of(&Lane::ALL),
             gets: random.once_in(2),
-            gets_by_itself: random.once_in(2),
+            one_sided_gets: random.once_in(2),
             is_embedded: random.once_in(4),
             watermark_blocks: random.between(0, 2) as u32,
             running_max: random.between(2, 6) as usize,

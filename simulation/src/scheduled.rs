@@ -104,7 +104,7 @@ impl Shape {
             routers: (0..self.routers).map(router).collect(),
             workers: (self.routers..self.slots()).map(|slot| self.worker(slot)).collect(),
             lane: self.lane,
-            gets_by_itself: self.gets_by_itself,
+            one_sided_gets: self.one_sided_gets,
             is_embedded: self.is_embedded,
             delays: Delays::Drawn { slow_once_in: self.slow_once_in, slow_until: HEALED },
             half_trip: None,
@@ -161,7 +161,7 @@ fn engine_config(shape: &Shape) -> EngineConfig {
 pub(crate) fn router_config(shape: &Shape) -> RouterConfig {
     let mut config = RouterConfig::default();
     (config.limits.running_max, config.limits.queued_max) = shape.admits;
-    config.limits.claim_ms_max = 400;
+    config.limits.claim_ack_ms_max = 400;
     config.limits.client_stall_ms_max = 600;
     config.limits.client_events_max = shape.client_events;
     config.retry.attempts_max = shape.attempts_max;

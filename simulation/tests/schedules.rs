@@ -99,18 +99,18 @@ fn a_seed_gives_one_schedule() {
 
 /// Each defect, with what it breaks, and how many schedules that takes at most. It may break something else first.
 const DEFECTS: [(Defect, &[Invariant], u64); 17] = [
-    (Defect::ReleaseWithoutFence, &[Invariant::GrantedMemory], 5_000),
-    (Defect::OtherIncarnation, &[Invariant::NoOtherStart], 1_000),
-    (Defect::OlderIncarnation, &[Invariant::NoOtherStart], 5_000),
+    (Defect::ReleaseWithoutFence, &[Invariant::WritesWithinGrants], 5_000),
+    (Defect::OtherIncarnation, &[Invariant::RightIncarnation], 1_000),
+    (Defect::OlderIncarnation, &[Invariant::RightIncarnation], 5_000),
     (Defect::DoubleFree, &[Invariant::OneOwner], 1_000),
     (Defect::ViewGoesBack, &[Invariant::ForwardViews], 1_000),
     (Defect::UnverifiedKv, &[Invariant::VerifiedKv], 1_000),
     (Defect::LateQuarantineBound, &[Invariant::QuarantineBound], 1_000),
-    (Defect::EndlessDoubt, &[Invariant::EveryEnd], 1_000),
+    (Defect::NoStreamDeadline, &[Invariant::EveryEnd], 1_000),
     (Defect::PartialGrantOffByOne, &[Invariant::VerifiedKv], 1_000),
     (Defect::ForkShares, &[Invariant::RightAnswer, Invariant::Core], 1_000),
     (Defect::EvictedPin, &[Invariant::Core], 1_000),
-    (Defect::IndexKeepsTheDead, &[Invariant::TrueIndex], 1_000),
+    (Defect::IndexKeepsDeparted, &[Invariant::TrueIndex], 1_000),
     (Defect::ExpiredPinAdopted, &[Invariant::VerifiedKv], 5_000),
     (Defect::StarvingGrant, &[Invariant::FairShare], 2_000),
     (Defect::IgnoredShares, &[Invariant::FairShare], 1_000),

@@ -3,8 +3,8 @@
 use anyhow::{Context, ensure};
 use baton_skips::{Need, skipped};
 use baton_tests::chaos::matrix::rendered;
-use baton_tests::chaos::network::{Ill, Net, Network, Way, address, enter, inside};
-use baton_tests::chaos::relay::Manner;
+use baton_tests::chaos::network::{LinkFault, Net, Network, Way, address, enter, inside};
+use baton_tests::chaos::relay::Impairment;
 use baton_tests::chaos::report::Report;
 use baton_tests::chaos::{ActPlan, Plan, run};
 use baton_tests::load::Case;
@@ -135,38 +135,38 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
     while ask(10, 5.0)?.is_none() {
         ensure!(Instant::now() < deadline, "nobody answers through an unharmed link");
     }
-    let slow = Manner { delay: Duration::from_millis(150), ..Manner::default() };
+    let slow = Impairment { delay: Duration::from_millis(150), ..Impairment::default() };
     // What is wrong with b's link, bytes to carry, and the least time that it must take.
-    let delayed = (Ill::Relayed(slow), 10, 600);
-    let narrowed = (Ill::Narrowed("8mbit"), 1_000_000, 1_500);
-    for (ill, bytes, ms_min) in [delayed, narrowed] {
-        network.harm(Net::Data, (1, "b"), ill)?;
-        let took = ask(bytes, 20.0)?.with_context(|| format!("{ill:?}: nothing comes through"))?;
-        ensure!(took >= ms_min, "{ill:?}: {bytes} bytes there and back in {took} ms");
-        network.heal(Net::Data, (1, "b"), ill)?;
+    let delayed = (LinkFault::Relayed(slow), 10, 600);
+    let narrowed = (LinkFault::Narrowed("8mbit"), 1_000_000, 1_500);
+    for (link_fault, bytes, ms_min) in [delayed, narrowed] {
+        network.impair(Net::Data, (1, "b"), link_fault)?;
+        let took = ask(bytes, 20.0)?.with_context(|| format!("{link_fault:?}: nothing comes through"))?;
+        ensure!(took >= ms_min, "{link_fault:?}: {bytes} bytes there and back in {took} ms");
+        network.heal(Net::Data, (1, "b"), link_fault)?;
     }
-    for ill in [Ill::Cut, Ill::Relayed(Manner { loss: 1.0, ..Manner::default() })] {
-        network.harm(Net::Data, (1, "b"), ill)?;
-        ensure!(ask(10, 0.5)?.is_none(), "{ill:?}: an answer came");
-        network.heal(Net::Data, (1, "b"), ill)?;
-        ensure!(ask(10, 20.0)?.is_some(), "{ill:?}: no answer after it was healed");
+    for link_fault in [LinkFault::Cut, LinkFault::Relayed(Impairment { loss: 1.0, ..Impairment::default() })] {
+        network.impair(Net::Data, (1, "b"), link_fault)?;
+        ensure!(ask(10, 0.5)?.is_none(), "{link_fault:?}: an answer came");
+        network.heal(Net::Data, (1, "b"), link_fault)?;
+        ensure!(ask(10, 20.0)?.is_some(), "{link_fault:?}: no answer after it was healed");
     }
     for way in [Way::To, Way::From] {
-        network.harm(Net::Data, (1, "b"), Ill::OneWay(way))?;
+        network.impair(Net::Data, (1, "b"), LinkFault::OneWay(way))?;
         ensure!(ask(10, 0.5)?.is_none(), "{way:?}: an answer came");
-        network.heal(Net::Data, (1, "b"), Ill::OneWay(way))?;
+        network.heal(Net::Data, (1, "b"), LinkFault::OneWay(way))?;
         ensure!(ask(10, 20.0)?.is_some(), "{way:?}: no answer after it was healed");
     }
     // Only the bytes tell: what is damaged comes, in full length.
-    let damaged = Ill::Relayed(Manner { damage: 0.2, ..Manner::default() });
-    network.harm(Net::Data, (1, "b"), damaged)?;
+    let damaged = LinkFault::Relayed(Impairment { damage: 0.2, ..Impairment::default() });
+    network.impair(Net::Data, (1, "b"), damaged)?;
     ensure!(ask(300_000, 60.0)?.is_some(), "damaged packets come through");
     let same = python("a", COMPARE).args([&target, "300000", "60"]).output()?;
     ensure!(String::from_utf8(same.stdout)?.trim() == "damaged", "every byte came back as it was");
     network.heal(Net::Data, (1, "b"), damaged)?;
     let same = python("a", COMPARE).args([&target, "300000", "60"]).output()?;
     ensure!(String::from_utf8(same.stdout)?.trim() == "whole", "a healed link damages");
-    network.harm(Net::Data, (1, "b"), Ill::Relayed(Manner { loss: 0.03, ..Manner::default() }))?;
+    network.impair(Net::Data, (1, "b"), LinkFault::Relayed(Impairment { loss: 0.03, ..Impairment::default() }))?;
     ensure!(ask(300_000, 60.0)?.is_some(), "some packets come through");
     server.kill()?;
     server.wait()?;

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, ensure};
 use baton_node::identity::{Identity, IdentityConfig, Role};
-use baton_node::membership::etcd::{EtcdConfig, EtcdRouter, Recall};
+use baton_node::membership::etcd::{EtcdConfig, EtcdRouter, OfflineSources};
 use baton_node::membership::{MembershipView, RouterMembership as _};
 use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
@@ -44,7 +44,7 @@ struct Observer {
 
 impl Observer {
     async fn start(config: &EtcdConfig, workers: usize, identity: &Identity) -> anyhow::Result<Self> {
-        let router = EtcdRouter::start_as(config, 16, identity, Recall::default());
+        let router = EtcdRouter::start_as(config, 16, identity, OfflineSources::default());
         let mut view = router.view();
         let whole = timeout(MAX, view.wait_for(|v| v.members.len() == workers)).await??.clone();
         Ok(Self { router, parties: whole.members.values().map(|m| m.record.party.clone()).collect() })

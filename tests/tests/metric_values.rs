@@ -200,7 +200,7 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
             scrape,
             &[
                 ("engine_healthy", &[], 1),
-                ("engine_still_seconds", &[], 0),
+                ("engine_step_age_seconds", &[], 0),
                 ("kv_used_ratio", &[], 0),
                 ("kv_quarantined_blocks", &[], 0),
                 ("kv_peer_lanes", &[], 1),

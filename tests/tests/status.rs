@@ -244,9 +244,13 @@ async fn an_engine_whose_loop_does_not_move_shows_long_before_it_counts_as_hung(
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     let took = shown - *hang.1.get().context("it hangs")?;
-    ensure!(problem.kind == "still" && problem.worker == "decode-0" && took < SHOWN_MAX, "{problem:?} after {took:?}");
+    ensure!(
+        problem.kind == "stalled" && problem.worker == "decode-0" && took < SHOWN_MAX,
+        "{problem:?} after {took:?}"
+    );
     ensure!(problem.text.starts_with("engine loop has not moved for 2 s"), "{problem:?}");
-    let stands = find(&format!("http://{}/metrics", cluster.decode[0].http), "baton_engine_still_seconds", &[]).await?;
+    let stands =
+        find(&format!("http://{}/metrics", cluster.decode[0].http), "baton_engine_step_age_seconds", &[]).await?;
     ensure!(stands >= 2.0, "{stands}");
     ensure!(cluster.decode[0].loaded.engine.healthy(), "the bound of health is another one");
     let probe = format!("http://{}/readyz", cluster.decode[0].http);

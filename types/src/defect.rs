@@ -26,7 +26,7 @@ pub enum Defect {
     /// Blocks that a peer could leave in quarantine count against its bound only once they are in quarantine.
     LateQuarantineBound,
     /// A router waits without a deadline after one of two streams broke.
-    EndlessDoubt,
+    NoStreamDeadline,
     /// A grant reports one cached block more than there is.
     PartialGrantOffByOne,
     /// A forked sequence shares the block that both write.
@@ -34,7 +34,7 @@ pub enum Defect {
     /// Pinned blocks are evicted.
     EvictedPin,
     /// The prefix index keeps the entries of a worker that left.
-    IndexKeepsTheDead,
+    IndexKeepsDeparted,
     /// An expired pin is confirmed as if it were still held, with checksums of whatever the blocks contain by then.
     ExpiredPinAdopted,
     /// Offers that fit are granted although an earlier offer does not fit.

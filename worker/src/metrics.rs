@@ -102,7 +102,7 @@ impl Collector for WorkerMetrics {
         let rows = [(vec![("kind", "prefill")], load.prefill_rows), (vec![("kind", "decode")], load.decode_rows)];
         self.counters(to, "engine_rows", "Rows of all steps: the batch size is their rate by that of steps", &rows)?;
         let help = "For how long the engine's loop has not moved while it had work";
-        self.gauge(to, "engine_still_seconds", help, self.engine.still().as_secs_f64())?;
+        self.gauge(to, "engine_step_age_seconds", help, self.engine.still().as_secs_f64())?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
         self.prefix_cache(to, &load)?;

@@ -3,7 +3,7 @@
 //! Children hold the read end of a pipe whose write end exists only in this process. However this process ends, even by a signal that
 //! cannot be caught, the pipe closes, and children stop when they read its end of file.
 
-use crate::standing::Standing;
+use crate::local_cluster::LocalCluster;
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
 use baton_node::identity::Role;
@@ -110,7 +110,7 @@ enum Membership {
 }
 
 impl UpArgs {
-    fn router_flags(&self, standing: &Standing) -> Vec<String> {
+    fn router_flags(&self, local_cluster: &LocalCluster) -> Vec<String> {
         let policy = format!("{:?}", self.prefill_policy).to_lowercase();
         let grpc = SocketAddr::new(self.host, self.grpc_port);
         let http = SocketAddr::new(self.host, self.http_port);
@@ -118,12 +118,12 @@ impl UpArgs {
         flags.push(format!("--advertise={}", from_here(grpc)));
         flags.push(format!("--prefill-policy={policy}"));
         flags.push(format!("--cluster-listen={}", SocketAddr::new(INSIDE, self.cluster_port)));
-        flags.push(format!("--identity={}", standing.identity(Role::Router).display()));
+        flags.push(format!("--identity={}", local_cluster.identity(Role::Router).display()));
         flags.extend(self.common_flags());
         flags
     }
 
-    fn worker_flags(&self, standing: &Standing, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
+    fn worker_flags(&self, local_cluster: &LocalCluster, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
         let transport = format!("{:?}", self.transport).to_lowercase();
         let any = SocketAddr::new(INSIDE, 0);
         let mut flags = vec![format!("--model={}", self.model), format!("--routers={router}")];
@@ -133,7 +133,7 @@ impl UpArgs {
             format!("--transfer-bind={INSIDE}"),
         ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
-        flags.push(format!("--identity={}", standing.identity(Role::Worker).display()));
+        flags.push(format!("--identity={}", local_cluster.identity(Role::Worker).display()));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
         flags.extend(self.threads.map(|n| format!("--threads={n}")));
@@ -174,10 +174,10 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
         // Workers of two clusters under one prefix would have the same names.
         ensure_free(&crate::etcd::config(endpoints, Some(args.etcd_prefix.clone()))?).await?;
     }
-    let standing = Standing::make()?;
+    let local_cluster = LocalCluster::make()?;
     let mut children = Vec::new();
     let result = tokio::select! {
-        result = serve(&args, &variables, &standing, &mut children) => result,
+        result = serve(&args, &variables, &local_cluster, &mut children) => result,
         signal = stop_signal() => signal,
     };
     let stopped = stop(children).await;
@@ -187,17 +187,22 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
 async fn serve(
     args: &UpArgs,
     variables: &Variables,
-    standing: &Standing,
+    local_cluster: &LocalCluster,
     children: &mut Vec<Child>,
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
     fetch(args).await?;
-    children.push(Child::spawn("router", "baton-router", &args.router_flags(standing), variables.not_for_routers())?);
+    children.push(Child::spawn(
+        "router",
+        "baton-router",
+        &args.router_flags(local_cluster),
+        variables.not_for_routers(),
+    )?);
     let addresses = listening(&mut children[0], deadline).await?;
-    standing.listens(addresses.grpc, addresses.cluster)?;
+    local_cluster.listens(addresses.grpc, addresses.cluster)?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
         for index in 0..count {
-            let flags = args.worker_flags(standing, addresses.cluster, index, role);
+            let flags = args.worker_flags(local_cluster, addresses.cluster, index, role);
             let (name, program) = (format!("{role}-{index}"), format!("baton-{role}-worker"));
             children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers())?);
         }
@@ -205,7 +210,7 @@ async fn serve(
     let (router, workers) = children.split_at_mut(1);
     // Concurrently: a router that exits is noticed while weights load.
     try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
-    let _ = greet(args, &addresses, standing, workers);
+    let _ = greet(args, &addresses, local_cluster, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
@@ -253,7 +258,7 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
 }
 
 /// Prints where and how to call the cluster. An error means that stdout is closed, which is no reason to stop serving.
-fn greet(args: &UpArgs, addresses: &Addresses, standing: &Standing, workers: &[Child]) -> std::io::Result<()> {
+fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, workers: &[Child]) -> std::io::Result<()> {
     let Addresses { grpc, http, cluster } = addresses;
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
@@ -263,7 +268,7 @@ fn greet(args: &UpArgs, addresses: &Addresses, standing: &Standing, workers: &[C
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
         writeln!(out, "           http://{http}/metrics    {name}")?;
     }
-    let folder = standing.identity(Role::Operator);
+    let folder = local_cluster.identity(Role::Operator);
     writeln!(out, "  cluster  {cluster}    operators, by the certificate in {}", folder.display())?;
     writeln!(out, "\nTry it from another terminal:")?;
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };

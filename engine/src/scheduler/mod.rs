@@ -19,17 +19,17 @@
 //! - A sequence that is held or whose sink is full keeps its resources and does not block others.
 
 mod entry;
+mod fair_share;
 mod forks;
 mod memory;
 mod plan;
-mod shares;
-mod sharing;
+mod prefix_sharing;
 #[cfg(test)]
 mod tests;
 
 pub use entry::{Arrival, Prefix, SequenceKey, Standing, Totals};
+pub use fair_share::Accounts;
 pub use plan::{Decisions, End, Segment};
-pub use shares::Accounts;
 
 use crate::fair::FairOrder;
 use crate::gate::SequencePhase;

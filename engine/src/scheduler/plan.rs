@@ -1,7 +1,7 @@
 //! The decisions for one step, made in one pass over the sequences in order.
 
 use super::entry::{Stage, Standing};
-use super::shares::PrefillRows;
+use super::fair_share::PrefillRows;
 use super::{Conditions, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::time::Instant;

@@ -220,7 +220,7 @@ impl PrefixIndex {
 
     /// Removes a worker and its blocks.
     pub fn leave(&mut self, worker: &InstanceId) {
-        if seeded!(IndexKeepsTheDead) {
+        if seeded!(IndexKeepsDeparted) {
             return;
         }
         if let Some(slot) = self.workers.remove(worker).and_then(|w| w.slot) {

@@ -2,8 +2,8 @@
 
 use super::Driver;
 use super::connections::{Connection, Connections};
-use super::exposure::Admission;
 use super::pump::Post;
+use super::quarantine_bound::Admission;
 use super::table::Role;
 use crate::TransferConfig;
 use crate::calls::{Call, Question};
@@ -42,7 +42,7 @@ impl Driver {
             Effect::CloseWindow(ticket) => self.transport.close_window(conn, ticket),
             Effect::Verify(work) => self.verifier.submit(Job { inbox: self.inbox.clone(), key, work }),
             Effect::Disconnect(reason) => self.close(conn, reason),
-            Effect::Heed(ticket) => self.table.heed(key, ticket),
+            Effect::Await(ticket) => self.table.await_ticket(key, ticket),
             Effect::Admit { blocks } => {
                 let Some(Role::Reader(reader)) = self.table.get(key).map(|entry| &entry.role) else { return };
                 let peer = reader.owner().instance.clone();
@@ -119,6 +119,6 @@ pub(super) fn link<'a>(
         transport: transport.name(),
         lanes: connection.map_or("", |connection| &connection.lanes),
         closing_fences: transport.closing_fences(conn),
-        gets_by_itself: transport.gets_by_itself(conn),
+        one_sided_gets: transport.one_sided_gets(conn),
     }
 }

@@ -19,10 +19,10 @@
 
 mod connections;
 mod effects;
-pub(crate) mod exposure;
 mod offers;
 mod peers;
 mod pump;
+pub(crate) mod quarantine_bound;
 mod table;
 mod tally;
 
@@ -121,7 +121,7 @@ impl Driver {
         #[cfg(any(test, feature = "testing"))]
         config.hazards.announce();
         Ok(Self {
-            inbox: Arc::new(Inbox::new(config.limits.begun_max, wake)),
+            inbox: Arc::new(Inbox::new(config.limits.started_handoffs_max, wake)),
             config,
             transport,
             verifier,

@@ -3,7 +3,7 @@
 use super::Driver;
 use super::connections::Connection;
 use super::effects::link;
-use super::exposure::{Admission, Exposure};
+use super::quarantine_bound::{Admission, QuarantineLoad};
 use super::table::Role;
 use crate::greeting::Terms;
 use crate::hazards::hazard;
@@ -89,7 +89,7 @@ impl Driver {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
         let open = self.table.sinks();
-        if open >= self.config.limits.offered_max {
+        if open >= self.config.limits.accepted_handoffs_max {
             return refuse(RefuseReason::Busy, format!("{open} puts of peers are open"));
         }
         Ok(())
@@ -108,7 +108,7 @@ impl Driver {
         here.and_then(|()| terms.check_part(offer.from, offer.tokens - offer.from))
             .map_err(|detail| (RefuseReason::Protocol, detail))?;
         let open = self.table.owners();
-        if open >= self.config.limits.offered_max {
+        if open >= self.config.limits.accepted_handoffs_max {
             return refuse(RefuseReason::Busy, format!("{open} gets of peers are open"));
         }
         Ok(())
@@ -123,17 +123,17 @@ impl Driver {
             let Role::Sink(sink) = &entry.role else { continue };
             let (peer, wanted) = sink.at_stake(self.config.map.layout());
             let (peer, conn) = (peer.clone(), entry.conn);
-            let (admission, exposure, max) = self.admits(&peer, key, conn, wanted);
+            let (admission, quarantine_load, max) = self.admits(&peer, key, conn, wanted);
             match admission {
                 Admission::Ask | Admission::Wait if passed_over.contains(&peer) => {}
                 Admission::Ask => self.input(key, Input::Admitted, now),
                 Admission::Wait => passed_over.push(peer),
                 Admission::Refuse => {
-                    let detail = match exposure.quarantined {
+                    let detail = match quarantine_load.quarantined {
                         0 => format!(
                             "{wanted} blocks are more than {peer} may come to leave in quarantine, which is {max}"
                         ),
-                        _ => barred(&peer, exposure),
+                        _ => barred(&peer, quarantine_load),
                     };
                     self.input(key, Input::Barred(detail), now);
                 }
@@ -148,29 +148,29 @@ impl Driver {
         key: HandoffKey,
         conn: ConnId,
         wanted: usize,
-    ) -> (Admission, Exposure, usize) {
+    ) -> (Admission, QuarantineLoad, usize) {
         let max = self.config.limits.quarantined_blocks_of(&self.config.map);
-        let exposure = self.exposure(peer, key);
-        (exposure.admits(wanted, self.transport.closing_fences(conn), max), exposure, max)
+        let quarantine_load = self.quarantine_load(peer, key);
+        (quarantine_load.admits(wanted, self.transport.closing_fences(conn), max), quarantine_load, max)
     }
 
-    pub(super) fn exposure(&self, peer: &InstanceId, except: HandoffKey) -> Exposure {
+    pub(super) fn quarantine_load(&self, peer: &InstanceId, except: HandoffKey) -> QuarantineLoad {
         let fences = |conn| self.transport.closing_fences(conn);
-        self.table.exposure(peer, except, self.config.map.layout(), fences)
+        self.table.quarantine_load(peer, except, self.config.map.layout(), fences)
     }
 
     /// Why a grant of the worker is too late: blocks of the peer were quarantined after the worker was asked.
     pub(super) fn barred_since(&self, key: HandoffKey) -> Option<String> {
         let Role::Sink(sink) = &self.table.get(key)?.role else { return None };
         let peer = &sink.source().instance;
-        let exposure = self.exposure(peer, key);
-        (exposure.quarantined > 0).then(|| barred(peer, exposure))
+        let quarantine_load = self.quarantine_load(peer, key);
+        (quarantine_load.quarantined > 0).then(|| barred(peer, quarantine_load))
     }
 }
 
-fn barred(peer: &InstanceId, exposure: Exposure) -> String {
+fn barred(peer: &InstanceId, quarantine_load: QuarantineLoad) -> String {
     format!(
         "{} blocks that {peer} could still write are quarantined; it gets no others until they are back",
-        exposure.quarantined
+        quarantine_load.quarantined
     )
 }

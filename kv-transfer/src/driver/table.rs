@@ -1,6 +1,6 @@
 //! The table of all handoffs of one driver: their roles, their connections, and the numbers and tickets by which messages find them.
 
-use super::exposure::Exposure;
+use super::quarantine_bound::QuarantineLoad;
 use crate::get::{Owner, Reader};
 use crate::message::Message;
 use crate::put::{Sink, Source};
@@ -80,7 +80,7 @@ pub(super) struct Entry {
     pub(super) conn: ConnId,
     pub(super) role: Role,
     /// The peer's own ticket for it.
-    heeded: Option<TicketId>,
+    awaited: Option<TicketId>,
 }
 
 #[derive(Default)]
@@ -90,7 +90,7 @@ pub(super) struct Table {
     numbers: BTreeMap<(ConnId, u64), HandoffKey>,
     /// Tickets given by this side, and those given by peers.
     given: BTreeMap<TicketId, HandoffKey>,
-    heeded: BTreeMap<(ConnId, TicketId), HandoffKey>,
+    awaited: BTreeMap<(ConnId, TicketId), HandoffKey>,
 }
 
 impl Table {
@@ -99,7 +99,7 @@ impl Table {
             self.numbers.insert((conn, number), key);
             self.given.insert(ticket, key);
         }
-        self.entries.insert(key, Entry { conn, role, heeded: None });
+        self.entries.insert(key, Entry { conn, role, awaited: None });
     }
 
     pub(super) fn get(&self, key: HandoffKey) -> Option<&Entry> {
@@ -116,27 +116,28 @@ impl Table {
             self.numbers.remove(&(entry.conn, number));
             self.given.remove(&ticket);
         }
-        if let Some(ticket) = entry.heeded {
-            self.heeded.remove(&(entry.conn, ticket));
+        if let Some(ticket) = entry.awaited {
+            self.awaited.remove(&(entry.conn, ticket));
         }
         Some(entry.role)
     }
 
     /// From now on the peer may name this ticket, which it gave, in messages.
-    pub(super) fn heed(&mut self, key: HandoffKey, ticket: TicketId) {
+    pub(super) fn await_ticket(&mut self, key: HandoffKey, ticket: TicketId) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
-        if let Some(before) = entry.heeded.replace(ticket) {
-            self.heeded.remove(&(entry.conn, before));
+        if let Some(before) = entry.awaited.replace(ticket) {
+            self.awaited.remove(&(entry.conn, before));
         }
-        self.heeded.insert((entry.conn, ticket), key);
+        self.awaited.insert((entry.conn, ticket), key);
     }
 
     /// The handoff that a message on `conn` refers to, if its role accepts such a message. A ticket belongs to two incarnations, and so
     /// does a connection. With the hazard `of_anyone`, any peer that names a ticket may use it.
     pub(super) fn find(&self, conn: ConnId, message: &Message, of_anyone: bool) -> Option<HandoffKey> {
-        let heeded = |ticket: &TicketId| {
-            let own = self.heeded.get(&(conn, *ticket));
-            let other = || self.heeded.iter().find(|((_, t), _)| t == ticket).filter(|_| of_anyone).map(|(_, key)| key);
+        let awaited = |ticket: &TicketId| {
+            let own = self.awaited.get(&(conn, *ticket));
+            let other =
+                || self.awaited.iter().find(|((_, t), _)| t == ticket).filter(|_| of_anyone).map(|(_, key)| key);
             own.or_else(other)
         };
         let given = |ticket: &TicketId| self.given.get(ticket);
@@ -150,11 +151,11 @@ impl Table {
             Message::Ack { ticket }
             | Message::Nack { ticket, .. }
             | Message::Held { ticket, .. }
-            | Message::NotHeld { ticket, .. } => (heeded(ticket).copied(), true),
+            | Message::NotHeld { ticket, .. } => (awaited(ticket).copied(), true),
             Message::Commit(commit) => (given(&commit.ticket).copied(), true),
             Message::Ask { ticket, .. } | Message::Confirm { ticket } => (given(ticket).copied(), true),
             // For a get they come from the owner, for a put from the source.
-            Message::Checksums { ticket, .. } => (heeded(ticket).or_else(|| given(ticket)).copied(), true),
+            Message::Checksums { ticket, .. } => (awaited(ticket).or_else(|| given(ticket)).copied(), true),
             Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } | Message::Offer(_) => return None,
         };
         let speaks = |entry: &Entry| entry.conn == conn || (by_ticket && of_anyone);
@@ -221,14 +222,14 @@ impl Table {
 
     /// Blocks that an instance, over all its incarnations, has quarantined here or could leave quarantined, without the handoff `except`. A
     /// restarted peer has not released its earlier incarnations' blocks. `fences` says whether closing a connection fences it.
-    pub(super) fn exposure(
+    pub(super) fn quarantine_load(
         &self,
         of: &InstanceId,
         except: HandoffKey,
         layout: &KvLayout,
         fences: impl Fn(ConnId) -> bool,
-    ) -> Exposure {
-        let mut exposure = Exposure::default();
+    ) -> QuarantineLoad {
+        let mut quarantine_load = QuarantineLoad::default();
         for (_, entry) in self.entries.iter().filter(|(key, _)| **key != except) {
             let ((peer, blocks), open) = match &entry.role {
                 Role::Sink(sink) => (sink.at_stake(layout), !sink.waits()),
@@ -239,12 +240,12 @@ impl Table {
                 continue;
             }
             if entry.role.is_quarantined() {
-                exposure.quarantined += blocks;
+                quarantine_load.quarantined += blocks;
             } else if open && !fences(entry.conn) {
-                exposure.unfenced += blocks;
+                quarantine_load.unfenced += blocks;
             }
         }
-        exposure
+        quarantine_load
     }
 
     /// Sets the gauges of what is open.
@@ -253,7 +254,7 @@ impl Table {
         stats.sinks = self.sinks();
         stats.readers = self.count(|role| matches!(role, Role::Reader(reader) if !reader.is_quarantined()));
         stats.owners = self.owners();
-        stats.indexed = self.numbers.len() + self.given.len() + self.heeded.len();
+        stats.indexed = self.numbers.len() + self.given.len() + self.awaited.len();
         stats.tickets = self.count(|role| matches!(role, Role::Sink(sink) if sink.is_granted()));
         stats.held = self.count(Role::is_held);
         stats.quarantined.clear();

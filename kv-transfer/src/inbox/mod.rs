@@ -31,7 +31,7 @@ pub(crate) enum Command {
 
 /// The queue in front of the progress thread.
 ///
-/// Bounded by the handoffs that may be open: `begun_max` handoffs of [`Inbox::LAUNCHES_MAX`] commands each, and one answer and one
+/// Bounded by the handoffs that may be open: `started_handoffs_max` handoffs of [`Inbox::LAUNCHES_MAX`] commands each, and one answer and one
 /// cancellation for each handoff that peers began here. A handoff that exceeds its share is aborted, so no engine thread ever blocks here.
 pub(crate) struct Inbox {
     state: Mutex<State>,
@@ -39,7 +39,7 @@ pub(crate) struct Inbox {
     /// A thread of the service panicked.
     failed: AtomicBool,
     wake: Wake,
-    begun_max: usize,
+    started_handoffs_max: usize,
 }
 
 #[derive(Default)]
@@ -60,13 +60,13 @@ impl Inbox {
     /// Most queued launches of one handoff: 4096 layers of 16 chunks.
     const LAUNCHES_MAX: usize = 1 << 16;
 
-    pub(crate) fn new(begun_max: usize, wake: Wake) -> Self {
+    pub(crate) fn new(started_handoffs_max: usize, wake: Wake) -> Self {
         Self {
             state: Mutex::default(),
             asleep: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             wake,
-            begun_max,
+            started_handoffs_max,
         }
     }
 
@@ -93,8 +93,8 @@ impl Inbox {
         if state.stopped {
             return Err(TransferError::Stopped);
         }
-        if state.begun.len() >= self.begun_max {
-            return Err(TransferError::TooManyHandoffs { limit: self.begun_max });
+        if state.begun.len() >= self.started_handoffs_max {
+            return Err(TransferError::TooManyHandoffs { limit: self.started_handoffs_max });
         }
         let key = state.new_key();
         state.begun.insert(key, 0);

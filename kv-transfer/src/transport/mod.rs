@@ -76,12 +76,12 @@ pub trait Transport {
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
     fn flush(&mut self, conn: ConnId, id: u64);
     /// Whether this side can read the peer's region one-sided. Otherwise the peer must write what a get requests.
-    fn gets_by_itself(&self, conn: ConnId) -> bool {
+    fn one_sided_gets(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }
     /// Gets a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or when the connection
-    /// closes. Only where [`Transport::gets_by_itself`].
+    /// closes. Only where [`Transport::one_sided_gets`].
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let _ = (conn, number, run);
     }

@@ -1,7 +1,7 @@
 //! The configured membership backend of a process.
 
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, JoinService, LeaseConfig};
-use super::etcd::{EtcdRouter, EtcdWorker, Recall};
+use super::etcd::{EtcdRouter, EtcdWorker, OfflineSources};
 use super::{RouterMembership, StoreState, WorkerMembership};
 use crate::identity::Identity;
 use serde::{Deserialize, Serialize};
@@ -33,8 +33,8 @@ impl RouterBackend {
         match config.backend {
             Backend::Embedded => Self::Embedded(EmbeddedRouter::new(config)),
             Backend::Etcd => {
-                let recall = Recall { cache_dir: config.cache_dir.clone(), seeds: config.seeds.clone() };
-                Self::Etcd(EtcdRouter::start_as(&config.etcd, config.members_max, identity, recall))
+                let offline = OfflineSources { cache_dir: config.cache_dir.clone(), seeds: config.seeds.clone() };
+                Self::Etcd(EtcdRouter::start_as(&config.etcd, config.members_max, identity, offline))
             }
         }
     }

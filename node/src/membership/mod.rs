@@ -22,7 +22,7 @@ mod view;
 pub use backend::{Backend, RouterBackend, worker};
 pub use lease_table::{JoinError, LeaseTable};
 pub use members::Members;
-pub use state::{RouterOpinion, WorkerState, aggregate};
+pub use state::{RouterReport, WorkerState, aggregate};
 pub use store::StoreState;
 pub use view::{Member, MembershipView, Registration};
 

@@ -1,13 +1,13 @@
 //! The state of a worker with its routers. Pure.
 
-pub(super) use baton_proto::convert::stored::Word;
+pub(super) use baton_proto::convert::stored::RouterVerdict;
 
 /// A router's last verdict, and whether the router is reachable now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RouterOpinion {
+pub struct RouterReport {
     pub connected: bool,
     /// Its last verdict; outlives the connection.
-    pub word: Option<Word>,
+    pub verdict: Option<RouterVerdict>,
 }
 
 /// The state of a worker.
@@ -32,15 +32,15 @@ impl WorkerState {
 
 /// Combines the routers' verdicts. Reachable routers decide, and one admission is enough. If these have no verdict, the
 /// last verdicts of lost routers stay in force.
-pub fn aggregate(routers: &[RouterOpinion]) -> WorkerState {
+pub fn aggregate(routers: &[RouterReport]) -> WorkerState {
     let verdict = |connected: bool| {
-        let words = || routers.iter().filter(|r| r.connected == connected).filter_map(|r| r.word.as_ref());
+        let verdicts = || routers.iter().filter(|r| r.connected == connected).filter_map(|r| r.verdict.as_ref());
         let evicted = || {
-            words().find_map(|w| {
-                if let Word::Evicted(reason) = w { Some(WorkerState::Evicted(reason.clone())) } else { None }
+            verdicts().find_map(|w| {
+                if let RouterVerdict::Evicted(reason) = w { Some(WorkerState::Evicted(reason.clone())) } else { None }
             })
         };
-        words().any(|w| *w == Word::Admitted).then_some(WorkerState::Admitted).or_else(evicted)
+        verdicts().any(|w| *w == RouterVerdict::Admitted).then_some(WorkerState::Admitted).or_else(evicted)
     };
     let unjudged =
         if routers.iter().any(|r| r.connected) { WorkerState::Registered } else { WorkerState::Unregistered };
@@ -54,9 +54,10 @@ mod tests {
     #[test]
     fn routers_that_can_be_heard_decide() {
         let check = |routers: &[(bool, Option<&str>)], expected: &str| {
-            let word = |w: &str| if w == "admitted" { Word::Admitted } else { Word::Evicted(w.into()) };
+            let verdict =
+                |w: &str| if w == "admitted" { RouterVerdict::Admitted } else { RouterVerdict::Evicted(w.into()) };
             let routers: Vec<_> =
-                routers.iter().map(|&(connected, w)| RouterOpinion { connected, word: w.map(word) }).collect();
+                routers.iter().map(|&(connected, w)| RouterReport { connected, verdict: w.map(verdict) }).collect();
             assert_eq!(format!("{:?}", aggregate(&routers)), expected, "{routers:?}");
         };
         check(&[], "Unregistered");

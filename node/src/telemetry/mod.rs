@@ -8,9 +8,9 @@
 
 mod config;
 mod export;
-mod flood;
 mod log;
 mod propagation;
+mod rate_limit;
 mod recorder;
 mod ring;
 mod sampler;
@@ -29,11 +29,11 @@ pub use propagation::{
 pub use recorder::Traces;
 
 use export::Exporter;
-use flood::{Flood, FloodWatch};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use rate_limit::{RateLimit, RateLimitWatch};
 use recorder::Recorder;
 use ring::RingLimits;
 use sampler::HeadSampler;
@@ -88,7 +88,7 @@ pub struct TelemetryGuard {
     traces: Traces,
     counters: ExportCounters,
     flush: Duration,
-    _flood: FloodWatch,
+    _rate_limit: RateLimitWatch,
 }
 
 impl TelemetryGuard {
@@ -142,8 +142,8 @@ pub fn build(
     }
     let filter = EnvFilter::try_new(filter).map_err(|_| TelemetryError::Filter(config.log.clone()))?;
     // Our spans pass any filter, so that a warning still names its request.
-    let flood = Flood::new();
-    let shown = filter.or(filter_fn(is_own_span)).and(flood.clone());
+    let rate_limit = RateLimit::new();
+    let shown = filter.or(filter_fn(is_own_span)).and(rate_limit.clone());
     let logs = match config.log_format {
         LogFormat::Pretty => {
             // Colours are for terminals; files and pipes get plain text.
@@ -184,8 +184,8 @@ pub fn build(
         .with_filter(filter_fn(is_phase));
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer).with(logs));
     let flush = Duration::from_millis(config.flush_ms_max);
-    let flood = flood.watch(&dispatch)?;
-    Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush, _flood: flood }))
+    let rate_limit = rate_limit.watch(&dispatch)?;
+    Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush, _rate_limit: rate_limit }))
 }
 
 /// Spans of libraries (HTTP/2 frames, connections) are not phases of a request.

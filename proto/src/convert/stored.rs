@@ -7,7 +7,7 @@ use prost::{DecodeError, Message as _};
 
 /// A router's verdict on a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum RouterVerdict {
     /// The router places work on it.
     Admitted,
     /// The router does not, with the reason.
@@ -16,7 +16,7 @@ pub enum Word {
 
 /// etcd's records as they were last read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RememberedView {
+pub struct CachedView {
     /// Key prefix.
     pub prefix: String,
     /// Id of the etcd cluster.
@@ -55,44 +55,43 @@ pub fn decode_record(bytes: &[u8]) -> Result<InstanceRecord, StoredError> {
 }
 
 /// Encodes a verdict.
-pub fn encode_word(word: &Word) -> Vec<u8> {
-    v1::JoinResponse { message: Some(word.clone().into()) }.encode_to_vec()
+pub fn encode_verdict(verdict: &RouterVerdict) -> Vec<u8> {
+    v1::JoinResponse { message: Some(verdict.clone().into()) }.encode_to_vec()
 }
 
 /// Decodes a verdict; `None` for one of a newer protocol.
-pub fn decode_word(bytes: &[u8]) -> Option<Word> {
+pub fn decode_verdict(bytes: &[u8]) -> Option<RouterVerdict> {
     match v1::JoinResponse::decode(bytes).ok()?.message? {
-        join_response::Message::Admitted(_) => Some(Word::Admitted),
-        join_response::Message::Evicted(v1::Evicted { reason }) => Some(Word::Evicted(reason)),
+        join_response::Message::Admitted(_) => Some(RouterVerdict::Admitted),
+        join_response::Message::Evicted(v1::Evicted { reason }) => Some(RouterVerdict::Evicted(reason)),
         _ => None,
     }
 }
 
-impl From<Word> for join_response::Message {
-    fn from(word: Word) -> Self {
-        match word {
-            Word::Admitted => Self::Admitted(v1::Admitted {}),
-            Word::Evicted(reason) => Self::Evicted(v1::Evicted { reason }),
+impl From<RouterVerdict> for join_response::Message {
+    fn from(verdict: RouterVerdict) -> Self {
+        match verdict {
+            RouterVerdict::Admitted => Self::Admitted(v1::Admitted {}),
+            RouterVerdict::Evicted(reason) => Self::Evicted(v1::Evicted { reason }),
         }
     }
 }
 
 /// Encodes a view.
-pub fn encode_view(view: RememberedView) -> Vec<u8> {
-    let RememberedView { prefix, cluster, epoch, revision, members } = view;
-    let member =
-        |(record, revision): (InstanceRecord, u64)| v1::RememberedMember { record: Some(record.into()), revision };
+pub fn encode_view(view: CachedView) -> Vec<u8> {
+    let CachedView { prefix, cluster, epoch, revision, members } = view;
+    let member = |(record, revision): (InstanceRecord, u64)| v1::CachedMember { record: Some(record.into()), revision };
     let members = members.into_iter().map(member).collect();
-    v1::RememberedView { prefix, cluster, epoch, revision, members }.encode_to_vec()
+    v1::CachedView { prefix, cluster, epoch, revision, members }.encode_to_vec()
 }
 
 /// Decodes a view. Records that cannot be decoded are left out.
 ///
 /// # Errors
 /// If the bytes are not a view.
-pub fn decode_view(bytes: &[u8]) -> Result<RememberedView, StoredError> {
-    let v1::RememberedView { prefix, cluster, epoch, revision, members } = v1::RememberedView::decode(bytes)?;
-    let member = |member: v1::RememberedMember| Some((InstanceRecord::try_from(member.record?).ok()?, member.revision));
+pub fn decode_view(bytes: &[u8]) -> Result<CachedView, StoredError> {
+    let v1::CachedView { prefix, cluster, epoch, revision, members } = v1::CachedView::decode(bytes)?;
+    let member = |member: v1::CachedMember| Some((InstanceRecord::try_from(member.record?).ok()?, member.revision));
     let members = members.into_iter().filter_map(member).collect();
-    Ok(RememberedView { prefix, cluster, epoch, revision, members })
+    Ok(CachedView { prefix, cluster, epoch, revision, members })
 }

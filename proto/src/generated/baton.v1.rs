@@ -839,7 +839,7 @@ pub struct SamplingDefaults {
 }
 /// What a router keeps of etcd on its disk, for a start while etcd is away.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RememberedView {
+pub struct CachedView {
     /// Key below which the records stood.
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
@@ -851,10 +851,10 @@ pub struct RememberedView {
     #[prost(int64, tag = "4")]
     pub revision: i64,
     #[prost(message, repeated, tag = "5")]
-    pub members: ::prost::alloc::vec::Vec<RememberedMember>,
+    pub members: ::prost::alloc::vec::Vec<CachedMember>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RememberedMember {
+pub struct CachedMember {
     #[prost(message, optional, tag = "1")]
     pub record: ::core::option::Option<InstanceRecord>,
     /// Which wrote the record.

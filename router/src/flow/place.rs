@@ -6,7 +6,7 @@ use super::core::Core;
 use super::sample::{Sample, Tried};
 use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
 use crate::prefixes::{Found, PrefixInProgress};
-use crate::recovery::{Avoided, Circle, ProbationLimits, Retry, Step};
+use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Placed, WorkerHandle};
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
@@ -98,8 +98,8 @@ impl Sample<'_> {
         let search = Search { demand, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
-            for circle in Circle::WIDENING {
-                match self.place_among(core, &search, circle, class) {
+            for set in CandidateSet::WIDENING {
+                match self.place_among(core, &search, set, class) {
                     Ok(chosen) => return Ok(chosen),
                     Err(refused) => refusal = refused,
                 }
@@ -156,17 +156,17 @@ impl Sample<'_> {
         &self,
         core: &Core,
         search: &Search<'_>,
-        circle: Circle,
+        set: CandidateSet,
         class: Option<&NumericsClass>,
     ) -> Result<Chosen, Refusal> {
         let Search { demand, found, avoided, now } = search;
         let fits = |worker: &WorkerHandle| {
             let on_probation = worker.probation.lasts(*now);
-            avoided.admits(worker.party(), worker.record.role, on_probation, circle)
+            avoided.admits(worker.party(), worker.record.role, on_probation, set)
                 && class.is_none_or(|class| worker.record.class == *class)
         };
         let mut candidates = core.workers.candidates(&self.job.model.key, fits, *now);
-        candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
+        candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, set));
         core.prefixes.fill(&self.job.hashes, found, &mut candidates.view, *now);
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)

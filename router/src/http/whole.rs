@@ -2,7 +2,7 @@
 
 use super::headers;
 use crate::flow::Generation;
-use crate::openai::{AnswerHead, written};
+use crate::openai::{AnswerHead, serialize};
 use crate::output::{Gathered, cache_hit_percent, no_room};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -44,10 +44,10 @@ pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hol
 fn write(head: &AnswerHead, whole: Gathered) -> Result<Bytes, RequestError> {
     let Gathered { samples, total, mut hold, written } = whole;
     let answer = head.whole(&samples, &total);
-    let length = written::length(&answer);
+    let length = serialize::length(&answer);
     debug_assert!(length <= written, "{length} bytes where {written} were counted");
     hold.grow(length.saturating_sub(written)).map_err(no_room)?;
-    let json = written::write(&answer, length)?;
+    let json = serialize::write(&answer, length)?;
     drop(answer);
     drop(samples);
     hold.set(json.capacity() as u64).map_err(no_room)?;

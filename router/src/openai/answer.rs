@@ -2,8 +2,8 @@
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
+use super::serialize::length;
 use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
-use super::written::length;
 use crate::output::{Delta, Finished, Total};
 use baton_types::TokenId;
 use serde::Serialize;

@@ -10,9 +10,9 @@ pub(crate) mod completions;
 pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod logprobs;
+pub(crate) mod serialize;
 mod shapes;
 pub(crate) mod stream;
-pub(crate) mod written;
 
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,8 @@
 //! text are replaced.
 
 use super::answer::{AnswerHead, Endpoint};
+use super::serialize::not_written;
 use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
-use super::written::not_written;
 use crate::output::{Delta, Finished};
 use baton_types::RequestError;
 use serde::Serialize;

@@ -397,8 +397,8 @@ fn whole_answers_have_their_shape() {
         let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
         let total = total();
         let whole = head.whole(&all, &total);
-        let length = super::written::length(&whole);
-        let json = String::from_utf8(super::written::write(&whole, length).unwrap()).unwrap();
+        let length = super::serialize::length(&whole);
+        let json = String::from_utf8(super::serialize::write(&whole, length).unwrap()).unwrap();
         assert_eq!(read(&json), read(&expected), "{json}");
         let counted = head.bytes_before() + u64::from(samples) * head.bytes_of(&generated());
         assert!(length <= counted, "{length} of {counted}");

@@ -1,20 +1,20 @@
 //! What a request yields on every front: deltas and an end of each sample, or an error.
 
+mod budget;
+mod complete;
 mod events;
-mod gathered;
-mod opening;
-mod room;
+mod first_tokens;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use budget::no_room;
+pub(crate) use complete::Gathered;
 pub use events::Events;
-pub(crate) use gathered::Gathered;
-pub(crate) use opening::{EVENT_BYTES, Opened, Opening};
-pub(crate) use room::no_room;
+pub(crate) use first_tokens::{EVENT_BYTES, Opened, Opening};
 
 use crate::prices::Cost;
 use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
-use room::{ALLOCATION_BYTES, DOUBLES};
+use budget::{ALLOCATION_BYTES, DOUBLES};
 
 /// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,5 +1,5 @@
+use super::budget::RETRY_AFTER;
 use super::events::lost;
-use super::room::RETRY_AFTER;
 use super::*;
 use baton_node::intake::Hold;
 use baton_node::intake::{Client, Intake};

@@ -3,7 +3,7 @@
 use super::cost::{Costs, has_room_now, token_s, work_tokens};
 use super::pairs::{Found, decoders, pairs};
 use super::{
-    Decision, Demand, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, blind, by_cost,
+    Decision, Demand, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, by_cost, without_cache,
 };
 use crate::request::PrefillPolicy;
 use baton_types::Role;
@@ -56,8 +56,8 @@ pub(crate) fn place(
     let choice = match (thresholds.policy, found) {
         (PlacementPolicy::Cost, Some(pairs)) => by_cost::choose(&costs, &decoders, &pairs, reason, draw),
         (PlacementPolicy::Cost, None) => by_cost::local(&costs, &decoders, reason, draw),
-        (_, Some(pairs)) => blind::choose(&costs, &pairs, reason, draw),
-        (_, None) => blind::local(&costs, &decoders, reason, draw),
+        (_, Some(pairs)) => without_cache::choose(&costs, &pairs, reason, draw),
+        (_, None) => without_cache::local(&costs, &decoders, reason, draw),
     };
     let predicted = predicted(workers, &choice);
     in_time(&costs, &choice, predicted)?;

@@ -12,7 +12,6 @@
 //! multiplied by the factor by which past answers with as many sequences ahead took longer than predicted, and by 4/3
 //! if any sequence is ahead. Only workers whose fingerprints match are paired.
 
-mod blind;
 mod by_cost;
 mod choose;
 mod cost;
@@ -25,6 +24,7 @@ mod policy;
 mod skew;
 mod slowness;
 mod view;
+mod without_cache;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ pub(crate) struct Avoided {
 
 /// Retry scopes, each wider than the one before: the next is tried if no worker of the narrower ones fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Circle {
+pub(crate) enum CandidateSet {
     /// Workers without a recent failure.
     Trusted,
     /// Workers that have not failed this request.
@@ -27,7 +27,7 @@ pub(crate) enum Circle {
     All,
 }
 
-impl Circle {
+impl CandidateSet {
     /// In the order in which they are tried.
     pub(crate) const WIDENING: [Self; 5] =
         [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::OtherPairs, Self::All];
@@ -48,16 +48,16 @@ impl Avoided {
     }
 
     /// Whether a worker is in the scope. `on_probation`: it recently failed other requests.
-    pub(crate) fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
+    pub(crate) fn admits(&self, party: &Party, role: Role, on_probation: bool, set: CandidateSet) -> bool {
         let is_avoided = || self.workers.iter().any(|(p, _)| p == party);
         if self.excludes(party) {
             return false;
         }
-        match circle {
-            Circle::Trusted => !is_avoided() && !on_probation,
-            Circle::Untried => !is_avoided(),
-            Circle::DecodersAgain => role == Role::Decode || !is_avoided(),
-            Circle::OtherPairs | Circle::All => true,
+        match set {
+            CandidateSet::Trusted => !is_avoided() && !on_probation,
+            CandidateSet::Untried => !is_avoided(),
+            CandidateSet::DecodersAgain => role == Role::Decode || !is_avoided(),
+            CandidateSet::OtherPairs | CandidateSet::All => true,
         }
     }
 
@@ -77,8 +77,8 @@ impl Avoided {
     }
 
     /// Decode workers that a prefill worker must not be paired with in the scope.
-    pub(crate) fn not_with(&self, prefill: &Party, circle: Circle) -> Vec<Party> {
-        let failed = self.pairs.iter().filter(|(p, _)| p == prefill && circle != Circle::All);
+    pub(crate) fn not_with(&self, prefill: &Party, set: CandidateSet) -> Vec<Party> {
+        let failed = self.pairs.iter().filter(|(p, _)| p == prefill && set != CandidateSet::All);
         failed.map(|(_, decode)| decode.clone()).collect()
     }
 }

@@ -11,7 +11,7 @@ mod probation;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use avoided::{Avoided, Circle};
+pub(crate) use avoided::{Avoided, CandidateSet};
 pub(crate) use bucket::RetryBucket;
 pub(crate) use pair::{FromDecode, FromPrefill, Next, Pair, PrefillFault};
 pub(crate) use probation::{Probation, ProbationLimits};

@@ -106,7 +106,7 @@ impl<T, E> Pair<T, E> {
 
     /// When to call [`Pair::overdue`].
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
-        if seeded!(EndlessDoubt) {
+        if seeded!(NoStreamDeadline) {
             return None;
         }
         // If the handoff was abandoned although the first token is not the last, no better event can arrive.

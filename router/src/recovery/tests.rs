@@ -158,17 +158,17 @@ fn who_was_full_is_asked_again_once_the_answer_has_begun() {
     };
     // Retry scopes that include it, and whether it may be what is missing.
     let asked = |avoided: &Avoided| {
-        let circles = Circle::WIDENING.into_iter().filter(|circle| avoided.admits(full, Role::Decode, false, *circle));
-        (circles.collect::<Vec<_>>(), avoided.excludes_missing(Some(Role::Decode), [&record]))
+        let sets = CandidateSet::WIDENING.into_iter().filter(|set| avoided.admits(full, Role::Decode, false, *set));
+        (sets.collect::<Vec<_>>(), avoided.excludes_missing(Some(Role::Decode), [&record]))
     };
     let mut avoided = Avoided::default();
-    assert_eq!(asked(&avoided), (Circle::WIDENING.to_vec(), false));
+    assert_eq!(asked(&avoided), (CandidateSet::WIDENING.to_vec(), false));
     failed(&mut avoided, full, failure(Claim, Overloaded, false));
     failed(&mut avoided, &other, failure(Claim, Unavailable, false));
     assert_eq!(asked(&avoided), (vec![], true));
     assert!(!avoided.excludes_missing(Some(Role::Prefill), [&record]) && !avoided.excludes_missing(None, [&record]));
     failed(&mut avoided, &other, failure(Decode, Unavailable, true));
-    let again = vec![Circle::DecodersAgain, Circle::OtherPairs, Circle::All];
+    let again = vec![CandidateSet::DecodersAgain, CandidateSet::OtherPairs, CandidateSet::All];
     assert_eq!(asked(&avoided), (again.clone(), false));
     failed(&mut avoided, full, failure(Claim, Overloaded, true));
     assert_eq!(asked(&avoided), (again, false));

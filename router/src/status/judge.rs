@@ -80,7 +80,7 @@ pub(crate) enum Kind {
     /// A worker cannot serve.
     Failing,
     /// An engine's loop makes no progress.
-    Still,
+    Stalled,
     /// A pool has no room, and a sequence needs some.
     PoolFull,
     /// A worker's queue is full.
@@ -100,7 +100,7 @@ impl Kind {
         Self::Gone,
         Self::Silent,
         Self::Failing,
-        Self::Still,
+        Self::Stalled,
         Self::PoolFull,
         Self::QueueFull,
         Self::Unpaired,
@@ -117,7 +117,7 @@ impl Kind {
             Self::Gone => "gone",
             Self::Silent => "silent",
             Self::Failing => "failing",
-            Self::Still => "still",
+            Self::Stalled => "stalled",
             Self::PoolFull => "pool_full",
             Self::QueueFull => "queue_full",
             Self::Unpaired => "unpaired",
@@ -199,7 +199,7 @@ impl WorkerSnapshot {
         let stands = still.map(|still| format!("engine loop has not moved for {}", duration_text(still)));
         match (report.report.healthy, stands) {
             (true, None) => {}
-            (true, Some(stands)) => found.push((Kind::Still, stands)),
+            (true, Some(stands)) => found.push((Kind::Stalled, stands)),
             (false, Some(stands)) => found.push((Kind::Failing, format!("{stands}; it is given no work"))),
             (false, None) => found.push((Kind::Failing, "its engine or its data plane failed: restart it".into())),
         }

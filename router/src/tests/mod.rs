@@ -4,6 +4,7 @@
 mod admin;
 mod answers;
 mod auth;
+mod budget;
 mod cache;
 mod cached;
 mod classes;
@@ -18,7 +19,6 @@ mod port;
 mod recovery;
 mod remote;
 mod retries;
-mod room;
 mod samples;
 mod status;
 mod traces;

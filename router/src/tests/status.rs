@@ -106,7 +106,7 @@ async fn workers_that_go_stand_still_or_are_full_are_told_in_plain_words() {
         load.blocks = Some(v1::BlockCounts { total: 512, free: 1, referenced: 511, ..Default::default() });
     });
     case.until(&["p still: engine loop", "d pool_full: pool full, 12 wait"]).await;
-    assert_eq!((case.problems("still").await, case.problems("pool_full").await), (1.0, 1.0));
+    assert_eq!((case.problems("stalled").await, case.problems("pool_full").await), (1.0, 1.0));
     let gone = e.record.party.clone();
     drop(e);
     let status = case.until(&["e gone: gone ", "p still: ", "d pool_full: "]).await;

@@ -37,7 +37,7 @@ impl TailMetrics {
         registry.register("router_traces_kept_errors", help, metrics.kept_errors.clone());
         let help = "Traces exported for their slow request, which the sampling had left out";
         registry.register("router_traces_kept_slow", help, metrics.kept_slow.clone());
-        let help = "Words to workers to export a trace that did not arrive: their spans of it are missing";
+        let help = "Requests to workers to export a trace that did not arrive: their spans of it are missing";
         registry.register("router_trace_verdicts_lost", help, metrics.lost.clone());
         metrics
     }

@@ -128,7 +128,7 @@ impl Fleet {
             workers: workers(Role::Prefill, self.prefill).chain(workers(Role::Decode, self.decode)).collect(),
             lane: Lane::QueuePair,
             // With and without one-sided reads, the bytes use the owner's wire.
-            gets_by_itself: false,
+            one_sided_gets: false,
             is_embedded: false,
             delays: Delays::Steady { message, bytes_per_s: self.wire_bytes_per_s() },
             half_trip: Some(micros(self.rates.router.round_trip_s / 2.0)),
@@ -157,8 +157,8 @@ impl Fleet {
         };
         let patience_ms = PATIENCE.as_millis() as u64;
         let transfer = TransferLimits {
-            begun_max: QUEUE_MAX,
-            offered_max: QUEUE_MAX,
+            started_handoffs_max: QUEUE_MAX,
+            accepted_handoffs_max: QUEUE_MAX,
             peers_max: QUEUE_MAX,
             accepted_max: QUEUE_MAX,
             handoff_ms: patience_ms,

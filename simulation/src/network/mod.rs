@@ -143,16 +143,16 @@ pub enum Delays {
 pub struct Network {
     executor: Executor,
     lane: Lane,
-    gets_by_itself: bool,
+    one_sided_gets: bool,
     delays: Delays,
     breach: Arc<Breach>,
     state: Arc<Mutex<Traffic>>,
 }
 
 impl Network {
-    /// A network without anybody on it. Peers read each other's regions by themselves where `gets_by_itself`, which [`Lane::Window`] never
+    /// A network without anybody on it. Peers read each other's regions by themselves where `one_sided_gets`, which [`Lane::Window`] never
     /// does.
-    pub fn new(executor: Executor, lane: Lane, gets_by_itself: bool, delays: Delays, breach: Breach) -> Self {
+    pub fn new(executor: Executor, lane: Lane, one_sided_gets: bool, delays: Delays, breach: Breach) -> Self {
         let state = Traffic {
             endpoints: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -163,8 +163,8 @@ impl Network {
             parted: Vec::new(),
             sent_at: BTreeMap::new(),
         };
-        let gets_by_itself = gets_by_itself && lane != Lane::Window;
-        Self { executor, lane, gets_by_itself, delays, breach: Arc::new(breach), state: Arc::new(Mutex::new(state)) }
+        let one_sided_gets = one_sided_gets && lane != Lane::Window;
+        Self { executor, lane, one_sided_gets, delays, breach: Arc::new(breach), state: Arc::new(Mutex::new(state)) }
     }
 
     /// The transport of `process`, which listens at `address`. `wake` is told when something moved.

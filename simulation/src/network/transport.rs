@@ -148,8 +148,8 @@ impl Transport for SimulatedTransport {
         }
     }
 
-    fn gets_by_itself(&self, _conn: ConnId) -> bool {
-        self.network.gets_by_itself
+    fn one_sided_gets(&self, _conn: ConnId) -> bool {
+        self.network.one_sided_gets
     }
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {

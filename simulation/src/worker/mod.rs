@@ -241,7 +241,7 @@ impl SimulatedWorker {
         self.parts.check_party(meant)?;
         if meant != self.party() {
             let what = format!("a call for {meant} is served by {}", self.party());
-            self.breaches.add(Invariant::NoOtherStart, what);
+            self.breaches.add(Invariant::RightIncarnation, what);
         }
         let since = self.parts.runtime.now();
         let parent = Parent::of(&Default::default(), &self.parts.tracer);

@@ -41,7 +41,7 @@ impl Watched {
             self.claims.0.lock().get(&handoff.request_id).filter(|claimed| claimed.as_ref() != source)
         {
             let what = format!("{} comes from {}, claimed is {claimed:?}", handoff.request_id, handoff.source);
-            self.breaches.add(Invariant::NoOtherStart, what);
+            self.breaches.add(Invariant::RightIncarnation, what);
         }
         let tokens = &handoff.tokens[..handoff.kv_tokens as usize];
         let wrong = |memory: &Memory| memory.wrong(&handoff.hold.blocks().0[0], tokens);

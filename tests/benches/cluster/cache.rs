@@ -145,7 +145,7 @@ async fn conversations(cluster: &Cluster, random: &mut StdRng, summary: &mut Sum
     let of = format!("caching off, {without:.1} ms");
     let figure = Figure::ratio(with, "ms", with / without, of);
     summary.add("cache_later_turns_first_token", figure, Target::AtMost(0.25));
-    summary.add("cache_told_of_tokens", Figure::plain(told as f64, "tokens, as counted"), None);
+    summary.add("cache_reported_tokens", Figure::plain(told as f64, "tokens, as counted"), None);
     Ok(())
 }
 

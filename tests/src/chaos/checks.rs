@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(check(&judge, short, false).await, (true, 2), "it is not well at all");
         assert_eq!(check_from(&judge, short, true, Duration::ZERO).await, (true, 2), "its time begins later");
         assert_eq!(check_from(&judge, short, false, Duration::ZERO).await, (true, 3));
-        judge.strikes("d-0 killed".into(), vec![Node::Decode(0)]);
+        judge.begin_fault("d-0 killed".into(), vec![Node::Decode(0)]);
         assert_eq!(check(&judge, short, false).await, (false, 3));
     }
 }

@@ -34,7 +34,7 @@ const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 
 /// How an answer is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
+enum Reading {
     Prompt,
     Slow,
     /// The client disconnects after this many tokens.
@@ -51,7 +51,7 @@ pub(super) struct Ask {
     policy: PrefillPolicy,
     priority: i32,
     deadline: Option<Duration>,
-    manner: Manner,
+    reading: Reading,
 }
 
 impl Ask {
@@ -60,10 +60,10 @@ impl Ask {
         // Multiplying by the golden ratio spreads neighbouring numbers.
         let mut random = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let case = random.random_range(0..known.len());
-        let manner = match random.random_range(0..10) {
-            0 => Manner::Leaves(random.random_range(0..known[case].answer.iter().map(Vec::len).sum())),
-            1 => Manner::Slow,
-            _ => Manner::Prompt,
+        let reading = match random.random_range(0..10) {
+            0 => Reading::Leaves(random.random_range(0..known[case].answer.iter().map(Vec::len).sum())),
+            1 => Reading::Slow,
+            _ => Reading::Prompt,
         };
         let policy = match random.random_range(0..8) {
             0..4 => PrefillPolicy::Remote,
@@ -77,7 +77,7 @@ impl Ask {
             policy,
             priority: [-10, 0, 0, 0, 10][random.random_range(0..5)],
             deadline: random.random_bool(0.5).then_some(DEADLINE),
-            manner,
+            reading,
         }
     }
 }
@@ -122,7 +122,7 @@ impl Shared {
 
     /// The request's name in reports.
     fn name(&self, ask: &Ask) -> String {
-        format!("{} ({:?}, {:?}, {:?})", ask.name, self.known[ask.case].case, ask.policy, ask.manner)
+        format!("{} ({:?}, {:?}, {:?})", ask.name, self.known[ask.case].case, ask.policy, ask.reading)
     }
 
     /// Behaves like a client behind a load balancer: tries another router if one disconnects or cannot serve now, and waits if it is
@@ -167,7 +167,7 @@ impl Shared {
             call.set_timeout(deadline.saturating_sub(sent.elapsed()));
         }
         let reads = self.reads(number, ask, router, call);
-        if ask.manner == Manner::Leaves(0) {
+        if ask.reading == Reading::Leaves(0) {
             // Cancels at some moment before the first token, unless the request ends earlier.
             let early = Duration::from_millis(number % 400);
             return timeout(early, reads).await.unwrap_or(Tried::Ended(End::Cancelled));
@@ -204,9 +204,9 @@ impl Shared {
                 }
                 Err(status) => return tried(&status, answer.count()),
             }
-            match ask.manner {
-                Manner::Leaves(after) if answer.count() >= after => return Tried::Ended(End::Cancelled),
-                Manner::Slow if messages <= SLOW.1 => sleep(SLOW.0).await,
+            match ask.reading {
+                Reading::Leaves(after) if answer.count() >= after => return Tried::Ended(End::Cancelled),
+                Reading::Slow if messages <= SLOW.1 => sleep(SLOW.0).await,
                 _ => {}
             }
         }

@@ -1,8 +1,8 @@
 //! Injects faults and repairs them.
 
 use super::matrix::{Component, Fault};
-use super::network::{Ill, Net, Network, Way};
-use super::relay::Manner;
+use super::network::{LinkFault, Net, Network, Way};
+use super::relay::Impairment;
 use super::stage::{Node, Stage};
 use anyhow::{Context, ensure};
 use baton_node::testing::etcd::fill;
@@ -35,11 +35,11 @@ const SPACE_MAX: Duration = Duration::from_secs(20);
 /// Rate of a narrowed link.
 const NARROW: &str = "8mbit";
 /// A delayed link, each way.
-const DELAYED: Manner = Manner { delay: Duration::from_millis(150), loss: 0.0, damage: 0.0 };
+const DELAYED: Impairment = Impairment { delay: Duration::from_millis(150), loss: 0.0, damage: 0.0 };
 /// A lossy link, each way.
-const LOSSY: Manner = Manner { delay: Duration::ZERO, loss: 0.03, damage: 0.0 };
+const LOSSY: Impairment = Impairment { delay: Duration::ZERO, loss: 0.03, damage: 0.0 };
 /// A damaging link, each way: affects every long handoff and some short ones.
-const DAMAGED: Manner = Manner { delay: Duration::ZERO, loss: 0.0, damage: 0.005 };
+const DAMAGED: Impairment = Impairment { delay: Duration::ZERO, loss: 0.0, damage: 0.005 };
 
 /// The part that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ pub fn duration(fault: Fault, random: &mut StdRng) -> Duration {
 }
 
 /// Injects the fault into `target`.
-pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
+pub async fn inject(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
     match target {
         Target::Node(node) => stage.service(node).lock().await.signal(signal(fault)),
         Target::Etcd(number) => {
@@ -163,7 +163,7 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             Ok(())
         }
         Target::Links(..) | Target::OneWay(..) | Target::RouterRegistry(_) => {
-            target.each_link(stage, |network, net, host| network.harm(net, host, ill(target, fault)))
+            target.each_link(stage, |network, net, host| network.impair(net, host, link_fault(target, fault)))
         }
     }
 }
@@ -190,7 +190,7 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
         }
         Target::AllEtcd => timeout(SPACE_MAX, stage.etcd.lock().await.make_space()).await??,
         Target::Links(..) | Target::OneWay(..) | Target::RouterRegistry(_) => {
-            target.each_link(stage, |network, net, host| network.heal(net, host, ill(target, fault)))?;
+            target.each_link(stage, |network, net, host| network.heal(net, host, link_fault(target, fault)))?;
         }
     }
     Ok(Instant::now())
@@ -225,13 +225,13 @@ fn signal(fault: Fault) -> &'static str {
     }
 }
 
-fn ill(target: Target, fault: Fault) -> Ill {
+fn link_fault(target: Target, fault: Fault) -> LinkFault {
     match fault {
-        Fault::OneWay => Ill::OneWay(if let Target::OneWay(_, _, way) = target { way } else { Way::To }),
-        Fault::Damaged => Ill::Relayed(DAMAGED),
-        Fault::Narrowed => Ill::Narrowed(NARROW),
-        Fault::Delayed => Ill::Relayed(DELAYED),
-        Fault::Lossy => Ill::Relayed(LOSSY),
-        _ => Ill::Cut,
+        Fault::OneWay => LinkFault::OneWay(if let Target::OneWay(_, _, way) = target { way } else { Way::To }),
+        Fault::Damaged => LinkFault::Relayed(DAMAGED),
+        Fault::Narrowed => LinkFault::Narrowed(NARROW),
+        Fault::Delayed => LinkFault::Relayed(DELAYED),
+        Fault::Lossy => LinkFault::Relayed(LOSSY),
+        _ => LinkFault::Cut,
     }
 }

@@ -71,7 +71,7 @@ impl Hostile {
         let network = stage.shared_network();
         let task = |number: u64| {
             let random = StdRng::seed_from_u64(seed ^ (number << 32));
-            tokio::spawn(harm(ports.clone(), heard.clone(), network.clone(), said.clone(), random))
+            tokio::spawn(attack(ports.clone(), heard.clone(), network.clone(), said.clone(), random))
         };
         let tasks = (0..AT_ONCE).map(task).collect();
         let hostile = Self { said, ports, tasks };
@@ -107,7 +107,7 @@ impl Drop for Hostile {
     }
 }
 
-async fn harm(
+async fn attack(
     ports: Arc<Mutex<Vec<SocketAddr>>>,
     heard: Arc<[u8]>,
     network: Option<Arc<Network>>,

@@ -147,7 +147,7 @@ impl Judge {
     }
 
     /// A fault is about to be injected into these nodes.
-    pub fn strikes(&self, what: String, nodes: Vec<Node>) -> Acting {
+    pub fn begin_fault(&self, what: String, nodes: Vec<Node>) -> Acting {
         let mut touches = self.touches.lock();
         touches.push(Touch { what, nodes, from: Instant::now(), to: None });
         Acting(touches.len() - 1)
@@ -296,10 +296,10 @@ mod tests {
     fn a_failure_is_a_breach_where_a_path_was_alive() {
         let judge = Judge::new(Instant::now() - Duration::from_secs(10));
         let sent = Instant::now();
-        let first = judge.strikes("d-0 killed".into(), vec![Node::Decode(0), Node::Prefill(0)]);
+        let first = judge.begin_fault("d-0 killed".into(), vec![Node::Decode(0), Node::Prefill(0)]);
         ended(&judge, true, sent);
         assert_eq!((judge.tally().failed_live, judge.breaches().len()), (1, 1), "the other pair was alive");
-        let second = judge.strikes("p-1 killed".into(), vec![Node::Prefill(1)]);
+        let second = judge.begin_fault("p-1 killed".into(), vec![Node::Prefill(1)]);
         ended(&judge, true, sent);
         ended(&judge, false, sent);
         assert_eq!((judge.tally().failed_live, judge.tally().failed_dark), (2, 1), "local prefill was alive");
@@ -322,12 +322,12 @@ mod tests {
             (judge.tally().unexcused, judge.breaches().len())
         };
         assert_eq!(away(0, false), (1, 1), "nothing is broken");
-        let router = judge.strikes("r-0 killed".into(), vec![Node::Router(0)]);
+        let router = judge.begin_fault("r-0 killed".into(), vec![Node::Router(0)]);
         assert_eq!(away(0, false), (1, 1), "it was touched");
         assert_eq!(away(1, false), (2, 2), "the other one was not");
         judge.settled(&router);
         std::thread::sleep(Duration::from_millis(2));
-        let all = judge.strikes("both".into(), vec![Node::Prefill(0), Node::Prefill(1)]);
+        let all = judge.begin_fault("both".into(), vec![Node::Prefill(0), Node::Prefill(1)]);
         assert_eq!(away(0, true), (2, 2), "it insists on a prefill worker");
         assert_eq!(away(0, false), (3, 3), "decode workers were alive");
         judge.settled(&all);

@@ -2,7 +2,7 @@
 //! workers coincide with faults of the parts around them.
 
 use super::checks::{self, Settled};
-use super::faults::{PATIENCE, Target, duration, repair, restarts, strike};
+use super::faults::{PATIENCE, Target, duration, inject, repair, restarts};
 use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
@@ -148,9 +148,9 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     let (target, met) = find(scene, cell, random).await;
     let Cell(component, fault, _) = cell;
     let at_s = judge.at_s();
-    let acting = judge.strikes(format!("{target} {fault}"), target.nodes());
+    let acting = judge.begin_fault(format!("{target} {fault}"), target.nodes());
     let lasts = duration(fault, random);
-    strike(stage, target, fault).await?;
+    inject(stage, target, fault).await?;
     let struck = Instant::now();
     count(record, component, fault, &met);
     record.lock().longest += u64::from(lasts > PATIENCE);

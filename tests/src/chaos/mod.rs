@@ -2,7 +2,7 @@
 //! kind send requests whose answers are known.
 //!
 //! ```text
-//! lanes ── emptiest cell ──> sight: is a request in that phase there? ──> faults: strike, wait, repair ──> checks
+//! lanes ── emptiest cell ──> sight: is a request in that phase there? ──> faults: inject, wait, repair ──> checks
 //!   │                                                                                                        │
 //!   └──────────── load: clients, every token compared ─────────────> judge <─────────────────────────────────┘
 //! ```

@@ -8,7 +8,7 @@
 //!
 //! Everything is inside namespaces that `unshare` created for the run, and disappears with its last process.
 
-use super::relay::{Manner, Relay};
+use super::relay::{Impairment, Relay};
 use anyhow::{Context, ensure};
 use rand::rngs::StdRng;
 use std::process::{Command, Stdio};
@@ -50,7 +50,7 @@ impl Net {
 
 /// The fault of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ill {
+pub enum LinkFault {
     /// All packets are dropped silently.
     Cut,
     /// A rate in the syntax of `tc`.
@@ -58,7 +58,7 @@ pub enum Ill {
     /// Packets to the host, or those from it, are dropped.
     OneWay(Way),
     /// Packets pass through the relay.
-    Relayed(Manner),
+    Relayed(Impairment),
 }
 
 /// Direction, as seen from a host.
@@ -117,13 +117,13 @@ impl Network {
     }
 
     /// Injects a fault into the link of host `number`, called `host`.
-    pub fn harm(&self, net: Net, (number, host): (usize, &str), ill: Ill) -> anyhow::Result<()> {
-        match ill {
-            Ill::Cut => ip(&format!("link set {} down", hub_end(net, number))),
-            Ill::Narrowed(rate) => narrow(net, number, host, rate),
-            Ill::OneWay(way) => ip(&format!("rule add {}", one_way(net, number, way))),
-            Ill::Relayed(manner) => {
-                self.relay.set(net as u8, manner);
+    pub fn impair(&self, net: Net, (number, host): (usize, &str), link_fault: LinkFault) -> anyhow::Result<()> {
+        match link_fault {
+            LinkFault::Cut => ip(&format!("link set {} down", hub_end(net, number))),
+            LinkFault::Narrowed(rate) => narrow(net, number, host, rate),
+            LinkFault::OneWay(way) => ip(&format!("rule add {}", one_way(net, number, way))),
+            LinkFault::Relayed(impairment) => {
+                self.relay.set(net as u8, impairment);
                 relayed(net, number).iter().try_for_each(|rule| ip(&format!("rule add {rule}")))
             }
         }
@@ -134,17 +134,19 @@ impl Network {
         self.relay.overheard(random)
     }
 
-    /// Undoes [`Network::harm`].
-    pub fn heal(&self, net: Net, (number, host): (usize, &str), ill: Ill) -> anyhow::Result<()> {
-        match (ill, net.rate()) {
-            (Ill::Cut, _) => ip(&format!("link set {} up", hub_end(net, number))),
-            (Ill::Narrowed(_), Some(rate)) => narrow(net, number, host, rate),
-            (Ill::Narrowed(_), None) => {
+    /// Undoes [`Network::impair`].
+    pub fn heal(&self, net: Net, (number, host): (usize, &str), link_fault: LinkFault) -> anyhow::Result<()> {
+        match (link_fault, net.rate()) {
+            (LinkFault::Cut, _) => ip(&format!("link set {} up", hub_end(net, number))),
+            (LinkFault::Narrowed(_), Some(rate)) => narrow(net, number, host, rate),
+            (LinkFault::Narrowed(_), None) => {
                 run("tc", &["qdisc", "del", "dev", &hub_end(net, number), "root"])?;
                 run("tc", &["-n", host, "qdisc", "del", "dev", net.device(), "root"])
             }
-            (Ill::OneWay(way), _) => ip(&format!("rule del {}", one_way(net, number, way))),
-            (Ill::Relayed(_), _) => relayed(net, number).iter().try_for_each(|rule| ip(&format!("rule del {rule}"))),
+            (LinkFault::OneWay(way), _) => ip(&format!("rule del {}", one_way(net, number, way))),
+            (LinkFault::Relayed(_), _) => {
+                relayed(net, number).iter().try_for_each(|rule| ip(&format!("rule del {rule}")))
+            }
         }
     }
 }

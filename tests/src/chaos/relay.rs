@@ -24,7 +24,7 @@ const NET_BYTE: usize = 17;
 
 /// How packets are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Manner {
+pub struct Impairment {
     /// Delay of a packet.
     pub delay: Duration,
     /// Share of packets that are lost.
@@ -36,7 +36,7 @@ pub struct Manner {
 
 /// The running relay. Ends when dropped.
 pub struct Relay {
-    manners: Arc<Mutex<BTreeMap<u8, Manner>>>,
+    impairments: Arc<Mutex<BTreeMap<u8, Impairment>>>,
     /// Most recent TCP payloads.
     passed: Arc<Mutex<VecDeque<Vec<u8>>>>,
     task: JoinHandle<()>,
@@ -46,11 +46,11 @@ impl Relay {
     /// Creates the device and reads packets from it.
     pub async fn start(device: &str, seed: u64) -> anyhow::Result<Self> {
         let tun = Tun::builder().name(device).mtu(MTU as i32).up().build()?.remove(0);
-        let manners = Arc::<Mutex<BTreeMap<u8, Manner>>>::default();
+        let impairments = Arc::<Mutex<BTreeMap<u8, Impairment>>>::default();
         let passed = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
         let random = StdRng::seed_from_u64(seed);
-        let task = tokio::spawn(carry(tun, manners.clone(), passed.clone(), random));
-        Ok(Self { manners, passed, task })
+        let task = tokio::spawn(carry(tun, impairments.clone(), passed.clone(), random));
+        Ok(Self { impairments, passed, task })
     }
 
     /// One of the most recent TCP payloads, if there are any.
@@ -59,8 +59,8 @@ impl Relay {
     }
 
     /// Sets how packets of this network are treated from now on.
-    pub fn set(&self, net: u8, manner: Manner) {
-        self.manners.lock().insert(net, manner);
+    pub fn set(&self, net: u8, impairment: Impairment) {
+        self.impairments.lock().insert(net, impairment);
     }
 }
 
@@ -75,7 +75,7 @@ type Held = BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>;
 
 async fn carry(
     tun: Tun,
-    manners: Arc<Mutex<BTreeMap<u8, Manner>>>,
+    impairments: Arc<Mutex<BTreeMap<u8, Impairment>>>,
     passed: Arc<Mutex<VecDeque<Vec<u8>>>>,
     mut random: StdRng,
 ) {
@@ -93,8 +93,8 @@ async fn carry(
             received = tun.recv(&mut buffer) => {
                 let Ok(length) = received else { return };
                 let net = buffer[..length].get(NET_BYTE).copied().unwrap_or_default();
-                let manner = manners.lock().get(&net).copied().unwrap_or_default();
-                if held.len() < HELD_MAX && !random.random_bool(manner.loss) {
+                let impairment = impairments.lock().get(&net).copied().unwrap_or_default();
+                if held.len() < HELD_MAX && !random.random_bool(impairment.loss) {
                     number += 1;
                     let mut packet = buffer[..length].to_vec();
                     if let Some(payload) = payload(&packet).filter(|payload| !payload.is_empty()) {
@@ -103,10 +103,10 @@ async fn carry(
                         let over = passed.len().saturating_sub(PASSED_MAX);
                         passed.drain(..over);
                     }
-                    if random.random_bool(manner.damage) {
+                    if random.random_bool(impairment.damage) {
                         damage(&mut packet, &mut random);
                     }
-                    held.push(Reverse((Instant::now() + manner.delay, number, packet)));
+                    held.push(Reverse((Instant::now() + impairment.delay, number, packet)));
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! Scenarios as text, under virtual time.
 
+mod fair_share;
 mod memory;
+mod prefix_sharing;
 mod random;
-mod shares;
-mod sharing;
 
 use super::*;
 use baton_kv_cache::BlockCounts;

@@ -1,6 +1,6 @@
 //! Tests of the driver over a transport that only records calls.
 
-use super::exposure::Exposure;
+use super::quarantine_bound::QuarantineLoad;
 use super::*;
 use crate::calls::Inline;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
@@ -64,7 +64,7 @@ impl Transport for Noting {
     fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
         false
     }
-    fn gets_by_itself(&self, _: ConnId) -> bool {
+    fn one_sided_gets(&self, _: ConnId) -> bool {
         true
     }
     fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {
@@ -212,7 +212,8 @@ impl Driver {
     }
 
     fn exposed(&self) -> (usize, usize) {
-        let Exposure { quarantined, unfenced } = self.exposure(&party("peer").instance, HandoffKey(u64::MAX));
+        let QuarantineLoad { quarantined, unfenced } =
+            self.quarantine_load(&party("peer").instance, HandoffKey(u64::MAX));
         (quarantined, unfenced)
     }
 

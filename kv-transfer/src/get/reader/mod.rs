@@ -173,7 +173,7 @@ impl Reader {
                 match fits.and_then(|terms| check_blocks(&terms.map, &blocks.0, self.moved)) {
                     Ok(()) => {
                         (self.remote, self.held) = (Arc::new(blocks), Some(ticket));
-                        effects.push(Effect::Heed(ticket));
+                        effects.push(Effect::Await(ticket));
                         return None;
                     }
                     Err(detail) => {
@@ -195,7 +195,7 @@ impl Reader {
         if self.held.is_none() || link.holds(HoldPoint::Gets, &self.request_id) {
             return;
         }
-        if !link.gets_by_itself {
+        if !link.one_sided_gets {
             effects.push(Effect::Admit { blocks: self.blocks.total() });
         } else if let Some(ticket) = self.held.take() {
             self.feed(ReaderInput::Granted { ticket, by_itself: true }, link, now, effects);

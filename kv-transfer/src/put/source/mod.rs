@@ -217,7 +217,7 @@ impl Source {
                     }
                     self.moves = link.outward(&self.blocks, &Arc::new(blocks));
                     self.timings.granted_at = Some(now);
-                    effects.push(Effect::Heed(ticket));
+                    effects.push(Effect::Await(ticket));
                     self.held = Some(HeldStep::Granted { ticket, from });
                     return self.go_on(link, now, effects);
                 }

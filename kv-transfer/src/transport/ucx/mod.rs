@@ -10,9 +10,9 @@
 //! its sockets are closed with the bytes they hold, and its queue pairs are gone. On other lanes, blocks of a lost peer stay quarantined.
 
 mod closing;
+mod connect;
 mod connection;
 mod lanes;
-mod opening;
 mod sleeper;
 mod starting;
 mod writing;
@@ -188,7 +188,7 @@ impl Transport for Ucx {
         self.flush_writes(conn, id);
     }
 
-    fn gets_by_itself(&self, conn: ConnId) -> bool {
+    fn one_sided_gets(&self, conn: ConnId) -> bool {
         self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.is_one_sided())
     }
 

@@ -22,12 +22,12 @@ impl Keys {
     }
 
     /// Prefix of the routers' verdicts on this incarnation.
-    pub(super) fn words(&self, party: &Party) -> String {
-        format!("{}words/{:016x}/{}/", self.0, party.incarnation.0, party.instance)
+    pub(super) fn verdicts(&self, party: &Party) -> String {
+        format!("{}verdicts/{:016x}/{}/", self.0, party.incarnation.0, party.instance)
     }
 
-    pub(super) fn word(&self, party: &Party, router: &str) -> String {
-        format!("{}{router}", self.words(party))
+    pub(super) fn verdict(&self, party: &Party, router: &str) -> String {
+        format!("{}{router}", self.verdicts(party))
     }
 }
 

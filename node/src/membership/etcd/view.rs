@@ -103,7 +103,7 @@ impl EtcdView {
 
     /// Adds a worker that answers directly, before etcd has ever answered. `position` is where its record was read, if
     /// known: the first list is compared with it to detect a wipe.
-    pub fn recalled(&mut self, member: Member, position: Option<Position>) {
+    pub fn add_offline(&mut self, member: Member, position: Option<Position>) {
         if !self.listed {
             self.position = self.position.or(position);
             self.put(member);

@@ -7,10 +7,10 @@ use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record};
 use super::lease::{Lease, Renewal, connect_for, give_back};
-use super::opinions::Opinions;
 use super::router::EtcdRouter;
+use super::verdicts::Verdicts;
 use crate::membership::{Members, RegistrationHandle, RouterMembership as _, WorkerMembership, WorkerState};
-use baton_proto::convert::stored::{decode_word, encode_record};
+use baton_proto::convert::stored::{decode_verdict, encode_record};
 use baton_types::InstanceRecord;
 use etcd_client::{
     Client, Compare, CompareOp, EventType, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
@@ -46,7 +46,7 @@ impl WorkerMembership for EtcdWorker {
             node: Node::any(),
             lease: None,
             held_before: false,
-            opinions: Opinions::default(),
+            verdicts: Verdicts::default(),
             cluster_check: ClusterCheck::default(),
             state,
             leave: leave.clone(),
@@ -85,7 +85,7 @@ struct Keeper {
     /// Outlives sessions: a lost connection does not end it.
     lease: Option<Lease>,
     held_before: bool,
-    opinions: Opinions,
+    verdicts: Verdicts,
     cluster_check: ClusterCheck,
     state: watch::Sender<WorkerState>,
     leave: CancellationToken,
@@ -148,11 +148,12 @@ impl Keeper {
             };
             *worked = true;
             let own = self.keys.instance(&self.record.party.instance);
-            let words = self.keys.words(&self.record.party);
+            let verdicts = self.keys.verdicts(&self.record.party);
             let from = WatchOptions::new().with_start_revision(revision + 1);
             let mut watches = client.watch_client();
             let mut record = within(max, "watch", watches.watch(own, Some(from.clone()))).await?;
-            let mut words_seen = within(max, "watch", watches.watch(words.clone(), Some(from.with_prefix()))).await?;
+            let mut verdicts_seen =
+                within(max, "watch", watches.watch(verdicts.clone(), Some(from.with_prefix()))).await?;
             loop {
                 tokio::select! {
                     changed = next(&mut record) => {
@@ -161,9 +162,9 @@ impl Keeper {
                             break;
                         }
                     }
-                    changed = next(&mut words_seen) => {
+                    changed = next(&mut verdicts_seen) => {
                         for (event, kv) in changed? {
-                            self.hear(&words, event, &kv);
+                            self.hear(&verdicts, event, &kv);
                         }
                     }
                 }
@@ -175,8 +176,9 @@ impl Keeper {
     async fn settle(&mut self, client: &Client, lease: i64) -> Result<ControlFlow<i64>, EtcdError> {
         let max = self.config.request_max();
         let own = self.keys.instance(&self.record.party.instance);
-        let words = self.keys.words(&self.record.party);
-        let reads = [TxnOp::get(own.clone(), None), TxnOp::get(words.clone(), Some(GetOptions::new().with_prefix()))];
+        let verdicts = self.keys.verdicts(&self.record.party);
+        let reads =
+            [TxnOp::get(own.clone(), None), TxnOp::get(verdicts.clone(), Some(GetOptions::new().with_prefix()))];
         let answer = within(max, "read", client.kv_client().txn(Txn::new().and_then(reads))).await?;
         let revision = answer.header().map_or(0, |h| h.revision());
         let mut gets = answer.op_responses().into_iter().filter_map(|r| match r {
@@ -185,19 +187,19 @@ impl Keeper {
         });
         let found = gets.next().unwrap_or_default().first().map(|kv| self.standing(kv));
         let said = gets.next().unwrap_or_default();
-        let said = said.iter().filter_map(|kv| Some((router_of(&words, kv)?, decode_word(kv.value())?)));
+        let said = said.iter().filter_map(|kv| Some((router_of(&verdicts, kv)?, decode_verdict(kv.value())?)));
         match claim(&self.record, lease, self.held_before, found.as_ref()) {
             Claim::Held(registered) => {
                 self.held_before = true;
-                self.opinions.listed(said.collect());
-                self.opinions.registered();
+                self.verdicts.listed(said.collect());
+                self.verdicts.registered();
                 self.publish();
                 tracing::info!(revision = registered, "is registered");
                 Ok(ControlFlow::Break(revision))
             }
             Claim::Refused(error) => {
                 tracing::warn!(%error, "is not registered; waits for the name");
-                self.opinions.refused(error.to_string());
+                self.verdicts.refused(error.to_string());
                 self.publish();
                 Ok(ControlFlow::Break(revision))
             }
@@ -226,27 +228,27 @@ impl Keeper {
         Standing { holder, lease: kv.lease(), revision: kv.mod_revision() }
     }
 
-    fn hear(&mut self, words: &str, event: EventType, kv: &KeyValue) {
-        let Some(router) = router_of(words, kv) else { return };
-        match (event, decode_word(kv.value())) {
-            (EventType::Put, Some(word)) => {
-                tracing::info!(router, ?word, "hears from a router");
-                self.opinions.said(router, word);
+    fn hear(&mut self, verdicts: &str, event: EventType, kv: &KeyValue) {
+        let Some(router) = router_of(verdicts, kv) else { return };
+        match (event, decode_verdict(kv.value())) {
+            (EventType::Put, Some(verdict)) => {
+                tracing::info!(router, ?verdict, "hears from a router");
+                self.verdicts.said(router, verdict);
             }
             (EventType::Put, None) => {}
-            (EventType::Delete, _) => self.opinions.lost(&router),
+            (EventType::Delete, _) => self.verdicts.lost(&router),
         }
         self.publish();
     }
 
     fn publish(&self) {
-        let now = self.opinions.state();
+        let now = self.verdicts.state();
         self.state.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
     }
 }
 
-fn router_of(words: &str, kv: &KeyValue) -> Option<String> {
-    kv.key_str().ok()?.strip_prefix(words).map(str::to_owned)
+fn router_of(verdicts: &str, kv: &KeyValue) -> Option<String> {
+    kv.key_str().ok()?.strip_prefix(verdicts).map(str::to_owned)
 }
 
 /// The error of a write with an ended lease.

@@ -1,12 +1,12 @@
 //! Choosing by group gives what a scan over all pairs gives. The scan, which asks each decode worker about each prefill worker, is here.
 
 use super::*;
-use crate::placement::blind;
 use crate::placement::by_cost;
 use crate::placement::choose::{Choice, Draw, least};
 use crate::placement::cost::{Costs, without_room};
 use crate::placement::pair_alike;
 use crate::placement::pairs::decoders;
+use crate::placement::without_cache;
 use baton_types::{Digest, ProtocolRange};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
@@ -87,9 +87,9 @@ fn scan_by_cost(costs: &Costs<'_>, decoders: &[usize], pairs: &[Scanned], reason
 /// The policies that ignore caches, over all pairs.
 fn scan_blindly(costs: &Costs<'_>, pairs: &[Scanned], reason: Reason, draw: Draw<'_>) -> Choice {
     let decoders: Vec<usize> = pairs.iter().map(|(d, _)| *d).collect();
-    let decode = blind::local(costs, &decoders, reason, draw).decode;
+    let decode = without_cache::local(costs, &decoders, reason, draw).decode;
     if costs.rest(decode) <= costs.thresholds.local_prefill_tokens_max && costs.demand.policy == Auto {
-        return blind::local(costs, &[decode], Reason::LocalShortRest, draw);
+        return without_cache::local(costs, &[decode], Reason::LocalShortRest, draw);
     }
     let partners = &pairs.iter().find(|(d, _)| *d == decode).unwrap().1;
     let fastest = costs.fastest(partners);
@@ -120,7 +120,7 @@ fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     let is_remote = costs.demand.policy == Remote;
     let alone = |reason, draw: Draw<'_>| match by_cost {
         true => by_cost::local(costs, &decoders, reason, draw),
-        false => blind::local(costs, &decoders, reason, draw),
+        false => without_cache::local(costs, &decoders, reason, draw),
     };
     let choice = match scan_pairs(costs, &decoders) {
         None if is_remote => return refused(Refusal::NoPrefillWorker),

@@ -17,15 +17,15 @@ type Reply = Result<v1::JoinResponse, Status>;
 /// The stream of one worker. The view is read only when the connection accepts another message: a slow reader gets all
 /// changes in one message, and nothing waits for it.
 pub(super) fn member_updates(
-    words: mpsc::Receiver<Reply>,
+    verdicts: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
 ) -> BoxStream<'static, Reply> {
-    let updates = MemberUpdates { words, view, is_registered: false, sent: SentMembers::default() };
+    let updates = MemberUpdates { verdicts, view, is_registered: false, sent: SentMembers::default() };
     Box::pin(unfold(updates, |mut updates| async move { Some((updates.next().await?, updates)) }))
 }
 
 struct MemberUpdates {
-    words: mpsc::Receiver<Reply>,
+    verdicts: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
     /// The registration is the first message.
     is_registered: bool,
@@ -37,8 +37,8 @@ impl MemberUpdates {
     async fn next(&mut self) -> Option<Reply> {
         loop {
             if self.is_registered {
-                if let Ok(word) = self.words.try_recv() {
-                    return Some(word);
+                if let Ok(verdict) = self.verdicts.try_recv() {
+                    return Some(verdict);
                 }
                 let view = self.view.borrow_and_update().clone();
                 if let Some(members) = self.sent.next_message(&view) {
@@ -46,9 +46,9 @@ impl MemberUpdates {
                 }
             }
             tokio::select! {
-                word = self.words.recv() => {
+                verdict = self.verdicts.recv() => {
                     self.is_registered = true;
-                    return word;
+                    return verdict;
                 }
                 Ok(()) = self.view.changed(), if self.is_registered => {}
             }

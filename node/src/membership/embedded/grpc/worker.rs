@@ -5,8 +5,8 @@ use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use crate::identity::{Identity, Role};
 use crate::membership::embedded::JoinConfig;
 use crate::membership::members::Change;
-use crate::membership::state::Word;
-use crate::membership::{Members, RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
+use crate::membership::state::RouterVerdict;
+use crate::membership::{Members, RegistrationHandle, RouterReport, WorkerMembership, WorkerState, aggregate};
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request, join_response};
 use baton_types::{InstanceRecord, Party};
@@ -57,9 +57,9 @@ impl EmbeddedWorker {
 impl WorkerMembership for EmbeddedWorker {
     fn register(&self, record: InstanceRecord) -> RegistrationHandle {
         let leave = CancellationToken::new();
-        let opinions = watch::Sender::new(vec![RouterOpinion::default(); self.config.routers.len()]);
+        let verdicts = watch::Sender::new(vec![RouterReport::default(); self.config.routers.len()]);
         let (state, state_seen) = watch::channel(WorkerState::default());
-        let opinions = Arc::new((opinions, state));
+        let verdicts = Arc::new((verdicts, state));
         let routers = self.config.routers.iter().enumerate().map(|(index, address)| Membership {
             address: address.clone(),
             index,
@@ -67,7 +67,7 @@ impl WorkerMembership for EmbeddedWorker {
             connect: self.connect.clone(),
             record: record.clone().into(),
             members: self.members.clone(),
-            opinions: opinions.clone(),
+            verdicts: verdicts.clone(),
             leave: leave.clone(),
         });
         let all = join_all(routers.map(Membership::keep).collect::<Vec<_>>());
@@ -90,7 +90,7 @@ struct Membership {
     connect: Connect,
     record: v1::InstanceRecord,
     members: Members,
-    opinions: Arc<(watch::Sender<Vec<RouterOpinion>>, watch::Sender<WorkerState>)>,
+    verdicts: Arc<(watch::Sender<Vec<RouterReport>>, watch::Sender<WorkerState>)>,
     leave: CancellationToken,
 }
 
@@ -101,7 +101,7 @@ impl Membership {
         while !self.leave.is_cancelled() {
             let mut registered = false;
             let end = self.session(&mut registered).await;
-            self.opine(|o| o.connected = false);
+            self.update_report(|o| o.connected = false);
             if registered {
                 backoff.reset();
             }
@@ -112,7 +112,7 @@ impl Membership {
                 () = tokio::time::sleep(backoff.wait()) => {}
             }
         }
-        self.opine(|o| *o = RouterOpinion::default());
+        self.update_report(|o| *o = RouterReport::default());
     }
 
     /// One stream, from registration to its end. `Ok` if this worker left.
@@ -134,7 +134,7 @@ impl Membership {
             () = self.leave.cancelled() => return Ok(()),
         };
         *registered = true;
-        self.opine(|o| o.connected = true);
+        self.update_report(|o| o.connected = true);
         tracing::info!(router = self.address, lease_ms = answer.lease_ms, revision = answer.revision, "is registered");
         self.follow(&mut responses, outbox, Duration::from_millis(answer.lease_ms.clamp(10, 3_600_000))).await
     }
@@ -159,11 +159,11 @@ impl Membership {
                     match message.message {
                         Some(join_response::Message::Admitted(_)) => {
                             tracing::info!(router = self.address, "is admitted");
-                            self.opine(|o| o.word = Some(Word::Admitted));
+                            self.update_report(|o| o.verdict = Some(RouterVerdict::Admitted));
                         }
                         Some(join_response::Message::Evicted(v1::Evicted { reason })) => {
                             tracing::warn!(router = self.address, reason, "is evicted");
-                            self.opine(|o| o.word = Some(Word::Evicted(reason)));
+                            self.update_report(|o| o.verdict = Some(RouterVerdict::Evicted(reason)));
                         }
                         Some(join_response::Message::Members(members)) => self.know(members),
                         // Heartbeats, and messages of a newer protocol.
@@ -209,17 +209,17 @@ impl Membership {
     fn note(&self, status: &Status, backoff: &mut Backoff<(Code, String)>) {
         let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
         if refused {
-            self.opine(|o| o.word = Some(Word::Evicted(status.message().into())));
+            self.update_report(|o| o.verdict = Some(RouterVerdict::Evicted(status.message().into())));
         }
         if backoff.is_news((status.code(), status.message().to_owned())) {
             tracing::warn!(router = self.address, code = ?status.code(), problem = status.message(), "is not registered; joins again");
         }
     }
 
-    fn opine(&self, change: impl FnOnce(&mut RouterOpinion)) {
-        let (opinions, state) = &*self.opinions;
-        opinions.send_modify(|all| change(&mut all[self.index]));
-        let sum = aggregate(&opinions.borrow());
+    fn update_report(&self, change: impl FnOnce(&mut RouterReport)) {
+        let (verdicts, state) = &*self.verdicts;
+        verdicts.send_modify(|all| change(&mut all[self.index]));
+        let sum = aggregate(&verdicts.borrow());
         state.send_if_modified(|state| std::mem::replace(state, sum.clone()) != sum);
     }
 }

@@ -1,19 +1,19 @@
 //! The router's side: follows the records, and writes a verdict on each worker.
 
-mod words;
+mod verdicts;
 
 use super::cluster_check::{ClusterCheck, Nodes};
 use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::Keys;
 use super::lease::{Lease, connect_for, give_back};
+use super::offline_start::{OfflineSources, add_offline, keep_cache};
 use super::probe::{Probe, Verdict, WaitForReregistration};
-use super::recall::{Recall, recall, remember};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::grpc::WatchProbe;
 use crate::identity::Identity;
-use crate::membership::state::Word;
+use crate::membership::state::RouterVerdict;
 use crate::membership::{MembershipView, RouterMembership, StoreState};
 use baton_types::{InstanceId, Party};
 use etcd_client::{Client, EventType, WatchOptions, WatchResponse};
@@ -28,7 +28,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use words::Words;
+use verdicts::StoredVerdicts;
 
 /// Records that vanish within this time are evaluated together, however short the grace is. Leases that were granted
 /// together end together, and etcd checks for expired ones twice a second.
@@ -77,25 +77,25 @@ struct Inner {
     store: StoreState,
     view: EtcdView,
     /// The verdicts to write to etcd.
-    words: BTreeMap<InstanceId, (Party, Word)>,
+    verdicts: BTreeMap<InstanceId, (Party, RouterVerdict)>,
 }
 
 impl EtcdRouter {
     /// Starts to follow etcd, without an identity; must be called within a tokio runtime.
     pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
-        Self::start_as(config, members_max, &Identity::default(), Recall::default())
+        Self::start_as(config, members_max, &Identity::default(), OfflineSources::default())
     }
 
     /// Like [`EtcdRouter::start`], but asks workers with this router's identity. If etcd does not answer, it uses
     /// cached records and workers that it finds.
-    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity, recall: Recall) -> Self {
+    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity, offline: OfflineSources) -> Self {
         let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max), identity: identity.clone() };
-        Self::start_with(config, members_max, Box::new(probe), recall)
+        Self::start_with(config, members_max, Box::new(probe), offline)
     }
 
     /// Like [`EtcdRouter::start_as`], with the caller's own probe.
-    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, recall: Recall) -> Self {
-        Self::follow(config, members_max, probe, Some((Words::new(config), recall)))
+    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, offline: OfflineSources) -> Self {
+        Self::follow(config, members_max, probe, Some((StoredVerdicts::new(config), offline)))
     }
 
     /// The same view for a worker, which writes no verdicts and asks no worker: a suspected member has the grace to
@@ -109,8 +109,13 @@ impl EtcdRouter {
         )
     }
 
-    fn follow(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, own: Option<(Words, Recall)>) -> Self {
-        let (words, recall) = own.unzip();
+    fn follow(
+        config: &EtcdConfig,
+        members_max: usize,
+        probe: Box<dyn Probe>,
+        own: Option<(StoredVerdicts, OfflineSources)>,
+    ) -> Self {
+        let (verdicts, offline) = own.unzip();
         let grace = Duration::from_millis(config.view_grace_ms);
         let limits = ViewLimits {
             grace,
@@ -128,14 +133,14 @@ impl EtcdRouter {
             keys: Keys(config.prefix.clone()),
             name: format!("{:016x}", rand::random::<u64>()),
             probe,
-            probes_max: if words.is_some() { PROBES_MAX } else { members_max },
-            looks_on: words.is_none(),
+            probes_max: if verdicts.is_some() { PROBES_MAX } else { members_max },
+            looks_on: verdicts.is_none(),
             cluster_check: ClusterCheck::default(),
             view: watch::Sender::new(Arc::new(view.view())),
             inner: Mutex::new(Inner {
                 store: StoreState::unheard(Instant::now().into_std()),
                 view,
-                words: BTreeMap::new(),
+                verdicts: BTreeMap::new(),
             }),
             missed: Notify::new(),
             wake: Notify::new(),
@@ -143,8 +148,8 @@ impl EtcdRouter {
             room: Notify::new(),
             stop: stop.clone(),
         });
-        let follower = Follower { shared: shared.clone(), node: Node::any(), words };
-        tokio::spawn(follower.run(recall.unwrap_or_default()));
+        let follower = Follower { shared: shared.clone(), node: Node::any(), verdicts };
+        tokio::spawn(follower.run(offline.unwrap_or_default()));
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
 
@@ -185,20 +190,20 @@ impl RouterMembership for EtcdRouter {
     }
 
     fn admit(&self, party: &Party) -> bool {
-        self.shared.say(party, Word::Admitted)
+        self.shared.say(party, RouterVerdict::Admitted)
     }
 
     fn evict(&self, party: &Party, reason: &str) -> bool {
-        self.shared.say(party, Word::Evicted(reason.chars().take(512).collect()))
+        self.shared.say(party, RouterVerdict::Evicted(reason.chars().take(512).collect()))
     }
 }
 
 impl Shared {
-    fn say(&self, party: &Party, word: Word) -> bool {
+    fn say(&self, party: &Party, verdict: RouterVerdict) -> bool {
         let mut inner = self.inner.lock();
         let known = self.view.borrow().get(party).is_some();
         if known {
-            inner.words.insert(party.instance.clone(), (party.clone(), word));
+            inner.verdicts.insert(party.instance.clone(), (party.clone(), verdict));
             self.wake.notify_one();
         }
         known
@@ -235,7 +240,7 @@ impl Shared {
         }
         if self.view.borrow().revision != inner.view.revision() {
             let view = inner.view.view();
-            inner.words.retain(|_, (party, _)| view.get(party).is_some());
+            inner.verdicts.retain(|_, (party, _)| view.get(party).is_some());
             self.view.send_replace(Arc::new(view));
         }
         self.wake.notify_one();
@@ -248,11 +253,11 @@ struct Follower {
     shared: Arc<Shared>,
     node: Node,
     /// `None` for an observer.
-    words: Option<Words>,
+    verdicts: Option<StoredVerdicts>,
 }
 
 impl Follower {
-    async fn run(mut self, from: Recall) {
+    async fn run(mut self, from: OfflineSources) {
         let shared = self.shared.clone();
         let mut backoff = shared.config.backoff();
         let mut resume = false;
@@ -266,8 +271,8 @@ impl Follower {
                 // After a failed connect, another etcd may have taken over the address: list again, whatever its
                 // revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
-                if let Some(words) = self.words.as_mut().filter(|_| matches!(error, EtcdError::LeaseGone)) {
-                    words.lost();
+                if let Some(verdicts) = self.verdicts.as_mut().filter(|_| matches!(error, EtcdError::LeaseGone)) {
+                    verdicts.lost();
                 }
                 tokio::time::sleep(error.wait(&mut backoff, worked)).await;
             }
@@ -275,7 +280,7 @@ impl Follower {
         tokio::select! {
             () = sessions => {}
             () = ask_doubted(&shared) => {}
-            _ = futures::future::join(recall(&shared, &from), remember(&shared, &from)) => {}
+            _ = futures::future::join(add_offline(&shared, &from), keep_cache(&shared, &from)) => {}
             () = shared.stop.cancelled() => {}
         }
         give_back(self.lease(), &shared.config, self.node).await;
@@ -289,14 +294,14 @@ impl Follower {
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
-                self.words.iter_mut().for_each(Words::doubt);
+                self.verdicts.iter_mut().for_each(StoredVerdicts::doubt);
                 list(&shared, &client).await?
             }
         };
         *worked = true;
         shared.note_answer(true);
         let cluster_check = shared.cluster_check.keep(&shared.config, self.node, &client);
-        let Some(words) = &mut self.words else {
+        let Some(verdicts) = &mut self.verdicts else {
             return tokio::select! {
                 end = follow(&shared, &client, from) => end,
                 end = cluster_check => end,
@@ -305,16 +310,16 @@ impl Follower {
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
-            end = words.keep(&shared, &client, &mut renewal) => end,
+            end = verdicts.keep(&shared, &client, &mut renewal) => end,
             end = cluster_check => end,
         };
-        words.ended(renewal);
+        verdicts.ended(renewal);
         end
     }
 
     /// The lease of its verdicts.
     fn lease(&self) -> Option<Lease> {
-        self.words.as_ref().and_then(Words::lease)
+        self.verdicts.as_ref().and_then(StoredVerdicts::lease)
     }
 }
 

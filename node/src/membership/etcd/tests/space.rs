@@ -32,17 +32,17 @@ async fn routers_follow_an_etcd_that_is_out_of_space() {
     all(&started).await;
     cluster.stays_whole("full", Duration::from_secs(3)).await;
     assert_eq!(relay.accepted(), 2, "one session for each router");
-    assert!(!worker.is_ready(), "no word can be said");
+    assert!(!worker.is_ready(), "no verdict can be said");
 
     make_space(&[&server]).await.unwrap();
     becomes(&worker, &WorkerState::Admitted).await;
     assert!(started.evict(&cluster.records[0].party, "a test"));
-    let key = format!("{}words/", server.config().prefix);
+    let key = format!("{}verdicts/", server.config().prefix);
     let said = async {
         let prefix = etcd_client::GetOptions::new().with_prefix().with_count_only();
         while client.get(key.clone(), Some(prefix.clone())).await.unwrap().count() < 5 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(MAX, said).await.expect("the router that started meanwhile has a lease, and its word stands");
+    timeout(MAX, said).await.expect("the router that started meanwhile has a lease, and its verdict stands");
 }

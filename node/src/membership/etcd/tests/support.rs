@@ -1,7 +1,7 @@
 //! The cluster of the fault tests: workers and a router over an etcd that the test breaks.
 
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, Probe, Recall, Verdict};
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, OfflineSources, Probe, Verdict};
 use crate::membership::{
     MembershipView, RegistrationHandle, RouterMembership as _, WorkerMembership as _, WorkerState,
 };
@@ -52,13 +52,13 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Over the etcd of these settings.
     pub(super) async fn start(config: EtcdConfig) -> Self {
-        Self::start_recalling(config, Recall::default()).await
+        Self::start_offline(config, OfflineSources::default()).await
     }
 
     /// The same, with a router that caches its view.
-    pub(super) async fn start_recalling(config: EtcdConfig, recall: Recall) -> Self {
+    pub(super) async fn start_offline(config: EtcdConfig, offline: OfflineSources) -> Self {
         let alive = Answers::default();
-        let router = EtcdRouter::start_with(&config, MEMBERS_MAX, Box::new(alive.clone()), recall);
+        let router = EtcdRouter::start_with(&config, MEMBERS_MAX, Box::new(alive.clone()), offline);
         let records = vec![record("d-0", 1), record("d-1", 2), record("p-0", 3)];
         alive.0.lock().extend(records.iter().map(|r| r.party.clone()));
         let workers = records.iter().map(|r| EtcdWorker::new(&config, MEMBERS_MAX).register(r.clone())).collect();

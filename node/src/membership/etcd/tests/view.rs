@@ -147,12 +147,12 @@ fn a_watch_goes_on_only_in_the_same_history() {
 fn once_etcd_was_heard_nothing_is_recalled() {
     let mut view = EtcdView::new(LIMITS, 0);
     let before = Position { cluster: 1, epoch: 1, revision: 40 };
-    view.recalled(member("a1", 3), Some(before));
+    view.add_offline(member("a1", 3), Some(before));
     assert_eq!((view.view().members.len(), view.unconfirmed(), view.position()), (1, Some(1), Some(before)));
     view.listed(Position { revision: 50, ..before }, vec![member("a2", 50)], Instant::now());
     let (known, revision) = (view.view().members.clone(), view.revision());
     for late in ["a1", "b1"] {
-        view.recalled(member(late, 3), Some(before));
+        view.add_offline(member(late, 3), Some(before));
     }
     assert_eq!((view.view().members.clone(), view.revision()), (known, revision));
     assert_eq!((view.unconfirmed(), view.position().unwrap().revision), (None, 50));

@@ -9,7 +9,7 @@ use baton_types::seeded;
 
 /// The blocks of one peer, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Exposure {
+pub(crate) struct QuarantineLoad {
     pub quarantined: usize,
     /// Blocks granted or requested, on lanes without a fence.
     pub unfenced: usize,
@@ -26,7 +26,7 @@ pub(crate) enum Admission {
     Refuse,
 }
 
-impl Exposure {
+impl QuarantineLoad {
     /// Whether a handoff over `wanted` blocks may begin when at most `max` may be quarantined. `fences`: closing the lane fences it.
     pub(crate) fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
         let fences = fences || seeded!(LateQuarantineBound);
@@ -59,21 +59,21 @@ mod tests {
             (9, 4, 1, Refuse, Refuse),
         ];
         for (quarantined, unfenced, wanted, fenced, free) in cases {
-            let exposure = Exposure { quarantined, unfenced };
-            let got = [true, false].map(|fences| exposure.admits(wanted, fences, 8));
-            assert_eq!(got, [fenced, free], "{exposure:?} and {wanted} more");
+            let quarantine_load = QuarantineLoad { quarantined, unfenced };
+            let got = [true, false].map(|fences| quarantine_load.admits(wanted, fences, 8));
+            assert_eq!(got, [fenced, free], "{quarantine_load:?} and {wanted} more");
         }
     }
 
     #[test]
     fn whatever_is_granted_without_a_fence_stays_within_the_bound() {
-        let (mut exposure, max) = (Exposure::default(), 10);
+        let (mut quarantine_load, max) = (QuarantineLoad::default(), 10);
         for wanted in [3, 4, 5, 2, 9, 1, 1, 1] {
-            if exposure.admits(wanted, false, max) == Ask {
-                exposure.unfenced += wanted;
+            if quarantine_load.admits(wanted, false, max) == Ask {
+                quarantine_load.unfenced += wanted;
             }
-            assert!(exposure.unfenced <= max, "{exposure:?}");
+            assert!(quarantine_load.unfenced <= max, "{quarantine_load:?}");
         }
-        assert_eq!(exposure.unfenced, max);
+        assert_eq!(quarantine_load.unfenced, max);
     }
 }

@@ -1,8 +1,8 @@
 //! What is read before the head of an answer is sent.
 
 use super::Event;
+use super::budget::{DOUBLES, make_room, no_room};
 use super::events::{Events, lost};
-use super::room::{DOUBLES, make_room, no_room};
 use baton_node::intake::Hold;
 use baton_types::RequestError;
 use futures::StreamExt as _;

@@ -42,12 +42,12 @@ pub(crate) struct Table {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Books {
+pub(crate) struct CachedPool {
     pool: BlockPool,
     cache: Option<PrefixCache>,
 }
 
-impl Books {
+impl CachedPool {
     pub(crate) fn try_new(groups: usize, blocks: u32, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
         let pool = BlockPool::try_new(groups, blocks)?;
         Ok(Self { pool, cache: cache.map(|config| PrefixCache::new(config, groups, blocks)) })
@@ -83,7 +83,7 @@ impl Books {
         self.pool.allocate(per_group, after)
     }
 
-    /// Takes blocks as [`Books::allocate`], if `keep_free` remain.
+    /// Takes blocks as [`CachedPool::allocate`], if `keep_free` remain.
     pub(crate) fn allocate_keeping(&mut self, per_group: &[usize], keep_free: usize) -> Option<GroupBlocks> {
         let most = per_group.iter().copied().max().unwrap_or(0);
         self.leaves(most, self.available(), keep_free).then(|| self.allocate(per_group, None))?

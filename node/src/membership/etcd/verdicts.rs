@@ -1,19 +1,19 @@
 //! Routers' verdicts on this worker, as read from etcd. Pure.
 
-use crate::membership::state::Word;
-use crate::membership::{RouterOpinion, WorkerState, aggregate};
+use crate::membership::state::RouterVerdict;
+use crate::membership::{RouterReport, WorkerState, aggregate};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Verdicts by router, and whether this worker is registered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Opinions {
+pub(super) struct Verdicts {
     registered: bool,
     /// Set while another process holds the name.
     refused: Option<String>,
-    routers: BTreeMap<String, RouterOpinion>,
+    routers: BTreeMap<String, RouterReport>,
 }
 
-impl Opinions {
+impl Verdicts {
     /// The record is in etcd.
     pub(super) fn registered(&mut self) {
         self.registered = true;
@@ -26,23 +26,23 @@ impl Opinions {
     }
 
     /// All current verdicts; routers with an earlier verdict that are not in the list are lost.
-    pub(super) fn listed(&mut self, words: Vec<(String, Word)>) {
-        let standing: BTreeSet<_> = words.iter().map(|(router, _)| router.clone()).collect();
+    pub(super) fn listed(&mut self, verdicts: Vec<(String, RouterVerdict)>) {
+        let standing: BTreeSet<_> = verdicts.iter().map(|(router, _)| router.clone()).collect();
         let lost: Vec<_> = self.routers.keys().filter(|r| !standing.contains(*r)).cloned().collect();
         lost.iter().for_each(|router| self.lost(router));
-        words.into_iter().for_each(|(router, word)| self.said(router, word));
+        verdicts.into_iter().for_each(|(router, verdict)| self.said(router, verdict));
     }
 
     /// A router's new verdict.
-    pub(super) fn said(&mut self, router: String, word: Word) {
-        self.routers.insert(router, RouterOpinion { connected: true, word: Some(word) });
+    pub(super) fn said(&mut self, router: String, verdict: RouterVerdict) {
+        self.routers.insert(router, RouterReport { connected: true, verdict: Some(verdict) });
         self.forget();
     }
 
     /// The verdict was removed with its router's lease.
     pub(super) fn lost(&mut self, router: &str) {
-        if let Some(opinion) = self.routers.get_mut(router) {
-            opinion.connected = false;
+        if let Some(report) = self.routers.get_mut(router) {
+            report.connected = false;
         }
         self.forget();
     }
@@ -60,7 +60,7 @@ impl Opinions {
         if let Some(reason) = &self.refused {
             return WorkerState::Evicted(reason.clone());
         }
-        let here = RouterOpinion { connected: self.registered, word: None };
+        let here = RouterReport { connected: self.registered, verdict: None };
         aggregate(&self.routers.values().cloned().chain([here]).collect::<Vec<_>>())
     }
 }
@@ -72,19 +72,19 @@ mod tests {
     /// Steps: `reg`, `no` (refused), `+a` (router a admits), `!a` (evicts), `-a` (a is lost), `=ab` (a list: a and b
     /// admit).
     fn state(steps: &str) -> String {
-        let mut opinions = Opinions::default();
+        let mut verdicts = Verdicts::default();
         for step in steps.split_whitespace() {
             let (op, router) = step.split_at(1);
             match (op, step) {
-                (_, "reg") => opinions.registered(),
-                (_, "no") => opinions.refused("taken".into()),
-                ("+", _) => opinions.said(router.into(), Word::Admitted),
-                ("!", _) => opinions.said(router.into(), Word::Evicted(router.into())),
-                ("-", _) => opinions.lost(router),
-                _ => opinions.listed(router.chars().map(|r| (r.to_string(), Word::Admitted)).collect()),
+                (_, "reg") => verdicts.registered(),
+                (_, "no") => verdicts.refused("taken".into()),
+                ("+", _) => verdicts.said(router.into(), RouterVerdict::Admitted),
+                ("!", _) => verdicts.said(router.into(), RouterVerdict::Evicted(router.into())),
+                ("-", _) => verdicts.lost(router),
+                _ => verdicts.listed(router.chars().map(|r| (r.to_string(), RouterVerdict::Admitted)).collect()),
             }
         }
-        format!("{:?}", opinions.state())
+        format!("{:?}", verdicts.state())
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::support::{Answers, Cluster, LONG, MAX, MEMBERS_MAX};
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdRouter, Recall};
+use crate::membership::etcd::{EtcdRouter, OfflineSources};
 use crate::membership::{MembershipView, RouterMembership as _};
 use crate::testing::etcd::EtcdServer;
 use std::path::Path;
@@ -19,14 +19,14 @@ async fn sees(router: &EtcdRouter, what: &str, done: impl Fn(&MembershipView) ->
     }
 }
 
-fn cache(folder: &Path) -> Recall {
-    Recall { cache_dir: Some(folder.into()), seeds: vec![] }
+fn cache(folder: &Path) -> OfflineSources {
+    OfflineSources { cache_dir: Some(folder.into()), seeds: vec![] }
 }
 
 /// A cluster of three whose router has cached its view.
 async fn remembered(server: &EtcdServer) -> (Cluster, TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start_recalling(server.config(), cache(folder.path())).await;
+    let cluster = Cluster::start_offline(server.config(), cache(folder.path())).await;
     // Longer than changes are collected before a write.
     sleep(Duration::from_secs(2)).await;
     (cluster, folder)
@@ -42,15 +42,16 @@ async fn a_router_goes_by_the_workers_that_it_remembers_until_etcd_is_back() {
     let (gone, leaver) = (cluster.records.pop().unwrap(), cluster.workers.pop().unwrap());
     cluster.alive.0.lock().remove(&gone.party);
     drop(leaver);
-    let start = |recall| EtcdRouter::start_with(&server.config(), MEMBERS_MAX, Box::new(cluster.alive.clone()), recall);
-    let (blind, router) = (start(Recall::default()), start(cache(folder.path())));
+    let start =
+        |offline| EtcdRouter::start_with(&server.config(), MEMBERS_MAX, Box::new(cluster.alive.clone()), offline);
+    let (blind, router) = (start(OfflineSources::default()), start(cache(folder.path())));
     sees(&router, "who answers is there", |view| view.members.len() == 2).await;
     sleep(Duration::from_secs(2)).await;
     assert_eq!((router.unconfirmed(), router.store().reachable), (Some(2), false), "and says so");
     assert_eq!((blind.unconfirmed(), blind.view().borrow().members.len()), (Some(0), 0), "the hazard");
     let recalled = router.view().borrow().clone();
     assert!(cluster.records.iter().all(|r| recalled.get(&r.party) == before.get(&r.party)), "{recalled:?}");
-    assert!(router.admit(&cluster.records[0].party), "its word waits for etcd");
+    assert!(router.admit(&cluster.records[0].party), "its verdict waits for etcd");
 
     server.run().unwrap();
     sees(&blind, "etcd is back", |view| view.members.len() >= 2).await;
@@ -96,8 +97,8 @@ async fn workers_are_found_by_their_addresses() {
         alive.1.lock().insert(port, record.clone());
     }
     let seeds = ["localhost:7001", "127.0.0.1:7002", "127.0.0.1:7003", "nowhere.invalid:7001"].map(String::from).into();
-    let recall = Recall { cache_dir: None, seeds };
-    let router = EtcdRouter::start_with(&server.config(), MEMBERS_MAX, Box::new(alive.clone()), recall);
+    let offline = OfflineSources { cache_dir: None, seeds };
+    let router = EtcdRouter::start_with(&server.config(), MEMBERS_MAX, Box::new(alive.clone()), offline);
     let view = sees(&router, "who answers is found", |view| !view.members.is_empty()).await;
     assert_eq!(*view.get(&known.party).unwrap().record, known);
     // A worker that restarts is found with its new incarnation.

@@ -6,23 +6,23 @@ use super::super::error::EtcdError;
 use super::super::lease::{Lease, Renewal};
 use super::Shared;
 use crate::backoff::Backoff;
-use crate::membership::state::Word;
-use baton_proto::convert::stored::encode_word;
+use crate::membership::state::RouterVerdict;
+use baton_proto::convert::stored::encode_verdict;
 use baton_types::Party;
 use etcd_client::{Client, PutOptions};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 /// Verdicts and their lease; both outlive sessions.
-pub(super) struct Words {
+pub(super) struct StoredVerdicts {
     lease: Option<Lease>,
     /// The verdicts in etcd on that lease, by key; `None` if unknown.
-    written: BTreeMap<String, Option<Word>>,
+    written: BTreeMap<String, Option<RouterVerdict>>,
     /// Waits after a refusal.
     refused: Backoff<String>,
 }
 
-impl Words {
+impl StoredVerdicts {
     pub(super) fn new(config: &EtcdConfig) -> Self {
         Self { lease: None, written: BTreeMap::new(), refused: config.backoff() }
     }
@@ -38,7 +38,7 @@ impl Words {
 
     /// After a restore from a backup the lease may exist without some of its verdicts.
     pub(super) fn doubt(&mut self) {
-        self.written.values_mut().for_each(|word| *word = None);
+        self.written.values_mut().for_each(|verdict| *verdict = None);
     }
 
     /// A session ended, with this state of the renewal, if any.
@@ -82,21 +82,22 @@ impl Words {
 
     async fn say(&mut self, shared: &Shared, client: &Client, lease: i64) -> Result<(), EtcdError> {
         let (max, mut kv) = (shared.config.request_max(), client.kv_client());
-        let wanted: BTreeMap<String, Word> = {
+        let wanted: BTreeMap<String, RouterVerdict> = {
             let inner = shared.inner.lock();
-            let entry = |(party, word): &(Party, Word)| (shared.keys.word(party, &shared.name), word.clone());
-            inner.words.values().map(entry).collect()
+            let entry =
+                |(party, verdict): &(Party, RouterVerdict)| (shared.keys.verdict(party, &shared.name), verdict.clone());
+            inner.verdicts.values().map(entry).collect()
         };
         let stale: Vec<_> = self.written.keys().filter(|k| !wanted.contains_key(*k)).cloned().collect();
         for key in stale {
-            within(max, "take a word back", kv.delete(key.clone(), None)).await?;
+            within(max, "remove a verdict", kv.delete(key.clone(), None)).await?;
             self.written.remove(&key);
         }
-        for (key, word) in wanted {
-            if self.written.get(&key).and_then(Option::as_ref) != Some(&word) {
+        for (key, verdict) in wanted {
+            if self.written.get(&key).and_then(Option::as_ref) != Some(&verdict) {
                 let options = PutOptions::new().with_lease(lease);
-                within(max, "say a word", kv.put(key.clone(), encode_word(&word), Some(options))).await?;
-                self.written.insert(key, Some(word));
+                within(max, "write a verdict", kv.put(key.clone(), encode_verdict(&verdict), Some(options))).await?;
+                self.written.insert(key, Some(verdict));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 
 use super::connection::within_time;
 use super::probe::Verdict;
-use super::remembered::{Memory, Remembered, member};
+use super::record_cache::{CachedRecords, RecordCache, member};
 use super::router::Shared;
 use crate::membership::Member;
 use futures::StreamExt as _;
@@ -20,7 +20,7 @@ const GATHER: Duration = Duration::from_millis(500);
 
 /// Sources of members besides etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recall {
+pub struct OfflineSources {
     /// Folder with the last known records.
     pub cache_dir: Option<PathBuf>,
     /// gRPC addresses of workers, `host:port`; a name stands for all of its addresses.
@@ -28,12 +28,12 @@ pub struct Recall {
 }
 
 /// Fills the view until etcd has answered. Returns then.
-pub(super) async fn recall(shared: &Shared, from: &Recall) {
+pub(super) async fn add_offline(shared: &Shared, from: &OfflineSources) {
     // etcd is asked first, on every node.
     for _ in 0..shared.config.endpoints.len() {
         shared.missed.notified().await;
     }
-    if shared.has_answered() || *from == Recall::default() {
+    if shared.has_answered() || *from == OfflineSources::default() {
         return;
     }
     tracing::warn!(
@@ -58,18 +58,18 @@ pub(super) async fn recall(shared: &Shared, from: &Recall) {
         let mut asked = futures::stream::iter(asked).buffer_unordered(ASKED_MAX);
         while let Some((member, verdict)) = asked.next().await {
             if verdict == Verdict::Alive {
-                tracing::info!(instance = %member.record.party, "goes by a worker that answers, without the word of etcd");
-                shared.change(|view| view.recalled(member, position));
+                tracing::info!(instance = %member.record.party, "uses a worker that answers; etcd has not confirmed it yet");
+                shared.change(|view| view.add_offline(member, position));
             }
         }
         sleep(Duration::from_millis(shared.config.backoff_ms_max).saturating_sub(round.elapsed())).await;
     }
 }
 
-async fn remembered(shared: &Shared, from: &Recall) -> Option<Remembered> {
-    let memory = Memory::new(from.cache_dir.as_ref()?, &shared.config.prefix);
+async fn remembered(shared: &Shared, from: &OfflineSources) -> Option<CachedRecords> {
+    let cache = RecordCache::new(from.cache_dir.as_ref()?, &shared.config.prefix);
     let members_max = shared.members_max;
-    let read = tokio::task::spawn_blocking(move || memory.read(members_max)).await.ok()?;
+    let read = tokio::task::spawn_blocking(move || cache.read(members_max)).await.ok()?;
     read.unwrap_or_else(|error| {
         tracing::warn!(%error, cache_dir = ?from.cache_dir, "cannot read the members that it remembers (membership.cache_dir)");
         None
@@ -91,7 +91,7 @@ async fn find(shared: &Shared, seeds: &[String]) -> Vec<Member> {
 }
 
 /// Keeps the folder up to date with the view, while the view comes from etcd. Never returns.
-pub(super) async fn remember(shared: &Shared, from: &Recall) {
+pub(super) async fn keep_cache(shared: &Shared, from: &OfflineSources) {
     let mut view = shared.view.subscribe();
     let mut refused = false;
     while let Some(folder) = &from.cache_dir
@@ -100,9 +100,9 @@ pub(super) async fn remember(shared: &Shared, from: &Recall) {
         sleep(GATHER).await;
         let Some(position) = shared.confirmed_position() else { continue };
         let members = view.borrow_and_update().members.values().cloned().collect();
-        let memory = Memory::new(folder, &shared.config.prefix);
-        let remembered = Remembered { position, members };
-        let written = tokio::task::spawn_blocking(move || memory.write(&remembered)).await;
+        let cache = RecordCache::new(folder, &shared.config.prefix);
+        let remembered = CachedRecords { position, members };
+        let written = tokio::task::spawn_blocking(move || cache.write(&remembered)).await;
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
                 tracing::warn!(%error, folder = %folder.display(), "cannot remember the members (membership.cache_dir)");

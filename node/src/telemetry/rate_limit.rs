@@ -1,7 +1,7 @@
 //! Log rate limit: a callsite may log [`LINES_MAX`] lines in a [`WINDOW`]. Further lines are counted, and one line at
 //! the end of the window reports how many were suppressed.
 //!
-//! [`Limiter`] decides, with the time as an input. [`Flood`] is the filter in front of the log. A thread logs how many
+//! [`Limiter`] decides, with the time as an input. [`RateLimit`] is the filter in front of the log. A thread logs how many
 //! lines were suppressed.
 
 use parking_lot::Mutex;
@@ -84,15 +84,15 @@ impl Limiter {
 
 /// The filter; clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Flood(Arc<Mutex<Limiter>>);
+pub(super) struct RateLimit(Arc<Mutex<Limiter>>);
 
-impl Flood {
+impl RateLimit {
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(Limiter::new(LINES_MAX, WINDOW))))
     }
 
     /// Reports suppressed lines through `to`, while the watch lives.
-    pub(super) fn watch(&self, to: &Dispatch) -> std::io::Result<FloodWatch> {
+    pub(super) fn watch(&self, to: &Dispatch) -> std::io::Result<RateLimitWatch> {
         let (stop, stopped) = channel::<()>();
         let (limiter, to) = (self.0.clone(), to.downgrade());
         let look = move || {
@@ -104,7 +104,7 @@ impl Flood {
             }
         };
         std::thread::Builder::new().name("baton-log".into()).spawn(look)?;
-        Ok(FloodWatch { _stop: stop })
+        Ok(RateLimitWatch { _stop: stop })
     }
 }
 
@@ -114,17 +114,17 @@ fn tell(left_out: &LeftOut) {
 }
 
 /// Ends the thread when dropped.
-pub(super) struct FloodWatch {
+pub(super) struct RateLimitWatch {
     _stop: Sender<()>,
 }
 
-impl fmt::Debug for FloodWatch {
+impl fmt::Debug for RateLimitWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FloodWatch")
+        f.write_str("RateLimitWatch")
     }
 }
 
-impl<S> Filter<S> for Flood {
+impl<S> Filter<S> for RateLimit {
     fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         true
     }
@@ -174,17 +174,17 @@ mod tests {
         assert!(!limiter.admits(one, at(1_500)), "what was left out is told first");
         let over = limiter.over(at(1_500));
         assert_eq!((over.len(), over[0].lines), (1, 8));
-        assert!(over[0].at.contains("flood.rs:"), "{over:?}");
+        assert!(over[0].at.contains("rate_limit.rs:"), "{over:?}");
         assert!(limiter.admits(one, at(1_600)));
         assert_eq!(limiter.over(at(9_000)), []);
     }
 
     #[test]
     fn a_flood_is_cut_and_told() {
-        let (flood, lines) = (Flood::new(), Lines::default());
-        *flood.0.lock() = Limiter::new(5, Duration::from_millis(100));
-        let to = Dispatch::new(tracing_subscriber::registry().with(lines.clone().with_filter(flood.clone())));
-        let watch = flood.watch(&to).unwrap();
+        let (rate_limit, lines) = (RateLimit::new(), Lines::default());
+        *rate_limit.0.lock() = Limiter::new(5, Duration::from_millis(100));
+        let to = Dispatch::new(tracing_subscriber::registry().with(lines.clone().with_filter(rate_limit.clone())));
+        let watch = rate_limit.watch(&to).unwrap();
         tracing::dispatcher::with_default(&to, || (0..1_000).for_each(|i| tracing::warn!(i, "again")));
         assert_eq!(*lines.0.lock(), 5);
         let until = Instant::now() + Duration::from_secs(20);

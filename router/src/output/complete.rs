@@ -1,7 +1,7 @@
 //! A complete answer, gathered within the memory budget.
 
+use super::budget::make_room;
 use super::events::{Events, lost};
-use super::room::make_room;
 use super::{Delta, Event, Finished, Total};
 use baton_node::intake::Hold;
 use baton_types::RequestError;

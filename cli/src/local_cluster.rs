@@ -24,12 +24,12 @@ const NEW: &str = "new";
 const LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The folder of a running cluster. Dropping it removes it.
-pub(crate) struct Standing {
+pub(crate) struct LocalCluster {
     folder: PathBuf,
     _lock: File,
 }
 
-impl Standing {
+impl LocalCluster {
     /// Creates a folder with a new authority and a certificate for each role. Removes the folders of clusters that have ended.
     pub(crate) fn make() -> anyhow::Result<Self> {
         let all = all().context("there is no home folder to keep certificates in: set XDG_STATE_HOME")?;
@@ -70,7 +70,7 @@ impl Standing {
     }
 }
 
-impl Drop for Standing {
+impl Drop for LocalCluster {
     fn drop(&mut self) {
         let _ = remove(&self.folder);
     }
@@ -138,10 +138,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let all = home.path().join("baton/up");
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let standing = Standing::make_in(&all).unwrap();
+        let local_cluster = LocalCluster::make_in(&all).unwrap();
         assert_eq!(find_in(&all, "http://127.0.0.1:7001"), None);
-        standing.listens(address("127.0.0.1:7001"), address("127.0.0.1:7002")).unwrap();
-        let operator = standing.identity(Role::Operator);
+        local_cluster.listens(address("127.0.0.1:7001"), address("127.0.0.1:7002")).unwrap();
+        let operator = local_cluster.identity(Role::Operator);
         for server in ["http://127.0.0.1:7001", "localhost:7001", "http://127.0.0.1:7001/"] {
             assert_eq!(find_in(&all, server), Some(("127.0.0.1:7002".into(), operator.clone())), "{server}");
         }
@@ -150,7 +150,7 @@ mod tests {
         }
         for (path, mode) in [("", 0o700), ("authority", 0o700), ("authority/ca.key", 0o600), ("worker/tls.key", 0o600)]
         {
-            let found = std::fs::metadata(standing.folder.join(path)).unwrap().permissions().mode() & 0o777;
+            let found = std::fs::metadata(local_cluster.folder.join(path)).unwrap().permissions().mode() & 0o777;
             assert_eq!(found, mode, "{path}");
         }
         clear(&all);
@@ -159,11 +159,11 @@ mod tests {
         // Killed: the lock is free, but the folder remains.
         let killed = all.join("1");
         std::fs::create_dir(&killed).unwrap();
-        std::fs::copy(standing.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();
+        std::fs::copy(local_cluster.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();
         File::create(killed.join(LOCK)).unwrap();
         clear(&all);
         assert!(!killed.exists() && operator.exists());
-        drop(standing);
+        drop(local_cluster);
         assert!(!operator.exists());
     }
 }
