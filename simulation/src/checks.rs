@@ -1,5 +1,6 @@
 //! What must hold once all is quiet.
 
+use crate::called;
 use crate::client::Ending;
 use crate::executor::{Time, ms};
 use crate::flood;
@@ -21,6 +22,7 @@ const HEARD_AGAIN: Time = ms(100);
 pub(crate) fn quiet(cluster: &Scheduled) {
     flood::check(cluster);
     race::check(cluster);
+    called::check(cluster);
     let workers = cluster.workers();
     for (number, (request, end)) in cluster.schedule().requests.iter().zip(cluster.ends.all()).enumerate() {
         ends(cluster, &workers, number, request, end);
@@ -31,6 +33,10 @@ pub(crate) fn quiet(cluster: &Scheduled) {
     for (number, router) in cluster.routers().iter().enumerate() {
         if router.requests() > 0 {
             let what = format!("router{number} holds {} requests", router.requests());
+            cluster.breaches.add(Invariant::Quiet, what);
+        }
+        if router.prefixes_in_progress() > 0 {
+            let what = format!("router{number} takes {} prefixes to be computed", router.prefixes_in_progress());
             cluster.breaches.add(Invariant::Quiet, what);
         }
     }
@@ -85,8 +91,10 @@ fn ends(
 /// takes: whatever was open anywhere may have been there.
 fn is_crowded(cluster: &Scheduled, request: &Request, at: Time) -> bool {
     let (schedule, ends) = (cluster.schedule(), cluster.ends.all());
+    // Before all repairs one worker may be all that is left, and whoever it refused once does not ask it again.
+    let since = if schedule.shape.is_calm || request.at >= HEALED { at } else { request.at };
     let is_open = |(other, end): &(&Request, Option<(Time, Ending)>)| {
-        let is_open = end.as_ref().is_none_or(|(end, _)| *end + HEARD_AGAIN >= at);
+        let is_open = end.as_ref().is_none_or(|(end, _)| *end + HEARD_AGAIN >= since);
         other.at <= at && is_open && !std::ptr::eq(*other, request)
     };
     let wants = |request: &Request| request.samples * (request.prompt.len() as u32 + request.max_tokens);

@@ -2,10 +2,11 @@
 
 use crate::executor::{Executor, Time};
 use crate::invariant::{Breaches, Invariant};
-use crate::model::Oracle;
+use crate::model::{self, Oracle};
 use crate::prompts::Prompts;
 use crate::schedule::{self, Policy, WEIGHTS};
 use crate::worker::MODEL;
+use baton_engine::sampler::Sampled;
 use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prompt, Request, Segment};
 use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId, Weight};
 use futures::StreamExt as _;
@@ -113,6 +114,11 @@ impl Client {
         parameters.sampling.max_tokens = Some(spec.max_tokens);
         parameters.sampling.temperature = Some(spec.temperature);
         parameters.sampling.seed = Some(spec.seed);
+        parameters.sampling.presence_penalty = Some(spec.penalties.presence);
+        parameters.sampling.frequency_penalty = Some(spec.penalties.frequency);
+        parameters.sampling.repetition_penalty = Some(spec.penalties.repetition);
+        parameters.sampling.logprobs = spec.logprobs;
+        parameters.sampling.ignore_eos = spec.ignore_eos;
         parameters.priority = spec.priority;
         parameters.prefill_policy = Some(match spec.policy {
             Policy::Auto => PrefillPolicy::Auto,
@@ -134,23 +140,30 @@ impl Client {
         }
     }
 
-    /// Reads to the end; each token is the right one.
+    /// Reads to the end: each token is the right one, with its log-probabilities, and so are ends and counts.
     async fn compare(&self, mut generation: Generation) -> Ending {
         let sampling = generation.request.sampling.clone();
         let right = |sample| Oracle::of(&self.spec.prompt).answer(&sampling, sample);
-        let right: Vec<Vec<TokenId>> = (0..self.spec.samples).map(right).collect();
-        let mut read = vec![0; right.len()];
+        let right: Vec<Vec<Sampled>> = (0..self.spec.samples).map(right).collect();
+        let (mut read, mut cached) = (vec![0; right.len()], Vec::new());
+        let wrong =
+            |what: String| self.breaches.add(Invariant::RightAnswer, format!("request {} {what}", self.request));
         while let Some(event) = generation.events.next().await {
             match event {
                 Ok(Event::Delta(delta)) => {
                     let sample = delta.sample as usize;
                     let next = &right[sample][read[sample]..];
-                    if !next.starts_with(&delta.token_ids) {
-                        let what =
-                            format!("request {} is sent {:?}, and {next:?} is right", self.request, delta.token_ids);
-                        self.breaches.add(Invariant::RightAnswer, what);
+                    let next = &next[..delta.token_ids.len().min(next.len())];
+                    let tokens: Vec<TokenId> = next.iter().map(|sampled| sampled.token).collect();
+                    let logprobs: Vec<_> = next.iter().filter_map(|sampled| sampled.logprobs.clone()).collect();
+                    if tokens != delta.token_ids || logprobs != delta.logprobs {
+                        wrong(format!("is sent {delta:?}, and {next:?} is right"));
                         return Ending::Whole;
                     }
+                    if delta.cached_tokens.is_some() != (read[sample] == 0) {
+                        wrong(format!("is told of its cached tokens with {delta:?}, of which it had {}", read[sample]));
+                    }
+                    cached.extend(delta.cached_tokens);
                     read[sample] += delta.token_ids.len();
                     self.ends.begin(self.request, self.executor.time());
                     if read[sample] == 2 {
@@ -158,15 +171,23 @@ impl Client {
                     }
                 }
                 Ok(Event::Finished(finished)) => {
-                    let sample = finished.sample as usize;
+                    let answer = &right[finished.sample as usize];
                     let is_stop = finished.reason == FinishReason::Stop;
-                    let ends_by_itself = right[sample].last().is_some_and(|token| crate::model::is_end(*token));
-                    if read[sample] != right[sample].len() || is_stop != ends_by_itself {
-                        let (sent, all) = (read[sample], right[sample].len());
-                        let what = format!("request {} ends with {sent} of {all} tokens: {finished:?}", self.request);
-                        self.breaches.add(Invariant::RightAnswer, what);
+                    let ends_by_itself =
+                        answer.last().is_some_and(|last| model::is_end(last.token)) && !sampling.ignore_eos;
+                    if read[finished.sample as usize] != answer.len() || is_stop != ends_by_itself {
+                        wrong(format!("ends with {read:?} tokens of {answer:?}: {finished:?}"));
                     }
-                    if finished.total.is_some() {
+                    if let Some(total) = finished.total {
+                        let usage = total.usage;
+                        let prompt = self.spec.prompt.len() as u32;
+                        let tokens: usize = right.iter().map(Vec::len).sum();
+                        let counts = (usage.prompt_tokens, usage.completion_tokens as usize, Some(usage.cached_tokens));
+                        if counts != (prompt, tokens, cached.iter().min().copied())
+                            || usage.cached_tokens + usage.cache_write_tokens > prompt
+                        {
+                            wrong(format!("of {prompt} and {tokens} tokens, {cached:?} cached, is charged {usage:?}"));
+                        }
                         return Ending::Whole;
                     }
                 }

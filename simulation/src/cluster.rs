@@ -1,5 +1,6 @@
 //! A cluster of simulated processes: starts, ends and troubles of each slot.
 
+use crate::called::{Called, Watched};
 use crate::calls::Calls;
 use crate::counts::Counting;
 use crate::executor::{Executor, Process, ms};
@@ -14,6 +15,7 @@ use crate::worker::{Place, SimulatedWorker};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
+use baton_router::port::Connector;
 use baton_router::{Core, Outside};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub struct Cluster {
     pub counts: Counting,
     /// What routers made of requests.
     pub prompts: Prompts,
+    /// What routers called.
+    pub called: Called,
     /// Who listens where.
     pub directory: Directory,
     /// Who is registered.
@@ -63,8 +67,9 @@ impl Cluster {
         let membership =
             Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), plan.is_embedded);
         let (counts, slots, plan) = (Counting::default(), Arc::default(), Arc::new(plan));
-        let prompts = Prompts::default();
-        let cluster = Self { executor, breaches, counts, prompts, directory, membership, plan, network, calls, slots };
+        let (prompts, called) = (Prompts::default(), Called::default());
+        let cluster =
+            Self { executor, breaches, counts, prompts, called, directory, membership, plan, network, calls, slots };
         for slot in 0..cluster.plan.slots() {
             let started = cluster.started(slot, 1);
             cluster.slots.lock().push(started);
@@ -94,9 +99,14 @@ impl Cluster {
             directory: self.directory.clone(),
             counts: self.counts.clone(),
         };
+        let (called, executor) = (self.called.clone(), self.executor.clone());
+        let connector: Arc<dyn Connector> = match self.plan.is_checked() {
+            true => Arc::new(Watched { connector: links, called, executor, router: slot, process }),
+            false => Arc::new(links),
+        };
         let outside = Outside {
             runtime,
-            connector: Arc::new(links),
+            connector,
             membership: self.membership.follow(slot, process),
             traces: Traces::default(),
             name: self.plan.name(slot).to_owned(),
@@ -172,6 +182,14 @@ impl Cluster {
             Fault::Cut { slot, other } => {
                 self.count("fault: cut");
                 self.network.cut(self.process(slot), self.process(other));
+            }
+            Fault::Part { slot, other, silent } => {
+                self.count("fault: parted");
+                self.network.part(self.process(slot), self.process(other), silent);
+            }
+            Fault::Spoil { slot, other } => {
+                self.count("fault: spoilt");
+                self.network.spoil(self.process(slot), self.process(other));
             }
             Fault::Damage { slot } => {
                 self.count("fault: damage");

@@ -20,6 +20,8 @@ pub const EXPECTED: &[&str] = &[
     "fault: etcd away",
     "fault: etcd loses records",
     "fault: etcd wiped",
+    "fault: parted",
+    "fault: spoilt",
     "fault: stall",
     "fault: watch",
     "flood: requests below their share",
@@ -39,6 +41,7 @@ pub const EXPECTED: &[&str] = &[
     "request: whole",
     "request: with its router",
     "router: attempts",
+    "router: moves",
 ];
 
 /// Counts of a schedule that runs.

@@ -7,7 +7,7 @@ use crate::invariant::Invariant;
 use crate::network::Lane;
 use crate::race;
 use crate::random::Random;
-use crate::schedule::{Fault, HEALED, Policy, Request, Schedule, Shape, WEIGHTS};
+use crate::schedule::{Fault, HEALED, Penalties, Policy, Request, Schedule, Shape, WEIGHTS};
 use crate::scheduled::Scheduled;
 use baton_types::TokenId;
 use std::time::Duration;
@@ -78,6 +78,9 @@ pub(crate) fn request(
         max_tokens: max_tokens as u32,
         samples: 1,
         temperature: 1.0,
+        penalties: Penalties::NONE,
+        logprobs: None,
+        ignore_eos: false,
         seed: random.any(),
         policy,
         priority: 0,

@@ -24,6 +24,8 @@ pub enum Invariant {
     RightAnswer,
     /// Each request ends by its deadline, and soon after all repairs without it; with an error only where it may.
     EveryEnd,
+    /// Calls to workers keep the limits of attempts, moves, retries, back-off and time.
+    BoundedCalls,
     /// A tenant below its share is served in time, whatever others ask for.
     FairShare,
     /// When all is quiet, nothing is held.

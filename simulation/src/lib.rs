@@ -14,11 +14,13 @@
 
 #![allow(missing_docs)] // No API: what has to be said of a field is said.
 
+pub mod called;
 pub mod calls;
 pub mod checks;
 pub mod client;
 pub mod cluster;
 pub mod counts;
+pub mod detours;
 pub mod executor;
 pub mod fleet;
 pub mod flood;

@@ -1,7 +1,7 @@
 //! A stand-in for the model: what it keeps of the past is a chain of hashes in KV blocks, and what may come next is a hash of all of it
 //! *as read from there*. One wrong, stale or missing byte gives other tokens than the [`Oracle`], which never sees a block.
 
-use baton_engine::sampler;
+use baton_engine::sampler::{self, Sampled};
 use baton_kv_transfer::Region;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, SamplingParams, TokenId};
 use std::sync::Arc;
@@ -13,6 +13,8 @@ const LANES: usize = LAYERS * PLANES;
 const TOKEN_BYTES: usize = 16;
 /// Tokens of the vocabulary.
 pub const VOCAB: u32 = 257;
+/// The likelier one of two tokens is one of so many, so that answers repeat themselves and penalties count.
+const FAMILIAR: u32 = 32;
 /// Token ids below this end a sequence.
 const END_TOKENS: u32 = 8;
 
@@ -59,7 +61,7 @@ fn logits_of(folds: [u64; LANES]) -> Vec<f32> {
     let hash = folds.into_iter().fold(0, |all, fold| mix(all ^ fold));
     let mut logits = vec![-1e9; VOCAB as usize];
     logits[(hash >> 32) as usize % VOCAB as usize] = 1.0;
-    logits[(hash & 0xffff_ffff) as usize % VOCAB as usize] = 1.5;
+    logits[(hash as u32 % FAMILIAR * END_TOKENS) as usize] = 1.5;
     logits
 }
 
@@ -87,16 +89,17 @@ impl Oracle {
         self.tokens.push(token);
     }
 
-    /// All tokens of the answer of one sample.
-    pub fn answer(mut self, params: &SamplingParams, sample: u32) -> Vec<TokenId> {
+    /// All tokens of the answer of one sample, with their log-probabilities where asked for.
+    pub fn answer(mut self, params: &SamplingParams, sample: u32) -> Vec<Sampled> {
         let mut answer = Vec::new();
         let mut history = sampler::History::rebuild(&self.tokens, self.tokens.len());
         while answer.len() < params.max_tokens as usize {
             let position = self.tokens.len() as u64;
             let sampled = sampler::sample(params, &logits_of(self.folds), &history, position, sample);
-            let token = sampled.expect("two finite logits").token;
-            answer.push(token);
-            if token < END_TOKENS {
+            let sampled = sampled.expect("two finite logits");
+            let token = sampled.token;
+            answer.push(sampled);
+            if is_end(token) && !params.ignore_eos {
                 break;
             }
             history.push(token);

@@ -59,6 +59,11 @@ pub enum DevicePlan {
 }
 
 impl ClusterPlan {
+    /// Whether workers have devices whose KV is checked.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.workers.iter().all(|worker| matches!(worker.device, DevicePlan::Checked))
+    }
+
     /// Number of slots.
     pub fn slots(&self) -> usize {
         self.routers.len() + self.workers.len()

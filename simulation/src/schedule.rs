@@ -1,5 +1,6 @@
 //! What a seed decides before anything happens: the cluster, its bounds, the requests and the faults.
 
+use crate::detours;
 use crate::executor::{Time, ms};
 use crate::flood;
 use crate::network::Lane;
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Requests come until then, faults a little longer.
 const ARRIVALS: Time = ms(1_200);
 /// The first comes when routers may know their workers.
-const FIRST: Time = ms(260);
+pub(crate) const FIRST: Time = ms(260);
 /// From here on nothing breaks, and everybody runs.
 pub const HEALED: Time = ms(1_800);
 /// Long enough after that for views, leases and probations: whoever comes now is served.
@@ -20,7 +21,7 @@ pub const WELL: Time = HEALED + ms(1_600);
 /// longest handoff, and clients that have time for more than that have nine seconds.
 pub const ENDS_WITHIN: Time = ms(5_000);
 /// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
-const PATIENCE: u64 = 9_000;
+pub(crate) const PATIENCE: u64 = 9_000;
 /// No deadline of those that came before [`HEALED`] is later.
 const ALONE: Time = HEALED + ms(PATIENCE);
 /// Everything must be quiet then.
@@ -35,6 +36,9 @@ const EVICTORS: usize = 3;
 const CALM_ONCE_IN: u64 = 8;
 /// And one of the others in so many is about quarantine.
 const STUCK_ONCE_IN: u64 = 40;
+
+/// A budget of retries that is never spent.
+pub const RETRIES: (u32, f64) = (1024, 50.0);
 
 /// Tenants by number, with their weights.
 pub const WEIGHTS: [u32; 3] = [1, 1, 4];
@@ -75,8 +79,12 @@ pub struct Shape {
     pub stall_max: Duration,
     pub attempts_max: u32,
     pub ready_max: Duration,
+    /// Retries that a router has at most at once, and more per second.
+    pub retries: (u32, f64),
     /// Requests that a router serves at once, and that wait for their turn.
     pub admits: (usize, usize),
+    /// Events of an answer that wait for a client that does not read.
+    pub client_events: usize,
     /// Messages take a few milliseconds, and once in so many times up to two hundred; 0 is never.
     pub slow_once_in: u64,
     /// Nothing breaks: what fails then has its reason in what was asked.
@@ -112,7 +120,9 @@ impl Shape {
             stall_max: Duration::from_millis(400),
             attempts_max: random.between(3, 5) as u32,
             ready_max: Duration::from_millis(random.of(&[0, 100])),
+            retries: if is_calm { RETRIES } else { random.of(&[RETRIES, RETRIES, (8, 5.0)]) },
             admits: (random.of(&[3, 8, 32]), random.of(&[2, 8])),
+            client_events: random.of(&[64, 64, 2]),
             slow_once_in: if is_calm { 0 } else { random.of(&[8, 25, 200]) },
             is_calm,
         }
@@ -133,7 +143,7 @@ impl Shape {
     }
 
     /// Whether the KV of a request may be put where its policy says: what nothing fences has a bound.
-    fn moves(&self, request: &Request) -> bool {
+    pub(crate) fn moves(&self, request: &Request) -> bool {
         let blocks = self.blocks * 16 / self.decode_block_tokens;
         let moved = (request.prompt.len() as u32).div_ceil(self.decode_block_tokens) as usize;
         request.policy != Policy::Remote || self.lane.closing_fences() || moved <= self.quarantined_max(blocks)
@@ -158,6 +168,24 @@ pub enum Policy {
     Local,
 }
 
+/// What sampling takes off the likelihood of tokens that came before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    pub presence: f32,
+    pub frequency: f32,
+    /// Of the prompt's tokens too.
+    pub repetition: f32,
+}
+
+impl Penalties {
+    pub const NONE: Self = Self { presence: 0.0, frequency: 0.0, repetition: 1.0 };
+
+    fn draw(random: &mut Random) -> Self {
+        let presence = random.of(&[0.0, 0.6, 2.0, -1.0]);
+        Self { presence, frequency: random.of(&[0.0, 0.7]), repetition: random.of(&[1.0, 1.4, 0.7]) }
+    }
+}
+
 /// What one client asks.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -166,6 +194,11 @@ pub struct Request {
     pub samples: u32,
     /// 0 takes the likeliest token, 1 draws.
     pub temperature: f32,
+    pub penalties: Penalties,
+    /// Its answer comes with log-probabilities, and with those of so many other tokens.
+    pub logprobs: Option<u32>,
+    /// Its answer goes on behind the model's end tokens.
+    pub ignore_eos: bool,
     pub seed: u64,
     pub policy: Policy,
     pub priority: i32,
@@ -188,8 +221,13 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether its client waits for all of its answer.
+    pub(crate) fn waits(&self) -> bool {
+        self.deadline - self.at >= ms(PATIENCE) && self.gone.is_none() && self.pause == 0
+    }
+
     /// It comes then, by a client as patient as before.
-    fn come_at(&mut self, at: Time) {
+    pub(crate) fn come_at(&mut self, at: Time) {
         (self.deadline, self.gone) = (at + self.deadline - self.at, self.gone.map(|gone| at + gone - self.at));
         self.at = at;
     }
@@ -213,6 +251,17 @@ pub enum Fault {
     },
     /// All data links between two workers break.
     Cut {
+        slot: usize,
+        other: usize,
+    },
+    /// No data link passes between two workers; where `silent`, who dials hears nothing of that.
+    Part {
+        slot: usize,
+        other: usize,
+        silent: bool,
+    },
+    /// All writes of one worker to another arrive damaged.
+    Spoil {
         slot: usize,
         other: usize,
     },
@@ -258,6 +307,9 @@ impl Schedule {
         if random.once_in(STUCK_ONCE_IN) {
             return stuck::draw(random, vocab);
         }
+        if random.once_in(8) {
+            return detours::draw(random, vocab);
+        }
         let shape = Shape::draw(random);
         let requests = requests(&shape, vocab, random);
         let faults = if shape.is_calm { vec![(HEALED, Fault::Heal)] } else { faults(&shape, random) };
@@ -265,7 +317,7 @@ impl Schedule {
     }
 }
 
-fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
+pub(crate) fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
     let mut requests: Vec<Request> = (0..random.between(9, 16)).map(|_| request(shape, vocab, random)).collect();
     if random.once_in(4) {
         crowd(shape, vocab, &mut requests, random);
@@ -277,8 +329,7 @@ fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
         }
     }
     for request in &mut requests {
-        let waits = request.deadline - request.at >= ms(PATIENCE) && request.gone.is_none() && request.pause == 0;
-        request.must_succeed = shape.is_calm && waits && shape.moves(request);
+        request.must_succeed = shape.is_calm && request.waits() && shape.moves(request);
     }
     requests.extend((0..2).map(|_| late(shape, vocab, WELL, random)));
     // Where nothing fences, whatever does not fit beside the quarantine stays in queues to its deadline, and may fill them.
@@ -332,7 +383,7 @@ fn evictors(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Ra
 }
 
 /// A small request after all repairs, by a patient client: it must succeed.
-fn late(shape: &Shape, vocab: u32, from: Time, random: &mut Random) -> Request {
+pub(crate) fn late(shape: &Shape, vocab: u32, from: Time, random: &mut Random) -> Request {
     let mut late = request(shape, vocab, random);
     late.prompt.truncate(32);
     late.at = from + random.below(ms(300));
@@ -341,7 +392,7 @@ fn late(shape: &Shape, vocab: u32, from: Time, random: &mut Random) -> Request {
     late
 }
 
-fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
+pub(crate) fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
     let pool = u64::from(shape.blocks);
     let longest = if random.once_in(12) { pool * 16 + 20 } else { pool * 8 };
     let len = random.between(1, longest.min(150));
@@ -365,6 +416,9 @@ fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
         max_tokens: random.between(1, 14) as u32,
         samples: random.of(&[1, 1, 1, 1, 2, 3]),
         temperature: random.of(&[0.0, 1.0]),
+        penalties: if random.once_in(2) { Penalties::draw(random) } else { Penalties::NONE },
+        logprobs: random.of(&[None, None, None, Some(2)]),
+        ignore_eos: random.once_in(8),
         seed: random.any(),
         policy: random.of(&[Policy::Auto, Policy::Auto, Policy::Auto, Policy::Remote, Policy::Remote, Policy::Local]),
         priority: random.of(&[0, 0, 0, 1]),
@@ -400,7 +454,8 @@ fn faults(shape: &Shape, random: &mut Random) -> Vec<(Time, Fault)> {
                 faults.push((at, Fault::Stall { slot }));
                 faults.push((later + ms(random.of(&[5, 300, 1_000])), Fault::Resume { slot }));
             }
-            11..=13 => faults.push((at, Fault::Cut { slot: worker, other })),
+            11 | 12 => faults.push((at, Fault::Cut { slot: worker, other })),
+            13 => faults.push((at, Fault::Part { slot: worker, other, silent: random.once_in(2) })),
             14 | 15 => {
                 faults.push((at, Fault::Drain { slot: worker }));
                 faults.push((later + ms(200), Fault::Crash { slot: worker, silent: false }));

@@ -73,7 +73,8 @@ impl Scheduled {
 
     /// Whether a worker may fail for a reason inside: its device does, or its bytes are damaged.
     pub fn may_break(&self) -> bool {
-        let breaks = |fault: &Fault| matches!(fault, Fault::DeviceFails { .. } | Fault::Damage { .. });
+        let breaks =
+            |fault: &Fault| matches!(fault, Fault::DeviceFails { .. } | Fault::Damage { .. } | Fault::Spoil { .. });
         self.schedule.faults.iter().any(|(_, fault)| breaks(fault))
     }
 
@@ -157,12 +158,14 @@ fn engine_config(shape: &Shape) -> EngineConfig {
     }
 }
 
-fn router_config(shape: &Shape) -> RouterConfig {
+pub(crate) fn router_config(shape: &Shape) -> RouterConfig {
     let mut config = RouterConfig::default();
     (config.limits.running_max, config.limits.queued_max) = shape.admits;
     config.limits.claim_ack_ms_max = 400;
     config.limits.client_stall_ms_max = 600;
+    config.limits.client_events_max = shape.client_events;
     config.retry.attempts_max = shape.attempts_max;
+    (config.retry.burst_max, config.retry.per_s) = shape.retries;
     config.retry.ready_ms_max = shape.ready_max.as_millis() as u64;
     config.retry.adopted_ms_max = 1_000;
     config.retry.probation_ms_max = 1_000;

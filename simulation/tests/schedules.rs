@@ -98,7 +98,7 @@ fn a_seed_gives_one_schedule() {
 }
 
 /// Each defect, with what it breaks, and how many schedules that takes at most. It may break something else first.
-const DEFECTS: [(Defect, &[Invariant], u64); 18] = [
+const DEFECTS: [(Defect, &[Invariant], u64); 20] = [
     (Defect::ReleaseWithoutFence, &[Invariant::WritesWithinGrants], 5_000),
     (Defect::OtherIncarnation, &[Invariant::RightIncarnation], 1_000),
     (Defect::OlderIncarnation, &[Invariant::RightIncarnation], 5_000),
@@ -117,6 +117,8 @@ const DEFECTS: [(Defect, &[Invariant], u64); 18] = [
     (Defect::IgnoredWeights, &[Invariant::FairShare], 1_000),
     (Defect::GrantWithoutTime, &[Invariant::FairShare], 2_000),
     (Defect::GrantDespiteQuarantine, &[Invariant::QuarantineBound], 1_000),
+    (Defect::ReplayAsPrompt, &[Invariant::RightAnswer], 1_000),
+    (Defect::EndlessMoves, &[Invariant::BoundedCalls], 5_000),
 ];
 
 /// Each defect that is seeded into shipped code is found, by the invariant that it breaks.

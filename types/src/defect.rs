@@ -47,6 +47,10 @@ pub enum Defect {
     GrantWithoutTime,
     /// A peer is granted blocks of the worker although others of it were quarantined after the worker was asked.
     GrantDespiteQuarantine,
+    /// After a move, the tokens generated before count as prompt.
+    ReplayAsPrompt,
+    /// A request without room for its KV moves as often as another decode worker has room.
+    EndlessMoves,
 }
 
 #[cfg(feature = "testing")]

@@ -102,10 +102,11 @@ impl Attempt<'_> {
     /// The prompt and what was generated so far: samplers rebuild their state from the tokens.
     fn sequence(&self, answer: &Answer<'_>) -> SequenceSpec {
         let job = self.sample.job;
+        let replayed_as_prompt = if seeded!(ReplayAsPrompt) { answer.tokens().len() } else { 0 };
         SequenceSpec {
             request_id: attempt_id(&job.id, &*self.core.runtime),
             tokens: [&job.tokens, answer.tokens()].concat(),
-            prompt_len: job.tokens.len(),
+            prompt_len: job.tokens.len() + replayed_as_prompt,
             sampling: job.sampling.clone(),
             sample_index: self.sample.index,
             priority: job.priority,
@@ -310,7 +311,8 @@ impl Attempt<'_> {
     /// no attempts left. Waiting guarantees its turn.
     fn wait_or_move(&self, answer: &Answer<'_>) -> Result<(), Failed> {
         let (moved, decode) = (&self.sample.moved, &self.chosen.decode);
-        if moved.load(Ordering::Relaxed) || !self.sample.has_room_elsewhere(self.core, decode, answer) {
+        let stays = moved.load(Ordering::Relaxed) && !seeded!(EndlessMoves);
+        if stays || !self.sample.has_room_elsewhere(self.core, decode, answer) {
             #[cfg(test)]
             self.core.stays.fetch_add(1, Ordering::Relaxed);
             return Ok(());

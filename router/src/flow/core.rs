@@ -186,6 +186,12 @@ impl Core {
         known
     }
 
+    /// Cacheable blocks that count as being computed on a worker.
+    #[doc(hidden)] // For simulations.
+    pub fn prefixes_in_progress(&self) -> usize {
+        self.prefixes.in_progress()
+    }
+
     /// Requests running or queued.
     pub fn requests(&self) -> usize {
         self.admission.inside()

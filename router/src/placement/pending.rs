@@ -28,6 +28,11 @@ impl PendingPrefixes {
         Self { workers: HashMap::new(), hashes: 0, names_max }
     }
 
+    /// How many prefixes are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.hashes
+    }
+
     /// A prompt with these hashes was placed on a worker, and is expected to be computed there before `until`.
     pub(crate) fn placed(&mut self, worker: &InstanceId, hashes: &[PrefixHash], until: Instant) {
         if !self.workers.contains_key(worker) {

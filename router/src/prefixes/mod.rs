@@ -130,6 +130,11 @@ impl Prefixes {
         Some(PrefixInProgress { prefixes: self.clone(), worker: worker.instance.clone(), hashes: hashes.clone() })
     }
 
+    /// Prefixes in progress.
+    pub(crate) fn in_progress(&self) -> usize {
+        self.pending.lock().len()
+    }
+
     /// Sizes of the index.
     pub(crate) fn counts(&self) -> IndexCounts {
         self.state.read().index.counts()

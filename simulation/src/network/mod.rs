@@ -115,6 +115,10 @@ struct Traffic {
     numbers: u64,
     /// Processes whose next write is damaged.
     damage: Vec<Process>,
+    /// Processes whose writes to another one all arrive damaged.
+    spoilt: Vec<[Process; 2]>,
+    /// Processes between which no connection opens, and whether who dials hears nothing of that.
+    parted: Vec<([Process; 2], bool)>,
     /// When the wire of a process has sent what it was given.
     sent_at: BTreeMap<Process, Time>,
 }
@@ -159,6 +163,8 @@ impl Network {
             writes: HashMap::new(),
             numbers: 0,
             damage: Vec::new(),
+            spoilt: Vec::new(),
+            parted: Vec::new(),
             sent_at: BTreeMap::new(),
         };
         let one_sided_gets = one_sided_gets && lane != Lane::Window;
@@ -212,9 +218,17 @@ impl Network {
         self.state.lock().damage.push(process);
     }
 
-    /// Nothing is damaged any more.
+    /// From now on all writes of one process to the other arrive damaged.
+    pub fn spoil(&self, one: Process, other: Process) {
+        self.state.lock().spoilt.push([one, other]);
+    }
+
+    /// Nothing is damaged or parted any more.
     pub fn heal(&self) {
-        self.state.lock().damage.clear();
+        let mut state = self.state.lock();
+        state.damage.clear();
+        state.spoilt.clear();
+        state.parted.clear();
     }
 
     /// Breaks every link between the two; each side notices in its own time.
@@ -235,6 +249,12 @@ impl Network {
                 self.loses(at, conn, side, "the link broke");
             }
         }
+    }
+
+    /// Breaks every link between the two, and lets no other open. Where `silent`, who dials waits for nothing.
+    pub fn part(&self, one: Process, other: Process, silent: bool) {
+        self.state.lock().parted.push(([one, other], silent));
+        self.cut(one, other);
     }
 
     /// `process` stands still: peers count it as gone, unless it `is_back` by then.
@@ -311,6 +331,16 @@ impl Network {
             drop(state);
             return self.lost(conn, 0, "nobody listens there");
         };
+        let dials = state.connections.get(&conn).map(|connection| connection.sides[0].process);
+        let is_parted =
+            |ends: &[Process; 2]| ends.contains(&process) && dials.is_some_and(|dials| ends.contains(&dials));
+        if let Some(&(_, silent)) = state.parted.iter().find(|(ends, _)| is_parted(ends)) {
+            drop(state);
+            if !silent {
+                self.lost(conn, 0, "there is no way");
+            }
+            return;
+        }
         if let Some(connection) = state.connections.get_mut(&conn).filter(|connection| connection.sides[0].is_open) {
             (connection.sides[1].process, connection.sides[1].is_open) = (process, true);
             state.tell(address, process, Event::Accepted { conn: ConnId(conn), proven: true });

@@ -129,7 +129,9 @@ impl Transport for SimulatedTransport {
             let number = state.number();
             let damaged = state.damage.iter().position(|process| *process == self.process);
             let is_damaged = damaged.map(|at| state.damage.swap_remove(at)).is_some();
+            let spoilt = state.spoilt.clone();
             let Some(connection) = state.connections.get_mut(&conn.0).filter(|c| c.sides[side].is_open) else { return };
+            let is_damaged = is_damaged || spoilt.contains(&[self.process, connection.sides[1 - side].process]);
             connection.sides[side].writes.push(number);
             let storing = match self.network.lane {
                 Lane::Window => connection.sides[1 - side].process,
