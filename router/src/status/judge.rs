@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn an_engine_that_stands_still_is_told_long_before_it_counts_as_hung() {
         check(0, |_, r| r.still_ms = Some(1_900), State::Ready, &[]);
-        check(400, |_, r| r.still_ms = Some(1_600), State::Ready, &["still: engine loop has not moved for 2 s"]);
+        check(400, |_, r| r.still_ms = Some(1_600), State::Ready, &["stalled: engine loop has not moved for 2 s"]);
         let hung = |_: &mut WorkerSnapshot, r: &mut LoadReport| (r.healthy, r.still_ms) = (false, Some(61_000));
         check(0, hung, State::Failing, &["failing: engine loop has not moved for 61 s; it is given no work"]);
         let failed = ["failing: its engine or its data plane failed: restart it"];

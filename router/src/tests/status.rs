@@ -100,16 +100,16 @@ async fn workers_that_go_stand_still_or_are_full_are_told_in_plain_words() {
     let p = case.cluster.worker(Role::Prefill, "p").await;
     case.until(&[]).await;
     p.report(|load| load.still_ms = Some(6_000));
-    case.until(&["p still: engine loop has not moved for 6 s"]).await;
+    case.until(&["p stalled: engine loop has not moved for 6 s"]).await;
     d.report(|load| {
         load.waiting = 12;
         load.blocks = Some(v1::BlockCounts { total: 512, free: 1, referenced: 511, ..Default::default() });
     });
-    case.until(&["p still: engine loop", "d pool_full: pool full, 12 wait"]).await;
+    case.until(&["p stalled: engine loop", "d pool_full: pool full, 12 wait"]).await;
     assert_eq!((case.problems("stalled").await, case.problems("pool_full").await), (1.0, 1.0));
     let gone = e.record.party.clone();
     drop(e);
-    let status = case.until(&["e gone: gone ", "p still: ", "d pool_full: "]).await;
+    let status = case.until(&["e gone: gone ", "p stalled: ", "d pool_full: "]).await;
     let row = status.workers.iter().find(|w| w.party == Some(gone.clone().into())).unwrap();
     assert_eq!((row.state(), row.running, row.blocks), (v1::WorkerState::Gone, None, None));
     assert_eq!(case.problems("gone").await, 1.0);
