@@ -198,7 +198,7 @@ mod tests {
             let error = read(config).unwrap_err();
             assert!(error.contains(expected), "{error}");
         };
-        check("model_type", json!("mamba"), "`mamba` is not understood");
+        check("model_type", json!("mamba"), "`mamba` is not supported");
         check("num_hidden_layers", json!(0), "num_hidden_layers = 0");
         check("num_hidden_layers", json!(4_097), "over 4096");
         check("num_hidden_layers", json!(null), "num_hidden_layers is missing");

@@ -210,6 +210,6 @@ mod tests {
         check(&["llama-3-8b", "--block-tokens", "17"], "multiple of 16");
         check(&["llama-3-8b", "--context", "0"], "0 is not in");
         check(&["llama-3-8b", "--memory", "40GiB", "--gpu-memory", "80GiB"], "cannot be used with");
-        check(&["llama-3-8b", "--memory", "much"], "no size");
+        check(&["llama-3-8b", "--memory", "much"], "is not a size");
     }
 }
