@@ -115,17 +115,19 @@ impl Sample<'_> {
                 break; // Such workers exist, and may get room.
             }
         }
-        let left_are_full = || {
-            let ready = core.workers.candidates(&self.job.model.key, |_| true, now).view;
-            tried.avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
-        };
-        let error = match &tried.full {
-            Some(full) if left_are_full() => {
-                RequestError { retry_after: full.retry_after.or(Some(retry_after(Duration::ZERO))), ..full.clone() }
-            }
-            _ => refused(&refusal),
-        };
+        let full = self.refused_as_full(core, tried, refusal.missing().as_slice());
+        let error = full.unwrap_or_else(|| refused(&refusal));
         Err(Failed::at(Step::Place, error))
+    }
+
+    /// The refusal of a worker that was full, if a ready worker of one of these roles was: the request asks it no more.
+    pub(super) fn refused_as_full(&self, core: &Core, tried: &Tried, roles: &[Role]) -> Option<RequestError> {
+        let full = tried.full.as_ref()?;
+        let ready = core.workers.candidates(&self.job.model.key, |_| true, core.runtime.now()).view;
+        let is_left =
+            |role: &Role| tried.avoided.excludes_missing(Some(*role), ready.iter().map(|worker| &*worker.record));
+        let retry_after = full.retry_after.or(Some(retry_after(Duration::ZERO)));
+        roles.iter().any(is_left).then(|| RequestError { retry_after, ..full.clone() })
     }
 
     /// What the rest of the answer needs.

@@ -122,12 +122,20 @@ impl<'a> Sample<'a> {
                     if tried.retries > 0 || chosen.is_ok() {
                         self.job.metrics.current().gave_up(why);
                     }
-                    // A failure this shortly before the deadline was mostly caused by it.
-                    return Err(if why == GiveUp::Deadline && step != Step::Place {
-                        let message = format!("the deadline leaves no time for another attempt: {}", said.message);
-                        RequestError::new(ErrorKind::DeadlineExceeded, message)
-                    } else {
-                        said
+                    return Err(match why {
+                        // A failure this shortly before the deadline was mostly caused by it.
+                        GiveUp::Deadline if step != Step::Place => {
+                            let message = format!("the deadline leaves no time for another attempt: {}", said.message);
+                            RequestError::new(ErrorKind::DeadlineExceeded, message)
+                        }
+                        // The attempts went to workers in trouble because another one was full: it is the one to come
+                        // again for, and states when.
+                        GiveUp::Attempts | GiveUp::Budget
+                            if !failure.started && failure.kind != ErrorKind::Overloaded =>
+                        {
+                            self.refused_as_full(core, &tried, step.roles()).unwrap_or(said)
+                        }
+                        _ => said,
                     });
                 }
             };

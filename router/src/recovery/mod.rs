@@ -16,7 +16,7 @@ pub(crate) use bucket::RetryBucket;
 pub(crate) use pair::{FromDecode, FromPrefill, Next, Pair, PrefillFault};
 pub(crate) use probation::{Probation, ProbationLimits};
 
-use baton_types::ErrorKind;
+use baton_types::{ErrorKind, Role};
 use std::time::{Duration, Instant};
 
 /// The steps of an attempt, to say where it failed.
@@ -43,6 +43,16 @@ impl Step {
             Self::Prefill => "prefill",
             Self::Handoff => "handoff",
             Self::Decode => "decode",
+        }
+    }
+
+    /// Roles of the workers that may have failed at this step.
+    pub(crate) const fn roles(self) -> &'static [Role] {
+        match self {
+            Self::Place => &[],
+            Self::Claim | Self::Decode => &[Role::Decode],
+            Self::Prefill => &[Role::Prefill],
+            Self::Handoff => &[Role::Prefill, Role::Decode],
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::PrefillPolicy;
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
 use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::http;
-use crate::testing::two::either;
+use crate::testing::two::{Two, either};
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason};
 use baton_types::{ErrorKind, RequestError, Role};
@@ -101,16 +101,17 @@ async fn is_told(answer: &mut Reader, retry_after_ms: &str) {
     assert!(error.message().contains("no room here"), "{error:?}");
 }
 
+fn full(retry_after_ms: u64) -> Status {
+    let retry_after = Duration::from_millis(retry_after_ms);
+    from_error(&RequestError::new(ErrorKind::Overloaded, "no room here").retry_after(retry_after))
+}
+
 #[tokio::test]
 async fn where_only_full_workers_are_left_nobody_is_waited_for() {
-    let full = || {
-        let error = RequestError::new(ErrorKind::Overloaded, "no room here").retry_after(Duration::from_millis(700));
-        from_error(&error)
-    };
     let cluster = Cluster::start(|c| c.retry.ready_ms_max = 600_000).await;
     let d = cluster.worker(Role::Decode, "d").await;
     let mut answer = cluster.generate(ask("x")).await;
-    d.decode().await.fail(full()).await;
+    d.decode().await.fail(full(700)).await;
     is_told(&mut answer, "700").await;
     // One that states no retry time.
     let mut answer = cluster.generate(ask("x")).await;
@@ -119,22 +120,70 @@ async fn where_only_full_workers_are_left_nobody_is_waited_for() {
     // With one that could never accept it, too.
     let _small = small(&cluster).await;
     let mut answer = cluster.generate(ask("x")).await;
-    d.decode().await.fail(full()).await;
+    d.decode().await.fail(full(700)).await;
     is_told(&mut answer, "700").await;
     // The same with a prefill worker, if the request requires one.
     let p = cluster.worker(Role::Prefill, "p").await;
     let mut answer = cluster.generate(remote("x")).await;
     let decode = d.decode().await;
     decode.claimed().await;
-    p.prefill().await.fail(full()).await;
+    p.prefill().await.fail(full(700)).await;
     is_told(&mut answer, "700").await;
     // With one that could never accept the prompt, too.
     let _small = cluster.worker_with(Role::Prefill, "small-p", |r| r.card.context_max = 2).await;
     let mut answer = cluster.generate(remote("x")).await;
     let decode = d.decode().await;
     decode.claimed().await;
-    p.prefill().await.fail(full()).await;
+    p.prefill().await.fail(full(700)).await;
     is_told(&mut answer, "700").await;
+}
+
+#[tokio::test]
+async fn beside_a_full_worker_one_that_fails_is_not_what_is_told() {
+    let cluster = Cluster::start(|c| (c.retry.backoff_ms_min, c.retry.attempts_max) = (1, 3)).await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut call, _, other) = either(&d).await;
+    call.fail(full(700)).await;
+    for _ in 0..2 {
+        other.decode().await.fail(Status::unavailable("broken")).await;
+    }
+    is_told(&mut answer, "700").await;
+    // Where the last one is full too, it is that one's refusal.
+    let cluster = Cluster::start(|c| c.retry.attempts_max = 2).await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut call, _, other) = either(&d).await;
+    call.fail(full(700)).await;
+    other.decode().await.fail(full(300)).await;
+    is_told(&mut answer, "300").await;
+    // If the request requires a prefill worker, the same holds for those.
+    let two = Two::start(|c| (c.retry.backoff_ms_min, c.retry.attempts_max) = (1, 3)).await;
+    let mut answer = two.cluster.generate(remote("x")).await;
+    let _first = two.claim().await;
+    let (mut call, other) = two.prefill().await;
+    call.fail(full(700)).await;
+    let _second = two.claim().await;
+    other.prefill().await.fail(Status::unavailable("broken")).await;
+    let _third = two.claim().await;
+    other.prefill().await.fail(Status::unavailable("broken")).await;
+    is_told(&mut answer, "700").await;
+}
+
+/// Once an answer has begun, who was full would be asked again: the last failure is what ended it.
+#[tokio::test]
+async fn of_an_answer_that_has_begun_the_last_failure_is_told() {
+    let cluster = Cluster::start(|c| c.retry.attempts_max = 2).await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut call, _, other) = either(&d).await;
+    call.fail(full(700)).await;
+    let mut call = other.decode().await;
+    call.claimed().await;
+    call.say("1").await;
+    answer.reads("1").await;
+    call.fail(Status::unavailable("broken")).await;
+    assert_eq!(answer.error().await.code(), Code::Unavailable);
 }
 
 #[tokio::test]
