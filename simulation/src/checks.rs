@@ -60,18 +60,17 @@ fn ends(
     if at > by {
         return wrong(format!("ended at {at} us, after its deadline: {end:?}"));
     }
-    // What an unfenced peer may still write is lost to the pool while that peer lives.
-    let tokens = request.prompt.len() + request.max_tokens as usize;
-    let fits = |worker: &SimulatedWorker| {
-        let counts = worker.engine.pool().counts();
-        let tokens = if worker.decodes() { tokens } else { request.prompt.len() };
-        worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
-    };
-    // No deadline of a client is to be what ends a request once nothing disturbs it.
-    let soon = request.at.max(HEALED) + ENDS_WITHIN + pauses;
-    if at > soon && workers.iter().all(fits) {
+    // No deadline of a client is to be what ends a request once nothing disturbs it. But beside quarantine, one that does not fit stays
+    // first in order until its own deadline, and others wait behind it.
+    let since = request.at.max(HEALED);
+    let soon = since + ENDS_WITHIN + pauses;
+    let ends = cluster.ends.all();
+    let open = cluster.schedule().requests.iter().zip(ends);
+    let mut open = open.filter(|(other, end)| other.at <= at && end.as_ref().is_none_or(|(end, _)| *end >= since));
+    if at > soon && open.all(|(other, _)| workers.iter().all(|worker| fits(worker, other))) {
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }
+    let tokens = request.prompt.len() + request.max_tokens as usize;
     match end {
         Ending::Failed(ErrorKind::Internal, _) if !cluster.may_break() => wrong("failed for a reason inside".into()),
         Ending::Whole | Ending::Gone => {}
@@ -80,11 +79,20 @@ fn ends(
         // What is asked for may be more than the cluster has.
         Ending::Failed(ErrorKind::ContextLengthExceeded, _) if tokens as u32 > cluster.schedule().shape.blocks * 16 => {
         }
-        _ if request.must_succeed && workers.iter().any(|worker| worker.decodes() && fits(worker)) => {
+        _ if request.must_succeed && workers.iter().any(|worker| worker.decodes() && fits(worker, request)) => {
             wrong(format!("came when all was well, and ended: {end:?}"))
         }
         _ => {}
     }
+}
+
+/// Whether a worker's pool has room for a request beside what is in quarantine. What an unfenced peer may still write is lost to the pool
+/// while that peer lives.
+fn fits(worker: &SimulatedWorker, request: &Request) -> bool {
+    let counts = worker.engine.pool().counts();
+    let answer = if worker.decodes() { request.max_tokens as usize } else { 0 };
+    let blocks = worker.memory.map.layout().blocks_for(request.prompt.len() + answer);
+    blocks <= counts.total - counts.quarantined
 }
 
 /// Whether a request that was refused then may have found a queue full, of a router or of a worker, or more claimed than a decode worker
