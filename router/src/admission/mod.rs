@@ -61,7 +61,8 @@ struct Tenant {
     weight: Weight,
     inside: usize,
     running: usize,
-    /// Number of its last turn; 0: none yet.
+    /// Number of its last turn. A new tenant has that of the last turn but one when it came: it comes before the tenant served last,
+    /// and not before those that waited while it left and came back.
     last_turn: u64,
 }
 
@@ -93,7 +94,7 @@ impl State {
         self.inside += 1;
         self.arrivals += 1;
         (_, self.weights) = self.account(share);
-        let new = Tenant { weight: share.weight, inside: 0, running: 0, last_turn: 0 };
+        let new = Tenant { weight: share.weight, inside: 0, running: 0, last_turn: self.turns.saturating_sub(1) };
         let tenant = self.tenants.entry(share.tenant).or_insert(new);
         (tenant.weight, tenant.inside) = (share.weight, tenant.inside + 1);
         let order = (Reverse(priority), share.tenant, self.arrivals);
@@ -213,9 +214,10 @@ impl Admission {
             return Err(RequestError::invalid("n", message));
         }
         let mut state = self.0.state.lock();
-        let displaceable = state.displaceable(priority, who).take(samples as usize).count();
-        let room = state.room(&self.0, samples as usize, share);
-        if state.inside + samples as usize > room + displaceable {
+        // Those that are inside stay, so each displaced slot is one for this request, however many others took beyond the limit.
+        let room = state.room(&self.0, samples as usize, share).max(state.inside);
+        let missing = (state.inside + samples as usize).saturating_sub(room);
+        if state.displaceable(priority, who).take(missing).count() < missing {
             return Err(self.0.full());
         }
         Ok((0..samples).filter_map(|_| state.enter(&self.0, priority, who, share, room)).collect())

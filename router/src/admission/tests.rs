@@ -221,3 +221,44 @@ fn tenants_that_run_as_few_take_turns() {
     }
     assert_eq!(order, [2, 1, 2, 1]);
 }
+
+#[test]
+fn tenants_that_come_and_go_starve_nobody() {
+    let admission = Admission::new(1, 9);
+    let enter = |tenant: u8| {
+        let mut slot = admission.enter_as(tenant, 0).unwrap();
+        assert!(!runs(&mut slot));
+        (tenant, slot)
+    };
+    let mut running = (1, admission.enter_as(1, 0).unwrap());
+    assert!(runs(&mut running.1));
+    // Tenant 1 stays and waits for its second turn. The others leave after each turn, and come back.
+    let mut waiting = vec![enter(1), enter(2), enter(3)];
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        let (left, slot) = running;
+        drop(slot);
+        let next = waiting.iter_mut().position(|(_, slot)| runs(slot)).unwrap();
+        running = waiting.remove(next);
+        order.push(running.0);
+        waiting.push(enter(left));
+    }
+    assert_eq!(order[..3], [2, 3, 1], "{order:?}");
+}
+
+#[test]
+fn a_higher_priority_displaces_its_own_while_others_are_inside_beyond_the_limit() {
+    let admission = Admission::new(2, 2);
+    let mut running = [0, 0].map(|priority| admission.enter_as(1, priority).unwrap());
+    assert!(running.iter_mut().all(runs));
+    let mut waiting = [0, 0].map(|priority| admission.enter_as(1, priority).unwrap());
+    assert!(!waiting.iter_mut().any(runs));
+    let other = admission.enter_as(2, 0).unwrap();
+    assert_eq!(admission.inside(), 5, "within its share, it enters a full router");
+    assert!(admission.enter_as(1, 0).is_err(), "nobody waits with a lower priority");
+    let urgent = admission.enter_as(1, 5).unwrap();
+    assert_eq!(admission.inside(), 5);
+    assert!(waiting[1].turn().now_or_never().unwrap().is_err(), "the youngest gave its slot");
+    drop((running, waiting, other, urgent));
+    assert_eq!(admission.inside(), 0);
+}

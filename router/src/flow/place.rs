@@ -165,7 +165,7 @@ impl Sample<'_> {
         has_room(&candidates.view, &demand, &core.limits.placement)
     }
 
-    /// Workers of the model, and what the tenant has on them if it is below its share.
+    /// Workers of the model, and what the tenant has on them if it is one of several.
     fn candidates(
         &self,
         core: &Core,
@@ -174,7 +174,7 @@ impl Sample<'_> {
         now: Instant,
     ) -> Candidates {
         let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
-        if standing.is_below {
+        if standing.share < 1.0 {
             let tenant = self.job.share().tenant;
             for (worker, handle) in candidates.view.iter_mut().zip(&candidates.handles) {
                 worker.own = handle.load.own(tenant);

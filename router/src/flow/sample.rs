@@ -59,7 +59,8 @@ impl<'a> Sample<'a> {
             standing: self.standing.get().copied().unwrap_or(Standing::ALONE),
             tokens: answer.usage().completion_tokens,
             finished,
-            took: self.predicted.lock().map(took),
+            // Predictions ignore priorities, so what waited behind others for its own low priority teaches nothing.
+            took: self.predicted.lock().filter(|_| self.job.priority >= 0).map(took),
         }
     }
 

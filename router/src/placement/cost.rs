@@ -65,13 +65,13 @@ impl Costs<'_> {
         if measured > 0.0 { measured } else { self.thresholds.prefill_tokens_per_s_default }
     }
 
-    /// Time that a prompt with `work_tokens` to compute waits on a worker. A tenant below its share waits at most until
-    /// its part of the rate has computed what it has there, this prompt included.
+    /// Time that a prompt with `work_tokens` to compute waits on a worker. Among several tenants it waits at most
+    /// until its tenant's part of the rate has computed what that has there, this prompt included.
     fn queue_s(&self, w: usize, work_tokens: f64, fastest: f64) -> f64 {
         let (worker, rate) = (&self.workers[w], self.rate(w, fastest));
         let all_s = worker.load.waiting_tokens as f64 / rate;
-        let Standing { share, is_below } = self.demand.standing;
-        if !is_below {
+        let Standing { share, .. } = self.demand.standing;
+        if share >= 1.0 {
             return all_s;
         }
         let own_s = (worker.own.waiting_tokens as f64 + work_tokens) / (rate * share) - work_tokens / rate;
@@ -167,7 +167,7 @@ impl Costs<'_> {
 }
 
 /// Time from one token to the next, with the wait for a place in the batch spread over all tokens; 0 while unmeasured.
-/// A tenant below its share waits for its own places at most.
+/// Among several tenants, one waits for its own places at most.
 pub(super) fn token_s(worker: &Worker, standing: Standing) -> f64 {
     let steps = worker.load.decode_steps_per_s;
     if steps <= 0.0 {
@@ -178,7 +178,7 @@ pub(super) fn token_s(worker: &Worker, standing: Standing) -> f64 {
     let before = |sequences: u32, places: f64| (f64::from(sequences) + 1.0 - places).max(0.0) / places;
     let all = before(worker.load.sequences(), places);
     let own = || before(worker.own.sequences, (places * standing.share).max(1.0));
-    (1.0 + if standing.is_below { all.min(own()) } else { all }) / steps
+    (1.0 + if standing.share < 1.0 { all.min(own()) } else { all }) / steps
 }
 
 /// Whether the worker would grant the prompt its blocks at once by its own rule: whole blocks, plus its watermark if

@@ -66,8 +66,10 @@ impl Experience {
         }
         let Some(known) = models.get_mut(model) else { return };
         let tokens = f64::from(ended.tokens);
-        if known.tokens.len() < TENANTS_MAX || known.tokens.contains_key(&ended.tenant) {
-            let first = if ended.finished { tokens.max(1.0) } else { 1.0 };
+        let is_known = known.tokens.contains_key(&ended.tenant);
+        // A first answer that was cut off before its first token says nothing.
+        if is_known || known.tokens.len() < TENANTS_MAX && (ended.finished || ended.tokens > 0) {
+            let first = tokens.max(1.0);
             let median = known.tokens.entry(ended.tenant).or_insert(first);
             if tokens > *median {
                 *median *= 1.0 + LONGER_BY;

@@ -12,8 +12,8 @@
 //! multiplied by the factor by which past answers with as many sequences ahead took longer than predicted, and by 4/3
 //! if any sequence is ahead. Only workers whose fingerprints match are paired.
 //!
-//! Workers serve tenants in turns, by weight. So a tenant below its share waits for its own requests there and for its
-//! share of the worker, whatever others have queued, and finds room in queues that others fill.
+//! Workers serve tenants in turns, by weight. So a tenant waits for its own requests there at its share of the worker,
+//! whatever others have queued. Below its share of all requests, it also finds room in queues that others fill.
 
 mod by_cost;
 mod choose;

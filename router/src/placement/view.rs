@@ -54,7 +54,7 @@ pub(crate) struct Worker {
     /// Workers with the same number have the same compatibility; `None` equals no other.
     pub group: Option<u32>,
     pub load: Measured,
-    /// The part of the request's tenant in the load; nothing unless the tenant is below its share.
+    /// The part of the request's tenant in the load; nothing where no other tenant is.
     pub own: Own,
     /// Decode workers that it must not be paired with.
     pub not_with: Vec<Party>,

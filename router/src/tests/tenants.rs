@@ -6,6 +6,7 @@ use crate::testing::fake::{DecodeCall, Fake};
 use baton_proto::v1::{self, FinishReason};
 use baton_types::Role;
 use std::time::Duration;
+use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 
 /// Longer than any of these waits takes on a busy machine.
@@ -81,7 +82,8 @@ async fn a_flood_in_the_workers_queues_keeps_no_other_tenant_out() {
     let call = d.decode().await;
     call.claimed().await;
     // Calls of the flood may have come before the report.
-    while p.prefill().await.request.sequence.unwrap().tokens.len() != 5 {}
+    let others = async { while p.prefill().await.request.sequence.unwrap().tokens.len() != 5 {} };
+    timeout(Duration::from_secs(30), others).await.expect("the other's prompt is sent to the prefill worker");
 }
 
 #[tokio::test]
