@@ -90,8 +90,9 @@ fn ends(
 /// while that peer lives.
 fn fits(worker: &SimulatedWorker, request: &Request) -> bool {
     let counts = worker.engine.pool().counts();
-    let answer = if worker.decodes() { request.max_tokens as usize } else { 0 };
-    let blocks = worker.memory.map.layout().blocks_for(request.prompt.len() + answer);
+    // A prefill worker, too, may have to hold both: another attempt prefills what was answered before.
+    let tokens = request.prompt.len() + request.max_tokens as usize;
+    let blocks = worker.memory.map.layout().blocks_for(tokens);
     blocks <= counts.total - counts.quarantined
 }
 
