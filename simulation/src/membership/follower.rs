@@ -20,7 +20,7 @@ const LIMITS: ViewLimits = ViewLimits {
     grace: Duration::from_millis(1000),
     window: Duration::from_millis(300),
     probe_every: Duration::from_millis(400),
-    members_max: 16,
+    members_max: 4096,
 };
 
 /// A message from etcd.
