@@ -18,6 +18,7 @@ const LEASE: Duration = Duration::from_millis(1200);
 /// Bounds of the views.
 const LIMITS: ViewLimits = ViewLimits {
     grace: Duration::from_millis(1000),
+    settle: Duration::from_millis(100),
     window: Duration::from_millis(300),
     probe_every: Duration::from_millis(400),
     members_max: 4096,
@@ -160,10 +161,14 @@ impl Follower {
         }
     }
 
-    /// Suspected members to probe now.
+    /// Suspected members to probe now. Members whose records were removed long enough ago leave.
     pub(super) fn asks(&self) -> Vec<Arc<InstanceRecord>> {
         let mut following = self.following.lock();
-        let due = following.view.due(self.executor.instant(self.executor.time()), PROBES_MAX);
+        let now = self.executor.instant(self.executor.time());
+        following.view.settle(now);
+        let history = following.stood.map_or(0, |(_, history)| history);
+        self.publish(&mut following, history);
+        let due = following.view.due(now, PROBES_MAX);
         following.questions.extend(due.iter().map(|record| record.party.clone()));
         due
     }

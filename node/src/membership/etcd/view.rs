@@ -1,9 +1,10 @@
 //! A router's view of the cluster, built from lists and watch events. Pure: time is an input, decisions are the output.
 //!
-//! A member whose record is removed leaves the view at once, with two exceptions. In these it is *doubted* (suspected):
-//! it stays in the view, and is asked directly. First, after etcd was wiped or restored, every member has a grace to
-//! register again. Second, if most records of a cluster vanish within a window, etcd is presumed to be at fault until
-//! the workers' own answers show otherwise. Members that had already left within the window are then suspected, too.
+//! A member whose record is removed leaves the view after [`ViewLimits::settle`], with two exceptions. In these it is
+//! *doubted* (suspected): it stays in the view, and is asked directly. First, after etcd was wiped or restored, every
+//! member has a grace to register again. Second, if most records of a cluster vanish within a window, etcd is presumed
+//! to be at fault until the workers' own answers show otherwise. Members that had already left within the window are
+//! then suspected, too.
 
 use crate::membership::{Member, MembershipView};
 use baton_types::{InstanceId, InstanceRecord, Party};
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 pub struct ViewLimits {
     /// After a wipe or restore, members that did not register again are asked only after this.
     pub grace: Duration,
+    /// A member whose record was removed leaves only after this, so that none leaves when etcd ends all leases within
+    /// it. etcd ends leases one at a time.
+    pub settle: Duration,
     /// Records that vanish within this time of each other are evaluated together.
     pub window: Duration,
     /// Interval of questions to a suspected member; longer than one question takes.
@@ -46,10 +50,20 @@ pub enum Change {
 #[derive(Clone, Debug)]
 struct ViewEntry {
     member: Member,
+    /// Set once its record was removed, unless suspected: when it leaves.
+    leaves: Option<Instant>,
     /// Set while suspected: when to ask.
     ask: Option<Instant>,
     /// The member with this name in a restored etcd; it takes over if the known one is gone.
     rival: Option<Member>,
+}
+
+impl ViewEntry {
+    /// Suspected: it does not leave, and is asked from `at` on.
+    fn suspect_from(&mut self, at: Instant) {
+        self.leaves = None;
+        self.ask.get_or_insert(at);
+    }
 }
 
 /// All members that a router counts as registered.
@@ -120,7 +134,7 @@ impl EtcdView {
             match self.members.get_mut(&member.record.party.instance) {
                 Some(held) if other_history && held.member.record.party != member.record.party => {
                     held.rival = Some(member);
-                    held.ask.get_or_insert(now + self.limits.grace);
+                    held.suspect_from(now + self.limits.grace);
                 }
                 _ => self.put(member),
             }
@@ -130,7 +144,7 @@ impl EtcdView {
         for (instance, held) in self.members.iter_mut().filter(|(id, _)| !listed.contains(*id)) {
             held.rival = None;
             if other_history {
-                held.ask.get_or_insert(grace);
+                held.suspect_from(grace);
             }
             missing.push(instance.clone());
         }
@@ -173,7 +187,7 @@ impl EtcdView {
         }
         let same = held.is_some_and(|h| h.member == member);
         self.departed.retain(|(_, m)| m.record.party.instance != instance);
-        self.members.insert(instance, ViewEntry { member, ask: None, rival: None });
+        self.members.insert(instance, ViewEntry { member, leaves: None, ask: None, rival: None });
         self.revision += u64::from(!same);
     }
 
@@ -182,37 +196,46 @@ impl EtcdView {
         while self.departed.front().is_some_and(|(at, _)| *at + self.limits.window < now) {
             self.departed.pop_front();
         }
-        let is_fresh = |id: &InstanceId| self.members.get(id).is_some_and(|h| h.ask.is_none());
+        let is_fresh = |id: &InstanceId| self.members.get(id).is_some_and(|h| h.leaves.is_none() && h.ask.is_none());
         let going: Vec<_> = instances.into_iter().filter(is_fresh).collect();
         if going.is_empty() {
             return;
         }
-        let gone = self.departed.len() + self.doubted() + going.len();
+        for held in self.members.iter_mut().filter(|(id, _)| going.contains(id)).map(|(_, held)| held) {
+            held.leaves = Some(now + self.limits.settle);
+        }
+        let vanished = self.members.values().filter(|h| h.leaves.is_some() || h.ask.is_some()).count();
+        let gone = self.departed.len() + vanished;
         let before = self.departed.len() + self.members.len();
         if gone < 2 || gone * 2 <= before {
-            for instance in going {
-                self.depart(&instance, now);
-            }
             return;
         }
-        for held in self.members.iter_mut().filter(|(id, _)| going.contains(id)).map(|(_, held)| held) {
-            held.ask = Some(now);
-        }
+        self.members.values_mut().filter(|h| h.leaves.is_some()).for_each(|held| held.suspect_from(now));
         for (_, member) in std::mem::take(&mut self.departed) {
             self.put(member.clone());
             if let Some(held) = self.members.get_mut(&member.record.party.instance) {
-                held.ask = Some(now);
+                held.suspect_from(now);
             }
         }
     }
 
-    fn depart(&mut self, instance: &InstanceId, now: Instant) {
+    /// Members whose records were removed long enough ago leave.
+    pub fn settle(&mut self, now: Instant) {
+        let due = self.members.iter().filter_map(|(id, held)| Some((held.leaves.filter(|at| *at <= now)?, id.clone())));
+        let mut due: Vec<_> = due.collect();
+        due.sort();
+        for (at, instance) in due {
+            self.depart(&instance, at);
+        }
+    }
+
+    fn depart(&mut self, instance: &InstanceId, at: Instant) {
         if let Some(held) = self.members.remove(instance) {
             self.revision += 1;
             if self.departed.len() == self.limits.members_max {
                 self.departed.pop_front();
             }
-            self.departed.push_back((now, held.member));
+            self.departed.push_back((at, held.member));
         }
     }
 
@@ -231,9 +254,9 @@ impl EtcdView {
         .collect()
     }
 
-    /// When the next member is due.
+    /// When the next member is due to be asked, or to leave.
     pub fn next_due(&self) -> Option<Instant> {
-        self.members.values().filter_map(|h| h.ask).min()
+        self.members.values().filter_map(|h| h.ask.or(h.leaves)).min()
     }
 
     /// Applies the result of asking a suspected worker. Ignored if it is no longer suspected.

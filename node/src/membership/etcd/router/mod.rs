@@ -33,6 +33,8 @@ use verdicts::StoredVerdicts;
 /// Records that vanish within this time are evaluated together, however short the grace is. Leases that were granted
 /// together end together, and etcd checks for expired ones twice a second.
 const WINDOW_MIN: Duration = Duration::from_secs(2);
+/// A removed record is acted on after this, as often as etcd checks for expired leases.
+const SETTLE: Duration = Duration::from_millis(500);
 /// Suspected workers that are asked concurrently.
 const PROBES_MAX: usize = 32;
 
@@ -119,6 +121,7 @@ impl EtcdRouter {
         let grace = Duration::from_millis(config.view_grace_ms);
         let limits = ViewLimits {
             grace,
+            settle: SETTLE,
             window: grace.max(WINDOW_MIN),
             probe_every: Duration::from_millis(config.probe_ms_max) * 2,
             members_max,
@@ -410,7 +413,9 @@ async fn ask_doubted(shared: &Shared) {
                 shared.change(|view| view.answered(&party, alive));
             }
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() && asked.len() < shared.probes_max => {
-                let due = shared.inner.lock().view.due(Instant::now().into_std(), shared.probes_max - asked.len());
+                let now = Instant::now().into_std();
+                shared.change(|view| view.settle(now));
+                let due = shared.inner.lock().view.due(now, shared.probes_max - asked.len());
                 for record in due {
                     let answer = shared.probe.ask(record.clone());
                     asked.push(async move { (record.party.clone(), answer.await) });

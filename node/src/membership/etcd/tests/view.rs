@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 const LIMITS: ViewLimits = ViewLimits {
     grace: Duration::from_secs(10),
+    settle: Duration::from_millis(300),
     window: Duration::from_secs(2),
     probe_every: Duration::from_secs(1),
     members_max: 4,
@@ -32,8 +33,8 @@ fn run(script: &str) -> String {
 }
 
 /// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b`
-/// are watch events; `?` asks which members are due, `yes:a1` and `no:a1` are answers. Each step shows the members, a
-/// question mark after each suspected one, and a plus if a list is wanted.
+/// are watch events; `?` asks which members are due, `yes:a1` and `no:a1` are answers; `.` only lets time pass. Each
+/// step shows the members, a question mark after each suspected one, and a plus if a list is wanted.
 fn run_with(limits: ViewLimits, script: &str) -> String {
     let start = Instant::now();
     let (mut view, mut revision) = (EtcdView::new(limits, 0), 10);
@@ -43,6 +44,7 @@ fn run_with(limits: ViewLimits, script: &str) -> String {
         let now = start + Duration::from_secs_f64(second.parse().unwrap());
         revision += 1;
         let before = view.view();
+        view.settle(now);
         let mut due = String::new();
         if let Some((kind, list)) = op.split_once('@') {
             let (epoch, at) = kind.split_at(1);
@@ -56,7 +58,7 @@ fn run_with(limits: ViewLimits, script: &str) -> String {
         } else if op == "?" {
             let asked: Vec<_> = view.due(now, 16).iter().map(|r| r.party.instance.to_string()).collect();
             due = format!("ask({})", asked.join(" "));
-        } else {
+        } else if op != "." {
             let (sign, who) = op.split_at(1);
             let change = |who: &str| match sign {
                 "+" => Change::Put(member(who, revision)),
@@ -80,34 +82,44 @@ fn run_with(limits: ViewLimits, script: &str) -> String {
 #[test]
 fn scripts() {
     let check = |script: &str, expected: &str| assert_eq!(run(script), expected, "{script}");
-    check("0:L5@a1,b1 1:+c1 2:+a2 9:-b", "[a1 b1] [a1 b1 c1] [a2 b1 c1] [a2 c1]");
+    check("0:L5@a1,b1 1:+c1 2:+a2 9:-b 9.4:.", "[a1 b1] [a1 b1 c1] [a2 b1 c1] [a2 b1 c1] [a2 c1]");
+    // It leaves only after a while, and not if it registers again meanwhile.
+    check("0:L5@a1,b1,c1 9:-a 9.2:. 9.3:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1] [b1 c1]");
+    check("0:L5@a1,b1,c1 9:-a 9.2:+a1 9.9:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1] [a1 b1 c1]");
     // A list after a compaction: records that it lacks were deleted, one at a time.
-    check("0:L5@a1,b1,c1 9:L9@a1,c1,d1 9:L9@a1,c1,d1", "[a1 b1 c1] [a1 c1 d1] [a1 c1 d1]");
+    check(
+        "0:L5@a1,b1,c1 9:L9@a1,c1,d1 9.2:L9@a1,c1,d1 9.4:.",
+        "[a1 b1 c1] [a1 b1 c1 d1] [a1 b1 c1 d1] [a1 c1 d1]",
+    );
     // Most at once: they are suspected until asked; those that answer stay and are asked again.
     check(
         "0:L5@a1,b1,c1 9:-a,b,c 9:? 9.1:no:a1 9.1:yes:b1 9.5:? 10:? 11:+c1 12:no:c1",
         "[a1 b1 c1] [a1 b1 c1]??? ask(a b c)[a1 b1 c1]??? [b1 c1]?? [b1 c1]?? ask()[b1 c1]?? ask(b c)[b1 c1]?? [b1 c1]? [b1 c1]?",
     );
     check("0:L5@a1,b1,c1 9:L9@ 9:no:a1 9:no:b1 9:no:c1", "[a1 b1 c1] [a1 b1 c1]??? [b1 c1]?? [c1]? []");
-    // The same one by one within the window: the first leaves, until the second vanishes. Slowly, each leaves.
-    check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
-    check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c", "[a1 b1 c1] [b1 c1] [c1] []");
+    // The same one by one: nobody leaves. More slowly, but within the window: the first leaves, until the second
+    // vanishes. Slowly, each leaves.
+    check("0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:-c", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
+    check("0:L5@a1,b1,c1 9:-a 9.4:. 9.5:-b 10:-c", "[a1 b1 c1] [a1 b1 c1] [b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
+    check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c 30:.", "[a1 b1 c1] [a1 b1 c1] [b1 c1] [c1] []");
     // A member that registered again, or was asked and is gone, does not count any more: a cluster may be restarted or
     // emptied one by one.
     check(
         "0:L5@a1,b1,c1 9:-a 9.2:+a2 9.4:-b 9.6:+b2 9.8:-c",
-        "[a1 b1 c1] [b1 c1] [a2 b1 c1] [a2 c1] [a2 b2 c1] [a2 b2]",
+        "[a1 b1 c1] [a1 b1 c1] [a2 b1 c1] [a2 b1 c1] [a2 b2 c1] [a2 b2 c1]",
     );
     check(
-        "0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:? 9.3:no:a1 9.3:no:b1 9.4:-c",
-        "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? ask(a b)[a1 b1 c1]?? [b1 c1]? [c1] []",
+        "0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:? 9.3:no:a1 9.3:no:b1 9.4:-c 9.8:.",
+        "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1]?? ask(a b)[a1 b1 c1]?? [b1 c1]? [c1] [c1] []",
     );
     // A few of many leave at once, however quickly they vanish.
-    check("0:L5@a1,b1,c1,d1 9:-a 9.1:-b", "[a1 b1 c1 d1] [b1 c1 d1] [c1 d1]");
+    check("0:L5@a1,b1,c1,d1 9:-a 9.1:-b 9.4:.", "[a1 b1 c1 d1] [a1 b1 c1 d1] [a1 b1 c1 d1] [c1 d1]");
     // Wiped: every member stays for the grace, then registers again or is asked.
     check("0:L5@a1,b1 1:W2@ 2:+a1 10:? 11:? 11:no:b1", "[a1 b1] [a1 b1]?? [a1 b1]? ask()[a1 b1]? ask(b)[a1 b1]? [a1]");
     // The revision is lower under the same epoch: restored.
     check("0:L50@a1,b1 1:L20@a1", "[a1 b1] [a1 b1]?");
+    // Even if a record had been removed just before.
+    check("0:L50@a1,b1,c1 1:-c 1.1:L20@a1,b1 2:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1]? [a1 b1 c1]?");
     // Restored from before a's restart: the live incarnation stays, the old one's lease ends.
     check("0:L50@a2,b1 1:L20@a1,b1 5:-a 6:+a2", "[a2 b1] [a2 b1]? [a2 b1]? [a2 b1]");
     // Wiped, and a restarted meanwhile: the new incarnation takes over once the old one is gone.
@@ -121,11 +133,11 @@ fn scripts() {
 fn who_was_left_out_is_listed_once_there_is_room() {
     let one = ViewLimits { members_max: 1, ..LIMITS };
     let check = |script: &str, expected: &str| assert_eq!(run_with(one, script), expected, "{script}");
-    check("0:L5@a1 1:+b1 9:-a 9:L9@b1", "[a1] [a1] []+ [b1]");
-    check("0:L5@a1,b1 9:-a 9:L9@b1", "[a1] []+ [b1]");
+    check("0:L5@a1 1:+b1 9:-a 10:. 10:L9@b1", "[a1] [a1] [a1] []+ [b1]");
+    check("0:L5@a1,b1 9:-a 10:. 10:L9@b1", "[a1] [a1] []+ [b1]");
     // No record was left out, or none remains.
-    check("0:L5@a1 9:-a", "[a1] []");
-    check("0:L5@a1,b1 9:-b,a 9:L9@", "[a1] []+ []");
+    check("0:L5@a1 9:-a 10:.", "[a1] [a1] []");
+    check("0:L5@a1,b1 9:-b,a 10:. 10:L9@", "[a1] [a1] []+ []");
     // A suspected member keeps its place until its probe has ended.
     check("0:L5@a1 1:W9@b1 2:no:a1", "[a1] [a1]? []+");
 }
