@@ -70,9 +70,9 @@ impl<T> Claims<T> {
                 || (wanted > times as u64 * self.limits.tokens_max && !self.by_request.is_empty())
         };
         if exceeds(1) && (exceeds(2) || !self.is_within_share(&claim)) {
-            let message =
-                format!("{} claims over {} tokens wait for their KV already", self.by_request.len(), self.tokens);
-            return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_millis(500)));
+            // The client reads it: no word of what other tenants have here.
+            let full = RequestError::new(ErrorKind::Overloaded, "as many claims as it takes wait for their KV already");
+            return Err(full.retry_after(Duration::from_millis(500)));
         }
         if !self.streams.insert(request.clone()) {
             return Err(RequestError::invalid("request_id", format!("request {request} is running here already")));

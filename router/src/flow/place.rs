@@ -134,7 +134,7 @@ impl Sample<'_> {
     fn demand(&self, core: &Core, answer: &Answer<'_>, now: Instant) -> Demand {
         let (model, share) = (&self.job.model.card.id, self.job.share());
         let standing = core.admission.standing(share);
-        let (longest, slowness) = core.experience.times(model, standing, now);
+        let (longest, slowness) = core.experience.times(model, share.tenant, standing, now);
         Demand {
             prompt_tokens: (self.job.tokens.len() + answer.tokens().len()) as u64,
             total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
@@ -203,7 +203,8 @@ impl Sample<'_> {
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
         {
-            core.experience.offered(&self.job.model.card.id, demand.standing, alone);
+            let tenant = self.job.share().tenant;
+            core.experience.offered(&self.job.model.card.id, tenant, demand.standing, alone);
         }
         let mut draw = |n| core.runtime.random_below(n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;

@@ -3,7 +3,8 @@
 use super::cost::{Costs, has_room_now, token_s, work_tokens};
 use super::pairs::{Found, decoders, pairs};
 use super::{
-    Decision, Demand, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, by_cost, without_cache,
+    Decision, Demand, Measured, Numbers, PlacementPolicy, Prediction, Rates, Reason, Refusal, Thresholds, Worker,
+    by_cost, without_cache,
 };
 use crate::request::PrefillPolicy;
 use baton_types::Role;
@@ -103,9 +104,9 @@ fn predicted(costs: &Costs<'_>, choice: &Choice) -> Option<Prediction> {
     })
 }
 
-/// The shortest time of the answer, on the fastest workers without other requests. A worker without recent measurements
-/// counts as fast as any.
-fn alone_of(costs: &Costs<'_>) -> Prediction {
+/// The shortest time of the answer at these rates, on the fastest workers without other requests. A worker without recent
+/// measurements counts as fast as any.
+fn alone_of(costs: &Costs<'_>, rates: fn(&Measured) -> Rates) -> Prediction {
     let least = |seconds: &mut dyn Iterator<Item = f64>| duration(seconds.reduce(f64::min).unwrap_or(0.0));
     let shown = |w: &Worker, rate: f64, work: f64| if w.load.rates_are_old || rate <= 0.0 { 0.0 } else { work / rate };
     let workers = || costs.workers.iter().enumerate();
@@ -114,15 +115,17 @@ fn alone_of(costs: &Costs<'_>) -> Prediction {
     let prefill = workers().filter(|(_, worker)| worker.load.prefill_tokens_per_s > 0.0);
     let decode = workers().filter(|(_, worker)| worker.has_role(Role::Decode));
     Prediction {
-        first_token: least(&mut prefill.map(|(w, worker)| shown(worker, worker.load.prefill_tokens_per_s, work(w)))),
-        token: least(&mut decode.map(|(_, worker)| shown(worker, worker.load.decode_steps_per_s, 1.0))),
+        first_token: least(
+            &mut prefill.map(|(w, worker)| shown(worker, rates(&worker.load).prefill_tokens_per_s, work(w))),
+        ),
+        token: least(&mut decode.map(|(_, worker)| shown(worker, rates(&worker.load).decode_steps_per_s, 1.0))),
         ahead: 0,
     }
 }
 
 /// The time of the answer without other requests; `None` if it would be late even then.
 pub(crate) fn alone(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> Option<Duration> {
-    let alone = alone_of(&Costs { workers, demand, thresholds });
+    let alone = alone_of(&Costs { workers, demand, thresholds }, Measured::rates);
     let end = alone.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX));
     Some(end).filter(|end| *end <= demand.time_left)
 }
@@ -140,15 +143,17 @@ fn in_time(costs: &Costs<'_>, choice: &Choice, predicted: Option<Prediction>) ->
     let first_token = fresh(computes, predicted.first_token);
     let judged = Prediction { first_token, token: fresh(&workers[choice.decode], predicted.token), ..predicted };
     let answer_tokens = u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX);
-    let alone = alone_of(costs);
-    let alone_end = alone.end(answer_tokens);
+    let alone_end = alone_of(costs, Measured::rates).end(answer_tokens);
     // Bounded, so that a request can always be accepted behind others.
     let longer = demand.longest.min(demand.time_left / 2).saturating_sub(alone_end);
     let longer = if predicted.ahead > 0 { longer } else { Duration::ZERO };
     let end = learned(judged.end(answer_tokens).saturating_add(longer));
     if end > demand.time_left {
-        if alone_end > demand.time_left {
-            return Err(Refusal::Impossible { first_token: alone.first_token, end: alone_end });
+        // The present rates may be those of workers that others disturb.
+        let alone = alone_of(costs, Measured::best_rates);
+        let end_alone = alone.end(answer_tokens);
+        if end_alone > demand.time_left {
+            return Err(Refusal::Impossible { first_token: alone.first_token, end: end_alone });
         }
         return Err(Refusal::TooLate { first_token: learned(judged.first_token), end });
     }

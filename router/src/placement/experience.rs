@@ -29,12 +29,13 @@ pub(crate) struct Ended {
     pub(crate) took: Option<(Duration, Prediction)>,
 }
 
-/// What is learned from one tenant is never used against another, except among tenants below their share.
+/// What one tenant's answers teach; it is never used against another tenant. Its answers may be long, or late behind its
+/// own, only because it asks for that.
 #[derive(Debug, Default)]
-struct Model {
-    /// Of each tenant: its answers may be long only because it asks for that.
-    tokens: BTreeMap<TenantLabel, f64>,
-    /// Of tenants above their share or alone, and of those below: the latter do not wait for the former.
+struct Tenant {
+    /// Median length of its answers, estimated; `None` before the first.
+    tokens: Option<f64>,
+    /// Of those above its share or alone, and of those below: the latter do not wait for the former.
     times: [Times; 2],
 }
 
@@ -44,15 +45,15 @@ struct Times {
     longest: Longest,
 }
 
-impl Model {
+impl Tenant {
     fn times(&mut self, standing: Standing) -> &mut Times {
         &mut self.times[usize::from(standing.is_below)]
     }
 }
 
-/// Statistics of all answers of this router, by model; newer answers weigh more.
+/// Statistics of all answers of this router, by model and tenant; newer answers weigh more.
 #[derive(Debug, Default)]
-pub(crate) struct Experience(Mutex<BTreeMap<String, Model>>);
+pub(crate) struct Experience(Mutex<BTreeMap<String, BTreeMap<TenantLabel, Tenant>>>);
 
 impl Experience {
     /// Records an answer that ended now.
@@ -62,20 +63,20 @@ impl Experience {
             if models.len() == MODELS_MAX {
                 return;
             }
-            models.insert(model.to_owned(), Model::default());
+            models.insert(model.to_owned(), BTreeMap::new());
         }
-        let Some(known) = models.get_mut(model) else { return };
+        let Some(tenants) = models.get_mut(model) else { return };
+        if tenants.len() == TENANTS_MAX && !tenants.contains_key(&ended.tenant) {
+            return;
+        }
+        let known = tenants.entry(ended.tenant).or_default();
         let tokens = f64::from(ended.tokens);
-        let is_known = known.tokens.contains_key(&ended.tenant);
-        // A first answer that was cut off before its first token says nothing.
-        if is_known || known.tokens.len() < TENANTS_MAX && (ended.finished || ended.tokens > 0) {
-            let first = tokens.max(1.0);
-            let median = known.tokens.entry(ended.tenant).or_insert(first);
-            if tokens > *median {
-                *median *= 1.0 + LONGER_BY;
-            } else if tokens < *median && ended.finished {
-                *median = (*median / (1.0 + LONGER_BY)).max(1.0);
-            }
+        match &mut known.tokens {
+            Some(median) if tokens > *median => *median *= 1.0 + LONGER_BY,
+            Some(median) if tokens < *median && ended.finished => *median = (*median / (1.0 + LONGER_BY)).max(1.0),
+            Some(_) => {}
+            // A first answer that was cut off before its first token says nothing.
+            None => known.tokens = (ended.finished || ended.tokens > 0).then_some(tokens.max(1.0)),
         }
         if let Some((took, predicted)) = ended.took {
             let slowness = &mut known.times(ended.standing).slowness;
@@ -88,23 +89,29 @@ impl Experience {
     /// cut off counts only if it was longer than expected: otherwise long answers that miss their deadlines would not
     /// count.
     pub(crate) fn answer_tokens(&self, model: &str, tenant: TenantLabel, max: u32) -> u64 {
-        let median = self.0.lock().get(model).and_then(|m| m.tokens.get(&tenant).copied()).unwrap_or(1.0);
+        let median = self.0.lock().get(model).and_then(|m| m.get(&tenant)?.tokens).unwrap_or(1.0);
         (median.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 
-    /// Records a request that arrived, accepted or not. It would take `alone` on an idle cluster, and meet its
-    /// deadline.
-    pub(crate) fn offered(&self, model: &str, standing: Standing, alone: Duration) {
-        if let Some(known) = self.0.lock().get_mut(model) {
+    /// Records a request of a tenant that arrived, accepted or not. It would take `alone` on an idle cluster, and meet
+    /// its deadline.
+    pub(crate) fn offered(&self, model: &str, tenant: TenantLabel, standing: Standing, alone: Duration) {
+        if let Some(known) = self.0.lock().get_mut(model).and_then(|m| m.get_mut(&tenant)) {
             known.times(standing).longest.learn(alone);
         }
     }
 
-    /// The time that the longest recent requests would take alone, and the factor by which answers took longer than
-    /// predicted.
-    pub(crate) fn times(&self, model: &str, standing: Standing, now: Instant) -> (Duration, Slowness) {
+    /// The time that the longest recent requests of a tenant would take alone, and the factor by which its answers took
+    /// longer than predicted.
+    pub(crate) fn times(
+        &self,
+        model: &str,
+        tenant: TenantLabel,
+        standing: Standing,
+        now: Instant,
+    ) -> (Duration, Slowness) {
         let mut models = self.0.lock();
-        let times = models.get_mut(model).map(|known| known.times(standing));
+        let times = models.get_mut(model).and_then(|m| m.get_mut(&tenant)).map(|known| known.times(standing));
         times.map_or_else(Default::default, |times| (times.longest.get(), times.slowness.at(now)))
     }
 }
@@ -160,27 +167,43 @@ mod tests {
         let predicted = Prediction { first_token: Duration::from_secs(1), token: Duration::from_secs(1), ahead: 2 };
         let slow = Ended { took: Some((Duration::from_secs(4), predicted)), ..answer(3, true) };
         known.learn("m", &slow, now);
-        let slowness = |model| known.times(model, Standing::ALONE, now).1;
+        let slowness = |model| known.times(model, A, Standing::ALONE, now).1;
         assert!(slowness("m").of(2) > 1.05, "three tokens were predicted within three seconds");
         assert_eq!(slowness("other"), Slowness::default());
     }
 
     #[test]
-    fn what_a_flood_teaches_is_not_used_against_tenants_below_their_share() {
+    fn what_one_tenant_teaches_is_not_used_against_another() {
         let (known, now, hour) = (Experience::default(), Instant::now(), Duration::from_secs(3600));
         let predicted = Prediction { first_token: Duration::from_secs(1), token: Duration::ZERO, ahead: 300 };
-        for _ in 0..100 {
-            known.learn("m", &Ended { took: Some((hour, predicted)), ..answer(4000, true) }, now);
-            known.offered("m", Standing::ALONE, hour);
+        let nothing = (Duration::ZERO, Slowness::default());
+        known.learn("m", &Ended { tenant: B, ..answer(7, true) }, now);
+        for standing in [Standing::ALONE, BELOW] {
+            for _ in 0..100 {
+                known.learn("m", &Ended { standing, took: Some((hour, predicted)), ..answer(4000, true) }, now);
+                known.offered("m", A, standing, hour);
+            }
+            let (longest, slowness) = known.times("m", A, standing, now);
+            assert!(longest > hour / 4 && slowness.of(300) > 2.0 && known.answer_tokens("m", A, 4096) == 4000);
+            assert_eq!([Standing::ALONE, BELOW].map(|standing| known.times("m", B, standing, now)), [nothing; 2]);
+            if standing == Standing::ALONE {
+                assert_eq!(known.times("m", A, BELOW, now), nothing, "below its share it does not wait for its own");
+            }
         }
-        let (longest, slowness) = known.times("m", Standing::ALONE, now);
-        assert!(longest > hour / 4 && slowness.of(300) > 2.0 && known.answer_tokens("m", A, 4096) == 4000);
-        assert_eq!(known.answer_tokens("m", B, 4096), 1);
-        assert_eq!(known.times("m", BELOW, now), (Duration::ZERO, Slowness::default()));
-        known.learn("m", &Ended { tenant: B, standing: BELOW, ..answer(7, true) }, now);
-        known.offered("m", BELOW, Duration::from_secs(2));
-        assert_eq!(known.times("m", BELOW, now).0, Duration::from_secs(2), "they learn from each other");
+        known.offered("m", B, BELOW, Duration::from_secs(2));
+        assert_eq!(known.times("m", B, BELOW, now).0, Duration::from_secs(2));
         assert_eq!((known.answer_tokens("m", A, 4096), known.answer_tokens("m", B, 4096)), (4000, 7));
+    }
+
+    #[test]
+    fn a_first_answer_without_a_token_teaches_its_time_alone() {
+        let (known, now) = (Experience::default(), Instant::now());
+        let predicted = Prediction { first_token: Duration::from_secs(1), token: Duration::ZERO, ahead: 0 };
+        let late = Some((Duration::from_secs(9), predicted));
+        known.learn("m", &Ended { took: late, ..answer(0, false) }, now);
+        assert!(known.times("m", A, Standing::ALONE, now).1.of(0) > 1.05);
+        known.learn("m", &answer(20, true), now);
+        assert_eq!(known.answer_tokens("m", A, 50), 20);
     }
 
     #[test]
@@ -188,7 +211,7 @@ mod tests {
         let (known, now) = (Experience::default(), Instant::now());
         (0..TENANTS_MAX as u64 + 9)
             .for_each(|n| known.learn("m", &Ended { tenant: TenantLabel(n), ..answer(5, true) }, now));
-        assert_eq!(known.0.lock()["m"].tokens.len(), TENANTS_MAX);
+        assert_eq!(known.0.lock()["m"].len(), TENANTS_MAX);
         let expected = |n| known.answer_tokens("m", TenantLabel(n), 50);
         assert_eq!((expected(0), expected(TENANTS_MAX as u64)), (5, 1));
     }

@@ -3,6 +3,7 @@
 use super::Standing;
 use baton_types::{InstanceRecord, Party, Role};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The last measured load, plus what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,11 +22,54 @@ pub(crate) struct Measured {
     pub prefill_tokens_per_s: f64,
     /// Decode steps per second, each one token per running sequence; 0 while unmeasured.
     pub decode_steps_per_s: f64,
+    /// The best of these two in recent reports: closer to what it does when nothing else runs.
+    pub best: Rates,
     /// The worker has computed nothing since the rates were measured a while ago, and has no waiting work.
     pub rates_are_old: bool,
 }
 
+/// Rates of a worker; 0 while unmeasured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Rates {
+    /// Prefill tokens per second.
+    pub prefill_tokens_per_s: f64,
+    /// Decode steps per second, each one token per running sequence.
+    pub decode_steps_per_s: f64,
+}
+
+impl Rates {
+    /// Half of a rate is forgotten in this time.
+    const HALF_LIFE: Duration = Duration::from_secs(60);
+
+    /// The greater of each.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            prefill_tokens_per_s: self.prefill_tokens_per_s.max(other.prefill_tokens_per_s),
+            decode_steps_per_s: self.decode_steps_per_s.max(other.decode_steps_per_s),
+        }
+    }
+
+    /// What counts of them after `passed`.
+    pub(crate) fn after(self, passed: Duration) -> Self {
+        let kept = 0.5_f64.powf(passed.div_duration_f64(Self::HALF_LIFE));
+        Self {
+            prefill_tokens_per_s: self.prefill_tokens_per_s * kept,
+            decode_steps_per_s: self.decode_steps_per_s * kept,
+        }
+    }
+}
+
 impl Measured {
+    /// The present rates.
+    pub(crate) fn rates(&self) -> Rates {
+        Rates { prefill_tokens_per_s: self.prefill_tokens_per_s, decode_steps_per_s: self.decode_steps_per_s }
+    }
+
+    /// The best of the present and recent rates.
+    pub(super) fn best_rates(&self) -> Rates {
+        self.best.max(self.rates())
+    }
+
     /// Sequences that wait or run.
     pub(super) fn sequences(&self) -> u32 {
         self.waiting.saturating_add(self.running)

@@ -204,7 +204,10 @@ impl Recovery {
         if now + after >= deadline {
             return Err(GiveUp::Deadline);
         }
-        if failure.step != Step::Place && !failure.drained && !bucket.take(now) {
+        // A full worker costs a client that was sent nothing little. Otherwise one tenant's requests to full workers could
+        // leave no retry for others' answers when a worker is lost.
+        let lost = failure.started || failure.kind != ErrorKind::Overloaded;
+        if failure.step != Step::Place && !failure.drained && !bucket.take(lost, now) {
             return Err(GiveUp::Budget);
         }
         let (prefill, decode) = avoided(failure);

@@ -1,6 +1,6 @@
 //! Load of one worker: its last report, and what this router placed on it since.
 
-use crate::placement::{Measured, Own};
+use crate::placement::{Measured, Own, Rates};
 use baton_types::{InstanceRecord, LoadReport, TenantLabel};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ impl Load {
     pub(crate) fn report(&self, report: &LoadReport, record: &InstanceRecord, now: Instant) {
         let blocks = report.blocks.unwrap_or_default();
         let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
-        let measured = Measured {
+        let mut measured = Measured {
             waiting: report.waiting,
             waiting_tokens: report.waiting_tokens,
             running: report.running,
@@ -105,10 +105,13 @@ impl Load {
             waives_margin: blocks.total > 0 && blocks.referenced == 0 && report.claimed_tokens == 0,
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
+            best: Rates::default(),
             rates_are_old: false,
         };
         let usable = report.healthy && !report.draining;
         let mut state = self.0.lock();
+        let recent = |r: Report| r.measured.best.after(now.saturating_duration_since(r.at));
+        measured.best = state.report.map_or_else(Rates::default, recent).max(measured.rates());
         let idle = report.running == 0 && report.waiting == 0;
         let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
         let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
@@ -269,6 +272,24 @@ mod tests {
         assert!(load.measured(now, stale).unwrap().rates_are_old);
         let _placed = load.placed(T, 1, 1);
         assert!(!load.measured(now, stale).unwrap().rates_are_old, "the next one is behind that");
+    }
+
+    #[test]
+    fn the_best_rates_are_remembered_for_a_while() {
+        let (load, record, start) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let best = |s: u64, rate: f32| {
+            let now = start + Duration::from_secs(s);
+            let (prefill_tokens_per_s, decode_steps_per_s) = (rate, rate / 10.0);
+            load.report(&LoadReport { prefill_tokens_per_s, decode_steps_per_s, ..report() }, &record, now);
+            let best = load.measured(now, Duration::from_secs(3)).unwrap().best;
+            (best.prefill_tokens_per_s.round(), best.decode_steps_per_s.round())
+        };
+        assert_eq!(
+            [(0, 800.0), (60, 100.0), (120, 300.0)].map(|(s, r)| best(s, r)),
+            [(800.0, 80.0), (400.0, 40.0), (300.0, 30.0)]
+        );
+        load.lost();
+        assert_eq!(best(121, 100.0), (100.0, 10.0));
     }
 
     #[test]

@@ -206,6 +206,10 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     demand.time_left = Duration::from_millis(4_999);
     assert_eq!(check(&[steps(0, 0), p("p")], demand), "Impossible { first_token: 1s, end: 5s }");
     assert_eq!(check(&[steps(3, 0), p("p")], demand), "Impossible { first_token: 1s, end: 5s }", "whoever is ahead");
+    // Others disturb it now: a while ago it was fast enough.
+    let mut disturbed = steps(0, 0);
+    disturbed.load.best.decode_steps_per_s = 100.0;
+    assert!(check(&[disturbed, p("p")], demand).starts_with("TooLate"));
     let quick = worker(Role::Prefill, "quick", |_, l| (l.prefill_tokens_per_s, l.waiting_tokens) = (2000.0, 90_000));
     let others_may_be_done = "TooLate { first_token: 1s, end: 5s }";
     assert_eq!(check(&[steps(0, 0), p("p"), quick], demand), others_may_be_done, "the quick one is busy");

@@ -87,10 +87,7 @@ fn scripts() {
     check("0:L5@a1,b1,c1 9:-a 9.2:. 9.3:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1] [b1 c1]");
     check("0:L5@a1,b1,c1 9:-a 9.2:+a1 9.9:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1] [a1 b1 c1]");
     // A list after a compaction: records that it lacks were deleted, one at a time.
-    check(
-        "0:L5@a1,b1,c1 9:L9@a1,c1,d1 9.2:L9@a1,c1,d1 9.4:.",
-        "[a1 b1 c1] [a1 b1 c1 d1] [a1 b1 c1 d1] [a1 c1 d1]",
-    );
+    check("0:L5@a1,b1,c1 9:L9@a1,c1,d1 9.2:L9@a1,c1,d1 9.4:.", "[a1 b1 c1] [a1 b1 c1 d1] [a1 b1 c1 d1] [a1 c1 d1]");
     // Most at once: they are suspected until asked; those that answer stay and are asked again.
     check(
         "0:L5@a1,b1,c1 9:-a,b,c 9:? 9.1:no:a1 9.1:yes:b1 9.5:? 10:? 11:+c1 12:no:c1",
