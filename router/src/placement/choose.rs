@@ -3,7 +3,7 @@
 use super::cost::{Costs, has_room_now, token_s, work_tokens};
 use super::pairs::{Found, decoders, pairs};
 use super::{
-    Decision, Demand, Measured, Numbers, PlacementPolicy, Prediction, Rates, Reason, Refusal, Thresholds, Worker,
+    Decision, Demand, Measured, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, WorkerRates,
     by_cost, without_cache,
 };
 use crate::request::PrefillPolicy;
@@ -106,7 +106,7 @@ fn predicted(costs: &Costs<'_>, choice: &Choice) -> Option<Prediction> {
 
 /// The shortest time of the answer at these rates, on the fastest workers without other requests. A worker without recent
 /// measurements counts as fast as any.
-fn alone_of(costs: &Costs<'_>, rates: fn(&Measured) -> Rates) -> Prediction {
+fn alone_of(costs: &Costs<'_>, rates: fn(&Measured) -> WorkerRates) -> Prediction {
     let least = |seconds: &mut dyn Iterator<Item = f64>| duration(seconds.reduce(f64::min).unwrap_or(0.0));
     let shown = |w: &Worker, rate: f64, work: f64| if w.load.rates_are_old || rate <= 0.0 { 0.0 } else { work / rate };
     let workers = || costs.workers.iter().enumerate();

@@ -39,7 +39,7 @@ pub(crate) use pending::PendingPrefixes;
 pub use policy::PlacementPolicy;
 pub(crate) use skew::{Kind, pair_alike, unpaired, why_unpaired};
 pub(crate) use slowness::Slowness;
-pub(crate) use view::{Measured, Own, Rates, Worker, tokens_max};
+pub(crate) use view::{Measured, Own, Worker, WorkerRates, tokens_max};
 
 use crate::request::PrefillPolicy;
 use baton_types::{ErrorKind, Role};

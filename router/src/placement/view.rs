@@ -23,21 +23,21 @@ pub(crate) struct Measured {
     /// Decode steps per second, each one token per running sequence; 0 while unmeasured.
     pub decode_steps_per_s: f64,
     /// The best of these two in recent reports: closer to what it does when nothing else runs.
-    pub best: Rates,
+    pub best: WorkerRates,
     /// The worker has computed nothing since the rates were measured a while ago, and has no waiting work.
     pub rates_are_old: bool,
 }
 
-/// Rates of a worker; 0 while unmeasured.
+/// WorkerRates of a worker; 0 while unmeasured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Rates {
+pub(crate) struct WorkerRates {
     /// Prefill tokens per second.
     pub prefill_tokens_per_s: f64,
     /// Decode steps per second, each one token per running sequence.
     pub decode_steps_per_s: f64,
 }
 
-impl Rates {
+impl WorkerRates {
     /// Half of a rate is forgotten in this time.
     const HALF_LIFE: Duration = Duration::from_secs(60);
 
@@ -61,12 +61,12 @@ impl Rates {
 
 impl Measured {
     /// The present rates.
-    pub(crate) fn rates(&self) -> Rates {
-        Rates { prefill_tokens_per_s: self.prefill_tokens_per_s, decode_steps_per_s: self.decode_steps_per_s }
+    pub(crate) fn rates(&self) -> WorkerRates {
+        WorkerRates { prefill_tokens_per_s: self.prefill_tokens_per_s, decode_steps_per_s: self.decode_steps_per_s }
     }
 
     /// The best of the present and recent rates.
-    pub(super) fn best_rates(&self) -> Rates {
+    pub(super) fn best_rates(&self) -> WorkerRates {
         self.best.max(self.rates())
     }
 

@@ -1,6 +1,6 @@
 //! Load of one worker: its last report, and what this router placed on it since.
 
-use crate::placement::{Measured, Own, Rates};
+use crate::placement::{Measured, Own, WorkerRates};
 use baton_types::{InstanceRecord, LoadReport, TenantLabel};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -105,13 +105,13 @@ impl Load {
             waives_margin: blocks.total > 0 && blocks.referenced == 0 && report.claimed_tokens == 0,
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
-            best: Rates::default(),
+            best: WorkerRates::default(),
             rates_are_old: false,
         };
         let usable = report.healthy && !report.draining;
         let mut state = self.0.lock();
         let recent = |r: Report| r.measured.best.after(now.saturating_duration_since(r.at));
-        measured.best = state.report.map_or_else(Rates::default, recent).max(measured.rates());
+        measured.best = state.report.map_or_else(WorkerRates::default, recent).max(measured.rates());
         let idle = report.running == 0 && report.waiting == 0;
         let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
         let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
