@@ -277,6 +277,27 @@ async fn offers_wait_by_priority_and_then_as_they_came() {
     send(short, 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
 }
 
+/// Nothing but the arrival itself decides again here: the task that looks again from time to time does not run.
+#[tokio::test]
+async fn an_offer_that_awaits_the_same_prompt_is_granted_as_soon_as_that_arrives() {
+    let (service, source) = (service(), source());
+    let mut streams = Vec::new();
+    for id in ["first", "same"] {
+        let mut request = request(&service, id, 40, 0);
+        request.sequence.as_mut().unwrap().cache = Some(v1::CacheUse::default());
+        streams.push(service.generate(Request::new(request)).await.unwrap().into_inner());
+    }
+    let transfer = &service.parts.transfer;
+    let first = offer(&source, &service, "first", 40);
+    eventually("the first is granted", || transfer.stats().tickets == 1).await;
+    let same = offer(&source, &service, "same", 40);
+    eventually("the second is offered", || transfer.stats().sinks == 2).await;
+    assert_eq!(transfer.stats().tickets, 1, "it waits for the blocks that are on their way");
+    send(first, 40, (1..=41).collect()).await.unwrap();
+    let report = tokio::time::timeout(Duration::from_secs(5), send(same, 40, (1..=41).collect()));
+    report.await.expect("it is granted").unwrap();
+}
+
 #[tokio::test]
 async fn kv_of_the_claimed_tokens_is_adopted() {
     let service = service();

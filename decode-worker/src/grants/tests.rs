@@ -209,6 +209,33 @@ fn an_offer_beyond_its_share_comes_after_those_within_theirs() {
 }
 
 #[test]
+fn kv_that_arrives_counts_against_the_share_of_its_tenant() {
+    let (a, b) = (tenant(1, 1), tenant(2, 1));
+    // Eight blocks, four for each.
+    let mut world = World::new(208);
+    world.room.accounts = Accounts::new(8, 8);
+    // What `b` was granted before has arrived and ended, so its next offer starts after that of `a`.
+    world.share = b;
+    world.offer("b0", 0, 160, &[]);
+    world.share = a;
+    world.offer("a0", 0, 48, &[]);
+    assert_eq!(world.decides().0, ["b0", "a0"]);
+    world.grants.arrived(&id("b0"));
+    world.offer("a1", 0, 32, &[]);
+    world.share = b;
+    world.offer("b1", 0, 16, &[]);
+    world.room.free = 16;
+    // `a` has three blocks on their way, and two more are beyond its share.
+    assert_eq!(world.decides(), (vec!["b1".to_owned()], Some(32), Some(Duration::ZERO)));
+    world.grants.arrived(&id("a0"));
+    world.share = b;
+    world.offer("b2", 0, 16, &[]);
+    assert_eq!(world.decides(), (vec![], Some(32), Some(Duration::ZERO)), "now they are not");
+    let kept = world.grants.decide(world.now, &mut world.room).keep_room;
+    assert_eq!(kept.map(|kept| kept.share), Some(a));
+}
+
+#[test]
 fn what_is_cached_or_never_granted_is_given_back() {
     let starts_as_before = |world: &mut World| {
         let next = world.room.order.enter(0, world.share, 16, None).start;

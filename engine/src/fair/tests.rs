@@ -111,6 +111,17 @@ fn what_is_given_back_counts_no_more_and_nobody_overtakes_itself() {
 }
 
 #[test]
+fn time_does_not_go_back_where_an_earlier_request_is_served_later() {
+    let mut order = FairOrder::default();
+    let starts: Vec<_> = (0..2).map(|_| order.enter(0, share('a', 1), 100, None).start).collect();
+    assert!(starts[0] < starts[1]);
+    // The first one lacked blocks.
+    order.served(0, starts[1]);
+    order.served(0, starts[0]);
+    assert_eq!(order.enter(0, share('b', 1), 100, None).start, starts[1], "who comes late is due nothing of before");
+}
+
+#[test]
 fn whom_time_has_reached_is_forgotten() {
     let mut order = FairOrder::default();
     let waiting = enters(&mut order, "abc", 100, |_| 1);

@@ -262,3 +262,44 @@ fn a_higher_priority_displaces_its_own_while_others_are_inside_beyond_the_limit(
     drop((running, waiting, other, urgent));
     assert_eq!(admission.inside(), 0);
 }
+
+#[test]
+fn the_latest_weight_of_a_tenant_counts_and_goes_with_it() {
+    let admission = Admission::new(2, 6);
+    let enter = |tenant, weight| admission.enter_all(1, 0, None, share(tenant, weight)).unwrap();
+    let slots = [enter(1, 1), enter(2, 1), enter(1, 3)];
+    assert_eq!(admission.standing(share(2, 1)).share, 0.25);
+    drop(slots);
+    let state = admission.0.state.lock();
+    assert_eq!((state.weights, state.tenants.len()), (0, 0));
+}
+
+#[test]
+fn one_request_is_within_the_smallest_share() {
+    let admission = Admission::new(2, 6);
+    let enter = |tenant, weight| admission.enter_all(1, 0, None, share(tenant, weight)).unwrap();
+    let _heavy = enter(1, 999);
+    let _first = enter(2, 1);
+    assert!(admission.standing(share(2, 1)).is_below, "a thousandth of two requests is less than one");
+    let _second = enter(2, 1);
+    assert!(!admission.standing(share(2, 1)).is_below);
+}
+
+#[test]
+fn of_tenants_that_come_during_one_turn_the_first_is_served_first() {
+    let admission = Admission::new(1, 9);
+    let mut running = admission.enter_as(5, 0).unwrap();
+    assert!(runs(&mut running));
+    // Neither in the order of their labels nor against it.
+    let mut waiting: Vec<(u8, Slot)> = [3, 9, 1].map(|tenant| (tenant, admission.enter_as(tenant, 0).unwrap())).into();
+    let mut order = Vec::new();
+    while !waiting.is_empty() {
+        assert!(!waiting.iter_mut().any(|(_, slot)| runs(slot)));
+        drop(running);
+        let next = waiting.iter_mut().position(|(_, slot)| runs(slot)).unwrap();
+        let (tenant, slot) = waiting.remove(next);
+        order.push(tenant);
+        running = slot;
+    }
+    assert_eq!(order, [3, 9, 1]);
+}

@@ -121,6 +121,18 @@ mod tests {
     }
 
     #[test]
+    fn the_later_of_two_counts() {
+        let (p, begin) = (InstanceId::try_new("p").unwrap(), Instant::now());
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        for until in [[9, 3], [3, 9]] {
+            let (mut pending, a) = (PendingPrefixes::new(100), hashes(&[1, 2]));
+            until.iter().for_each(|until| pending.placed(&p, &a, after(*until)));
+            assert_eq!(pending.tokens(&p, &a, 0, 16, after(6)), 32, "{until:?}");
+            assert_eq!(pending.tokens(&p, &a, 0, 16, after(9)), 0, "{until:?}");
+        }
+    }
+
+    #[test]
     fn it_is_bounded() {
         let (p, q) = (InstanceId::try_new("p").unwrap(), InstanceId::try_new("q").unwrap());
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));

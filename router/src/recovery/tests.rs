@@ -146,6 +146,17 @@ fn workers_that_drain_cost_a_request_nothing() {
 }
 
 #[test]
+fn the_wait_for_a_worker_begins_anew_once_one_was_asked() {
+    let nobody = failure(Place, Unavailable, false);
+    let asked = [failure(Claim, Unavailable, false), Failure { drained: true, ..failure(Claim, Unavailable, false) }];
+    for (asked, decision) in asked.into_iter().zip(["p- ds 20ms probation", "p- ds 20ms"]) {
+        // 150 ms after the first placement, which is more than `ready_max`; 50 ms after the second.
+        let failures = [(0, nobody), (20, asked), (100, nobody), (150, nobody)];
+        check(60_000, 1, 1.0, &failures, &["p- d- 20ms", decision, "p- d- 20ms", "p- d- 40ms"]);
+    }
+}
+
+#[test]
 fn who_was_full_is_asked_again_once_the_answer_has_begun() {
     let record = crate::testing::record(Role::Decode, "full");
     let full = &record.party;

@@ -1,5 +1,6 @@
 //! Requests over two workers, and failures of one of them.
 
+use crate::recovery::ProbationLimits;
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
 use crate::testing::fake::{DecodeCall, Fake, PrefillCall};
 use crate::testing::text::{byte_bundle, tokens};
@@ -306,4 +307,29 @@ async fn two_models_behind_one_router() {
     assert_eq!(error.code(), tonic::Code::NotFound);
     let error = cluster.generate_within(chat(""), None).await.unwrap_err();
     assert_eq!(error.code(), tonic::Code::InvalidArgument, "two models: one must be named");
+}
+
+#[tokio::test]
+async fn kv_without_room_waits_rather_than_move_to_a_worker_that_just_failed() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, full) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let waiting = full.decode().await;
+    waiting.claimed().await;
+    let prefill = p.prefill().await;
+    prefill.token(u32::from(b'1'), None).await;
+    assert_eq!(answer.next().await.text, "1");
+    let other = cluster.worker(Role::Decode, "other").await;
+    other.report(|load| load.blocks.as_mut().unwrap().free = 1000);
+    has_free(&cluster, &other, 1000).await;
+    let known = cluster.router.core().workers.all();
+    let known = known.iter().find(|known| *known.party() == other.record.party).unwrap();
+    let long = Duration::from_secs(600);
+    known.probation.failed(std::time::Instant::now(), &ProbationLimits { min: long, max: long });
+    waits_on(&cluster, &waiting, "it goes to a worker on probation").await;
+    known.probation.served();
+    waiting.waits().await;
+    let goes_on = tokio::time::timeout(Duration::from_secs(20), other.decode()).await.expect("it moves");
+    let sequence = goes_on.request.sequence.as_ref().unwrap();
+    assert_eq!((sequence.tokens.as_slice(), sequence.prompt_len), (&[tokens("x"), vec![49]].concat()[..], 1));
 }

@@ -222,6 +222,22 @@ fn a_reservation_below_its_share_takes_blocks_from_those_beyond_theirs() {
 }
 
 #[test]
+fn a_reservation_takes_blocks_for_the_watermark_too() {
+    // Two of ten blocks are free: as many as the reservation needs, and one less than it is granted with.
+    let mut w = World::new(10, SchedulerConfig { running_max: 8, chunk_tokens_max: 64, ..config() });
+    for _ in 0..4 {
+        w.prompt_of(tenant(1, 1), 7);
+    }
+    w.step();
+    assert_eq!(w.pool.free_min(), 2);
+    w.share = tenant(2, 1);
+    let turn = w.turn(0, 8);
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 2 }));
+    assert_eq!(w.step(), "preempt d a:7+1* b:7+1* c:7+1*");
+    assert_eq!(w.pool.free_min(), 4);
+}
+
+#[test]
 fn one_tenant_has_all_in_the_order_of_arrivals() {
     let mut w = World::new(4, SchedulerConfig { running_max: 2, watermark_blocks: 0, ..config() });
     w.share = tenant(7, 9);

@@ -38,7 +38,7 @@ fn a_get_reads_within_its_credit() {
 #[test]
 fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     let mut two = config("here");
-    two.limits.quarantined_blocks_max = 2;
+    (two.limits.quarantined_blocks_max, two.limits.started_handoffs_max) = (2, 1);
     let region = Region::anonymous(two.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(two, region);
     driver.transport =
@@ -49,6 +49,11 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
     assert_eq!(*notes.lock(), ["quarantined"]);
     assert_eq!(driver.exposed(), (2, 0));
+    // It takes no place of those that this side has begun.
+    let peer = Peer { party: party("other"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
+    let (request_id, hold) = (RequestId::try_new("next").unwrap(), Box::new(()));
+    let request = PutRequest { request_id, tokens: 16, blocks: blocks(), deadline: now, hold };
+    assert!(driver.inbox.put(peer, request, tokio::sync::oneshot::channel().0).is_ok());
     driver.command(Command::PeerDead(party("peer")), now);
     driver.tick(now + DRAIN, false);
     assert_eq!(*notes.lock(), ["quarantined", "let go"]);

@@ -19,6 +19,7 @@ use baton_types::{
 };
 use std::any::Any;
 
+mod fencing;
 mod gets;
 mod starts;
 
@@ -268,26 +269,6 @@ fn blocks_are_held_until_the_transport_reads_them_no_more() {
     drop(driver); // Checksums read the blocks as well, until their thread has ended.
     assert_eq!(*notes.lock(), ["put", "shutdown", "let go"]);
     assert!(matches!(told.try_recv(), Ok(Err(HandoffFailure::Stopped))));
-}
-
-#[test]
-fn dead_peers_are_fenced_on_a_busy_thread_too() {
-    for (moving, not_yet, then) in [(false, 50, 150), (true, 1_000, 6_000)] {
-        let (mut driver, notes) = Driver::noting();
-        let begin = Instant::now();
-        let after = |ms| begin + Duration::from_millis(ms);
-        driver.event(Event::Accepted { conn: CONN, proven: false }, begin);
-        driver.hear(&Message::Hello(greeting()), begin);
-        driver.hear(&offer(1, 16), begin);
-        driver.commands(begin);
-        driver.command(Command::PeerDead(party("peer")), begin);
-        driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, begin);
-        assert_eq!(*notes.lock(), ["quarantined"]);
-        driver.tick(after(not_yet), moving);
-        assert_eq!(*notes.lock(), ["quarantined"], "moving: {moving}");
-        driver.tick(after(then), moving);
-        assert_eq!(*notes.lock(), ["quarantined", "let go"], "moving: {moving}");
-    }
 }
 
 #[test]

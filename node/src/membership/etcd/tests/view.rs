@@ -117,6 +117,8 @@ fn scripts() {
     check("0:L50@a1,b1 1:L20@a1", "[a1 b1] [a1 b1]?");
     // Even if a record had been removed just before.
     check("0:L50@a1,b1,c1 1:-c 1.1:L20@a1,b1 2:.", "[a1 b1 c1] [a1 b1 c1] [a1 b1 c1]? [a1 b1 c1]?");
+    // Who left in the other history does not count in this one.
+    check("0:L5@a1,b1,c1 1:-a 1.4:. 1.5:W2@b1,c1 2:-b 2.4:.", "[a1 b1 c1] [a1 b1 c1] [b1 c1] [b1 c1] [b1 c1] [c1]");
     // Restored from before a's restart: the live incarnation stays, the old one's lease ends.
     check("0:L50@a2,b1 1:L20@a1,b1 5:-a 6:+a2", "[a2 b1] [a2 b1]? [a2 b1]? [a2 b1]");
     // Wiped, and a restarted meanwhile: the new incarnation takes over once the old one is gone.
