@@ -45,6 +45,7 @@ mod tests {
             assert_eq!(given(ms), expected, "{ms} ms");
         }
     }
+
     #[test]
     fn half_of_it_is_for_answers_that_would_be_lost() {
         let (bucket, now) = (RetryBucket::new(10, 0.0), Instant::now());

@@ -113,8 +113,7 @@ impl Load {
         let recent = |r: Report| r.measured.best.after(now.saturating_duration_since(r.at));
         measured.best = state.report.map_or_else(WorkerRates::default, recent).max(measured.rates());
         let idle = report.running == 0 && report.waiting == 0;
-        let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
-        let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
+        let same = state.report.is_some_and(|r| r.measured.rates() == measured.rates());
         let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
         let last_report = Some(LastReport { at: now, report: report.clone() });
         let (report, reports) = (Some(Report { at: now, measured, usable }), state.reports + 1);

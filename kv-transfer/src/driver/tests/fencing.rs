@@ -2,17 +2,23 @@
 
 use super::*;
 
+/// A driver that gave blocks to a peer which is dead since; the peer's connection is open.
+fn granted_to_a_dead_peer(now: Instant) -> (Driver, Notes) {
+    let (mut driver, notes) = Driver::noting();
+    driver.event(Event::Accepted { conn: CONN, proven: false }, now);
+    driver.hear(&Message::Hello(greeting()), now);
+    driver.hear(&offer(1, 16), now);
+    driver.commands(now);
+    driver.command(Command::PeerDead(party("peer")), now);
+    (driver, notes)
+}
+
 #[test]
 fn dead_peers_are_fenced_on_a_busy_thread_too() {
     for (moving, not_yet, then) in [(false, 50, 150), (true, 1_000, 6_000)] {
-        let (mut driver, notes) = Driver::noting();
         let begin = Instant::now();
+        let (mut driver, notes) = granted_to_a_dead_peer(begin);
         let after = |ms| begin + Duration::from_millis(ms);
-        driver.event(Event::Accepted { conn: CONN, proven: false }, begin);
-        driver.hear(&Message::Hello(greeting()), begin);
-        driver.hear(&offer(1, 16), begin);
-        driver.commands(begin);
-        driver.command(Command::PeerDead(party("peer")), begin);
         driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, begin);
         assert_eq!(*notes.lock(), ["quarantined"]);
         driver.tick(after(not_yet), moving);
@@ -24,14 +30,9 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
 
 #[test]
 fn a_dead_peer_is_not_fenced_while_its_connection_is_open() {
-    let (mut driver, notes) = Driver::noting();
     let begin = Instant::now();
+    let (mut driver, notes) = granted_to_a_dead_peer(begin);
     let after = |seconds| begin + Duration::from_secs(seconds);
-    driver.event(Event::Accepted { conn: CONN, proven: false }, begin);
-    driver.hear(&Message::Hello(greeting()), begin);
-    driver.hear(&offer(1, 16), begin);
-    driver.commands(begin);
-    driver.command(Command::PeerDead(party("peer")), begin);
     driver.tick(after(5), false);
     assert_eq!(*notes.lock(), [""; 0], "what its connection still holds may be stored here");
     driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, after(6));
