@@ -9,8 +9,6 @@ use std::time::Duration;
 /// Formats and bounds of one engine. Build it with `EngineConfig { .., ..EngineConfig::default() }.try_new()`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// Format in which matrices enter the GEMMs.
-    pub weights: Dtype,
     /// Element type of KV.
     pub kv: Dtype,
     /// Memory for KV blocks.
@@ -73,7 +71,6 @@ impl PrefixCacheConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            weights: Dtype::Bf16,
             kv: Dtype::Bf16,
             kv_cache_bytes: 1 << 30,
             model_len_max: 4096,
@@ -124,7 +121,6 @@ impl EngineConfig {
     /// The configuration for loading the model.
     pub fn model_config(&self) -> ModelConfig {
         ModelConfig {
-            weights: self.weights,
             kv: self.kv,
             rows_max: self.step_rows_max(),
             logit_rows_max: self.running_max,

@@ -7,7 +7,7 @@
 //! ```text
 //! EngineHandle ── submit, cancel ──> runner ── plan ──> scheduler (pure)
 //!       ^                              │ launch, finish
-//!       └── SequenceSink <── tokens ── sampler <── logits ── model ── ops ──> device
+//!       └── SequenceSink <── tokens ── sampler <── logits ── model ── step ──> device
 //! ```
 //!
 //! Model and sampler are exact: a row's bits depend only on its own past. So the scheduler may batch, chunk, preempt and recompute in any
@@ -45,7 +45,7 @@ pub use error::EngineError;
 pub use gate::{LogitObserver, SequenceGate, SequencePhase};
 pub use handle::{EngineHandle, Reservation, SequenceControl};
 pub use health::Heartbeat;
-pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};
+pub use model::{Logits, Model, ModelConfig, ModelError, StepInput};
 #[doc(hidden)] // See `Driven`.
 pub use runner::Turn;
 pub use step_model::StepModel;

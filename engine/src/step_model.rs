@@ -1,6 +1,6 @@
 //! The runner's interface to a model, so that tests can run it over a fake model whose tokens reveal a wrong block table.
 
-use crate::model::{Logits, Model, ModelError, StepBatch};
+use crate::model::{Logits, Model, ModelError, StepInput};
 use baton_kv_cache::ForkCopy;
 use baton_types::Fence;
 
@@ -10,7 +10,7 @@ pub trait StepModel: Send + 'static {
     fn vocab(&self) -> usize;
 
     /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the batch keep their contents and owners.
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError>;
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError>;
 
     /// See [`Model::finish`]. When it returns, the step no longer reads or writes the pool: blocks may then change owners.
     fn finish(&mut self) -> Result<Logits, ModelError>;
@@ -24,7 +24,7 @@ impl StepModel for Model {
         self.shape().vocab
     }
 
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         Model::launch(self, batch, observer)
     }
 

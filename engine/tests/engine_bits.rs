@@ -6,9 +6,9 @@ use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, PrefillObserver, PrefixUse, Run, SequenceControl, SequenceEvent,
     SequenceRequest, SequenceSink,
 };
-use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
+use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::ops::Ops;
 use baton_kv_cache::{Lease, PrefixHasher};
 use baton_types::{
     BlockId, Digest, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, Share, TokenId,
@@ -48,9 +48,9 @@ fn serve(setup: Setup) -> Served {
         watermark_blocks: 0,
         ..EngineConfig::default()
     };
-    let cpu = CpuBackend::new(CpuConfig { threads: setup.threads, simd: None }).unwrap();
-    let ops: Arc<dyn Ops> = if setup.lagging { Lagging::new(cpu, LagConfig::default()).unwrap() } else { cpu };
-    let model = Model::load(&source, ops, config.model_config(), &|_| ()).unwrap();
+    let cpu = CpuDevice::new(CpuConfig { threads: setup.threads, ..CpuConfig::default() }).unwrap();
+    let device: Arc<dyn Device> = if setup.lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
+    let model = Model::load(&source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
     let map = KvPoolMap::try_new(model.layout(setup.block_tokens).unwrap(), setup.blocks).unwrap();
     // NaN everywhere: reading what was never stored cannot pass.
     let memory = Arc::new(HeapPool::new(map.bytes(), 0xff));

@@ -1,6 +1,6 @@
 //! A KV pool as addressed by kernels: planes `k` and `v` of group 0.
 
-use crate::ops::{OpsError, Plan, PlanSegment};
+use crate::device::DeviceError;
 use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap, PoolMemory};
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub struct KvBinding {
 
 impl KvBinding {
     /// Checks that `map` fits `memory` and has what attention needs: a `full` group 0 whose planes `k` and `v` have equal heads and dim.
-    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, OpsError> {
-        let refuse = |message: String| Err(OpsError::Shape { op: "bind_kv", message });
+    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, DeviceError> {
+        let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
         }
@@ -106,22 +106,5 @@ impl KvBinding {
                 self.memory.write(self.offset(layer, plane, to, 0), &rows);
             }
         }
-    }
-
-    /// Checks that every segment's table covers its tokens with blocks of this pool.
-    pub(crate) fn check(&self, op: &'static str, plan: &Plan) -> Result<(), OpsError> {
-        for (i, PlanSegment { position, rows, blocks }) in plan.segments.iter().enumerate() {
-            let tokens = position + rows;
-            if blocks.len() * self.block_tokens() < tokens {
-                let have = blocks.len() * self.block_tokens();
-                let message = format!("segment {i} ends at token {tokens}, its block table covers {have}");
-                return Err(OpsError::Shape { op, message });
-            }
-            if let Some(block) = blocks.iter().find(|b| b.0 >= self.map.blocks()) {
-                let message = format!("segment {i} names block {block} of a pool of {}", self.map.blocks());
-                return Err(OpsError::Shape { op, message });
-            }
-        }
-        Ok(())
     }
 }

@@ -1,15 +1,17 @@
-//! The arithmetic of Baton: one ops trait and the backends that implement it.
+//! The arithmetic of Baton: one interface to devices, and the backends that implement it.
 //!
-//! Layer: above `types`, below `engine`. The engine uses only [`ops::Ops`] and does not know which backend runs. This crate does not know
-//! models, requests, schedulers or networks.
+//! Layer: above `types`, below `engine`. The engine uses only [`device::Device`], gives it a [`program::Program`] and does not know which
+//! backend runs it. This crate does not know models, requests, schedulers or networks.
 //!
+//! * [`device`]: weights in, a compiled program out, steps launched and finished. [`program`], [`step`] and [`storage`] are its terms.
+//! * [`host`]: devices whose memory is the host's: they run a program over the [`host::HostKernels`] of one of the next two.
 //! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
-//! * [`lagging`]: any backend on a separate thread, with late fences and outputs that are poisoned until then. It finds callers that
-//!   read too early.
+//! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
+//!   early.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
-//! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], family [`numerics::ISA`])
+//! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], class [`numerics::Numerics`])
 //!
 //! All arithmetic is IEEE 754 binary32, round to nearest even, subnormals kept. `fma(a, b, c)` is the fused `a * b + c` with one
 //! rounding. Every order below depends only on the position of an element within its own row (feature, token position, head
@@ -30,10 +32,10 @@
 //! [`numerics::PARTITIONS_MAX`], that divides K), each partition into slabs of [`numerics::K_SLAB`] (the last may be shorter). Slab: from `+0`,
 //! `acc = fma(x_k, w_k, acc)` with k ascending. Partition: its first slab sum, then slab sums added in order. Partitions merge pairwise
 //! in a balanced binary tree, left plus right: `((p0+p1)+(p2+p3)) + ((p4+p5)+(p6+p7))`. `Store::Set` stores the total,
-//! `Store::Add` stores `out + total`.
+//! `Store::Add` stores `out + total`. A bias is added to the total, with one rounding.
 //!
 //! **RMSNorm.** `ss` = lane sum of `x_i * x_i` (fma); `r = 1 / sqrt(ss / cols + eps)`, where quotient, sum, root and reciprocal are each
-//! rounded; `out_i = (x_i * r) * gain_i`, both products rounded.
+//! rounded; `out_i = (x_i * r) * gain_i`, both products rounded. A norm of heads is the same over the elements of one head.
 //!
 //! **RoPE.** For `i < dim / 2`, with `a = x[i]`, `b = x[i + dim/2]`, `c`, `s` the table at the row's position:
 //! `x[i] = fma(a, c, -(b * s))`, `x[i + dim/2] = fma(b, c, a * s)`; the inner products are rounded. Elements from `dim` on stay as they are.
@@ -44,11 +46,13 @@
 //! [`numerics::ATTENTION_SLAB`] from position 0. Slab: `s_j` = lane dot product of q and k_j, times `scale` (rounded); `m` = maximum of `s_j`;
 //! `e_j = exp(s_j - m)`; `l` = lane sum of `e_j`; `o_d` from `+0` by `fma(e_j, v_j[d], o_d)` with j ascending. The first slab is the running
 //! state `(M, L, O)`; each later slab merges in order: `M' = max(M, m)`, `a = exp(M - M')`, `b = exp(m - M')`, `L = fma(l, b, L * a)`,
-//! `O_d = fma(o_d, b, O_d * a)`. Result: `O_d / L`.
+//! `O_d = fma(o_d, b, O_d * a)`. Result: `O_d / L`. With a window of `w` tokens, tokens before `p + 1 - w` are left out: the slabs stay where
+//! they are, `e_j` of a token that is left out counts as `+0` in its lane, and a slab of such tokens alone does not exist.
 //!
 //! **SwiGLU.** `(g / (1 + exp(-g))) * up`, every operation rounded.
 
 pub mod cpu;
+pub mod device;
 pub mod host;
 mod kv;
 pub mod lagging;
@@ -56,9 +60,10 @@ pub mod lagging;
 #[doc(hidden)]
 pub mod mutant;
 pub mod numerics;
-pub mod ops;
+pub mod program;
 pub mod reference;
-mod shape;
+pub mod step;
+pub mod storage;
 
 pub use cpu::roofline;
 pub use kv::KvBinding;

@@ -1,11 +1,10 @@
 //! Backends with deliberate defects: each breaks one guarantee of the canonical numerics, so that tests can prove that they would detect
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
-use crate::host::{HostBackend, HostKernels, KvStep};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION};
-use crate::ops::{Ops, RopeTable, Store};
+use crate::device::{Device, RopeTable};
+use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
 use crate::reference::{ReferenceKernels, Rows, attention, linear};
-use baton_types::Dtype;
 use std::sync::Arc;
 
 /// `cargo xtask hazards` searches binaries for this text.
@@ -35,13 +34,19 @@ pub enum MutantKind {
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
     kind: MutantKind,
+    reference: ReferenceKernels,
 }
 
 impl Mutant {
-    /// A backend with this defect.
-    #[allow(clippy::new_ret_no_self)] // A mutant is only ever seen as a backend.
-    pub fn new(kind: MutantKind) -> Arc<dyn Ops> {
-        Arc::new(HostBackend::with_kernels(Self { kind }))
+    /// Kernels with this defect.
+    pub fn kernels(kind: MutantKind, numerics: Numerics) -> Self {
+        Self { kind, reference: ReferenceKernels::new(numerics) }
+    }
+
+    /// A device with this defect.
+    #[allow(clippy::new_ret_no_self)] // A mutant is only ever seen as a device.
+    pub fn new(kind: MutantKind, numerics: Numerics) -> Arc<dyn Device> {
+        Arc::new(HostDevice::with_kernels(Self::kernels(kind, numerics)))
     }
 }
 
@@ -56,16 +61,20 @@ impl HostKernels for Mutant {
         if let MutantKind::OtherRevision { says } = self.kind { says } else { KERNEL_REVISION }
     }
 
-    fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Rows {
-        ReferenceKernels.pack(n, k, dtype, data)
+    fn numerics(&self) -> Numerics {
+        self.reference.numerics()
+    }
+
+    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Rows {
+        self.reference.pack(n, k, rows)
     }
 
     fn row(&self, matrix: &Rows, row: usize, out: &mut [f32]) {
-        ReferenceKernels.row(matrix, row, out);
+        self.reference.row(matrix, row, out);
     }
 
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-        ReferenceKernels.rms_norm(x, gain, eps, out);
+        self.reference.rms_norm(x, gain, eps, out);
     }
 
     fn linear(&self, x: &[f32], w: &Rows, partitions: usize, store: Store, out: &mut [f32], rows: usize) {
@@ -79,18 +88,18 @@ impl HostKernels for Mutant {
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        ReferenceKernels.rope_store(step, rope, q, k, v);
+        self.reference.rope_store(step, rope, q, k, v);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
         let shift = self.kind == MutantKind::ChunkStart;
-        attention::attend(step, q, scale, out, |segment, t| {
+        attention::attend(step, q, scores, out, |segment, t| {
             let origin = if shift { segment.position } else { 0 };
             t % ATTENTION_SLAB == origin % ATTENTION_SLAB
         });
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        ReferenceKernels.silu_mul(gate, up);
+        self.reference.silu_mul(gate, up);
     }
 }

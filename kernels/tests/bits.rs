@@ -4,12 +4,11 @@
 mod common;
 
 use baton_kernels::cpu::SimdLevel;
+use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
-use baton_kernels::ops::{Ops, Store};
 use baton_types::Dtype;
-use common::{Chunk, Layer, Random, Shape, cpu, lagging, reference};
+use common::{Chunk, Kernels, Layer, Random, Shape, cpu, reference};
 use proptest::prelude::*;
-use std::sync::Arc;
 
 /// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end.
 fn shapes() -> impl Strategy<Value = Shape> {
@@ -18,11 +17,13 @@ fn shapes() -> impl Strategy<Value = Shape> {
         prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
         prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
     );
-    (sizes, dtypes, any::<bool>(), any::<u64>()).prop_map(|(sizes, (weights, kv), partial, seed)| {
+    // Within one slab, over the end of one, and over more than one.
+    let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100)]);
+    (sizes, dtypes, any::<bool>(), windows, any::<u64>()).prop_map(|(sizes, (weights, kv), partial, window, seed)| {
         let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
         let head_dim = 2 * half_dim;
         let rope_dim = if partial { head_dim - 2 } else { head_dim };
-        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, weights, kv, seed }
+        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, weights, kv, seed }
     })
 }
 
@@ -43,7 +44,7 @@ fn block_sizes() -> impl Strategy<Value = usize> {
 type Result = (Vec<Vec<Vec<u32>>>, Vec<Vec<u8>>);
 
 /// All bits of both steps and of the KV they leave.
-fn run(ops: Arc<dyn Ops>, shape: Shape, block: usize, steps: &[Vec<Chunk>]) -> Result {
+fn run(ops: Box<dyn Kernels>, shape: Shape, block: usize, steps: &[Vec<Chunk>]) -> Result {
     let layer = Layer::new(ops, shape, block, 2);
     let rows = steps.iter().map(|step| layer.step(step)).collect();
     let ends = |sequence| {
@@ -62,29 +63,32 @@ proptest! {
 
     #[test]
     fn backends_equal_the_reference(shape in shapes(), steps in batches(), block in block_sizes(), threads in 1usize..=3) {
-        let want = run(reference(), shape, block, &steps);
+        let want = run(reference(shape.weights), shape, block, &steps);
         prop_assert!(no_nan(&want));
         for (level, threads) in [(SimdLevel::Avx2Fma, threads), (SimdLevel::Portable, 4 - threads)] {
-            if let Some(ops) = cpu(threads, level) {
+            if let Some(ops) = cpu(threads, level, shape.weights) {
                 prop_assert!(run(ops, shape, block, &steps) == want, "{level:?} with {threads} threads differs");
             }
         }
-        let fast = cpu(threads, SimdLevel::detect()).unwrap();
-        prop_assert!(run(lagging(fast), shape, block, &steps) == want, "lagging differs");
     }
 
     #[test]
     fn a_row_is_the_same_in_any_company(shape in shapes(), steps in batches(), blocks in (block_sizes(), block_sizes())) {
-        let level = SimdLevel::detect();
-        let (rows, kv) = run(cpu(2, level).unwrap(), shape, blocks.0, &steps);
-        prop_assert_eq!(&(rows.clone(), kv.clone()), &run(cpu(1, level).unwrap(), shape, blocks.1, &steps));
-        let alone = one_by_one(cpu(1, level).unwrap(), shape, blocks.1, &steps);
+        let fast = |threads| cpu(threads, SimdLevel::detect(), shape.weights).unwrap();
+        let (rows, kv) = run(fast(2), shape, blocks.0, &steps);
+        prop_assert_eq!(&(rows.clone(), kv.clone()), &run(fast(1), shape, blocks.1, &steps));
+        let alone = one_by_one(fast(1), shape, blocks.1, &steps);
         prop_assert!(alone == (rows.into_iter().flatten().collect(), kv), "rows alone differ from rows in a batch");
     }
 }
 
 /// The same rows, each in a step of its own (prefill of n as n decode steps), in the order of `run`.
-fn one_by_one(ops: Arc<dyn Ops>, shape: Shape, block: usize, steps: &[Vec<Chunk>]) -> (Vec<Vec<u32>>, Vec<Vec<u8>>) {
+fn one_by_one(
+    ops: Box<dyn Kernels>,
+    shape: Shape,
+    block: usize,
+    steps: &[Vec<Chunk>],
+) -> (Vec<Vec<u32>>, Vec<Vec<u8>>) {
     let single = |c: &Chunk| {
         let c = *c;
         (0..c.rows).map(move |r| vec![Chunk { position: c.position + r, rows: 1, ..c }])
@@ -102,6 +106,7 @@ const SMALL: Shape = Shape {
     rope_dim: 10,
     ffn: 22,
     vocab: 40,
+    window: None,
     weights: Dtype::F32,
     kv: Dtype::F32,
     seed: 7,
@@ -117,36 +122,31 @@ fn two_chunks() -> [Vec<Chunk>; 2] {
 fn the_mutants_are_caught() {
     let whole = [vec![Chunk { sequence: 0, position: 0, rows: 163 }]];
     let flat = |(rows, kv): Result| (rows.into_iter().flatten().collect::<Vec<_>>(), kv);
-    let rechunked = |make: &dyn Fn() -> Arc<dyn Ops>| {
+    let rechunked = |make: &dyn Fn() -> Box<dyn Kernels>| {
         flat(run(make(), SMALL, 16, &two_chunks())) == flat(run(make(), SMALL, 16, &whole))
     };
-    let alone = |make: &dyn Fn() -> Arc<dyn Ops>| {
+    let alone = |make: &dyn Fn() -> Box<dyn Kernels>| {
         flat(run(make(), SMALL, 16, &two_chunks())) == one_by_one(make(), SMALL, 16, &two_chunks())
     };
-    let threads = |make: &dyn Fn(usize) -> Arc<dyn Ops>| {
+    let threads = |make: &dyn Fn(usize) -> Box<dyn Kernels>| {
         run(make(1), SMALL, 16, &two_chunks()) == run(make(2), SMALL, 16, &two_chunks())
     };
-    let fast = |threads| cpu(threads, SimdLevel::detect()).unwrap();
+    let fast = |threads| cpu(threads, SimdLevel::detect(), SMALL.weights).unwrap();
+    let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, SMALL.numerics())) };
     // The properties hold for what is right ...
     assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast));
     // ... and each mutant breaks the one that it is about.
-    assert!(!alone(&|| Mutant::new(MutantKind::RowCount)), "reductions that depend on M pass");
-    assert!(!rechunked(&|| Mutant::new(MutantKind::ChunkStart)), "reductions that depend on the chunk start pass");
-    assert!(
-        !threads(&|threads| Mutant::new(MutantKind::ThreadCount { threads })),
-        "reductions that depend on threads pass"
-    );
+    assert!(!alone(&|| mutant(MutantKind::RowCount)), "reductions that depend on M pass");
+    assert!(!rechunked(&|| mutant(MutantKind::ChunkStart)), "reductions that depend on the chunk start pass");
+    assert!(!threads(&|threads| mutant(MutantKind::ThreadCount { threads })), "reductions that depend on threads pass");
 }
 
 /// Bits of `[rows, n]`, products over a K in so many partitions.
-fn split_linear(ops: &Arc<dyn Ops>, partitions: usize, k: usize, rows: usize) -> Vec<u32> {
+fn split_linear(kernels: &dyn Kernels, partitions: usize, k: usize, rows: usize) -> Vec<u32> {
     let (mut random, n) = (Random(k as u64), 37);
-    let weight = ops.prepare("w", n, k, Dtype::Bf16, &random.floats(n * k, 0.2)).unwrap();
-    let (x, out) = (ops.alloc(rows, k).unwrap(), ops.alloc(rows, n).unwrap());
-    ops.upload(x, &random.floats(rows * k, 1.0)).unwrap();
-    ops.linear(x, weight, partitions, Store::Set, out, rows).unwrap();
+    let weight = kernels.pack(n, k, &random.floats(n * k, 0.2));
     let mut data = vec![0.0; rows * n];
-    ops.download(out, rows, &mut data).unwrap();
+    kernels.linear(&random.floats(rows * k, 1.0), &weight, partitions, Store::Set, &mut data);
     data.into_iter().map(f32::to_bits).collect()
 }
 
@@ -155,12 +155,12 @@ fn partitions_of_several_slabs_have_the_bits_of_the_reference() {
     // Two full slabs a partition, and a ragged third.
     for (partitions, k) in [(4, 4 * 551), (8, 8 * 523)] {
         for rows in [1, 3, 33] {
-            let want = split_linear(&reference(), partitions, k, rows);
-            let whole = split_linear(&reference(), 1, k, rows);
+            let want = split_linear(&*reference(Dtype::Bf16), partitions, k, rows);
+            let whole = split_linear(&*reference(Dtype::Bf16), 1, k, rows);
             assert_ne!(want, whole, "{partitions} partitions of {k} have the order of one, and would show nothing");
             for (level, threads) in [(SimdLevel::Avx2Fma, 1), (SimdLevel::Avx2Fma, 3), (SimdLevel::Portable, 2)] {
-                let Some(ops) = cpu(threads, level) else { continue };
-                let equal = split_linear(&ops, partitions, k, rows) == want;
+                let Some(ops) = cpu(threads, level, Dtype::Bf16) else { continue };
+                let equal = split_linear(&*ops, partitions, k, rows) == want;
                 assert!(equal, "{level:?}, {threads} threads: {partitions} partitions of {k}, {rows} rows differ");
             }
         }
@@ -172,6 +172,10 @@ fn long_contexts_divide_by_slabs_with_the_same_bits() {
     // One row over 8 slabs on 3 threads takes the divided path; the reference knows no such thing.
     let steps =
         [vec![Chunk { sequence: 0, position: 0, rows: 500 }], vec![Chunk { sequence: 0, position: 500, rows: 2 }]];
-    let want = run(reference(), Shape { ffn: 5, ..SMALL }, 64, &steps);
-    assert!(run(cpu(3, SimdLevel::detect()).unwrap(), Shape { ffn: 5, ..SMALL }, 64, &steps) == want);
+    for window in [None, Some(470)] {
+        let shape = Shape { ffn: 5, window, ..SMALL };
+        let want = run(reference(SMALL.weights), shape, 64, &steps);
+        let got = run(cpu(3, SimdLevel::detect(), SMALL.weights).unwrap(), shape, 64, &steps);
+        assert!(got == want, "window {window:?}");
+    }
 }

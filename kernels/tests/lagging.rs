@@ -1,33 +1,30 @@
-//! The lagging backend: nothing is there before its fence, everything is there behind it, failures are late but typed.
+//! The lagging device: KV is not there before its fence and is there behind it, waits end, failures are late but typed.
 
 mod common;
 
+use baton_kernels::device::{Device, DeviceError, Executable};
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::ops::{Ops, OpsError};
-use baton_types::{Dtype, FenceStatus};
-use common::{Chunk, Layer, Shape, reference};
+use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceDevice;
+use baton_types::{BlockId, Fence, FenceStatus};
+use common::tiny::{LAYERS, Tiny, rows};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SHAPE: Shape = Shape {
-    hidden: 20,
-    kv_heads: 2,
-    group: 1,
-    head_dim: 8,
-    rope_dim: 8,
-    ffn: 9,
-    vocab: 11,
-    weights: Dtype::F32,
-    kv: Dtype::Bf16,
-    seed: 3,
-};
-
-fn all_nan(kv: &[u8]) -> bool {
-    kv.chunks_exact(2).all(|b| half::bf16::from_le_bytes([b[0], b[1]]).is_nan())
+fn reference() -> Arc<dyn Device> {
+    ReferenceDevice::new(Numerics::default())
 }
 
-fn wait_done(ops: &dyn Ops) {
-    let (fence, until) = (ops.fence(), Instant::now() + Duration::from_secs(20));
+fn is_nan(b: &[u8]) -> bool {
+    half::bf16::from_le_bytes([b[0], b[1]]).is_nan()
+}
+
+fn all_nan(kv: &[u8]) -> bool {
+    kv.chunks_exact(2).all(is_nan)
+}
+
+fn wait_done(fence: &Fence) {
+    let until = Instant::now() + Duration::from_secs(20);
     while fence.poll() == FenceStatus::Pending && Instant::now() < until {
         std::thread::yield_now();
     }
@@ -36,114 +33,81 @@ fn wait_done(ops: &dyn Ops) {
 
 #[test]
 fn kv_is_poison_until_its_fence() {
-    let lagging = Lagging::new(reference(), LagConfig::default()).unwrap();
-    let layer = Layer::new(lagging.clone(), SHAPE, 16, 1);
-    let chunk = [Chunk { sequence: 0, position: 0, rows: 20 }];
-    layer.step(&chunk);
-    let want = layer.kv_bytes(0, 20);
-    assert!(!all_nan(&want));
+    let lagging = Lagging::new(reference(), LagConfig::default());
+    let mut tiny = Tiny::new(&*lagging, false);
+    tiny.step(&rows(0, 15, &[4])).unwrap();
+    let want = tiny.kv(4, 15);
+    assert!(!want.chunks_exact(2).any(is_nan));
 
     // The same rows again: stale bytes would be the right ones, so only poison can show that they are not there yet.
     lagging.hold();
-    let plan = lagging.plan(&layer.plan(&chunk)).unwrap();
-    let [q, k, v] = [(); 3].map(|()| lagging.alloc(20, 16).unwrap());
-    let data: Vec<f32> = (0..20 * 16).map(|i| i as f32).collect();
-    for tensor in [q, k, v] {
-        lagging.upload(tensor, &data).unwrap();
-    }
-    let rope =
-        lagging.upload_rope(&baton_kernels::ops::RopeTable { cos: vec![1.0; 80], sin: vec![0.0; 80], dim: 8 }).unwrap();
-    let kv = lagging.bind_kv(layer.pool.clone(), &layer.map).unwrap();
-    for l in 0..2 {
-        lagging.rope_store(kv, l, plan, rope, q, k, v).unwrap();
-    }
-    let fence = lagging.fence();
-    assert_eq!(fence.poll(), FenceStatus::Pending);
-    assert!(all_nan(&layer.kv_bytes(0, 20)));
+    let mut fences = Vec::new();
+    tiny.executable.launch(&rows(0, 15, &[4]), &mut |layer, fence| fences.push((layer, fence.clone()))).unwrap();
+    assert_eq!(fences.iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), (0..LAYERS).collect::<Vec<_>>());
+    assert!(fences.iter().all(|(_, fence)| fence.poll() == FenceStatus::Pending));
+    assert!(all_nan(&tiny.kv(4, 15)));
     lagging.release();
-    wait_done(lagging.as_ref());
-    assert_eq!(fence.poll(), FenceStatus::Done);
-    let stored = layer.kv_bytes(0, 20);
-    assert_eq!(&stored[2 * 16..2 * 17], &half::bf16::from_f32(16.0).to_le_bytes());
+    for (layer, fence) in &fences {
+        wait_done(fence);
+        // Planes k and v of the layer.
+        let each = want.len() / LAYERS as usize;
+        let of_layer = *layer as usize * each..(*layer as usize + 1) * each;
+        assert!(tiny.kv(4, 15)[of_layer.clone()] == want[of_layer], "layer {layer} behind its fence");
+    }
+    tiny.executable.finish(&mut Vec::new()).unwrap();
+    assert!(tiny.kv(4, 15) == want);
 }
 
 #[test]
-fn copies_are_poison_until_their_fence_and_right_behind_it() {
-    const TOKENS: usize = 11;
-    let lagging = Lagging::new(reference(), LagConfig::default()).unwrap();
-    for ops in [lagging.clone() as Arc<dyn Ops>, reference()] {
-        let layer = Layer::new(ops.clone(), SHAPE, 16, 2);
-        layer.step(&[Chunk { sequence: 0, position: 0, rows: 16 }]);
-        let kv = ops.bind_kv(layer.pool.clone(), &layer.map).unwrap();
-        let [from, to] = [0, 1].map(|sequence| {
-            let plan = layer.plan(&[Chunk { sequence, position: 0, rows: 1 }]);
-            plan.segments[0].blocks[0]
-        });
-        // As if the right bytes were there from before: only poison can show that they are not there yet.
-        ops.copy_kv(kv, from, to, 16).unwrap();
-        wait_done(&*ops);
-        lagging.hold();
-        ops.copy_kv(kv, from, to, TOKENS).unwrap();
-        let is_late = ops.fence().poll() == FenceStatus::Pending;
-        assert_eq!(all_nan(&layer.kv_bytes(1, TOKENS)), is_late);
-        lagging.release();
-        wait_done(&*ops);
-        assert_eq!(layer.kv_bytes(1, 16), layer.kv_bytes(0, 16), "what it does not copy stays");
-        layer.step(&[Chunk { sequence: 1, position: 0, rows: 16 }]);
-        let before = layer.kv_bytes(1, 16);
-        ops.copy_kv(kv, from, to, TOKENS).unwrap();
-        wait_done(&*ops);
-        let row = |sequence, token| layer.kv_bytes(sequence, token + 1);
-        assert_eq!(row(1, TOKENS - 1), row(0, TOKENS - 1));
-        assert_ne!(layer.kv_bytes(1, 16), layer.kv_bytes(0, 16), "the other sequence's tokens behind");
-        assert_ne!(layer.kv_bytes(1, 16), before);
-    }
+fn a_fence_of_one_layer_does_not_speak_for_the_next() {
+    let config = LagConfig { delay: Duration::from_millis(40), ..LagConfig::default() };
+    let mut tiny = Tiny::new(&*Lagging::new(reference(), config), false);
+    let mut fences = Vec::new();
+    tiny.executable.launch(&rows(0, 15, &[4]), &mut |_, fence| fences.push(fence.clone())).unwrap();
+    wait_done(&fences[0]);
+    assert_eq!(fences[1].poll(), FenceStatus::Pending, "the next layer begins after the delay");
+    wait_done(&fences[1]);
 }
 
 #[test]
 fn reuse_of_blocks_does_not_poison_what_earlier_work_reads() {
-    let lagging = Lagging::new(reference(), LagConfig::default()).unwrap();
-    let layer = Layer::new(lagging.clone(), SHAPE, 16, 1);
-    let calm = Layer::new(reference(), SHAPE, 16, 1);
-    let first = [Chunk { sequence: 0, position: 0, rows: 18 }];
-    assert_eq!(layer.step(&first), calm.step(&first));
-
-    // Attention over the old rows is pending while the same blocks are stored anew.
-    let plan = layer.plan(&first);
-    let run = |ops: &dyn Ops, layer: &Layer| {
-        let kv = ops.bind_kv(layer.pool.clone(), &layer.map).unwrap();
-        let [q, k, v, out] = [(); 4].map(|()| ops.alloc(18, 16).unwrap());
-        let rope = baton_kernels::ops::RopeTable { cos: vec![1.0; 80], sin: vec![0.0; 80], dim: 8 };
-        let rope = ops.upload_rope(&rope).unwrap();
-        ops.upload(q, &[0.5; 18 * 16]).unwrap();
-        let handle = ops.plan(&plan).unwrap();
-        ops.attend(kv, 0, handle, q, 1.0, out).unwrap();
-        ops.rope_store(kv, 0, handle, rope, q, k, v).unwrap();
-        out
-    };
+    let lagging = Lagging::new(reference(), LagConfig::default());
+    let (mut late, mut calm) = (Tiny::new(&*lagging, false), Tiny::new(&*reference(), false));
+    for tiny in [&mut late, &mut calm] {
+        tiny.step(&rows(0, 12, &[4])).unwrap();
+    }
+    // A step that reads the block is pending while a later step stores another sequence to it.
+    let (reads, stores) = (rows(12, 1, &[4]), rows(0, 3, &[4]));
+    let want = [calm.step(&reads).unwrap(), calm.step(&stores).unwrap()];
     lagging.hold();
-    let late = run(lagging.as_ref(), &layer);
+    for step in [&reads, &stores] {
+        late.executable.launch(step, &mut |_, _| ()).unwrap();
+    }
     lagging.release();
-    let now = run(calm.ops.as_ref(), &calm);
-    let (mut a, mut b) = ([0.0; 18 * 16], [0.0; 18 * 16]);
-    lagging.download(late, 18, &mut a).unwrap();
-    calm.ops.download(now, 18, &mut b).unwrap();
-    assert_eq!(a, b);
+    for want in want {
+        let mut logits = Vec::new();
+        late.executable.finish(&mut logits).unwrap();
+        assert!(logits.into_iter().map(f32::to_bits).eq(want));
+    }
+    assert!(late.kv(4, 13) == calm.kv(4, 13));
 }
 
 #[test]
 fn every_wait_ends() {
-    let config = LagConfig { queue_max: 2, deadline: Duration::from_millis(20), ..LagConfig::default() };
-    let lagging: Arc<Lagging> = Lagging::new(reference(), config).unwrap();
-    let tensor = lagging.alloc(1, 1).unwrap();
+    let config = LagConfig { queue_max: 1, deadline: Duration::from_millis(20), ..LagConfig::default() };
+    let lagging = Lagging::new(reference(), config);
+    let mut tiny = Tiny::new(&*lagging, false);
     lagging.hold();
-    lagging.upload(tensor, &[1.0]).unwrap();
-    assert!(matches!(lagging.download(tensor, 1, &mut [0.0]), Err(OpsError::Device(_))));
-    lagging.upload(tensor, &[2.0]).unwrap();
-    assert!(matches!(lagging.upload(tensor, &[3.0]), Err(OpsError::Device(_))));
+    let launch = |executable: &mut dyn Executable| executable.launch(&rows(0, 1, &[4]), &mut |_, _| ());
+    launch(&mut *tiny.executable).unwrap();
+    let is_late = |result| matches!(result, Err(DeviceError::Failed(message)) if message.contains("within"));
+    assert!(is_late(tiny.executable.finish(&mut Vec::new())));
+    assert!(is_late(launch(&mut *tiny.executable)), "the queue is full");
+    assert!(is_late(tiny.executable.copy_kv(BlockId(4), BlockId(5), 1)));
     lagging.release();
-    wait_done(lagging.as_ref());
-    let mut out = [0.0];
-    lagging.download(tensor, 1, &mut out).unwrap();
-    assert_eq!(out, [2.0]);
+    let (mut logits, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+    while tiny.executable.finish(&mut logits).is_err() {
+        assert!(Instant::now() < until, "the step never ends");
+    }
+    assert!(logits.iter().all(|x| x.is_finite()) && !logits.is_empty());
 }

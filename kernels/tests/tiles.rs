@@ -1,12 +1,11 @@
-//! Every height and width of a GEMM tile, each with the bits of the scalar reference and no store outside of its rows.
+//! Every height and width of a GEMM tile, each with the bits of the scalar reference and no store outside of its features.
 
 mod common;
 
 use baton_kernels::cpu::SimdLevel;
-use baton_kernels::ops::{Ops, Store};
+use baton_kernels::host::Store;
 use baton_types::Dtype;
-use common::{Random, cpu, reference};
-use std::sync::Arc;
+use common::{Kernels, Random, cpu, reference};
 
 /// Over twice the tallest tile, so that rows come in one, two and three tiles of every height.
 const ROWS_MAX: usize = 13;
@@ -19,19 +18,14 @@ const BEFORE: f32 = 3.25;
 
 /// What a backend makes of the products of `rows` rows with each number of features: all rows of the output, the one behind the last
 /// included, which is nobody's.
-fn products(ops: &Arc<dyn Ops>, (k, partitions): (usize, usize), dtype: Dtype, store: Store) -> Vec<Vec<Vec<u32>>> {
+fn products(kernels: &dyn Kernels, (k, partitions): (usize, usize), store: Store) -> Vec<Vec<Vec<u32>>> {
     let mut random = Random(k as u64);
     let (x, all) = (random.floats(ROWS_MAX * k, 1.0), random.floats(FEATURES_MAX * k, 0.2));
-    let tensor = ops.alloc(ROWS_MAX, k).unwrap();
-    ops.upload(tensor, &x).unwrap();
     let by_features = |n: usize| {
-        let weight = ops.prepare("w", n, k, dtype, &all[..n * k]).unwrap();
-        let out = ops.alloc(ROWS_MAX + 1, n).unwrap();
+        let weight = kernels.pack(n, k, &all[..n * k]);
         let by_rows = |rows: usize| {
             let mut data = vec![BEFORE; (ROWS_MAX + 1) * n];
-            ops.upload(out, &data).unwrap();
-            ops.linear(tensor, weight, partitions, store, out, rows).unwrap();
-            ops.download(out, ROWS_MAX + 1, &mut data).unwrap();
+            kernels.linear(&x[..rows * k], &weight, partitions, store, &mut data[..rows * n]);
             data.into_iter().map(f32::to_bits).collect()
         };
         (1..=ROWS_MAX).map(by_rows).collect()
@@ -42,12 +36,12 @@ fn products(ops: &Arc<dyn Ops>, (k, partitions): (usize, usize), dtype: Dtype, s
 #[test]
 fn every_tile_has_the_bits_of_the_reference() {
     let levels = [(SimdLevel::Avx2Fma, 1), (SimdLevel::Avx2Fma, 3), (SimdLevel::Portable, 1)];
-    let backends: Vec<_> = levels.iter().filter_map(|&(level, threads)| Some((level, cpu(threads, level)?))).collect();
     for depth in DEPTHS {
         for (dtype, store) in [(Dtype::Bf16, Store::Set), (Dtype::F32, Store::Add)] {
-            let want = products(&reference(), depth, dtype, store);
-            for (level, ops) in &backends {
-                let got = products(ops, depth, dtype, store);
+            let want = products(&*reference(dtype), depth, store);
+            for (level, threads) in levels {
+                let Some(kernels) = cpu(threads, level, dtype) else { continue };
+                let got = products(&*kernels, depth, store);
                 let differs = |&(n, rows): &(usize, usize)| got[n - 1][rows - 1] != want[n - 1][rows - 1];
                 let tiles = (1..=FEATURES_MAX).flat_map(|n| (1..=ROWS_MAX).map(move |rows| (n, rows)));
                 let differing: Vec<_> = tiles.filter(differs).collect();

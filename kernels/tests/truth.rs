@@ -2,11 +2,11 @@
 
 mod common;
 
-use baton_kernels::cpu::HeapPool;
-use baton_kernels::ops::{Plan, PlanSegment, RopeTable, Store};
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
-use common::{Random, reference};
-use std::sync::Arc;
+use baton_kernels::device::RopeTable;
+use baton_kernels::host::{KvStep, Scores, Store};
+use baton_kernels::step::StepSegment;
+use baton_types::{BlockId, Dtype, KvLayout};
+use common::{Random, pool, reference};
 
 fn close(what: &str, got: &[f32], want: &[f64]) {
     assert_eq!(got.len(), want.len());
@@ -24,36 +24,28 @@ fn linear_norm_and_swiglu() {
     let (rows, k, n) = (3, 600, 5);
     let mut random = Random(11);
     let (x, w, g) = (random.floats(rows * k, 1.0), random.floats(n * k, 0.1), random.floats(k, 1.0));
-    let ops = reference();
-    let [tensor, normed] = [k, k].map(|cols| ops.alloc(rows, cols).unwrap());
-    let [out, up] = [n, n].map(|cols| ops.alloc(rows, cols).unwrap());
-    let weight = ops.prepare("w", n, k, Dtype::F32, &w).unwrap();
-    let gain = ops.prepare("g", 1, k, Dtype::F32, &g).unwrap();
-    ops.upload(tensor, &x).unwrap();
-    let get = |tensor, cols| {
-        let mut data = vec![0.0; rows * cols];
-        ops.download(tensor, rows, &mut data).unwrap();
-        data
-    };
+    let kernels = reference(Dtype::F32);
+    let weight = kernels.pack(n, k, &w);
+    let (mut out, mut up, mut normed) = (vec![0.0; rows * n], vec![0.0; rows * n], vec![0.0; rows * k]);
 
-    ops.linear(tensor, weight, 4, Store::Set, out, rows).unwrap();
-    ops.linear(tensor, weight, 1, Store::Add, out, rows).unwrap();
+    kernels.linear(&x, &weight, 4, Store::Set, &mut out);
+    kernels.linear(&x, &weight, 1, Store::Add, &mut out);
     let dot = |m: usize, i: usize| (0..k).map(|j| f64::from(x[m * k + j]) * f64::from(w[i * k + j])).sum::<f64>();
     let product: Vec<f64> = (0..rows * n).map(|i| 2.0 * dot(i / n, i % n)).collect();
-    close("linear", &get(out, n), &product);
+    close("linear", &out, &product);
 
-    ops.linear(tensor, weight, 1, Store::Set, up, rows).unwrap();
-    ops.silu_mul(out, up, rows).unwrap();
+    kernels.linear(&x, &weight, 1, Store::Set, &mut up);
+    kernels.silu_mul(&mut out, &up);
     let silu: Vec<f64> = product.iter().map(|p| p / (1.0 + (-p).exp()) * (p / 2.0)).collect();
-    close("silu_mul", &get(out, n), &silu);
+    close("silu_mul", &out, &silu);
 
-    ops.rms_norm(tensor, gain, 1e-5, normed, rows).unwrap();
+    kernels.rms_norm(&x, &g, 1e-5, &mut normed);
     let mut want = Vec::new();
     for row in wide(&x).chunks_exact(k) {
         let rms = (row.iter().map(|x| x * x).sum::<f64>() / k as f64 + 1e-5).sqrt();
         want.extend(row.iter().zip(wide(&g)).map(|(x, g)| x / rms * g));
     }
-    close("rms_norm", &get(normed, k), &want);
+    close("rms_norm", &normed, &want);
 }
 
 #[test]
@@ -65,22 +57,14 @@ fn rope_and_grouped_causal_attention() {
     let angle = |t: usize, i: usize| t as f64 * 0.5f64.powi(i as i32);
     let table = |f: fn(f64) -> f64| (0..tokens * half).map(|i| f(angle(i / half, i % half)) as f32).collect();
 
-    let ops = reference();
-    let map = KvPoolMap::try_new(KvLayout::llama(16, 1, kv_heads as u32, dim as u32, Dtype::F32).unwrap(), 10).unwrap();
-    let kv = ops.bind_kv(Arc::new(HeapPool::new(map.bytes(), 0xff)), &map).unwrap();
-    let rope = ops.upload_rope(&RopeTable { cos: table(f64::cos), sin: table(f64::sin), dim }).unwrap();
-    let upload = |data: &[f32]| {
-        let tensor = ops.alloc(tokens, data.len() / tokens).unwrap();
-        ops.upload(tensor, data).unwrap();
-        tensor
-    };
-    let ([tq, tk, tv], out) = ([&q, &k, &v].map(|x| upload(x)), ops.alloc(tokens, heads * dim).unwrap());
-    let blocks = (0..10).rev().map(BlockId).collect();
-    let plan = ops.plan(&Plan { segments: vec![PlanSegment { position: 0, rows: tokens, blocks }] }).unwrap();
-    ops.rope_store(kv, 0, plan, rope, tq, tk, tv).unwrap();
-    ops.attend(kv, 0, plan, tq, 0.4, out).unwrap();
-    let mut got = vec![0.0; tokens * heads * dim];
-    ops.download(out, tokens, &mut got).unwrap();
+    let kernels = reference(Dtype::F32);
+    let layout = KvLayout::llama(16, 1, kv_heads as u32, dim as u32, Dtype::F32).unwrap();
+    let (_, _, kv) = pool(layout, 10);
+    let rope = RopeTable { cos: table(f64::cos), sin: table(f64::sin), dim };
+    let segments = [StepSegment { position: 0, rows: tokens, blocks: (0..10).rev().map(BlockId).collect() }];
+    let step = KvStep { kv: &kv, layer: 0, segments: &segments };
+    let (mut turned_q, mut turned_k) = (q.clone(), k.clone());
+    kernels.rope_store(step, &rope, &mut turned_q, &mut turned_k, &v);
 
     // A pair (i, i + half) is a complex number, turned by the angle of its position.
     let rotated = |x: &[f32], heads: usize, t: usize, h: usize| -> Vec<f64> {
@@ -90,16 +74,23 @@ fn rope_and_grouped_causal_attention() {
         let high = (0..half).map(|i| head[i + half] * turn(i).1 + head[i] * turn(i).0);
         low.chain(high).collect()
     };
-    let mut want = Vec::new();
-    for t in 0..tokens {
-        for h in 0..heads {
-            let query = rotated(&q, heads, t, h);
-            let score = |j| query.iter().zip(rotated(&k, kv_heads, j, h / group)).map(|(a, b)| a * b).sum::<f64>();
-            let weights: Vec<f64> = (0..=t).map(|j| (0.4 * score(j)).exp()).collect();
-            let sum: f64 = weights.iter().sum();
-            let value = |j: usize, d: usize| f64::from(v[(j * kv_heads + h / group) * dim + d]);
-            want.extend((0..dim).map(|d| (0..=t).map(|j| weights[j] * value(j, d)).sum::<f64>() / sum));
+    for window in [None, Some(1), Some(20), Some(64), Some(100)] {
+        let mut got = vec![0.0; tokens * heads * dim];
+        kernels.attend(step, &turned_q, Scores { scale: 0.4, window }, &mut got);
+        let mut want = Vec::new();
+        for t in 0..tokens {
+            let first = window.map_or(0, |window: usize| (t + 1).saturating_sub(window));
+            for h in 0..heads {
+                let query = rotated(&q, heads, t, h);
+                let score = |j| query.iter().zip(rotated(&k, kv_heads, j, h / group)).map(|(a, b)| a * b).sum::<f64>();
+                let weights: Vec<f64> = (first..=t).map(|j| (0.4 * score(j)).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let value = |j: usize, d: usize| f64::from(v[(j * kv_heads + h / group) * dim + d]);
+                want.extend(
+                    (0..dim).map(|d| weights.iter().zip(first..).map(|(w, j)| w * value(j, d)).sum::<f64>() / sum),
+                );
+            }
         }
+        close(&format!("attention, window {window:?}"), &got, &want);
     }
-    close("attention", &got, &want);
 }

@@ -4,7 +4,7 @@
 use crate::executor::{Executor, Process, Time};
 use crate::rates::Rates;
 use crate::worker::engine::TimedModel;
-use baton_engine::{Logits, ModelError, StepBatch, StepModel};
+use baton_engine::{Logits, ModelError, StepInput, StepModel};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Dtype, Fence, FencePoll, FenceStatus, KvLayout, Role};
 use parking_lot::Mutex;
@@ -59,7 +59,7 @@ impl Rated {
     }
 
     /// Seconds of a step: for decode, and for the prompt tokens computed with it.
-    fn step_s(&self, batch: &StepBatch) -> f64 {
+    fn step_s(&self, batch: &StepInput) -> f64 {
         let (mut sequences, mut context, mut prompts_s) = (0, 0, 0.0);
         let (mut end, mut wanted) = (0, batch.logit_rows.iter().peekable());
         for segment in &batch.segments {
@@ -83,7 +83,7 @@ impl StepModel for Rated {
         VOCAB as usize
     }
 
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let (now, took) = (self.executor.time(), (self.step_s(batch) * 1e6).round() as Time);
         for layer in 0..LAYERS {
             let at = now + took * Time::from(layer + 1) / Time::from(LAYERS);

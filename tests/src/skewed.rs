@@ -5,7 +5,7 @@ use crate::service::Service;
 use anyhow::Context;
 use baton_decode_worker::DecodeRole;
 use baton_kernels::mutant::{Mutant, MutantKind};
-use baton_kernels::numerics::KERNEL_REVISION;
+use baton_kernels::numerics::{KERNEL_REVISION, Numerics};
 use baton_prefill_worker::PrefillRole;
 use baton_types::{ProtocolRange, Role};
 use baton_worker::config::WorkerArgs;
@@ -32,10 +32,10 @@ pub enum Skew {
 
 impl Skew {
     fn apply(self, around: &mut Surroundings) {
-        let other = |says| Some(Mutant::new(MutantKind::OtherRevision { says }));
+        let other = |says| Some(Mutant::new(MutantKind::OtherRevision { says }, Numerics::default()));
         match self {
-            Self::Revision => around.ops = other(KERNEL_REVISION + 1),
-            Self::HiddenRevision => around.ops = other(KERNEL_REVISION),
+            Self::Revision => around.device = other(KERNEL_REVISION + 1),
+            Self::HiddenRevision => around.device = other(KERNEL_REVISION),
             Self::Protocol(versions) => around.protocol = versions,
         }
     }

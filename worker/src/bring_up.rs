@@ -1,14 +1,15 @@
 //! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
 use crate::grpc::checked_card;
-use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use crate::settings::{DeviceKind, EngineSettings, ModelSettings, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::weights::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
-use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::ops::Ops;
-use baton_kernels::reference::ReferenceBackend;
+use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceDevice;
 use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host;
@@ -39,12 +40,12 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    load_on(backend(engine)?, model, engine, progress)
+    load_on(device(engine)?, model, engine, progress)
 }
 
-/// As [`load`], on a backend given by the caller instead of the configured device.
+/// As [`load`], on a device given by the caller instead of the configured device.
 pub fn load_on(
-    ops: Arc<dyn Ops>,
+    device: Arc<dyn Device>,
     model: &ModelSettings,
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
@@ -53,7 +54,6 @@ pub fn load_on(
     let source = models::open(model, progress)?;
     let context_max = context_max(model.max_model_len, source.shape().context)?;
     let config = EngineConfig {
-        weights: engine.weights,
         kv: engine.kv,
         kv_cache_bytes: engine.kv_cache_bytes.0,
         model_len_max: context_max,
@@ -75,7 +75,7 @@ pub fn load_on(
     let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
     let load = |fraction| progress("loading weights", fraction);
-    let network = Model::load(source.as_ref(), ops, bounds, &load).map_err(EngineError::from)?;
+    let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;
     let compatibility = network.compatibility(layout);
     let region = Region::anonymous(map.bytes())?;
     let engine = Engine::start(network, region.clone(), &map, config)?;
@@ -150,15 +150,16 @@ fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {
     }
 }
 
-fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
+fn device(settings: &EngineSettings) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if settings.threads == 0 { cores } else { settings.threads };
-    let cpu = || CpuBackend::new(CpuConfig { threads, simd: None });
+    let numerics = Numerics::F32Fma { weights: settings.weights };
+    let cpu = || CpuDevice::new(CpuConfig { threads, simd: None, numerics });
     Ok(match settings.device {
-        Device::Cpu => cpu()?,
-        Device::Reference => ReferenceBackend::new(),
-        Device::Lagging => Lagging::new(cpu()?, LagConfig::default())?,
-        Device::Cuda => return Err(WorkerError::NoCuda),
+        DeviceKind::Cpu => cpu()?,
+        DeviceKind::Reference => ReferenceDevice::new(numerics),
+        DeviceKind::Lagging => Lagging::new(cpu()?, LagConfig::default()),
+        DeviceKind::Cuda => return Err(WorkerError::NoCuda),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The configuration tree of a worker, and its flags.
 
-use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use crate::settings::{DeviceKind, EngineSettings, ModelSettings, TransferSettings, TransportKind};
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
@@ -101,8 +101,8 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "TOKENS")]
     pub block_tokens: Option<u32>,
     /// Compute device: "cpu"; "reference" and "lagging" are for tests
-    #[arg(long, value_parser = parse::<Device>)]
-    pub device: Option<Device>,
+    #[arg(long, value_parser = parse::<DeviceKind>)]
+    pub device: Option<DeviceKind>,
     /// Compute threads. Default: all cores
     #[arg(long)]
     pub threads: Option<usize>,

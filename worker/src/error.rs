@@ -11,9 +11,9 @@ pub enum WorkerError {
     /// The engine cannot start.
     #[error(transparent)]
     Engine(#[from] baton_engine::EngineError),
-    /// The backend cannot start.
+    /// The device cannot start.
     #[error(transparent)]
-    Ops(#[from] baton_kernels::ops::OpsError),
+    Device(#[from] baton_kernels::device::DeviceError),
     /// The memory for the pool cannot be allocated.
     #[error(transparent)]
     Region(#[from] baton_kv_transfer::RegionError),

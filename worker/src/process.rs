@@ -13,7 +13,7 @@ use crate::report::cache_changes;
 use crate::service::{Claims, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
-use baton_kernels::ops::Ops;
+use baton_kernels::device::Device;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
@@ -106,7 +106,7 @@ pub struct Surroundings {
     /// Intercepts the transfer, in tests.
     pub hooks: Arc<dyn TransferHooks>,
     /// Replaces the configured device, in tests.
-    pub ops: Option<Arc<dyn Ops>>,
+    pub device: Option<Arc<dyn Device>>,
     /// Protocol versions supported; other than this build's in tests.
     pub protocol: ProtocolRange,
 }
@@ -121,7 +121,7 @@ impl Surroundings {
             announcer: Announcer::default(),
             gate: None,
             hooks: Arc::new(NoHooks),
-            ops: None,
+            device: None,
             protocol: ProtocolRange::CURRENT,
         }
     }
@@ -164,7 +164,7 @@ impl RunningWorker {
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
-        let loaded = load(&config, around.announcer, around.ops).await?;
+        let loaded = load(&config, around.announcer, around.device).await?;
         loaded.engine.set_gate(around.gate);
         let etcd = config.identity.for_etcd(&config.membership.etcd);
         let membership = membership::worker(&JoinConfig { etcd, ..config.membership.clone() }, &identity);
@@ -279,12 +279,12 @@ pub const fn service_name(role: Role) -> &'static str {
     }
 }
 
-async fn load(config: &WorkerConfig, announcer: Announcer, ops: Option<Arc<dyn Ops>>) -> anyhow::Result<Loaded> {
+async fn load(config: &WorkerConfig, announcer: Announcer, device: Option<Arc<dyn Device>>) -> anyhow::Result<Loaded> {
     let (model, engine) = (config.model.clone(), config.engine.clone());
     let progress =
         move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
-    let load = move || match ops {
-        Some(ops) => bring_up::load_on(ops, &model, &engine, &progress),
+    let load = move || match device {
+        Some(device) => bring_up::load_on(device, &model, &engine, &progress),
         None => bring_up::load(&model, &engine, &progress),
     };
     let loaded = tokio::task::spawn_blocking(load).await?;

@@ -45,7 +45,7 @@ impl Default for ModelSettings {
 #[serde(deny_unknown_fields, default)]
 pub struct EngineSettings {
     /// `cpu`; `reference` is the slow scalar reference, for tests.
-    pub device: Device,
+    pub device: DeviceKind,
     /// Compute threads; 0 takes all cores.
     pub threads: usize,
     /// Format of weights in the GEMMs.
@@ -107,9 +107,9 @@ impl Default for EngineSettings {
     fn default() -> Self {
         let engine = EngineConfig::default();
         Self {
-            device: Device::Cpu,
+            device: DeviceKind::Cpu,
             threads: 0,
-            weights: engine.weights,
+            weights: Dtype::Bf16,
             kv: engine.kv,
             block_tokens: 16,
             kv_cache_bytes: ByteSize(engine.kv_cache_bytes),
@@ -126,7 +126,7 @@ impl Default for EngineSettings {
 /// The device that the engine computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Device {
+pub enum DeviceKind {
     /// SIMD kernels on the CPU.
     Cpu,
     /// Scalar kernels, the reference that the others are checked against.

@@ -1,7 +1,7 @@
 //! Model folders that no router could serve: the worker refuses them at start, and names the key.
 
 use baton_worker::bring_up::{self, Loaded};
-use baton_worker::settings::{Device, EngineSettings, ModelSettings};
+use baton_worker::settings::{DeviceKind, EngineSettings, ModelSettings};
 use baton_worker::{WorkerError, models};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn folder(name: &str, files: &[(&str, &str)]) -> (TempDir, PathBuf) {
 
 fn load(path: &Path) -> Result<Loaded, WorkerError> {
     let model = ModelSettings { model: path.to_str().unwrap().into(), ..ModelSettings::default() };
-    let engine = EngineSettings { device: Device::Reference, ..EngineSettings::default() };
+    let engine = EngineSettings { device: DeviceKind::Reference, ..EngineSettings::default() };
     bring_up::load(&model, &engine, &|what, _| assert_ne!(what, "loading weights", "it is refused before"))
 }
 
@@ -100,7 +100,7 @@ fn what_is_servable_is_not_refused() {
         [("tokenizer.json", &*tokenizer().to_string()), ("chat_template.jinja", "{{ messages[0]['content'] }}")];
     let (_parent, path) = folder("tiny", &files);
     let model = ModelSettings { model: path.to_str().unwrap().into(), ..ModelSettings::default() };
-    let engine = EngineSettings { device: Device::Reference, ..EngineSettings::default() };
+    let engine = EngineSettings { device: DeviceKind::Reference, ..EngineSettings::default() };
     let loaded = bring_up::load(&model, &engine, &|_, _| ()).unwrap();
     assert_eq!(loaded.card.served_names, ["tiny"]);
     assert!(loaded.card.bundle.is_some() && models::open(&model, &|_, _| ()).is_ok());

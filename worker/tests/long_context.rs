@@ -4,7 +4,7 @@
 
 use baton_node::config::ByteSize;
 use baton_worker::bring_up;
-use baton_worker::settings::{Device, EngineSettings, ModelSettings};
+use baton_worker::settings::{DeviceKind, EngineSettings, ModelSettings};
 use peak_alloc::PeakAlloc;
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn an_absurd_context_costs_no_more_than_the_pool() {
 
     let model = ModelSettings { model: folder.path().to_str().unwrap().into(), ..ModelSettings::default() };
     let engine =
-        EngineSettings { device: Device::Reference, kv_cache_bytes: ByteSize(POOL), ..EngineSettings::default() };
+        EngineSettings { device: DeviceKind::Reference, kv_cache_bytes: ByteSize(POOL), ..EngineSettings::default() };
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
     let loaded = bring_up::load(&model, &engine, &|_, _| ()).unwrap();

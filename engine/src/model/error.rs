@@ -2,7 +2,7 @@
 
 use super::ModelConfig;
 use crate::weights::{ModelShape, TensorName, WeightsError};
-use baton_kernels::ops::OpsError;
+use baton_kernels::device::DeviceError;
 use baton_types::LayoutError;
 
 /// Failures of loading, binding and stepping.
@@ -14,7 +14,7 @@ pub enum ModelError {
     Weights(#[from] WeightsError),
     /// The device failed; after a device failure the model is unusable.
     #[error(transparent)]
-    Ops(#[from] OpsError),
+    Device(#[from] DeviceError),
     /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -27,12 +27,12 @@ pub enum ModelError {
         got: usize,
     },
     /// A source returned a tensor whose size does not match its shape.
-    #[error("tensor {name} has {got} elements, its shape needs {expected}")]
+    #[error("tensor {name} has {got} bytes, its shape needs {expected}")]
     TensorSize {
         name: TensorName,
-        /// Elements that the shape needs.
+        /// Bytes that the shape needs.
         expected: usize,
-        /// Elements that the source returned.
+        /// Bytes that the source returned.
         got: usize,
     },
     /// The pool is laid out for another model.
@@ -43,12 +43,6 @@ pub enum ModelError {
         /// Layout of the model.
         model: String,
     },
-    /// A step was called before [`super::Model::bind`].
-    #[error("no KV pool is bound: call bind before the first step")]
-    Unbound,
-    /// A batch exceeds a bound: a defect of the caller.
-    #[error("batch refused: {0}")]
-    Batch(String),
 }
 
 /// Checks the bounds against the model and the arithmetic that the forward pass relies on.

@@ -1,37 +1,32 @@
-//! The forward pass of Llama-family models, written only in terms of [`Ops`].
+//! A model on a device: its weights, its forward pass as a program, and the KV pool that it computes on.
 //!
 //! RMSNorm, rotary grouped-query attention and a SwiGLU MLP around an f32 residual stream; the architecture of
-//! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] owns prepared weights, activations and a bound KV pool, and
-//! computes one [`StepBatch`] at a time: any mix of prefill chunks and decode rows, each row independent of its neighbours.
+//! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] computes one [`StepInput`] at a time: any mix of prefill chunks and decode rows,
+//! each row independent of its neighbours.
 //!
-//! It does not know schedulers, sampling, text, or the kind of device that runs the operations.
+//! It does not know schedulers, sampling, text, or the kind of device that runs the program.
 
-mod batch;
-mod buffers;
 mod error;
-mod forward;
-mod layers;
+mod load;
+mod logits;
 mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Logits, StepBatch};
+pub use baton_kernels::step::{StepInput, StepSegment};
 pub use error::ModelError;
+pub use logits::Logits;
 pub use rope::{inverse_frequencies, rope_table};
 
 use crate::weights::{ModelShape, ModelSource};
-use baton_kernels::ops::{KvHandle, Ops};
+use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
 use baton_kv_cache::ForkCopy;
-use baton_types::{Compatibility, Digest, Dtype, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
-use buffers::Buffers;
-use layers::Weights;
+use baton_types::{Compatibility, Digest, Dtype, Fence, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
 use std::sync::Arc;
 
 /// Formats and bounds of a loaded model. The bounds size the activations, which are allocated once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelConfig {
-    /// Format in which matrices enter the GEMMs; the CPU engine's default is bf16. Norm gains always stay f32.
-    pub weights: Dtype,
     /// Element type of KV; the default is bf16.
     pub kv: Dtype,
     /// Most rows (tokens) of one step.
@@ -43,23 +38,13 @@ pub struct ModelConfig {
     pub model_len_max: usize,
 }
 
-/// A KV pool the model may compute on.
-struct Pool {
-    handle: KvHandle,
-    map: KvPoolMap,
-}
-
-/// A model whose weights are on its device, with the buffers of one step.
+/// A model whose weights are on its device, with the activations of one step.
 pub struct Model {
-    ops: Arc<dyn Ops>,
+    executable: Box<dyn Executable>,
+    device: DeviceInfo,
     shape: ModelShape,
     config: ModelConfig,
     fingerprint: Digest,
-    weights: Weights,
-    buffers: Buffers,
-    pool: Option<Pool>,
-    /// Rows of logits of the step that was launched.
-    logit_rows: usize,
 }
 
 impl std::fmt::Debug for Model {
@@ -70,19 +55,20 @@ impl std::fmt::Debug for Model {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl Model {
-    /// Reads and prepares every weight, one tensor at a time: at most one tensor of the model is in memory as f32. `progress` receives the
-    /// finished fraction, 0 to 1, after each tensor.
+    /// Loads every weight, one at a time, and compiles the forward pass. `progress` receives the finished fraction, 0 to 1, after each
+    /// weight.
     pub fn load(
         source: &dyn ModelSource,
-        ops: Arc<dyn Ops>,
+        device: &dyn Device,
         config: ModelConfig,
         progress: &dyn Fn(f32),
     ) -> Result<Self, ModelError> {
         let shape = source.shape().clone();
         error::check_config(&shape, &config)?;
-        let weights = Weights::load(source, &*ops, &config, progress)?;
-        let buffers = Buffers::alloc(&*ops, &shape, &config)?;
-        Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
+        let program = load::program(source, device, config.model_len_max, progress)?;
+        let ModelConfig { rows_max, logit_rows_max, model_len_max: positions_max, .. } = config;
+        let executable = device.compile(program, Bounds { rows_max, logit_rows_max, positions_max })?;
+        Ok(Self { executable, device: device.info(), shape, config, fingerprint: source.fingerprint() })
     }
 
     pub fn shape(&self) -> &ModelShape {
@@ -100,12 +86,12 @@ impl Model {
 
     /// What peers compare before they exchange KV.
     pub fn compatibility(&self, layout: KvLayout) -> Compatibility {
-        let info = self.ops.info();
+        let numerics = self.device.numerics;
         let class = NumericsClass {
-            isa: info.isa.to_owned(),
-            weights: self.config.weights,
+            isa: numerics.name().to_owned(),
+            weights: numerics.weights(),
             kv: self.config.kv,
-            kernel_revision: info.kernel_revision,
+            kernel_revision: self.device.kernel_revision,
         };
         Compatibility { model: self.fingerprint, layout, class }
     }
@@ -116,17 +102,25 @@ impl Model {
         if map.layout() != &expected {
             return Err(ModelError::WrongLayout { pool: map.layout().to_string(), model: expected.to_string() });
         }
-        let handle = self.ops.bind_kv(memory, map)?;
-        self.pool = Some(Pool { handle, map: map.clone() });
-        Ok(())
+        Ok(self.executable.bind(memory, map)?)
+    }
+
+    /// Launches one step, see [`Executable::launch`].
+    pub fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        Ok(self.executable.launch(step, observer)?)
+    }
+
+    /// Waits for the oldest launched step, so that a device failure fails the step it belongs to, and returns the requested logits.
+    pub fn finish(&mut self) -> Result<Logits, ModelError> {
+        let mut data = Vec::new();
+        self.executable.finish(&mut data)?;
+        Ok(Logits::new(self.shape.vocab, data))
     }
 
     /// Copies the KV that two sequences share of a partial block, and waits for it.
     pub fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
-        let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
         // The engine computes only layouts of one group; the copy supports several.
         let [from, to] = [&copy.from, &copy.to].map(|blocks| blocks.0[0][0]);
-        self.ops.copy_kv(pool.handle, from, to, copy.tokens)?;
-        Ok(self.ops.download(self.buffers.logits, 0, &mut [])?)
+        Ok(self.executable.copy_kv(from, to, copy.tokens)?)
     }
 }

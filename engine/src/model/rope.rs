@@ -5,7 +5,7 @@
 
 use super::ModelError;
 use crate::weights::{ModelShape, Rope, RopeScaling};
-use baton_kernels::ops::RopeTable;
+use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 
 /// `cos(p * f[i])` and `sin(p * f[i])` for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.

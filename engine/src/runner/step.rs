@@ -2,11 +2,11 @@
 
 use super::Runner;
 use crate::api::SequenceEvent;
-use crate::model::{ModelError, StepBatch};
+use crate::model::{ModelError, StepInput};
 use crate::sampler;
 use crate::scheduler::{Segment, SequenceKey};
 use crate::step_model::StepModel;
-use baton_kernels::ops::PlanSegment;
+use baton_kernels::step::StepSegment;
 use baton_types::{ErrorKind, FinishReason};
 use std::time::Instant;
 
@@ -62,8 +62,8 @@ impl<M: StepModel> Runner<M> {
         load.decode_rows += decode_rows as u64;
     }
 
-    fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepBatch {
-        let mut batch = StepBatch::default();
+    fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepInput {
+        let mut batch = StepInput::default();
         for segment in segments {
             let (Some(sequence), Some(lease)) =
                 (self.sequences.get_mut(&segment.key), self.scheduler.lease(segment.key))
@@ -74,7 +74,7 @@ impl<M: StepModel> Runner<M> {
             let Segment { position, rows, .. } = *segment;
             batch.ids.extend_from_slice(&sequence.request.tokens[position..position + rows]);
             // The engine computes only layouts of one group; the lease supports several.
-            batch.segments.push(PlanSegment { position, rows, blocks: lease.blocks().0[0].clone() });
+            batch.segments.push(StepSegment { position, rows, blocks: lease.blocks().0[0].clone() });
             if segment.samples {
                 batch.logit_rows.push(batch.ids.len() - 1);
             }

@@ -3,7 +3,9 @@
 //! A configuration key or tensor that changes the computation and is not implemented is refused by name: a plausible wrong answer is the
 //! worst outcome.
 
+use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TextBundle, TokenId};
+use std::borrow::Cow;
 
 /// Dimensions and constants of a Llama-family decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,12 +113,27 @@ pub enum TextSource {
     None,
 }
 
+/// A tensor as its file stores it, row-major.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Debug)]
+pub struct StoredTensor<'a> {
+    pub format: StorageFormat,
+    pub bytes: Cow<'a, [u8]>,
+}
+
 /// An opened, checked model: everything but the tensor data is in memory and known to be consistent.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait ModelSource: Send + Sync {
     fn shape(&self) -> &ModelShape;
-    /// One tensor, dequantized to f32, row-major.
-    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError>;
+    /// One tensor as it is stored, with rows in the order of [`TensorName`].
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError>;
+    /// One tensor, expanded to f32, row-major.
+    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+        let StoredTensor { format, bytes } = self.stored(name)?;
+        let mut out = vec![0.0; self.shape().tensor_dims(name).iter().product()];
+        format.expand(&bytes, &mut out);
+        Ok(out)
+    }
     /// Digest over configuration and weights.
     fn fingerprint(&self) -> Digest;
     /// Ids of all tokens that end a sequence.

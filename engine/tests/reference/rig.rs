@@ -1,10 +1,11 @@
 //! SmolLM2 on the CPU backend with blocks for every case.
 
 use crate::golden::Golden;
-use baton_engine::model::{Model, ModelConfig, StepBatch};
+use baton_engine::model::{Model, ModelConfig, StepInput};
 use baton_engine::weights::GgufModel;
-use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
-use baton_kernels::ops::PlanSegment;
+use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
+use baton_kernels::numerics::Numerics;
+use baton_kernels::step::StepSegment;
 use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,15 +54,10 @@ impl Rig {
     pub(crate) fn new(dtype: Dtype, cases: &[Golden]) -> Self {
         let source = GgufModel::open(&model_path(), None).expect("a model that can be served");
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let ops = CpuBackend::new(CpuConfig { threads, simd: None }).expect("a backend");
-        let config = ModelConfig {
-            weights: dtype,
-            kv: dtype,
-            rows_max: ROWS_MAX,
-            logit_rows_max: LOGIT_ROWS_MAX,
-            model_len_max: 2048,
-        };
-        let mut model = Model::load(&source, ops, config, &|_| ()).expect("weights");
+        let numerics = Numerics::F32Fma { weights: dtype };
+        let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("a device");
+        let config = ModelConfig { kv: dtype, rows_max: ROWS_MAX, logit_rows_max: LOGIT_ROWS_MAX, model_len_max: 2048 };
+        let mut model = Model::load(&source, device.as_ref(), config, &|_| ()).expect("weights");
         let layout = model.layout(BLOCK_TOKENS).expect("a layout");
         let mut next = 0;
         let blocks = cases.iter().map(|case| {
@@ -92,7 +88,7 @@ impl Rig {
     /// Computes all rows, as many a step as fit, and calls `each` with case and logits of every wanted row, in order.
     pub(crate) fn run(&mut self, mut todo: Vec<Rows<'_>>, each: &mut dyn FnMut(usize, &[f32])) {
         while !todo.is_empty() {
-            let mut batch = StepBatch::default();
+            let mut batch = StepInput::default();
             let mut owners = Vec::new();
             for rows in &mut todo {
                 let first = batch.ids.len();
@@ -104,7 +100,7 @@ impl Rig {
                 let (now, later) = rows.tokens.split_at(n);
                 batch.ids.extend(now);
                 let blocks = self.blocks[rows.sequence].clone();
-                batch.segments.push(PlanSegment { position: rows.position, rows: n, blocks });
+                batch.segments.push(StepSegment { position: rows.position, rows: n, blocks });
                 batch.logit_rows.extend((rows.wanted..n).map(|row| first + row));
                 owners.extend((rows.wanted..n).map(|_| rows.sequence));
                 (rows.tokens, rows.position, rows.wanted) = (later, rows.position + n, rows.wanted.saturating_sub(n));

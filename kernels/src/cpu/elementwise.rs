@@ -2,9 +2,9 @@
 
 use super::simd::{Kernel, LANES, Simd, silu};
 use super::{CpuKernels, Shared};
+use crate::device::RopeTable;
 use crate::host::KvStep;
 use crate::numerics;
-use crate::ops::RopeTable;
 
 /// Elements below which waking threads costs more than the work.
 const TASK_ELEMENTS: usize = 8 << 10;
@@ -80,12 +80,12 @@ fn square_lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
 
 /// Rotates every head of every row of the step.
 pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
-    let rows = step.plan.rows();
+    let rows = step.rows();
     if rows == 0 {
         return;
     }
     let (cols, half) = (x.len() / rows, rope.dim / 2);
-    let positions: Vec<usize> = step.plan.segments.iter().flat_map(|s| s.position..s.position + s.rows).collect();
+    let positions: Vec<usize> = step.positions().collect();
     let shared = Shared(x.as_mut_ptr());
     pieces(kernels, rows, cols, &|start, end| {
         // SAFETY: `pieces` gives each row to one task.

@@ -15,9 +15,9 @@ pub mod roofline;
 mod simd;
 mod threads;
 
-use crate::host::{HostBackend, HostKernels, KvStep};
-use crate::ops::{OpsError, RopeTable, Store};
-use baton_types::Dtype;
+use crate::device::{DeviceError, RopeTable};
+use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
+use crate::numerics::Numerics;
 use simd::{Avx2, Kernel, Portable, Simd};
 use std::sync::Arc;
 use threads::Threads;
@@ -41,13 +41,21 @@ impl SimdLevel {
     }
 }
 
-/// Configuration of a [`CpuBackend`].
+/// Configuration of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Number of compute threads, including the caller's; 1 to [`CpuConfig::THREADS_MAX`].
     pub threads: usize,
     /// Instructions; `None` uses the best that the machine has.
     pub simd: Option<SimdLevel>,
+    /// The arithmetic to compute.
+    pub numerics: Numerics,
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        Self { threads: 1, simd: None, numerics: Numerics::default() }
+    }
 }
 
 impl CpuConfig {
@@ -73,30 +81,38 @@ impl Level {
 
 /// SIMD kernels and the threads that run them.
 pub struct CpuKernels {
+    numerics: Numerics,
     level: Level,
     threads: Threads,
 }
 
-/// The CPU's kernels as [`crate::ops::Ops`].
-pub type CpuBackend = HostBackend<CpuKernels>;
+/// The CPU as a [`crate::device::Device`].
+pub type CpuDevice = HostDevice<CpuKernels>;
 
-impl CpuBackend {
+impl CpuDevice {
     /// Starts the threads. Fails if the machine lacks the requested level or cannot start the threads.
-    #[allow(clippy::new_ret_no_self)] // Backends are shared by nature.
-    pub fn new(config: CpuConfig) -> Result<Arc<Self>, OpsError> {
+    #[allow(clippy::new_ret_no_self)] // Devices are shared by nature.
+    pub fn new(config: CpuConfig) -> Result<Arc<Self>, DeviceError> {
+        Ok(Arc::new(Self::with_kernels(CpuKernels::new(config)?)))
+    }
+}
+
+impl CpuKernels {
+    /// Starts the threads, see [`CpuDevice::new`].
+    pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
         let level = match config.simd.unwrap_or_else(SimdLevel::detect) {
             SimdLevel::Portable => Level::Portable(Portable),
             SimdLevel::Avx2Fma => Level::Avx2(
-                Avx2::detect().ok_or_else(|| OpsError::Device("this processor has no AVX2 and FMA".into()))?,
+                Avx2::detect().ok_or_else(|| DeviceError::Failed("this processor has no AVX2 and FMA".into()))?,
             ),
         };
         if !(1..=CpuConfig::THREADS_MAX).contains(&config.threads) {
             let message = format!("{} threads; 1 to {}", config.threads, CpuConfig::THREADS_MAX);
-            return Err(OpsError::Shape { op: "cpu", message });
+            return Err(DeviceError::Shape { op: "cpu", message });
         }
         let threads = Threads::start(config.threads)
-            .map_err(|e| OpsError::Device(format!("cannot start {} threads: {e}", config.threads)))?;
-        Ok(Arc::new(Self::with_kernels(CpuKernels { level, threads })))
+            .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
+        Ok(Self { numerics: config.numerics, level, threads })
     }
 }
 
@@ -111,8 +127,12 @@ impl HostKernels for CpuKernels {
         format!("cpu {level}, {} threads", self.threads.count())
     }
 
-    fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Panels {
-        Panels::pack(n, k, dtype, data)
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Panels {
+        Panels::pack(n, k, self.numerics.weights(), rows)
     }
 
     fn row(&self, matrix: &Panels, row: usize, out: &mut [f32]) {
@@ -133,8 +153,8 @@ impl HostKernels for CpuKernels {
         pool_memory::store(step, [k, v]);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
-        attention::attend(self, step, q, scale, out);
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+        attention::attend(self, step, q, scores, out);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

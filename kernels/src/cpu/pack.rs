@@ -1,6 +1,7 @@
 //! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` array that a kernel reads in order.
 
 use super::simd::{LANES, Simd};
+use crate::host::ReadRow;
 use crate::numerics::round;
 use baton_types::Dtype;
 use half::bf16;
@@ -83,13 +84,14 @@ pub struct Panels {
 }
 
 impl Panels {
-    pub(super) fn pack(n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Self {
+    pub(super) fn pack(n: usize, k: usize, dtype: Dtype, rows: ReadRow<'_>) -> Self {
         let format = match dtype {
-            Dtype::Bf16 => Format::Pairs(steps(n, k, data)),
-            Dtype::F32 => Format::Wide(steps(n, k, data)),
-            Dtype::F16 => {
-                Format::Wide(steps(n, k, &data.iter().map(|&x| round::through(dtype, x)).collect::<Vec<_>>()))
-            }
+            Dtype::Bf16 => Format::Pairs(steps(n, k, rows)),
+            Dtype::F32 => Format::Wide(steps(n, k, rows)),
+            Dtype::F16 => Format::Wide(steps(n, k, &|row, out| {
+                rows(row, out);
+                out.iter_mut().for_each(|x| *x = round::through(dtype, *x));
+            })),
         };
         Self { n, k, format }
     }
@@ -105,14 +107,13 @@ impl Panels {
 }
 
 /// Row by row, so that each row is read in order; the panel stays in the cache meanwhile.
-fn steps<T: Step>(n: usize, k: usize, data: &[f32]) -> Vec<T> {
+fn steps<T: Step>(n: usize, k: usize, rows: ReadRow<'_>) -> Vec<T> {
     let mut out = vec![T::ZERO; n.div_ceil(PANEL) * k];
-    if k > 0 {
-        for (panel, rows) in out.chunks_exact_mut(k).zip(data.chunks(PANEL * k)) {
-            for (j, row) in rows.chunks_exact(k).enumerate() {
-                panel.iter_mut().zip(row).for_each(|(step, weight)| step.set(j, *weight));
-            }
-        }
+    let mut row = vec![0.0; k];
+    for feature in 0..n {
+        rows(feature, &mut row);
+        let panel = &mut out[feature / PANEL * k..(feature / PANEL + 1) * k];
+        panel.iter_mut().zip(&row).for_each(|(step, weight)| step.set(feature % PANEL, *weight));
     }
     out
 }

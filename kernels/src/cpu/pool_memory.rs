@@ -13,8 +13,8 @@ pub(super) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
     let cols = pool.heads() * pool.dim();
     for (plane, data) in pool.planes().into_iter().zip(kv) {
         let mut rest = data;
-        for segment in &step.plan.segments {
-            for run in pool.runs(&segment.blocks, segment.position..segment.position + segment.rows) {
+        for segment in step.segments {
+            for run in pool.runs(&segment.blocks, segment.position..segment.end()) {
                 let (now, later) = rest.split_at(run.tokens * cols);
                 rest = later;
                 let to = address(pool, step.layer, plane, run.block, run.token, run.tokens);

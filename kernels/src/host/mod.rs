@@ -1,15 +1,25 @@
-//! The stream of a host backend: it computes each operation when it is enqueued, so its fences are always done.
+//! Devices whose memory is the host's: they compute each step when it is launched, so their fences are always done.
 //!
-//! [`HostBackend`] owns tensors, weights and handles and checks every shape; a [`HostKernels`] only computes on slices.
+//! [`HostDevice`] owns weights and checks programs and steps; a [`HostKernels`] only computes on slices.
 
-mod stream;
-mod tables;
+mod device;
+mod executable;
 
+use crate::device::RopeTable;
 use crate::kv::KvBinding;
-use crate::numerics::KERNEL_REVISION;
-use crate::ops::{Plan, RopeTable, Store};
-use baton_types::Dtype;
-use parking_lot::Mutex;
+use crate::numerics::{KERNEL_REVISION, Numerics};
+use crate::step::{StepSegment, rows_of};
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+/// Whether a GEMM replaces its output or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// `out = x * w^T`
+    Set,
+    /// `out += x * w^T` (residual stream)
+    Add,
+}
 
 /// Location of a step's rows in a KV pool.
 #[allow(missing_docs, reason = "the names of fields say it")]
@@ -19,24 +29,57 @@ pub struct KvStep<'a> {
     /// Layer within group 0.
     pub layer: usize,
     /// The batch; its tables are checked against the pool.
-    pub plan: &'a Plan,
+    pub segments: &'a [StepSegment],
 }
 
-/// The arithmetic of a host backend. Shapes are checked before a call; all activations are dense and row-major.
+impl KvStep<'_> {
+    /// Rows of the batch.
+    pub fn rows(&self) -> usize {
+        rows_of(self.segments)
+    }
+
+    /// The position of each row.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.segments.iter().flat_map(|s| s.position..s.end())
+    }
+}
+
+/// Which tokens attention sees, and the factor of its scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Factor of the dot products.
+    pub scale: f32,
+    /// Positions that a row attends to, its own included; `None`: all.
+    pub window: Option<usize>,
+}
+
+impl Scores {
+    /// The first position that the row at `position` attends to.
+    pub(crate) fn first(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+/// Reads the rows of a matrix that is being packed: `read(row, out)` writes `k` elements.
+pub type ReadRow<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+/// The arithmetic of a host device. Shapes are checked before a call; all activations are dense and row-major.
 #[allow(missing_docs, reason = "the names of methods say it")]
-pub trait HostKernels: Send + Sync {
+pub trait HostKernels: Send + Sync + 'static {
     /// A weight in the format of these kernels.
     type Matrix: Send + Sync;
 
     fn name(&self) -> String;
+
+    fn numerics(&self) -> Numerics;
 
     /// Revision of the canonical orders that they implement.
     fn revision(&self) -> u32 {
         KERNEL_REVISION
     }
 
-    /// Rounds `data` (`[n, k]`) to `dtype` and repacks it.
-    fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Self::Matrix;
+    /// Rounds a `[n, k]` matrix to the format of the weights and packs it.
+    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Self::Matrix;
 
     /// Widens row `row` into `out` (`k` elements).
     fn row(&self, matrix: &Self::Matrix, row: usize, out: &mut [f32]);
@@ -50,21 +93,34 @@ pub trait HostKernels: Send + Sync {
     /// Rotates q and k in place and stores k and v; `v` as long as `k`.
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
 
-    /// Causal attention of `q`, rows of `q.len() / plan.rows()`.
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]);
+    /// Causal attention of `q`, rows of `q.len() / step.rows()`.
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
 
     /// SwiGLU in place: `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
 }
 
-/// A backend that computes on the calling thread. Calls from several threads are serialized.
-pub struct HostBackend<K: HostKernels> {
-    kernels: K,
-    tables: Mutex<tables::Tables<K::Matrix>>,
+/// A loaded weight.
+enum Loaded<M> {
+    /// The parts of a matrix.
+    Parts(Vec<M>),
+    Vector(Vec<f32>),
 }
 
-impl<K: HostKernels> HostBackend<K> {
+/// What executables share with their device.
+struct Shared<K: HostKernels> {
+    kernels: K,
+    weights: RwLock<Vec<Arc<Loaded<K::Matrix>>>>,
+    ropes: RwLock<Vec<Arc<RopeTable>>>,
+}
+
+/// A device that computes on the calling thread.
+pub struct HostDevice<K: HostKernels> {
+    shared: Arc<Shared<K>>,
+}
+
+impl<K: HostKernels> HostDevice<K> {
     pub(crate) fn with_kernels(kernels: K) -> Self {
-        Self { kernels, tables: Mutex::default() }
+        Self { shared: Arc::new(Shared { kernels, weights: RwLock::default(), ropes: RwLock::default() }) }
     }
 }

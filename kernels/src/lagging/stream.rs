@@ -1,25 +1,25 @@
 //! An in-order stream with its own thread.
 
-use crate::ops::{IdsHandle, Ops, OpsError, PlanHandle};
-use baton_types::{FencePoll, FenceStatus};
+use super::LagConfig;
+use crate::device::{DeviceError, Executable};
+use crate::step::StepInput;
+use baton_types::{BlockId, FencePoll, FenceStatus, KvPoolMap, PoolMemory};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// The inner backend's handles of the batch that the stream has reached.
-#[derive(Default)]
-pub(super) struct Current {
-    pub(super) ids: Option<IdsHandle>,
-    pub(super) plan: Option<PlanHandle>,
+/// Work for the inner executable.
+pub(super) enum Work {
+    Bind(Arc<dyn PoolMemory>, Box<KvPoolMap>),
+    Step(StepInput),
+    Copy { from: BlockId, to: BlockId, tokens: usize },
 }
 
-pub(super) type Work = Box<dyn FnOnce(&dyn Ops, &mut Current) -> Result<(), OpsError> + Send>;
-
 pub(super) struct Job {
-    /// Poisons the outputs; runs when the stream reaches the job, before the delay.
-    pub(super) poison: Option<Work>,
+    /// Poisons what the work will store; runs when the stream reaches the job, before the delay.
+    pub(super) poison: Box<dyn FnOnce() + Send>,
     pub(super) work: Work,
 }
 
@@ -28,7 +28,11 @@ struct State {
     queue: VecDeque<Job>,
     enqueued: u64,
     finished: u64,
-    failed: Option<OpsError>,
+    /// Layers of the running job whose KV is stored.
+    layers: u32,
+    /// Logits of finished steps, oldest first.
+    logits: VecDeque<Vec<f32>>,
+    failed: Option<DeviceError>,
     held: bool,
     stop: bool,
 }
@@ -41,9 +45,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Appends a job and returns its number. Waits while `queue_max` jobs are pending, at most `deadline`.
-    pub(super) fn enqueue(&self, job: Job, queue_max: usize, deadline: Duration) -> Result<u64, OpsError> {
-        let mut state = self.wait(deadline, "room in the queue", |state| state.queue.len() < queue_max)?;
+    /// Appends a job and returns its number. Waits while `queue_max` jobs are pending.
+    pub(super) fn enqueue(&self, job: Job, config: &LagConfig) -> Result<u64, DeviceError> {
+        let mut state = self.wait(config, "room in the queue", |state| state.queue.len() < config.queue_max)?;
         state.queue.push_back(job);
         state.enqueued += 1;
         self.changed.notify_all();
@@ -51,41 +55,43 @@ impl Stream {
     }
 
     /// Waits until everything enqueued so far is finished.
-    pub(super) fn drain(&self, deadline: Duration) -> Result<(), OpsError> {
-        let last = self.enqueued();
-        self.wait(deadline, "the work before", |state| state.finished >= last).map(|_| ())
+    pub(super) fn drain(&self, config: &LagConfig) -> Result<(), DeviceError> {
+        let last = self.state.lock().enqueued;
+        self.wait(config, "the work before", |state| state.finished >= last).map(|_| ())
+    }
+
+    /// Waits for the oldest step that was not taken yet.
+    pub(super) fn logits(&self, config: &LagConfig) -> Result<Vec<f32>, DeviceError> {
+        let mut state = self.wait(config, "step", |state| !state.logits.is_empty())?;
+        Ok(state.logits.pop_front().unwrap_or_default())
     }
 
     fn wait(
         &self,
-        deadline: Duration,
+        config: &LagConfig,
         what: &str,
         ready: impl Fn(&State) -> bool,
-    ) -> Result<MutexGuard<'_, State>, OpsError> {
-        let until = Instant::now() + deadline;
+    ) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let until = Instant::now() + config.deadline;
         let mut state = self.state.lock();
         loop {
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
             if ready(&state) {
                 return Ok(state);
             }
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
             if self.changed.wait_until(&mut state, until).timed_out() && !ready(&state) {
-                return Err(OpsError::Device(format!("no {what} within {deadline:?}")));
+                return Err(DeviceError::Failed(format!("no {what} within {:?}", config.deadline)));
             }
         }
-    }
-
-    pub(super) fn enqueued(&self) -> u64 {
-        self.state.lock().enqueued
     }
 
     pub(super) fn finished(&self) -> u64 {
         self.state.lock().finished
     }
 
-    /// Holds or resumes the thread, between jobs.
+    /// Holds or resumes the thread.
     pub(super) fn hold(&self, held: bool) {
         self.state.lock().held = held;
         self.changed.notify_all();
@@ -96,24 +102,48 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// The thread: jobs in order, each after `delay`, until stopped or failed.
-    pub(super) fn serve(&self, inner: &dyn Ops, delay: Duration) {
-        let mut current = Current::default();
+    /// The thread: jobs in order, each after a delay, until stopped or failed.
+    pub(super) fn serve(&self, inner: &mut dyn Executable, config: &LagConfig) {
         while let Some(job) = self.next() {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                if let Some(poison) = job.poison {
-                    poison(inner, &mut current)?;
-                }
-                std::thread::sleep(delay);
-                (job.work)(inner, &mut current)
+                (job.poison)();
+                std::thread::sleep(config.delay);
+                self.run(inner, job.work, config)
             }));
             let mut state = self.state.lock();
             match outcome {
-                Ok(Ok(())) => state.finished += 1,
-                Ok(Err(error)) => state.failed = Some(OpsError::Device(format!("late failure: {error}"))),
-                Err(_) => state.failed = Some(OpsError::Device("the inner backend panicked".into())),
+                Ok(Ok(logits)) => {
+                    state.finished += 1;
+                    state.layers = 0;
+                    state.logits.extend(logits);
+                }
+                Ok(Err(error)) => state.failed = Some(DeviceError::Failed(format!("late failure: {error}"))),
+                Err(_) => state.failed = Some(DeviceError::Failed("the inner device panicked".into())),
             }
             self.changed.notify_all();
+        }
+    }
+
+    fn run(&self, inner: &mut dyn Executable, work: Work, config: &LagConfig) -> Result<Option<Vec<f32>>, DeviceError> {
+        match work {
+            Work::Bind(memory, map) => inner.bind(memory, &map).map(|()| None),
+            Work::Copy { from, to, tokens } => inner.copy_kv(from, to, tokens).map(|()| None),
+            Work::Step(step) => {
+                inner.launch(&step, &mut |layer, _| {
+                    self.state.lock().layers = layer + 1;
+                    std::thread::sleep(config.delay);
+                    self.wait_while_held();
+                })?;
+                let mut logits = Vec::new();
+                inner.finish(&mut logits).map(|()| Some(logits))
+            }
+        }
+    }
+
+    fn wait_while_held(&self) {
+        let mut state = self.state.lock();
+        while state.held && !state.stop {
+            self.changed.wait(&mut state);
         }
     }
 
@@ -135,16 +165,18 @@ impl Stream {
     }
 }
 
-/// Done when the job with number `after` is.
+/// Done when the first `layers` layers of a step are stored.
 pub(super) struct LateFence {
     pub(super) stream: Arc<Stream>,
-    pub(super) after: u64,
+    pub(super) job: u64,
+    pub(super) layers: u32,
 }
 
 impl FencePoll for LateFence {
     fn poll(&self) -> FenceStatus {
         let state = self.stream.state.lock();
-        if state.finished >= self.after {
+        let running = state.finished + 1 == self.job && state.layers >= self.layers;
+        if state.finished >= self.job || running {
             FenceStatus::Done
         } else if state.failed.is_some() {
             FenceStatus::Failed

@@ -1,13 +1,12 @@
 //! Shared by all backends: the constants of the numerics class and the scalar form of each canonical order.
 
+mod class;
 mod exp;
 pub mod lanes;
 pub mod round;
 
+pub use class::Numerics;
 pub use exp::{exp, silu};
-
-/// Reduction family of the reference and of the SIMD backend, see [`baton_types::NumericsClass`]. The vector width is not part of it.
-pub const ISA: &str = "cpu-f32fma";
 
 /// Revision of the canonical orders. Increase it with any change that can change a bit.
 pub const KERNEL_REVISION: u32 = 1;

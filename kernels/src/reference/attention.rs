@@ -1,8 +1,8 @@
 //! Paged attention in the canonical order.
 
-use crate::host::KvStep;
+use crate::host::{KvStep, Scores};
 use crate::numerics::{exp, lanes, round};
-use crate::ops::PlanSegment;
+use crate::step::StepSegment;
 use baton_types::BlockId;
 
 /// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
@@ -12,7 +12,7 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
     let mut bytes = Vec::new();
     for (plane, data) in pool.planes().into_iter().zip(kv) {
         let mut rows = data.chunks_exact(cols);
-        for PlanSegment { position, rows: count, blocks } in &step.plan.segments {
+        for StepSegment { position, rows: count, blocks } in step.segments {
             for run in pool.runs(blocks, *position..position + count) {
                 bytes.clear();
                 rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
@@ -43,29 +43,32 @@ fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Ve
 pub(crate) fn attend(
     step: KvStep<'_>,
     q: &[f32],
-    scale: f32,
+    scores: Scores,
     out: &mut [f32],
-    starts_slab: impl Fn(&PlanSegment, usize) -> bool,
+    starts_slab: impl Fn(&StepSegment, usize) -> bool,
 ) {
     let (dim, kv_cols) = (step.kv.dim(), step.kv.heads() * step.kv.dim());
-    let cols = q.len() / step.plan.rows();
+    let cols = q.len() / step.rows();
     let group = cols / kv_cols;
     let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols));
-    for segment in &step.plan.segments {
+    for segment in step.segments {
         let tokens = segment.position + segment.rows;
         let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.blocks, tokens));
         for (i, (q, out)) in rows.by_ref().take(segment.rows).enumerate() {
-            let visible = segment.position + i + 1;
-            let bounds: Vec<usize> = (1..visible).filter(|&t| starts_slab(segment, t)).chain([visible]).collect();
+            let (first, visible) = (scores.first(segment.position + i), segment.position + i + 1);
+            let bounds: Vec<usize> =
+                (first + 1..visible).filter(|&t| starts_slab(segment, t)).chain([visible]).collect();
+            // Where the slab of the first token begins: its lanes count from there.
+            let slab_of_first = (0..=first).rev().find(|&t| t == 0 || starts_slab(segment, t)).unwrap_or(0);
             for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
                 let at = |t: usize| t * kv_cols + head / group * dim;
-                let (mut start, mut state) = (0, None);
+                let (mut start, mut origin, mut state) = (first, slab_of_first, None);
                 for &end in &bounds {
                     let keys = (start..end).map(|t| &k[at(t)..at(t) + dim]);
                     let values = (start..end).map(|t| &v[at(t)..at(t) + dim]);
-                    let slab = Partial::slab(q, keys, values, scale);
+                    let slab = Partial::slab(q, keys, values, scores.scale, start - origin);
                     state = Some(state.map_or_else(|| slab.clone(), |running: Partial| running.merge(&slab)));
-                    start = end;
+                    (start, origin) = (end, end);
                 }
                 let Some(Partial { sum, o, .. }) = state else { continue };
                 out.iter_mut().zip(o).for_each(|(out, o)| *out = o / sum);
@@ -83,11 +86,13 @@ struct Partial {
 }
 
 impl Partial {
+    /// The state of a slab without its first `left_out` tokens, whose weights count as zero.
     fn slab<'a>(
         q: &[f32],
         keys: impl Iterator<Item = &'a [f32]>,
         values: impl Iterator<Item = &'a [f32]>,
         scale: f32,
+        left_out: usize,
     ) -> Self {
         let scores: Vec<f32> = keys.map(|k| lanes::dot(q, k) * scale).collect();
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -96,7 +101,8 @@ impl Partial {
         for (e, v) in weights.iter().zip(values) {
             o.iter_mut().zip(v).for_each(|(o, v)| *o = e.mul_add(*v, *o));
         }
-        Self { max, sum: lanes::sum(&weights), o }
+        let lanes: Vec<f32> = std::iter::repeat_n(0.0, left_out).chain(weights).collect();
+        Self { max, sum: lanes::sum(&lanes), o }
     }
 
     fn merge(mut self, slab: &Self) -> Self {

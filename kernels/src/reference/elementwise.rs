@@ -1,8 +1,8 @@
 //! Norm, rotation and activation in the canonical order.
 
+use crate::device::RopeTable;
 use crate::host::KvStep;
 use crate::numerics::{lanes, silu};
-use crate::ops::RopeTable;
 
 pub(crate) fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
     let cols = gain.len();
@@ -18,8 +18,8 @@ pub(crate) fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
 /// Rotates every head of every row of the step.
 pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
     let (half, head_dim) = (rope.dim / 2, step.kv.dim());
-    let positions = step.plan.segments.iter().flat_map(|s| s.position..s.position + s.rows);
-    let cols = x.len() / step.plan.rows().max(1);
+    let positions = step.positions();
+    let cols = x.len() / step.rows().max(1);
     for (row, position) in x.chunks_exact_mut(cols.max(1)).zip(positions) {
         let table = position * half..(position + 1) * half;
         let (cos, sin) = (&rope.cos[table.clone()], &rope.sin[table]);

@@ -1,7 +1,7 @@
 //! GEMM in the canonical order.
 
 use super::Rows;
-use crate::ops::Store;
+use crate::host::Store;
 
 /// `out = x * w^T` with slabs of `slab` products; the canonical length is [`crate::numerics::K_SLAB`].
 pub(crate) fn linear(x: &[f32], w: &Rows, partitions: usize, slab: usize, store: Store, out: &mut [f32], rows: usize) {

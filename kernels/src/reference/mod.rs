@@ -4,10 +4,9 @@ pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 
-use crate::host::{HostBackend, HostKernels, KvStep};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, round};
-use crate::ops::{RopeTable, Store};
-use baton_types::Dtype;
+use crate::device::RopeTable;
+use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, round};
 use std::sync::Arc;
 
 /// A row-major weight, already rounded to its format.
@@ -20,16 +19,25 @@ pub struct Rows {
 
 /// Scalar loops in the canonical reduction order.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ReferenceKernels;
+pub struct ReferenceKernels {
+    numerics: Numerics,
+}
+
+impl ReferenceKernels {
+    /// Kernels of this arithmetic.
+    pub fn new(numerics: Numerics) -> Self {
+        Self { numerics }
+    }
+}
 
 /// The reference that other backends must equal.
-pub type ReferenceBackend = HostBackend<ReferenceKernels>;
+pub type ReferenceDevice = HostDevice<ReferenceKernels>;
 
-impl ReferenceBackend {
-    /// A new, empty backend.
-    #[allow(clippy::new_ret_no_self)] // Backends are shared by nature.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self::with_kernels(ReferenceKernels))
+impl ReferenceDevice {
+    /// A new, empty device.
+    #[allow(clippy::new_ret_no_self)] // Devices are shared by nature.
+    pub fn new(numerics: Numerics) -> Arc<Self> {
+        Arc::new(Self::with_kernels(ReferenceKernels::new(numerics)))
     }
 }
 
@@ -40,8 +48,15 @@ impl HostKernels for ReferenceKernels {
         "cpu reference (scalar)".into()
     }
 
-    fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Rows {
-        Rows { n, k, data: data.iter().map(|&x| round::through(dtype, x)).collect() }
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Rows {
+        let mut data = vec![0.0; n * k];
+        data.chunks_exact_mut(k.max(1)).enumerate().for_each(|(row, out)| rows(row, out));
+        data.iter_mut().for_each(|x| *x = round::through(self.numerics.weights(), *x));
+        Rows { n, k, data }
     }
 
     fn row(&self, matrix: &Rows, row: usize, out: &mut [f32]) {
@@ -62,8 +77,8 @@ impl HostKernels for ReferenceKernels {
         attention::store(step, [k, v]);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
-        attention::attend(step, q, scale, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+        attention::attend(step, q, scores, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -1,15 +1,18 @@
-//! A small decoder layer over the ops trait, whose every intermediate result can be compared as bits.
+//! Kernels behind one object-safe trait, and a small decoder layer over them whose every intermediate result can be compared as bits.
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its part.
 
-use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool, SimdLevel};
-use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::numerics::PARTITIONS_MAX;
-use baton_kernels::ops::{KvHandle, Ops, Plan, PlanSegment, RopeHandle, RopeTable, Store, Tensor, Weight};
-use baton_kernels::reference::ReferenceBackend;
+pub mod tiny;
+
+use baton_kernels::KvBinding;
+use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool, SimdLevel};
+use baton_kernels::device::RopeTable;
+use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
+use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
+use baton_kernels::reference::ReferenceKernels;
+use baton_kernels::step::StepSegment;
 use baton_skips::{Need, skipped};
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Splitmix64: any fixed sequence would do.
 pub struct Random(pub u64);
@@ -31,6 +34,56 @@ impl Random {
     }
 }
 
+/// A matrix that kernels have packed.
+pub struct Packed {
+    pub n: usize,
+    pub k: usize,
+    matrix: Box<dyn std::any::Any>,
+}
+
+/// [`HostKernels`] of any kind.
+pub trait Kernels {
+    fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed;
+    fn row(&self, matrix: &Packed, row: usize, out: &mut [f32]);
+    fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]);
+    /// All rows of `x`, into as many of `out`.
+    fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]);
+    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
+    fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
+}
+
+impl<K: HostKernels> Kernels for K {
+    fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed {
+        let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&data[row * k..(row + 1) * k]);
+        Packed { n, k, matrix: Box::new(HostKernels::pack(self, n, k, &rows)) }
+    }
+    fn row(&self, matrix: &Packed, row: usize, out: &mut [f32]) {
+        HostKernels::row(self, matrix.of::<K>(), row, out);
+    }
+    fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+        HostKernels::rms_norm(self, x, gain, eps, out);
+    }
+    fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]) {
+        HostKernels::linear(self, x, w.of::<K>(), partitions, store, out, x.len() / w.k);
+    }
+    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
+        HostKernels::rope_store(self, step, rope, q, k, v);
+    }
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+        HostKernels::attend(self, step, q, scores, out);
+    }
+    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        HostKernels::silu_mul(self, gate, up);
+    }
+}
+
+impl Packed {
+    fn of<K: HostKernels>(&self) -> &K::Matrix {
+        self.matrix.downcast_ref().expect("packed by other kernels")
+    }
+}
+
 /// Shape of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -42,6 +95,7 @@ pub struct Shape {
     pub rope_dim: usize,
     pub ffn: usize,
     pub vocab: usize,
+    pub window: Option<usize>,
     pub weights: Dtype,
     pub kv: Dtype,
     pub seed: u64,
@@ -53,6 +107,9 @@ impl Shape {
     }
     pub fn kv_cols(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+    pub fn numerics(&self) -> Numerics {
+        Numerics::F32Fma { weights: self.weights }
     }
 }
 
@@ -71,47 +128,55 @@ pub struct Chunk {
     pub rows: usize,
 }
 
-/// One layer on one backend, with a pool of its own.
+/// A pool of NaN, so that a read of what was never stored shows, bound as kernels take it.
+pub fn pool(layout: KvLayout, blocks: usize) -> (Arc<HeapPool>, KvPoolMap, KvBinding) {
+    let map = KvPoolMap::try_new(layout, blocks as u32).unwrap();
+    let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
+    let binding = KvBinding::try_new(pool.clone(), &map).unwrap();
+    (pool, map, binding)
+}
+
+/// One layer on one kind of kernels, with a pool of its own.
 pub struct Layer {
-    pub ops: Arc<dyn Ops>,
+    kernels: Box<dyn Kernels>,
     pub pool: Arc<HeapPool>,
     pub map: KvPoolMap,
+    kv: KvBinding,
     shape: Shape,
-    kv: KvHandle,
-    rope: RopeHandle,
-    table: Weight,
-    gain: Weight,
-    weights: [Weight; 7],
+    rope: RopeTable,
+    table: Packed,
+    gain: Vec<f32>,
+    weights: [Packed; 7],
     blocks_each: usize,
 }
 
 impl Layer {
     /// Room for `sequences` of [`POSITIONS`] tokens; block tables are scattered over the pool.
-    pub fn new(ops: Arc<dyn Ops>, shape: Shape, block_tokens: usize, sequences: usize) -> Self {
+    pub fn new(kernels: Box<dyn Kernels>, shape: Shape, block_tokens: usize, sequences: usize) -> Self {
         let mut random = Random(shape.seed);
         let Shape { hidden, ffn, vocab, .. } = shape;
         let layout =
             KvLayout::llama(block_tokens as u32, LAYERS as u32, shape.kv_heads as u32, shape.head_dim as u32, shape.kv)
                 .unwrap();
         let blocks_each = POSITIONS.div_ceil(block_tokens);
-        let map = KvPoolMap::try_new(layout, (blocks_each * sequences) as u32).unwrap();
-        // All ones: NaN in every format, so that a read of what was never stored shows.
-        let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
-        let kv = ops.bind_kv(pool.clone(), &map).unwrap();
+        let (pool, map, kv) = pool(layout, blocks_each * sequences);
         let half = shape.rope_dim / 2;
         let angles: Vec<f32> =
             (0..POSITIONS * half).map(|i| (i / half) as f32 * 0.7f32.powi((i % half) as i32)).collect();
-        let table = RopeTable {
+        let rope = RopeTable {
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             dim: shape.rope_dim,
         };
-        let rope = ops.upload_rope(&table).unwrap();
-        let mut weight =
-            |n: usize, k: usize, dtype, scale| ops.prepare("w", n, k, dtype, &random.floats(n * k, scale)).unwrap();
-        let (q, kv_cols, w) = (shape.q_cols(), shape.kv_cols(), shape.weights);
-        let table = weight(vocab, hidden, w, 1.0);
-        let gain = weight(1, hidden, Dtype::F32, 1.0);
+        let mut weight = |n: usize, k: usize, scale| kernels.pack(n, k, &random.floats(n * k, scale));
+        let (q, kv_cols) = (shape.q_cols(), shape.kv_cols());
+        let table = weight(vocab, hidden, 1.0);
+        let gain = {
+            let packed = weight(1, hidden, 1.0);
+            let mut gain = vec![0.0; hidden];
+            kernels.row(&packed, 0, &mut gain);
+            gain
+        };
         let weights = [
             (q, hidden),
             (kv_cols, hidden),
@@ -121,8 +186,8 @@ impl Layer {
             (ffn, hidden),
             (hidden, ffn),
         ]
-        .map(|(n, k)| weight(n, k, w, 0.2));
-        Self { ops, pool, map, shape, kv, rope, table, gain, weights, blocks_each }
+        .map(|(n, k)| weight(n, k, 0.2));
+        Self { kernels, pool, map, kv, shape, rope, table, gain, weights, blocks_each }
     }
 
     fn blocks(&self, sequence: usize) -> Vec<BlockId> {
@@ -132,66 +197,51 @@ impl Layer {
         (0..self.blocks_each as u32).map(|i| BlockId(total - 1 - (i * stride + sequence as u32))).collect()
     }
 
-    pub fn plan(&self, chunks: &[Chunk]) -> Plan {
-        let segment = |c: &Chunk| PlanSegment { position: c.position, rows: c.rows, blocks: self.blocks(c.sequence) };
-        Plan { segments: chunks.iter().map(segment).collect() }
+    pub fn segments(&self, chunks: &[Chunk]) -> Vec<StepSegment> {
+        let segment = |c: &Chunk| StepSegment { position: c.position, rows: c.rows, blocks: self.blocks(c.sequence) };
+        chunks.iter().map(segment).collect()
     }
 
-    fn id(&self, sequence: usize, position: usize) -> u32 {
-        (Random(self.shape.seed ^ ((sequence as u64) << 32) ^ position as u64).next() % self.shape.vocab as u64) as u32
+    fn id(&self, sequence: usize, position: usize) -> usize {
+        (Random(self.shape.seed ^ ((sequence as u64) << 32) ^ position as u64).next() % self.shape.vocab as u64)
+            as usize
     }
 
-    /// Runs the chunks as one batch. Returns the bits of every intermediate tensor, row by row: `[row][everything of that row]`.
+    /// Runs the chunks as one batch. Returns the bits of every intermediate result, row by row: `[row][everything of that row]`.
     pub fn step(&self, chunks: &[Chunk]) -> Vec<Vec<u32>> {
-        let (ops, s) = (&self.ops, self.shape);
-        let plan = self.plan(chunks);
-        let rows = plan.rows();
-        let ids: Vec<u32> =
-            chunks.iter().flat_map(|c| (c.position..c.position + c.rows).map(|p| self.id(c.sequence, p))).collect();
-        let alloc = |cols| ops.alloc(rows, cols).unwrap();
-        let [x, h, out] = [alloc(s.hidden), alloc(s.hidden), alloc(s.hidden)];
-        let [q, a] = [alloc(s.q_cols()), alloc(s.q_cols())];
-        let [k, v] = [alloc(s.kv_cols()), alloc(s.kv_cols())];
-        let [gate, up] = [alloc(s.ffn), alloc(s.ffn)];
-        let [wq, wk, wv, wo, wg, wu, wd] = self.weights;
+        let (kernels, s) = (&self.kernels, self.shape);
+        let segments = self.segments(chunks);
+        let rows: usize = chunks.iter().map(|c| c.rows).sum();
+        let ids = chunks.iter().flat_map(|c| (c.position..c.position + c.rows).map(|p| self.id(c.sequence, p)));
+        let zeros = |cols: usize| vec![0.0; rows * cols];
+        let (mut x, mut h, mut q, mut a) = (zeros(s.hidden), zeros(s.hidden), zeros(s.q_cols()), zeros(s.q_cols()));
+        let (mut k, mut v, mut gate, mut up) = (zeros(s.kv_cols()), zeros(s.kv_cols()), zeros(s.ffn), zeros(s.ffn));
+        let [wq, wk, wv, wo, wg, wu, wd] = &self.weights;
+        let scores = Scores { scale: (s.head_dim as f32).powf(-0.5), window: s.window };
 
-        let ids = ops.upload_ids(&ids).unwrap();
-        let handle = ops.plan(&plan).unwrap();
-        let linear = |x, w: Weight, parts, store, out| ops.linear(x, w, parts, store, out, rows).unwrap();
-        ops.embed(self.table, ids, x, rows).unwrap();
+        x.chunks_exact_mut(s.hidden).zip(ids).for_each(|(row, id)| kernels.row(&self.table, id, row));
         for layer in 0..LAYERS {
-            ops.rms_norm(x, self.gain, 1e-5, h, rows).unwrap();
-            linear(h, wq, 1, Store::Set, q);
-            linear(h, wk, 1, Store::Set, k);
-            linear(h, wv, 1, Store::Set, v);
-            ops.rope_store(self.kv, layer, handle, self.rope, q, k, v).unwrap();
-            ops.attend(self.kv, layer, handle, q, (s.head_dim as f32).powf(-0.5), a).unwrap();
-            linear(a, wo, partitions(s.q_cols()), Store::Add, x);
-            ops.rms_norm(x, self.gain, 1e-5, h, rows).unwrap();
-            linear(h, wg, 1, Store::Set, gate);
-            linear(h, wu, 1, Store::Set, up);
-            ops.silu_mul(gate, up, rows).unwrap();
-            linear(gate, wd, partitions(s.ffn), Store::Add, x);
+            let step = KvStep { kv: &self.kv, layer, segments: &segments };
+            kernels.rms_norm(&x, &self.gain, 1e-5, &mut h);
+            kernels.linear(&h, wq, 1, Store::Set, &mut q);
+            kernels.linear(&h, wk, 1, Store::Set, &mut k);
+            kernels.linear(&h, wv, 1, Store::Set, &mut v);
+            kernels.rope_store(step, &self.rope, &mut q, &mut k, &v);
+            kernels.attend(step, &q, scores, &mut a);
+            kernels.linear(&a, wo, partitions(s.q_cols()), Store::Add, &mut x);
+            kernels.rms_norm(&x, &self.gain, 1e-5, &mut h);
+            kernels.linear(&h, wg, 1, Store::Set, &mut gate);
+            kernels.linear(&h, wu, 1, Store::Set, &mut up);
+            kernels.silu_mul(&mut gate, &up);
+            kernels.linear(&gate, wd, partitions(s.ffn), Store::Add, &mut x);
         }
-        let backwards: Vec<usize> = (0..rows).rev().collect();
-        ops.gather_rows(x, &backwards, out).unwrap();
-
         let mut bits = vec![Vec::new(); rows];
-        for tensor in [x, h, q, k, v, a, gate, up] {
-            self.append(tensor, rows, &mut bits);
+        for data in [&x, &h, &q, &k, &v, &a, &gate, &up] {
+            for (bits, row) in bits.iter_mut().zip(data.chunks_exact(data.len() / rows)) {
+                bits.extend(row.iter().map(|x| x.to_bits()));
+            }
         }
-        bits.reverse();
-        self.append(out, rows, &mut bits);
-        bits.reverse();
         bits
-    }
-
-    fn append(&self, tensor: Tensor, rows: usize, bits: &mut [Vec<u32>]) {
-        let mut data = vec![0.0; rows * tensor.cols];
-        self.ops.download(tensor, rows, &mut data).unwrap();
-        for (bits, row) in bits.iter_mut().zip(data.chunks_exact(tensor.cols)) {
-            bits.extend(row.iter().map(|x| x.to_bits()));
-        }
     }
 
     /// KV bytes of the first tokens of a sequence, all layers: `[layer][plane][token]`, whatever the block size.
@@ -214,19 +264,16 @@ impl Layer {
     }
 }
 
-pub fn reference() -> Arc<dyn Ops> {
-    ReferenceBackend::new()
+pub fn reference(weights: Dtype) -> Box<dyn Kernels> {
+    Box::new(ReferenceKernels::new(Numerics::F32Fma { weights }))
 }
 
-/// The SIMD backend, or `None` (said aloud) where the machine lacks the level.
-pub fn cpu(threads: usize, simd: SimdLevel) -> Option<Arc<dyn Ops>> {
+/// The SIMD kernels, or `None` (said aloud) where the machine lacks the level.
+pub fn cpu(threads: usize, simd: SimdLevel, weights: Dtype) -> Option<Box<dyn Kernels>> {
     if simd == SimdLevel::Avx2Fma && SimdLevel::detect() != SimdLevel::Avx2Fma {
         skipped(Need::Avx2, "the kernels of AVX2", "the processor does not say that it has it");
         return None;
     }
-    Some(CpuBackend::new(CpuConfig { threads, simd: Some(simd) }).unwrap())
-}
-
-pub fn lagging(inner: Arc<dyn Ops>) -> Arc<Lagging> {
-    Lagging::new(inner, LagConfig { delay: Duration::from_micros(20), ..LagConfig::default() }).unwrap()
+    let config = CpuConfig { threads, simd: Some(simd), numerics: Numerics::F32Fma { weights } };
+    Some(Box::new(CpuKernels::new(config).unwrap()))
 }

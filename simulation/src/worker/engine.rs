@@ -4,9 +4,9 @@ use crate::counts::Counting;
 use crate::executor::{Executor, Process, Time, ms};
 use crate::model::{Memory, VOCAB};
 use baton_engine::{
-    Driven, Engine, EngineConfig, EngineError, EngineHandle, Logits, ModelError, StepBatch, StepModel, Turn,
+    Driven, Engine, EngineConfig, EngineError, EngineHandle, Logits, ModelError, StepInput, StepModel, Turn,
 };
-use baton_kernels::ops::OpsError;
+use baton_kernels::device::DeviceError;
 use baton_kv_cache::ForkCopy;
 use baton_types::{Fence, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ impl Device {
 
 /// When the device computes what was launched, and what came of it.
 struct DeviceStep {
-    batch: StepBatch,
+    batch: StepInput,
     /// All logits, once it is computed.
     logits: Mutex<Option<Vec<f32>>>,
     fails: bool,
@@ -102,8 +102,8 @@ impl StepModel for OnDevice {
         VOCAB as usize
     }
 
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        let batch = StepBatch {
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        let batch = StepInput {
             ids: batch.ids.clone(),
             segments: batch.segments.clone(),
             logit_rows: batch.logit_rows.clone(),
@@ -131,7 +131,7 @@ impl StepModel for OnDevice {
         let logits = step.logits.lock().take();
         match logits {
             Some(logits) if !step.fails => Ok(Logits::new(VOCAB as usize, logits)),
-            _ => Err(OpsError::Device("the simulated device failed".into()).into()),
+            _ => Err(DeviceError::Failed("the simulated device failed".into()).into()),
         }
     }
 

@@ -5,12 +5,11 @@ use crate::statistics::best;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::ensure;
 use baton_engine::weights::ModelShape;
-use baton_kernels::cpu::{CpuBackend, CpuConfig};
-use baton_kernels::ops::{Ops, Store, Tensor, Weight};
-use baton_kernels::reference::ReferenceBackend;
+use baton_kernels::cpu::{CpuConfig, CpuKernels};
+use baton_kernels::host::{HostKernels, Store};
+use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::roofline;
-use baton_types::Dtype;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Rows of one prefill chunk, as the engine cuts them by default.
@@ -19,10 +18,10 @@ const ROWS: usize = 256;
 const LAYERS: usize = 8;
 const ROUNDS: usize = 12;
 
-struct Gemm {
-    weight: Weight,
-    x: Tensor,
-    out: Tensor,
+struct Gemm<M> {
+    weight: M,
+    x: Vec<f32>,
+    out: Vec<f32>,
 }
 
 /// Any fixed values without structure, in -1 .. 1.
@@ -31,30 +30,25 @@ fn data(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32).map(|i| (mix(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-fn gemm(ops: &dyn Ops, n: usize, k: usize, rows: usize, input: &[f32]) -> anyhow::Result<Gemm> {
-    let weight = ops.prepare("bench", n, k, Dtype::Bf16, &data(n * k, 1))?;
-    let (x, out) = (ops.alloc(rows, k)?, ops.alloc(rows, n)?);
-    ops.upload(x, input)?;
-    Ok(Gemm { weight, x, out })
+fn gemm<K: HostKernels>(kernels: &K, n: usize, k: usize, input: &[f32]) -> Gemm<K::Matrix> {
+    let weights = data(n * k, 1);
+    let weight = kernels.pack(n, k, &|row, out| out.copy_from_slice(&weights[row * k..(row + 1) * k]));
+    Gemm { weight, x: input.to_vec(), out: vec![0.0; input.len() / k * n] }
 }
 
 /// The last row, which the tile of a ragged end computes, must have the bits of the reference.
-fn check(ops: &dyn Ops, gemm: &Gemm, input: &[f32]) -> anyhow::Result<()> {
-    let Weight { n, k, .. } = gemm.weight;
-    ops.linear(gemm.x, gemm.weight, 1, Store::Set, gemm.out, ROWS)?;
-    let mut got = vec![0.0; ROWS * n];
-    ops.download(gemm.out, ROWS, &mut got)?;
-    let slow = ReferenceBackend::new();
-    let expected = self::gemm(&*slow, n, k, 1, &input[(ROWS - 1) * k..])?;
-    slow.linear(expected.x, expected.weight, 1, Store::Set, expected.out, 1)?;
-    let mut want = vec![0.0; n];
-    slow.download(expected.out, 1, &mut want)?;
-    ensure!(got[(ROWS - 1) * n..] == want, "the GEMM {n} x {k} differs from the reference: not timed");
+fn check(kernels: &CpuKernels, n: usize, k: usize, input: &[f32]) -> anyhow::Result<()> {
+    let mut got = gemm(kernels, n, k, input);
+    kernels.linear(&got.x, &got.weight, 1, Store::Set, &mut got.out, ROWS);
+    let slow = ReferenceKernels::new(Numerics::default());
+    let mut want = gemm(&slow, n, k, &input[(ROWS - 1) * k..]);
+    slow.linear(&want.x, &want.weight, 1, Store::Set, &mut want.out, 1);
+    ensure!(got.out[(ROWS - 1) * n..] == want.out, "the GEMM {n} x {k} differs from the reference: not timed");
     Ok(())
 }
 
 pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Result<()> {
-    let ops: Arc<dyn Ops> = CpuBackend::new(CpuConfig { threads: THREADS, simd: None })?;
+    let kernels = CpuKernels::new(CpuConfig { threads: THREADS, ..CpuConfig::default() })?;
     let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let (hidden, ffn) = (shape.hidden, shape.ffn);
     let dims = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (ffn, hidden), (ffn, hidden), (hidden, ffn)];
@@ -62,11 +56,10 @@ pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Resu
     for layer in 0..LAYERS {
         for (n, k) in dims {
             let input = data(ROWS * k, 2);
-            let gemm = gemm(&*ops, n, k, ROWS, &input)?;
             if layer == 0 {
-                check(&*ops, &gemm, &input)?;
+                check(&kernels, n, k, &input)?;
             }
-            gemms.push(gemm);
+            gemms.push(gemm(&kernels, n, k, &input));
         }
     }
     let flops = (dims.iter().map(|(n, k)| 2 * n * k).sum::<usize>() * ROWS * LAYERS) as f64;
@@ -74,10 +67,9 @@ pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Resu
     for _ in 0..ROUNDS {
         peaks.push(roofline::fma_peak(THREADS));
         let begin = Instant::now();
-        for gemm in &gemms {
-            ops.linear(gemm.x, gemm.weight, 1, Store::Set, gemm.out, ROWS)?;
+        for gemm in &mut gemms {
+            kernels.linear(&gemm.x, &gemm.weight, 1, Store::Set, &mut gemm.out, ROWS);
         }
-        ops.download(gemms[gemms.len() - 1].out, 0, &mut [])?; // Waits.
         rates.push(flops / begin.elapsed().as_secs_f64() / 1e9);
     }
     let (peak, rate) = (best(peaks), best(rates));

@@ -5,7 +5,7 @@ use super::ledger::{Ledger, Recorder};
 use super::world::World;
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, Logits, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink,
-    StepBatch, StepModel,
+    StepInput, StepModel,
 };
 use baton_kernels::numerics::ATTENTION_SLAB;
 use baton_kv_cache::ForkCopy;
@@ -48,8 +48,8 @@ impl Side {
             prefix_cache: (setup.cache != Caching::Off).then(PrefixCacheConfig::default),
             ..EngineConfig::default()
         };
-        let ops = world.family.backend(setup.threads, setup.lagging)?;
-        let mut model = Model::load(world.source.as_ref(), ops, config.model_config(), &|_| ())?;
+        let device = world.family.device(setup.threads, setup.lagging)?;
+        let mut model = Model::load(world.source.as_ref(), device.as_ref(), config.model_config(), &|_| ())?;
         let layout = model.layout(setup.block_tokens)?;
         let longest = layout.blocks_for(world.len_max() + 1);
         let blocks = if setup.tight { longest + 2 } else { longest * world.requests() };
@@ -79,7 +79,7 @@ impl StepModel for Watched {
         self.model.shape().vocab
     }
 
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let chunks = batch.segments.iter().filter(|s| s.rows > 1);
         let mut seen = self.seen.lock();
         seen.widest = seen.widest.max(batch.segments.len());

@@ -2,12 +2,12 @@
 
 use baton_engine::weights::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
-use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::mutant::{Mutant, MutantKind};
-use baton_kernels::numerics::{K_SLAB, PARTITIONS_MAX};
-use baton_kernels::ops::Ops;
-use baton_kernels::reference::ReferenceBackend;
+use baton_kernels::numerics::{K_SLAB, Numerics, PARTITIONS_MAX};
+use baton_kernels::reference::ReferenceDevice;
 use baton_kv_cache::PrefixHasher;
 use baton_types::{Digest, RequestId, SamplingParams, Share, TokenId};
 use rand::rngs::StdRng;
@@ -37,16 +37,17 @@ impl Family {
     /// The mutants: each must be caught.
     pub const MUTANTS: [Self; 3] = [Self::RowCount, Self::ChunkStart, Self::ThreadCount];
 
-    /// A backend of this family.
-    pub(super) fn backend(self, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Ops>> {
-        let ops: Arc<dyn Ops> = match self {
-            Self::Cpu => CpuBackend::new(CpuConfig { threads, simd: None })?,
-            Self::Reference => ReferenceBackend::new(),
-            Self::RowCount => Mutant::new(MutantKind::RowCount),
-            Self::ChunkStart => Mutant::new(MutantKind::ChunkStart),
-            Self::ThreadCount => Mutant::new(MutantKind::ThreadCount { threads }),
+    /// A device of this family.
+    pub(super) fn device(self, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Device>> {
+        let numerics = Numerics::default();
+        let device: Arc<dyn Device> = match self {
+            Self::Cpu => CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?,
+            Self::Reference => ReferenceDevice::new(numerics),
+            Self::RowCount => Mutant::new(MutantKind::RowCount, numerics),
+            Self::ChunkStart => Mutant::new(MutantKind::ChunkStart, numerics),
+            Self::ThreadCount => Mutant::new(MutantKind::ThreadCount { threads }, numerics),
         };
-        Ok(if lagging { Lagging::new(ops, LagConfig::default())? } else { ops })
+        Ok(if lagging { Lagging::new(device, LagConfig::default()) } else { device })
     }
 }
 

@@ -1,11 +1,10 @@
 //! Bit-exactness: neither the division of a sequence into steps nor other sequences in the batch change any bit.
 
-use super::{RAGGED, Rig, Rows, bits, random, tokens};
-use crate::model::layers::partitions;
-use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use super::{RAGGED, Rig, Rows, bits, numerics, random, reference, tokens};
+use crate::model::load::partitions;
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::ops::Ops;
-use baton_kernels::reference::ReferenceBackend;
 use baton_types::Dtype;
 use std::sync::Arc;
 
@@ -73,18 +72,20 @@ fn chunks_blocks_and_company_change_no_bit() {
 #[test]
 fn backends_agree() {
     let source = random(RAGGED);
-    let cpu = |threads| -> Arc<dyn Ops> { CpuBackend::new(CpuConfig { threads, simd: None }).unwrap() };
-    let lagging = || Lagging::new(cpu(1), LagConfig::default()).unwrap();
     for dtype in [Dtype::Bf16, Dtype::F32] {
-        let truth = run(&mut Rig::new(&source, ReferenceBackend::new(), dtype, 16), &[LENGTH], false);
-        for (ops, ends) in [
+        let cpu = |threads| -> Arc<dyn Device> {
+            CpuDevice::new(CpuConfig { threads, simd: None, numerics: numerics(dtype) }).unwrap()
+        };
+        let lagging = || Lagging::new(cpu(1), LagConfig::default());
+        let truth = run(&mut Rig::new(&source, &*reference(dtype), dtype, 16), &[LENGTH], false);
+        for (device, ends) in [
             (cpu(1), vec![LENGTH]),
             (cpu(2), prefill_then_decode(60)),
             (cpu(3), vec![100, LENGTH]),
             (lagging(), vec![64, 100, 149, LENGTH]),
         ] {
-            let name = ops.info().name;
-            let outcome = run(&mut Rig::new(&source, ops, dtype, 32), &ends, true);
+            let name = device.info().name;
+            let outcome = run(&mut Rig::new(&source, &*device, dtype, 32), &ends, true);
             assert_same(&outcome, &truth, &format!("{dtype} on {name}"));
         }
     }

@@ -6,11 +6,12 @@ mod observer;
 mod refusals;
 mod rope;
 
-use super::{Logits, Model, ModelConfig, ModelError, StepBatch};
+use super::{Logits, Model, ModelConfig, ModelError, StepInput, StepSegment};
 use crate::weights::{ModelSource, RandomModel};
 use baton_kernels::cpu::HeapPool;
-use baton_kernels::ops::{Ops, PlanSegment};
-use baton_kernels::reference::ReferenceBackend;
+use baton_kernels::device::Device;
+use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceDevice;
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, PoolMemory, TokenId};
 use std::sync::Arc;
 
@@ -28,8 +29,16 @@ fn tokens(n: usize) -> Vec<TokenId> {
     (0..n as TokenId).map(|i| (i * 37 + i / 5) % 131).collect()
 }
 
+fn numerics(dtype: Dtype) -> Numerics {
+    Numerics::F32Fma { weights: dtype }
+}
+
+fn reference(dtype: Dtype) -> Arc<dyn Device> {
+    ReferenceDevice::new(numerics(dtype))
+}
+
 fn config(dtype: Dtype) -> ModelConfig {
-    ModelConfig { weights: dtype, kv: dtype, rows_max: 256, logit_rows_max: 256, model_len_max: 256 }
+    ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, model_len_max: 256 }
 }
 
 /// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
@@ -64,7 +73,7 @@ impl Pool {
 
 impl Model {
     /// Launches a batch and waits for it.
-    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+    fn step(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
         self.launch(batch, observer)?;
         self.finish()
     }
@@ -85,8 +94,8 @@ struct Rows {
 }
 
 impl Rig {
-    fn new(source: &dyn ModelSource, ops: Arc<dyn Ops>, dtype: Dtype, block_tokens: u32) -> Self {
-        let mut model = Model::load(source, ops, config(dtype), &|_| ()).unwrap();
+    fn new(source: &dyn ModelSource, device: &dyn Device, dtype: Dtype, block_tokens: u32) -> Self {
+        let mut model = Model::load(source, device, config(dtype), &|_| ()).unwrap();
         let map = KvPoolMap::try_new(model.layout(block_tokens).unwrap(), 2 * 256 / block_tokens).unwrap();
         let memory = Arc::new(HeapPool::new(map.bytes(), NEVER_STORED));
         model.bind(memory.clone(), &map).unwrap();
@@ -94,7 +103,7 @@ impl Rig {
     }
 
     fn reference(spec: &str, dtype: Dtype, block_tokens: u32) -> Self {
-        Self::new(&random(spec), ReferenceBackend::new(), dtype, block_tokens)
+        Self::new(&random(spec), &*reference(dtype), dtype, block_tokens)
     }
 
     /// One step that returns the logits of every row.
@@ -103,11 +112,11 @@ impl Rig {
         self.model.step(&batch, &mut |_, _| ()).unwrap()
     }
 
-    fn batch(&self, rows: &[Rows], all: &[TokenId]) -> StepBatch {
+    fn batch(&self, rows: &[Rows], all: &[TokenId]) -> StepInput {
         let ids: Vec<TokenId> = rows.iter().flat_map(|r| &all[r.from..r.to]).copied().collect();
         let segment =
-            |r: &Rows| PlanSegment { position: r.from, rows: r.to - r.from, blocks: self.pool.blocks(r.sequence) };
-        StepBatch { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
+            |r: &Rows| StepSegment { position: r.from, rows: r.to - r.from, blocks: self.pool.blocks(r.sequence) };
+        StepInput { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
     }
 }
 

@@ -1,16 +1,18 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
-use super::{RAGGED, Rig, Rows, config, random, tokens};
-use crate::model::{Model, ModelConfig, ModelError, StepBatch};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
+use super::{RAGGED, Rig, Rows, config, random, reference, tokens};
+use crate::model::{Model, ModelConfig, ModelError, StepInput};
+use crate::weights::{
+    LayerTensor, ModelShape, ModelSource, RandomModel, StoredTensor, TensorName, TextSource, WeightsError,
+};
 use baton_kernels::cpu::HeapPool;
-use baton_kernels::reference::ReferenceBackend;
+use baton_kernels::device::DeviceError;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelError> {
-    Model::load(source, ReferenceBackend::new(), config, &|_| ())
+    Model::load(source, &*reference(Dtype::F32), config, &|_| ())
 }
 
 #[test]
@@ -31,13 +33,16 @@ fn bounds_that_cannot_hold() {
 fn batches_that_break_a_bound() {
     let mut rig = Rig::reference(RAGGED, Dtype::F32, 16);
     let good = rig.batch(&[Rows { sequence: 0, from: 0, to: 20 }], &tokens(20));
-    let mut check = |expected: &str, change: fn(&mut StepBatch)| {
+    let mut check = |expected: &str, change: fn(&mut StepInput)| {
         let mut batch = good.clone();
         change(&mut batch);
         let error = rig.model.step(&batch, &mut |_, _| panic!("refused batches launch nothing")).unwrap_err();
-        assert!(matches!(error, ModelError::Batch(_)) && error.to_string().contains(expected), "{error}");
+        assert!(
+            matches!(error, ModelError::Device(DeviceError::Step(_))) && error.to_string().contains(expected),
+            "{error}"
+        );
     };
-    check("0 rows", |b| *b = StepBatch::default());
+    check("0 rows", |b| *b = StepInput::default());
     check("300 rows, 1 to 256 fit", |b| b.ids = vec![0; 300]);
     check("segments own 19 rows of 20", |b| b.segments[0].rows = 19);
     check("logit row 20 of 20", |b| b.logit_rows = vec![20]);
@@ -59,8 +64,8 @@ fn batches_that_break_a_bound() {
 fn pools_of_other_models() {
     let source = random(RAGGED);
     let mut model = load(&source, config(Dtype::Bf16)).unwrap();
-    let batch = StepBatch::default();
-    assert!(matches!(model.step(&batch, &mut |_, _| ()), Err(ModelError::Unbound)));
+    let batch = StepInput::default();
+    assert!(matches!(model.step(&batch, &mut |_, _| ()), Err(ModelError::Device(DeviceError::Unbound))));
     for (layers, kv_heads, head_dim, dtype) in
         [(3, 2, 10, Dtype::Bf16), (2, 1, 10, Dtype::Bf16), (2, 2, 8, Dtype::Bf16), (2, 2, 10, Dtype::F16)]
     {
@@ -82,13 +87,14 @@ impl ModelSource for Spoilt {
     fn shape(&self) -> &ModelShape {
         self.model.shape()
     }
-    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if name == self.name && self.missing {
             return Err(WeightsError::Spec(format!("{name} is gone")));
         }
-        let mut data = self.model.tensor(name)?;
-        data.truncate(data.len() - usize::from(name == self.name));
-        Ok(data)
+        let StoredTensor { format, bytes } = self.model.stored(name)?;
+        let mut bytes = bytes.into_owned();
+        bytes.truncate(bytes.len() - usize::from(name == self.name));
+        Ok(StoredTensor { format, bytes: bytes.into() })
     }
     fn fingerprint(&self) -> Digest {
         self.model.fingerprint()
@@ -123,7 +129,7 @@ fn progress_ends_at_one_and_the_class_names_what_decides_bits() {
     let shares = RefCell::new(Vec::new());
     let (source, config) = (random(RAGGED), config(Dtype::Bf16));
     let model =
-        Model::load(&source, ReferenceBackend::new(), config, &|share| shares.borrow_mut().push(share)).unwrap();
+        Model::load(&source, &*reference(Dtype::Bf16), config, &|share| shares.borrow_mut().push(share)).unwrap();
     let shares = shares.into_inner();
     assert!(shares.is_sorted() && shares.last() == Some(&1.0), "{shares:?}");
     let compatibility = model.compatibility(model.layout(32).unwrap());

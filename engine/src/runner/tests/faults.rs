@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::{ModelError, SequencePhase, SubmitError};
+use baton_kernels::device::DeviceError;
 use stand_in::continuation;
 
-fn before_step(hook: impl FnMut(&crate::StepBatch) -> Result<(), ModelError> + Send + 'static) -> Hooks {
+fn before_step(hook: impl FnMut(&crate::StepInput) -> Result<(), ModelError> + Send + 'static) -> Hooks {
     Hooks { before_step: Some(Box::new(hook)), ..Hooks::default() }
 }
 
@@ -14,7 +15,7 @@ fn a_failed_step_or_a_panic_fails_every_sequence_and_the_engine_says_so() {
     let fails =
         before_step(
             |batch| {
-                if batch.ids.contains(&900) { Err(ModelError::Batch("on purpose".into())) } else { Ok(()) }
+                if batch.ids.contains(&900) { Err(DeviceError::Step("on purpose".into()).into()) } else { Ok(()) }
             },
         );
     for (hooks, reason) in [(panics, "panicked"), (fails, "on purpose")] {

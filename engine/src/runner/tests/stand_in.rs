@@ -1,9 +1,9 @@
 //! A fake model: its KV is the tokens themselves, and its next token is a hash of all tokens read back.
 
 use super::BLOCK;
-use crate::model::{Logits, ModelError, StepBatch};
+use crate::model::{Logits, ModelError, StepInput};
 use crate::step_model::StepModel;
-use baton_kernels::ops::PlanSegment;
+use baton_kernels::step::StepSegment;
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, TokenId};
@@ -59,7 +59,7 @@ pub(super) fn continuation(past: &[TokenId], n: usize) -> Vec<TokenId> {
     tokens.split_off(past.len())
 }
 
-pub(super) type Hook = Box<dyn FnMut(&StepBatch) -> Result<(), ModelError> + Send>;
+pub(super) type Hook = Box<dyn FnMut(&StepInput) -> Result<(), ModelError> + Send>;
 
 /// What a test does inside a step.
 #[derive(Default)]
@@ -73,7 +73,7 @@ pub(super) struct StandIn {
     kv: Kv,
     hooks: Hooks,
     /// What was launched, with the sequence and position of each row.
-    launched: Option<(StepBatch, Vec<(usize, usize)>)>,
+    launched: Option<(StepInput, Vec<(usize, usize)>)>,
 }
 
 impl StandIn {
@@ -97,13 +97,13 @@ impl StepModel for StandIn {
     }
 
     /// Stores at once and reads when the step is finished. This detects a block with two writers, and one that was released meanwhile.
-    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         if let Some(hook) = &mut self.hooks.before_step {
             hook(batch)?;
         }
         let mut owner = Vec::new();
         let mut first = 0;
-        for (index, PlanSegment { position, rows, blocks }) in batch.segments.iter().enumerate() {
+        for (index, StepSegment { position, rows, blocks }) in batch.segments.iter().enumerate() {
             for row in 0..*rows {
                 self.kv.store(blocks, position + row, batch.ids[first + row]);
                 owner.push((index, position + row));

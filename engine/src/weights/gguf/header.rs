@@ -3,9 +3,10 @@
 //! Layout: `ggml/docs/gguf.md`. Versions 2 and 3, little-endian.
 
 use super::cursor::{Cursor, Reason};
-use super::quant::Storage;
+use super::format::from_number;
 use super::value::Value;
 use crate::weights::WeightsError;
+use baton_kernels::storage::StorageFormat;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -24,12 +25,12 @@ pub(super) struct Header<'a> {
     pub(super) tensors: BTreeMap<&'a str, TensorEntry>,
 }
 
-/// Location and storage type of a tensor.
+/// Location and format of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TensorEntry {
     /// GGML's order: the first dimension is contiguous.
     pub(super) dims: Vec<usize>,
-    pub(super) storage: Storage,
+    pub(super) format: StorageFormat,
     /// Bytes in the file.
     pub(super) bytes: Range<usize>,
 }
@@ -61,12 +62,12 @@ impl<'a> Header<'a> {
         let data_start = (cursor.position() as u64).next_multiple_of(alignment);
         let mut tensors = BTreeMap::new();
         for RawTensor { name, dims, kind, offset } in raw {
-            let storage = Storage::from_number(kind).map_err(|kind| {
+            let format = from_number(kind).map_err(|kind| {
                 let hint = "re-quantize to one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K";
                 WeightsError::unsupported(path, format!("tensor {name} of type {kind}"), hint)
             })?;
             let place = TensorPlace { data_start, alignment, file: bytes.len() as u64 };
-            let entry = place.locate(dims, storage, offset).map_err(|r| damaged(format!("tensor {name}: {r}")))?;
+            let entry = place.locate(dims, format, offset).map_err(|r| damaged(format!("tensor {name}: {r}")))?;
             if tensors.insert(name, entry).is_some() {
                 return Err(damaged(format!("tensor {name} is listed twice")));
             }
@@ -128,14 +129,14 @@ struct TensorPlace {
 }
 
 impl TensorPlace {
-    fn locate(&self, dims: Vec<u64>, storage: Storage, offset: u64) -> Result<TensorEntry, Reason> {
-        let (block, block_bytes) = storage.block();
+    fn locate(&self, dims: Vec<u64>, format: StorageFormat, offset: u64) -> Result<TensorEntry, Reason> {
+        let (block, block_bytes) = format.block();
         let absurd = || format!("dimensions {dims:?} are absurd");
         if dims.contains(&0) {
             return Err(absurd());
         }
         if !dims[0].is_multiple_of(block as u64) {
-            return Err(format!("rows of {} elements are not a multiple of {storage:?}'s block of {block}", dims[0]));
+            return Err(format!("rows of {} elements are not a multiple of {format:?}'s block of {block}", dims[0]));
         }
         let elements = dims.iter().try_fold(1u64, |all, &d| all.checked_mul(d)).ok_or_else(absurd)?;
         let size = (elements / block as u64).checked_mul(block_bytes as u64).ok_or_else(absurd)?;
@@ -149,7 +150,7 @@ impl TensorPlace {
         })?;
         // Every dimension is smaller than the file, which is mapped, so it fits `usize`.
         let dims = dims.iter().map(|&d| d as usize).collect();
-        Ok(TensorEntry { dims, storage, bytes: start as usize..end as usize })
+        Ok(TensorEntry { dims, format, bytes: start as usize..end as usize })
     }
 }
 
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn an_absurd_offset_is_named() {
         let place = TensorPlace { data_start: 64, alignment: 32, file: 1 << 20 };
-        let reason = place.locate(vec![8, 8], Storage::F32, u64::MAX - 31).unwrap_err();
+        let reason = place.locate(vec![8, 8], StorageFormat::F32, u64::MAX - 31).unwrap_err();
         assert_eq!(reason, "its 256 bytes at offset 18446744073709551584 end past every file");
     }
 }

@@ -2,18 +2,18 @@
 
 mod config;
 mod cursor;
+mod format;
 mod header;
 mod names;
-mod quant;
 mod text;
 mod value;
 
 use super::mmap::MappedFile;
-use super::{LayerTensor, ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{LayerTensor, ModelShape, ModelSource, StoredTensor, TensorName, TextSource, WeightsError};
+use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 use config::Config;
 use header::{Header, TensorEntry};
-use quant::Storage;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -66,11 +66,11 @@ impl GgufModel {
 }
 
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
-    if entry.storage != Storage::F32 || entry.dims.len() != 1 {
+    if entry.format != StorageFormat::F32 || entry.dims.len() != 1 {
         return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
     }
     let mut factors = vec![0.0; entry.dims[0]];
-    Storage::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);
+    StorageFormat::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);
     Ok(factors)
 }
 
@@ -108,25 +108,20 @@ impl ModelSource for GgufModel {
         &self.shape
     }
 
-    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         let entry = self.tensors.get(&name);
         let entry = entry.ok_or_else(|| {
             WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
         })?;
-        let [rows, columns] = self.shape.tensor_dims(name);
         let bytes = &self.file.bytes()[entry.bytes.clone()];
-        let mut out = vec![0.0; rows * columns];
-        match name {
+        let bytes = match name {
             TensorName::Layer(_, LayerTensor::Query | LayerTensor::Key) => {
-                let row_bytes = bytes.len() / rows;
-                for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-                    let to = split_half_row(row, self.shape.head_dim) * columns;
-                    entry.storage.expand(bytes, &mut out[to..to + columns]);
-                }
+                let [rows, _] = self.shape.tensor_dims(name);
+                split_half_rows(bytes, bytes.len() / rows, self.shape.head_dim).into()
             }
-            _ => entry.storage.expand(bytes, &mut out),
-        }
-        Ok(out)
+            _ => bytes.into(),
+        };
+        Ok(StoredTensor { format: entry.format, bytes })
     }
 
     fn fingerprint(&self) -> Digest {
@@ -150,9 +145,14 @@ impl ModelSource for GgufModel {
     }
 }
 
-/// Maps a row from llama.cpp's order to ours. llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are
-/// neighbours (2 i, 2 i + 1); here they are half a head apart (i, i + head_dim / 2).
-fn split_half_row(row: usize, head_dim: usize) -> usize {
-    let (head, within) = (row / head_dim, row % head_dim);
-    head * head_dim + within % 2 * (head_dim / 2) + within / 2
+/// Stored rows in our order. llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are neighbours
+/// (2 i, 2 i + 1); here they are half a head apart (i, i + head_dim / 2).
+fn split_half_rows(bytes: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+        let (head, within) = (row / head_dim, row % head_dim);
+        let to = (head * head_dim + within % 2 * (head_dim / 2) + within / 2) * row_bytes;
+        out[to..to + row_bytes].copy_from_slice(bytes);
+    }
+    out
 }

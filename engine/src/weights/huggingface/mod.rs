@@ -8,7 +8,7 @@ mod rope;
 mod tensors;
 mod text;
 
-use super::{ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelShape, ModelSource, StoredTensor, TensorName, TextSource, WeightsError};
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
 use json::Object;
 use std::path::Path;
@@ -75,8 +75,8 @@ impl ModelSource for HuggingFaceModel {
         &self.shape
     }
 
-    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
-        let tensor = self.tensors.read(name);
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
+        let tensor = self.tensors.stored(name);
         tensor.ok_or_else(|| WeightsError::damaged(&self.folder, format!("there is no tensor {name}")))
     }
 

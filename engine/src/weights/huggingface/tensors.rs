@@ -2,8 +2,8 @@
 
 use super::json::Object;
 use crate::weights::mmap::MappedFile;
-use crate::weights::{LayerTensor, ModelShape, TensorName, WeightsError, layer_index};
-use half::{bf16, f16};
+use crate::weights::{LayerTensor, ModelShape, StoredTensor, TensorName, WeightsError, layer_index};
+use baton_kernels::storage::StorageFormat;
 use safetensors::tensor::TensorInfo;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
@@ -110,15 +110,15 @@ impl Tensors {
         &self.shards
     }
 
-    /// One tensor as f32.
-    pub(super) fn read(&self, name: TensorName) -> Option<Vec<f32>> {
+    /// One tensor as it is stored.
+    pub(super) fn stored(&self, name: TensorName) -> Option<StoredTensor<'_>> {
         let place = self.places.get(&name)?;
-        let bytes = self.bytes(place);
-        Some(match place.dtype {
-            Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-            _ => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        })
+        let format = match place.dtype {
+            Dtype::F32 => StorageFormat::F32,
+            Dtype::F16 => StorageFormat::F16,
+            _ => StorageFormat::Bf16,
+        };
+        Some(StoredTensor { format, bytes: self.bytes(place).into() })
     }
 }
 

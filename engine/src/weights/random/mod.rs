@@ -6,7 +6,8 @@
 mod spec;
 mod text;
 
-use super::{ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelShape, ModelSource, StoredTensor, TensorName, TextSource, WeightsError};
+use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
 /// A model whose weights are computed instead of read.
@@ -94,7 +95,7 @@ impl ModelSource for RandomModel {
 
     /// Matrices have zero mean and a standard deviation of 1 / sqrt(fan in), so activations keep their size through the
     /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25.
-    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if !self.shape.has_tensor(name) {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
         }
@@ -107,7 +108,9 @@ impl ModelSource for RandomModel {
             (0.0, gain * (3.0 / columns as f32).sqrt())
         };
         let key = mix(mix(self.seed) ^ tensor_number(name));
-        Ok((0..rows * columns).map(|index| offset + scale * uniform(key, index)).collect())
+        let values = (0..rows * columns).map(|index| offset + scale * uniform(key, index));
+        let bytes = values.flat_map(f32::to_le_bytes).collect::<Vec<_>>().into();
+        Ok(StoredTensor { format: StorageFormat::F32, bytes })
     }
 
     fn fingerprint(&self) -> Digest {

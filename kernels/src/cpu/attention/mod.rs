@@ -8,7 +8,7 @@ mod slab;
 mod task;
 
 use super::{CpuKernels, Shared};
-use crate::host::KvStep;
+use crate::host::{KvStep, Scores};
 use crate::numerics::ATTENTION_SLAB;
 use std::cell::Cell;
 use std::ops::Range;
@@ -37,13 +37,8 @@ struct Item {
     /// Position of the first row.
     position: usize,
     kv_head: usize,
-}
-
-impl Item {
-    /// Slabs that the last row attends to.
-    fn slabs(&self) -> usize {
-        (self.position + self.rows).div_ceil(ATTENTION_SLAB)
-    }
+    /// The slabs that its rows attend to: from the first slab of the first row to the last slab of the last one.
+    slabs: Range<usize>,
 }
 
 /// Shapes that all tasks share.
@@ -65,12 +60,12 @@ impl Heads {
     }
 }
 
-pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
+pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
     let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
-    let cols = q.len() / step.plan.rows();
+    let cols = q.len() / step.rows();
     assert_eq!(q.len(), out.len());
     let heads = Heads { cols, dim, stride: dim.next_multiple_of(super::simd::LANES), group: cols / dim / kv_heads };
-    let items = items(step, kv_heads);
+    let items = items(step, kv_heads, scores);
     let pieces = pieces(&items, kernels.threads.count() * TASKS_PER_THREAD);
     let split = pieces.len() > items.len();
 
@@ -80,7 +75,7 @@ pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scale: f
     if split {
         for item in &items {
             offsets.push(states);
-            states += item.rows * heads.group * item.slabs() * heads.state();
+            states += item.rows * heads.group * item.slabs.len() * heads.state();
         }
     }
     let mut states = vec![0.0; states];
@@ -94,51 +89,63 @@ pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scale: f
         // SAFETY: offsets were counted item by item, so each item has its own part of `states`.
         let keep = split.then(|| unsafe { states_at.get().add(offsets[index]) });
         let slabs = slabs.clone();
-        kernels.level.run(SlabTask { step, heads, item, slabs, q, scale, keep, out: out.get(), scratch: &mut scratch });
+        kernels.level.run(SlabTask {
+            step,
+            heads,
+            item,
+            slabs,
+            q,
+            scores,
+            keep,
+            out: out.get(),
+            scratch: &mut scratch,
+        });
         SCRATCH.set(scratch);
     });
     if split {
         kernels.threads.run(items.len(), &|i| {
             let item = &items[i];
-            let len = item.rows * heads.group * item.slabs() * heads.state();
+            let len = item.rows * heads.group * item.slabs.len() * heads.state();
             // SAFETY: the item's own part, see above.
             let states = unsafe { std::slice::from_raw_parts_mut(states_at.get().add(offsets[i]), len) };
-            kernels.level.run(Merge { heads, item, states, out: out.get() });
+            kernels.level.run(Merge { heads, item, scores, states, out: out.get() });
         });
     }
 }
 
 /// All rows and KV heads, those with the most tokens to read first.
-fn items(step: KvStep<'_>, kv_heads: usize) -> Vec<Item> {
+fn items(step: KvStep<'_>, kv_heads: usize, scores: Scores) -> Vec<Item> {
     let mut items = Vec::new();
     let mut first = 0;
-    for (segment, s) in step.plan.segments.iter().enumerate() {
+    for (segment, s) in step.segments.iter().enumerate() {
         for start in (0..s.rows).step_by(TASK_ROWS) {
             let rows = (s.rows - start).min(TASK_ROWS);
+            let position = s.position + start;
+            let slabs = scores.first(position) / ATTENTION_SLAB..(position + rows).div_ceil(ATTENTION_SLAB);
             items.extend((0..kv_heads).map(|kv_head| Item {
                 segment,
                 row: first + start,
                 rows,
-                position: s.position + start,
+                position,
                 kv_head,
+                slabs: slabs.clone(),
             }));
         }
         first += s.rows;
     }
-    items.sort_by_key(|item| std::cmp::Reverse(item.slabs() * item.rows));
+    items.sort_by_key(|item| std::cmp::Reverse(item.slabs.len() * item.rows));
     items
 }
 
 /// The tasks: whole items, or items divided by slabs if there are too few items.
 fn pieces(items: &[Item], wanted: usize) -> Vec<(usize, Range<usize>)> {
-    let total: usize = items.iter().map(Item::slabs).sum();
+    let total: usize = items.iter().map(|item| item.slabs.len()).sum();
     let each = if items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted).max(TASK_SLABS_MIN) };
     let mut out = Vec::with_capacity(items.len().max(wanted));
     for (i, item) in items.iter().enumerate() {
-        let slabs = item.slabs();
-        let mut start = 0;
-        while start < slabs {
-            let end = start.saturating_add(each).min(slabs);
+        let mut start = item.slabs.start;
+        while start < item.slabs.end {
+            let end = start.saturating_add(each).min(item.slabs.end);
             out.push((i, start..end));
             start = end;
         }

@@ -3,9 +3,10 @@
 
 use crate::cpu::simd::{LANES, Simd, exp};
 use crate::numerics::ATTENTION_SLAB;
+use std::ops::Range;
 
 /// Scores or weights of a slab.
-pub(super) type Scores = [f32; ATTENTION_SLAB];
+pub(super) type SlabScores = [f32; ATTENTION_SLAB];
 
 /// Lane dot products of one query with the first `tokens` keys, rounded up to whole vectors.
 ///
@@ -18,7 +19,7 @@ pub(super) unsafe fn scores<S: Simd>(
     keys: *const f32,
     stride: usize,
     tokens: usize,
-    out: &mut Scores,
+    out: &mut SlabScores,
 ) {
     for j in (0..tokens).step_by(8) {
         let mut acc = [s.splat(0.0); 8];
@@ -47,7 +48,7 @@ pub(super) unsafe fn scores_of_two<S: Simd>(
     keys: *const f32,
     stride: usize,
     tokens: usize,
-    out: &mut [Scores; 2],
+    out: &mut [SlabScores; 2],
 ) {
     for j in (0..tokens).step_by(4) {
         let mut acc = [s.splat(0.0); 8];
@@ -70,15 +71,17 @@ pub(super) unsafe fn scores_of_two<S: Simd>(
     }
 }
 
-/// Turns raw dot products into weights, in place; returns the slab's maximum and sum. Weights from `tokens` to the next whole vector are 0.
+/// Turns raw dot products into weights, in place; returns the slab's maximum and sum. Weights outside of `tokens`, from 0 to the next whole
+/// vector, are 0.
 #[inline(always)]
-pub(super) fn weigh<S: Simd>(s: S, scores: &mut Scores, tokens: usize, scale: f32) -> [f32; 2] {
-    let padded = tokens.next_multiple_of(LANES);
-    for x in &mut scores[..tokens] {
+pub(super) fn weigh<S: Simd>(s: S, scores: &mut SlabScores, tokens: Range<usize>, scale: f32) -> [f32; 2] {
+    let padded = tokens.end.next_multiple_of(LANES);
+    for x in &mut scores[tokens.clone()] {
         *x *= scale;
     }
-    // Padding: below every score, so the weight is exactly +0.
-    scores[tokens..padded].fill(f32::NEG_INFINITY);
+    // Tokens that are not attended to: below every score, so the weight is exactly +0.
+    scores[..tokens.start].fill(f32::NEG_INFINITY);
+    scores[tokens.end..padded].fill(f32::NEG_INFINITY);
     let at = scores.as_mut_ptr();
     let mut max = s.splat(f32::NEG_INFINITY);
     for j in (0..padded).step_by(LANES) {
@@ -98,33 +101,32 @@ pub(super) fn weigh<S: Simd>(s: S, scores: &mut Scores, tokens: usize, scale: f3
     [max, s.merge(sum)]
 }
 
-/// `o[d] = fma(weight_j, value_j[d], o[d])` for the tokens from `from` to `to`, in order, for `R` queries at once.
+/// `o[d] = fma(weight_j, value_j[d], o[d])` for `tokens`, in order, for `R` queries at once.
 ///
 /// # Safety
-/// `weights` have 64 elements, `values` rows of `stride` up to `to`, `o` `stride` elements; `stride` is a multiple of 8.
+/// `weights` have 64 elements, `values` rows of `stride` up to the end of `tokens`, `o` `stride` elements; `stride` is a multiple of 8.
 #[inline(always)]
 pub(super) unsafe fn weighted_values<S: Simd, const R: usize>(
     s: S,
     weights: [*const f32; R],
     values: *const f32,
     stride: usize,
-    from: usize,
-    to: usize,
+    tokens: Range<usize>,
     o: [*mut f32; R],
 ) {
     let mut d = 0;
     // SAFETY: every strip ends at or before `stride`.
     unsafe {
         while R == 1 && d + 8 * LANES <= stride {
-            strip::<S, R, 8>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
+            strip::<S, R, 8>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += 8 * LANES;
         }
         while d + 4 * LANES <= stride {
-            strip::<S, R, 4>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
+            strip::<S, R, 4>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += 4 * LANES;
         }
         while d < stride {
-            strip::<S, R, 1>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
+            strip::<S, R, 1>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += LANES;
         }
     }
@@ -137,8 +139,7 @@ unsafe fn strip<S: Simd, const R: usize, const V: usize>(
     weights: [*const f32; R],
     values: *const f32,
     stride: usize,
-    from: usize,
-    to: usize,
+    tokens: Range<usize>,
     o: [*mut f32; R],
 ) {
     let mut acc = [[s.splat(0.0); V]; R];
@@ -149,7 +150,7 @@ unsafe fn strip<S: Simd, const R: usize, const V: usize>(
                 acc[r][v] = s.load(o[r].add(v * LANES));
             }
         }
-        for j in from..to {
+        for j in tokens {
             let mut weight = [s.splat(0.0); R];
             for r in 0..R {
                 weight[r] = s.splat(*weights[r].add(j));

@@ -1,10 +1,10 @@
 //! The unit of work of a thread: the slabs of one item, or the merge of states that several threads computed.
 
-use super::slab::{Scores, scores, scores_of_two, weigh, weighted_values};
+use super::slab::{SlabScores, scores, scores_of_two, weigh, weighted_values};
 use super::{Heads, Item};
 use crate::cpu::pool_memory::HeadSource;
 use crate::cpu::simd::{Kernel, LANES, Simd};
-use crate::host::KvStep;
+use crate::host::{KvStep, Scores};
 use crate::numerics::{ATTENTION_SLAB, exp};
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(super) struct SlabTask<'a> {
     pub(super) item: &'a Item,
     pub(super) slabs: Range<usize>,
     pub(super) q: &'a [f32],
-    pub(super) scale: f32,
+    pub(super) scores: Scores,
     /// Where to store the state of each slab, `[query][slab of the item]`; `None`: merge and finish here.
     pub(super) keep: Option<*mut f32>,
     /// The whole output; only this task stores the item's rows and heads.
@@ -47,12 +47,12 @@ impl Kernel for SlabTask<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        let Self { step, heads, item, slabs, q, scale, keep, out, scratch } = self;
+        let Self { step, heads, item, slabs, q, scores, keep, out, scratch } = self;
         let (stride, size) = (heads.stride, heads.state());
         let queries = item.rows * heads.group;
         scratch.prepare(heads, queries);
         gather(heads, item, q, &mut scratch.queries);
-        let segment = &step.plan.segments[item.segment];
+        let segment = &step.segments[item.segment];
         let [k, v] = step.kv.planes();
         let source =
             HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, blocks: &segment.blocks };
@@ -75,28 +75,33 @@ impl Kernel for SlabTask<'_> {
 
             let mut query = 0;
             while query < queries {
-                let visible =
-                    |query: usize| (item.position + query / heads.group + 1).saturating_sub(start).min(ATTENTION_SLAB);
+                // Both ends ascend with the row.
+                let visible = |query: usize| {
+                    let position = item.position + query / heads.group;
+                    let from = scores.first(position).saturating_sub(start);
+                    from..(position + 1).saturating_sub(start).min(ATTENTION_SLAB)
+                };
                 let tokens = [visible(query), visible((query + 1).min(queries - 1))];
-                if tokens[0] == 0 {
+                if tokens[0].is_empty() {
                     query += 1;
                     continue;
                 }
-                let pair = if query + 1 < queries { 2 } else { 1 };
+                let pair = if query + 1 < queries && !tokens[1].is_empty() { 2 } else { 1 };
                 scratch.slab.fill(0.0);
                 // SAFETY: `prepare` sized all buffers for these shapes; `query + pair <= queries`.
-                unsafe { compute(s, heads, scratch, query, pair, tokens, scale) };
+                unsafe { compute(s, heads, scratch, query, pair, &tokens, scores.scale) };
                 for i in 0..pair {
                     let from = &scratch.slab[i * size..(i + 1) * size];
                     match keep {
                         // SAFETY: `[query][slab]` lies in the item's states, and this task has the slab to itself.
                         Some(keep) => unsafe {
-                            let to = keep.add(((query + i) * item.slabs() + slab) * size);
+                            let to = keep.add(((query + i) * item.slabs.len() + slab - item.slabs.start) * size);
                             std::ptr::copy_nonoverlapping(from.as_ptr(), to, size);
                         },
                         None => {
                             let state = &mut scratch.states[(query + i) * size..(query + i + 1) * size];
-                            if slab == 0 { state.copy_from_slice(from) } else { merge(s, state, from) }
+                            let first = scores.first(item.position + (query + i) / heads.group) / ATTENTION_SLAB;
+                            if slab == first { state.copy_from_slice(from) } else { merge(s, state, from) }
                         }
                     }
                 }
@@ -150,7 +155,8 @@ fn offset(heads: Heads, item: &Item, query: usize) -> usize {
 /// States of one slab for `pair` queries from `query`, into `scratch.slab` (zeros before).
 ///
 /// # Safety
-/// The scratch is prepared for these shapes; `tokens` ascend, are 1 to 64, and the slab is widened that far.
+/// The scratch is prepared for these shapes; of `tokens`, the first `pair` are not empty, both ends ascend up to 64, and the slab is widened
+/// that far.
 #[inline(always)]
 unsafe fn compute<S: Simd>(
     s: S,
@@ -158,34 +164,39 @@ unsafe fn compute<S: Simd>(
     scratch: &mut Scratch,
     query: usize,
     pair: usize,
-    tokens: [usize; 2],
+    tokens: &[Range<usize>; 2],
     scale: f32,
 ) {
     let (stride, size) = (heads.stride, heads.state());
-    let mut weights: [Scores; 2] = [[0.0; ATTENTION_SLAB]; 2];
+    let mut weights: [SlabScores; 2] = [[0.0; ATTENTION_SLAB]; 2];
     let (keys, values) = (scratch.keys.as_ptr(), scratch.values.as_ptr());
     let slab = scratch.slab.as_mut_ptr();
     // SAFETY: the caller's promise: two states, and queries and slab of `stride`.
     unsafe {
         let first = scratch.queries.as_ptr().add(query * stride);
         if pair == 1 {
-            scores(s, first, keys, stride, tokens[0], &mut weights[0]);
+            scores(s, first, keys, stride, tokens[0].end, &mut weights[0]);
         } else {
-            scores_of_two(s, [first, first.add(stride)], keys, stride, tokens[1], &mut weights);
+            scores_of_two(s, [first, first.add(stride)], keys, stride, tokens[1].end, &mut weights);
         }
         for i in 0..pair {
-            let [max, sum] = weigh(s, &mut weights[i], tokens[i], scale);
+            let [max, sum] = weigh(s, &mut weights[i], tokens[i].clone(), scale);
             *slab.add(i * size + stride) = max;
             *slab.add(i * size + stride + 1) = sum;
         }
         let [a, b] = [weights[0].as_ptr(), weights[1].as_ptr()];
         if pair == 1 {
-            weighted_values(s, [a], values, stride, 0, tokens[0], [slab]);
+            weighted_values(s, [a], values, stride, tokens[0].clone(), [slab]);
         } else {
-            // Both rows together as far as both attend, then the later row alone.
-            weighted_values(s, [a, b], values, stride, 0, tokens[0], [slab, slab.add(size)]);
-            if tokens[1] > tokens[0] {
-                weighted_values(s, [b], values, stride, tokens[0], tokens[1], [slab.add(size)]);
+            // The earlier row alone, both together as far as both attend, then the later row alone.
+            let both = tokens[1].start.min(tokens[0].end)..tokens[0].end;
+            if tokens[0].start < both.start {
+                weighted_values(s, [a], values, stride, tokens[0].start..both.start, [slab]);
+            }
+            weighted_values(s, [a, b], values, stride, both.clone(), [slab, slab.add(size)]);
+            let later = both.end.max(tokens[1].start)..tokens[1].end;
+            if !later.is_empty() {
+                weighted_values(s, [b], values, stride, later, [slab.add(size)]);
             }
         }
     }
@@ -227,6 +238,7 @@ unsafe fn finish<S: Simd>(_: S, heads: Heads, item: &Item, query: usize, state: 
 pub(super) struct Merge<'a> {
     pub(super) heads: Heads,
     pub(super) item: &'a Item,
+    pub(super) scores: Scores,
     /// Softmax states as `[query][slab]`, each of [`Heads::state`] elements.
     pub(super) states: &'a mut [f32],
     /// The whole output; only this task stores the item's rows and heads.
@@ -239,11 +251,13 @@ impl Kernel for Merge<'_> {
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
         let size = self.heads.state();
-        let slabs = self.item.slabs();
-        for (query, states) in self.states.chunks_exact_mut(slabs * size).enumerate() {
-            let visible = (self.item.position + query / self.heads.group + 1).div_ceil(ATTENTION_SLAB);
-            let (running, later) = states.split_at_mut(size);
-            for slab in later.chunks_exact(size).take(visible - 1) {
+        let slabs = self.item.slabs.clone();
+        for (query, states) in self.states.chunks_exact_mut(slabs.len() * size).enumerate() {
+            let position = self.item.position + query / self.heads.group;
+            let first = self.scores.first(position) / ATTENTION_SLAB - slabs.start;
+            let end = (position + 1).div_ceil(ATTENTION_SLAB) - slabs.start;
+            let (running, later) = states[first * size..end * size].split_at_mut(size);
+            for slab in later.chunks_exact(size) {
                 merge(s, running, slab);
             }
             // SAFETY: the item's rows and heads lie in the output and belong to this task.

@@ -5,7 +5,7 @@ mod tile;
 use super::pack::{Format, PANEL, Panels, Step};
 use super::simd::{Kernel, Simd};
 use super::{CpuKernels, Shared};
-use crate::ops::Store;
+use crate::host::Store;
 use tile::{Output, Tile};
 
 /// Bytes of x that one task reads for every panel: half of a common L2; the rest is for the panel and the output.

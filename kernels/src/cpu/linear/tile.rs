@@ -3,8 +3,8 @@
 
 use crate::cpu::pack::{PANEL, Step};
 use crate::cpu::simd::{Kernel, LANES, Simd};
+use crate::host::Store;
 use crate::numerics::{K_SLAB, PARTITIONS_MAX};
-use crate::ops::Store;
 
 /// Levels of the tree of partition totals that can be pending at once, plus the one that is being summed.
 const TREE: usize = PARTITIONS_MAX.ilog2() as usize + 1;

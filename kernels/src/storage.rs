@@ -1,16 +1,17 @@
-//! GGML's storage types and their exact expansion to f32.
+//! Formats in which files store weights, and their exact expansion to f32.
 //!
-//! Formulas: `dequantize_row_*` of ggml's `ggml-quants.c`; each product and sum is rounded in the same order as there,
-//! so results equal those of PyPI `gguf` as bits (checked by `tests/weights/quant.rs`).
+//! The quantized formats are GGML's. Formulas: `dequantize_row_*` of ggml's `ggml-quants.c`; each product and sum is rounded in the same
+//! order as there, so results equal those of PyPI `gguf` as bits (checked by the engine's tests of weights).
 
 use half::{bf16, f16};
 
 /// Elements of a K-quant super-block.
 const SUPER_BLOCK: usize = 256;
 
-/// A storage type that can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Storage {
+/// A format of stored rows.
+#[allow(missing_docs, reason = "GGML's names of the formats")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StorageFormat {
     F32,
     F16,
     Bf16,
@@ -22,32 +23,9 @@ pub(super) enum Storage {
     Q6K,
 }
 
-impl Storage {
-    /// By GGML's number; otherwise the name of the type, where it has one.
-    pub(super) fn from_number(number: u32) -> Result<Self, String> {
-        Ok(match number {
-            0 => Self::F32,
-            1 => Self::F16,
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4K,
-            13 => Self::Q5K,
-            14 => Self::Q6K,
-            30 => Self::Bf16,
-            6 => return Err("Q5_0".into()),
-            7 => return Err("Q5_1".into()),
-            10 => return Err("Q2_K".into()),
-            11 => return Err("Q3_K".into()),
-            16..=23 | 29 => return Err(format!("IQ-quant (GGML type {number})")),
-            34 | 35 => return Err(format!("ternary (GGML type {number})")),
-            39 => return Err("MXFP4".into()),
-            _ => return Err(format!("GGML type {number}")),
-        })
-    }
-
+impl StorageFormat {
     /// (elements, bytes) of one block.
-    pub(super) fn block(self) -> (usize, usize) {
+    pub fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
@@ -60,8 +38,17 @@ impl Storage {
         }
     }
 
+    /// Bytes of a row of `k` elements; `None` if the row is not whole blocks.
+    pub fn row_bytes(self, k: usize) -> Option<usize> {
+        let (elements, bytes) = self.block();
+        k.is_multiple_of(elements).then(|| k / elements * bytes)
+    }
+
     /// Expands whole blocks. `bytes` holds exactly the blocks of `out`.
-    pub(super) fn expand(self, bytes: &[u8], out: &mut [f32]) {
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn expand(self, bytes: &[u8], out: &mut [f32]) {
         let (elements, size) = self.block();
         assert_eq!(out.len() / elements * size, bytes.len(), "whole blocks");
         let expand_block = match self {

@@ -1,0 +1,174 @@
+//! The interface to a device: what the engine asks of whatever computes a model.
+//!
+//! It fits devices with their own memory. [`Device::load`] takes weights as they are stored and keeps its own packed form.
+//! [`Device::compile`] takes the whole forward pass as a [`Program`] of fused operations, so that a backend may fuse, capture or replay it.
+//! [`Executable::launch`] enqueues one step and returns; the step is complete when [`Executable::finish`] returns. Activations never leave
+//! the device. KV does, and a fence says when a layer's KV is in the pool.
+
+use crate::numerics::Numerics;
+use crate::program::Program;
+use crate::step::StepInput;
+use crate::storage::StorageFormat;
+use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, PoolMemory};
+use std::sync::Arc;
+
+/// A device failed or was misused. Programs and steps are checked before anything is enqueued: a shape that does not fit is a defect of
+/// the caller.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// Not enough device memory.
+    #[error("{kind}: cannot allocate {bytes} bytes for {what}")]
+    OutOfMemory { kind: MemoryKind, bytes: usize, what: String },
+    /// A shape, type or handle that does not fit the operation.
+    #[error("{op}: {message}")]
+    Shape {
+        op: &'static str,
+        /// What does not fit.
+        message: String,
+    },
+    /// A step that exceeds a bound of its program.
+    #[error("step refused: {0}")]
+    Step(String),
+    /// A step or a copy before a pool was bound.
+    #[error("no KV pool is bound: call bind before the first step")]
+    Unbound,
+    /// The device reported an error; the backend is unusable from then on.
+    #[error("device failed: {0}")]
+    Failed(String),
+}
+
+/// What a weight is used for. A backend may pack by role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Rows looked up by token id, `[vocab, hidden]`. Where a model ties them, it is the head too.
+    Embedding,
+    /// Query, key and value, stacked: `[heads * head_dim + 2 * kv_heads * head_dim, hidden]`.
+    Qkv,
+    /// Output of attention, `[hidden, heads * head_dim]`.
+    Out,
+    /// Gate and up projection of the MLP, stacked: `[2 * ffn, hidden]`.
+    GateUp,
+    /// Down projection of the MLP, `[hidden, ffn]`.
+    Down,
+    /// Matrix of the logits, `[vocab, hidden]`.
+    Head,
+    /// A vector, `[1, k]`: the gain of a norm, or biases. Vectors are kept in f32.
+    Vector,
+}
+
+/// Rows of a weight as a file stores them.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredRows<'a> {
+    /// Number of rows (output features).
+    pub rows: usize,
+    /// Format of the bytes.
+    pub format: StorageFormat,
+    /// The rows, one after another.
+    pub bytes: &'a [u8],
+}
+
+/// A weight to load.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightSpec<'a> {
+    /// For messages.
+    pub name: &'a str,
+    /// What it is used for.
+    pub role: Role,
+    /// Input features: elements of a row.
+    pub k: usize,
+    /// The matrices stacked in it, e.g. query, key and value.
+    pub parts: &'a [StoredRows<'a>],
+}
+
+/// A loaded weight `[n, k]`; it lives as long as its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Weight {
+    pub(crate) id: u32,
+    /// Output features of all parts.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+}
+
+/// Rotary tables. Pairs are `(i, i + dim / 2)`, as in Hugging Face checkpoints.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTable {
+    /// `[positions, dim / 2]` cosines, row-major.
+    pub cos: Vec<f32>,
+    /// `[positions, dim / 2]` sines, row-major.
+    pub sin: Vec<f32>,
+    /// Elements rotated per head (`head_dim` unless partial).
+    pub dim: usize,
+}
+
+/// A rotary table on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rope {
+    pub(crate) id: u32,
+    /// Elements rotated per head.
+    pub dim: usize,
+    /// Positions of the table.
+    pub positions: usize,
+}
+
+/// Bounds of the steps of a program: they size its activations, which are allocated once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most rows (tokens) of one step.
+    pub rows_max: usize,
+    /// Most rows of one step whose logits are needed.
+    pub logit_rows_max: usize,
+    /// Longest sequence.
+    pub positions_max: usize,
+}
+
+/// Description of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Human-readable, e.g. `cpu avx2+fma, 2 threads`.
+    pub name: String,
+    /// The arithmetic that it computes.
+    pub numerics: Numerics,
+    /// Revision of the reduction orders.
+    pub kernel_revision: u32,
+    /// Where weights and activations are stored.
+    pub memory: MemoryKind,
+}
+
+/// One device.
+pub trait Device: Send + Sync {
+    /// Name, arithmetic and memory.
+    fn info(&self) -> DeviceInfo;
+
+    /// Packs a weight for the kernels. The bytes are read before this returns.
+    fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError>;
+
+    /// Loads a rotary table.
+    fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError>;
+
+    /// Checks a program, whose weights are of this device, and allocates its activations.
+    fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError>;
+}
+
+/// Called for each layer as soon as the stores of its KV are enqueued, with a fence after them.
+pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
+
+/// A compiled program with its activations, and the KV pool that it computes on. Its work runs in the order of the calls.
+pub trait Executable: Send {
+    /// Makes `memory` the pool of all later steps. The element types of its planes determine the rounding of stores.
+    fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError>;
+
+    /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
+    ///
+    /// A step that breaks a bound is refused before anything is enqueued.
+    fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError>;
+
+    /// Waits for the oldest launched step, at most for the backend's own deadline, and appends the logits of its requested rows,
+    /// `[logit rows, vocab]`, to `logits`. A device failure fails the step that it belongs to.
+    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError>;
+
+    /// Copies the KV of the first `tokens` tokens of block `from` to block `to` in all layers, after everything enqueued before; waits
+    /// until it is done.
+    fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError>;
+}

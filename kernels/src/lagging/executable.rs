@@ -1,0 +1,108 @@
+//! A program whose steps run late.
+
+use super::LagConfig;
+use super::poison::{PendingRead, poison, still_read};
+use super::stream::{Job, LateFence, Stream, Work};
+use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
+use crate::kv::KvBinding;
+use crate::program::{Op, Program, check};
+use crate::step::{StepInput, StepSegment};
+use baton_types::{BlockId, Fence, KvPoolMap, PoolMemory};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub(super) struct LateExecutable {
+    program: Program,
+    bounds: Bounds,
+    vocab: usize,
+    config: LagConfig,
+    stream: Arc<Stream>,
+    pool: Option<KvBinding>,
+    /// Steps that may still read.
+    reads: Vec<PendingRead>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LateExecutable {
+    pub(super) fn start(
+        mut inner: Box<dyn Executable>,
+        program: Program,
+        bounds: Bounds,
+        config: LagConfig,
+    ) -> Result<Self, DeviceError> {
+        let vocab = program.check(&bounds)?.vocab;
+        let stream = Arc::new(Stream::default());
+        let served = stream.clone();
+        let thread = std::thread::Builder::new()
+            .name("lagging".into())
+            .spawn(move || served.serve(inner.as_mut(), &config))
+            .map_err(|e| DeviceError::Failed(format!("cannot start a thread: {e}")))?;
+        Ok(Self { program, bounds, vocab, config, stream, pool: None, reads: Vec::new(), thread: Some(thread) })
+    }
+
+    pub(super) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    fn pool(&self) -> Result<&KvBinding, DeviceError> {
+        self.pool.as_ref().ok_or(DeviceError::Unbound)
+    }
+
+    /// Poisons what will be stored to these rows, unless an earlier step still reads them, and enqueues the work.
+    fn push(&mut self, stores: Vec<StepSegment>, work: Work) -> Result<u64, DeviceError> {
+        let pool = self.pool()?.clone();
+        let finished = self.stream.finished();
+        self.reads.retain(|read| read.job > finished);
+        if !still_read(&pool, &stores, &self.reads) {
+            poison(&pool, &stores);
+        }
+        let late: Box<dyn FnOnce() + Send> = Box::new(move || poison(&pool, &stores));
+        self.stream.enqueue(Job { poison: late, work }, &self.config)
+    }
+}
+
+impl Executable for LateExecutable {
+    fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
+        let pool = KvBinding::try_new(memory.clone(), map)?;
+        self.program.check_pool(&pool)?;
+        let work = Work::Bind(memory, Box::new(map.clone()));
+        self.stream.enqueue(Job { poison: Box::new(|| ()), work }, &self.config)?;
+        self.stream.drain(&self.config)?;
+        self.pool = Some(pool);
+        Ok(())
+    }
+
+    fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
+        step.check(&self.bounds, self.vocab, self.pool()?)?;
+        let job = self.push(step.segments.clone(), Work::Step(step.clone()))?;
+        self.reads.push(PendingRead { job, segments: step.segments.clone() });
+        for op in &self.program.ops {
+            if let Op::Qkv(op) = op {
+                let fence: Fence = Arc::new(LateFence { stream: self.stream.clone(), job, layers: op.layer + 1 });
+                observer(op.layer, &fence);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
+        logits.extend(self.stream.logits(&self.config)?);
+        Ok(())
+    }
+
+    fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
+        check::copy_kv(self.pool()?, from, to, tokens)?;
+        let stores = vec![StepSegment { position: 0, rows: tokens, blocks: vec![to] }];
+        self.push(stores, Work::Copy { from, to, tokens })?;
+        self.stream.drain(&self.config)
+    }
+}
+
+impl Drop for LateExecutable {
+    fn drop(&mut self) {
+        self.stream.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok(); // Its panics were turned into failed fences.
+        }
+    }
+}

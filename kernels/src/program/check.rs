@@ -1,0 +1,194 @@
+//! The rules of a program: the order of its operations, and shapes that fit each other, the bounds and the pool.
+
+use super::{HeadNorms, Norm, Op, Program, Project, Qkv};
+use crate::device::{Bounds, DeviceError, Weight};
+use crate::kv::KvBinding;
+use crate::numerics::PARTITIONS_MAX;
+use baton_types::BlockId;
+
+/// Columns of the activations of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) vocab: usize,
+    /// Residual stream.
+    pub(crate) hidden: usize,
+    /// Query and attended, in the widest layer.
+    pub(crate) query: usize,
+    /// Key, and value, in the widest layer.
+    pub(crate) kv: usize,
+    /// Gate, up and inner, in the widest layer.
+    pub(crate) ffn: usize,
+}
+
+type Check = Result<(), DeviceError>;
+
+fn require(op: &'static str, holds: bool, message: impl FnOnce() -> String) -> Check {
+    if holds { Ok(()) } else { Err(DeviceError::Shape { op, message: message() }) }
+}
+
+/// What the next operation may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Expected {
+    Embed,
+    /// The next layer, or the head.
+    Qkv,
+    Attend,
+    Out,
+    GateUp,
+    Down,
+    Nothing,
+}
+
+impl Program {
+    /// Checks order and shapes; returns the columns of the activations.
+    pub(crate) fn check(&self, bounds: &Bounds) -> Result<Sizes, DeviceError> {
+        for (name, bound) in [
+            ("rows_max", bounds.rows_max),
+            ("logit_rows_max", bounds.logit_rows_max),
+            ("positions_max", bounds.positions_max),
+        ] {
+            require("compile", bound > 0, || format!("{name} is 0"))?;
+        }
+        let mut sizes = Sizes::default();
+        let (mut expected, mut selected, mut layer) = (Expected::Embed, false, 0);
+        // Columns of query and inner of the current layer.
+        let (mut query, mut inner) = (0, 0);
+        for op in &self.ops {
+            expected = match (op, expected) {
+                (Op::Embed(table), Expected::Embed) => {
+                    sizes.hidden = table.k;
+                    sizes.vocab = table.n;
+                    Expected::Qkv
+                }
+                (Op::Qkv(op), Expected::Qkv) if !selected => {
+                    require("qkv", op.layer == layer, || format!("layer {} follows layer {layer}", op.layer))?;
+                    layer += 1;
+                    op.check(sizes.hidden, bounds)?;
+                    query = op.heads * op.head_dim;
+                    sizes.query = sizes.query.max(query);
+                    sizes.kv = sizes.kv.max(op.kv_heads * op.head_dim);
+                    Expected::Attend
+                }
+                (Op::Select, Expected::Attend) if !selected => {
+                    selected = true;
+                    Expected::Attend
+                }
+                (Op::Attend(op), Expected::Attend) => {
+                    let same = op.layer + 1 == layer;
+                    require("attend", same, || format!("layer {} after the KV of layer {}", op.layer, layer - 1))?;
+                    require("attend", op.window != Some(0), || "a window of 0 tokens".into())?;
+                    Expected::Out
+                }
+                (Op::Out(op), Expected::Out) => {
+                    op.check("out", query, sizes.hidden)?;
+                    Expected::GateUp
+                }
+                (Op::GateUp(op), Expected::GateUp) => {
+                    op.norm.check("gate_up", sizes.hidden)?;
+                    matrix("gate_up", op.weight, op.weight.n, sizes.hidden)?;
+                    let n = op.weight.n;
+                    require("gate_up", n.is_multiple_of(2), || format!("gate and up have {n} rows together"))?;
+                    inner = n / 2;
+                    sizes.ffn = sizes.ffn.max(inner);
+                    Expected::Down
+                }
+                (Op::Down(op), Expected::Down) => {
+                    op.check("down", inner, sizes.hidden)?;
+                    Expected::Qkv
+                }
+                (Op::Head(op), Expected::Qkv) if selected => {
+                    op.norm.check("head", sizes.hidden)?;
+                    matrix("head", op.weight, sizes.vocab, sizes.hidden)?;
+                    Expected::Nothing
+                }
+                (op, expected) => {
+                    let message = format!("{op:?} where {expected:?} is expected");
+                    return Err(DeviceError::Shape { op: "compile", message });
+                }
+            };
+        }
+        require("compile", expected == Expected::Nothing, || {
+            format!("the program ends where {expected:?} is expected")
+        })?;
+        Ok(sizes)
+    }
+
+    /// Checks that the pool has the layers and heads that the program stores.
+    pub(crate) fn check_pool(&self, pool: &KvBinding) -> Check {
+        for op in &self.ops {
+            let Op::Qkv(op) = op else { continue };
+            let layers = pool.layers();
+            require("bind", (op.layer as usize) < layers, || format!("layer {} of a group of {layers}", op.layer))?;
+            let (ours, theirs) = ((op.kv_heads, op.head_dim), (pool.heads(), pool.dim()));
+            require("bind", ours == theirs, || format!("{theirs:?} [heads, dim] in the pool, the model has {ours:?}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
+    require(op, (weight.n, weight.k) == (n, k), || {
+        format!("a weight of [{}, {}], [{n}, {k}] expected", weight.n, weight.k)
+    })
+}
+
+impl Norm {
+    fn check(&self, op: &'static str, cols: usize) -> Check {
+        matrix(op, self.gain, 1, cols)
+    }
+}
+
+impl Project {
+    fn check(&self, op: &'static str, input: usize, hidden: usize) -> Check {
+        matrix(op, self.weight, hidden, input)?;
+        let parts = self.partitions;
+        require(op, parts.is_power_of_two() && parts <= PARTITIONS_MAX && input.is_multiple_of(parts), || {
+            format!("{parts} partitions of {input} inputs; a power of two up to {PARTITIONS_MAX} that divides them")
+        })
+    }
+}
+
+impl Qkv {
+    fn check(&self, hidden: usize, bounds: &Bounds) -> Check {
+        let op = "qkv";
+        let Self { heads, kv_heads, head_dim, rope, .. } = *self;
+        self.norm.check(op, hidden)?;
+        require(op, head_dim > 0 && kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || {
+            format!("{heads} heads of {head_dim} over {kv_heads} key/value heads")
+        })?;
+        let n = (heads + 2 * kv_heads) * head_dim;
+        matrix(op, self.weight, n, hidden)?;
+        if let Some(bias) = self.bias {
+            matrix(op, bias, 1, n)?;
+        }
+        if let Some(HeadNorms { query, key }) = self.head_norms {
+            query.check(op, head_dim)?;
+            key.check(op, head_dim)?;
+        }
+        require(op, rope.dim <= head_dim, || format!("rope of {} in heads of {head_dim}", rope.dim))?;
+        let positions = bounds.positions_max;
+        require(op, positions <= rope.positions, || {
+            format!("{positions} positions, the rope table has {}", rope.positions)
+        })
+    }
+}
+
+/// Checks a copy within the pool.
+pub(crate) fn copy_kv(kv: &KvBinding, from: BlockId, to: BlockId, tokens: usize) -> Check {
+    let op = "copy_kv";
+    require(op, from != to, || format!("block {from} onto itself"))?;
+    require(op, from.0.max(to.0) < kv.map.blocks(), || format!("{from} to {to} in a pool of {}", kv.map.blocks()))?;
+    require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))
+}
+
+/// Checks a rotary table.
+pub(crate) fn rope_table(table: &crate::device::RopeTable) -> Check {
+    let half = table.dim / 2;
+    let fits = half > 0
+        && table.dim.is_multiple_of(2)
+        && table.cos.len() == table.sin.len()
+        && table.cos.len().is_multiple_of(half);
+    require("load_rope", fits, || {
+        format!("{} cosines and {} sines for dim {}", table.cos.len(), table.sin.len(), table.dim)
+    })
+}

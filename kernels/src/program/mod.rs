@@ -1,0 +1,121 @@
+//! The forward pass of a decoder as a typed list of fused operations.
+//!
+//! An operation reads and replaces the activations of a step: the *residual* stream `[rows, hidden]`, *query* `[rows, heads * head_dim]`,
+//! *attended* (as query), *inner* `[rows, ffn]` and *logits* `[logit rows, vocab]`. Only the residual stream lives from layer to layer.
+//!
+//! Rounding. Every intermediate value is f32, rounded as the canonical order of its operation says, wherever the backend keeps it; the input
+//! of each matrix is rounded as the numerics class says; KV is rounded to the types of its planes. So a backend may fuse what it likes: no
+//! fusion changes a bit.
+
+pub(crate) mod check;
+
+use crate::device::{Rope, Weight};
+
+/// RMSNorm of the residual stream, or of a head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[1, cols]`
+    pub gain: Weight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Norms of each head of query and key, before rotation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorms {
+    /// Gain `[1, head_dim]` for every query head.
+    pub query: Norm,
+    /// Gain `[1, head_dim]` for every key head.
+    pub key: Norm,
+}
+
+/// Norm, the three input projections, rotation, and the store of keys and values: `residual -> query, KV`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Qkv {
+    /// The layer, as reported to the observer and as numbered within group 0 of the pool.
+    pub layer: u32,
+    /// Of the residual stream.
+    pub norm: Norm,
+    /// Query, key and value as three parts.
+    pub weight: Weight,
+    /// `[1, n]`, added to the projections.
+    pub bias: Option<Weight>,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Applied after the bias.
+    pub head_norms: Option<HeadNorms>,
+    /// Rotates query and key.
+    pub rope: Rope,
+}
+
+/// Causal attention over the pool: `query -> attended`. The row at position `p` attends to positions up to `p`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attend {
+    /// The layer within group 0 of the pool.
+    pub layer: u32,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Positions that a row attends to, its own included; `None`: all.
+    pub window: Option<u32>,
+}
+
+/// A projection that is added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Project {
+    /// `[hidden, k]`
+    pub weight: Weight,
+    /// Contiguous parts of K, merged in a fixed binary tree (tensor parallelism).
+    pub partitions: usize,
+}
+
+/// Norm, gate and up projection, and activation: `residual -> inner`, `inner = silu(gate) * up`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateUp {
+    /// Of the residual stream.
+    pub norm: Norm,
+    /// Gate and up as two parts of equal height.
+    pub weight: Weight,
+}
+
+/// Norm and output matrix: `residual -> logits`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Head {
+    /// Of the residual stream.
+    pub norm: Norm,
+    /// `[vocab, hidden]`
+    pub weight: Weight,
+}
+
+/// One fused operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// `residual = table[id]`
+    Embed(Weight),
+    /// See [`Qkv`].
+    Qkv(Qkv),
+    /// See [`Attend`].
+    Attend(Attend),
+    /// Output of attention: `residual += attended * w^T`.
+    Out(Project),
+    /// See [`GateUp`].
+    GateUp(GateUp),
+    /// Output of the MLP: `residual += inner * w^T`.
+    Down(Project),
+    /// Keeps only the rows whose logits are needed, in the order in which they are returned: residual stream and query. After the last
+    /// layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are not needed. A step without such rows
+    /// ends here.
+    Select,
+    /// See [`Head`].
+    Head(Head),
+}
+
+/// A forward pass. The operations are run in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, `GateUp`, `Down`; `Select` before the last layer's `Attend`; `Head`.
+    pub ops: Vec<Op>,
+}

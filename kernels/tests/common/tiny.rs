@@ -1,0 +1,122 @@
+//! A small decoder as a program, on any device.
+
+use super::Random;
+use baton_kernels::cpu::HeapPool;
+use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
+use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
+use baton_kernels::step::{StepInput, StepSegment};
+use baton_kernels::storage::StorageFormat;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
+use std::sync::Arc;
+
+pub const LAYERS: u32 = 2;
+pub const VOCAB: usize = 11;
+pub const BLOCK: usize = 16;
+pub const BLOCKS: u32 = 8;
+pub const BOUNDS: Bounds = Bounds { rows_max: 24, logit_rows_max: 20, positions_max: 40 };
+const HIDDEN: usize = 20;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 8;
+const FFN: usize = 9;
+
+/// Loads f32 rows of `parts` heights.
+pub fn load(device: &dyn Device, role: Role, k: usize, parts: &[usize], random: &mut Random) -> Weight {
+    let scale = if role == Role::Vector { 1.0 } else { 0.4 };
+    let bytes: Vec<Vec<u8>> = parts
+        .iter()
+        .map(|rows| random.floats(rows * k, scale).into_iter().flat_map(f32::to_le_bytes).collect())
+        .collect();
+    let stored: Vec<StoredRows<'_>> =
+        parts.iter().zip(&bytes).map(|(&rows, bytes)| StoredRows { rows, format: StorageFormat::F32, bytes }).collect();
+    device.load(&WeightSpec { name: "w", role, k, parts: &stored }).unwrap()
+}
+
+/// The program, with biases, head norms and a window in its last layer if `rich`.
+pub fn program(device: &dyn Device, rich: bool) -> Program {
+    let mut random = Random(3);
+    let random = &mut random;
+    let norm = |k: usize, random: &mut Random| Norm { gain: load(device, Role::Vector, k, &[1], random), eps: 1e-5 };
+    let angles: Vec<f32> = (0..BOUNDS.positions_max * DIM / 2).map(|i| i as f32 * 0.3).collect();
+    let table = RopeTable {
+        cos: angles.iter().map(|a| a.cos()).collect(),
+        sin: angles.iter().map(|a| a.sin()).collect(),
+        dim: DIM,
+    };
+    let rope = device.load_rope(table).unwrap();
+    let embedding = load(device, Role::Embedding, HIDDEN, &[VOCAB], random);
+    let mut ops = vec![Op::Embed(embedding)];
+    let (query, kv) = (HEADS * DIM, KV_HEADS * DIM);
+    for layer in 0..LAYERS {
+        ops.push(Op::Qkv(Qkv {
+            layer,
+            norm: norm(HIDDEN, random),
+            weight: load(device, Role::Qkv, HIDDEN, &[query, kv, kv], random),
+            bias: rich.then(|| load(device, Role::Vector, query + 2 * kv, &[1], random)),
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: DIM,
+            head_norms: rich.then(|| HeadNorms { query: norm(DIM, random), key: norm(DIM, random) }),
+            rope,
+        }));
+        if layer + 1 == LAYERS {
+            ops.push(Op::Select);
+        }
+        let window = (rich && layer + 1 == LAYERS).then_some(9);
+        ops.push(Op::Attend(Attend { layer, scale: 0.35, window }));
+        ops.push(Op::Out(Project { weight: load(device, Role::Out, query, &[HIDDEN], random), partitions: 2 }));
+        let weight = load(device, Role::GateUp, HIDDEN, &[FFN, FFN], random);
+        ops.push(Op::GateUp(GateUp { norm: norm(HIDDEN, random), weight }));
+        ops.push(Op::Down(Project { weight: load(device, Role::Down, FFN, &[HIDDEN], random), partitions: 1 }));
+    }
+    let weight = load(device, Role::Head, HIDDEN, &[VOCAB], random);
+    ops.push(Op::Head(Head { norm: norm(HIDDEN, random), weight }));
+    Program { ops }
+}
+
+/// A compiled program with its pool.
+pub struct Tiny {
+    pub executable: Box<dyn Executable>,
+    pub pool: Arc<HeapPool>,
+    pub map: KvPoolMap,
+}
+
+impl Tiny {
+    pub fn new(device: &dyn Device, rich: bool) -> Self {
+        let mut executable = device.compile(program(device, rich), BOUNDS).unwrap();
+        let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
+        let map = KvPoolMap::try_new(layout, BLOCKS).unwrap();
+        let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
+        executable.bind(pool.clone(), &map).unwrap();
+        Self { executable, pool, map }
+    }
+
+    /// Launches and finishes.
+    pub fn step(&mut self, input: &StepInput) -> Result<Vec<u32>, DeviceError> {
+        self.executable.launch(input, &mut |_, _| ())?;
+        let mut logits = Vec::new();
+        self.executable.finish(&mut logits)?;
+        Ok(logits.into_iter().map(f32::to_bits).collect())
+    }
+
+    /// KV bytes of the first tokens of a block, in all layers and planes.
+    pub fn kv(&self, block: u32, tokens: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        for layer in 0..LAYERS as usize {
+            for plane in 0..2 {
+                let range = self.map.token_range(0, layer, BlockId(block), plane, 0..tokens as u32);
+                let start = out.len();
+                out.resize(start + range.len(), 0);
+                self.pool.read(range.start, &mut out[start..]);
+            }
+        }
+        out
+    }
+}
+
+/// Rows at `position ..` of one sequence on these blocks; their logits are all returned.
+pub fn rows(position: usize, rows: usize, blocks: &[u32]) -> StepInput {
+    let ids = (position..position + rows).map(|p| (p * 7 % VOCAB) as u32).collect();
+    let blocks = blocks.iter().copied().map(BlockId).collect();
+    StepInput { ids, segments: vec![StepSegment { position, rows, blocks }], logit_rows: (0..rows).collect() }
+}
