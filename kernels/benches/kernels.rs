@@ -3,12 +3,13 @@
 
 use baton_kernels::KvBinding;
 use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool};
-use baton_kernels::device::RopeTable;
+use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::roofline;
 use baton_kernels::step::StepSegment;
+use baton_kernels::storage::StorageFormat;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::sync::Arc;
@@ -32,7 +33,9 @@ fn slow() -> ReferenceKernels {
 }
 
 fn pack<K: HostKernels>(kernels: &K, n: usize, k: usize, weights: &[f32]) -> K::Matrix {
-    kernels.pack(n, k, &|row, out| out.copy_from_slice(&weights[row * k..(row + 1) * k]))
+    let bytes: Vec<u8> = weights.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let stored = StoredRows { rows: n, format: StorageFormat::F32, bytes: &bytes };
+    kernels.pack(Role::Out, k, &[stored]).expect("packed")
 }
 
 /// Any fixed values without structure, in -1 .. 1.
@@ -55,7 +58,9 @@ fn linear(c: &mut Criterion) {
             }
             let input = data(rows * k, 2);
             let mut out = vec![0.0; rows * n];
-            kernels.linear(&input, &w, 1, Store::Set, &mut out, rows);
+            let mut x = Default::default();
+            kernels.input(&input, rows, &w, &mut x);
+            kernels.linear(&x, &w, 1, Store::Set, &mut [&mut out]);
             check_last_row(&weights, n, k, &input, &out);
 
             // Decode is bound by reading weights, prefill by arithmetic.
@@ -64,7 +69,7 @@ fn linear(c: &mut Criterion) {
                 _ => Throughput::Elements((2 * n * k * rows) as u64),
             });
             group.bench_function(format!("{name} {n}x{k} rows {rows}"), |b| {
-                b.iter(|| kernels.linear(&input, &w, 1, Store::Set, &mut out, rows));
+                b.iter(|| kernels.linear(&x, &w, 1, Store::Set, &mut [&mut out]));
             });
         }
     }
@@ -74,7 +79,10 @@ fn linear(c: &mut Criterion) {
 /// Rows do not depend on one another, so that one row of the slow reference checks the tile that computes the ragged end.
 fn check_last_row(weights: &[f32], n: usize, k: usize, input: &[f32], got: &[f32]) {
     let mut want = vec![0.0; n];
-    slow().linear(&input[input.len() - k..], &pack(&slow(), n, k, weights), 1, Store::Set, &mut want, 1);
+    let (slow, mut x) = (slow(), Default::default());
+    let w = pack(&slow, n, k, weights);
+    slow.input(&input[input.len() - k..], 1, &w, &mut x);
+    slow.linear(&x, &w, 1, Store::Set, &mut [&mut want]);
     assert!(want == got[got.len() - n..], "linear differs from the reference: not timed");
 }
 

@@ -68,6 +68,25 @@ pub struct StoredRows<'a> {
     pub bytes: &'a [u8],
 }
 
+impl StoredRows<'_> {
+    /// Checks that the bytes are as many rows of `k` elements.
+    pub(crate) fn check(&self, name: &str, k: usize) -> Result<(), DeviceError> {
+        let Self { rows, format, bytes } = *self;
+        let expected = format.row_bytes(k).and_then(|row| row.checked_mul(rows));
+        if rows > 0 && k > 0 && expected == Some(bytes.len()) {
+            return Ok(());
+        }
+        let message = format!("{name}: {} bytes for {rows} rows of {k} elements in {format:?}", bytes.len());
+        Err(DeviceError::Shape { op: "load", message })
+    }
+
+    /// Expands one row into `out`, a row of `k` elements.
+    pub fn read(&self, row: usize, out: &mut [f32]) {
+        let row_bytes = self.bytes.len() / self.rows;
+        self.format.expand(&self.bytes[row * row_bytes..(row + 1) * row_bytes], out);
+    }
+}
+
 /// A weight to load.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightSpec<'a> {

@@ -61,6 +61,7 @@ pub mod lagging;
 pub mod mutant;
 pub mod numerics;
 pub mod program;
+pub mod quantized;
 pub mod reference;
 pub mod step;
 pub mod storage;

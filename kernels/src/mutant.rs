@@ -1,10 +1,10 @@
 //! Backends with deliberate defects: each breaks one guarantee of the canonical numerics, so that tests can prove that they would detect
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
-use crate::device::{Device, RopeTable};
-use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
+use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
+use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
-use crate::reference::{ReferenceKernels, Rows, attention, linear};
+use crate::reference::{Input, ReferenceKernels, Rows, attention, linear};
 use std::sync::Arc;
 
 /// `cargo xtask hazards` searches binaries for this text.
@@ -51,7 +51,8 @@ impl Mutant {
 }
 
 impl HostKernels for Mutant {
-    type Matrix = Rows;
+    type Matrix = Vec<Rows>;
+    type Input = Input;
 
     fn name(&self) -> String {
         format!("mutant {:?}", self.kind)
@@ -65,11 +66,11 @@ impl HostKernels for Mutant {
         self.reference.numerics()
     }
 
-    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Rows {
-        self.reference.pack(n, k, rows)
+    fn pack(&self, role: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Vec<Rows>, DeviceError> {
+        self.reference.pack(role, k, parts)
     }
 
-    fn row(&self, matrix: &Rows, row: usize, out: &mut [f32]) {
+    fn row(&self, matrix: &Vec<Rows>, row: usize, out: &mut [f32]) {
         self.reference.row(matrix, row, out);
     }
 
@@ -77,14 +78,21 @@ impl HostKernels for Mutant {
         self.reference.rms_norm(x, gain, eps, out);
     }
 
-    fn linear(&self, x: &[f32], w: &Rows, partitions: usize, store: Store, out: &mut [f32], rows: usize) {
+    fn input(&self, x: &[f32], rows: usize, w: &Vec<Rows>, input: &mut Input) {
+        self.reference.input(x, rows, w, input);
+    }
+
+    fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        let k = w[0].k;
         let slab = match self.kind {
-            MutantKind::RowCount if rows > 1 => K_SLAB / 2,
-            MutantKind::ThreadCount { threads } => w.k.div_ceil(threads.max(1)),
+            MutantKind::RowCount if x.data.len() > k => K_SLAB / 2,
+            MutantKind::ThreadCount { threads } => k.div_ceil(threads.max(1)),
             MutantKind::OtherRevision { .. } => K_SLAB / 2,
             _ => K_SLAB,
         };
-        linear::linear(x, w, partitions, slab, store, out, rows);
+        for (w, out) in w.iter().zip(outs) {
+            linear::linear(&x.data, &w.data, k, w.n, store, out, |x, w| linear::dot(x, w, partitions, slab));
+        }
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

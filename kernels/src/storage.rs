@@ -38,6 +38,11 @@ impl StorageFormat {
         }
     }
 
+    /// Whether elements are integers with shared scales.
+    pub fn is_quantized(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
     /// Bytes of a row of `k` elements; `None` if the row is not whole blocks.
     pub fn row_bytes(self, k: usize) -> Option<usize> {
         let (elements, bytes) = self.block();
@@ -68,7 +73,7 @@ impl StorageFormat {
     }
 }
 
-fn half_at(bytes: &[u8], at: usize) -> f32 {
+pub(crate) fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
@@ -98,7 +103,7 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
 }
 
 /// The 6-bit scale and minimum of sub-block `j` of 8, packed into 12 bytes.
-fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
+pub(crate) fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
     let (scale, min) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {

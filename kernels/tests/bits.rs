@@ -6,6 +6,7 @@ mod common;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
+use baton_kernels::numerics::Numerics;
 use baton_types::Dtype;
 use common::{Chunk, Kernels, Layer, Random, Shape, cpu, reference};
 use proptest::prelude::*;
@@ -13,17 +14,18 @@ use proptest::prelude::*;
 /// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end.
 fn shapes() -> impl Strategy<Value = Shape> {
     let sizes = (515usize..640, 1usize..=3, 1usize..=4, 3usize..=12, 5usize..=150, 20usize..90);
-    let dtypes = (
-        prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
-        prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
-    );
+    let dtype = || prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]);
+    let classes = prop_oneof![
+        (dtype(), dtype()).prop_map(|(weights, kv)| (Numerics::F32Fma { weights }, kv)),
+        Just((Numerics::Bf16x32, Dtype::Bf16)),
+    ];
     // Within one slab, over the end of one, and over more than one.
     let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100)]);
-    (sizes, dtypes, any::<bool>(), windows, any::<u64>()).prop_map(|(sizes, (weights, kv), partial, window, seed)| {
+    (sizes, classes, any::<bool>(), windows, any::<u64>()).prop_map(|(sizes, (numerics, kv), partial, window, seed)| {
         let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
         let head_dim = 2 * half_dim;
         let rope_dim = if partial { head_dim - 2 } else { head_dim };
-        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, weights, kv, seed }
+        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, numerics, kv, seed }
     })
 }
 
@@ -63,10 +65,10 @@ proptest! {
 
     #[test]
     fn backends_equal_the_reference(shape in shapes(), steps in batches(), block in block_sizes(), threads in 1usize..=3) {
-        let want = run(reference(shape.weights), shape, block, &steps);
+        let want = run(reference(shape.numerics), shape, block, &steps);
         prop_assert!(no_nan(&want));
         for (level, threads) in [(SimdLevel::Avx2Fma, threads), (SimdLevel::Portable, 4 - threads)] {
-            if let Some(ops) = cpu(threads, level, shape.weights) {
+            if let Some(ops) = cpu(threads, level, shape.numerics) {
                 prop_assert!(run(ops, shape, block, &steps) == want, "{level:?} with {threads} threads differs");
             }
         }
@@ -74,7 +76,7 @@ proptest! {
 
     #[test]
     fn a_row_is_the_same_in_any_company(shape in shapes(), steps in batches(), blocks in (block_sizes(), block_sizes())) {
-        let fast = |threads| cpu(threads, SimdLevel::detect(), shape.weights).unwrap();
+        let fast = |threads| cpu(threads, SimdLevel::detect(), shape.numerics).unwrap();
         let (rows, kv) = run(fast(2), shape, blocks.0, &steps);
         prop_assert_eq!(&(rows.clone(), kv.clone()), &run(fast(1), shape, blocks.1, &steps));
         let alone = one_by_one(fast(1), shape, blocks.1, &steps);
@@ -107,7 +109,7 @@ const SMALL: Shape = Shape {
     ffn: 22,
     vocab: 40,
     window: None,
-    weights: Dtype::F32,
+    numerics: Numerics::F32Fma { weights: Dtype::F32 },
     kv: Dtype::F32,
     seed: 7,
 };
@@ -131,8 +133,8 @@ fn the_mutants_are_caught() {
     let threads = |make: &dyn Fn(usize) -> Box<dyn Kernels>| {
         run(make(1), SMALL, 16, &two_chunks()) == run(make(2), SMALL, 16, &two_chunks())
     };
-    let fast = |threads| cpu(threads, SimdLevel::detect(), SMALL.weights).unwrap();
-    let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, SMALL.numerics())) };
+    let fast = |threads| cpu(threads, SimdLevel::detect(), SMALL.numerics).unwrap();
+    let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, SMALL.numerics)) };
     // The properties hold for what is right ...
     assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast));
     // ... and each mutant breaks the one that it is about.
@@ -155,11 +157,11 @@ fn partitions_of_several_slabs_have_the_bits_of_the_reference() {
     // Two full slabs a partition, and a ragged third.
     for (partitions, k) in [(4, 4 * 551), (8, 8 * 523)] {
         for rows in [1, 3, 33] {
-            let want = split_linear(&*reference(Dtype::Bf16), partitions, k, rows);
-            let whole = split_linear(&*reference(Dtype::Bf16), 1, k, rows);
+            let want = split_linear(&*reference(Numerics::default()), partitions, k, rows);
+            let whole = split_linear(&*reference(Numerics::default()), 1, k, rows);
             assert_ne!(want, whole, "{partitions} partitions of {k} have the order of one, and would show nothing");
             for (level, threads) in [(SimdLevel::Avx2Fma, 1), (SimdLevel::Avx2Fma, 3), (SimdLevel::Portable, 2)] {
-                let Some(ops) = cpu(threads, level, Dtype::Bf16) else { continue };
+                let Some(ops) = cpu(threads, level, Numerics::default()) else { continue };
                 let equal = split_linear(&*ops, partitions, k, rows) == want;
                 assert!(equal, "{level:?}, {threads} threads: {partitions} partitions of {k}, {rows} rows differ");
             }
@@ -174,8 +176,8 @@ fn long_contexts_divide_by_slabs_with_the_same_bits() {
         [vec![Chunk { sequence: 0, position: 0, rows: 500 }], vec![Chunk { sequence: 0, position: 500, rows: 2 }]];
     for window in [None, Some(470)] {
         let shape = Shape { ffn: 5, window, ..SMALL };
-        let want = run(reference(SMALL.weights), shape, 64, &steps);
-        let got = run(cpu(3, SimdLevel::detect(), SMALL.weights).unwrap(), shape, 64, &steps);
+        let want = run(reference(SMALL.numerics), shape, 64, &steps);
+        let got = run(cpu(3, SimdLevel::detect(), SMALL.numerics).unwrap(), shape, 64, &steps);
         assert!(got == want, "window {window:?}");
     }
 }

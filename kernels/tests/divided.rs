@@ -5,12 +5,13 @@ mod common;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores};
-use baton_kernels::numerics::ATTENTION_SLAB;
+use baton_kernels::numerics::{ATTENTION_SLAB, Numerics};
 use baton_kernels::step::StepSegment;
 use baton_types::{BlockId, Dtype, KvLayout};
 use common::{Kernels, Random, cpu, pool, reference};
 
 const BLOCK: usize = 64;
+const F32: Numerics = Numerics::F32Fma { weights: Dtype::F32 };
 /// Rows that end right before, at, and right behind the end of a slab.
 const AROUND: std::ops::RangeInclusive<usize> = 509..=516;
 
@@ -64,9 +65,7 @@ fn rows(kernels: &dyn Kernels, heads: Heads, seen: std::ops::RangeInclusive<usiz
 /// never does with so few.
 fn backends() -> Vec<(String, Box<dyn Kernels>)> {
     let all = [(SimdLevel::Avx2Fma, 3), (SimdLevel::Avx2Fma, 1), (SimdLevel::Portable, 3)];
-    all.into_iter()
-        .filter_map(|(level, n)| Some((format!("{level:?}, {n} threads"), cpu(n, level, Dtype::F32)?)))
-        .collect()
+    all.into_iter().filter_map(|(level, n)| Some((format!("{level:?}, {n} threads"), cpu(n, level, F32)?))).collect()
 }
 
 #[test]
@@ -75,7 +74,7 @@ fn rows_around_the_end_of_a_slab_merge_the_slabs_that_they_see() {
     let shapes = [(1, 16), (3, 10)].into_iter().flat_map(|shape| [(shape, Sign::Any), (shape, Sign::Negative)]);
     for (((group, dim), sign), window) in shapes.flat_map(|shape| [None, Some(100), Some(449)].map(|w| (shape, w))) {
         let heads = Heads { group, dim, sign, window };
-        let want = rows(&*reference(Dtype::F32), heads, AROUND);
+        let want = rows(&*reference(F32), heads, AROUND);
         for (name, ops) in backends() {
             let together = rows(&*ops, heads, AROUND);
             let differing: Vec<usize> =
@@ -89,7 +88,7 @@ fn rows_around_the_end_of_a_slab_merge_the_slabs_that_they_see() {
 fn a_row_alone_around_the_end_of_a_slab_has_the_same_bits() {
     let heads = Heads { group: 2, dim: 12, sign: Sign::Negative, window: None };
     for seen in AROUND {
-        let want = rows(&*reference(Dtype::F32), heads, seen..=seen);
+        let want = rows(&*reference(F32), heads, seen..=seen);
         for (name, ops) in backends() {
             assert!(rows(&*ops, heads, seen..=seen) == want, "{name}: the row that sees {seen} tokens");
         }
@@ -102,10 +101,7 @@ fn heads_of_one_size_leave_nothing_to_those_of_another() {
     for (name, ops) in backends() {
         for dim in [16, 10, 16, 12, 6, 12] {
             let heads = Heads { group: 3, dim, sign: Sign::Any, window: None };
-            assert!(
-                rows(&*ops, heads, 60..=70) == rows(&*reference(Dtype::F32), heads, 60..=70),
-                "{name}: heads of {dim}"
-            );
+            assert!(rows(&*ops, heads, 60..=70) == rows(&*reference(F32), heads, 60..=70), "{name}: heads of {dim}");
         }
     }
 }

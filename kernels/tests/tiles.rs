@@ -4,6 +4,7 @@ mod common;
 
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
+use baton_kernels::numerics::Numerics;
 use baton_types::Dtype;
 use common::{Kernels, Random, cpu, reference};
 
@@ -38,9 +39,9 @@ fn every_tile_has_the_bits_of_the_reference() {
     let levels = [(SimdLevel::Avx2Fma, 1), (SimdLevel::Avx2Fma, 3), (SimdLevel::Portable, 1)];
     for depth in DEPTHS {
         for (dtype, store) in [(Dtype::Bf16, Store::Set), (Dtype::F32, Store::Add)] {
-            let want = products(&*reference(dtype), depth, store);
+            let want = products(&*reference(Numerics::F32Fma { weights: dtype }), depth, store);
             for (level, threads) in levels {
-                let Some(kernels) = cpu(threads, level, dtype) else { continue };
+                let Some(kernels) = cpu(threads, level, Numerics::F32Fma { weights: dtype }) else { continue };
                 let got = products(&*kernels, depth, store);
                 let differs = |&(n, rows): &(usize, usize)| got[n - 1][rows - 1] != want[n - 1][rows - 1];
                 let tiles = (1..=FEATURES_MAX).flat_map(|n| (1..=ROWS_MAX).map(move |rows| (n, rows)));

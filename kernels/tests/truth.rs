@@ -4,9 +4,12 @@ mod common;
 
 use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores, Store};
+use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;
 use baton_types::{BlockId, Dtype, KvLayout};
 use common::{Random, pool, reference};
+
+const F32: Numerics = Numerics::F32Fma { weights: Dtype::F32 };
 
 fn close(what: &str, got: &[f32], want: &[f64]) {
     assert_eq!(got.len(), want.len());
@@ -24,7 +27,7 @@ fn linear_norm_and_swiglu() {
     let (rows, k, n) = (3, 600, 5);
     let mut random = Random(11);
     let (x, w, g) = (random.floats(rows * k, 1.0), random.floats(n * k, 0.1), random.floats(k, 1.0));
-    let kernels = reference(Dtype::F32);
+    let kernels = reference(F32);
     let weight = kernels.pack(n, k, &w);
     let (mut out, mut up, mut normed) = (vec![0.0; rows * n], vec![0.0; rows * n], vec![0.0; rows * k]);
 
@@ -57,7 +60,7 @@ fn rope_and_grouped_causal_attention() {
     let angle = |t: usize, i: usize| t as f64 * 0.5f64.powi(i as i32);
     let table = |f: fn(f64) -> f64| (0..tokens * half).map(|i| f(angle(i / half, i % half)) as f32).collect();
 
-    let kernels = reference(Dtype::F32);
+    let kernels = reference(F32);
     let layout = KvLayout::llama(16, 1, kv_heads as u32, dim as u32, Dtype::F32).unwrap();
     let (_, _, kv) = pool(layout, 10);
     let rope = RopeTable { cos: table(f64::cos), sin: table(f64::sin), dim };

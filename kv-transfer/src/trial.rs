@@ -49,7 +49,8 @@ pub struct Moved {
 impl Trial {
     /// Configuration of a service that matches every other service of a trial with the same pool.
     pub fn config(name: InstanceId, transport: TransportChoice, map: KvPoolMap) -> TransferConfig {
-        let class = NumericsClass { isa: "trial".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let class =
+            NumericsClass { order: "trial".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
         let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
         TransferConfig::new(Self::party(name), compatibility, map, transport)
     }

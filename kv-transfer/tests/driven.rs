@@ -197,7 +197,8 @@ impl Side {
     fn new(side: usize, seed: u64, wire: &Rc<RefCell<Wire>>, begin: Instant) -> Self {
         let layout = KvLayout::llama(16, 2, 2, 8, Dtype::Bf16).unwrap();
         let map = KvPoolMap::try_new(layout.clone(), 8).unwrap();
-        let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let class =
+            NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
         let compatibility = Compatibility { model: Digest([0; 32]), layout, class };
         let choice = TransportChoice::tcp([127, 0, 0, 1].into());
         let config = TransferConfig::new(party(side), compatibility, map.clone(), choice);

@@ -48,13 +48,63 @@ impl From<Digest> for String {
     }
 }
 
+/// Format in which weights enter the GEMMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum WeightFormat {
+    /// Rounded to this element type.
+    Elements(Dtype),
+    /// As the model's file stores them.
+    Stored,
+}
+
+impl WeightFormat {
+    /// The name used in records and refusals.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Elements(dtype) => dtype.name(),
+            Self::Stored => "stored",
+        }
+    }
+
+    /// The inverse of [`WeightFormat::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        if name == Self::Stored.name() { Some(Self::Stored) } else { Dtype::from_name(name).map(Self::Elements) }
+    }
+}
+
+impl From<Dtype> for WeightFormat {
+    fn from(dtype: Dtype) -> Self {
+        Self::Elements(dtype)
+    }
+}
+
+impl From<WeightFormat> for String {
+    fn from(format: WeightFormat) -> Self {
+        format.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for WeightFormat {
+    type Error = &'static str;
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Self::from_name(&name).ok_or("no format of weights")
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Everything that decides the bits of a result, apart from model, prompt, parameters and seed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NumericsClass {
-    /// Canonical reduction family of the kernels, e.g. `cpu-f32fma`. The vector width is not part of it: it does not change bits.
-    pub isa: String,
+    /// Name of the written order of arithmetic, e.g. `f32fma`. Instructions and vector width are not part of it: they change no bit.
+    pub order: String,
     /// Format in which weights enter the GEMMs.
-    pub weights: Dtype,
+    pub weights: WeightFormat,
     /// Element type of KV.
     pub kv: Dtype,
     /// Bumped whenever a kernel's reduction order changes.
@@ -63,7 +113,7 @@ pub struct NumericsClass {
 
 impl fmt::Display for NumericsClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/w-{}/kv-{}/r{}", self.isa, self.weights, self.kv, self.kernel_revision)
+        write!(f, "{}/w-{}/kv-{}/r{}", self.order, self.weights, self.kv, self.kernel_revision)
     }
 }
 

@@ -25,7 +25,7 @@ pub mod share;
 
 pub use attention::{Attention, SlidingWindow, TokenKv};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
-pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
+pub use class::{Compatibility, Digest, Mismatch, NumericsClass, WeightFormat};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
 pub use events::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TransferReport};

@@ -1,7 +1,7 @@
 //! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
 use crate::grpc::checked_card;
-use crate::settings::{DeviceKind, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::weights::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
@@ -13,7 +13,7 @@ use baton_kernels::reference::ReferenceDevice;
 use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host;
-use baton_types::{Compatibility, KvPoolMap, ModelCard};
+use baton_types::{Compatibility, Dtype, KvPoolMap, ModelCard};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,10 +40,13 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    load_on(device(engine)?, model, engine, progress)
+    check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    let source = models::open(model, progress)?;
+    let device = device(engine, numerics(engine, source.as_ref())?)?;
+    start(device, source, model, engine, progress)
 }
 
-/// As [`load`], on a device given by the caller instead of the configured device.
+/// As [`load`], on a device given by the caller instead of the configured one.
 pub fn load_on(
     device: Arc<dyn Device>,
     model: &ModelSettings,
@@ -51,7 +54,16 @@ pub fn load_on(
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
-    let source = models::open(model, progress)?;
+    start(device, models::open(model, progress)?, model, engine, progress)
+}
+
+fn start(
+    device: Arc<dyn Device>,
+    source: Arc<dyn ModelSource>,
+    model: &ModelSettings,
+    engine: &EngineSettings,
+    progress: &(dyn Fn(&str, f32) + Sync),
+) -> Result<Loaded, WorkerError> {
     let context_max = context_max(model.max_model_len, source.shape().context)?;
     let config = EngineConfig {
         kv: engine.kv,
@@ -150,10 +162,30 @@ fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {
     }
 }
 
-fn device(settings: &EngineSettings) -> Result<Arc<dyn Device>, WorkerError> {
+/// The numerics class of the settings, or of the model. A function of the model and the settings alone, never of this host: workers that
+/// exchange KV must come to the same.
+fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numerics, WorkerError> {
+    let quantized = source.is_quantized();
+    let class = match settings.numerics {
+        NumericsChoice::I8x32 if !quantized => return Err(WorkerError::NotQuantized),
+        NumericsChoice::I8x32 => Numerics::I8x32,
+        NumericsChoice::Bf16x32 => Numerics::Bf16x32,
+        NumericsChoice::Auto | NumericsChoice::F32Fma => Numerics::F32Fma { weights: settings.weights },
+    };
+    if matches!(class, Numerics::F32Fma { .. }) {
+        return Ok(class);
+    }
+    for (setting, got) in [("engine.weights", settings.weights), ("engine.kv", settings.kv)] {
+        if got != Dtype::Bf16 {
+            return Err(WorkerError::Numerics { setting, got, class, takes: Dtype::Bf16 });
+        }
+    }
+    Ok(class)
+}
+
+fn device(settings: &EngineSettings, numerics: Numerics) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if settings.threads == 0 { cores } else { settings.threads };
-    let numerics = Numerics::F32Fma { weights: settings.weights };
     let cpu = || CpuDevice::new(CpuConfig { threads, simd: None, numerics });
     Ok(match settings.device {
         DeviceKind::Cpu => cpu()?,

@@ -1,6 +1,6 @@
 //! The configuration tree of a worker, and its flags.
 
-use crate::settings::{DeviceKind, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
@@ -106,7 +106,10 @@ pub struct WorkerArgs {
     /// Compute threads. Default: all cores
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Format of weights: "bf16" or "f32"
+    /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32". Default: the one for the model's stored format
+    #[arg(long, value_parser = parse::<NumericsChoice>)]
+    pub numerics: Option<NumericsChoice>,
+    /// Format of weights in class f32fma: "bf16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub weights: Option<Dtype>,
     /// Element type of KV: "bf16" or "f32"
@@ -161,6 +164,7 @@ impl WorkerArgs {
             .set("--block-tokens", "engine.block_tokens", &self.block_tokens)
             .set("--device", "engine.device", &self.device)
             .set("--threads", "engine.threads", &self.threads)
+            .set("--numerics", "engine.numerics", &self.numerics)
             .set("--weights", "engine.weights", &self.weights)
             .set("--kv", "engine.kv", &self.kv)
             .set_list("--routers", "membership.routers", &self.routers)

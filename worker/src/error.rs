@@ -1,6 +1,8 @@
 //! Why a worker does not start.
 
+use baton_kernels::numerics::Numerics;
 use baton_node::config::ByteSize;
+use baton_types::Dtype;
 
 /// A worker that cannot start. A retry fixes none of these.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,16 @@ pub enum WorkerError {
         /// Longest context of the model, in tokens.
         context: usize,
     },
+    /// A setting that the numerics class does not support.
+    #[error(
+        "{setting} is {got}, but numerics class {class} computes with {takes}: leave it out, or set engine.numerics = \"f32fma\""
+    )]
+    Numerics { setting: &'static str, got: Dtype, class: Numerics, takes: Dtype },
+    /// A class for quantized files, and a model that is none.
+    #[error(
+        "engine.numerics is \"i8x32\", but the model's matrices are not stored in 4 to 8 bits: set it to \"auto\" or \"bf16x32\""
+    )]
+    NotQuantized,
     /// A KV pool that does not fit in memory.
     #[error("kv_cache_bytes = {asked}, but this process may use {memory} of memory: lower --kv-cache-bytes")]
     KvMemory {

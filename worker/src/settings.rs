@@ -48,7 +48,9 @@ pub struct EngineSettings {
     pub device: DeviceKind,
     /// Compute threads; 0 takes all cores.
     pub threads: usize,
-    /// Format of weights in the GEMMs.
+    /// Numerics class: `auto` takes the model's.
+    pub numerics: NumericsChoice,
+    /// Format of weights in the GEMMs of class `f32fma`.
     pub weights: Dtype,
     /// Element type of KV.
     pub kv: Dtype,
@@ -109,6 +111,7 @@ impl Default for EngineSettings {
         Self {
             device: DeviceKind::Cpu,
             threads: 0,
+            numerics: NumericsChoice::Auto,
             weights: Dtype::Bf16,
             kv: engine.kv,
             block_tokens: 16,
@@ -121,6 +124,20 @@ impl Default for EngineSettings {
             prefix_cache: PrefixCacheSettings::default(),
         }
     }
+}
+
+/// The numerics class that the engine computes, see `docs/numerics.md`. All workers of a model should have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NumericsChoice {
+    /// What the model's stored format asks for.
+    Auto,
+    /// f32 activations; the most exact and the slowest.
+    F32Fma,
+    /// bf16 activations and weights.
+    Bf16x32,
+    /// int8 activations, weights as they are stored; for files of 4 to 8 bits.
+    I8x32,
 }
 
 /// The device that the engine computes on.

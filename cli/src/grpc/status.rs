@@ -128,7 +128,7 @@ fn worker(status: v1::WorkerStatus) -> WorkerStatus {
         cached,
         quarantined,
     };
-    let class = |c: v1::NumericsClass| format!("{}/{}/{}/{}", c.isa, c.weights, c.kv, c.kernel_revision);
+    let class = |c: v1::NumericsClass| format!("{}/{}/{}/{}", c.order, c.weights, c.kv, c.kernel_revision);
     let versions = |v1::ProtocolRange { min, max }| if min == max { min.to_string() } else { format!("{min}-{max}") };
     let incarnation = status.party.as_ref().map(|party| format!("{:016x}", party.incarnation));
     WorkerStatus {
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_worker_is_named_in_words() {
         let class =
-            v1::NumericsClass { isa: "avx2".into(), weights: "bf16".into(), kv: "f16".into(), kernel_revision: 1 };
+            v1::NumericsClass { order: "avx2".into(), weights: "bf16".into(), kv: "f16".into(), kernel_revision: 1 };
         let worker = |min, max, role| {
             let protocol = Some(v1::ProtocolRange { min, max });
             worker(v1::WorkerStatus { class: Some(class.clone()), protocol, role, ..Default::default() })

@@ -3,12 +3,15 @@
 use super::{ModelError, rope_table};
 use crate::weights::{LayerTensor, ModelShape, ModelSource, StoredTensor, TensorName};
 use baton_kernels::device::{Device, Role, StoredRows, Weight, WeightSpec};
-use baton_kernels::numerics::PARTITIONS_MAX;
+use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{Attend, GateUp, Head, Norm, Op, Program, Project, Qkv};
 
-/// The largest power of two up to [`PARTITIONS_MAX`] that divides `extent`: canonical numerics of the two GEMMs whose K is
-/// split under tensor parallelism.
-pub(super) fn partitions(extent: usize) -> usize {
+/// Partitions of K of the two GEMMs whose K is split under tensor parallelism. In `f32fma`, the largest power of two up to
+/// [`PARTITIONS_MAX`] that divides `extent`; one in other classes.
+pub(super) fn partitions(numerics: Numerics, extent: usize) -> usize {
+    if !matches!(numerics, Numerics::F32Fma { .. }) {
+        return 1;
+    }
     let mut parts = PARTITIONS_MAX;
     while !extent.is_multiple_of(parts) {
         parts /= 2;
@@ -24,7 +27,7 @@ pub(super) fn program(
     progress: &dyn Fn(f32),
 ) -> Result<Program, ModelError> {
     let shape = source.shape();
-    let total = shape.parameters();
+    let (numerics, total) = (device.info().numerics, shape.parameters());
     let mut loader = Loader { source, shape, device, progress, done: 0, total };
     let rope = device.load_rope(rope_table(shape, positions)?)?;
     let embedding = loader.load(Role::Embedding, &[TensorName::Embedding])?;
@@ -50,12 +53,12 @@ pub(super) fn program(
         let scale = (1.0 / (shape.head_dim as f64).sqrt()) as f32;
         ops.push(Op::Attend(Attend { layer, scale, window: None }));
         let weight = loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?;
-        ops.push(Op::Out(Project { weight, partitions: partitions(shape.kv_heads) }));
+        ops.push(Op::Out(Project { weight, partitions: partitions(numerics, shape.kv_heads) }));
         let norm = loader.norm(name(LayerTensor::MlpNorm))?;
         let weight = loader.load(Role::GateUp, &[LayerTensor::Gate, LayerTensor::Up].map(name))?;
         ops.push(Op::GateUp(GateUp { norm, weight }));
         let weight = loader.load(Role::Down, &[name(LayerTensor::Down)])?;
-        ops.push(Op::Down(Project { weight, partitions: partitions(shape.ffn) }));
+        ops.push(Op::Down(Project { weight, partitions: partitions(numerics, shape.ffn) }));
     }
     let norm = loader.norm(TensorName::FinalNorm)?;
     let weight = if shape.tied { embedding } else { loader.load(Role::Head, &[TensorName::Output])? };

@@ -88,7 +88,7 @@ impl Model {
     pub fn compatibility(&self, layout: KvLayout) -> Compatibility {
         let numerics = self.device.numerics;
         let class = NumericsClass {
-            isa: numerics.name().to_owned(),
+            order: numerics.name().to_owned(),
             weights: numerics.weights(),
             kv: self.config.kv,
             kernel_revision: self.device.kernel_revision,

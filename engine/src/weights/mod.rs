@@ -134,6 +134,10 @@ pub trait ModelSource: Send + Sync {
         format.expand(&bytes, &mut out);
         Ok(out)
     }
+    /// Whether matrices are stored in a quantized format: together with the family it decides the default numerics class.
+    fn is_quantized(&self) -> bool {
+        false
+    }
     /// Digest over configuration and weights.
     fn fingerprint(&self) -> Digest;
     /// Ids of all tokens that end a sequence.

@@ -9,7 +9,7 @@
 //!   shows in bf16 on these prompts; with weights alone rounded to bf16 it shows 0.064 and 0.0039. Accumulating in f32 with an f32
 //!   residual stream should lie between the two.
 //!
-//! The test prints what it measures. Class `cpu-f32fma`, kernel revision 1: in f32 at most 2.0e-5, 3.3e-6 on average, no arg-max
+//! The test prints what it measures. Class `f32fma`, kernel revision 1: in f32 at most 2.0e-5, 3.3e-6 on average, no arg-max
 //! of 1,536 flipped; in bf16 0.077 and 0.0049, seven flipped at margins up to 0.043.
 //!
 //! Beyond the file: the decode steps that generate have the same logits, as bits, as the prefill that teacher-forces.

@@ -5,41 +5,29 @@
 //! only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
-mod attention;
+mod attention_splits;
+mod bf16x32;
+mod buffer;
 mod elementwise;
+mod f32fma;
 mod heap_pool;
-mod linear;
-mod pack;
+mod level;
+mod matrix;
 mod pool_memory;
 pub mod roofline;
 mod simd;
 mod threads;
 
-use crate::device::{DeviceError, RopeTable};
-use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
+use crate::device::{DeviceError, Role, RopeTable, StoredRows};
+use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::Numerics;
 use simd::{Avx2, Kernel, Portable, Simd};
 use std::sync::Arc;
 use threads::Threads;
 
 pub use heap_pool::HeapPool;
-pub use pack::Panels;
-
-/// The instructions to use. The bits do not depend on them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SimdLevel {
-    /// Plain Rust, for any CPU.
-    Portable,
-    /// x86-64 with AVX2, FMA.
-    Avx2Fma,
-}
-
-impl SimdLevel {
-    /// The best level of this machine.
-    pub fn detect() -> Self {
-        if Avx2::detect().is_some() { Self::Avx2Fma } else { Self::Portable }
-    }
-}
+pub use level::SimdLevel;
+pub use matrix::{Input, Matrix};
 
 /// Configuration of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +70,10 @@ impl Level {
 /// SIMD kernels and the threads that run them.
 pub struct CpuKernels {
     numerics: Numerics,
+    /// For kernels over vectors of eight.
     level: Level,
+    /// For all others.
+    simd: SimdLevel,
     threads: Threads,
 }
 
@@ -100,11 +91,13 @@ impl CpuDevice {
 impl CpuKernels {
     /// Starts the threads, see [`CpuDevice::new`].
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
-        let level = match config.simd.unwrap_or_else(SimdLevel::detect) {
-            SimdLevel::Portable => Level::Portable(Portable),
-            SimdLevel::Avx2Fma => Level::Avx2(
-                Avx2::detect().ok_or_else(|| DeviceError::Failed("this processor has no AVX2 and FMA".into()))?,
-            ),
+        let simd = config.simd.unwrap_or_else(SimdLevel::detect);
+        if !simd.available() {
+            return Err(DeviceError::Failed(format!("this processor has no {}", simd.name())));
+        }
+        let level = match Avx2::detect() {
+            Some(avx2) if simd >= SimdLevel::Avx2Fma => Level::Avx2(avx2),
+            _ => Level::Portable(Portable),
         };
         if !(1..=CpuConfig::THREADS_MAX).contains(&config.threads) {
             let message = format!("{} threads; 1 to {}", config.threads, CpuConfig::THREADS_MAX);
@@ -112,30 +105,27 @@ impl CpuKernels {
         }
         let threads = Threads::start(config.threads)
             .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
-        Ok(Self { numerics: config.numerics, level, threads })
+        Ok(Self { numerics: config.numerics, level, simd, threads })
     }
 }
 
 impl HostKernels for CpuKernels {
-    type Matrix = Panels;
+    type Matrix = Matrix;
+    type Input = Input;
 
     fn name(&self) -> String {
-        let level = match self.level {
-            Level::Portable(_) => "portable",
-            Level::Avx2(_) => "avx2+fma",
-        };
-        format!("cpu {level}, {} threads", self.threads.count())
+        format!("cpu {}, {} threads", self.simd.name(), self.threads.count())
     }
 
     fn numerics(&self) -> Numerics {
         self.numerics
     }
 
-    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Panels {
-        Panels::pack(n, k, self.numerics.weights(), rows)
+    fn pack(&self, _: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Matrix, DeviceError> {
+        Matrix::pack(self.numerics, k, parts)
     }
 
-    fn row(&self, matrix: &Panels, row: usize, out: &mut [f32]) {
+    fn row(&self, matrix: &Matrix, row: usize, out: &mut [f32]) {
         matrix.row(row, out);
     }
 
@@ -143,8 +133,12 @@ impl HostKernels for CpuKernels {
         elementwise::rms_norm(self, x, gain, eps, out);
     }
 
-    fn linear(&self, x: &[f32], w: &Panels, partitions: usize, store: Store, out: &mut [f32], rows: usize) {
-        linear::linear(self, x, w, partitions, store, out, rows);
+    fn input(&self, x: &[f32], rows: usize, w: &Matrix, input: &mut Input) {
+        input.round(self, x, rows, w);
+    }
+
+    fn linear(&self, x: &Input, w: &Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        matrix::linear(self, x, w, partitions, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
@@ -154,7 +148,12 @@ impl HostKernels for CpuKernels {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-        attention::attend(self, step, q, scores, out);
+        match self.numerics {
+            Numerics::F32Fma { .. } => f32fma::attend(self, step, q, scores, out),
+            Numerics::Bf16x32 | Numerics::I8x32 => {
+                attention_splits::attend(&self.threads, self.simd, step, q, scores, out)
+            }
+        }
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

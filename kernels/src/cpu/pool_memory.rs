@@ -99,6 +99,58 @@ impl HeadSource<'_> {
     }
 }
 
+/// Addresses of one KV head of one plane of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct HeadRows<'a> {
+    /// Of the head in the first token of block 0.
+    base: *const u8,
+    block_bytes: usize,
+    token_bytes: usize,
+    block_tokens: usize,
+    /// Blocks of the pool.
+    total: u32,
+    blocks: &'a [BlockId],
+}
+
+impl<'a> HeadRows<'a> {
+    /// The map is asked once, since it checks and multiplies anew for every block: its blocks of a layer follow one another.
+    pub(super) fn new(source: HeadSource<'a>) -> Self {
+        let HeadSource { pool, layer, plane, head, blocks } = source;
+        let total = pool.map.blocks();
+        let offset = |block| pool.offset(layer, plane, BlockId(block), 0);
+        let block_bytes = if total > 1 { offset(1) - offset(0) } else { 0 };
+        assert_eq!(offset(total - 1), offset(0) + (total as usize - 1) * block_bytes);
+        assert!(pool.map.bytes() <= pool.memory.bytes());
+        let head_bytes = pool.dim() * pool.dtype(plane).bytes();
+        Self {
+            base: pool.memory.base().cast_const().wrapping_add(offset(0) + head * head_bytes),
+            block_bytes,
+            token_bytes: pool.token_stride(plane),
+            block_tokens: pool.block_tokens(),
+            total,
+            blocks,
+        }
+    }
+
+    /// The head's elements in each of `tokens`.
+    #[inline]
+    pub(super) fn addresses(&self, tokens: Range<usize>, out: &mut [*const u8]) {
+        assert_eq!(tokens.len(), out.len());
+        let (mut token, mut out) = (tokens.start, out.iter_mut());
+        while token < tokens.end {
+            let BlockId(block) = self.blocks[token / self.block_tokens];
+            assert!(block < self.total, "block {block} of a pool of {}", self.total);
+            let within = token % self.block_tokens;
+            let first = self.base.wrapping_add(block as usize * self.block_bytes + within * self.token_bytes);
+            let count = (self.block_tokens - within).min(tokens.end - token);
+            for (t, out) in out.by_ref().take(count).enumerate() {
+                *out = first.wrapping_add(t * self.token_bytes);
+            }
+            token += count;
+        }
+    }
+}
+
 /// # Safety
 /// `from` is readable for as many elements of `dtype` as `out` has.
 #[inline(always)]

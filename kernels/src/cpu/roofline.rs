@@ -1,7 +1,7 @@
 //! Measures this machine's peak rates, as the reference for benchmarks.
 
+use super::Level;
 use super::simd::{Kernel, Simd};
-use super::{Level, SimdLevel};
 use crate::cpu::{Avx2, Portable};
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -18,10 +18,7 @@ const ROUNDS: usize = 100;
 const ROUND: Duration = Duration::from_millis(4);
 
 fn level() -> Level {
-    match SimdLevel::detect() {
-        SimdLevel::Avx2Fma => Avx2::detect().map_or(Level::Portable(Portable), Level::Avx2),
-        SimdLevel::Portable => Level::Portable(Portable),
-    }
+    Avx2::detect().map_or(Level::Portable(Portable), Level::Avx2)
 }
 
 /// Runs `work` on `threads` threads at once. Returns the total work per second of the slowest thread, in the best round.

@@ -65,7 +65,7 @@ pub(super) struct Threads {
 impl Threads {
     /// `count` threads, the caller of [`Threads::run`] being one of them.
     pub(super) fn start(count: usize) -> std::io::Result<Self> {
-        let mut threads = Self { common: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) };
+        let mut threads = Self::none();
         for i in 1..count {
             let common = threads.common.clone();
             threads
@@ -73,6 +73,11 @@ impl Threads {
                 .push(std::thread::Builder::new().name(format!("kernels-{i}")).spawn(move || common.serve())?);
         }
         Ok(threads)
+    }
+
+    /// The caller's thread alone.
+    pub(super) fn none() -> Self {
+        Self { common: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) }
     }
 
     pub(super) fn count(&self) -> usize {

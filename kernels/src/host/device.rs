@@ -2,44 +2,10 @@
 
 use super::executable::HostExecutable;
 use super::{HostDevice, HostKernels, Loaded, Shared};
-use crate::device::{
-    Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, StoredRows, Weight, WeightSpec,
-};
+use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightSpec};
 use crate::program::{Program, check};
 use baton_types::MemoryKind;
 use std::sync::Arc;
-
-/// Reads a stored row, expanded to f32.
-struct Rows<'a> {
-    stored: StoredRows<'a>,
-    row_bytes: usize,
-}
-
-impl<'a> Rows<'a> {
-    fn try_new(spec: &WeightSpec<'_>, stored: StoredRows<'a>) -> Result<Self, DeviceError> {
-        let row_bytes = stored.format.row_bytes(spec.k).filter(|bytes| {
-            stored.rows > 0 && spec.k > 0 && stored.rows.checked_mul(*bytes) == Some(stored.bytes.len())
-        });
-        match row_bytes {
-            Some(row_bytes) => Ok(Self { stored, row_bytes }),
-            None => {
-                let StoredRows { rows, format, bytes } = stored;
-                let message = format!(
-                    "{}: {} bytes for {rows} rows of {} elements in {format:?}",
-                    spec.name,
-                    bytes.len(),
-                    spec.k
-                );
-                Err(DeviceError::Shape { op: "load", message })
-            }
-        }
-    }
-
-    fn read(&self, row: usize, out: &mut [f32]) {
-        let bytes = &self.stored.bytes[row * self.row_bytes..(row + 1) * self.row_bytes];
-        self.stored.format.expand(bytes, out);
-    }
-}
 
 impl<K: HostKernels> Device for HostDevice<K> {
     fn info(&self) -> DeviceInfo {
@@ -53,22 +19,20 @@ impl<K: HostKernels> Device for HostDevice<K> {
     }
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
-        let parts = spec.parts.iter().map(|part| Rows::try_new(spec, *part)).collect::<Result<Vec<_>, _>>()?;
-        let n = parts.iter().map(|part| part.stored.rows).sum();
+        spec.parts.iter().try_for_each(|part| part.check(spec.name, spec.k))?;
+        let n = spec.parts.iter().map(|part| part.rows).sum();
         let refuse = |message| Err(DeviceError::Shape { op: "load", message });
         let loaded = match spec.role {
             _ if n == 0 => return refuse(format!("{}: no rows", spec.name)),
             Role::Vector if n != 1 => return refuse(format!("{}: a vector of {n} rows", spec.name)),
             Role::Vector => {
                 let mut vector = vec![0.0; spec.k];
-                parts[0].read(0, &mut vector);
+                spec.parts[0].read(0, &mut vector);
                 Loaded::Vector(vector)
             }
-            _ => {
-                let pack = |part: &Rows<'_>| {
-                    self.shared.kernels.pack(part.stored.rows, spec.k, &|row, out| part.read(row, out))
-                };
-                Loaded::Parts(parts.iter().map(pack).collect())
+            role => {
+                let matrix = self.shared.kernels.pack(role, spec.k, spec.parts)?;
+                Loaded::Matrix { matrix, parts: spec.parts.len() }
             }
         };
         let mut weights = self.shared.weights.write();
@@ -92,7 +56,9 @@ impl<K: HostKernels> Device for HostDevice<K> {
 impl<K: HostKernels> Shared<K> {
     pub(super) fn matrix(&self, weight: Weight, parts: usize) -> Result<Arc<Loaded<K::Matrix>>, DeviceError> {
         match self.weights.read().get(weight.id as usize) {
-            Some(loaded) if loaded.parts().is_some_and(|found| found.len() == parts) => Ok(loaded.clone()),
+            Some(loaded) if matches!(**loaded, Loaded::Matrix { parts: found, .. } if found == parts) => {
+                Ok(loaded.clone())
+            }
             _ => {
                 let message = format!("weight {} is of another device, or no matrix of {parts} parts", weight.id);
                 Err(DeviceError::Shape { op: "compile", message })
@@ -119,10 +85,14 @@ impl<K: HostKernels> Shared<K> {
 }
 
 impl<M> Loaded<M> {
-    pub(super) fn parts(&self) -> Option<&[M]> {
+    /// The matrix.
+    ///
+    /// # Panics
+    /// If it is a vector: compiling resolves weights of operations to matrices.
+    pub(super) fn matrix(&self) -> &M {
         match self {
-            Self::Parts(parts) => Some(parts),
-            Self::Vector(_) => None,
+            Self::Matrix { matrix, .. } => matrix,
+            Self::Vector(_) => unreachable!("a vector where a program has a matrix"),
         }
     }
 }

@@ -78,6 +78,7 @@ pub(super) struct HostExecutable<K: HostKernels> {
     sizes: Sizes,
     bounds: Bounds,
     activations: Activations,
+    input: K::Input,
     pool: Option<KvBinding>,
     /// Logits of the steps that were launched and not finished.
     launched: VecDeque<Vec<f32>>,
@@ -120,7 +121,17 @@ impl<K: HostKernels> HostExecutable<K> {
         let sizes = program.check(&bounds)?;
         let ops = program.ops.iter().map(|op| shared.resolve(op)).collect::<Result<_, _>>()?;
         let activations = Activations::alloc(&sizes, &bounds)?;
-        Ok(Self { shared, program, ops, sizes, bounds, activations, pool: None, launched: VecDeque::new() })
+        Ok(Self {
+            shared,
+            program,
+            ops,
+            sizes,
+            bounds,
+            activations,
+            input: K::Input::default(),
+            pool: None,
+            launched: VecDeque::new(),
+        })
     }
 }
 
@@ -170,6 +181,11 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         }
         let pool = KvBinding::try_new(memory, map)?;
         self.program.check_pool(&pool)?;
+        let numerics = self.shared.kernels.numerics();
+        if let Some(dtype) = pool.planes().map(|plane| pool.dtype(plane)).into_iter().find(|d| !numerics.takes_kv(*d)) {
+            let message = format!("class {numerics} attends to KV in bf16, the pool has {dtype}");
+            return Err(DeviceError::Shape { op: "bind", message });
+        }
         self.pool = Some(pool);
         Ok(())
     }
@@ -178,7 +194,13 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         step.check(&self.bounds, self.sizes.vocab, kv)?;
         let fence: Fence = Arc::new(AlreadyDone);
-        let mut run = Run { kernels: &self.shared.kernels, kv, a: &mut self.activations, hidden: self.sizes.hidden };
+        let mut run = Run {
+            kernels: &self.shared.kernels,
+            kv,
+            a: &mut self.activations,
+            input: &mut self.input,
+            hidden: self.sizes.hidden,
+        };
         let (mut rows, mut segments) = (step.ids.len(), Cow::Borrowed(step.segments.as_slice()));
         let mut query = 0;
         for op in &self.ops {
@@ -246,18 +268,27 @@ struct Run<'a, K: HostKernels> {
     kernels: &'a K,
     kv: &'a KvBinding,
     a: &'a mut Activations,
+    input: &'a mut K::Input,
     hidden: usize,
 }
 
-fn parts<M>(loaded: &Loaded<M>) -> &[M] {
-    // Compiling resolves only matrices.
-    loaded.parts().unwrap_or_default()
+/// `out = x * w^T` for each part of a weight.
+fn project<K: HostKernels>(
+    kernels: &K,
+    x: &[f32],
+    rows: usize,
+    weight: &K::Matrix,
+    input: &mut K::Input,
+    outs: &mut [&mut [f32]],
+) {
+    kernels.input(x, rows, weight, input);
+    kernels.linear(input, weight, 1, Store::Set, outs);
 }
 
 impl<K: HostKernels> Run<'_, K> {
     fn embed(&mut self, table: &Loaded<K::Matrix>, ids: &[u32]) {
         for (row, &id) in self.a.residual.chunks_exact_mut(self.hidden).zip(ids) {
-            self.kernels.row(&parts(table)[0], id as usize, row);
+            self.kernels.row(table.matrix(), id as usize, row);
         }
     }
 
@@ -271,9 +302,7 @@ impl<K: HostKernels> Run<'_, K> {
         let a = &mut *self.a;
         let normed = &a.normed[..rows * self.hidden];
         let (q, k, v) = (&mut a.query[..rows * op.query], &mut a.key[..rows * op.kv], &mut a.value[..rows * op.kv]);
-        for (part, out) in parts(&op.weight).iter().zip([&mut *q, &mut *k, &mut *v]) {
-            self.kernels.linear(normed, part, 1, Store::Set, out, rows);
-        }
+        project(self.kernels, normed, rows, op.weight.matrix(), self.input, &mut [&mut *q, &mut *k, &mut *v]);
         if let Some(bias) = &op.bias {
             let (of_query, rest) = bias.split_at(op.query);
             let (of_key, of_value) = rest.split_at(op.kv);
@@ -300,23 +329,25 @@ impl<K: HostKernels> Run<'_, K> {
     fn out(&mut self, op: &Projection<K::Matrix>, rows: usize) {
         let residual = &mut self.a.residual[..rows * self.hidden];
         let attended = &self.a.attended[..rows * op.k];
-        self.kernels.linear(attended, &parts(&op.weight)[0], op.partitions, Store::Add, residual, rows);
+        let weight = op.weight.matrix();
+        self.kernels.input(attended, rows, weight, self.input);
+        self.kernels.linear(self.input, weight, op.partitions, Store::Add, &mut [residual]);
     }
 
     fn gate_up(&mut self, norm: &Norm, weight: &Loaded<K::Matrix>, ffn: usize, rows: usize) {
         self.norm(norm, rows);
         let a = &mut *self.a;
         let (normed, len) = (&a.normed[..rows * self.hidden], rows * ffn);
-        for (part, out) in parts(weight).iter().zip([&mut a.gate[..len], &mut a.up[..len]]) {
-            self.kernels.linear(normed, part, 1, Store::Set, out, rows);
-        }
+        project(self.kernels, normed, rows, weight.matrix(), self.input, &mut [&mut a.gate[..len], &mut a.up[..len]]);
         self.kernels.silu_mul(&mut a.gate[..len], &a.up[..len]);
     }
 
     fn down(&mut self, op: &Projection<K::Matrix>, rows: usize) {
         let residual = &mut self.a.residual[..rows * self.hidden];
         let inner = &self.a.gate[..rows * op.k];
-        self.kernels.linear(inner, &parts(&op.weight)[0], op.partitions, Store::Add, residual, rows);
+        let weight = op.weight.matrix();
+        self.kernels.input(inner, rows, weight, self.input);
+        self.kernels.linear(self.input, weight, op.partitions, Store::Add, &mut [residual]);
     }
 
     /// Moves the selected rows of residual stream and query to the front.
@@ -333,6 +364,6 @@ impl<K: HostKernels> Run<'_, K> {
     fn head(&mut self, norm: &Norm, weight: &Loaded<K::Matrix>, len: usize, rows: usize) {
         self.norm(norm, rows);
         let normed = &self.a.normed[..rows * self.hidden];
-        self.kernels.linear(normed, &parts(weight)[0], 1, Store::Set, &mut self.a.logits[..len], rows);
+        project(self.kernels, normed, rows, weight.matrix(), self.input, &mut [&mut self.a.logits[..len]]);
     }
 }

@@ -5,7 +5,7 @@
 mod device;
 mod executable;
 
-use crate::device::RopeTable;
+use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
 use crate::step::{StepSegment, rows_of};
@@ -60,14 +60,14 @@ impl Scores {
     }
 }
 
-/// Reads the rows of a matrix that is being packed: `read(row, out)` writes `k` elements.
-pub type ReadRow<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
-
 /// The arithmetic of a host device. Shapes are checked before a call; all activations are dense and row-major.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait HostKernels: Send + Sync + 'static {
-    /// A weight in the format of these kernels.
+    /// A matrix in the format of these kernels.
     type Matrix: Send + Sync;
+
+    /// The input of a GEMM: rows rounded as the class says, in the order in which the kernels read them.
+    type Input: Default + Send;
 
     fn name(&self) -> String;
 
@@ -78,17 +78,20 @@ pub trait HostKernels: Send + Sync + 'static {
         KERNEL_REVISION
     }
 
-    /// Rounds a `[n, k]` matrix to the format of the weights and packs it.
-    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Self::Matrix;
+    /// Packs matrices with rows of `k` elements that are multiplied together, rounded as the class says.
+    fn pack(&self, role: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Self::Matrix, DeviceError>;
 
-    /// Widens row `row` into `out` (`k` elements).
+    /// Widens row `row` of the first part into `out` (`k` elements).
     fn row(&self, matrix: &Self::Matrix, row: usize, out: &mut [f32]);
 
     /// RMSNorm of rows as long as `gain`.
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]);
 
-    /// GEMM of `rows` rows.
-    fn linear(&self, x: &[f32], w: &Self::Matrix, partitions: usize, store: Store, out: &mut [f32], rows: usize);
+    /// Rounds `rows` rows of `x` for products with `w`, into memory that may be reused.
+    fn input(&self, x: &[f32], rows: usize, w: &Self::Matrix, input: &mut Self::Input);
+
+    /// GEMM of all rows of an input for `w`; `outs` are `[rows, n]` for each part.
+    fn linear(&self, x: &Self::Input, w: &Self::Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]);
 
     /// Rotates q and k in place and stores k and v; `v` as long as `k`.
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
@@ -102,8 +105,11 @@ pub trait HostKernels: Send + Sync + 'static {
 
 /// A loaded weight.
 enum Loaded<M> {
-    /// The parts of a matrix.
-    Parts(Vec<M>),
+    /// A matrix of so many parts.
+    Matrix {
+        matrix: M,
+        parts: usize,
+    },
     Vector(Vec<f32>),
 }
 

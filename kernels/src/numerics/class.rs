@@ -1,15 +1,20 @@
-//! The arithmetics that backends compute.
+//! The arithmetics that backends compute, see `docs/numerics.md`.
 
-use baton_types::Dtype;
+use baton_types::{Dtype, WeightFormat};
+use std::fmt;
 
 /// A written order of arithmetic. It decides bits; the instruction set, the vector width and the number of threads do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Numerics {
-    /// f32 activations, products summed by FMA in ascending order; see the [crate].
+    /// f32 activations, products summed by FMA in ascending order.
     F32Fma {
-        /// Format to which matrices are rounded at load.
+        /// Element type to which matrices are rounded at load.
         weights: Dtype,
     },
+    /// bf16 activations and weights, even and odd chains over groups of 32.
+    Bf16x32,
+    /// int8 activations with a scale for each 32, weights as they are stored.
+    I8x32,
 }
 
 impl Default for Numerics {
@@ -20,16 +25,31 @@ impl Default for Numerics {
 
 impl Numerics {
     /// Name of the order, see [`baton_types::NumericsClass`].
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::F32Fma { .. } => "cpu-f32fma",
+            Self::F32Fma { .. } => "f32fma",
+            Self::Bf16x32 => "bf16x32",
+            Self::I8x32 => "i8x32",
         }
     }
 
     /// Format in which weights enter the GEMMs.
-    pub fn weights(self) -> Dtype {
+    pub const fn weights(self) -> WeightFormat {
         match self {
-            Self::F32Fma { weights } => weights,
+            Self::F32Fma { weights } => WeightFormat::Elements(weights),
+            Self::Bf16x32 => WeightFormat::Elements(Dtype::Bf16),
+            Self::I8x32 => WeightFormat::Stored,
         }
+    }
+
+    /// Whether KV of this element type can be attended to.
+    pub fn takes_kv(self, dtype: Dtype) -> bool {
+        matches!(self, Self::F32Fma { .. }) || dtype == Dtype::Bf16
+    }
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

@@ -2,6 +2,7 @@
 
 mod class;
 mod exp;
+pub mod flushed;
 pub mod lanes;
 pub mod round;
 
@@ -17,7 +18,13 @@ pub const K_SLAB: usize = 256;
 /// Most partitions of a split GEMM: the largest degree of tensor parallelism whose bits do not depend on the degree.
 pub const PARTITIONS_MAX: usize = 8;
 
-/// Tokens of one attention slab, counted from position 0. Independent of the block size of any pool.
+/// Tokens of one split of attention in `bf16x32` and `i8x32`, counted from position 0.
+pub const ATTENTION_SPLIT: usize = 512;
+
+/// Tokens of a split after which its maximum is updated.
+pub const ATTENTION_BLOCK: usize = 64;
+
+/// Tokens of one attention slab of `f32fma`, counted from position 0. Independent of the block size of any pool.
 pub const ATTENTION_SLAB: usize = 64;
 
 pub(crate) use exp::{EXP_BIAS, EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};

@@ -23,7 +23,7 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
 }
 
 /// Reads tokens `0 .. tokens` of one plane, widened: `[tokens, kv_heads * dim]`.
-fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Vec<f32> {
+pub(super) fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Vec<f32> {
     let pool = step.kv;
     let cols = pool.heads() * pool.dim();
     let (mut out, mut bytes) = (vec![0.0; tokens * cols], Vec::new());

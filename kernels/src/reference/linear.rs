@@ -1,24 +1,31 @@
 //! GEMM in the canonical order.
 
-use super::Rows;
 use crate::host::Store;
 
-/// `out = x * w^T` with slabs of `slab` products; the canonical length is [`crate::numerics::K_SLAB`].
-pub(crate) fn linear(x: &[f32], w: &Rows, partitions: usize, slab: usize, store: Store, out: &mut [f32], rows: usize) {
-    for m in 0..rows {
-        for n in 0..w.n {
-            let total = dot(&x[m * w.k..(m + 1) * w.k], &w.data[n * w.k..(n + 1) * w.k], partitions, slab);
-            let to = &mut out[m * w.n + n];
-            *to = match store {
+/// `out = x * w^T`, each element by `dot` of two rows of `k` elements.
+pub(crate) fn linear<X, W>(
+    x: &[X],
+    w: &[W],
+    k: usize,
+    n: usize,
+    store: Store,
+    out: &mut [f32],
+    dot: impl Fn(&[X], &[W]) -> f32,
+) {
+    for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
+        for (w, out) in w.chunks_exact(k).zip(out) {
+            let total = dot(x, w);
+            *out = match store {
                 Store::Set => total,
-                Store::Add => *to + total,
+                Store::Add => *out + total,
             };
         }
     }
 }
 
-/// One element: slabs in order inside a partition, partitions in a binary tree.
-fn dot(x: &[f32], w: &[f32], partitions: usize, slab: usize) -> f32 {
+/// The dot product of `f32fma`: slabs in order inside a partition, partitions in a binary tree. The canonical slab has
+/// [`crate::numerics::K_SLAB`] products.
+pub(crate) fn dot(x: &[f32], w: &[f32], partitions: usize, slab: usize) -> f32 {
     if partitions > 1 {
         let (mid, each) = (x.len() / 2, partitions / 2);
         return dot(&x[..mid], &w[..mid], each, slab) + dot(&x[mid..], &w[mid..], each, slab);

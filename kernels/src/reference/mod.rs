@@ -1,20 +1,37 @@
 //! The scalar backend: the canonical orders of the [crate] docs, implemented literally, without `unsafe` and without optimization.
 
 pub(crate) mod attention;
+pub(crate) mod attention_splits;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 
-use crate::device::RopeTable;
-use crate::host::{HostDevice, HostKernels, KvStep, ReadRow, Scores, Store};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, round};
+use crate::device::{DeviceError, Role, RopeTable, StoredRows};
+use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, flushed, round};
+use crate::quantized::{self, Activations, Block};
+use baton_types::{Dtype, WeightFormat};
+use half::bf16;
 use std::sync::Arc;
 
-/// A row-major weight, already rounded to its format.
+/// A row-major weight.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub(crate) n: usize,
     pub(crate) k: usize,
+    /// Rounded to the format of the weights, or expanded.
     pub(crate) data: Vec<f32>,
+    /// The same in bf16, where products are computed so.
+    bf16: Vec<bf16>,
+    /// `[n, k / 32]` in class `i8x32`, if the file stores integers.
+    quantized: Vec<Block>,
+}
+
+/// Rows as they enter a product.
+#[derive(Clone, Debug, Default)]
+pub struct Input {
+    pub(crate) data: Vec<f32>,
+    bf16: Vec<bf16>,
+    quantized: Vec<Activations>,
 }
 
 /// Scalar loops in the canonical reduction order.
@@ -27,6 +44,24 @@ impl ReferenceKernels {
     /// Kernels of this arithmetic.
     pub fn new(numerics: Numerics) -> Self {
         Self { numerics }
+    }
+
+    fn rows(&self, k: usize, stored: &StoredRows<'_>) -> Rows {
+        let n = stored.rows;
+        let mut data = vec![0.0; n * k];
+        data.chunks_exact_mut(k).enumerate().for_each(|(row, out)| stored.read(row, out));
+        if self.numerics == Numerics::I8x32 && stored.format.is_quantized() {
+            let quantized = quantized::blocks(stored.format, stored.bytes);
+            return Rows { n, k, data, bf16: Vec::new(), quantized };
+        }
+        let dtype = if let WeightFormat::Elements(dtype) = self.numerics.weights() { dtype } else { Dtype::Bf16 };
+        data.iter_mut().for_each(|x| *x = round::through(dtype, *x));
+        let bf16 = if self.is_f32() { Vec::new() } else { data.iter().map(|x| bf16::from_f32(*x)).collect() };
+        Rows { n, k, data, bf16, quantized: Vec::new() }
+    }
+
+    fn is_f32(&self) -> bool {
+        matches!(self.numerics, Numerics::F32Fma { .. })
     }
 }
 
@@ -42,7 +77,8 @@ impl ReferenceDevice {
 }
 
 impl HostKernels for ReferenceKernels {
-    type Matrix = Rows;
+    type Matrix = Vec<Rows>;
+    type Input = Input;
 
     fn name(&self) -> String {
         "cpu reference (scalar)".into()
@@ -52,23 +88,39 @@ impl HostKernels for ReferenceKernels {
         self.numerics
     }
 
-    fn pack(&self, n: usize, k: usize, rows: ReadRow<'_>) -> Rows {
-        let mut data = vec![0.0; n * k];
-        data.chunks_exact_mut(k.max(1)).enumerate().for_each(|(row, out)| rows(row, out));
-        data.iter_mut().for_each(|x| *x = round::through(self.numerics.weights(), *x));
-        Rows { n, k, data }
+    fn pack(&self, _: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Vec<Rows>, DeviceError> {
+        Ok(parts.iter().map(|stored| self.rows(k, stored)).collect())
     }
 
-    fn row(&self, matrix: &Rows, row: usize, out: &mut [f32]) {
-        out.copy_from_slice(&matrix.data[row * matrix.k..(row + 1) * matrix.k]);
+    fn row(&self, matrix: &Vec<Rows>, row: usize, out: &mut [f32]) {
+        let Rows { k, data, .. } = &matrix[0];
+        out.copy_from_slice(&data[row * k..(row + 1) * k]);
     }
 
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
         elementwise::rms_norm(x, gain, eps, out);
     }
 
-    fn linear(&self, x: &[f32], w: &Rows, partitions: usize, store: Store, out: &mut [f32], rows: usize) {
-        linear::linear(x, w, partitions, K_SLAB, store, out, rows);
+    fn input(&self, x: &[f32], rows: usize, w: &Vec<Rows>, input: &mut Input) {
+        let k = w[0].k;
+        let data = x[..rows * k].to_vec();
+        let blocks = data.chunks_exact(k).flat_map(|row| row.chunks(quantized::BLOCK));
+        let quantized = blocks.map(Activations::new).collect();
+        *input = Input { bf16: data.iter().map(|x| bf16::from_f32(*x)).collect(), quantized, data };
+    }
+
+    fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        for (w, out) in w.iter().zip(outs) {
+            if !w.quantized.is_empty() {
+                let blocks = w.k.div_ceil(quantized::BLOCK);
+                linear::linear(&x.quantized, &w.quantized, blocks, w.n, store, out, quantized::dot);
+            } else if !self.is_f32() {
+                linear::linear(&x.bf16, &w.bf16, w.k, w.n, store, out, flushed::dot);
+            } else {
+                let dot = |x: &[f32], w: &[f32]| linear::dot(x, w, partitions, K_SLAB);
+                linear::linear(&x.data, &w.data, w.k, w.n, store, out, dot);
+            }
+        }
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
@@ -78,7 +130,12 @@ impl HostKernels for ReferenceKernels {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-        attention::attend(step, q, scores, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
+        match self.numerics {
+            Numerics::F32Fma { .. } => {
+                attention::attend(step, q, scores, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
+            }
+            Numerics::Bf16x32 | Numerics::I8x32 => attention_splits::attend(step, q, scores, out),
+        }
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -5,11 +5,12 @@ pub mod tiny;
 
 use baton_kernels::KvBinding;
 use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool, SimdLevel};
-use baton_kernels::device::RopeTable;
+use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
+use baton_kernels::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
 use std::sync::Arc;
@@ -55,8 +56,9 @@ pub trait Kernels {
 
 impl<K: HostKernels> Kernels for K {
     fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed {
-        let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&data[row * k..(row + 1) * k]);
-        Packed { n, k, matrix: Box::new(HostKernels::pack(self, n, k, &rows)) }
+        let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let stored = StoredRows { rows: n, format: StorageFormat::F32, bytes: &bytes };
+        Packed { n, k, matrix: Box::new(HostKernels::pack(self, Role::Out, k, &[stored]).unwrap()) }
     }
     fn row(&self, matrix: &Packed, row: usize, out: &mut [f32]) {
         HostKernels::row(self, matrix.of::<K>(), row, out);
@@ -65,7 +67,9 @@ impl<K: HostKernels> Kernels for K {
         HostKernels::rms_norm(self, x, gain, eps, out);
     }
     fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]) {
-        HostKernels::linear(self, x, w.of::<K>(), partitions, store, out, x.len() / w.k);
+        let mut input = K::Input::default();
+        HostKernels::input(self, x, x.len() / w.k, w.of::<K>(), &mut input);
+        HostKernels::linear(self, &input, w.of::<K>(), partitions, store, &mut [out]);
     }
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
         HostKernels::rope_store(self, step, rope, q, k, v);
@@ -96,7 +100,7 @@ pub struct Shape {
     pub ffn: usize,
     pub vocab: usize,
     pub window: Option<usize>,
-    pub weights: Dtype,
+    pub numerics: Numerics,
     pub kv: Dtype,
     pub seed: u64,
 }
@@ -108,12 +112,12 @@ impl Shape {
     pub fn kv_cols(&self) -> usize {
         self.kv_heads * self.head_dim
     }
-    pub fn numerics(&self) -> Numerics {
-        Numerics::F32Fma { weights: self.weights }
-    }
 }
 
-fn partitions(k: usize) -> usize {
+fn partitions(numerics: Numerics, k: usize) -> usize {
+    if !matches!(numerics, Numerics::F32Fma { .. }) {
+        return 1;
+    }
     (1 << k.trailing_zeros()).min(PARTITIONS_MAX)
 }
 
@@ -228,12 +232,12 @@ impl Layer {
             kernels.linear(&h, wv, 1, Store::Set, &mut v);
             kernels.rope_store(step, &self.rope, &mut q, &mut k, &v);
             kernels.attend(step, &q, scores, &mut a);
-            kernels.linear(&a, wo, partitions(s.q_cols()), Store::Add, &mut x);
+            kernels.linear(&a, wo, partitions(s.numerics, s.q_cols()), Store::Add, &mut x);
             kernels.rms_norm(&x, &self.gain, 1e-5, &mut h);
             kernels.linear(&h, wg, 1, Store::Set, &mut gate);
             kernels.linear(&h, wu, 1, Store::Set, &mut up);
             kernels.silu_mul(&mut gate, &up);
-            kernels.linear(&gate, wd, partitions(s.ffn), Store::Add, &mut x);
+            kernels.linear(&gate, wd, partitions(s.numerics, s.ffn), Store::Add, &mut x);
         }
         let mut bits = vec![Vec::new(); rows];
         for data in [&x, &h, &q, &k, &v, &a, &gate, &up] {
@@ -264,16 +268,20 @@ impl Layer {
     }
 }
 
-pub fn reference(weights: Dtype) -> Box<dyn Kernels> {
-    Box::new(ReferenceKernels::new(Numerics::F32Fma { weights }))
+pub fn reference(numerics: Numerics) -> Box<dyn Kernels> {
+    Box::new(ReferenceKernels::new(numerics))
 }
 
 /// The SIMD kernels, or `None` (said aloud) where the machine lacks the level.
-pub fn cpu(threads: usize, simd: SimdLevel, weights: Dtype) -> Option<Box<dyn Kernels>> {
-    if simd == SimdLevel::Avx2Fma && SimdLevel::detect() != SimdLevel::Avx2Fma {
-        skipped(Need::Avx2, "the kernels of AVX2", "the processor does not say that it has it");
+pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dyn Kernels>> {
+    if !simd.available() {
+        skipped(
+            Need::Avx2,
+            &format!("the kernels of {simd:?}"),
+            "the processor does not say that it has the instructions",
+        );
         return None;
     }
-    let config = CpuConfig { threads, simd: Some(simd), numerics: Numerics::F32Fma { weights } };
+    let config = CpuConfig { threads, simd: Some(simd), numerics };
     Some(Box::new(CpuKernels::new(config).unwrap()))
 }

@@ -4,7 +4,7 @@ use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
 use baton_types::{
     Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, KvPoolMap,
-    NumericsClass, ProtocolRange,
+    NumericsClass, ProtocolRange, WeightFormat,
 };
 
 /// Location of a peer's region, in the peer's own address space.
@@ -92,7 +92,7 @@ pub(super) fn read_party(r: &mut Reader<'_>) -> Result<Party, WireError> {
 }
 
 fn write_class(w: &mut Writer, class: &NumericsClass) {
-    w.text(&class.isa);
+    w.text(&class.order);
     w.text(class.weights.name());
     w.text(class.kv.name());
     w.u32(class.kernel_revision);
@@ -103,9 +103,11 @@ fn read_dtype(r: &mut Reader<'_>) -> Result<Dtype, WireError> {
 }
 
 fn read_class(r: &mut Reader<'_>) -> Result<NumericsClass, WireError> {
-    let isa = r.text(TEXT_BYTES_MAX, "numerics class")?.to_owned();
-    let (weights, kv) = (read_dtype(r)?, read_dtype(r)?);
-    Ok(NumericsClass { isa, weights, kv, kernel_revision: r.u32("kernel revision")? })
+    let order = r.text(TEXT_BYTES_MAX, "numerics class")?.to_owned();
+    let weights = WeightFormat::from_name(r.text(TEXT_BYTES_MAX, "weights")?);
+    let weights = weights.ok_or(WireError::new("weights", "are in an unknown format"))?;
+    let kv = read_dtype(r)?;
+    Ok(NumericsClass { order, weights, kv, kernel_revision: r.u32("kernel revision")? })
 }
 
 fn write_layout(w: &mut Writer, layout: &KvLayout) {

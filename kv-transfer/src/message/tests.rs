@@ -17,7 +17,7 @@ fn hello() -> Hello {
         KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: vec![plane("k"), plane("v")] },
         KvGroup { kind: GroupKind::Window(512), layers: vec![1], planes: vec![plane("k")] },
     ];
-    let class = NumericsClass { isa: "cpu".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 3 };
+    let class = NumericsClass { order: "cpu".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 3 };
     let layout = KvLayout::try_new(32, groups).unwrap();
     Hello {
         protocol: ProtocolRange { min: 1, max: 2 },
@@ -158,7 +158,7 @@ impl Held for Message {
         match self {
             Self::Hello(hello) | Self::Welcome(hello) => {
                 let Hello { party: ours, expects, compatibility, region, .. } = &**hello;
-                let names = party(ours) + party(expects) + text_held(&compatibility.class.isa);
+                let names = party(ours) + party(expects) + text_held(&compatibility.class.order);
                 size_of::<Hello>() + names + compatibility.layout.held() + region.key.capacity()
             }
             Self::Offer(offer) => {

@@ -280,8 +280,9 @@ impl NodeConfig {
     pub fn try_start(self, transport: TransportChoice) -> Result<Node, TransferError> {
         let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
         let region = Region::anonymous(map.bytes()).unwrap();
-        let (isa, weights, kv, kernel_revision) = ("test".into(), Dtype::Bf16, Dtype::Bf16, self.kernel_revision);
-        let class = NumericsClass { isa, weights, kv, kernel_revision };
+        let (order, weights) = ("test".into(), Dtype::Bf16.into());
+        let (kv, kernel_revision) = (Dtype::Bf16, self.kernel_revision);
+        let class = NumericsClass { order, weights, kv, kernel_revision };
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };

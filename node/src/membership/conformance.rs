@@ -46,7 +46,7 @@ pub fn record(instance: &str, incarnation: u64) -> InstanceRecord {
         card,
         protocol: ProtocolRange::CURRENT,
         layout: KvLayout::llama(16, 1, 1, 64, Dtype::Bf16).expect("a good layout"),
-        class: NumericsClass { isa: "cpu".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
+        class: NumericsClass { order: "cpu".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 1 },
         capacity_tokens: 64,
         running_max: 1,
         waiting_max: 1,

@@ -3,7 +3,9 @@
 use super::ConvertError;
 use super::error::{bounded, name, required, text};
 use crate::v1;
-use baton_types::{Digest, Dtype, InstanceRecord, KvLayout, ModelCard, NumericsClass, ProtocolRange, Role, Shard};
+use baton_types::{
+    Digest, Dtype, InstanceRecord, KvLayout, ModelCard, NumericsClass, ProtocolRange, Role, Shard, WeightFormat,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -66,7 +68,12 @@ fn role(code: i32) -> Result<Role, ConvertError> {
 
 impl From<NumericsClass> for v1::NumericsClass {
     fn from(c: NumericsClass) -> Self {
-        Self { isa: c.isa, weights: c.weights.to_string(), kv: c.kv.to_string(), kernel_revision: c.kernel_revision }
+        Self {
+            order: c.order,
+            weights: c.weights.to_string(),
+            kv: c.kv.to_string(),
+            kernel_revision: c.kernel_revision,
+        }
     }
 }
 
@@ -74,14 +81,12 @@ impl TryFrom<v1::NumericsClass> for NumericsClass {
     type Error = ConvertError;
 
     fn try_from(c: v1::NumericsClass) -> Result<Self, ConvertError> {
-        let dtype = |field, value: &str| {
-            Dtype::from_name(value)
-                .ok_or_else(|| ConvertError::new(field, format!("names an unknown element type {value:.32?}")))
-        };
+        let unknown =
+            |field, value: &str| ConvertError::new(field, format!("names an unknown element type {value:.32?}"));
         Ok(Self {
-            weights: dtype("weights", &c.weights)?,
-            kv: dtype("kv", &c.kv)?,
-            isa: name("isa", c.isa, NAME_BYTES_MAX)?,
+            weights: WeightFormat::from_name(&c.weights).ok_or_else(|| unknown("weights", &c.weights))?,
+            kv: Dtype::from_name(&c.kv).ok_or_else(|| unknown("kv", &c.kv))?,
+            order: name("order", c.order, NAME_BYTES_MAX)?,
             kernel_revision: c.kernel_revision,
         })
     }

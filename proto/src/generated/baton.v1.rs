@@ -777,8 +777,9 @@ pub struct ProtocolRange {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NumericsClass {
+    /// Written order of arithmetic, such as f32fma.
     #[prost(string, tag = "1")]
-    pub isa: ::prost::alloc::string::String,
+    pub order: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub weights: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]

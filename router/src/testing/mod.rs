@@ -47,7 +47,7 @@ pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
         },
         protocol: ProtocolRange { min: 1, max: 1 },
         layout: layout(16, 2),
-        class: NumericsClass { isa: "test".into(), weights: Dtype::F32, kv: Dtype::F32, kernel_revision: 1 },
+        class: NumericsClass { order: "test".into(), weights: Dtype::F32.into(), kv: Dtype::F32, kernel_revision: 1 },
         capacity_tokens: 8192,
         running_max: 16,
         waiting_max: 16,

@@ -81,7 +81,7 @@ async fn a_cluster_without_problems_is_told_as_it_is() {
     assert_eq!((worker.model.as_str(), worker.pool.as_str(), worker.running_max), ("m", "default", 16));
     assert_eq!((worker.waiting, worker.blocks.unwrap().quarantined), (Some(2), 2));
     assert!(worker.heard_ms.unwrap() < 2_000 && worker.still_ms.is_none(), "{worker:?}");
-    assert_eq!(worker.class.as_ref().unwrap().isa, "test");
+    assert_eq!(worker.class.as_ref().unwrap().order, "test");
     let router = status.router.unwrap();
     assert_eq!((router.running, router.running_max, router.queued), (0, 1024, 0));
     assert_eq!((router.models, router.etcd_reachable, router.ttft_p50_ms), (vec!["m".to_owned()], None, None));

@@ -117,7 +117,8 @@ impl Pair {
                 moved: Arc::default(),
             };
             let layout = map().layout().clone();
-            let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+            let class =
+                NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
             let compatibility = Compatibility { model: Digest([0; 32]), layout, class };
             let party = Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(1) };
             let choice = TransportChoice::tcp([127, 0, 0, 1].into());

@@ -142,7 +142,12 @@ impl SimulatedWorker {
         let compatibility = Compatibility {
             model: Digest([1; 32]),
             layout: memory.map.layout().clone(),
-            class: NumericsClass { isa: "simulated".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
+            class: NumericsClass {
+                order: "simulated".into(),
+                weights: Dtype::Bf16.into(),
+                kv: Dtype::Bf16,
+                kernel_revision: 1,
+            },
         };
         let class = compatibility.class.clone();
         let claimed = Sources::default();

@@ -6,10 +6,12 @@ use crate::summary::{Figure, Summary, Target};
 use anyhow::ensure;
 use baton_engine::weights::ModelShape;
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
+use baton_kernels::device::{Role, StoredRows};
 use baton_kernels::host::{HostKernels, Store};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::roofline;
+use baton_kernels::storage::StorageFormat;
 use std::time::Instant;
 
 /// Rows of one prefill chunk, as the engine cuts them by default.
@@ -18,9 +20,9 @@ const ROWS: usize = 256;
 const LAYERS: usize = 8;
 const ROUNDS: usize = 12;
 
-struct Gemm<M> {
-    weight: M,
-    x: Vec<f32>,
+struct Gemm<K: HostKernels> {
+    weight: K::Matrix,
+    x: K::Input,
     out: Vec<f32>,
 }
 
@@ -30,19 +32,23 @@ fn data(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32).map(|i| (mix(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-fn gemm<K: HostKernels>(kernels: &K, n: usize, k: usize, input: &[f32]) -> Gemm<K::Matrix> {
+fn gemm<K: HostKernels>(kernels: &K, n: usize, k: usize, input: &[f32]) -> anyhow::Result<Gemm<K>> {
     let weights = data(n * k, 1);
-    let weight = kernels.pack(n, k, &|row, out| out.copy_from_slice(&weights[row * k..(row + 1) * k]));
-    Gemm { weight, x: input.to_vec(), out: vec![0.0; input.len() / k * n] }
+    let bytes: Vec<u8> = weights.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let stored = StoredRows { rows: n, format: StorageFormat::F32, bytes: &bytes };
+    let weight = kernels.pack(Role::Out, k, &[stored])?;
+    let (rows, mut x) = (input.len() / k, K::Input::default());
+    kernels.input(input, rows, &weight, &mut x);
+    Ok(Gemm { weight, x, out: vec![0.0; rows * n] })
 }
 
 /// The last row, which the tile of a ragged end computes, must have the bits of the reference.
 fn check(kernels: &CpuKernels, n: usize, k: usize, input: &[f32]) -> anyhow::Result<()> {
-    let mut got = gemm(kernels, n, k, input);
-    kernels.linear(&got.x, &got.weight, 1, Store::Set, &mut got.out, ROWS);
+    let mut got = gemm(kernels, n, k, input)?;
+    kernels.linear(&got.x, &got.weight, 1, Store::Set, &mut [&mut got.out]);
     let slow = ReferenceKernels::new(Numerics::default());
-    let mut want = gemm(&slow, n, k, &input[(ROWS - 1) * k..]);
-    slow.linear(&want.x, &want.weight, 1, Store::Set, &mut want.out, 1);
+    let mut want = gemm(&slow, n, k, &input[(ROWS - 1) * k..])?;
+    slow.linear(&want.x, &want.weight, 1, Store::Set, &mut [&mut want.out]);
     ensure!(got.out[(ROWS - 1) * n..] == want.out, "the GEMM {n} x {k} differs from the reference: not timed");
     Ok(())
 }
@@ -59,7 +65,7 @@ pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Resu
             if layer == 0 {
                 check(&kernels, n, k, &input)?;
             }
-            gemms.push(gemm(&kernels, n, k, &input));
+            gemms.push(gemm(&kernels, n, k, &input)?);
         }
     }
     let flops = (dims.iter().map(|(n, k)| 2 * n * k).sum::<usize>() * ROWS * LAYERS) as f64;
@@ -68,7 +74,7 @@ pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Resu
         peaks.push(roofline::fma_peak(THREADS));
         let begin = Instant::now();
         for gemm in &mut gemms {
-            kernels.linear(&gemm.x, &gemm.weight, 1, Store::Set, &mut gemm.out, ROWS);
+            kernels.linear(&gemm.x, &gemm.weight, 1, Store::Set, &mut [&mut gemm.out]);
         }
         rates.push(flops / begin.elapsed().as_secs_f64() / 1e9);
     }

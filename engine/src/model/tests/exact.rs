@@ -5,6 +5,7 @@ use crate::model::load::partitions;
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::numerics::Numerics;
 use baton_types::Dtype;
 use std::sync::Arc;
 
@@ -129,6 +130,6 @@ fn wanting_fewer_logits_changes_none_of_them() {
 #[test]
 fn partitions_are_powers_of_two_that_divide() {
     for (extent, parts) in [(1, 1), (2, 2), (3, 1), (6, 2), (8, 8), (12, 4), (24, 8), (1536, 8), (14336, 8)] {
-        assert_eq!(partitions(extent), parts, "{extent}");
+        assert_eq!(partitions(Numerics::default(), extent), parts, "{extent}");
     }
 }

@@ -134,6 +134,6 @@ fn progress_ends_at_one_and_the_class_names_what_decides_bits() {
     assert!(shares.is_sorted() && shares.last() == Some(&1.0), "{shares:?}");
     let compatibility = model.compatibility(model.layout(32).unwrap());
     assert_eq!(compatibility.model, source.fingerprint());
-    assert_eq!((compatibility.class.weights, compatibility.class.kv), (Dtype::Bf16, Dtype::Bf16));
+    assert_eq!((compatibility.class.weights, compatibility.class.kv), (Dtype::Bf16.into(), Dtype::Bf16));
     assert!(compatibility.check(&model.compatibility(model.layout(64).unwrap())).is_ok(), "block sizes may differ");
 }

@@ -124,6 +124,10 @@ impl ModelSource for GgufModel {
         Ok(StoredTensor { format: entry.format, bytes })
     }
 
+    fn is_quantized(&self) -> bool {
+        self.tensors.iter().any(|(name, entry)| !name.is_norm() && entry.format.is_quantized())
+    }
+
     fn fingerprint(&self) -> Digest {
         *self.fingerprint.get_or_init(|| self.file.digest())
     }

@@ -148,7 +148,7 @@ fn party(name: &str) -> Party {
 
 fn config(name: &str) -> TransferConfig {
     let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
-    let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+    let class = NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
     let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
     let choice = TransportChoice::tcp([127, 0, 0, 1].into());
     TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 4).unwrap(), choice)

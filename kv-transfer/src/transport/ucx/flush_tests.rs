@@ -25,7 +25,8 @@ struct Side {
 impl Side {
     fn start() -> Self {
         let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
-        let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let class =
+            NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
         let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
         let party = Party { instance: InstanceId::try_new("t").unwrap(), incarnation: Incarnation(1) };
         let map = KvPoolMap::try_new(layout, 1).unwrap();

@@ -170,7 +170,12 @@ fn record(role: Role, name: &str, endpoint: SocketAddr, script: &Script) -> anyh
         },
         protocol: ProtocolRange::CURRENT,
         layout: KvLayout::try_new(BLOCK_TOKENS, vec![group])?,
-        class: NumericsClass { isa: "stand-in".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
+        class: NumericsClass {
+            order: "stand-in".into(),
+            weights: Dtype::Bf16.into(),
+            kv: Dtype::Bf16,
+            kernel_revision: 1,
+        },
         capacity_tokens: CAPACITY_TOKENS,
         running_max: 256,
         waiting_max: 1024,

@@ -7,7 +7,7 @@
 mod slab;
 mod task;
 
-use super::{CpuKernels, Shared};
+use crate::cpu::{CpuKernels, Shared};
 use crate::host::{KvStep, Scores};
 use crate::numerics::ATTENTION_SLAB;
 use std::cell::Cell;
@@ -60,11 +60,12 @@ impl Heads {
     }
 }
 
-pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
     let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
     let cols = q.len() / step.rows();
     assert_eq!(q.len(), out.len());
-    let heads = Heads { cols, dim, stride: dim.next_multiple_of(super::simd::LANES), group: cols / dim / kv_heads };
+    let heads =
+        Heads { cols, dim, stride: dim.next_multiple_of(crate::cpu::simd::LANES), group: cols / dim / kv_heads };
     let items = items(step, kv_heads, scores);
     let pieces = pieces(&items, kernels.threads.count() * TASKS_PER_THREAD);
     let split = pieces.len() > items.len();

@@ -1,7 +1,7 @@
 //! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` array that a kernel reads in order.
 
-use super::simd::{LANES, Simd};
-use crate::host::ReadRow;
+use crate::cpu::simd::{LANES, Simd};
+use crate::device::StoredRows;
 use crate::numerics::round;
 use baton_types::Dtype;
 use half::bf16;
@@ -77,19 +77,20 @@ pub(super) enum Format {
 
 /// A packed weight `[n, k]`; features beyond `n` in the last panel are zero and never stored.
 #[derive(Debug)]
-pub struct Panels {
-    pub(super) n: usize,
-    pub(super) k: usize,
+pub(in crate::cpu) struct Panels {
+    pub(in crate::cpu) n: usize,
+    pub(in crate::cpu) k: usize,
     pub(super) format: Format,
 }
 
 impl Panels {
-    pub(super) fn pack(n: usize, k: usize, dtype: Dtype, rows: ReadRow<'_>) -> Self {
+    pub(in crate::cpu) fn pack(k: usize, dtype: Dtype, stored: &StoredRows<'_>) -> Self {
+        let n = stored.rows;
         let format = match dtype {
-            Dtype::Bf16 => Format::Pairs(steps(n, k, rows)),
-            Dtype::F32 => Format::Wide(steps(n, k, rows)),
-            Dtype::F16 => Format::Wide(steps(n, k, &|row, out| {
-                rows(row, out);
+            Dtype::Bf16 => Format::Pairs(steps(n, k, |row, out| stored.read(row, out))),
+            Dtype::F32 => Format::Wide(steps(n, k, |row, out| stored.read(row, out))),
+            Dtype::F16 => Format::Wide(steps(n, k, |row, out| {
+                stored.read(row, out);
                 out.iter_mut().for_each(|x| *x = round::through(dtype, *x));
             })),
         };
@@ -97,7 +98,7 @@ impl Panels {
     }
 
     /// Widens row `row` into `out`.
-    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+    pub(in crate::cpu) fn row(&self, row: usize, out: &mut [f32]) {
         let panel = row / PANEL * self.k..(row / PANEL + 1) * self.k;
         match &self.format {
             Format::Pairs(steps) => out.iter_mut().zip(&steps[panel]).for_each(|(x, s)| *x = s.at(row % PANEL)),
@@ -107,11 +108,11 @@ impl Panels {
 }
 
 /// Row by row, so that each row is read in order; the panel stays in the cache meanwhile.
-fn steps<T: Step>(n: usize, k: usize, rows: ReadRow<'_>) -> Vec<T> {
+fn steps<T: Step>(n: usize, k: usize, read: impl Fn(usize, &mut [f32])) -> Vec<T> {
     let mut out = vec![T::ZERO; n.div_ceil(PANEL) * k];
     let mut row = vec![0.0; k];
     for feature in 0..n {
-        rows(feature, &mut row);
+        read(feature, &mut row);
         let panel = &mut out[feature / PANEL * k..(feature / PANEL + 1) * k];
         panel.iter_mut().zip(&row).for_each(|(step, weight)| step.set(feature % PANEL, *weight));
     }

@@ -3,8 +3,8 @@
 mod tile;
 
 use super::pack::{Format, PANEL, Panels, Step};
-use super::simd::{Kernel, Simd};
-use super::{CpuKernels, Shared};
+use crate::cpu::simd::{Kernel, Simd};
+use crate::cpu::{CpuKernels, Shared};
 use crate::host::Store;
 use tile::{Output, Tile};
 
@@ -23,15 +23,15 @@ const PANELS_AT_ONCE: usize = 4;
 /// Farthest distance of prefetching weights: a quarter of a common L2.
 const AHEAD_BYTES: usize = 256 << 10;
 
-pub(super) fn linear(
+pub(in crate::cpu) fn linear(
     kernels: &CpuKernels,
     x: &[f32],
     w: &Panels,
     partitions: usize,
     store: Store,
     out: &mut [f32],
-    rows: usize,
 ) {
+    let rows = x.len() / w.k;
     assert!(x.len() == rows * w.k && out.len() == rows * w.n);
     match &w.format {
         Format::Pairs(steps) => blocks(kernels, x, w, steps, partitions, store, out, rows),

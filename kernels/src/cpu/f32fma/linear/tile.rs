@@ -1,7 +1,7 @@
 //! The microkernels of prefill and decode: R rows by P panels, every element in the canonical order.
 #![allow(clippy::needless_range_loop)] // Indices name rows, panels and vectors of the accumulators, in every loop alike.
 
-use crate::cpu::pack::{PANEL, Step};
+use crate::cpu::f32fma::pack::{PANEL, Step};
 use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::host::Store;
 use crate::numerics::{K_SLAB, PARTITIONS_MAX};

@@ -1,0 +1,138 @@
+//! Times attention of class `bf16x32` beside that of `f32fma` at the shape of SmolLM2-135M, after a comparison with the reference: a kernel
+//! that is wrong is not timed. `cargo bench --bench attention_splits -- [threads] [decode|prefill|chunk]`
+
+use baton_kernels::KvBinding;
+use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool};
+use baton_kernels::device::RopeTable;
+use baton_kernels::host::{HostKernels, KvStep, Scores};
+use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceKernels;
+use baton_kernels::step::StepSegment;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const KV_HEADS: usize = 3;
+const HEADS: usize = 9;
+const DIM: usize = 64;
+const BLOCK: usize = 16;
+const SCORES: Scores = Scores { scale: 0.125, window: None };
+
+/// Time for the calls of one shape. The fastest call of each is printed, since other processes disturb.
+const MEASURE: Duration = Duration::from_millis(1500);
+const CALLS_MIN: usize = 5;
+
+/// Any fixed values without structure, in -1 .. 1.
+fn data(len: usize, salt: u32) -> Vec<f32> {
+    let mix = |i: u32| i.wrapping_add(salt).wrapping_mul(0x9e37_79b1).rotate_left(13).wrapping_mul(0x85eb_ca77);
+    (0..len as u32).map(|i| (mix(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+/// Sequences of `tokens` tokens of which the last `rows` are attended from.
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    sequences: usize,
+    tokens: usize,
+    rows: usize,
+}
+
+struct Batch {
+    kv: KvBinding,
+    segments: Vec<StepSegment>,
+    q: Vec<f32>,
+}
+
+impl Batch {
+    fn new(kernels: &CpuKernels, Shape { sequences, tokens, rows, .. }: Shape) -> Self {
+        let layout = KvLayout::llama(BLOCK as u32, 1, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");
+        let each = tokens.div_ceil(BLOCK);
+        let map = KvPoolMap::try_new(layout, (each * sequences) as u32).expect("map");
+        let kv = KvBinding::try_new(Arc::new(HeapPool::new(map.bytes(), 0)), &map).expect("bind");
+        let rope = RopeTable { cos: vec![1.0; tokens * DIM / 2], sin: vec![0.0; tokens * DIM / 2], dim: DIM };
+        let segments = |position: usize, rows: usize| -> Vec<StepSegment> {
+            let blocks = |s| (0..each).map(|b| BlockId((b * sequences + s) as u32)).collect();
+            (0..sequences).map(|s| StepSegment { position, rows, blocks: blocks(s) }).collect()
+        };
+        let (cols, all) = (KV_HEADS * DIM, sequences * tokens);
+        let (mut k, v, mut q) = (data(all * cols, 3), data(all * cols, 4), data(all * HEADS * DIM, 5));
+        let stored = segments(0, tokens);
+        kernels.rope_store(KvStep { kv: &kv, layer: 0, segments: &stored }, &rope, &mut q, &mut k, &v);
+        q.truncate(sequences * rows * HEADS * DIM);
+        Self { kv, segments: segments(tokens - rows, rows), q }
+    }
+
+    fn step(&self) -> KvStep<'_> {
+        KvStep { kv: &self.kv, layer: 0, segments: &self.segments }
+    }
+}
+
+/// Seconds of the fastest call of each, in turns.
+fn race(mut calls: [&mut dyn FnMut(); 2]) -> [f64; 2] {
+    let mut best = [f64::INFINITY; 2];
+    let (start, mut turns) = (Instant::now(), 0);
+    while start.elapsed() < MEASURE || turns < CALLS_MIN {
+        for (call, best) in calls.iter_mut().zip(&mut best) {
+            // The second call finds its own data in the caches, as layers do not; the pool is larger than they are, or was just stored.
+            call();
+            let start = Instant::now();
+            call();
+            *best = best.min(start.elapsed().as_secs_f64());
+        }
+        turns += 1;
+    }
+    best
+}
+
+fn main() {
+    let given = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    let threads: usize = given.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let named = std::env::args().skip(1).find(|arg| arg.starts_with(char::is_lowercase));
+    let older = CpuKernels::new(CpuConfig { threads, ..CpuConfig::default() }).expect("threads start");
+    let new = CpuKernels::new(CpuConfig { threads, numerics: Numerics::Bf16x32, ..CpuConfig::default() })
+        .expect("threads start");
+    println!("{}; heads {HEADS}, KV heads {KV_HEADS}, dim {DIM}, blocks of {BLOCK}", new.name());
+
+    let shape = |name, sequences, tokens, rows| Shape { name, sequences, tokens, rows };
+    for shape in [
+        shape("prefill", 1, 512, 512),
+        shape("prefill", 1, 2048, 2048),
+        shape("chunk", 1, 2048, 256),
+        shape("small", 1, 512, 1),
+        shape("decode", 1, 2048, 1),
+        shape("decode", 8, 2048, 1),
+        shape("decode", 32, 128, 1),
+        shape("decode", 32, 2048, 1),
+    ] {
+        if named.as_ref().is_some_and(|named| named != shape.name) {
+            continue;
+        }
+        let few = Batch::new(&older, Shape { tokens: shape.tokens.min(700), rows: shape.rows.min(70), ..shape });
+        let [mut want, mut got] = [0, 1].map(|_| vec![0.0; few.q.len()]);
+        ReferenceKernels::new(Numerics::Bf16x32).attend(few.step(), &few.q, SCORES, &mut want);
+        new.attend(few.step(), &few.q, SCORES, &mut got);
+        assert!(want == got, "attention differs from the reference: not timed");
+
+        let batch = Batch::new(&older, shape);
+        let [mut old_out, mut new_out] = [0, 1].map(|_| vec![0.0; batch.q.len()]);
+        let [old_time, new_time] =
+            race([&mut || older.attend(batch.step(), &batch.q, SCORES, &mut old_out), &mut || {
+                new.attend(batch.step(), &batch.q, SCORES, &mut new_out)
+            }]);
+        let Shape { name, sequences, tokens, rows } = shape;
+        let pairs = (tokens - rows + 1..=tokens).sum::<usize>() * sequences;
+        let (work, unit) = match rows {
+            1 => (sequences * tokens * KV_HEADS * DIM * 2 * 2, "GB/s"),
+            _ => (pairs * HEADS * DIM * 4, "GFLOP/s"),
+        };
+        let rate = |time: f64| work as f64 / time / 1e9;
+        println!(
+            "{name:8} {sequences:2} x {tokens:4} tokens, {rows:4} rows: f32fma {:9.1} us {:6.1} {unit}, bf16x32 {:9.1} us {:6.1} {unit}, {:.2} times as fast",
+            old_time * 1e6,
+            rate(old_time),
+            new_time * 1e6,
+            rate(new_time),
+            old_time / new_time,
+        );
+    }
+}

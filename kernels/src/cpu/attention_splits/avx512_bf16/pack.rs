@@ -1,0 +1,221 @@
+//! Queries, keys and values as words of the two elements k (high half) and k + 2 (low half), the order in which VDPBF16PS takes them.
+
+use super::lines::Lines;
+use super::tile::{PANEL, PANEL_GROUP, QUERY_GROUP, chain_ends};
+use crate::numerics::ATTENTION_BLOCK;
+use crate::numerics::flushed::GROUP;
+use std::arch::x86_64::*;
+
+/// Addresses of the rows of a block of keys or values.
+pub(super) type Rows = [*const u8; ATTENTION_BLOCK];
+
+/// Halves of the 16 words of a group, in memory order: `(low, high)` is `(k + 2, k)` for even k ascending, then for odd k, where element
+/// k is half `k * scale + offset` of the source.
+const fn group_words(scale: u16, offset: u16) -> [u16; 32] {
+    let mut out = [0; 32];
+    let mut word = 0;
+    while word < 16 {
+        let k = 4 * (word as u16 % 8) + word as u16 / 8;
+        out[2 * word] = (k + 2) * scale + offset;
+        out[2 * word + 1] = k * scale + offset;
+        word += 1;
+    }
+    out
+}
+
+/// Of 32 bf16.
+const OF_BF16: [u16; 32] = group_words(1, 0);
+
+/// Of the high halves of 32 f32 in two vectors.
+const OF_HIGH_HALVES: [u16; 32] = group_words(2, 1);
+
+/// Halves of 16 words: high of the second vector, low of the first one; first its lower 16 elements, then its upper ones.
+const INTERLEAVED: [[u16; 32]; 2] = {
+    let mut out = [[0; 32]; 2];
+    let mut i = 0;
+    while i < 32 {
+        out[i / 16][2 * (i % 16)] = i as u16;
+        out[i / 16][2 * (i % 16) + 1] = 32 + i as u16;
+        i += 1;
+    }
+    out
+};
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn halves(indices: &[u16; 32]) -> __m512i {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(indices.as_ptr().cast()) }
+}
+
+/// Words of a group whose elements are the high halves of 32 f32, see [`round`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn words(first: __m512i, second: __m512i) -> __m512i {
+    _mm512_permutex2var_epi16(first, halves(&OF_HIGH_HALVES), second)
+}
+
+/// Rounds to bf16 in the high halves, nearest even, subnormals kept: VCVTNEPS2BF16 would flush what rounds up to the least normal number.
+/// The low halves are anything. Not for negative numbers; a NaN becomes 0x7fc0.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn round(x: __m512) -> __m512i {
+    // A NaN, of either sign, would overflow into a number.
+    round_bits(_mm512_min_epu32(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fc0_0000)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_bits(bits: __m512i) -> __m512i {
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
+}
+
+/// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
+///
+/// # Safety
+/// The processor has the instructions; `to` has room for the words of all groups.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn query(q: &[f32], to: *mut u32) {
+    for (group, q) in q.chunks(GROUP).enumerate() {
+        let mut rounded = [_mm512_setzero_si512(); 2];
+        for (rounded, q) in rounded.iter_mut().zip(q.chunks(16)) {
+            let mask = u16::MAX >> (16 - q.len());
+            // SAFETY: the mask has the bits of `q`.
+            let x = unsafe { _mm512_maskz_loadu_ps(mask, q.as_ptr()) };
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let bits = _mm512_mask_mov_epi32(_mm512_castps_si512(x), nan, _mm512_set1_epi32(0x7fc0_0000));
+            *rounded = round_bits(bits);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = to.add(group * QUERY_GROUP);
+            _mm512_storeu_si512(to.cast(), words(rounded[0], rounded[1]));
+            // Padding in q and keys is +0 alike, so that chains need nothing at their end.
+            to.add(16).cast::<[f32; 2]>().write_unaligned(chain_ends(GROUP));
+        }
+    }
+}
+
+/// Elements of a group that rows of `dim` have, as a mask.
+#[inline(always)]
+fn elements(dim: usize, group: usize) -> u32 {
+    u32::MAX >> (GROUP - (dim - group * GROUP).min(GROUP))
+}
+
+/// Prefetches a group of a row.
+#[inline(always)]
+fn prefetch(row: *const u8, group: usize) {
+    // SAFETY: a hint; any address is allowed.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(group * GROUP * 2).cast()) };
+}
+
+/// Packs keys with tokens in the lanes: `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`. Prefetches the next rows: they
+/// are scattered, so the processor cannot predict them, and all at once would wait for one another.
+///
+/// # Safety
+/// The processor has the instructions; rows are readable for `dim` bf16 each.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn keys([rows, next]: [&Rows; 2], dim: usize, out: &mut Lines) {
+    let groups = dim.div_ceil(GROUP);
+    let out = out.room::<u32>(ATTENTION_BLOCK / PANEL * groups * PANEL_GROUP);
+    let order = halves(&OF_BF16);
+    for (vector, (rows, next)) in rows.as_chunks::<16>().0.iter().zip(next.as_chunks::<16>().0).enumerate() {
+        let (panel, half) = (vector / 2, vector % 2);
+        for group in 0..groups {
+            let mask = elements(dim, group);
+            let mut words = [_mm512_setzero_si512(); 16];
+            for (words, (row, next)) in words.iter_mut().zip(rows.iter().zip(next)) {
+                prefetch(*next, group);
+                // SAFETY: the mask ends with the row.
+                let row = unsafe { _mm512_maskz_loadu_epi16(mask, row.cast::<i16>().add(group * GROUP)) };
+                *words = _mm512_permutexvar_epi16(order, row);
+            }
+            transpose(&mut words);
+            // SAFETY: there is room for the words of every panel and group.
+            unsafe {
+                let to = out.add((panel * groups + group) * PANEL_GROUP + half * 16);
+                for (word, lanes) in words.iter().enumerate() {
+                    _mm512_store_si512(to.add(word * PANEL).cast(), *lanes);
+                }
+            }
+        }
+    }
+}
+
+/// Transposes 16 x 16 words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(rows: &mut [__m512i; 16]) {
+    // Within quarters of 128 bits: rows 4i .. 4i + 4 to column c of every quarter.
+    let mut quarters = [_mm512_setzero_si512(); 16];
+    for i in 0..4 {
+        let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        quarters[4 * i] = _mm512_unpacklo_epi64(ab, cd);
+        quarters[4 * i + 1] = _mm512_unpackhi_epi64(ab, cd);
+        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        quarters[4 * i + 2] = _mm512_unpacklo_epi64(ab, cd);
+        quarters[4 * i + 3] = _mm512_unpackhi_epi64(ab, cd);
+    }
+    // Quarters themselves: word 4q + c has quarter q of every group of four rows.
+    for c in 0..4 {
+        let [a, b, e, f] = [quarters[c], quarters[4 + c], quarters[8 + c], quarters[12 + c]];
+        let (ab, ef) = (_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(e, f));
+        rows[c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, ef);
+        rows[4 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, ef);
+        let (ab, ef) = (_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(e, f));
+        rows[8 + c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, ef);
+        rows[12 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, ef);
+    }
+}
+
+/// Packs values with elements in the lanes: `[panels of 32 elements][groups of 32 tokens][16 words][32 elements]`.
+/// Prefetches the next rows.
+///
+/// # Safety
+/// The processor has the instructions; rows are readable for `dim` bf16 each.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn values([rows, next]: [&Rows; 2], dim: usize, out: &mut Lines) {
+    let panels = dim.div_ceil(PANEL);
+    let groups = ATTENTION_BLOCK / GROUP;
+    let out = out.room::<u32>(panels * groups * PANEL_GROUP);
+    let order = [halves(&INTERLEAVED[0]), halves(&INTERLEAVED[1])];
+    for panel in 0..panels {
+        let mask = elements(dim, panel);
+        for group in 0..groups {
+            for word in 0..16 {
+                let token = group * GROUP + 4 * (word % 8) + word / 8;
+                prefetch(next[token], panel);
+                prefetch(next[token + 2], panel);
+                // SAFETY: the mask ends with the row; there is room for the words of every panel and group.
+                unsafe {
+                    let row = |token: usize| rows[token].cast::<i16>().add(panel * PANEL);
+                    let high = _mm512_maskz_loadu_epi16(mask, row(token));
+                    let low = _mm512_maskz_loadu_epi16(mask, row(token + 2));
+                    let to = out.add((panel * groups + group) * PANEL_GROUP + word * PANEL);
+                    _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(low, order[0], high));
+                    _mm512_store_si512(to.add(16).cast(), _mm512_permutex2var_epi16(low, order[1], high));
+                }
+            }
+        }
+    }
+}
+
+/// Whether all elements of all rows are finite.
+///
+/// # Safety
+/// The processor has the instructions; rows are readable for `dim` bf16 each.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn finite(rows: &Rows, dim: usize) -> bool {
+    let mut most = _mm512_setzero_si512();
+    let magnitude = _mm512_set1_epi16(0x7fff);
+    for row in rows {
+        for group in 0..dim.div_ceil(GROUP) {
+            // SAFETY: the mask ends with the row.
+            let x = unsafe { _mm512_maskz_loadu_epi16(elements(dim, group), row.cast::<i16>().add(group * GROUP)) };
+            most = _mm512_max_epi16(most, _mm512_and_si512(x, magnitude));
+        }
+    }
+    _mm512_cmpge_epi16_mask(most, _mm512_set1_epi16(0x7f80)) == 0
+}

@@ -1,0 +1,149 @@
+//! Scores of a block to weights, 16 tokens at a time.
+
+use super::pack::{round, words};
+use super::tile::{QUERY_GROUP, chain_ends};
+use crate::numerics::flushed::GROUP;
+use crate::numerics::{
+    ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, exp as scalar_exp,
+};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Vectors of a block.
+const VECTORS: usize = ATTENTION_BLOCK / 16;
+
+/// Words of the weights of one query.
+pub(super) const WEIGHTS: usize = ATTENTION_BLOCK / GROUP * QUERY_GROUP;
+
+/// Maximum and sum of a softmax state.
+#[derive(Clone, Copy)]
+pub(super) struct Softmax {
+    pub(super) max: f32,
+    pub(super) sum: f32,
+}
+
+impl Softmax {
+    pub(super) const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// [`crate::numerics::exp()`] of values that are not above 0, or NaN.
+///
+/// The clamp from above is left out, since it changes no such value. The power of two is applied by VSCALEFPS, which rounds once, as the
+/// last of the two products does that the definition takes; the other one is exact.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn exp(x: __m512) -> __m512 {
+    let x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), x); // The second operand if it is NaN.
+    let magic = _mm512_set1_ps(EXP_MAGIC);
+    let n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic), magic);
+    let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EXP_LN2_HI), x);
+    let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EXP_LN2_LO), r);
+    let mut p = _mm512_set1_ps(EXP_POLY[0]);
+    for c in &EXP_POLY[1..] {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+    }
+    _mm512_scalef_ps(p, n)
+}
+
+/// Takes one more block into `state`: its weights, packed as the words of a query, and the factor of what was before.
+///
+/// # Safety
+/// The processor has the instructions; `dots` are a block's, aligned to 64 bytes, of which those in `seen` count: at least one;
+/// `weights` has room for [`WEIGHTS`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+pub(super) unsafe fn weigh(
+    dots: *const f32,
+    seen: Range<usize>,
+    scale: f32,
+    state: &mut Softmax,
+    weights: *mut u32,
+) -> f32 {
+    let mask = (u64::MAX << seen.start) & (u64::MAX >> (ATTENTION_BLOCK - seen.end));
+    // Tokens that are not attended to are below every score, so their weight is exactly +0.
+    let absent = _mm512_set1_ps(f32::NEG_INFINITY);
+    let mut scores = [absent; VECTORS];
+    for (i, scores) in scores.iter_mut().enumerate() {
+        // SAFETY: four vectors.
+        let dots = unsafe { _mm512_load_ps(dots.add(16 * i)) };
+        *scores = _mm512_mask_mul_ps(absent, (mask >> (16 * i)) as u16, dots, _mm512_set1_ps(scale));
+    }
+    let most = _mm512_max_ps(_mm512_max_ps(scores[0], scores[1]), _mm512_max_ps(scores[2], scores[3]));
+    let max = greatest(most).max(state.max);
+    let mut rounded = [_mm512_setzero_si512(); VECTORS];
+    for (rounded, scores) in rounded.iter_mut().zip(scores) {
+        *rounded = round(exp(_mm512_sub_ps(scores, _mm512_set1_ps(max))));
+    }
+    for group in 0..VECTORS / 2 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = weights.add(group * QUERY_GROUP);
+            _mm512_storeu_si512(to.cast(), words(rounded[2 * group], rounded[2 * group + 1]));
+            let ends = chain_ends(seen.end.saturating_sub(group * GROUP));
+            to.add(16).cast::<[f32; 2]>().write_unaligned(ends);
+        }
+    }
+    // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
+    let factor = if max == state.max { 1.0 } else { scalar_exp(state.max - max) };
+    *state = Softmax { max, sum: state.sum.mul_add(factor, sum(&rounded)) };
+    factor
+}
+
+/// The largest of 16 lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn greatest(x: __m512) -> f32 {
+    let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+    let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+}
+
+/// The sum of a block's weights in their order; they are in the high halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn sum(rounded: &[__m512i; VECTORS]) -> f32 {
+    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    // No weight is -0, so that the first one needs no addition to +0.
+    let mut lanes = _mm512_castsi512_ps(_mm512_and_si512(rounded[0], high));
+    for rounded in &rounded[1..] {
+        lanes = _mm512_add_ps(lanes, _mm512_castsi512_ps(_mm512_and_si512(*rounded, high)));
+    }
+    let x = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_has_the_bits_of_the_scalar_one() {
+        if !crate::cpu::SimdLevel::Avx512Bf16.available() {
+            return baton_skips::skipped(baton_skips::Need::Avx2, "exp of AVX-512", "the processor has no AVX-512");
+        }
+        let mut x: Vec<f32> = (0..=(-110.0f32).to_bits() - (-0.0f32).to_bits())
+            .step_by(997)
+            .map(|bits| f32::from_bits((-0.0f32).to_bits() + bits))
+            .collect();
+        x.extend([0.0, -0.0, EXP_LO, f32::NEG_INFINITY, f32::MIN, f32::NAN]);
+        for x in x.chunks(16) {
+            let (mut padded, mut got) = ([0.0f32; 16], [0.0f32; 16]);
+            padded[..x.len()].copy_from_slice(x);
+            // SAFETY: available, see above.
+            unsafe { exp_of(&padded, &mut got) };
+            for (x, got) in padded.iter().zip(got) {
+                let want = scalar_exp(*x);
+                assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "exp({x}): {got}, {want}");
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn exp_of(x: &[f32; 16], out: &mut [f32; 16]) {
+        // SAFETY: one vector each.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), exp(_mm512_loadu_ps(x.as_ptr()))) };
+    }
+}

@@ -1,0 +1,220 @@
+//! Sums of products for 1 to 7 queries and panels of 32 lanes: scores with tokens in the lanes, weighted values with elements in the lanes.
+//!
+//! VDPBF16PS takes the high halves of a lane first, then the low ones, each with one rounding and subnormals as zero, whatever MXCSR says.
+//! The other operations of the class need MXCSR, which Rust lets change only within an `asm!` block: the block holds them all.
+
+use std::arch::asm;
+
+/// Most queries of a tile: even and odd chains of two vectors each take 28 of the 32 registers.
+pub(super) const QUERIES_MAX: usize = 7;
+
+/// Lanes of a panel.
+pub(super) const PANEL: usize = 32;
+
+/// Words of a panel in one group: 8 of even elements, then 8 of odd ones, for each lane.
+pub(super) const PANEL_GROUP: usize = 16 * PANEL;
+
+/// Words of one query in one group: 8 even, 8 odd, and what is added to both chains at their end, see [`chain_ends`].
+pub(super) const QUERY_GROUP: usize = 18;
+
+/// MXCSR with all exceptions masked, rounding to nearest even, subnormal inputs (DAZ) and results (FTZ) zero.
+const MXCSR_FLUSHED: u32 = 0x1f80 | 1 << 15 | 1 << 6;
+
+/// What is added to the even and the odd chain of a group behind the first `seen` of its elements.
+///
+/// Elements that a row does not attend to have weight and value `+0`. Their product `+0` changes nothing but a chain of `-0` (a flushed
+/// result), which it makes `+0`. The values of a block serve rows that attend to more, and their product with a weight of `+0` may be `-0`.
+/// So a chain that ends with such elements gets `+0` added at its end, and every other chain `-0`, which never changes anything. Elements
+/// before the first that the row attends to need nothing: a chain starts at `+0`, and `+0` with either zero stays `+0`.
+pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
+    [PANEL - 1, PANEL].map(|all| if seen < all { 0.0 } else { -0.0 })
+}
+
+/// Operands of one tile.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Words of the first query, `[groups][QUERY_GROUP]`.
+    pub(super) queries: *const u32,
+    /// Bytes from one query to the next.
+    pub(super) query_stride: usize,
+    /// `[panels][groups][16 words][2 vectors][16 lanes]`, aligned to 64 bytes.
+    pub(super) panels: *const u32,
+    pub(super) count: usize,
+    pub(super) groups: usize,
+    /// `[PANEL]` of the first query and panel, aligned to 64 bytes; panels follow one another.
+    pub(super) out: *mut f32,
+    /// Bytes from one query to the next.
+    pub(super) out_stride: usize,
+}
+
+/// `out = sums`.
+///
+/// # Safety
+/// The processor has the instructions of [`super::available`]; the pointers are valid for the shapes of `tile`, whose counts are not zero;
+/// `queries` is 1 to [`QUERIES_MAX`].
+pub(super) unsafe fn sums(queries: usize, tile: Tile) {
+    // SAFETY: the caller's promise; the factors are not read.
+    unsafe { SUMS[queries - 1](tile, std::ptr::null()) }
+}
+
+/// `out = out * factor + sums`, with a factor for each query.
+///
+/// # Safety
+/// As [`sums`], and `factors` are as many as `queries`.
+pub(super) unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32) {
+    // SAFETY: the caller's promise.
+    unsafe { SCALED_SUMS[queries - 1](tile, factors) }
+}
+
+/// What the code keeps in memory, for lack of registers.
+#[repr(C)]
+struct Control {
+    mxcsr: u32,
+    mxcsr_flushed: u32,
+    queries: *const u32,
+    groups: u32,
+    panels: u32,
+}
+
+/// A row of the output starts at zero.
+macro_rules! from_zero {
+    ($factor:literal) => {
+        "vmovaps [{t}], zmm31\nvmovaps [{t} + 64], zmm31\n/* no {factors} */\n"
+    };
+}
+
+/// A row of the output starts at what it was, times the factor of its query.
+macro_rules! from_scaled {
+    ($factor:literal) => {
+        concat!(
+            "vbroadcastss zmm30, dword ptr [{factors} + ",
+            $factor,
+            "]\n",
+            "vmulps zmm28, zmm30, [{t}]\n",
+            "vmulps zmm29, zmm30, [{t} + 64]\n",
+            "vmovaps [{t}], zmm28\n",
+            "vmovaps [{t} + 64], zmm29\n",
+        )
+    };
+}
+
+/// A tile of the queries `$at`: address of the words, offset of the factor, registers of the even chains and of the odd ones.
+macro_rules! tile {
+    ($name:ident, $start:ident; $($at:literal $factor:literal $e0:literal $e1:literal $o0:literal $o1:literal;)*) => {
+        /// # Safety
+        /// As [`scaled_sums`].
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        unsafe fn $name(tile: Tile, factors: *const f32) {
+            let mut control = Control {
+                mxcsr: 0,
+                mxcsr_flushed: MXCSR_FLUSHED,
+                queries: tile.queries,
+                groups: tile.groups as u32,
+                panels: tile.count as u32,
+            };
+            // SAFETY: reads queries and panels to the end of the last group, reads and writes the output; restores MXCSR.
+            unsafe {
+                asm!(
+                    "stmxcsr [{control}]",
+                    "ldmxcsr [{control} + 4]",
+                    "lea {s3}, [{s} + 2*{s}]",
+                    "lea {s5}, [{s} + 4*{s}]",
+                    "2:",
+                    "vpxord zmm31, zmm31, zmm31",
+                    "mov {t}, {out}",
+                    concat!($($start!($factor), "add {t}, {out_stride}\n",)*),
+                    "mov {x}, [{control} + 8]",
+                    "mov {groups:e}, [{control} + 16]",
+                    ".p2align 5",
+                    "3:",
+                    concat!($(
+                        "vpxord zmm", $e0, ", zmm", $e0, ", zmm", $e0, "\n",
+                        "vpxord zmm", $e1, ", zmm", $e1, ", zmm", $e1, "\n",
+                        "vpxord zmm", $o0, ", zmm", $o0, ", zmm", $o0, "\n",
+                        "vpxord zmm", $o1, ", zmm", $o1, ", zmm", $o1, "\n",
+                    )*),
+                    ".rept 8",
+                    "vmovaps zmm28, [{w}]",
+                    "vmovaps zmm29, [{w} + 64]",
+                    "vmovaps zmm30, [{w} + 1024]",
+                    "vmovaps zmm31, [{w} + 1088]",
+                    "sub {w}, -128",
+                    concat!($(
+                        "vdpbf16ps zmm", $e0, ", zmm28, dword ptr [{x}", $at, "]{{1to16}}\n",
+                        "vdpbf16ps zmm", $e1, ", zmm29, dword ptr [{x}", $at, "]{{1to16}}\n",
+                        "vdpbf16ps zmm", $o0, ", zmm30, dword ptr [{x} + 32", $at, "]{{1to16}}\n",
+                        "vdpbf16ps zmm", $o1, ", zmm31, dword ptr [{x} + 32", $at, "]{{1to16}}\n",
+                    )*),
+                    "add {x}, 4",
+                    ".endr",
+                    "add {w}, 1024",
+                    "mov {t}, {out}",
+                    concat!($(
+                        "vaddps zmm", $e0, ", zmm", $e0, ", dword ptr [{x} + 32", $at, "]{{1to16}}\n",
+                        "vaddps zmm", $e1, ", zmm", $e1, ", dword ptr [{x} + 32", $at, "]{{1to16}}\n",
+                        "vaddps zmm", $o0, ", zmm", $o0, ", dword ptr [{x} + 36", $at, "]{{1to16}}\n",
+                        "vaddps zmm", $o1, ", zmm", $o1, ", dword ptr [{x} + 36", $at, "]{{1to16}}\n",
+                        "vaddps zmm", $e0, ", zmm", $e0, ", zmm", $o0, "\n",
+                        "vaddps zmm", $e1, ", zmm", $e1, ", zmm", $o1, "\n",
+                        "vaddps zmm", $e0, ", zmm", $e0, ", [{t}]\n",
+                        "vaddps zmm", $e1, ", zmm", $e1, ", [{t} + 64]\n",
+                        "vmovaps [{t}], zmm", $e0, "\n",
+                        "vmovaps [{t} + 64], zmm", $e1, "\n",
+                        "add {t}, {out_stride}\n",
+                    )*),
+                    "add {x}, 40",
+                    "dec {groups:e}",
+                    "jnz 3b",
+                    "sub {out}, -128",
+                    "dec dword ptr [{control} + 20]",
+                    "jnz 2b",
+                    "ldmxcsr [{control}]",
+                    control = in(reg) &raw mut control,
+                    factors = in(reg) factors,
+                    s = in(reg) tile.query_stride,
+                    w = inout(reg) tile.panels => _,
+                    out = inout(reg) tile.out => _,
+                    out_stride = in(reg) tile.out_stride,
+                    x = out(reg) _,
+                    s3 = out(reg) _,
+                    s5 = out(reg) _,
+                    t = out(reg) _,
+                    groups = out(reg) _,
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
+                    out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
+                    out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+                    out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+/// Tiles of 1 to 7 queries whose output starts as `$start` says.
+macro_rules! tiles {
+    ($table:ident, $start:ident, $module:ident) => {
+        mod $module {
+            use super::{Control, MXCSR_FLUSHED, Tile, asm};
+            tile!(tile1, $start; "" "0" "0" "1" "2" "3";);
+            tile!(tile2, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7";);
+            tile!(tile3, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";);
+            tile!(tile4, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+                " + {s3}" "12" "12" "13" "14" "15";);
+            tile!(tile5, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+                " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19";);
+            tile!(tile6, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+                " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19"; " + {s5}" "20" "20" "21" "22" "23";);
+            tile!(tile7, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+                " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19"; " + {s5}" "20" "20" "21" "22" "23";
+                " + 2*{s3}" "24" "24" "25" "26" "27";);
+
+            pub(super) static TILES: [unsafe fn(Tile, *const f32); super::QUERIES_MAX] =
+                [tile1, tile2, tile3, tile4, tile5, tile6, tile7];
+        }
+        use $module::TILES as $table;
+    };
+}
+
+tiles!(SUMS, from_zero, zero);
+tiles!(SCALED_SUMS, from_scaled, scaled);

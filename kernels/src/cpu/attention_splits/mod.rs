@@ -1,0 +1,100 @@
+//! Paged attention of class `bf16x32`: divides the batch into tasks of (rows of a segment, KV head, splits).
+//!
+//! A task packs each block of keys and values once for all its queries: its rows times the query heads that share the KV head. Usually a
+//! task covers all splits and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) splits
+//! are divided too, and a second pass merges them in the same order.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+mod plan;
+mod portable;
+
+use super::threads::Threads;
+use super::{Shared, SimdLevel};
+use crate::host::{KvStep, Scores};
+use baton_types::Dtype;
+use plan::{Heads, Item, Plan};
+use std::cell::Cell;
+use std::ops::Range;
+
+thread_local! {
+    static PLAN: Cell<Plan> = const { Cell::new(Plan::new()) };
+}
+
+/// Queries and what they attend to.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    step: KvStep<'a>,
+    q: &'a [f32],
+    scores: Scores,
+}
+
+impl Rows<'_> {
+    /// The tokens of `start .. start + len` that the row at `position` attends to.
+    fn seen(&self, position: usize, start: usize, len: usize) -> Range<usize> {
+        self.scores.first(position).max(start)..(position + 1).min(start + len)
+    }
+}
+
+/// Some splits of an item.
+struct Task<'a> {
+    rows: Rows<'a>,
+    heads: Heads,
+    item: &'a Item,
+    splits: Range<usize>,
+    /// Where to store the state of each split, `[query][split of the item]`; `None`: merge and finish here.
+    keep: Option<*mut f32>,
+    /// The whole output; only this task stores the item's rows and heads.
+    out: *mut f32,
+}
+
+/// Causal attention of `q`, rows of `q.len() / step.rows()`.
+///
+/// # Panics
+/// If the planes k and v are not bf16.
+pub(super) fn attend(
+    threads: &Threads,
+    level: SimdLevel,
+    step: KvStep<'_>,
+    q: &[f32],
+    scores: Scores,
+    out: &mut [f32],
+) {
+    let rows = Rows { step, q, scores };
+    let pool = rows.step.kv;
+    for plane in pool.planes() {
+        assert_eq!(pool.dtype(plane), Dtype::Bf16, "attention of bf16x32 reads bf16");
+    }
+    assert_eq!(rows.q.len(), out.len());
+    let out = Shared(out.as_mut_ptr());
+    let mut plan = PLAN.take();
+    let heads = Heads::new(&rows);
+    // The reference knows no states that it could keep.
+    let vectors = level >= SimdLevel::Avx512Bf16;
+    let pieces_wanted = if vectors { threads.count() } else { 0 };
+    plan.fill(&rows, heads, pieces_wanted);
+    let states = Shared(plan.states.as_mut_ptr());
+    let plan_ref = &plan;
+    threads.run(plan.pieces.len(), &|i| {
+        let piece = &plan_ref.pieces[i];
+        // SAFETY: offsets were counted item by item, so each item has its own part of the states.
+        let keep = plan_ref.divided.then(|| unsafe { states.get().add(plan_ref.offsets[piece.item]) });
+        let item = &plan_ref.items[piece.item];
+        let task = Task { rows, heads, item, splits: piece.splits.clone(), keep, out: out.get() };
+        match level {
+            // SAFETY: a level is used only where it is available; the plan's items share no row of a KV head.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Bf16 => unsafe { avx512_bf16::run(&task) },
+            _ => portable::run(&task),
+        }
+    });
+    #[cfg(target_arch = "x86_64")]
+    if plan.divided {
+        threads.run(plan.items.len(), &|i| {
+            let item = &plan_ref.items[i];
+            // SAFETY: the item's own part of the states, see above, which its tasks have written; the level is available.
+            unsafe { avx512_bf16::merge_item(&rows, heads, item, states.get().add(plan_ref.offsets[i]), out.get()) };
+        });
+    }
+    PLAN.set(plan);
+}

@@ -1,0 +1,17 @@
+//! Whole items by the scalar reference, for processors without a specific level.
+
+use super::Task;
+use crate::reference::attention_splits::HeadKv;
+
+/// Computes and stores all rows of an item, all splits of it.
+pub(super) fn run(task: &Task<'_>) {
+    let (item, heads, rows) = (task.item, task.heads, &task.rows);
+    assert!(task.keep.is_none() && task.splits == item.splits, "items stay whole");
+    let head = HeadKv::load(rows.step, &rows.step.segments[item.segment], item.kv_head);
+    for query in 0..item.rows * heads.group {
+        let (position, at) = (item.position + query / heads.group, heads.offset(item, query));
+        // SAFETY: the item's rows and heads lie in the output and belong to this task.
+        let out = unsafe { std::slice::from_raw_parts_mut(task.out.add(at), heads.dim) };
+        head.attend(&rows.q[at..at + heads.dim], rows.scores.first(position)..position + 1, rows.scores.scale, out);
+    }
+}

@@ -1,0 +1,199 @@
+//! GEMM: blocks of rows times panels.
+//!
+//! A panel is read from memory once for as many rows as fit half of the second-level cache with it; threads take ranges of panels.
+
+use super::GROUP;
+use super::pack::{GROUP_WORDS, PANEL, Rows, Weights};
+use super::tile::{self, Sums, Tile};
+use crate::host::Store;
+use std::ops::Range;
+
+/// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
+const ROW_BYTES: usize = 512 << 10;
+
+/// Groups of K that one tile takes: a panel's part is 256 KiB and stays in the second-level cache for all rows.
+const TILE_GROUPS: usize = 4096 / GROUP;
+
+/// Rows that one call of a tile takes, so that setting MXCSR costs little and their totals and outputs stay in the first-level cache.
+const STRIP_ROWS: usize = 32;
+
+/// Most bytes ahead that weights are prefetched into the second-level cache. The hardware's prefetcher stops at every page.
+const AHEAD_MAX: usize = 256 << 10;
+
+/// Bytes after which the hardware's prefetcher stops.
+const PAGE: usize = 4 << 10;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Takes the sums of a GEMM.
+pub(super) trait Epilogue {
+    /// Takes the sums of a row and panel. Features beyond the part's n are zero and not to be stored.
+    fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]);
+
+    /// Hears, a strip of rows ahead, what [`Epilogue::put`] will take.
+    #[inline(always)]
+    fn expect(&self, _row: usize, _panel: usize) {}
+}
+
+/// Where the sums of one part go.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    to: *mut f32,
+    n: usize,
+    first_panel: usize,
+}
+
+/// Stores sums to the output `[m, n]` of each part. Tasks may share them if their panels differ.
+#[derive(Clone, Debug)]
+pub(super) struct Outputs {
+    parts: Vec<Part>,
+    store: Store,
+}
+
+// SAFETY: `new` demands that no two tasks store to the same element.
+unsafe impl Send for Outputs {}
+// SAFETY: as above.
+unsafe impl Sync for Outputs {}
+
+impl Outputs {
+    /// One output for each part of `w`.
+    ///
+    /// # Safety
+    /// Each of `to` is valid for `[m, n]` elements while this value lives, of every m that is put; uses on several threads take different
+    /// panels.
+    pub(super) unsafe fn new(w: &Weights, to: impl Iterator<Item = *mut f32>, store: Store) -> Self {
+        let mut first_panel = 0;
+        let part = |(to, &n): (*mut f32, &usize)| {
+            let part = Part { to, n, first_panel };
+            first_panel += n.div_ceil(PANEL);
+            part
+        };
+        Self { parts: to.zip(w.parts()).map(part).collect(), store }
+    }
+
+    /// The part of a panel, and the panel's first feature in it.
+    #[inline(always)]
+    fn part(&self, panel: usize) -> (Part, usize) {
+        let part = self.parts.iter().rev().find(|part| part.first_panel <= panel).unwrap_or(&self.parts[0]);
+        (*part, (panel - part.first_panel) * PANEL)
+    }
+}
+
+impl Epilogue for &Outputs {
+    /// Fetches the output's cache lines: stores retire in order, so one that misses would hold up the next tile's.
+    #[inline(always)]
+    fn expect(&self, _row: usize, _panel: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for at in [0, 16, PANEL - 1] {
+            let (part, first) = self.part(_panel);
+            let at = part.to.wrapping_add(_row * part.n + first + at);
+            // SAFETY: a hint for any address.
+            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        }
+    }
+
+    #[inline(always)]
+    fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]) {
+        let (part, first) = self.part(panel);
+        // SAFETY: the promise of `new`.
+        let to =
+            unsafe { std::slice::from_raw_parts_mut(part.to.add(row * part.n + first), PANEL.min(part.n - first)) };
+        match (self.store, <&mut [f32; PANEL]>::try_from(&mut *to)) {
+            (Store::Set, Ok(to)) => *to = *sums,
+            (Store::Add, Ok(to)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
+            (Store::Set, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
+            (Store::Add, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
+        }
+    }
+}
+
+/// Totals of some rows of one panel, in the first-level cache.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(super) struct Total(pub(super) Sums);
+
+/// `sum_k x[m][k] * w[n][k]` for all rows and the features of `panels`.
+///
+/// # Panics
+/// If the two K differ, a panel does not exist, or the processor lacks the instructions that x is packed for.
+pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut impl Epilogue) {
+    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available());
+    let blocks = x.m().div_ceil(x.height());
+    // Equal numbers of blocks between one pass over the panels and the next.
+    let passes = (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1));
+    let per_pass = blocks.div_ceil(passes).max(1);
+    let strip = (STRIP_ROWS / x.height()).max(1);
+    let mut totals = [Total([0.0; PANEL]); STRIP_ROWS];
+    for first in (0..blocks).step_by(per_pass) {
+        let end_block = (first + per_pass).min(blocks);
+        for panel in panels.clone() {
+            for at in (first..end_block).step_by(strip) {
+                let blocks = at..(at + strip).min(end_block);
+                let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
+                let totals = &mut totals[..rows.len()];
+                totals.fill(Total([0.0; PANEL]));
+                rows.clone().for_each(|row| epilogue.expect(row, panel));
+                for from in (0..w.groups()).step_by(TILE_GROUPS) {
+                    let w = &w.panel(panel)[from * GROUP_WORDS..(from + TILE_GROUPS).min(w.groups()) * GROUP_WORDS];
+                    let ahead = Ahead::of_blocks(w, end_block - first, at - first);
+                    run_strip(x, w, from, blocks.clone(), ahead, totals);
+                }
+                rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
+            }
+        }
+    }
+}
+
+/// Prefetches of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    pub(super) at: *const u32,
+    pub(super) stride: usize,
+}
+
+impl Ahead {
+    /// What block `block` of `blocks` prefetches while they pass over `w`: each a share of the memory that follows, so that reading it takes
+    /// as long as computing.
+    fn of_blocks(w: &[u32], blocks: usize, block: usize) -> Self {
+        let stride = LINE.div_ceil(blocks);
+        let far = size_of_val(w).min(AHEAD_MAX) + block * (size_of_val(w) / LINE) * stride;
+        Self { at: w.as_ptr().wrapping_byte_add(far), stride }
+    }
+
+    /// What one pass of `rows` rows over `w` prefetches: as many bytes of what follows `w`. A single row waits for memory all
+    /// the time and needs only a bridge over the ends of pages (10 % faster than a panel ahead); more rows need more ahead.
+    pub(super) fn of_stream(rows: usize, w: &[u32]) -> Self {
+        let far = if rows == 1 { PAGE } else { size_of_val(w).min(AHEAD_MAX) };
+        Self { at: w.as_ptr().wrapping_byte_add(far), stride: LINE }
+    }
+}
+
+/// All blocks of a strip times the groups of a panel from `group` on that `w` holds.
+fn run_strip(x: &Rows, w: &[u32], group: usize, blocks: Range<usize>, ahead: Ahead, totals: &mut [Total]) {
+    let groups = w.len() / GROUP_WORDS;
+    // The last block of all may have fewer rows.
+    let whole = blocks.clone().filter(|block| x.block_rows(*block).len() == x.height()).count();
+    let (whole_totals, rest) = totals.split_at_mut(whole * x.height());
+    for (blocks, totals) in
+        [(blocks.start..blocks.start + whole, whole_totals), (blocks.start + whole..blocks.end, rest)]
+    {
+        if blocks.is_empty() {
+            continue;
+        }
+        let rows = x.block_rows(blocks.start).len();
+        assert_eq!(totals.len(), rows * blocks.len());
+        let tile = Tile {
+            x: x.block(blocks.start, group).as_ptr(),
+            blocks: blocks.len(),
+            skip: x.skip(blocks.start, groups),
+            w: w.as_ptr(),
+            groups,
+            sums: totals.as_mut_ptr().cast(),
+            ahead: ahead.at,
+            ahead_stride: ahead.stride,
+        };
+        // SAFETY: the operands hold these groups and rows by their slices; `gemm` has checked the instructions.
+        unsafe { tile::run(x.level(), rows, tile) };
+    }
+}

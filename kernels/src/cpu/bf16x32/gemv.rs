@@ -1,0 +1,43 @@
+//! GEMV: up to four rows times panels, as one sequential stream of weights at the rate of memory.
+
+use super::gemm::{Ahead, Epilogue, Total};
+use super::pack::{PANEL, Rows, Weights};
+use super::tile::{self, Tile};
+use std::ops::Range;
+
+/// Most rows of [`gemv`].
+pub(super) const GEMV_ROWS_MAX: usize = 4;
+
+/// [`super::gemm::gemm`] for up to [`GEMV_ROWS_MAX`] rows, with the same bits.
+///
+/// # Panics
+/// As [`super::gemm::gemm`], and with more rows.
+pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut impl Epilogue) {
+    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available());
+    assert!(x.m() <= GEMV_ROWS_MAX && x.height() >= x.m(), "{} rows", x.m());
+    if x.m() == 0 || w.groups() == 0 {
+        return;
+    }
+    let mut totals = [Total([0.0; PANEL]); GEMV_ROWS_MAX];
+    for panel in panels {
+        totals.fill(Total([0.0; PANEL]));
+        (0..x.m()).for_each(|row| epilogue.expect(row, panel));
+        let words = w.panel(panel);
+        let ahead = Ahead::of_stream(x.m(), words);
+        let tile = Tile {
+            x: x.block(0, 0).as_ptr(),
+            w: words.as_ptr(),
+            blocks: 1,
+            skip: 0,
+            groups: w.groups(),
+            sums: totals.as_mut_ptr().cast(),
+            ahead: ahead.at,
+            ahead_stride: ahead.stride,
+        };
+        // SAFETY: the operands hold these groups and rows by their slices; the instructions were checked.
+        unsafe { tile::run(x.level(), x.m(), tile) };
+        for (row, total) in totals.iter().enumerate().take(x.m()) {
+            epilogue.put(row, panel, &total.0);
+        }
+    }
+}

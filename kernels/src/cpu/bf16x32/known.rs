@@ -1,0 +1,142 @@
+//! Known answers: inputs whose result shows where an instruction set leaves the order of the class. A process checks them at its start,
+//! in some microseconds, before it says that it computes the class.
+
+use super::gemm::{Epilogue, gemm};
+use super::gemv::gemv;
+use super::pack::{PANEL, Rows, Weights};
+use super::{GROUP, SimdLevel, Threads};
+use half::bf16;
+
+/// K of every case: two groups.
+const K: usize = 2 * GROUP;
+
+/// A sum with few elements that are not zero.
+struct Case {
+    /// Element k, x and w.
+    elements: &'static [(usize, f32, f32)],
+    /// Bits of the sum; any NaN equals any other.
+    expected: u32,
+}
+
+/// 2^`exponent`, subnormal below -126.
+const fn power(exponent: i32) -> f32 {
+    if exponent < -126 {
+        f32::from_bits(1 << (149 + exponent))
+    } else {
+        f32::from_bits(((127 + exponent) as u32) << 23)
+    }
+}
+
+const BIG: f32 = power(12); // BIG * BIG + 1 rounds to BIG * BIG.
+const LEAST: f32 = power(-63); // LEAST * LEAST is the least normal number.
+const ZERO: u32 = 0;
+const MINUS_ZERO: u32 = 1 << 31;
+const ONE: u32 = 0x3f80_0000;
+const LEAST_SQUARED: u32 = 0x0080_0000;
+
+const CASES: &[Case] = &[
+    // Within a pair, element k comes before k + 2: (1 + big) - big.
+    Case { elements: &[(0, 1.0, 1.0), (4, BIG, BIG), (6, BIG, -BIG)], expected: ZERO },
+    // Pairs ascend, to the last of the group.
+    Case { elements: &[(1, 1.0, 1.0), (29, -BIG, BIG), (31, BIG, BIG)], expected: ONE },
+    Case { elements: &[(1, 1.0, 1.0), (29, BIG, BIG), (31, BIG, -BIG)], expected: ZERO },
+    // Even and odd chains are apart: big - big, and 1.
+    Case { elements: &[(0, BIG, BIG), (1, 1.0, 1.0), (2, BIG, -BIG)], expected: ONE },
+    // A group's chains start from zero: 1 + (big - big).
+    Case { elements: &[(0, 1.0, 1.0), (32, BIG, BIG), (34, BIG, -BIG)], expected: ONE },
+    // Even and odd are added before the total: 1 + (big - big) again.
+    Case { elements: &[(0, 1.0, 1.0), (32, BIG, BIG), (33, BIG, -BIG)], expected: ONE },
+    // A subnormal result within a chain is zero.
+    Case { elements: &[(0, power(-100), power(-30)), (2, LEAST, LEAST)], expected: LEAST_SQUARED },
+    // A result is subnormal if it is so after rounding to 24 bits: 2^-126 - 2^-150, but not 2^-126 - 2^-151.
+    Case { elements: &[(0, LEAST, LEAST), (2, power(-100), -power(-50))], expected: ZERO },
+    Case { elements: &[(0, LEAST, LEAST), (2, power(-100), -power(-51))], expected: LEAST_SQUARED },
+    // Subnormal inputs are zero, also times infinity.
+    Case { elements: &[(0, power(-127), BIG), (1, BIG, power(-133))], expected: ZERO },
+    Case { elements: &[(3, f32::INFINITY, power(-127))], expected: 0x7fc0_0000 },
+    // Subnormal sums of even and odd, and of the total, are zero and keep their sign.
+    Case { elements: &[(0, LEAST, 1.5 * LEAST), (1, LEAST, -LEAST)], expected: ZERO },
+    Case { elements: &[(0, LEAST, LEAST), (32, LEAST, -1.5 * LEAST)], expected: MINUS_ZERO },
+    // A chain starts from +0.
+    Case { elements: &[(0, -0.0, 1.0), (1, 1.0, -0.0), (32, -0.0, 1.0)], expected: ZERO },
+    // Overflow of a product.
+    Case { elements: &[(5, power(127), 2.0), (40, 1.0, 1.0)], expected: 0x7f80_0000 },
+];
+
+/// Compares each case's sum, which stands where its row meets its feature.
+struct Check {
+    first_case: usize,
+    right: bool,
+}
+
+impl Epilogue for Check {
+    fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]) {
+        let first = panel * PANEL;
+        let case = self.first_case + row;
+        let (sum, expected) = (sums[case % PANEL], f32::from_bits(CASES[case].expected));
+        if case / PANEL * PANEL == first {
+            self.right &= same(sum, expected);
+        }
+        if case + 16 < PANEL && first == 0 {
+            self.right &= same(sums[case + 16], expected);
+        }
+    }
+}
+
+/// Equal bits, or both NaN.
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// Whether these instructions give the known answers on this processor. Microseconds.
+pub(in crate::cpu) fn known_answers(level: SimdLevel) -> bool {
+    if !level.available() {
+        return false;
+    }
+    let mut x = vec![0.0; CASES.len() * K];
+    for (row, case) in x.chunks_exact_mut(K).zip(CASES) {
+        case.elements.iter().for_each(|&(k, x, _)| row[k] = x);
+    }
+    // The cases fill one vector of features; the other vector repeats them.
+    let w = Weights::pack(&[16 + CASES.len()], K, |_, feature, out| {
+        out.fill(bf16::ZERO);
+        if let Some(case) = CASES.get(feature % 16) {
+            case.elements.iter().for_each(|&(k, _, w)| out[k] = bf16::from_f32(w));
+        }
+    });
+    let mut check = Check { first_case: 0, right: true };
+    let (threads, mut rows) = (Threads::none(), Rows::default());
+    rows.pack(&threads, level, &x, CASES.len(), K);
+    gemm(&rows, &w, 0..w.panels(), &mut check);
+    for x in x.chunks(K) {
+        rows.pack(&threads, level, x, 1, K);
+        gemv(&rows, &w, 0..w.panels(), &mut check);
+        check.first_case += 1;
+    }
+    check.right
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_gives_the_known_answers() {
+        for (index, case) in CASES.iter().enumerate() {
+            let (mut x, mut w) = ([bf16::ZERO; K], [bf16::ZERO; K]);
+            for &(k, a, b) in case.elements {
+                (x[k], w[k]) = (bf16::from_f32(a), bf16::from_f32(b));
+                assert_eq!((x[k].to_f32(), w[k].to_f32()), (a, b), "inputs are bf16");
+            }
+            let sum = crate::numerics::flushed::dot(&x, &w);
+            assert!(same(sum, f32::from_bits(case.expected)), "case {index}: {:08x}", sum.to_bits());
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_known_answers() {
+        for level in SimdLevel::ALL.into_iter().filter(|level| level.available()) {
+            assert!(known_answers(level), "{level:?}");
+        }
+    }
+}

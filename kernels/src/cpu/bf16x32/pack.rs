@@ -1,0 +1,245 @@
+//! Operands repacked for the kernels.
+//!
+//! A *pair word* holds two bf16 that follow each other in one chain: `k` in the high half, `k + 2` in the low half, because VDPBF16PS adds
+//! the product of the high halves first. A group of 32 k has 16 of them, even and odd chain in turn: (0, 2), (1, 3), (4, 6), .. (29, 31).
+
+use super::level::{pair_words, tile_rows};
+use super::{GROUP, Shared, SimdLevel, Threads};
+use crate::cpu::buffer::Buffer;
+use half::bf16;
+
+/// Output features of one panel: two vectors of 16.
+pub(crate) const PANEL: usize = 32;
+
+/// Pair words of a group.
+pub(crate) const PAIRS: usize = GROUP / 2;
+
+/// Elements below which waking threads costs more than the work.
+const TASK_ELEMENTS: usize = 16 << 10;
+
+/// Words of one group of a panel.
+pub(crate) const GROUP_WORDS: usize = PAIRS * PANEL;
+
+/// First k of pair `pair` of a group; the second is two further.
+#[inline(always)]
+const fn first_of(pair: usize) -> usize {
+    pair / 2 * 4 + pair % 2
+}
+
+/// One or several stacked weights `[n, k]` in bf16 as panels of [`PANEL`] features, each `[groups, 16 pairs, PANEL]` pair words: one sequential stream of two
+/// bytes a weight, for GEMM and GEMV alike. Features beyond `n` and elements beyond `k` are zero.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// Output features of each part.
+    parts: Vec<usize>,
+    k: usize,
+    words: Buffer,
+}
+
+impl Weights {
+    /// Packs the parts, of so many rows of `k` elements each: `row(part, feature, out)` writes one. Each part begins with a panel of its own.
+    pub(in crate::cpu) fn pack(parts: &[usize], k: usize, mut row: impl FnMut(usize, usize, &mut [bf16])) -> Self {
+        let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
+        let panel_words = k.div_ceil(GROUP) * GROUP_WORDS;
+        let mut weights = Self { parts: parts.to_vec(), k, words: Buffer::zeroed(panels * panel_words) };
+        let mut from = vec![bf16::ZERO; k.next_multiple_of(GROUP)];
+        let mut first_panel = 0;
+        for (part, &n) in parts.iter().enumerate() {
+            for feature in 0..n {
+                row(part, feature, &mut from[..k]);
+                let panel = &mut weights.words[(first_panel + feature / PANEL) * panel_words..][..panel_words];
+                for (at, word) in panel[feature % PANEL..].iter_mut().step_by(PANEL).enumerate() {
+                    let k = at / PAIRS * GROUP + first_of(at % PAIRS);
+                    *word = pair_word(from[k], from[k + 2]);
+                }
+            }
+            first_panel += n.div_ceil(PANEL);
+        }
+        weights
+    }
+
+    /// Output features of each part.
+    pub(in crate::cpu) fn parts(&self) -> &[usize] {
+        &self.parts
+    }
+
+    /// Input features.
+    pub(crate) fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Number of panels.
+    pub(crate) fn panels(&self) -> usize {
+        self.parts.iter().map(|n| n.div_ceil(PANEL)).sum()
+    }
+
+    /// Groups of K.
+    pub(crate) fn groups(&self) -> usize {
+        self.k.div_ceil(GROUP)
+    }
+
+    fn panel_words(&self) -> usize {
+        self.groups() * GROUP_WORDS
+    }
+
+    /// The words of one panel, `[groups, 16, PANEL]`.
+    pub(crate) fn panel(&self, panel: usize) -> &[u32] {
+        &self.words[panel * self.panel_words()..(panel + 1) * self.panel_words()]
+    }
+
+    /// Writes feature `feature` of the first part, widened, to `out`: the embedding of a token.
+    ///
+    /// # Panics
+    /// If there is no such feature or `out` is not of length k.
+    pub(crate) fn row(&self, feature: usize, out: &mut [f32]) {
+        assert!(feature < self.parts[0] && out.len() == self.k, "feature {feature}, {} of {}", out.len(), self.k);
+        let panel = self.panel(feature / PANEL);
+        for (k, out) in out.iter_mut().enumerate() {
+            let (group, k) = (k / GROUP, k % GROUP);
+            let pair = k / 4 * 2 + k % 2;
+            let word = panel[(group * PAIRS + pair) * PANEL + feature % PANEL];
+            *out = f32::from_bits(if k % 4 < 2 { word & 0xffff_0000 } else { word << 16 });
+        }
+    }
+}
+
+#[inline(always)]
+fn pair_word(first: bf16, second: bf16) -> u32 {
+    u32::from(first.to_bits()) << 16 | u32::from(second.to_bits())
+}
+
+/// Activations `[m, k]`, rounded to bf16, in blocks of rows that a tile takes at once, each `[groups, 16 pairs, height]` pairs.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    level: SimdLevel,
+    m: usize,
+    k: usize,
+    /// Rows of a block; the last may have fewer.
+    height: usize,
+    words: Buffer,
+}
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self { level: SimdLevel::Portable, m: 0, k: 0, height: 1, words: Buffer::zeroed(0) }
+    }
+}
+
+impl Rows {
+    /// Packs `x`, `[m, k]`, for kernels of `level`, into the memory of earlier rows where it suffices.
+    ///
+    /// # Panics
+    /// If `x` is not of length m * k.
+    pub(in crate::cpu) fn pack(&mut self, threads: &Threads, level: SimdLevel, x: &[f32], m: usize, k: usize) {
+        assert_eq!(x.len(), m * k);
+        let row_words = k.div_ceil(GROUP) * PAIRS * pair_words(level);
+        let height = m.div_ceil(m.div_ceil(tile_rows(level)).max(1)).max(1);
+        if self.words.len() < m * row_words {
+            self.words = Buffer::zeroed(m * row_words);
+        }
+        (self.level, self.m, self.k, self.height) = (level, m, k, height);
+        let blocks = m.div_ceil(height);
+        let piece = (TASK_ELEMENTS / (height * k).max(1)).max(1);
+        let words = Shared(self.words.as_mut_ptr());
+        threads.run(blocks.div_ceil(piece), &|task| {
+            for block in task * piece..((task + 1) * piece).min(blocks) {
+                let rows = block * height..((block + 1) * height).min(m);
+                // SAFETY: the block's own words, as `words` has `m * row_words`.
+                let to = unsafe {
+                    std::slice::from_raw_parts_mut(words.get().add(rows.start * row_words), rows.len() * row_words)
+                };
+                put_rows(level, &x[rows.start * k..rows.end * k], k, to);
+            }
+        });
+    }
+
+    /// Rows.
+    pub(crate) fn m(&self) -> usize {
+        self.m
+    }
+
+    /// Elements of a row.
+    pub(crate) fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The instructions that this packing is for.
+    pub(crate) fn level(&self) -> SimdLevel {
+        self.level
+    }
+
+    pub(crate) fn height(&self) -> usize {
+        self.height
+    }
+
+    /// The rows of one block.
+    pub(crate) fn block_rows(&self, block: usize) -> std::ops::Range<usize> {
+        (block * self.height).min(self.m)..((block + 1) * self.height).min(self.m)
+    }
+
+    /// The words of one block from group `group` on.
+    pub(crate) fn block(&self, block: usize, group: usize) -> &[u32] {
+        let rows = self.block_rows(block);
+        let group_words = PAIRS * pair_words(self.level);
+        let row_words = self.k.div_ceil(GROUP) * group_words;
+        &self.words[rows.start * row_words + group * group_words * rows.len()..rows.end * row_words]
+    }
+
+    /// Bytes between the end of `groups` groups of a block and the same groups of the next block.
+    pub(crate) fn skip(&self, block: usize, groups: usize) -> usize {
+        let rows = self.block_rows(block).len();
+        (self.k.div_ceil(GROUP) - groups) * PAIRS * pair_words(self.level) * rows * size_of::<u32>()
+    }
+}
+
+/// Packs the rows of one block.
+fn put_rows(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= SimdLevel::Avx2Fma {
+        // SAFETY: kernels exist only for levels that the processor has.
+        return unsafe { put_rows_avx2(level, x, k, to) };
+    }
+    put_all(level, x, k, to);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn put_rows_avx2(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
+    put_all(level, x, k, to);
+}
+
+#[inline(always)]
+fn put_all(level: SimdLevel, x: &[f32], k: usize, block: &mut [u32]) {
+    let (wide, height) = (pair_words(level), x.len() / k.max(1));
+    for (row, x) in x.chunks_exact(k.max(1)).enumerate() {
+        for (x, to) in x.chunks(GROUP).zip(block.chunks_exact_mut(PAIRS * wide * height)) {
+            let mut group = [0.0; GROUP];
+            group[..x.len()].copy_from_slice(x);
+            for (pair, word) in pairs(&group).into_iter().enumerate() {
+                let at = (pair * height + row) * wide;
+                if wide == 1 {
+                    to[at] = word;
+                } else {
+                    [to[at], to[at + 1]] = [word & 0xffff_0000, word << 16];
+                }
+            }
+        }
+    }
+}
+
+/// The pair words of a group, rounded to nearest even as [`bf16::from_f32`] does. Loops over whole arrays, which compile to vectors.
+#[inline(always)]
+fn pairs(group: &[f32; GROUP]) -> [u32; PAIRS] {
+    let mut rounded = [0u32; GROUP];
+    for (rounded, x) in rounded.iter_mut().zip(group) {
+        let bits = x.to_bits();
+        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        *rounded = if x.is_nan() { bits | 0x40_0000 } else { nearest };
+    }
+    let mut pairs = [0; PAIRS];
+    for (pair, word) in pairs.iter_mut().enumerate() {
+        let k = first_of(pair);
+        *word = rounded[k] & 0xffff_0000 | rounded[k + 2] >> 16;
+    }
+    pairs
+}

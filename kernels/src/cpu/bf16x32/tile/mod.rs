@@ -1,0 +1,103 @@
+//! The arithmetic of one tile: some rows times one panel, over some groups of K.
+//!
+//! VDPBF16PS tiles keep both chains and the totals of 5 rows x 2 vectors in 30 registers. The others go through each group twice, first for
+//! the even chains and then for the odd ones, so that only one chain of every output lives in registers; even sums and totals wait in the
+//! first-level cache.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+mod portable;
+
+use super::level::{pair_words, tile_rows};
+use super::pack::{GROUP_WORDS, PAIRS, PANEL};
+use crate::cpu::SimdLevel;
+
+/// Most rows of a tile that keeps even sums in memory.
+const ROWS_MAX: usize = 12;
+
+/// Running totals of some rows of one panel.
+pub(crate) type Sums = [f32; PANEL];
+
+/// Operands of one tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// `blocks` times `[groups, 16, rows]` pairs, see [`super::pack::Rows`].
+    pub(crate) x: *const u32,
+    /// At least one.
+    pub(crate) blocks: usize,
+    /// Bytes of x between the end of one block's groups and the next block's.
+    pub(crate) skip: usize,
+    /// `[groups, 16, PANEL]` pair words, aligned to 64 bytes.
+    pub(crate) w: *const u32,
+    /// At least one.
+    pub(crate) groups: usize,
+    /// `[blocks, rows]` totals that the groups are added to, aligned to 64 bytes.
+    pub(crate) sums: *mut Sums,
+    /// Where to prefetch later weights; any address.
+    pub(crate) ahead: *const u32,
+    /// Bytes from one prefetch to the next; there is one for each 64 bytes of w in each block.
+    pub(crate) ahead_stride: usize,
+}
+
+/// Adds `tile.groups` groups to the totals of `tile.blocks` blocks of `rows` rows.
+///
+/// # Safety
+/// The processor has the instructions of `level`; `rows` is 1 to [`tile_rows`]; the pointers of `tile` are valid for their shapes, x is
+/// packed for `level`, and nothing else uses the totals.
+pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
+    debug_assert!((1..=tile_rows(level)).contains(&rows) && tile.groups > 0 && tile.blocks > 0);
+    #[cfg(target_arch = "x86_64")]
+    if level == SimdLevel::Avx512Bf16 {
+        // SAFETY: the caller's promise.
+        return unsafe { avx512_bf16::TILES[rows - 1](tile) };
+    }
+    let block_bytes = tile.groups * PAIRS * rows * pair_words(level) * size_of::<u32>() + tile.skip;
+    for block in 0..tile.blocks {
+        let x = tile.x.wrapping_byte_add(block * block_bytes);
+        let ahead = tile.ahead.wrapping_byte_add(block * tile.groups * (GROUP_WORDS / 16) * tile.ahead_stride);
+        let sums = tile.sums.wrapping_add(block * rows);
+        let tile = Tile { x, sums, ahead, blocks: 1, ..tile };
+        // SAFETY: the caller's promise, for one of the blocks.
+        unsafe {
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                SimdLevel::Avx512 => avx512::TILES[rows - 1](tile),
+                #[cfg(target_arch = "x86_64")]
+                SimdLevel::Avx2Fma => avx2::TILES[rows - 1](tile),
+                _ => portable::tile(rows, tile),
+            }
+        }
+    }
+}
+
+/// MXCSR for the class, and room for the caller's value: all exceptions masked, nearest even, subnormal inputs (DAZ) and results (FTZ)
+/// zero. It holds only inside an `asm!` block that restores the old value, as Rust demands.
+#[cfg(target_arch = "x86_64")]
+#[repr(C)]
+struct Mxcsr {
+    old: u32,
+    class: u32,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Mxcsr {
+    const fn new() -> Self {
+        Self { old: 0, class: 0x1f80 | 1 << 15 | 1 << 6 }
+    }
+}
+
+/// Sums of the even chains, while the odd chains are computed.
+#[cfg(target_arch = "x86_64")]
+#[repr(C, align(64))]
+struct Even([std::mem::MaybeUninit<Sums>; ROWS_MAX]);
+
+#[cfg(target_arch = "x86_64")]
+impl Even {
+    const fn new() -> Self {
+        Self([std::mem::MaybeUninit::uninit(); ROWS_MAX])
+    }
+}

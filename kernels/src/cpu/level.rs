@@ -1,0 +1,60 @@
+//! Instruction sets.
+
+use crate::cpu::bf16x32;
+
+/// The instructions to use. The bits do not depend on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SimdLevel {
+    /// Plain Rust, for any CPU.
+    Portable,
+    /// x86-64 with AVX2, FMA.
+    Avx2Fma,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// The same with AVX512_BF16 (VDPBF16PS).
+    Avx512Bf16,
+}
+
+impl SimdLevel {
+    /// All levels, the best last.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2Fma, Self::Avx512, Self::Avx512Bf16];
+
+    /// Whether this processor says that it has the instructions.
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let has = {
+            let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = || {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            };
+            match self {
+                Self::Portable => true,
+                Self::Avx2Fma => avx2(),
+                Self::Avx512 => avx2() && avx512(),
+                Self::Avx512Bf16 => avx2() && avx512() && is_x86_feature_detected!("avx512bf16"),
+            }
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let has = self == Self::Portable;
+        has
+    }
+
+    /// The best level of this machine whose known answers are right: what differs from them is not used.
+    pub fn detect() -> Self {
+        let right = |level: &Self| level.available() && bf16x32::known_answers(*level);
+        Self::ALL.into_iter().rev().find(right).unwrap_or(Self::Portable)
+    }
+
+    /// For messages.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2Fma => "avx2+fma",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512+bf16",
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Attention of class `bf16x32`: every level has the bits of the reference, and the reference computes softmax attention.
+
+mod common;
+
+use baton_kernels::KvBinding;
+use baton_kernels::cpu::SimdLevel;
+use baton_kernels::host::{KvStep, Scores};
+use baton_kernels::numerics::Numerics;
+use baton_kernels::step::StepSegment;
+use baton_types::{BlockId, Dtype, KvLayout, PoolMemory};
+use common::{Random, cpu, pool};
+use half::bf16;
+use proptest::prelude::*;
+
+/// Sequences and heads; every sequence has stored as many tokens as its segment's end.
+#[derive(Clone, Debug)]
+struct Case {
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    block: usize,
+    scores: Scores,
+    /// Position and rows.
+    segments: Vec<(usize, usize)>,
+    values: Values,
+    seed: u64,
+}
+
+/// What keys, values and queries are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Values {
+    Plain,
+    /// Scores are far below zero.
+    Negative,
+    /// Differences of scores reach beyond the range of the exponential.
+    Sharp,
+    /// Around the least normal number, with zeros of both signs.
+    Tiny,
+    /// Some are infinite or NaN.
+    Special,
+}
+
+struct Batch {
+    case: Case,
+    kv: KvBinding,
+    segments: Vec<StepSegment>,
+    /// `[segment][row][cols]`.
+    q: Vec<Vec<f32>>,
+}
+
+impl Batch {
+    fn new(case: Case) -> Self {
+        let mut random = Random(case.seed);
+        let layout = KvLayout::llama(case.block as u32, 1, case.kv_heads as u32, case.dim as u32, Dtype::Bf16).unwrap();
+        let each: Vec<usize> = case.segments.iter().map(|(p, rows)| (p + rows).div_ceil(case.block)).collect();
+        let total: usize = each.iter().sum();
+        let (memory, map, kv) = pool(layout, total);
+        // Scattered: block i of all goes to i * odd mod total, or backwards.
+        let odd = (total / 2..).find(|x| gcd(*x, total) == 1).unwrap();
+        let mut ids = (0..total).map(|i| BlockId((i * odd % total) as u32));
+        let cols = case.kv_heads * case.dim;
+        let mut segments = Vec::new();
+        for (&(position, rows), each) in case.segments.iter().zip(&each) {
+            let blocks: Vec<BlockId> = ids.by_ref().take(*each).collect();
+            for token in 0..position + rows {
+                for plane in 0..2 {
+                    let at = (token % case.block) as u32;
+                    let range = map.token_range(0, 0, blocks[token / case.block], plane, at..at + 1);
+                    let bytes: Vec<u8> = (0..cols)
+                        .flat_map(|_| bf16::from_f32(case.values.element(&mut random, plane)).to_le_bytes())
+                        .collect();
+                    assert_eq!(bytes.len(), range.len());
+                    memory.write(range.start, &bytes);
+                }
+            }
+            segments.push(StepSegment { position, rows, blocks });
+        }
+        let q = |(_, rows): &(usize, usize)| -> Vec<f32> {
+            (0..rows * cols * case.group).map(|_| case.values.query(&mut random)).collect()
+        };
+        let q = case.segments.iter().map(q).collect();
+        Self { case, kv, segments, q }
+    }
+
+    /// Rows `[first, end)` of each segment that has them, all in one step.
+    fn run(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32])) -> Vec<u32> {
+        self.step(&self.segments, &self.q.concat(), attend)
+    }
+
+    fn step(
+        &self,
+        segments: &[StepSegment],
+        q: &[f32],
+        attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32]),
+    ) -> Vec<u32> {
+        let mut out = vec![f32::NAN; q.len()];
+        attend(KvStep { kv: &self.kv, layer: 0, segments }, q, self.case.scores, &mut out);
+        out.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+    }
+
+    /// Every row in a step of its own.
+    fn one_by_one(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32])) -> Vec<u32> {
+        let cols = self.case.kv_heads * self.case.group * self.case.dim;
+        let mut out = Vec::new();
+        for (segment, q) in self.segments.iter().zip(&self.q) {
+            for (row, q) in q.chunks_exact(cols).enumerate() {
+                let alone = StepSegment { position: segment.position + row, rows: 1, ..segment.clone() };
+                out.extend(self.step(&[alone], q, &attend));
+            }
+        }
+        out
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Values {
+    fn element(self, random: &mut Random, plane: usize) -> f32 {
+        let x = random.float();
+        let kind = random.next() % 64;
+        match self {
+            Self::Plain => x,
+            Self::Negative if plane == 0 => x.abs() + 0.1,
+            Self::Sharp if plane == 0 => 40.0 * x,
+            Self::Tiny if plane == 1 => match kind {
+                0..8 => 0.0f32.copysign(x),
+                _ => x * 2f32.powi(-110 - (kind / 3) as i32),
+            },
+            Self::Special => match kind {
+                0 if random.next() % 16 == 0 => {
+                    [f32::INFINITY, f32::NEG_INFINITY, f32::NAN][(random.next() % 3) as usize]
+                }
+                1 => x * f32::MIN_POSITIVE,
+                _ => x,
+            },
+            _ => x,
+        }
+    }
+
+    fn query(self, random: &mut Random) -> f32 {
+        let x = random.float();
+        match self {
+            Self::Negative => -x.abs(),
+            Self::Sharp | Self::Tiny => 8.0 * x,
+            Self::Special if random.next() % 256 == 0 => x * f32::MIN_POSITIVE,
+            _ => 2.0 * x,
+        }
+    }
+}
+
+fn reference(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    common::reference(Numerics::Bf16x32).attend(step, q, scores, out);
+}
+
+fn check(case: Case) {
+    let batch = Batch::new(case.clone());
+    let want = batch.run(reference);
+    for (level, threads) in [(SimdLevel::Avx512Bf16, 1), (SimdLevel::Avx512Bf16, 3), (SimdLevel::Portable, 2)] {
+        let Some(cpu) = cpu(threads, level, Numerics::Bf16x32) else { continue };
+        let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| cpu.attend(step, q, scores, out);
+        equal(&case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
+        if level != SimdLevel::Portable {
+            equal(&case, &want, &batch.one_by_one(attend), &format!("{level:?}, {threads} threads, one by one"));
+        }
+    }
+}
+
+fn equal(case: &Case, want: &[u32], got: &[u32], what: &str) {
+    let cols = case.kv_heads * case.group * case.dim;
+    let bad: Vec<String> = want
+        .iter()
+        .zip(got)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(i, (a, b))| {
+            format!("row {} col {}: {:e} is not {:e}", i / cols, i % cols, f32::from_bits(*b), f32::from_bits(*a))
+        })
+        .collect();
+    assert!(
+        bad.is_empty(),
+        "{what}, {case:?}: {} of {} differ: {:#?}",
+        bad.len(),
+        want.len(),
+        &bad[..bad.len().min(5)]
+    );
+}
+
+const PLAIN: Case = Case {
+    kv_heads: 2,
+    group: 3,
+    dim: 64,
+    block: 16,
+    scores: Scores { scale: 0.125, window: None },
+    segments: Vec::new(),
+    values: Values::Plain,
+    seed: 1,
+};
+
+#[test]
+fn rows_around_the_ends_of_blocks_and_splits() {
+    for window in [None, Some(1), Some(64), Some(100), Some(449), Some(513)] {
+        for values in [Values::Plain, Values::Negative, Values::Special] {
+            let segments = vec![(60, 9), (505, 12), (1020, 1), (0, 3)];
+            check(Case { scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn heads_of_one_size_leave_nothing_to_those_of_another() {
+    for dim in [64, 10, 80, 6, 96, 128, 12, 32, 34, 256] {
+        check(Case { dim, group: 1 + dim % 5, segments: vec![(70, 2), (0, 5)], ..PLAIN });
+    }
+}
+
+#[test]
+fn a_chunk_of_a_long_prompt() {
+    check(Case { segments: vec![(900, 150)], kv_heads: 1, ..PLAIN });
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let segment =
+        (prop_oneof![0usize..140, 440usize..600, 1000usize..1100], prop_oneof![Just(1usize), 1usize..12, 30usize..80]);
+    let heads = (1usize..=3, 1usize..=9, prop::sample::select(vec![2usize, 6, 10, 32, 64, 80, 96, 128]));
+    let values =
+        prop::sample::select(vec![Values::Plain, Values::Negative, Values::Sharp, Values::Tiny, Values::Special]);
+    let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100), Some(600)]);
+    let block = prop::sample::select(vec![16usize, 32, 64, 128]);
+    let scale = prop::sample::select(vec![0.125f32, 1.0, 0.3]);
+    (heads, prop::collection::vec(segment, 1..4), values, windows, block, scale, any::<u64>()).prop_map(
+        |((kv_heads, group, dim), segments, values, window, block, scale, seed)| Case {
+            kv_heads,
+            group,
+            dim,
+            block,
+            scores: Scores { scale, window },
+            segments,
+            values,
+            seed,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn levels_equal_the_reference(case in cases()) {
+        check(case);
+    }
+}
