@@ -20,6 +20,7 @@ pub mod config;
 mod engine;
 pub mod error;
 pub mod fair;
+pub mod formats;
 pub mod gate;
 mod handle;
 mod health;
@@ -32,7 +33,6 @@ pub mod scheduler;
 mod shared;
 mod step_model;
 mod thread;
-pub mod weights;
 
 pub use api::{
     Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError,

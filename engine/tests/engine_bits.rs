@@ -1,7 +1,7 @@
 //! The whole engine over a real (small, random) model: tokens and log-probabilities have the same bits whatever runs beside a
 //! sequence, however it is chunked, preempted, handed over, and on whichever backend of the class.
 
-use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, PrefillObserver, PrefixUse, Run, SequenceControl, SequenceEvent,
     SequenceRequest, SequenceSink,

@@ -9,7 +9,7 @@ mod folder;
 #[path = "weights/support.rs"]
 mod support;
 
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource};
 use peak_alloc::PeakAlloc;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -3,7 +3,7 @@
 use crate::grpc::checked_card;
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
-use baton_engine::weights::ModelSource;
+use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};

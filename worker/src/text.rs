@@ -1,7 +1,7 @@
 //! The model's text bundle, checked before any weight is loaded: if a router refused it, the worker would wait forever.
 
 use crate::WorkerError;
-use baton_engine::weights::{ModelSource, TextSource};
+use baton_engine::formats::{ModelSource, TextSource};
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
 
 /// Where a kind of model stores its text data.

@@ -1,7 +1,7 @@
 //! The activations of one step, allocated once at their largest size.
 
 use super::ModelConfig;
-use crate::weights::ModelShape;
+use crate::formats::ModelShape;
 use baton_kernels::ops::{Ops, OpsError, Tensor};
 
 /// Device tensors; the first index of each shape is a bound, a step uses the rows it needs.

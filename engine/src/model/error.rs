@@ -1,7 +1,7 @@
 //! Errors of loading a model and of computing a step.
 
 use super::ModelConfig;
-use crate::weights::{ModelShape, TensorName, WeightsError};
+use crate::formats::{ModelShape, TensorName, WeightsError};
 use baton_kernels::ops::OpsError;
 use baton_types::LayoutError;
 

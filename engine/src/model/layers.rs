@@ -1,7 +1,7 @@
 //! Prepared weights.
 
 use super::{ModelConfig, ModelError, rope_table};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, TensorName};
+use crate::formats::{LayerTensor, ModelShape, ModelSource, TensorName};
 use baton_kernels::numerics::PARTITIONS_MAX;
 use baton_kernels::ops::{Ops, RopeHandle, Weight};
 use baton_types::Dtype;

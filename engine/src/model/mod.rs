@@ -19,7 +19,7 @@ pub use batch::{Logits, StepBatch};
 pub use error::ModelError;
 pub use rope::{inverse_frequencies, rope_table};
 
-use crate::weights::{ModelShape, ModelSource};
+use crate::formats::{ModelShape, ModelSource};
 use baton_kernels::ops::{KvHandle, Ops};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Compatibility, Digest, Dtype, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};

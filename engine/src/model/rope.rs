@@ -4,7 +4,7 @@
 //! numerics class may have different C libraries.
 
 use super::ModelError;
-use crate::weights::{ModelShape, Rope, RopeScaling};
+use crate::formats::{ModelShape, Rope, RopeScaling};
 use baton_kernels::ops::RopeTable;
 use std::f64::consts::TAU;
 

@@ -1,8 +1,8 @@
 //! SmolLM2 on the CPU backend with blocks for every case.
 
 use crate::golden::Golden;
+use baton_engine::formats::GgufModel;
 use baton_engine::model::{Model, ModelConfig, StepBatch};
-use baton_engine::weights::GgufModel;
 use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
 use baton_kernels::ops::PlanSegment;
 use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};

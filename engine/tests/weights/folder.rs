@@ -1,7 +1,7 @@
 //! A copy of the tiny Hugging Face folder that tests change one thing at a time.
 
 use crate::support::fixture;
-use baton_engine::weights::{HuggingFaceModel, WeightsError};
+use baton_engine::formats::{HuggingFaceModel, WeightsError};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 

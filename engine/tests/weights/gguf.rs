@@ -1,7 +1,7 @@
 //! GGUF files: what is read from them, and that everything else is refused by name.
 
 use crate::support::{File, HIDDEN, Meta, VOCAB, fixture};
-use baton_engine::weights::{
+use baton_engine::formats::{
     GgufModel, LayerTensor, ModelShape, ModelSource, Rope, RopeScaling, TensorName, TextSource, WeightsError,
 };
 

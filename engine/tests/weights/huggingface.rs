@@ -2,7 +2,7 @@
 
 use crate::folder::Folder;
 use crate::support::fixture;
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource, RopeScaling, TensorName, TextSource};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource, RopeScaling, TensorName, TextSource};
 use serde_json::{Value, json};
 
 /// The error of opening the tiny folder after `damage`; its message must contain every part.

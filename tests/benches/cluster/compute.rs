@@ -5,7 +5,7 @@ use crate::summary::{Figure, Summary, Target};
 use crate::{THREADS, gemm};
 use anyhow::{Context, ensure};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
-use baton_engine::weights::ModelShape;
+use baton_engine::formats::ModelShape;
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_kernels::roofline;
 use baton_tests::golden;

@@ -4,7 +4,7 @@ use crate::THREADS;
 use crate::statistics::best;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::ensure;
-use baton_engine::weights::ModelShape;
+use baton_engine::formats::ModelShape;
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::ops::{Ops, Store, Tensor, Weight};
 use baton_kernels::reference::ReferenceBackend;

@@ -1,6 +1,6 @@
 //! The subject of a reference run: a model, the backends that compute it, and the requests.
 
-use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};

@@ -2,7 +2,7 @@
 
 use super::{ModelSpec, ModelsError, cache_dir, default_model};
 use crate::settings::ModelSettings;
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelShape, ModelSource as _, RandomModel};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelShape, ModelSource as _, RandomModel};
 use baton_types::Attention;
 use std::path::Path;
 

@@ -7,7 +7,7 @@ mod refusals;
 mod rope;
 
 use super::{Logits, Model, ModelConfig, ModelError, StepBatch};
-use crate::weights::{ModelSource, RandomModel};
+use crate::formats::{ModelSource, RandomModel};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::ops::{Ops, PlanSegment};
 use baton_kernels::reference::ReferenceBackend;

@@ -1,7 +1,7 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
 use super::{Rig, Rows, random, tokens};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName};
+use crate::formats::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName};
 use baton_types::{Dtype, TokenId};
 
 type Matrix = Vec<Vec<f64>>;

@@ -1,8 +1,8 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
 use super::{RAGGED, Rig, Rows, config, random, tokens};
+use crate::formats::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepBatch};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::reference::ReferenceBackend;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};

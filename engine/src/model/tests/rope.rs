@@ -1,7 +1,7 @@
 //! Rotary frequencies and tables against values computed by hand.
 
+use crate::formats::{ModelSource, RandomModel, Rope, RopeScaling};
 use crate::model::{ModelError, inverse_frequencies, rope_table};
-use crate::weights::{ModelSource, RandomModel, Rope, RopeScaling};
 
 fn check(scaling: RopeScaling, dim: usize, expected: &[f64]) {
     let got = inverse_frequencies(&Rope { theta: 10_000.0, scaling: scaling.clone() }, dim).unwrap();

@@ -11,7 +11,7 @@ use crate::machine;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::Context;
-use baton_engine::weights::TextSource;
+use baton_engine::formats::TextSource;
 use baton_tests::processes::binary;
 use baton_tests::service::Service;
 use baton_text::{Specials, Tokenizer, bundle};

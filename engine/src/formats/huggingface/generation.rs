@@ -1,7 +1,7 @@
 //! `generation_config.json`: end tokens and sampling defaults.
 
 use super::json::{Object, is_off};
-use crate::weights::{WeightsError, check_sampling};
+use crate::formats::{WeightsError, check_sampling};
 use baton_types::{SamplingDefaults, TokenId};
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
-use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError};
+use crate::formats::{ModelShape, Rope, RopeScaling, WeightsError};
 use std::collections::BTreeMap;
 
 /// Most parameters: 64 GiB as f32, far above any useful size.

@@ -1,8 +1,8 @@
 //! Tensors of one or several safetensors files, checked against the shape and against each other.
 
 use super::json::Object;
-use crate::weights::mmap::MappedFile;
-use crate::weights::{LayerTensor, ModelShape, TensorName, WeightsError, layer_index};
+use crate::formats::mmap::MappedFile;
+use crate::formats::{LayerTensor, ModelShape, TensorName, WeightsError, layer_index};
 use half::{bf16, f16};
 use safetensors::tensor::TensorInfo;
 use safetensors::{Dtype, SafeTensors};

@@ -2,7 +2,7 @@
 
 use super::json::Object;
 use super::{keys, rope};
-use crate::weights::{ModelShape, WeightsError};
+use crate::formats::{ModelShape, WeightsError};
 
 /// The supported classes, whose computation is the one implemented here, with the model type of each.
 const LLAMA: &str = "LlamaForCausalLM";

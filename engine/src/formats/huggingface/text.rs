@@ -1,7 +1,7 @@
 //! Converts tokenizer files of a folder to a [`TextBundle`].
 
 use super::json::{CONFIG_BYTES_MAX, Object, TOKENIZER_BYTES_MAX, read_text};
-use crate::weights::WeightsError;
+use crate::formats::WeightsError;
 use baton_types::{TextBundle, TokenId};
 use serde::Deserialize;
 use serde_json::Value;

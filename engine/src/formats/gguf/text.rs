@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::value::{Array, Value};
-use crate::weights::WeightsError;
+use crate::formats::WeightsError;
 use baton_types::{GgufTokenizer, TokenId};
 
 /// `tokenizer.ggml.token_type` of tokens that are not text.

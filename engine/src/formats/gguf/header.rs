@@ -5,7 +5,7 @@
 use super::cursor::{Cursor, Reason};
 use super::quant::Storage;
 use super::value::Value;
-use crate::weights::WeightsError;
+use crate::formats::WeightsError;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

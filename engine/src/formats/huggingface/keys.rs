@@ -5,7 +5,7 @@
 //! effect, and a plausible wrong answer is worse than having to delete a line.
 
 use super::json::{Object, is_off};
-use crate::weights::WeightsError;
+use crate::formats::WeightsError;
 
 /// Read by `config.rs` and `rope.rs`.
 const READ: &[&str] = &[

@@ -138,7 +138,7 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weights::LayerTensor;
+    use crate::formats::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()

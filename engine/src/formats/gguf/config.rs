@@ -2,7 +2,7 @@
 
 use super::header::Header;
 use super::value::Value;
-use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError, check_sampling};
+use crate::formats::{ModelShape, Rope, RopeScaling, WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
 
 /// Keys that determine the shape, or that do not affect the computation.

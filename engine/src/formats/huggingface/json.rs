@@ -1,7 +1,7 @@
 //! JSON files of a model folder: read completely up to a size limit, with accessors per key so that messages name file and key.
 
-use crate::weights::WeightsError;
-use crate::weights::mmap::check_regular;
+use crate::formats::WeightsError;
+use crate::formats::mmap::check_regular;
 use serde_json::{Map, Value};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -138,7 +138,7 @@ mod tests {
             assert!(message.contains("config.json: not a regular file"), "{message}");
         };
         refused(read_text(&fifo, CONFIG_BYTES_MAX).unwrap_err());
-        refused(crate::weights::mmap::MappedFile::open(&fifo).unwrap_err());
+        refused(crate::formats::mmap::MappedFile::open(&fifo).unwrap_err());
         assert_eq!(read_text(&folder.path().join("none.json"), CONFIG_BYTES_MAX).unwrap(), None);
     }
 }

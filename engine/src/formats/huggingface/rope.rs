@@ -3,7 +3,7 @@
 //! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
 
 use super::json::Object;
-use crate::weights::{Rope, RopeScaling, WeightsError};
+use crate::formats::{Rope, RopeScaling, WeightsError};
 
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
 const THETA_DEFAULT: f32 = 10_000.0;
