@@ -26,6 +26,7 @@ mod handle;
 mod health;
 mod mailbox;
 pub mod model;
+pub mod models;
 pub mod rates;
 mod runner;
 pub mod sampler;

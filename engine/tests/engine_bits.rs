@@ -42,7 +42,7 @@ struct Served {
 fn serve(setup: Setup) -> Served {
     let source = RandomModel::parse(MODEL).unwrap();
     let config = EngineConfig {
-        model_len_max: source.shape().context,
+        model_len_max: source.spec().context,
         chunk_tokens_max: setup.chunk,
         running_max: setup.running,
         watermark_blocks: 0,

@@ -44,7 +44,7 @@ fn open(path: &Path, size: usize, what: &str) -> bool {
     let (taken, allowed) = (peak - before, PER_BYTE * size + FIXED);
     assert!(taken <= allowed, "{what}: {taken} bytes allocated for a file of {size}, {allowed} allowed");
     let Ok(model) = opened else { return false };
-    for name in model.shape().tensor_names() {
+    for name in model.spec().tensor_names() {
         model.tensor(name).unwrap_or_else(|error| panic!("{what}: opened, but {name}: {error}"));
     }
     true

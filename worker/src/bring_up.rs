@@ -51,7 +51,7 @@ pub fn load_on(
 ) -> Result<Loaded, WorkerError> {
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
-    let context_max = context_max(model.max_model_len, source.shape().context)?;
+    let context_max = context_max(model.max_model_len, source.spec().context)?;
     let config = EngineConfig {
         weights: engine.weights,
         kv: engine.kv,
@@ -69,7 +69,7 @@ pub fn load_on(
     .try_new()?;
     let bundle = text::bundle(source.as_ref())?;
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
-    let layout = source.shape().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
+    let layout = source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
     // A model file may declare a context of any length; rotary tables are made for no more positions than the pool holds.
     let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
@@ -175,7 +175,7 @@ fn card(
         revision: models::revision(settings),
         fingerprint: source.fingerprint(),
         context_max: context_max as u32,
-        vocab: source.shape().vocab as u32,
+        vocab: source.spec().vocab as u32,
         end_tokens: source.end_tokens().to_vec(),
         defaults: source.sampling_defaults(),
         bundle: bundle.map(baton_text::bundle::digest),

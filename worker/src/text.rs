@@ -24,7 +24,7 @@ pub(crate) fn bundle(source: &dyn ModelSource) -> Result<Option<Vec<u8>>, Worker
     };
     let bytes = bundle::encode(&bundle);
     let tokenizer = bundle::decode(&bytes).and_then(|bundle| {
-        bundle::check_ids(&bundle, source.shape().vocab)?;
+        bundle::check_ids(&bundle, source.spec().vocab)?;
         Tokenizer::from_bundle(&bundle)
     });
     let tokenizer = tokenizer.map_err(at(keys.tokenizer))?;

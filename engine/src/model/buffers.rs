@@ -1,7 +1,7 @@
 //! The activations of one step, allocated once at their largest size.
 
 use super::ModelConfig;
-use crate::formats::ModelShape;
+use crate::models::{DecoderSpec, LayerSpec};
 use baton_kernels::ops::{Ops, OpsError, Tensor};
 
 /// Device tensors; the first index of each shape is a bound, a step uses the rows it needs.
@@ -31,23 +31,25 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    pub(super) fn alloc(ops: &dyn Ops, shape: &ModelShape, config: &ModelConfig) -> Result<Self, OpsError> {
-        let (query, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    pub(super) fn alloc(ops: &dyn Ops, spec: &DecoderSpec, config: &ModelConfig) -> Result<Self, OpsError> {
+        let largest = |of: fn(&LayerSpec) -> usize| spec.layers.iter().map(of).max().unwrap_or(0);
+        let (query, kv) = (largest(|l| l.attention.query_dim()), largest(|l| l.attention.kv_dim()));
+        let ffn = largest(|l| l.ffn);
         let rows = |cols| ops.alloc(config.rows_max, cols);
         // A step never has more logit rows than rows.
         let logit_rows = |cols| ops.alloc(config.logit_rows_max.min(config.rows_max), cols);
         Ok(Self {
-            residual: rows(shape.hidden)?,
-            normed: rows(shape.hidden)?,
+            residual: rows(spec.hidden)?,
+            normed: rows(spec.hidden)?,
             query: rows(query)?,
             key: rows(kv)?,
             value: rows(kv)?,
             attended: rows(query)?,
-            gate: rows(shape.ffn)?,
-            up: rows(shape.ffn)?,
-            last_residual: logit_rows(shape.hidden)?,
+            gate: rows(ffn)?,
+            up: rows(ffn)?,
+            last_residual: logit_rows(spec.hidden)?,
             last_attended: logit_rows(query)?,
-            logits: logit_rows(shape.vocab)?,
+            logits: logit_rows(spec.vocab)?,
         })
     }
 }

@@ -1,7 +1,8 @@
 //! Prepared weights.
 
 use super::{ModelConfig, ModelError, rope_table};
-use crate::formats::{LayerTensor, ModelShape, ModelSource, TensorName};
+use crate::formats::ModelSource;
+use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::numerics::PARTITIONS_MAX;
 use baton_kernels::ops::{Ops, RopeHandle, Weight};
 use baton_types::Dtype;
@@ -51,32 +52,24 @@ impl Weights {
         config: &ModelConfig,
         progress: &dyn Fn(f32),
     ) -> Result<Self, ModelError> {
-        let shape = source.shape();
-        let mut loader = Loader { source, ops, matrices: config.weights, progress, done: 0, total: elements(shape) };
-        let embedding = loader.matrix(TensorName::Embedding, shape.vocab, shape.hidden)?;
-        let layers = (0..shape.layers).map(|l| loader.layer(l, shape)).collect::<Result<_, _>>()?;
-        let final_norm = loader.gain(TensorName::FinalNorm, shape.hidden)?;
-        let output =
-            if shape.tied { embedding } else { loader.matrix(TensorName::Output, shape.vocab, shape.hidden)? };
-        let rope = ops.upload_rope(&rope_table(shape, config.model_len_max)?)?;
+        let spec = source.spec();
+        let mut loader =
+            Loader { source, ops, matrices: config.weights, progress, done: 0, total: spec.parameters() as usize };
+        let embedding = loader.matrix(TensorName::Embedding, spec.vocab, spec.hidden)?;
+        let layers = (0..spec.layers.len()).map(|l| loader.layer(l, spec)).collect::<Result<_, _>>()?;
+        let final_norm = loader.gain(TensorName::FinalNorm, spec.hidden)?;
+        let output = if spec.tied { embedding } else { loader.matrix(TensorName::Output, spec.vocab, spec.hidden)? };
+        let rope = ops.upload_rope(&rope_table(&spec.layers[0].attention, config.model_len_max)?)?;
         Ok(Self {
             embedding,
             layers,
             final_norm,
             output,
             rope,
-            attention_partitions: partitions(shape.kv_heads),
-            mlp_partitions: partitions(shape.ffn),
+            attention_partitions: partitions(spec.layers[0].attention.kv_heads),
+            mlp_partitions: partitions(spec.layers[0].ffn),
         })
     }
-}
-
-/// Elements of all tensors: the unit of progress.
-fn elements(shape: &ModelShape) -> usize {
-    let heads = (shape.heads + shape.kv_heads) * shape.head_dim;
-    let layer = shape.hidden * (2 + 2 * heads + 3 * shape.ffn);
-    let tables = if shape.tied { 1 } else { 2 };
-    tables * shape.vocab * shape.hidden + shape.layers * layer + shape.hidden
 }
 
 /// Reads, checks and prepares one tensor at a time.
@@ -86,13 +79,14 @@ struct Loader<'a> {
     matrices: Dtype,
     progress: &'a dyn Fn(f32),
     done: usize,
+    /// Elements of all tensors: the unit of progress.
     total: usize,
 }
 
 impl Loader<'_> {
-    fn layer(&mut self, layer: usize, shape: &ModelShape) -> Result<Layer, ModelError> {
-        let (hidden, ffn) = (shape.hidden, shape.ffn);
-        let (query, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    fn layer(&mut self, layer: usize, spec: &DecoderSpec) -> Result<Layer, ModelError> {
+        let (hidden, attention, ffn) = (spec.hidden, &spec.layers[layer].attention, spec.layers[layer].ffn);
+        let (query, kv) = (attention.query_dim(), attention.kv_dim());
         let name = |tensor| TensorName::Layer(layer, tensor);
         Ok(Layer {
             attention_norm: self.gain(name(LayerTensor::AttentionNorm), hidden)?,

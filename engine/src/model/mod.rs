@@ -19,7 +19,8 @@ pub use batch::{Logits, StepBatch};
 pub use error::ModelError;
 pub use rope::{inverse_frequencies, rope_table};
 
-use crate::formats::{ModelShape, ModelSource};
+use crate::formats::ModelSource;
+use crate::models::DecoderSpec;
 use baton_kernels::ops::{KvHandle, Ops};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Compatibility, Digest, Dtype, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
@@ -52,7 +53,7 @@ struct Pool {
 /// A model whose weights are on its device, with the buffers of one step.
 pub struct Model {
     ops: Arc<dyn Ops>,
-    shape: ModelShape,
+    spec: DecoderSpec,
     config: ModelConfig,
     fingerprint: Digest,
     weights: Weights,
@@ -64,7 +65,7 @@ pub struct Model {
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("shape", &self.shape).field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Model").field("spec", &self.spec).field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -78,15 +79,15 @@ impl Model {
         config: ModelConfig,
         progress: &dyn Fn(f32),
     ) -> Result<Self, ModelError> {
-        let shape = source.shape().clone();
-        error::check_config(&shape, &config)?;
+        let spec = source.spec().clone();
+        error::check_config(&spec, &config)?;
         let weights = Weights::load(source, &*ops, &config, progress)?;
-        let buffers = Buffers::alloc(&*ops, &shape, &config)?;
-        Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
+        let buffers = Buffers::alloc(&*ops, &spec, &config)?;
+        Ok(Self { ops, spec, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
     }
 
-    pub fn shape(&self) -> &ModelShape {
-        &self.shape
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -95,7 +96,7 @@ impl Model {
 
     /// The KV layout with this block size: one `full` group with planes `k` and `v`.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
-        self.shape.kv_layout(block_tokens, self.config.kv)
+        self.spec.kv_layout(block_tokens, self.config.kv)
     }
 
     /// What peers compare before they exchange KV.

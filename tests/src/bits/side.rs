@@ -76,7 +76,7 @@ struct Watched {
 
 impl StepModel for Watched {
     fn vocab(&self) -> usize {
-        self.model.shape().vocab
+        self.model.spec().vocab
     }
 
     fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {

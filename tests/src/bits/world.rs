@@ -124,12 +124,13 @@ impl World {
 
     /// Partitions of K, and slabs of each, of attention output and of MLP down.
     pub(super) fn splits(&self) -> [[usize; 2]; 2] {
-        let shape = self.source.shape();
+        // The layers of a random model are alike.
+        let layer = &self.source.spec().layers[0];
         let split = |k: usize, extent: usize| {
             let parts = (1 << extent.trailing_zeros()).min(PARTITIONS_MAX);
             [parts, (k / parts).div_ceil(K_SLAB)]
         };
-        [split(shape.heads * shape.head_dim, shape.kv_heads), split(shape.ffn, shape.ffn)]
+        [split(layer.attention.query_dim(), layer.attention.kv_heads), split(layer.ffn, layer.ffn)]
     }
 
     /// Most tokens of one request, prompt and output.

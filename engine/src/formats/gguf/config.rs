@@ -1,11 +1,13 @@
-//! Converts metadata to [`ModelShape`]. A file with an unknown key under `llama.` is refused.
+//! Converts metadata to [`DecoderSpec`]. A file with an unknown key under its architecture's name is refused.
 
 use super::header::Header;
 use super::value::Value;
-use crate::formats::{ModelShape, Rope, RopeScaling, WeightsError, check_sampling};
+use crate::formats::{WeightsError, check_sampling};
+use crate::models::registry::{self, GgufFamily};
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 use baton_types::SamplingDefaults;
 
-/// Keys that determine the shape, or that do not affect the computation.
+/// Keys of an architecture that determine the spec, or that do not affect the computation.
 const KNOWN: &[&str] = &[
     "attention.head_count",
     "attention.head_count_kv",
@@ -44,22 +46,25 @@ const THETA_DEFAULT: f32 = 10_000.0;
 pub(super) struct Config<'h, 'a> {
     path: &'h str,
     header: &'h Header<'a>,
+    family: &'static GgufFamily,
 }
 
 impl<'h, 'a> Config<'h, 'a> {
-    /// Checks the architecture and that every `llama.` key is understood.
+    /// Checks the architecture and that every one of its keys is understood.
     pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
-        let config = Self { path, header };
-        match header.metadata.get("general.architecture") {
-            Some(Value::String("llama")) => {}
-            Some(Value::String(other)) => {
-                let what = format!("general.architecture `{other}`");
-                return Err(WeightsError::unsupported(path, what, "only `llama` is implemented"));
-            }
-            _ => return Err(config.damaged("general.architecture is missing or no text")),
-        }
+        const ARCHITECTURE: &str = "general.architecture";
+        let architecture = match header.metadata.get(ARCHITECTURE) {
+            Some(Value::String(architecture)) => *architecture,
+            _ => return Err(WeightsError::damaged(path, format!("{ARCHITECTURE} is missing or no text"))),
+        };
+        let family = registry::by_architecture(architecture).ok_or_else(|| {
+            let hint = format!("one of {} is needed", registry::architectures());
+            WeightsError::unsupported(path, format!("{ARCHITECTURE} `{architecture}`"), hint)
+        })?;
+        let config = Self { path, header, family };
         for (key, value) in &header.metadata {
-            let Some(name) = key.strip_prefix("llama.") else { continue };
+            let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
+            let Some(name) = name else { continue };
             // For keys without a listed neutral value: zero, false and empty switch a feature off.
             let harmless = match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
                 Some((_, neutral)) => value == neutral,
@@ -81,8 +86,17 @@ impl<'h, 'a> Config<'h, 'a> {
         self.header.metadata.get(key).copied()
     }
 
-    fn size_or(&self, key: &str, default: Option<usize>) -> Result<usize, WeightsError> {
-        let key = format!("llama.{key}");
+    /// A key of the architecture, with its prefix.
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.family.architecture)
+    }
+
+    pub(super) fn family(&self) -> &'static GgufFamily {
+        self.family
+    }
+
+    fn size_or(&self, name: &str, default: Option<usize>) -> Result<usize, WeightsError> {
+        let key = self.key(name);
         let Some(value) = self.get(&key) else {
             return default.ok_or_else(|| self.damaged(format!("{key} is missing")));
         };
@@ -98,71 +112,82 @@ impl<'h, 'a> Config<'h, 'a> {
         self.get(key).map(read).transpose()
     }
 
-    /// The shape. `vocab` and `tied` come from the tensors, `factors` from `rope_freqs.weight`.
-    pub(super) fn shape(
+    /// The spec. `vocab` and `tied` come from the tensors, `factors` from `rope_freqs.weight`.
+    pub(super) fn spec(
         &self,
         vocab: usize,
         tied: bool,
         factors: Option<Vec<f32>>,
-    ) -> Result<ModelShape, WeightsError> {
+    ) -> Result<DecoderSpec, WeightsError> {
         let hidden = self.size_or("embedding_length", None)?;
         let heads = self.size_or("attention.head_count", None)?;
         if heads == 0 {
-            return Err(self.damaged("llama.attention.head_count is 0"));
+            return Err(self.damaged(format!("{} is 0", self.key("attention.head_count"))));
         }
         let even_split = hidden.is_multiple_of(heads).then(|| hidden / heads);
         let head_dim = self.size_or("attention.key_length", even_split)?;
-        let must_equal_head_dim = |key: &str, hint: &str| {
-            let found = self.size_or(key, Some(head_dim))?;
+        let must_equal_head_dim = |name: &str, hint: &str| {
+            let found = self.size_or(name, Some(head_dim))?;
             if found == head_dim {
                 return Ok(());
             }
-            let what = format!("llama.{key} = {found} with heads of {head_dim}");
+            let what = format!("{} = {found} with heads of {head_dim}", self.key(name));
             Err(WeightsError::unsupported(self.path, what, hint))
         };
         must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
         must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
         if self.size_or("vocab_size", Some(vocab))? != vocab {
-            return Err(self.damaged(format!("llama.vocab_size is not the embedding's {vocab} rows")));
+            return Err(self.damaged(format!("{} is not the embedding's {vocab} rows", self.key("vocab_size"))));
         }
-        let epsilon = self.float("llama.attention.layer_norm_rms_epsilon")?;
-        let shape = ModelShape {
+        let epsilon = self.key("attention.layer_norm_rms_epsilon");
+        let rms_eps = self.float(&epsilon)?.ok_or_else(|| self.damaged(format!("{epsilon} is missing")))?;
+        let theta = self.float(&self.key("rope.freq_base"))?.unwrap_or(THETA_DEFAULT);
+        let layer = LayerSpec {
+            attention: AttentionSpec {
+                heads,
+                kv_heads: self.size_or("attention.head_count_kv", Some(heads))?,
+                head_dim,
+                window: None,
+                qkv_bias: false,
+                head_norm: false,
+                rope: Rope { theta, scaling: self.scaling(factors)? },
+            },
+            ffn: self.size_or("feed_forward_length", None)?,
+            activation: Activation::Silu,
+            rms_eps,
+        };
+        let layers = DecoderSpec::uniform_layers(layer, self.size_or("block_count", None)?);
+        let mut spec = DecoderSpec {
             vocab,
             hidden,
-            layers: self.size_or("block_count", None)?,
-            heads,
-            kv_heads: self.size_or("attention.head_count_kv", Some(heads))?,
-            head_dim,
-            ffn: self.size_or("feed_forward_length", None)?,
             context: self.size_or("context_length", None)?,
-            rms_eps: epsilon.ok_or_else(|| self.damaged("llama.attention.layer_norm_rms_epsilon is missing"))?,
-            rope: Rope {
-                theta: self.float("llama.rope.freq_base")?.unwrap_or(THETA_DEFAULT),
-                scaling: self.scaling(factors)?,
-            },
+            layers: layers.map_err(|reason| self.damaged(reason))?,
+            final_rms_eps: rms_eps,
             tied,
         };
-        shape.check().map_err(|reason| self.damaged(reason))?;
-        Ok(shape)
+        (self.family.read)(&mut spec);
+        spec.check().map_err(|reason| self.damaged(reason))?;
+        Ok(spec)
     }
 
     /// As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and per-frequency divisors multiply with the linear
     /// one.
     fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
-        let kind = match self.get("llama.rope.scaling.type") {
+        let key = self.key("rope.scaling.type");
+        let kind = match self.get(&key) {
             None => "linear",
             Some(Value::String(kind)) => kind,
-            Some(_) => return Err(self.damaged("llama.rope.scaling.type is not a string")),
+            Some(_) => return Err(self.damaged(format!("{key} is not a string"))),
         };
         let factor = match kind {
             "none" => 1.0,
             "linear" => {
-                let stated = self.float("llama.rope.scaling.factor")?;
-                let legacy = self.float("llama.rope.scale_linear")?;
+                let stated = self.float(&self.key("rope.scaling.factor"))?;
+                let legacy = self.float(&self.key("rope.scale_linear"))?;
                 stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
             }
             other => {
-                let what = format!("llama.rope.scaling.type `{other}`");
+                let what = format!("{key} `{other}`");
                 return Err(WeightsError::unsupported(self.path, what, "only `none` and `linear` are implemented"));
             }
         };

@@ -9,7 +9,9 @@ mod text;
 mod value;
 
 use super::mmap::MappedFile;
-use super::{LayerTensor, ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelSource, TextSource, WeightsError};
+use crate::models::registry::RotaryRows;
+use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 use config::Config;
 use header::{Header, TensorEntry};
@@ -18,11 +20,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// An opened and checked GGUF file of the `llama` architecture.
+/// An opened and checked GGUF file.
 pub struct GgufModel {
     file: MappedFile,
     name: String,
-    shape: ModelShape,
+    spec: DecoderSpec,
+    rotary_rows: RotaryRows,
     tensors: HashMap<TensorName, TensorEntry>,
     end_tokens: Vec<TokenId>,
     sampling: SamplingDefaults,
@@ -45,24 +48,29 @@ impl GgufModel {
             } else if let Some(canonical) = names::canonical(name) {
                 tensors.insert(canonical, entry.clone());
             } else {
-                let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
-                return Err(WeightsError::unsupported(file.path(), format!("tensor {name}"), hint));
+                return Err(left_out(&file, name));
             }
         }
         let embedding = tensors.get(&TensorName::Embedding);
         let vocab = embedding.and_then(|entry| entry.dims.get(1).copied());
         let vocab = vocab.ok_or_else(|| config.damaged("tensor token_embd.weight is missing or no matrix"))?;
         let tied = !tensors.contains_key(&TensorName::Output);
-        let shape = config.shape(vocab, tied, factors)?;
-        check_tensors(&config, &shape, &tensors)?;
+        let spec = config.spec(vocab, tied, factors)?;
+        check_tensors(&config, &file, &spec, &tensors)?;
         let tokenizer = text::tokenizer(&config, vocab)?;
         let end_tokens = text::end_tokens(&config, tokenizer.as_ref(), vocab)?;
         let sampling = config.sampling()?;
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let name = name.map(str::to_owned).or(stem).unwrap_or_default();
-        let fingerprint = OnceLock::new();
-        Ok(Self { file, name, shape, tensors, end_tokens, sampling, tokenizer, fingerprint })
+        let (rotary_rows, fingerprint) = (config.family().rotary_rows, OnceLock::new());
+        Ok(Self { file, name, spec, rotary_rows, tensors, end_tokens, sampling, tokenizer, fingerprint })
     }
+}
+
+/// The refusal of a tensor that this model's computation does not use.
+fn left_out(file: &MappedFile, name: &str) -> WeightsError {
+    let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
+    WeightsError::unsupported(file.path(), format!("tensor {name}"), hint)
 }
 
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
@@ -74,26 +82,28 @@ fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, Weig
     Ok(factors)
 }
 
-/// Checks that exactly the tensors of the shape are present, with the right sizes.
+/// Checks that exactly the tensors of the spec are present, with the right sizes.
 fn check_tensors(
     config: &Config<'_, '_>,
-    shape: &ModelShape,
+    file: &MappedFile,
+    spec: &DecoderSpec,
     tensors: &HashMap<TensorName, TensorEntry>,
 ) -> Result<(), WeightsError> {
-    // Counted first: `layers` may be absurd, but the number of tensors in the file cannot be.
-    let expected = shape.layers * LayerTensor::ALL.len() + if shape.tied { 2 } else { 3 };
-    if let Some(extra) = tensors.keys().find(|name| !shape.has_tensor(**name)) {
-        return Err(
-            config.damaged(format!("tensor {} is of no layer that llama.block_count knows", names::spelled(*extra)))
-        );
+    let expected = spec.tensor_names().count();
+    if let Some(extra) = tensors.keys().find(|name| !spec.has_tensor(**name)) {
+        let name = names::spelled(*extra);
+        return Err(match extra {
+            TensorName::Layer(layer, _) if *layer < spec.layers.len() => left_out(file, &name),
+            _ => config.damaged(format!("tensor {name} is of no layer that {} knows", config.key("block_count"))),
+        });
     }
-    for name in shape.tensor_names().take(tensors.len() + 1) {
+    for name in spec.tensor_names() {
         let Some(entry) = tensors.get(&name) else {
             return Err(config.damaged(format!("tensor {} is missing (of {expected})", names::spelled(name))));
         };
-        let [rows, columns] = shape.tensor_dims(name);
+        let [rows, columns] = spec.tensor_dims(name);
         let found = &entry.dims;
-        let expected = if name.is_norm() { vec![columns] } else { vec![columns, rows] };
+        let expected = if name.is_vector() { vec![columns] } else { vec![columns, rows] };
         if *found != expected {
             let name = names::spelled(name);
             let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for {expected:?}");
@@ -104,8 +114,8 @@ fn check_tensors(
 }
 
 impl ModelSource for GgufModel {
-    fn shape(&self) -> &ModelShape {
-        &self.shape
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
@@ -113,14 +123,17 @@ impl ModelSource for GgufModel {
         let entry = entry.ok_or_else(|| {
             WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
         })?;
-        let [rows, columns] = self.shape.tensor_dims(name);
+        let [rows, columns] = self.spec.tensor_dims(name);
         let bytes = &self.file.bytes()[entry.bytes.clone()];
         let mut out = vec![0.0; rows * columns];
         match name {
-            TensorName::Layer(_, LayerTensor::Query | LayerTensor::Key) => {
+            TensorName::Layer(layer, LayerTensor::Query | LayerTensor::Key)
+                if self.rotary_rows == RotaryRows::Neighbours =>
+            {
+                let head_dim = self.spec.layers[layer].attention.head_dim;
                 let row_bytes = bytes.len() / rows;
                 for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-                    let to = split_half_row(row, self.shape.head_dim) * columns;
+                    let to = split_half_row(row, head_dim) * columns;
                     entry.storage.expand(bytes, &mut out[to..to + columns]);
                 }
             }
@@ -150,8 +163,7 @@ impl ModelSource for GgufModel {
     }
 }
 
-/// Maps a row from llama.cpp's order to ours. llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are
-/// neighbours (2 i, 2 i + 1); here they are half a head apart (i, i + head_dim / 2).
+/// Maps a row of [`RotaryRows::Neighbours`] to [`RotaryRows::Halves`], the order of the canonical tensors.
 fn split_half_row(row: usize, head_dim: usize) -> usize {
     let (head, within) = (row / head_dim, row % head_dim);
     head * head_dim + within % 2 * (head_dim / 2) + within / 2

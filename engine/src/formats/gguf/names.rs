@@ -1,30 +1,34 @@
 //! llama.cpp's tensor names.
 
-use crate::formats::{LayerTensor, TensorName, layer_index};
+use crate::models::{LayerTensor, TensorName, layer_index};
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// Names of the layers' tensors, between `blk.N.` and `.weight`.
-const LAYER: [(&str, LayerTensor); 9] = [
-    ("attn_norm", LayerTensor::AttentionNorm),
-    ("attn_q", LayerTensor::Query),
-    ("attn_k", LayerTensor::Key),
-    ("attn_v", LayerTensor::Value),
-    ("attn_output", LayerTensor::AttentionOutput),
-    ("ffn_norm", LayerTensor::MlpNorm),
-    ("ffn_gate", LayerTensor::Gate),
-    ("ffn_up", LayerTensor::Up),
-    ("ffn_down", LayerTensor::Down),
+/// Names of the layers' tensors, after `blk.N.`.
+const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
+    ("attn_norm.weight", LayerTensor::AttentionNorm),
+    ("attn_q.weight", LayerTensor::Query),
+    ("attn_k.weight", LayerTensor::Key),
+    ("attn_v.weight", LayerTensor::Value),
+    ("attn_q.bias", LayerTensor::QueryBias),
+    ("attn_k.bias", LayerTensor::KeyBias),
+    ("attn_v.bias", LayerTensor::ValueBias),
+    ("attn_q_norm.weight", LayerTensor::QueryNorm),
+    ("attn_k_norm.weight", LayerTensor::KeyNorm),
+    ("attn_output.weight", LayerTensor::AttentionOutput),
+    ("ffn_norm.weight", LayerTensor::MlpNorm),
+    ("ffn_gate.weight", LayerTensor::Gate),
+    ("ffn_up.weight", LayerTensor::Up),
+    ("ffn_down.weight", LayerTensor::Down),
 ];
 
-/// The canonical name, if this is a tensor of a Llama-family decoder.
+/// The canonical name, if this is a tensor that some decoder has.
 pub(super) fn canonical(name: &str) -> Option<TensorName> {
-    let name = name.strip_suffix(".weight")?;
     match name {
-        "token_embd" => return Some(TensorName::Embedding),
-        "output_norm" => return Some(TensorName::FinalNorm),
-        "output" => return Some(TensorName::Output),
+        "token_embd.weight" => return Some(TensorName::Embedding),
+        "output_norm.weight" => return Some(TensorName::FinalNorm),
+        "output.weight" => return Some(TensorName::Output),
         _ => {}
     }
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -40,7 +44,7 @@ pub(super) fn spelled(name: TensorName) -> String {
         TensorName::Output => "output.weight".into(),
         TensorName::Layer(layer, tensor) => {
             let spelling = LAYER.into_iter().find(|(_, known)| *known == tensor);
-            format!("blk.{layer}.{}.weight", spelling.map_or("?", |(name, _)| name))
+            format!("blk.{layer}.{}", spelling.map_or("?", |(name, _)| name))
         }
     }
 }

@@ -1,27 +1,16 @@
-//! Converts `config.json` to [`ModelShape`].
+//! Converts `config.json` to [`DecoderSpec`]: the keys of every family here, the others in the family's own file.
 
-use super::json::Object;
+use super::json::JsonObject;
 use super::{keys, rope};
-use crate::formats::{ModelShape, WeightsError};
+use crate::formats::WeightsError;
+use crate::models::registry::{self, ConfigFamily};
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec};
 
-/// The supported classes, whose computation is the one implemented here, with the model type of each.
-const LLAMA: &str = "LlamaForCausalLM";
-const MISTRAL: &str = "MistralForCausalLM";
-const TYPES: [(&str, &str); 2] = [(LLAMA, "llama"), (MISTRAL, "mistral")];
-
-/// Checks every key and reads the shape.
-pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
-    let class = class(config)?;
-    keys::check(config)?;
-    check_type(config, class)?;
-    if class == MISTRAL {
-        // If absent, transformers uses its class default: a window of 4096, and 8 key/value heads.
-        if !config.keys().contains_key("sliding_window") {
-            let hint = "state \"sliding_window\": null if the model has none";
-            return Err(config.unsupported(format!("{MISTRAL} without the key sliding_window"), hint));
-        }
-        config.need("num_key_value_heads", config.get("num_key_value_heads"))?;
-    }
+/// Checks every key and reads the spec.
+pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
+    let family = family(config)?;
+    keys::check(config, family.keys)?;
+    check_type(config, family)?;
     match config.text("hidden_act")? {
         None | Some("silu" | "swish") => {}
         Some(other) => return Err(config.unsupported(format!("hidden_act `{other}`"), "only `silu` is implemented")),
@@ -35,44 +24,57 @@ pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
             return Err(config.damaged("head_dim is missing and hidden_size does not divide by num_attention_heads"));
         }
     };
-    let shape = ModelShape {
+    let rms_eps = config.need("rms_norm_eps", config.float("rms_norm_eps")?)?;
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            heads,
+            kv_heads: config.size("num_key_value_heads")?.unwrap_or(heads),
+            head_dim,
+            window: None,
+            qkv_bias: false,
+            head_norm: false,
+            rope: rope::read(config)?,
+        },
+        ffn: size("intermediate_size")?,
+        activation: Activation::Silu,
+        rms_eps,
+    };
+    let layers = DecoderSpec::uniform_layers(layer, size("num_hidden_layers")?);
+    let mut spec = DecoderSpec {
         vocab: size("vocab_size")?,
         hidden,
-        layers: size("num_hidden_layers")?,
-        heads,
-        kv_heads: config.size("num_key_value_heads")?.unwrap_or(heads),
-        head_dim,
-        ffn: size("intermediate_size")?,
         context: size("max_position_embeddings")?,
-        rms_eps: config.need("rms_norm_eps", config.float("rms_norm_eps")?)?,
-        rope: rope::read(config)?,
+        layers: layers.map_err(|reason| config.damaged(reason))?,
+        final_rms_eps: rms_eps,
         tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
     };
-    shape.check().map_err(|reason| config.damaged(reason))?;
-    Ok(shape)
+    (family.read)(config, &mut spec)?;
+    spec.check().map_err(|reason| config.damaged(reason))?;
+    Ok(spec)
 }
 
 /// transformers selects the computation by `model_type`, which must match the class.
-fn check_type(config: &Object, class: &str) -> Result<(), WeightsError> {
+fn check_type(config: &JsonObject, family: &ConfigFamily) -> Result<(), WeightsError> {
     match config.text("model_type")? {
-        Some(other) if !TYPES.contains(&(class, other)) => {
+        Some(other) if other != family.model_type => {
             let hint = "the two must name the same model; correct the one that is wrong";
-            Err(config.unsupported(format!("model_type `{other}` beside architectures [\"{class}\"]"), hint))
+            let what = format!("model_type `{other}` beside architectures [\"{}\"]", family.class);
+            Err(config.unsupported(what, hint))
         }
         _ => Ok(()),
     }
 }
 
-fn class(config: &Object) -> Result<&'static str, WeightsError> {
+fn family(config: &JsonObject) -> Result<&'static ConfigFamily, WeightsError> {
     let classes = config.get("architectures").and_then(|value| value.as_array());
     let classes = config.need("architectures", classes)?;
-    let hint = "LlamaForCausalLM and MistralForCausalLM are implemented";
-    match classes.as_slice() {
-        [one] if one == LLAMA => Ok(LLAMA),
-        [one] if one == MISTRAL => Ok(MISTRAL),
-        other => {
-            let names: Vec<_> = other.iter().map(|name| name.as_str().unwrap_or("?")).collect();
-            Err(config.unsupported(format!("architectures {names:?}"), hint))
-        }
-    }
+    let family = match classes.as_slice() {
+        [one] => one.as_str().and_then(registry::by_class),
+        _ => None,
+    };
+    family.ok_or_else(|| {
+        let names: Vec<_> = classes.iter().map(|name| name.as_str().unwrap_or("?")).collect();
+        let hint = format!("one of {} is needed", registry::classes());
+        config.unsupported(format!("architectures {names:?}"), hint)
+    })
 }

@@ -1,14 +1,14 @@
 //! `generation_config.json`: end tokens and sampling defaults.
 
-use super::json::{Object, is_off};
+use super::json::{JsonObject, is_off};
 use crate::formats::{WeightsError, check_sampling};
 use baton_types::{SamplingDefaults, TokenId};
 use serde_json::Value;
 
 /// End tokens, ascending: those of `generation_config.json` or else of `config.json`, and the tokenizer's own.
 pub(super) fn end_tokens(
-    config: &Object,
-    generation: Option<&Object>,
+    config: &JsonObject,
+    generation: Option<&JsonObject>,
     tokenizer_eos: Option<TokenId>,
     vocab: usize,
 ) -> Result<Vec<TokenId>, WeightsError> {
@@ -24,7 +24,7 @@ pub(super) fn end_tokens(
     Ok(ends)
 }
 
-fn token(source: &Object, id: &Value, vocab: usize) -> Result<TokenId, WeightsError> {
+fn token(source: &JsonObject, id: &Value, vocab: usize) -> Result<TokenId, WeightsError> {
     let known = id.as_u64().filter(|&id| id < vocab as u64);
     known.map(|id| id as TokenId).ok_or_else(|| source.damaged(format!("eos_token_id {id} is no token")))
 }
@@ -59,7 +59,7 @@ const UNIMPLEMENTED: &[(&str, &[f64])] = &[
 ];
 
 /// Refuses the first key that requests something that is not implemented.
-fn check(generation: &Object) -> Result<(), WeightsError> {
+fn check(generation: &JsonObject) -> Result<(), WeightsError> {
     for (key, neutral) in UNIMPLEMENTED {
         let Some(value) = generation.get(key) else { continue };
         // Token 0 is a valid token, so for `forced_*` only null and empty lists mean off.
@@ -73,7 +73,7 @@ fn check(generation: &Object) -> Result<(), WeightsError> {
 }
 
 /// Number of most likely tokens to draw from; -1 and 0 mean "no limit", as in requests.
-fn top_k(generation: &Object) -> Result<Option<u32>, WeightsError> {
+fn top_k(generation: &JsonObject) -> Result<Option<u32>, WeightsError> {
     let Some(k) = generation.whole("top_k")? else { return Ok(None) };
     match k {
         -1 => Ok(Some(0)),
@@ -84,7 +84,7 @@ fn top_k(generation: &Object) -> Result<Option<u32>, WeightsError> {
 
 /// Sampling defaults. `do_sample: false` means greedy decoding, whatever the other keys say; if the key is absent the stated parameters
 /// apply, as in other servers.
-pub(super) fn sampling(generation: &Object) -> Result<SamplingDefaults, WeightsError> {
+pub(super) fn sampling(generation: &JsonObject) -> Result<SamplingDefaults, WeightsError> {
     check(generation)?;
     let greedy = generation.bool("do_sample")? == Some(false);
     let defaults = SamplingDefaults {
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Result<SamplingDefaults, String> {
-        sampling(&Object::parse(json.as_bytes()).unwrap()).map_err(|error| error.to_string())
+        sampling(&JsonObject::parse(json.as_bytes()).unwrap()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -31,14 +31,14 @@ pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, W
 
 /// One JSON object and the path that messages name.
 #[derive(Clone, Debug)]
-pub(super) struct Object {
+pub(crate) struct JsonObject {
     path: String,
     keys: Map<String, Value>,
 }
 
-impl Object {
+impl JsonObject {
     /// Reads a file that holds one object; `None` if the file does not exist.
-    pub(super) fn read(path: &Path) -> Result<Option<Self>, WeightsError> {
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>, WeightsError> {
         let Some(text) = read_text(path, CONFIG_BYTES_MAX)? else { return Ok(None) };
         let path = path.display().to_string();
         match serde_json::from_str(&text) {
@@ -49,24 +49,24 @@ impl Object {
     }
 
     /// An object in memory, without a path; `None` if the bytes are not an object.
-    pub(super) fn parse(json: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(json: &[u8]) -> Option<Self> {
         Some(Self { path: String::new(), keys: serde_json::from_slice(json).ok()? })
     }
 
-    pub(super) fn keys(&self) -> &Map<String, Value> {
+    pub(crate) fn keys(&self) -> &Map<String, Value> {
         &self.keys
     }
 
-    pub(super) fn damaged(&self, message: impl Into<String>) -> WeightsError {
+    pub(crate) fn damaged(&self, message: impl Into<String>) -> WeightsError {
         WeightsError::damaged(&self.path, message)
     }
 
-    pub(super) fn unsupported(&self, what: impl Into<String>, hint: impl Into<String>) -> WeightsError {
+    pub(crate) fn unsupported(&self, what: impl Into<String>, hint: impl Into<String>) -> WeightsError {
         WeightsError::unsupported(&self.path, what, hint)
     }
 
     /// The value; `null` counts as absent.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
@@ -80,34 +80,39 @@ impl Object {
         read(value).map(Some).ok_or_else(|| self.damaged(format!("{key} is no {kind}")))
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, WeightsError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, WeightsError> {
         self.typed(key, "whole number", |value| usize::try_from(value.as_u64()?).ok())
     }
 
-    pub(super) fn whole(&self, key: &str) -> Result<Option<i64>, WeightsError> {
+    /// Tokens of a sliding window; `None` if the key is absent or null.
+    pub(crate) fn window(&self, key: &str) -> Result<Option<u32>, WeightsError> {
+        self.typed(key, "number of tokens", |value| u32::try_from(value.as_u64()?).ok())
+    }
+
+    pub(crate) fn whole(&self, key: &str) -> Result<Option<i64>, WeightsError> {
         self.typed(key, "whole number", Value::as_i64)
     }
 
-    pub(super) fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
         self.typed(key, "number", |value| value.as_f64().map(|x| x as f32))
     }
 
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, WeightsError> {
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, WeightsError> {
         self.typed(key, "boolean", Value::as_bool)
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, WeightsError> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, WeightsError> {
         self.typed(key, "text", Value::as_str)
     }
 
     /// An object inside this one, with the path extended by its key.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Self>, WeightsError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, WeightsError> {
         let keys = self.typed(key, "object", Value::as_object)?;
         Ok(keys.map(|keys| Self { path: format!("{}: {key}", self.path), keys: keys.clone() }))
     }
 
     /// The value, or an error if it is absent.
-    pub(super) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, WeightsError> {
+    pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, WeightsError> {
         value.ok_or_else(|| self.damaged(format!("{key} is missing")))
     }
 }

@@ -1,13 +1,13 @@
 //! The keys that `config.json` may contain.
 //!
-//! Every key is one of three: read by this crate, known not to affect the computation, or switched off (null, false, zero, empty; features
+//! Every key is one of three: read by this crate (for every family, or for this one), known not to affect the computation, or switched off (null, false, zero, empty; features
 //! that are on in a Llama must be on). Any other key is refused by name. A key that a newer model needs looks the same as one that has no
 //! effect, and a plausible wrong answer is worse than having to delete a line.
 
-use super::json::{Object, is_off};
+use super::json::{JsonObject, is_off};
 use crate::formats::WeightsError;
 
-/// Read by `config.rs` and `rope.rs`.
+/// Read by `config.rs` and `rope.rs`, for every family.
 const READ: &[&str] = &[
     "architectures",
     "head_dim",
@@ -99,8 +99,8 @@ const ON: &[&str] = &["causal", "is_causal", "rope", "use_causal_mask", "use_rms
 fn hint(key: &str) -> &'static str {
     match key {
         "quantization_config" => "use the unquantized model in F32, F16 or BF16, or a GGUF file of it",
-        "sliding_window" => "only attention over the whole context is implemented",
-        "attention_bias" | "mlp_bias" => "biases are not implemented",
+        "sliding_window" => "this family has no sliding window",
+        "attention_bias" | "mlp_bias" => "such biases are not implemented",
         "auto_map" => "the model brings its own code, which is never run",
         _ => {
             "it may change the mathematics, so the model is refused rather than computed wrongly; \
@@ -109,10 +109,10 @@ fn hint(key: &str) -> &'static str {
     }
 }
 
-/// Refuses the first key that is neither known nor switched off.
-pub(super) fn check(config: &Object) -> Result<(), WeightsError> {
+/// Refuses the first key that is neither known, to every family or to the one that reads `own`, nor switched off.
+pub(super) fn check(config: &JsonObject, own: &[&str]) -> Result<(), WeightsError> {
     for (key, value) in config.keys() {
-        let known = READ.contains(&key.as_str()) || HARMLESS.contains(&key.as_str());
+        let known = [READ, HARMLESS, own].iter().any(|keys| keys.contains(&key.as_str()));
         let neutral = NEUTRAL_AT_ONE.contains(&key.as_str()) && value.as_f64() == Some(1.0);
         let on = ON.contains(&key.as_str()) && value.as_bool() == Some(true);
         let off = !NEUTRAL_AT_ONE.contains(&key.as_str()) && !ON.contains(&key.as_str()) && is_off(value);

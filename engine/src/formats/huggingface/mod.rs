@@ -8,9 +8,10 @@ mod rope;
 mod tensors;
 mod text;
 
-use super::{ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelSource, TextSource, WeightsError};
+use crate::models::{DecoderSpec, TensorName};
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
-use json::Object;
+pub(crate) use json::JsonObject;
 use std::path::Path;
 use std::sync::OnceLock;
 use tensors::Tensors;
@@ -19,7 +20,7 @@ use tensors::Tensors;
 pub struct HuggingFaceModel {
     name: String,
     folder: String,
-    shape: ModelShape,
+    spec: DecoderSpec,
     tensors: Tensors,
     config_digest: Digest,
     end_tokens: Vec<TokenId>,
@@ -34,12 +35,12 @@ impl HuggingFaceModel {
     pub fn open(folder: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
-        let shape = config::shape(&config)?;
-        let tensors = Tensors::open(folder, &shape)?;
+        let spec = config::spec(&config)?;
+        let tensors = Tensors::open(folder, &spec)?;
         let text = text::read(folder)?;
-        let generation = Object::read(&folder.join("generation_config.json"))?;
+        let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
-        let end_tokens = generation::end_tokens(&config, generation.as_ref(), tokenizer_eos, shape.vocab)?;
+        let end_tokens = generation::end_tokens(&config, generation.as_ref(), tokenizer_eos, spec.vocab)?;
         let sampling = generation.as_ref().map(generation::sampling).transpose()?.unwrap_or_default();
         let config_digest = super::mmap::MappedFile::open(&config_path)?.digest();
         // `models/x/.` and `.` have no name of their own.
@@ -48,7 +49,7 @@ impl HuggingFaceModel {
         Ok(Self {
             name: name.map(str::to_owned).or(own).unwrap_or_default(),
             folder: folder.display().to_string(),
-            shape,
+            spec,
             tensors,
             config_digest,
             end_tokens,
@@ -58,21 +59,21 @@ impl HuggingFaceModel {
         })
     }
 
-    /// The shape from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
-    pub fn read_shape(folder: &Path) -> Result<ModelShape, WeightsError> {
-        config::shape(&Self::config(&folder.join("config.json"), folder)?)
+    /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
+    pub fn read_spec(folder: &Path) -> Result<DecoderSpec, WeightsError> {
+        config::spec(&Self::config(&folder.join("config.json"), folder)?)
     }
 
-    fn config(path: &Path, folder: &Path) -> Result<Object, WeightsError> {
-        Object::read(path)?.ok_or_else(|| {
+    fn config(path: &Path, folder: &Path) -> Result<JsonObject, WeightsError> {
+        JsonObject::read(path)?.ok_or_else(|| {
             WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
         })
     }
 }
 
 impl ModelSource for HuggingFaceModel {
-    fn shape(&self) -> &ModelShape {
-        &self.shape
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {

@@ -2,14 +2,15 @@
 //!
 //! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
 
-use super::json::Object;
-use crate::formats::{Rope, RopeScaling, WeightsError};
+use super::json::JsonObject;
+use crate::formats::WeightsError;
+use crate::models::{Rope, RopeScaling};
 
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
 const THETA_DEFAULT: f32 = 10_000.0;
 
 /// Reads base and scaling.
-pub(super) fn read(config: &Object) -> Result<Rope, WeightsError> {
+pub(super) fn read(config: &JsonObject) -> Result<Rope, WeightsError> {
     let (old, new) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
     if old.is_some() && new.is_some() {
         return Err(config.damaged("both rope_scaling and rope_parameters are given; keep one"));
@@ -26,7 +27,7 @@ pub(super) fn read(config: &Object) -> Result<Rope, WeightsError> {
     Ok(Rope { theta, scaling })
 }
 
-fn scaling(rope: &Object) -> Result<RopeScaling, WeightsError> {
+fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
     let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
     if let (Some(a), Some(b)) = (kind, legacy)
         && a != b

@@ -1,8 +1,9 @@
-//! Tensors of one or several safetensors files, checked against the shape and against each other.
+//! Tensors of one or several safetensors files, checked against the spec and against each other.
 
-use super::json::Object;
+use super::json::JsonObject;
+use crate::formats::WeightsError;
 use crate::formats::mmap::MappedFile;
-use crate::formats::{LayerTensor, ModelShape, TensorName, WeightsError, layer_index};
+use crate::models::{DecoderSpec, LayerTensor, TensorName, layer_index};
 use half::{bf16, f16};
 use safetensors::tensor::TensorInfo;
 use safetensors::{Dtype, SafeTensors};
@@ -19,6 +20,9 @@ const SHARDS_MAX: usize = 1024;
 /// A safetensors file starts with the length of its header.
 const LENGTH_BYTES: usize = 8;
 
+/// Why a tensor is refused that this model's computation does not use.
+const LEFT_OUT: &str = "the computation would leave it out, so the model is refused rather than computed wrongly";
+
 /// Mapped files and the location of each tensor in them.
 pub(super) struct Tensors {
     /// Each file with its name.
@@ -33,21 +37,21 @@ struct TensorPlace {
 }
 
 impl Tensors {
-    /// Maps the files of `folder` and checks that they hold exactly the tensors of `shape`.
-    pub(super) fn open(folder: &Path, shape: &ModelShape) -> Result<Self, WeightsError> {
+    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`.
+    pub(super) fn open(folder: &Path, spec: &DecoderSpec) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
         let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, shape, index.as_ref())?;
+            tensors.add(name, file, spec, index.as_ref())?;
         }
-        for name in shape.tensor_names() {
+        for name in spec.tensor_names() {
             if !tensors.places.contains_key(&name) {
                 let folder = folder.display().to_string();
                 return Err(WeightsError::damaged(&folder, format!("tensor {name} is missing")));
             }
         }
-        tensors.drop_tied_copy(shape)?;
+        tensors.drop_tied_copy(spec)?;
         Ok(tensors)
     }
 
@@ -56,7 +60,7 @@ impl Tensors {
         &mut self,
         shard: String,
         file: MappedFile,
-        shape: &ModelShape,
+        spec: &DecoderSpec,
         index: Option<&Index>,
     ) -> Result<(), WeightsError> {
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
@@ -70,7 +74,7 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let canonical = check_tensor(file.path(), &name, info, shape)?;
+            let canonical = check_tensor(file.path(), &name, info, spec)?;
             let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
             let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
             if self.places.insert(canonical, place).is_some() {
@@ -88,8 +92,8 @@ impl Tensors {
     }
 
     /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
-    fn drop_tied_copy(&mut self, shape: &ModelShape) -> Result<(), WeightsError> {
-        if !shape.tied {
+    fn drop_tied_copy(&mut self, spec: &DecoderSpec) -> Result<(), WeightsError> {
+        if !spec.tied {
             return Ok(());
         }
         let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
@@ -123,22 +127,25 @@ impl Tensors {
 }
 
 /// The canonical name of a tensor whose type and shape match.
-fn check_tensor(path: &str, name: &str, info: &TensorInfo, shape: &ModelShape) -> Result<TensorName, WeightsError> {
+fn check_tensor(path: &str, name: &str, info: &TensorInfo, spec: &DecoderSpec) -> Result<TensorName, WeightsError> {
     let Some(canonical) = canonical(name) else {
-        let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
-        return Err(WeightsError::unsupported(path, format!("tensor {name}"), hint));
+        return Err(WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT));
     };
     // A tied model may also contain the output matrix; `drop_tied_copy` checks it.
-    if !shape.has_tensor(canonical) && canonical != TensorName::Output {
-        let message = format!("tensor {name} is of no layer that num_hidden_layers knows");
-        return Err(WeightsError::damaged(path, message));
+    if !spec.has_tensor(canonical) && canonical != TensorName::Output {
+        return Err(match canonical {
+            TensorName::Layer(layer, _) if layer < spec.layers.len() => {
+                WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
+            }
+            _ => WeightsError::damaged(path, format!("tensor {name} is of no layer that num_hidden_layers knows")),
+        });
     }
     if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
         let what = format!("tensor {name} of type {:?}", info.dtype);
         return Err(WeightsError::unsupported(path, what, "F32, F16 and BF16 are implemented"));
     }
-    let [rows, columns] = shape.tensor_dims(canonical);
-    let expected = if canonical.is_norm() { vec![columns] } else { vec![rows, columns] };
+    let [rows, columns] = spec.tensor_dims(canonical);
+    let expected = if canonical.is_vector() { vec![columns] } else { vec![rows, columns] };
     let found = &info.shape;
     if *found != expected {
         let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
@@ -159,7 +166,7 @@ fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsErr
     if folder.join(SINGLE).exists() {
         return Ok((vec![SINGLE.to_owned()], None));
     }
-    let Some(index) = Object::read(&folder.join(INDEX))? else {
+    let Some(index) = JsonObject::read(&folder.join(INDEX))? else {
         let what = format!("a folder without {SINGLE} and {INDEX}");
         let hint = "weights are read from safetensors files; convert others with transformers' save_pretrained";
         return Err(WeightsError::unsupported(&folder.display().to_string(), what, hint));
@@ -209,7 +216,7 @@ fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
     let cut = || -> Option<String> {
         let length = u64::from_le_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?);
         let data_start = LENGTH_BYTES.checked_add(usize::try_from(length).ok()?)?;
-        let header: Object = Object::parse(bytes.get(LENGTH_BYTES..data_start)?)?;
+        let header: JsonObject = JsonObject::parse(bytes.get(LENGTH_BYTES..data_start)?)?;
         let end = |info: &serde_json::Value| info.get("data_offsets")?.get(1)?.as_u64();
         let data = (bytes.len() - data_start) as u64;
         let mut past: Vec<_> =

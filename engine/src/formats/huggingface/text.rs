@@ -1,6 +1,6 @@
 //! Converts tokenizer files of a folder to a [`TextBundle`].
 
-use super::json::{CONFIG_BYTES_MAX, Object, TOKENIZER_BYTES_MAX, read_text};
+use super::json::{CONFIG_BYTES_MAX, JsonObject, TOKENIZER_BYTES_MAX, read_text};
 use crate::formats::WeightsError;
 use baton_types::{TextBundle, TokenId};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
     };
     let tokenizer: Tokenizer = serde_json::from_str(&tokenizer_json)
         .map_err(|error| WeightsError::damaged(&path.display().to_string(), error.to_string()))?;
-    let config = Object::read(&folder.join("tokenizer_config.json"))?;
+    let config = JsonObject::read(&folder.join("tokenizer_config.json"))?;
     let token = |key: &str| config.as_ref().map(|config| token_text(config, key)).transpose().map(Option::flatten);
     let (bos_token, eos_token) = (token("bos_token")?, token("eos_token")?);
     let added = match &config {
@@ -75,7 +75,7 @@ pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
 }
 
 /// A special token, stored as its text or as an object that contains it.
-fn token_text(config: &Object, key: &str) -> Result<Option<String>, WeightsError> {
+fn token_text(config: &JsonObject, key: &str) -> Result<Option<String>, WeightsError> {
     let text = match config.get(key) {
         None => return Ok(None),
         Some(Value::Object(token)) => token.get("content").and_then(Value::as_str),
@@ -85,7 +85,7 @@ fn token_text(config: &Object, key: &str) -> Result<Option<String>, WeightsError
 }
 
 /// The only template, or the one named `default` of a list.
-fn chat_template(config: &Object) -> Result<Option<String>, WeightsError> {
+fn chat_template(config: &JsonObject) -> Result<Option<String>, WeightsError> {
     let list = match config.get("chat_template") {
         None => return Ok(None),
         Some(Value::String(template)) => return Ok(Some(template.clone())),
@@ -98,12 +98,12 @@ fn chat_template(config: &Object) -> Result<Option<String>, WeightsError> {
     Ok(Some(template.to_owned()))
 }
 
-fn is_llama(config: &Object) -> Result<bool, WeightsError> {
+fn is_llama(config: &JsonObject) -> Result<bool, WeightsError> {
     Ok(config.text("tokenizer_class")?.is_some_and(|class| LLAMA_CLASSES.contains(&class)))
 }
 
 /// The token that a tokenizer of [`LLAMA_CLASSES`] prepends to a text.
-fn added_by_llama(config: &Object, bos: Option<String>) -> Result<Option<String>, WeightsError> {
+fn added_by_llama(config: &JsonObject, bos: Option<String>) -> Result<Option<String>, WeightsError> {
     if config.bool("add_eos_token")? == Some(true) {
         return Err(
             config.unsupported("add_eos_token: true", "a prompt does not end with an end token: set it to false")

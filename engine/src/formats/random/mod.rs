@@ -6,7 +6,8 @@
 mod spec;
 mod text;
 
-use super::{ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelSource, TextSource, WeightsError};
+use crate::models::{DecoderSpec, TensorName};
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
 /// A model whose weights are computed instead of read.
@@ -26,13 +27,16 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `context` | 1024 | |
 /// | `theta` | 10000 | rotary base |
 /// | `tied` | `false` | whether the output matrix is the embedding |
+/// | `window` | none | tokens of a sliding window in every layer, the newest included |
+/// | `bias` | `false` | whether queries, keys and values have biases |
+/// | `head_norm` | `false` | whether each head of queries and keys passes an RMSNorm |
 /// | `seed` | 0 | |
 ///
 /// With a vocabulary of at least [`RandomModel::TEXT_VOCAB_MIN`] it also brings a byte-level tokenizer and a chat template.
 #[derive(Clone, Debug)]
 pub struct RandomModel {
     name: String,
-    shape: ModelShape,
+    spec: DecoderSpec,
     seed: u64,
     end_tokens: Vec<TokenId>,
 }
@@ -46,14 +50,14 @@ impl RandomModel {
 
     /// Parses a spec; see the type's documentation.
     pub fn parse(spec: &str) -> Result<Self, WeightsError> {
-        let (shape, seed) = spec::parse(spec)?;
-        Ok(Self::new(shape, seed).named(spec))
+        let (decoder, seed) = spec::parse(spec)?;
+        Ok(Self::new(decoder, seed).named(spec))
     }
 
-    /// A model of this shape, which must pass [`ModelShape::check`] (otherwise reading its tensors may panic).
-    pub fn new(shape: ModelShape, seed: u64) -> Self {
-        let end_tokens = if shape.vocab >= Self::TEXT_VOCAB_MIN { vec![text::END] } else { Vec::new() };
-        Self { name: format!("random-{seed}"), shape, seed, end_tokens }
+    /// A model of this spec, which must pass [`DecoderSpec::check`] (otherwise reading its tensors may panic).
+    pub fn new(spec: DecoderSpec, seed: u64) -> Self {
+        let end_tokens = if spec.vocab >= Self::TEXT_VOCAB_MIN { vec![text::END] } else { Vec::new() };
+        Self { name: format!("random-{seed}"), spec, seed, end_tokens }
     }
 
     /// The same model under another name.
@@ -88,19 +92,22 @@ fn uniform(key: u64, index: usize) -> f32 {
 }
 
 impl ModelSource for RandomModel {
-    fn shape(&self) -> &ModelShape {
-        &self.shape
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     /// Matrices have zero mean and a standard deviation of 1 / sqrt(fan in), so activations keep their size through the
-    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25.
+    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases in
+    /// 0 +- 0.5.
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
-        if !self.shape.has_tensor(name) {
+        if !self.spec.has_tensor(name) {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
         }
-        let [rows, columns] = self.shape.tensor_dims(name);
+        let [rows, columns] = self.spec.tensor_dims(name);
         let (offset, scale) = if name.is_norm() {
             (1.0, 0.25)
+        } else if name.is_bias() {
+            (0.0, 0.5)
         } else {
             // sqrt(3): the inverse of the standard deviation of a uniform number in [-1, 1).
             let gain = if name == TensorName::Output { 2.0 } else { 1.0 };
@@ -111,7 +118,7 @@ impl ModelSource for RandomModel {
     }
 
     fn fingerprint(&self) -> Digest {
-        let identity = format!("random model, weights version 1, seed {}: {:?}", self.seed, self.shape);
+        let identity = format!("random model, version 2, seed {}: {:?}", self.seed, self.spec);
         Digest(*blake3::hash(identity.as_bytes()).as_bytes())
     }
 
@@ -124,10 +131,10 @@ impl ModelSource for RandomModel {
     }
 
     fn text(&self) -> TextSource {
-        if self.shape.vocab < Self::TEXT_VOCAB_MIN {
+        if self.spec.vocab < Self::TEXT_VOCAB_MIN {
             return TextSource::None;
         }
-        TextSource::Bundle(Box::new(text::bundle(self.shape.vocab)))
+        TextSource::Bundle(Box::new(text::bundle(self.spec.vocab)))
     }
 
     fn name(&self) -> &str {
@@ -138,7 +145,7 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::LayerTensor;
+    use crate::models::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()
@@ -157,7 +164,7 @@ mod tests {
         let (a, b) = (model("random:layers=2,seed=1"), model("random:layers=9,seed=1"));
         let other = model("random:layers=2,seed=2");
         let mut seen = std::collections::HashSet::new();
-        for name in a.shape().tensor_names() {
+        for name in a.spec().tensor_names() {
             let values = a.tensor(name).unwrap();
             assert_eq!(values, b.tensor(name).unwrap(), "{name} depends on the number of layers");
             assert_ne!(values, other.tensor(name).unwrap(), "{name} ignores the seed");
@@ -182,7 +189,7 @@ mod tests {
     fn tied_models_have_no_output_matrix() {
         let tied = model("random:tied=true");
         assert!(tied.tensor(TensorName::Output).is_err());
-        assert!(tied.shape().tensor_names().all(|name| name != TensorName::Output));
+        assert!(tied.spec().tensor_names().all(|name| name != TensorName::Output));
         assert!(tied.tensor(TensorName::Layer(2, LayerTensor::Up)).is_err());
     }
 

@@ -1,13 +1,15 @@
 //! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
-use crate::formats::{ModelShape, Rope, RopeScaling, WeightsError};
+use crate::formats::WeightsError;
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 use std::collections::BTreeMap;
 
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, seed";
+const KEYS: &str =
+    "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, bias, head_norm, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -42,8 +44,8 @@ impl<'a> Pairs<'a> {
     }
 }
 
-/// Shape and seed of a spec.
-pub(super) fn parse(spec: &str) -> Result<(ModelShape, u64), WeightsError> {
+/// Decoder and seed of a spec.
+pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     let pairs = Pairs::split(spec)?;
     let refuse = |why: String| WeightsError::Spec(format!("`{spec}`: {why}"));
     let (hidden, heads) = (pairs.size("hidden", 64)?, pairs.size("heads", 4)?);
@@ -52,25 +54,39 @@ pub(super) fn parse(spec: &str) -> Result<(ModelShape, u64), WeightsError> {
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => return Err(refuse(format!("hidden={hidden} does not divide by heads={heads}; give head_dim"))),
     };
-    let shape = ModelShape {
+    let window = match pairs.values.get("window") {
+        Some(_) => Some(pairs.get("window", "whole number", 0)?),
+        None => None,
+    };
+    let rms_eps = 1e-5;
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            heads,
+            kv_heads: pairs.size("kv_heads", heads)?,
+            head_dim,
+            window,
+            qkv_bias: pairs.get("bias", "true or false", false)?,
+            head_norm: pairs.get("head_norm", "true or false", false)?,
+            rope: Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None },
+        },
+        ffn: pairs.size("ffn", hidden.saturating_mul(2))?,
+        activation: Activation::Silu,
+        rms_eps,
+    };
+    let decoder = DecoderSpec {
         vocab: pairs.size("vocab", 300)?,
         hidden,
-        layers: pairs.size("layers", 2)?,
-        heads,
-        kv_heads: pairs.size("kv_heads", heads)?,
-        head_dim,
-        ffn: pairs.size("ffn", hidden.saturating_mul(2))?,
         context: pairs.size("context", 1024)?,
-        rms_eps: 1e-5,
-        rope: Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None },
+        layers: DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?,
+        final_rms_eps: rms_eps,
         tied: pairs.get("tied", "true or false", false)?,
     };
-    shape.check().map_err(refuse)?;
-    let parameters = shape.parameters();
+    decoder.check().map_err(refuse)?;
+    let parameters = decoder.parameters();
     if parameters > PARAMETERS_MAX {
         return Err(refuse(format!("{parameters} parameters; at most {PARAMETERS_MAX} are possible")));
     }
-    Ok((shape, pairs.get("seed", "whole number", 0)?))
+    Ok((decoder, pairs.get("seed", "whole number", 0)?))
 }
 
 #[cfg(test)]
@@ -79,17 +95,29 @@ mod tests {
 
     #[test]
     fn keys_and_defaults() {
-        let (shape, seed) = parse("random:").unwrap();
-        assert_eq!((shape.hidden, shape.head_dim, shape.kv_heads, shape.ffn, seed), (64, 16, 4, 128, 0));
+        let (decoder, seed) = parse("random:").unwrap();
+        let layer = &decoder.layers[0];
+        let AttentionSpec { head_dim, kv_heads, window, qkv_bias, head_norm, .. } = layer.attention;
+        assert_eq!((decoder.hidden, head_dim, kv_heads, layer.ffn, seed), (64, 16, 4, 128, 0));
+        assert_eq!((decoder.layers.len(), window, qkv_bias, head_norm), (2, None, false, false));
         let spec = "random:hidden=600,layers=3,heads=6,kv_heads=2,ffn=800,vocab=500,context=2048,seed=7,head_dim=64,\
-                    theta=5e5,tied=true";
-        let (shape, seed) = parse(spec).unwrap();
-        let rope = Rope { theta: 5e5, scaling: RopeScaling::None };
-        let (vocab, hidden, layers, heads, kv_heads, head_dim) = (500, 600, 3, 6, 2, 64);
-        let (ffn, context, rms_eps, tied) = (800, 2048, 1e-5, true);
-        let expected =
-            ModelShape { vocab, hidden, layers, heads, kv_heads, head_dim, ffn, context, rms_eps, rope, tied };
-        assert_eq!((shape, seed), (expected, 7));
+                    theta=5e5,tied=true,window=9,bias=true,head_norm=true";
+        let layer = LayerSpec {
+            attention: AttentionSpec {
+                heads: 6,
+                kv_heads: 2,
+                head_dim: 64,
+                window: Some(9),
+                qkv_bias: true,
+                head_norm: true,
+                rope: Rope { theta: 5e5, scaling: RopeScaling::None },
+            },
+            ffn: 800,
+            activation: Activation::Silu,
+            rms_eps: 1e-5,
+        };
+        let (vocab, hidden, context, layers, final_rms_eps, tied) = (500, 600, 2048, vec![layer; 3], 1e-5, true);
+        assert_eq!(parse(spec).unwrap(), (DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied }, 7));
     }
 
     #[test]
@@ -114,6 +142,10 @@ mod tests {
         check("random:theta=0", "theta is 0");
         check("random:theta=NaN", "theta is NaN");
         check("random:hidden=2000000,heads=1,head_dim=2,ffn=2000000,layers=1", "parameters; at most 17179869184");
-        check("random:layers=2000000,hidden=2000000,ffn=2000000,heads=1,head_dim=2", "parameters; at most");
+        check("random:layers=1024,hidden=2000000,ffn=2000000,heads=1,head_dim=2", "parameters; at most");
+        check("random:layers=1025", "layers is 1025; 1 to 1024");
+        check("random:window=0", "window is 0");
+        check("random:window=all", "window=all is no whole number");
+        check("random:bias=1", "bias=1 is no true or false");
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the forward pass on small random models.
 
 mod exact;
+mod families;
 mod naive;
 mod observer;
 mod refusals;

@@ -1,8 +1,9 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
 use super::{RAGGED, Rig, Rows, config, random, tokens};
-use crate::formats::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
+use crate::formats::{ModelSource, RandomModel, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepBatch};
+use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::reference::ReferenceBackend;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
@@ -25,6 +26,20 @@ fn bounds_that_cannot_hold() {
     check("logit_rows_max", |c| c.logit_rows_max = 0);
     check("model_len_max", |c| c.model_len_max = 0);
     check("the model's context", |c| c.model_len_max = 257);
+}
+
+#[test]
+fn specs_that_the_forward_pass_does_not_compute() {
+    for (key, expected) in
+        [("window=7", "a sliding window"), ("bias=true", "biases"), ("head_norm=true", "norms of heads")]
+    {
+        let error = load(&random(&format!("{RAGGED},{key}")), config(Dtype::F32)).unwrap_err();
+        assert!(matches!(error, ModelError::NotComputed { layer: 0, what } if what == expected), "{error}");
+    }
+    let mut mixed = random(RAGGED).spec().clone();
+    mixed.layers[1].rms_eps = 1e-3;
+    let error = load(&RandomModel::new(mixed, 0), config(Dtype::F32)).unwrap_err();
+    assert!(matches!(error, ModelError::NotComputed { layer: 1, .. }), "{error}");
 }
 
 #[test]
@@ -79,8 +94,8 @@ struct Spoilt {
 }
 
 impl ModelSource for Spoilt {
-    fn shape(&self) -> &ModelShape {
-        self.model.shape()
+    fn spec(&self) -> &DecoderSpec {
+        self.model.spec()
     }
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
         if name == self.name && self.missing {
