@@ -7,6 +7,7 @@
 mod llama;
 mod mistral;
 mod qwen2;
+mod qwen3;
 pub(crate) mod registry;
 mod spec;
 mod tensors;

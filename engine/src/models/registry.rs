@@ -1,10 +1,10 @@
 //! The table of families.
 
-use super::{DecoderSpec, llama, mistral, qwen2};
+use super::{DecoderSpec, llama, mistral, qwen2, qwen3};
 use crate::formats::{JsonObject, WeightsError};
 
 /// Every supported family.
-const FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY];
+const FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
 /// How a family's files describe its decoder.
 pub(crate) struct Family {

@@ -114,5 +114,19 @@ def qwen2():
     write_gguf("qwen2", record("qwen2", transformers.Qwen2ForCausalLM(config), 2))
 
 
+def qwen3():
+    """Heads of 16, though hidden_size / num_attention_heads is 8."""
+    config = transformers.Qwen3Config(
+        **COMMON,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
+
+
 mistral()
 qwen2()
+qwen3()

@@ -102,3 +102,31 @@ fn a_gguf_file_of_qwen2_has_the_same_tensors_and_no_windows() {
     assert_eq!(gguf.spec(), &spec);
     assert_eq!(tensors(&gguf), tensors(&folder));
 }
+
+#[test]
+fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
+    let spec = open("qwen3", |_| ()).unwrap();
+    for layer in &spec.layers {
+        assert!(layer.attention.head_norm && !layer.attention.qkv_bias);
+        assert_eq!((spec.hidden, layer.attention.heads, layer.attention.head_dim), (32, 4, 16));
+    }
+    assert_eq!(windows(&spec), [None; 2]);
+    refused("qwen3", |f| f.config("head_dim", json!(null)), &["head_dim is missing"]);
+    refused("qwen3", |f| f.config("attention_bias", json!(true)), &["attention_bias", "not supported"]);
+    let window = open("qwen3", |f| {
+        f.config("use_sliding_window", json!(true));
+        f.config("sliding_window", json!(9));
+        f.config("layer_types", json!(["full_attention", "sliding_attention"]));
+    });
+    assert_eq!(windows(&window.unwrap()), [None, Some(9)]);
+    refused("qwen3", |f| f.drop_tensor("model.layers.0.self_attn.q_norm.weight"), &["q_norm.weight is missing"]);
+    refused("qwen3", |f| f.add("model.layers.0.self_attn.q_proj.bias", "F32", &[64], &[0; 256]), &["q_proj.bias"]);
+}
+
+#[test]
+fn a_gguf_file_of_qwen3_is_the_same_model() {
+    let gguf = GgufModel::open(&fixture("qwen3.gguf"), None).unwrap();
+    let folder = Folder::of(&fixture("qwen3")).open().unwrap();
+    assert_eq!(gguf.spec(), folder.spec());
+    assert_eq!(tensors(&gguf), tensors(&folder));
+}

@@ -11,7 +11,7 @@ use baton_types::{Dtype, TokenId};
 use std::path::{Path, PathBuf};
 
 /// The folders of `tests/families`.
-const FAMILIES: &[&str] = &["mistral", "qwen2"];
+const FAMILIES: &[&str] = &["mistral", "qwen2", "qwen3"];
 
 fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)
