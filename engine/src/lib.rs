@@ -20,11 +20,13 @@ pub mod config;
 mod engine;
 pub mod error;
 pub mod fair;
+pub mod formats;
 pub mod gate;
 mod handle;
 mod health;
 mod mailbox;
 pub mod model;
+pub mod models;
 pub mod rates;
 mod runner;
 pub mod sampler;
@@ -32,7 +34,6 @@ pub mod scheduler;
 mod shared;
 mod step_model;
 mod thread;
-pub mod weights;
 
 pub use api::{
     Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError,

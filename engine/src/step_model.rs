@@ -21,7 +21,7 @@ pub trait StepModel: Send + 'static {
 
 impl StepModel for Model {
     fn vocab(&self) -> usize {
-        self.shape().vocab
+        self.spec().vocab
     }
 
     fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {

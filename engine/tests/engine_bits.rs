@@ -1,7 +1,7 @@
 //! The whole engine over a real (small, random) model: tokens and log-probabilities have the same bits whatever runs beside a
 //! sequence, however it is chunked, preempted, handed over, and on whichever backend of the class.
 
-use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, PrefillObserver, PrefixUse, Run, SequenceControl, SequenceEvent,
     SequenceRequest, SequenceSink,
@@ -42,7 +42,7 @@ struct Served {
 fn serve(setup: Setup) -> Served {
     let source = RandomModel::parse(MODEL).unwrap();
     let config = EngineConfig {
-        model_len_max: source.shape().context,
+        model_len_max: source.spec().context,
         chunk_tokens_max: setup.chunk,
         running_max: setup.running,
         watermark_blocks: 0,

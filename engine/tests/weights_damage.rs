@@ -9,7 +9,7 @@ mod folder;
 #[path = "weights/support.rs"]
 mod support;
 
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource};
 use peak_alloc::PeakAlloc;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -44,7 +44,7 @@ fn open(path: &Path, size: usize, what: &str) -> bool {
     let (taken, allowed) = (peak - before, PER_BYTE * size + FIXED);
     assert!(taken <= allowed, "{what}: {taken} bytes allocated for a file of {size}, {allowed} allowed");
     let Ok(model) = opened else { return false };
-    for name in model.shape().tensor_names() {
+    for name in model.spec().tensor_names() {
         model.tensor(name).unwrap_or_else(|error| panic!("{what}: opened, but {name}: {error}"));
     }
     true

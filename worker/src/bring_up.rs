@@ -3,7 +3,7 @@
 use crate::grpc::checked_card;
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
-use baton_engine::weights::ModelSource;
+use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
@@ -64,7 +64,7 @@ fn start(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    let context_max = context_max(model.max_model_len, source.shape().context)?;
+    let context_max = context_max(model.max_model_len, source.spec().context)?;
     let config = EngineConfig {
         kv: engine.kv,
         kv_cache_bytes: engine.kv_cache_bytes.0,
@@ -81,7 +81,7 @@ fn start(
     .try_new()?;
     let bundle = text::bundle(source.as_ref())?;
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
-    let layout = source.shape().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
+    let layout = source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
     // A model file may declare a context of any length; rotary tables are made for no more positions than the pool holds.
     let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
@@ -208,7 +208,7 @@ fn card(
         revision: models::revision(settings),
         fingerprint: source.fingerprint(),
         context_max: context_max as u32,
-        vocab: source.shape().vocab as u32,
+        vocab: source.spec().vocab as u32,
         end_tokens: source.end_tokens().to_vec(),
         defaults: source.sampling_defaults(),
         bundle: bundle.map(baton_text::bundle::digest),

@@ -1,7 +1,7 @@
 //! The model's text bundle, checked before any weight is loaded: if a router refused it, the worker would wait forever.
 
 use crate::WorkerError;
-use baton_engine::weights::{ModelSource, TextSource};
+use baton_engine::formats::{ModelSource, TextSource};
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
 
 /// Where a kind of model stores its text data.
@@ -24,7 +24,7 @@ pub(crate) fn bundle(source: &dyn ModelSource) -> Result<Option<Vec<u8>>, Worker
     };
     let bytes = bundle::encode(&bundle);
     let tokenizer = bundle::decode(&bytes).and_then(|bundle| {
-        bundle::check_ids(&bundle, source.shape().vocab)?;
+        bundle::check_ids(&bundle, source.spec().vocab)?;
         Tokenizer::from_bundle(&bundle)
     });
     let tokenizer = tokenizer.map_err(at(keys.tokenizer))?;

@@ -1,7 +1,8 @@
 //! Errors of loading a model and of computing a step.
 
 use super::ModelConfig;
-use crate::weights::{ModelShape, TensorName, WeightsError};
+use crate::formats::WeightsError;
+use crate::models::{DecoderSpec, TensorName};
 use baton_kernels::device::DeviceError;
 use baton_types::LayoutError;
 
@@ -46,7 +47,7 @@ pub enum ModelError {
 }
 
 /// Checks the bounds against the model and the arithmetic that the forward pass relies on.
-pub(super) fn check_config(shape: &ModelShape, config: &ModelConfig) -> Result<(), ModelError> {
+pub(super) fn check_config(spec: &DecoderSpec, config: &ModelConfig) -> Result<(), ModelError> {
     let check = |name, expected: String, got: usize, ok: bool| {
         if ok { Ok(()) } else { Err(ModelError::Config { name, expected, got }) }
     };
@@ -54,11 +55,15 @@ pub(super) fn check_config(shape: &ModelShape, config: &ModelConfig) -> Result<(
     let logit_rows = config.logit_rows_max;
     check("logit_rows_max", "at least 1".into(), logit_rows, logit_rows > 0)?;
     let len = config.model_len_max;
-    let context = shape.context;
+    let context = spec.context;
     check("model_len_max", format!("1 to {context}, the model's context"), len, (1..=context).contains(&len))?;
-    check("layers", "at least 1".into(), shape.layers, shape.layers > 0)?;
-    let divides = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
-    check("kv_heads", format!("a divisor of {} heads", shape.heads), shape.kv_heads, divides)?;
-    let even = shape.head_dim > 0 && shape.head_dim.is_multiple_of(2);
-    check("head_dim", "even: rotary embedding turns pairs".into(), shape.head_dim, even)
+    check("layers", "at least 1".into(), spec.layers.len(), !spec.layers.is_empty())?;
+    for layer in &spec.layers {
+        let attention = &layer.attention;
+        let divides = attention.kv_heads > 0 && attention.heads.is_multiple_of(attention.kv_heads);
+        check("kv_heads", format!("a divisor of {} heads", attention.heads), attention.kv_heads, divides)?;
+        let even = attention.head_dim > 0 && attention.head_dim.is_multiple_of(2);
+        check("head_dim", "even: rotary embedding turns pairs".into(), attention.head_dim, even)?;
+    }
+    Ok(())
 }

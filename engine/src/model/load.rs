@@ -1,10 +1,12 @@
 //! Loads a model's weights onto a device and writes its forward pass as a program.
 
 use super::{ModelError, rope_table};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, StoredTensor, TensorName};
-use baton_kernels::device::{Device, Role, StoredRows, Weight, WeightSpec};
+use crate::formats::{ModelSource, StoredTensor};
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerTensor, TensorName};
+use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
-use baton_kernels::program::{Attend, GateUp, Head, Norm, Op, Program, Project, Qkv};
+use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
+use baton_kernels::storage::StorageFormat;
 
 /// Partitions of K of the two GEMMs whose K is split under tensor parallelism. In `f32fma`, the largest power of two up to
 /// [`PARTITIONS_MAX`] that divides `extent`; one in other classes.
@@ -26,42 +28,51 @@ pub(super) fn program(
     positions: usize,
     progress: &dyn Fn(f32),
 ) -> Result<Program, ModelError> {
-    let shape = source.shape();
-    let (numerics, total) = (device.info().numerics, shape.parameters());
-    let mut loader = Loader { source, shape, device, progress, done: 0, total };
-    let rope = device.load_rope(rope_table(shape, positions)?)?;
+    let spec = source.spec();
+    let (numerics, total) = (device.info().numerics, spec.parameters());
+    let mut loader = Loader { source, spec, device, progress, positions, ropes: Vec::new(), done: 0, total };
     let embedding = loader.load(Role::Embedding, &[TensorName::Embedding])?;
     let mut ops = vec![Op::Embed(embedding)];
-    for l in 0..shape.layers {
-        let layer = l as u32;
+    for (l, layer_spec) in spec.layers.iter().enumerate() {
+        let (layer, attention, eps) = (l as u32, &layer_spec.attention, layer_spec.rms_eps);
         let name = |tensor| TensorName::Layer(l, tensor);
-        let [query, key, value] = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name);
         ops.push(Op::Qkv(Qkv {
             layer,
-            norm: loader.norm(name(LayerTensor::AttentionNorm))?,
-            weight: loader.load(Role::Qkv, &[query, key, value])?,
-            bias: None,
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            head_norms: None,
-            rope,
+            norm: loader.norm(name(LayerTensor::AttentionNorm), eps)?,
+            weight: loader.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            bias: match attention.qkv_bias {
+                true => Some(loader.biases(l)?),
+                false => None,
+            },
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            head_norms: match attention.head_norm {
+                true => Some(HeadNorms {
+                    query: loader.norm(name(LayerTensor::QueryNorm), eps)?,
+                    key: loader.norm(name(LayerTensor::KeyNorm), eps)?,
+                }),
+                false => None,
+            },
+            rope: loader.rope(attention)?,
         }));
-        if l + 1 == shape.layers {
+        if l + 1 == spec.layers.len() {
             ops.push(Op::Select);
         }
-        let scale = (1.0 / (shape.head_dim as f64).sqrt()) as f32;
-        ops.push(Op::Attend(Attend { layer, scale, window: None }));
+        let scale = (1.0 / (attention.head_dim as f64).sqrt()) as f32;
+        ops.push(Op::Attend(Attend { layer, scale, window: attention.window }));
         let weight = loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?;
-        ops.push(Op::Out(Project { weight, partitions: partitions(numerics, shape.kv_heads) }));
-        let norm = loader.norm(name(LayerTensor::MlpNorm))?;
+        ops.push(Op::Out(Project { weight, partitions: partitions(numerics, attention.kv_heads) }));
+        let norm = loader.norm(name(LayerTensor::MlpNorm), eps)?;
         let weight = loader.load(Role::GateUp, &[LayerTensor::Gate, LayerTensor::Up].map(name))?;
+        // The only activation of the registry's families.
+        let Activation::Silu = layer_spec.activation;
         ops.push(Op::GateUp(GateUp { norm, weight }));
         let weight = loader.load(Role::Down, &[name(LayerTensor::Down)])?;
-        ops.push(Op::Down(Project { weight, partitions: partitions(numerics, shape.ffn) }));
+        ops.push(Op::Down(Project { weight, partitions: partitions(numerics, layer_spec.ffn) }));
     }
-    let norm = loader.norm(TensorName::FinalNorm)?;
-    let weight = if shape.tied { embedding } else { loader.load(Role::Head, &[TensorName::Output])? };
+    let norm = loader.norm(TensorName::FinalNorm, spec.final_rms_eps)?;
+    let weight = if spec.tied { embedding } else { loader.load(Role::Head, &[TensorName::Output])? };
     ops.push(Op::Head(Head { norm, weight }));
     Ok(Program { ops })
 }
@@ -69,36 +80,71 @@ pub(super) fn program(
 /// Reads, checks and loads one weight at a time.
 struct Loader<'a> {
     source: &'a dyn ModelSource,
-    shape: &'a ModelShape,
+    spec: &'a DecoderSpec,
     device: &'a dyn Device,
     progress: &'a dyn Fn(f32),
+    /// Positions of the rotary tables.
+    positions: usize,
+    /// Rotary tables, each with the first layer's attention that needs it: usually all layers share one.
+    ropes: Vec<(&'a AttentionSpec, Rope)>,
     /// Parameters loaded, and of all tensors.
     done: u64,
     total: u64,
 }
 
-impl Loader<'_> {
-    fn norm(&mut self, name: TensorName) -> Result<Norm, ModelError> {
-        Ok(Norm { gain: self.load(Role::Vector, &[name])?, eps: self.shape.rms_eps })
+impl<'a> Loader<'a> {
+    fn norm(&mut self, name: TensorName, eps: f32) -> Result<Norm, ModelError> {
+        Ok(Norm { gain: self.load(Role::Vector, &[name])?, eps })
+    }
+
+    fn rope(&mut self, attention: &'a AttentionSpec) -> Result<Rope, ModelError> {
+        let same = |of: &AttentionSpec| of.rope == attention.rope && of.head_dim == attention.head_dim;
+        if let Some((_, rope)) = self.ropes.iter().find(|(of, _)| same(of)) {
+            return Ok(*rope);
+        }
+        let rope = self.device.load_rope(rope_table(attention, self.positions)?)?;
+        self.ropes.push((attention, rope));
+        Ok(rope)
+    }
+
+    /// Biases of query, key and value as one vector.
+    fn biases(&mut self, layer: usize) -> Result<Weight, ModelError> {
+        let names = [LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias];
+        let mut bytes = Vec::new();
+        for name in names.map(|tensor| TensorName::Layer(layer, tensor)) {
+            let stored = self.stored(name)?;
+            let mut values = vec![0.0; self.spec.tensor_dims(name)[1]];
+            stored.format.expand(&stored.bytes, &mut values);
+            bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        }
+        let k = bytes.len() / size_of::<f32>();
+        let rows = StoredRows { rows: 1, format: StorageFormat::F32, bytes: &bytes };
+        let name = format!("biases of layer {layer}");
+        Ok(self.device.load(&WeightSpec { name: &name, role: Role::Vector, k, parts: &[rows] })?)
     }
 
     /// A weight of these tensors, stacked; all have the same number of columns.
     fn load(&mut self, role: Role, names: &[TensorName]) -> Result<Weight, ModelError> {
-        let tensors = names.iter().map(|name| self.source.stored(*name)).collect::<Result<Vec<_>, _>>()?;
+        let tensors = names.iter().map(|name| self.stored(*name)).collect::<Result<Vec<_>, _>>()?;
         let mut parts = Vec::with_capacity(names.len());
-        let mut k = 0;
-        for (name, StoredTensor { format, bytes }) in names.iter().zip(&tensors) {
-            let [rows, columns] = self.shape.tensor_dims(*name);
-            let expected = format.row_bytes(columns).unwrap_or(0) * rows;
-            if bytes.len() != expected {
-                return Err(ModelError::TensorSize { name: *name, expected, got: bytes.len() });
-            }
-            parts.push(StoredRows { rows, format: *format, bytes });
-            self.done += (rows * columns) as u64;
-            k = columns;
+        for (name, stored) in names.iter().zip(&tensors) {
+            let [rows, _] = self.spec.tensor_dims(*name);
+            parts.push(StoredRows { rows, format: stored.format, bytes: &stored.bytes });
         }
-        let weight = self.device.load(&WeightSpec { name: &names[0].to_string(), role, k, parts: &parts })?;
+        let k = self.spec.tensor_dims(names[0])[1];
+        Ok(self.device.load(&WeightSpec { name: &names[0].to_string(), role, k, parts: &parts })?)
+    }
+
+    /// One tensor, of the size that the spec asks for.
+    fn stored(&mut self, name: TensorName) -> Result<StoredTensor<'a>, ModelError> {
+        let stored = self.source.stored(name)?;
+        let [rows, columns] = self.spec.tensor_dims(name);
+        let expected = stored.format.row_bytes(columns).unwrap_or(0) * rows;
+        if stored.bytes.len() != expected {
+            return Err(ModelError::TensorSize { name, expected, got: stored.bytes.len() });
+        }
+        self.done += (rows * columns) as u64;
         (self.progress)((self.done as f64 / self.total as f64) as f32);
-        Ok(weight)
+        Ok(stored)
     }
 }

@@ -18,7 +18,8 @@ pub use error::ModelError;
 pub use logits::Logits;
 pub use rope::{inverse_frequencies, rope_table};
 
-use crate::weights::{ModelShape, ModelSource};
+use crate::formats::ModelSource;
+use crate::models::DecoderSpec;
 use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Compatibility, Digest, Dtype, Fence, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
@@ -42,14 +43,14 @@ pub struct ModelConfig {
 pub struct Model {
     executable: Box<dyn Executable>,
     device: DeviceInfo,
-    shape: ModelShape,
+    spec: DecoderSpec,
     config: ModelConfig,
     fingerprint: Digest,
 }
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("shape", &self.shape).field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Model").field("spec", &self.spec).field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -63,16 +64,16 @@ impl Model {
         config: ModelConfig,
         progress: &dyn Fn(f32),
     ) -> Result<Self, ModelError> {
-        let shape = source.shape().clone();
-        error::check_config(&shape, &config)?;
+        let spec = source.spec().clone();
+        error::check_config(&spec, &config)?;
         let program = load::program(source, device, config.model_len_max, progress)?;
         let ModelConfig { rows_max, logit_rows_max, model_len_max: positions_max, .. } = config;
         let executable = device.compile(program, Bounds { rows_max, logit_rows_max, positions_max })?;
-        Ok(Self { executable, device: device.info(), shape, config, fingerprint: source.fingerprint() })
+        Ok(Self { executable, device: device.info(), spec, config, fingerprint: source.fingerprint() })
     }
 
-    pub fn shape(&self) -> &ModelShape {
-        &self.shape
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -81,7 +82,7 @@ impl Model {
 
     /// The KV layout with this block size: one `full` group with planes `k` and `v`.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
-        self.shape.kv_layout(block_tokens, self.config.kv)
+        self.spec.kv_layout(block_tokens, self.config.kv)
     }
 
     /// What peers compare before they exchange KV.
@@ -114,7 +115,7 @@ impl Model {
     pub fn finish(&mut self) -> Result<Logits, ModelError> {
         let mut data = Vec::new();
         self.executable.finish(&mut data)?;
-        Ok(Logits::new(self.shape.vocab, data))
+        Ok(Logits::new(self.spec.vocab, data))
     }
 
     /// Copies the KV that two sequences share of a partial block, and waits for it.

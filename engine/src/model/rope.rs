@@ -4,13 +4,13 @@
 //! numerics class may have different C libraries.
 
 use super::ModelError;
-use crate::weights::{ModelShape, Rope, RopeScaling};
+use crate::models::{AttentionSpec, Rope, RopeScaling};
 use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 
 /// `cos(p * f[i])` and `sin(p * f[i])` for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.
-pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, ModelError> {
-    let frequencies = inverse_frequencies(&shape.rope, shape.head_dim)?;
+pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTable, ModelError> {
+    let frequencies = inverse_frequencies(&attention.rope, attention.head_dim)?;
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
     let table = |f: fn(f64) -> f64| {
         // The iterator does not know its length: without a capacity the vector could take twice its size.
@@ -18,7 +18,7 @@ pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, Mod
         table.extend(angles().map(|angle| f(angle) as f32));
         table
     };
-    Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: shape.head_dim })
+    Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: attention.head_dim })
 }
 
 /// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864), scaled as the
@@ -43,7 +43,7 @@ pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelErr
             let expected = format!("{} numbers, one for each rotated pair", dim / 2);
             return Err(ModelError::Config { name: "rope factors", expected, got: factors.len() });
         }
-        RopeScaling::Factors(factors) => base.zip(factors).map(|(f, factor)| f / f64::from(*factor)).collect(),
+        RopeScaling::Factors(factors) => base.zip(factors.iter()).map(|(f, factor)| f / f64::from(*factor)).collect(),
     })
 }
 

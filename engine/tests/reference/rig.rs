@@ -1,8 +1,8 @@
 //! SmolLM2 on the CPU backend with blocks for every case.
 
 use crate::golden::Golden;
+use baton_engine::formats::GgufModel;
 use baton_engine::model::{Model, ModelConfig, StepInput};
-use baton_engine::weights::GgufModel;
 use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;

@@ -2,7 +2,7 @@
 
 use crate::folder::Folder;
 use crate::huggingface::{open, refused};
-use baton_engine::weights::{ModelSource, TextSource};
+use baton_engine::formats::{ModelSource, TextSource};
 use serde_json::{Value, json};
 
 /// What a folder with this post-processor and tokenizer configuration puts before a plain prompt.

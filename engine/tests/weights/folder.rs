@@ -1,7 +1,7 @@
-//! A copy of the tiny Hugging Face folder that tests change one thing at a time.
+//! A copy of a Hugging Face folder, mostly the tiny one, that tests change one thing at a time.
 
 use crate::support::fixture;
-use baton_engine::weights::{HuggingFaceModel, WeightsError};
+use baton_engine::formats::{HuggingFaceModel, WeightsError};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -15,9 +15,14 @@ type Parts = (Map<String, Value>, Vec<u8>);
 
 impl Folder {
     pub(crate) fn tiny() -> Self {
+        Self::of(&fixture("tiny"))
+    }
+
+    /// A copy of `source`: its configuration and weights.
+    pub(crate) fn of(source: &std::path::Path) -> Self {
         let folder = Self(tempfile::tempdir().expect("a temporary folder"));
         for name in ["config.json", WEIGHTS] {
-            std::fs::copy(fixture("tiny").join(name), folder.0.path().join(name)).expect("the fixture");
+            std::fs::copy(source.join(name), folder.0.path().join(name)).expect("the fixture");
         }
         folder
     }

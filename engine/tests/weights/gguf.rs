@@ -1,8 +1,9 @@
 //! GGUF files: what is read from them, and that everything else is refused by name.
 
 use crate::support::{File, HIDDEN, Meta, VOCAB, fixture};
-use baton_engine::weights::{
-    GgufModel, LayerTensor, ModelShape, ModelSource, Rope, RopeScaling, TensorName, TextSource, WeightsError,
+use baton_engine::formats::{GgufModel, ModelSource, TextSource, WeightsError};
+use baton_engine::models::{
+    Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, Rope, RopeScaling, TensorName,
 };
 
 /// The error of opening a small model after `damage`; its message must contain every part.
@@ -19,10 +20,11 @@ fn refused(damage: impl FnOnce(&mut File), parts: &[&str]) -> WeightsError {
 fn a_file_of_the_reference_writer_opens() {
     let model = GgufModel::open(&fixture("tiny.gguf"), None).unwrap();
     let rope = Rope { theta: 5e4, scaling: RopeScaling::None };
-    let (vocab, hidden, layers, heads, kv_heads, head_dim, ffn) = (12, 32, 2, 2, 1, 16, 64);
-    let (context, rms_eps, tied) = (128, 1e-6, true);
-    let expected = ModelShape { vocab, hidden, layers, heads, kv_heads, head_dim, ffn, context, rms_eps, rope, tied };
-    assert_eq!(model.shape(), &expected);
+    let (heads, kv_heads, head_dim, window, qkv_bias, head_norm) = (2, 1, 16, None, false, false);
+    let attention = AttentionSpec { heads, kv_heads, head_dim, window, qkv_bias, head_norm, rope };
+    let layer = LayerSpec { attention, ffn: 64, activation: Activation::Silu, rms_eps: 1e-6 };
+    let (vocab, hidden, context, layers, final_rms_eps, tied) = (12, 32, 128, vec![layer; 2], 1e-6, true);
+    assert_eq!(model.spec(), &DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied });
     assert_eq!(model.name(), "tiny");
     // `<|endoftext|>` by its text, `<|im_end|>` by key and text.
     assert_eq!(model.end_tokens(), [0, 2]);
@@ -56,10 +58,10 @@ fn rotary_partners_are_half_a_head_apart() {
 #[test]
 fn tied_unless_there_is_an_output_matrix() {
     let mut file = File::llama();
-    assert!(file.open().unwrap().shape().tied);
+    assert!(file.open().unwrap().spec().tied);
     file.add("output.weight", &[HIDDEN, VOCAB]);
     let model = file.open().unwrap();
-    assert!(!model.shape().tied);
+    assert!(!model.spec().tied);
     assert_eq!(model.tensor(TensorName::Output).unwrap().len(), HIDDEN * VOCAB);
 }
 
@@ -68,7 +70,7 @@ fn rope_scaling() {
     let check = |change: fn(&mut File), expected: RopeScaling| {
         let mut file = File::llama();
         change(&mut file);
-        assert_eq!(file.open().unwrap().shape().rope.scaling, expected);
+        assert_eq!(file.open().unwrap().spec().layers[0].attention.rope.scaling, expected);
     };
     let none = RopeScaling::None;
     check(|_| (), none.clone());
@@ -83,13 +85,13 @@ fn rope_scaling() {
         },
         none,
     );
-    check(|f| f.add("rope_freqs.weight", &[2]), RopeScaling::Factors(vec![1.0, 2.0]));
+    check(|f| f.add("rope_freqs.weight", &[2]), RopeScaling::Factors([1.0, 2.0].into()));
     check(
         |f| {
             f.add("rope_freqs.weight", &[2]);
             f.set("llama.rope.scaling.factor", Meta::F32(8.0));
         },
-        RopeScaling::Factors(vec![8.0, 16.0]),
+        RopeScaling::Factors([8.0, 16.0].into()),
     );
 }
 
@@ -130,7 +132,7 @@ fn keys_that_change_the_mathematics_are_refused() {
         let error = refused(|f| f.set(key, value), &[key]);
         assert!(matches!(error, WeightsError::Unsupported { .. }), "{error}");
     }
-    refused(|f| f.set("general.architecture", Meta::Text("qwen3")), &["qwen3"]);
+    refused(|f| f.set("general.architecture", Meta::Text("falcon")), &["falcon", "not supported"]);
     let mut off = File::llama();
     off.set("llama.attention.sliding_window", Meta::U32(0));
     off.set("llama.expert_count", Meta::U32(0));
@@ -166,7 +168,10 @@ fn metadata_that_does_not_fit_is_refused() {
 
 #[test]
 fn tensors_that_do_not_fit_are_refused() {
-    refused(|f| f.add("blk.0.attn_q.bias", &[HIDDEN]), &["blk.0.attn_q.bias"]);
+    for name in ["blk.0.attn_q.bias", "blk.0.attn_q_norm.weight"] {
+        let error = refused(|f| f.add(name, &[HIDDEN]), &[name]);
+        assert!(matches!(error, WeightsError::Unsupported { .. }), "{error}");
+    }
     refused(|f| f.add("blk.0.ffn_gate_inp.weight", &[HIDDEN]), &["blk.0.ffn_gate_inp.weight"]);
     refused(|f| f.add("blk.00.attn_q.weight", &[HIDDEN]), &["blk.00.attn_q.weight"]);
     refused(|f| f.add("blk.1.attn_norm.weight", &[HIDDEN]), &["blk.1.attn_norm.weight", "block_count"]);

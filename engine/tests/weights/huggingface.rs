@@ -2,7 +2,8 @@
 
 use crate::folder::Folder;
 use crate::support::fixture;
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource, RopeScaling, TensorName, TextSource};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource, TextSource};
+use baton_engine::models::{RopeScaling, TensorName};
 use serde_json::{Value, json};
 
 /// The error of opening the tiny folder after `damage`; its message must contain every part.
@@ -26,8 +27,8 @@ pub(crate) fn open(change: impl FnOnce(&mut Folder)) -> HuggingFaceModel {
 fn the_folder_and_the_gguf_file_are_the_same_model() {
     let gguf = GgufModel::open(&fixture("tiny.gguf"), None).unwrap();
     let folder = HuggingFaceModel::open(&fixture("tiny"), None).unwrap();
-    assert_eq!(gguf.shape(), folder.shape());
-    for name in gguf.shape().tensor_names() {
+    assert_eq!(gguf.spec(), folder.spec());
+    for name in gguf.spec().tensor_names() {
         let bits = |source: &dyn ModelSource| -> Vec<u32> {
             source.tensor(name).unwrap().into_iter().map(f32::to_bits).collect()
         };
@@ -51,7 +52,7 @@ fn half_precision_types_expand() {
 fn shards() {
     let whole = open(|_| ());
     let split = open(Folder::split);
-    for name in whole.shape().tensor_names() {
+    for name in whole.spec().tensor_names() {
         assert_eq!(whole.tensor(name).unwrap(), split.tensor(name).unwrap(), "{name}");
     }
     assert_ne!(whole.fingerprint(), split.fingerprint(), "the files differ");
@@ -90,7 +91,7 @@ fn shards() {
 fn tied_models_may_repeat_the_embedding() {
     let embedding = |folder: &Folder| folder.tensor_bytes("model.embed_tokens.weight");
     let model = open(|f| f.add("lm_head.weight", "F32", &[12, 32], &embedding(f)));
-    assert!(model.shape().tied && model.tensor(TensorName::Output).is_err());
+    assert!(model.spec().tied && model.tensor(TensorName::Output).is_err());
     refused(|f| f.add("lm_head.weight", "F32", &[12, 32], &[0; 12 * 32 * 4]), &["lm_head.weight differs"]);
     let untied = open(|f| {
         f.config("tie_word_embeddings", json!(false));
@@ -104,7 +105,8 @@ fn tied_models_may_repeat_the_embedding() {
 fn rope() {
     let check = |change: Value, expected: RopeScaling, theta: f32| {
         let model = open(|f| change.as_object().unwrap().iter().for_each(|(key, value)| f.config(key, value.clone())));
-        assert_eq!((&model.shape().rope.scaling, model.shape().rope.theta), (&expected, theta), "{change}");
+        let rope = &model.spec().layers[0].attention.rope;
+        assert_eq!((&rope.scaling, rope.theta), (&expected, theta), "{change}");
     };
     let llama3 = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                         "original_max_position_embeddings": 64});
@@ -163,7 +165,7 @@ fn keys_that_change_the_mathematics_are_refused() {
         ("a_new_idea", json!("on")),
         ("model_type", json!("gemma")),
         ("model_type", json!("mistral")),
-        ("architectures", json!(["Qwen3ForCausalLM"])),
+        ("architectures", json!(["FalconForCausalLM"])),
         ("architectures", json!(["LlamaForCausalLM", "MistralForCausalLM"])),
     ] {
         refused(|f| f.config(key, value.clone()), &["config.json", key, "not supported"]);
@@ -181,27 +183,6 @@ fn keys_that_change_the_mathematics_are_refused() {
     ] {
         open(|f| f.config(key, value.clone()));
     }
-}
-
-#[test]
-fn mistral_only_with_an_explicit_window_of_none() {
-    let mistral = |f: &mut Folder| {
-        f.config("architectures", json!(["MistralForCausalLM"]));
-        f.config("model_type", json!("mistral"));
-    };
-    refused(mistral, &["MistralForCausalLM", "sliding_window"]);
-    open(|f| {
-        mistral(f);
-        f.config("sliding_window", json!(null));
-    });
-    refused(
-        |f| {
-            mistral(f);
-            f.config("sliding_window", json!(null));
-            f.config("num_key_value_heads", json!(null));
-        },
-        &["num_key_value_heads is missing"],
-    );
 }
 
 #[test]
@@ -225,7 +206,10 @@ fn sizes_that_do_not_fit_are_refused() {
 #[test]
 fn tensors_that_do_not_fit_are_refused() {
     let norm = "model.norm.weight";
-    refused(|f| f.add("model.layers.0.self_attn.q_proj.bias", "F32", &[32], &[0; 128]), &["q_proj.bias"]);
+    for name in ["q_proj.bias", "k_norm.weight"] {
+        let add = |f: &mut Folder| f.add(&format!("model.layers.0.self_attn.{name}"), "F32", &[32], &[0; 128]);
+        refused(add, &[name, "not supported"]);
+    }
     refused(|f| f.add("model.layers.00.input_layernorm.weight", "F32", &[32], &[0; 128]), &["layers.00."]);
     refused(|f| f.replace(norm, "F64", &[0; 256]), &[norm, "F64"]);
     refused(|f| f.replace(norm, "I8", &[0; 32]), &[norm, "I8"]);

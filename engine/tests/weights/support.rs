@@ -1,7 +1,7 @@
 //! A writer of small GGUF files, so that tests can damage them one field at a time.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use baton_engine::weights::{GgufModel, WeightsError};
+use baton_engine::formats::{GgufModel, WeightsError};
 use std::path::{Path, PathBuf};
 
 /// Where the committed fixtures lie.

@@ -5,7 +5,7 @@ use crate::summary::{Figure, Summary, Target};
 use crate::{THREADS, gemm};
 use anyhow::{Context, ensure};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
-use baton_engine::weights::ModelShape;
+use baton_engine::models::{DecoderSpec, LayerSpec};
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_kernels::roofline;
 use baton_tests::golden;
@@ -98,10 +98,12 @@ impl Output {
 }
 
 /// Bytes of the matrices that a decode step reads: all but the embedding, of which it reads one row unless it is the output too.
-fn matrix_bytes(shape: &ModelShape) -> usize {
-    let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    let layer = shape.hidden * (2 * q + 2 * kv + 3 * shape.ffn);
-    2 * (shape.layers * layer + shape.vocab * shape.hidden)
+fn matrix_bytes(spec: &DecoderSpec) -> usize {
+    let layer = |layer: &LayerSpec| {
+        let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
+        spec.hidden * (2 * q + 2 * kv + 3 * layer.ffn)
+    };
+    2 * (spec.layers.iter().map(layer).sum::<usize>() + spec.vocab * spec.hidden)
 }
 
 /// A prompt of any tokens, different in each sequence.
@@ -125,19 +127,19 @@ fn check(engine: &EngineHandle) -> anyhow::Result<()> {
 pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     eprintln!("compute of the default model on {THREADS} threads");
     let settings = ModelSettings::default();
-    let shape = models::open(&settings, &|_, _| ())?.shape().clone();
-    gemm::measure(&shape, summary)?;
+    let spec = models::open(&settings, &|_, _| ())?.spec().clone();
+    gemm::measure(&spec, summary)?;
     let loaded =
         bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
     let engine = &loaded.engine;
     check(engine)?;
-    decode(engine, &shape, loaded.map.layout().bytes_per_token(), summary)?;
-    prefill(engine, &shape, summary)?;
+    decode(engine, &spec, loaded.map.layout().bytes_per_token(), summary)?;
+    prefill(engine, &spec, summary)?;
     ensure!(engine.stop(), "the engine does not stop");
     Ok(())
 }
 
-fn decode(engine: &EngineHandle, shape: &ModelShape, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
+fn decode(engine: &EngineHandle, spec: &DecoderSpec, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
     let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
     let (mut read, mut one, mut eight) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
@@ -152,7 +154,7 @@ fn decode(engine: &EngineHandle, shape: &ModelShape, kv_bytes: usize, summary: &
     }
     let (read, one, eight) = (best(read), best(one), best(eight));
     let context = DECODE_PROMPT + DECODE_TOKENS / 2;
-    let bytes = matrix_bytes(shape) + context * kv_bytes;
+    let bytes = matrix_bytes(spec) + context * kv_bytes;
     let rate = bytes as f64 * one / 1e9;
     let of = format!(
         "bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each",
@@ -164,11 +166,11 @@ fn decode(engine: &EngineHandle, shape: &ModelShape, kv_bytes: usize, summary: &
     Ok(())
 }
 
-fn prefill(engine: &EngineHandle, shape: &ModelShape, summary: &mut Summary) -> anyhow::Result<()> {
+fn prefill(engine: &EngineHandle, spec: &DecoderSpec, summary: &mut Summary) -> anyhow::Result<()> {
     for len in [512, 1024, 2048] {
         let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1)?.output()?.at[0]));
         let rate = len as f64 / median(times.collect::<anyhow::Result<_>>()?);
-        let gemms = (matrix_bytes(shape) - 2 * shape.vocab * shape.hidden) as f64 * rate / 1e9;
+        let gemms = (matrix_bytes(spec) - 2 * spec.vocab * spec.hidden) as f64 * rate / 1e9;
         let of = format!("{gemms:.0} GFLOP/s in the layers' GEMMs alone; attention and all else included in the time");
         summary.add(&format!("prefill_{len}"), Figure { of: Some(of), ..Figure::plain(rate, "tokens/s") }, None);
     }

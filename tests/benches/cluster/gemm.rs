@@ -4,7 +4,7 @@ use crate::THREADS;
 use crate::statistics::best;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::ensure;
-use baton_engine::weights::ModelShape;
+use baton_engine::models::DecoderSpec;
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, StoredRows};
 use baton_kernels::host::{HostKernels, Store};
@@ -53,10 +53,11 @@ fn check(kernels: &CpuKernels, n: usize, k: usize, input: &[f32]) -> anyhow::Res
     Ok(())
 }
 
-pub(crate) fn measure(shape: &ModelShape, summary: &mut Summary) -> anyhow::Result<()> {
+pub(crate) fn measure(spec: &DecoderSpec, summary: &mut Summary) -> anyhow::Result<()> {
     let kernels = CpuKernels::new(CpuConfig { threads: THREADS, ..CpuConfig::default() })?;
-    let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    let (hidden, ffn) = (shape.hidden, shape.ffn);
+    let layer = &spec.layers[0];
+    let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
+    let (hidden, ffn) = (spec.hidden, layer.ffn);
     let dims = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (ffn, hidden), (ffn, hidden), (hidden, ffn)];
     let mut gemms = Vec::new();
     for layer in 0..LAYERS {

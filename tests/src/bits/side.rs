@@ -76,7 +76,7 @@ struct Watched {
 
 impl StepModel for Watched {
     fn vocab(&self) -> usize {
-        self.model.shape().vocab
+        self.model.spec().vocab
     }
 
     fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {

@@ -1,6 +1,6 @@
 //! The subject of a reference run: a model, the backends that compute it, and the requests.
 
-use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
@@ -125,12 +125,13 @@ impl World {
 
     /// Partitions of K, and slabs of each, of attention output and of MLP down.
     pub(super) fn splits(&self) -> [[usize; 2]; 2] {
-        let shape = self.source.shape();
+        // The layers of a random model are alike.
+        let layer = &self.source.spec().layers[0];
         let split = |k: usize, extent: usize| {
             let parts = (1 << extent.trailing_zeros()).min(PARTITIONS_MAX);
             [parts, (k / parts).div_ceil(K_SLAB)]
         };
-        [split(shape.heads * shape.head_dim, shape.kv_heads), split(shape.ffn, shape.ffn)]
+        [split(layer.attention.query_dim(), layer.attention.kv_heads), split(layer.ffn, layer.ffn)]
     }
 
     /// Most tokens of one request, prompt and output.

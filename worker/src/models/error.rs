@@ -1,6 +1,6 @@
 //! Why a model cannot be opened.
 
-use baton_engine::weights::WeightsError;
+use baton_engine::formats::WeightsError;
 use std::path::PathBuf;
 
 /// A model that cannot be found, downloaded or opened. The operator has to fix it, except if the hub is unreachable.

@@ -15,7 +15,7 @@ pub use size::{ModelSize, size};
 pub use spec::{DEFAULT_MODEL, ModelSpec};
 
 use crate::settings::ModelSettings;
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource, RandomModel};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource, RandomModel};
 use baton_node::environment;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

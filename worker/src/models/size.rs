@@ -2,7 +2,8 @@
 
 use super::{ModelSpec, ModelsError, cache_dir, default_model};
 use crate::settings::ModelSettings;
-use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelShape, ModelSource as _, RandomModel};
+use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource as _, RandomModel};
+use baton_engine::models::DecoderSpec;
 use baton_types::Attention;
 use std::path::Path;
 
@@ -21,7 +22,7 @@ pub struct ModelSize {
 /// downloaded.
 pub fn size(settings: &ModelSettings) -> Result<ModelSize, ModelsError> {
     match ModelSpec::parse(&settings.model)? {
-        ModelSpec::Random(spec) => Ok(of(RandomModel::parse(&spec)?.shape())),
+        ModelSpec::Random(spec) => Ok(of(RandomModel::parse(&spec)?.spec())),
         ModelSpec::Path(path) => of_path(&path),
         ModelSpec::Default => of_path(&default_model::find(&cache_dir(settings)?)?),
         ModelSpec::Hub(_) => Err(ModelsError::Spec {
@@ -33,13 +34,13 @@ pub fn size(settings: &ModelSettings) -> Result<ModelSize, ModelsError> {
 
 fn of_path(path: &Path) -> Result<ModelSize, ModelsError> {
     Ok(match path.is_dir() {
-        true => of(&HuggingFaceModel::read_shape(path)?),
-        false => of(GgufModel::open(path, None)?.shape()),
+        true => of(&HuggingFaceModel::read_spec(path)?),
+        false => of(GgufModel::open(path, None)?.spec()),
     })
 }
 
-fn of(shape: &ModelShape) -> ModelSize {
-    ModelSize { attention: shape.attention(), parameters: shape.parameters(), context: shape.context as u64 }
+fn of(spec: &DecoderSpec) -> ModelSize {
+    ModelSize { attention: spec.attention(), parameters: spec.parameters(), context: spec.context as u64 }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::ModelsError;
 use super::hub::HubId;
-use baton_engine::weights::RandomModel;
+use baton_engine::formats::RandomModel;
 use std::path::{Path, PathBuf};
 
 /// The model that is served if none is named.

@@ -9,7 +9,7 @@ const FENCES: &[&str] = &[
     "kv-transfer/src/region",
     "kernels/src/cpu",
     "kernels/src/cuda",
-    "engine/src/weights/mmap.rs",
+    "engine/src/formats/mmap.rs",
     // Declares the contract of pool memory (`unsafe trait`); contains no unsafe code.
     "types/src/memory.rs",
 ];

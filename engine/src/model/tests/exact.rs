@@ -1,11 +1,12 @@
 //! Bit-exactness: neither the division of a sequence into steps nor other sequences in the batch change any bit.
 
-use super::{RAGGED, Rig, Rows, bits, numerics, random, reference, tokens};
+use super::{RAGGED, Rig, Rows, bits, numerics, random, tokens};
 use crate::model::load::partitions;
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::reference::ReferenceDevice;
 use baton_types::Dtype;
 use std::sync::Arc;
 
@@ -48,14 +49,24 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
     assert!(outcome == expected, "{what}: KV bytes or the number of rows differ");
 }
 
+/// A plain model and one with windows, biases and head norms, in each class with each type of KV.
+fn classes() -> Vec<(String, Numerics, Dtype)> {
+    let rich = format!("{RAGGED},window=70,bias=true,head_norm=true");
+    let classes =
+        [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
+    let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
+    with(RAGGED).into_iter().chain(with(&rich)).collect()
+}
+
 fn prefill_then_decode(prefill: usize) -> Vec<usize> {
     (prefill..=LENGTH).collect()
 }
 
 #[test]
 fn chunks_blocks_and_company_change_no_bit() {
-    for dtype in [Dtype::Bf16, Dtype::F32] {
-        let whole = run(&mut Rig::reference(RAGGED, dtype, 16), &[LENGTH], false);
+    for (spec, numerics, dtype) in classes() {
+        let rig = |block_tokens| Rig::new(&random(&spec), &*ReferenceDevice::new(numerics), dtype, block_tokens);
+        let whole = run(&mut rig(16), &[LENGTH], false);
         assert!(whole.kv.iter().flatten().any(|&b| b != super::NEVER_STORED));
         for (block_tokens, ends, company) in [
             (64, vec![LENGTH], false),
@@ -64,21 +75,20 @@ fn chunks_blocks_and_company_change_no_bit() {
             (64, vec![1, 17, 64, 65, 129, LENGTH], true),
             (16, (7..LENGTH).step_by(13).chain([LENGTH]).collect(), true),
         ] {
-            let outcome = run(&mut Rig::reference(RAGGED, dtype, block_tokens), &ends, company);
-            assert_same(&outcome, &whole, &format!("{dtype}, blocks of {block_tokens}, company {company}, {ends:?}"));
+            let outcome = run(&mut rig(block_tokens), &ends, company);
+            let what = format!("{spec}, {numerics}, {dtype}, blocks of {block_tokens}, company {company}, {ends:?}");
+            assert_same(&outcome, &whole, &what);
         }
     }
 }
 
 #[test]
 fn backends_agree() {
-    let source = random(RAGGED);
-    for dtype in [Dtype::Bf16, Dtype::F32] {
-        let cpu = |threads| -> Arc<dyn Device> {
-            CpuDevice::new(CpuConfig { threads, simd: None, numerics: numerics(dtype) }).unwrap()
-        };
+    for (spec, numerics, dtype) in classes() {
+        let source = random(&spec);
+        let cpu = |threads| -> Arc<dyn Device> { CpuDevice::new(CpuConfig { threads, simd: None, numerics }).unwrap() };
         let lagging = || Lagging::new(cpu(1), LagConfig::default());
-        let truth = run(&mut Rig::new(&source, &*reference(dtype), dtype, 16), &[LENGTH], false);
+        let truth = run(&mut Rig::new(&source, &*ReferenceDevice::new(numerics), dtype, 16), &[LENGTH], false);
         for (device, ends) in [
             (cpu(1), vec![LENGTH]),
             (cpu(2), prefill_then_decode(60)),
@@ -87,7 +97,7 @@ fn backends_agree() {
         ] {
             let name = device.info().name;
             let outcome = run(&mut Rig::new(&source, &*device, dtype, 32), &ends, true);
-            assert_same(&outcome, &truth, &format!("{dtype} on {name}"));
+            assert_same(&outcome, &truth, &format!("{spec}, {numerics}, {dtype} on {name}"));
         }
     }
 }

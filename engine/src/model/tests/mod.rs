@@ -1,13 +1,14 @@
 //! Tests of the forward pass on small random models.
 
 mod exact;
+mod families;
 mod naive;
 mod observer;
 mod refusals;
 mod rope;
 
 use super::{Logits, Model, ModelConfig, ModelError, StepInput, StepSegment};
-use crate::weights::{ModelSource, RandomModel};
+use crate::formats::{ModelSource, RandomModel};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::device::Device;
 use baton_kernels::numerics::Numerics;

@@ -1,12 +1,13 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
-use super::{Rig, Rows, random, tokens};
-use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName};
+use super::{Rig, Rows, random, reference, tokens};
+use crate::formats::ModelSource;
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
 use baton_types::{Dtype, TokenId};
 
 type Matrix = Vec<Vec<f64>>;
 
-fn matrix(model: &RandomModel, name: TensorName, columns: usize) -> Matrix {
+fn matrix(model: &dyn ModelSource, name: TensorName, columns: usize) -> Matrix {
     model.tensor(name).unwrap().chunks_exact(columns).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect()
 }
 
@@ -14,17 +15,30 @@ fn times(w: &Matrix, x: &[f64]) -> Vec<f64> {
     w.iter().map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
 }
 
+fn plus(x: Vec<f64>, y: &[f64]) -> Vec<f64> {
+    x.iter().zip(y).map(|(a, b)| a + b).collect()
+}
+
 fn rms_norm(x: &[f64], gain: &Matrix, eps: f64) -> Vec<f64> {
     let mean_square = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     x.iter().zip(&gain[0]).map(|(v, g)| v / (mean_square + eps).sqrt() * g).collect()
 }
 
+/// RMSNorm of each head, all heads with one gain.
+fn norm_heads(x: &mut [f64], gain: &Matrix, eps: f64) {
+    for head in x.chunks_exact_mut(gain[0].len()) {
+        let normed = rms_norm(head, gain, eps);
+        head.copy_from_slice(&normed);
+    }
+}
+
 /// Rotates each head's pairs `(i, i + d/2)` by `position * theta^(-2i/d)`.
-fn rotate(x: &mut [f64], position: usize, shape: &ModelShape) {
-    let d = shape.head_dim;
+fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
+    assert_eq!(attention.rope.scaling, RopeScaling::None, "no scaling is written here");
+    let d = attention.head_dim;
     for head in x.chunks_exact_mut(d) {
         for i in 0..d / 2 {
-            let angle = position as f64 / f64::from(shape.rope.theta).powf(2.0 * i as f64 / d as f64);
+            let angle = position as f64 / f64::from(attention.rope.theta).powf(2.0 * i as f64 / d as f64);
             let (a, b) = (head[i], head[i + d / 2]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + d / 2] = a * angle.sin() + b * angle.cos();
@@ -32,12 +46,14 @@ fn rotate(x: &mut [f64], position: usize, shape: &ModelShape) {
     }
 }
 
-/// Softmax attention of the last position over `keys` and `values`, head by head.
-fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], shape: &ModelShape) -> Vec<f64> {
-    let d = shape.head_dim;
+/// Softmax attention of the last position over `keys` and `values`, or over the window's last ones, head by head.
+fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &AttentionSpec) -> Vec<f64> {
+    let from = attention.window.map_or(0, |window| keys.len().saturating_sub(window as usize));
+    let (keys, values) = (&keys[from..], &values[from..]);
+    let d = attention.head_dim;
     let mut out = Vec::new();
     for (h, q) in query.chunks_exact(d).enumerate() {
-        let at = h / (shape.heads / shape.kv_heads) * d;
+        let at = h / (attention.heads / attention.kv_heads) * d;
         let score = |k: &Vec<f64>| q.iter().zip(&k[at..at + d]).map(|(a, b)| a * b).sum::<f64>() / (d as f64).sqrt();
         let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -47,49 +63,71 @@ fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], shape: &ModelSh
 }
 
 /// Logits of every position.
-fn forward(model: &RandomModel, ids: &[TokenId]) -> Matrix {
-    let shape = model.shape();
-    let (hidden, eps) = (shape.hidden, f64::from(shape.rms_eps));
+pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
+    let DecoderSpec { hidden, .. } = *model.spec();
     let embedding = matrix(model, TensorName::Embedding, hidden);
     let mut x: Matrix = ids.iter().map(|&id| embedding[id as usize].clone()).collect();
-    for layer in 0..shape.layers {
-        let w = |tensor, columns| matrix(model, TensorName::Layer(layer, tensor), columns);
+    for (l, LayerSpec { attention, ffn, activation, rms_eps }) in model.spec().layers.iter().enumerate() {
+        let eps = f64::from(*rms_eps);
+        let w = |tensor, columns| matrix(model, TensorName::Layer(l, tensor), columns);
         let input_norm = w(LayerTensor::AttentionNorm, hidden);
         let (wq, wk, wv) = (w(LayerTensor::Query, hidden), w(LayerTensor::Key, hidden), w(LayerTensor::Value, hidden));
-        let wo = w(LayerTensor::AttentionOutput, shape.heads * shape.head_dim);
+        let (q_dim, kv_dim) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+        let bias = |tensor, dim| if attention.qkv_bias { w(tensor, dim).remove(0) } else { vec![0.0; dim] };
+        let bq = bias(LayerTensor::QueryBias, q_dim);
+        let (bk, bv) = (bias(LayerTensor::KeyBias, kv_dim), bias(LayerTensor::ValueBias, kv_dim));
+        let head_gain = |tensor| attention.head_norm.then(|| w(tensor, attention.head_dim));
+        let (q_norm, k_norm) = (head_gain(LayerTensor::QueryNorm), head_gain(LayerTensor::KeyNorm));
+        let wo = w(LayerTensor::AttentionOutput, q_dim);
         let mlp_norm = w(LayerTensor::MlpNorm, hidden);
-        let (gate, up, down) =
-            (w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, shape.ffn));
+        let (gate, up, down) = (w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, *ffn));
+        let act = match activation {
+            Activation::Silu => |g: f64| g / (1.0 + (-g).exp()),
+        };
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in x.iter_mut().enumerate() {
             let h = rms_norm(x, &input_norm, eps);
-            let (mut q, mut k) = (times(&wq, &h), times(&wk, &h));
-            rotate(&mut q, position, shape);
-            rotate(&mut k, position, shape);
+            let (mut q, mut k) = (plus(times(&wq, &h), &bq), plus(times(&wk, &h), &bk));
+            q_norm.iter().for_each(|gain| norm_heads(&mut q, gain, eps));
+            k_norm.iter().for_each(|gain| norm_heads(&mut k, gain, eps));
+            rotate(&mut q, position, attention);
+            rotate(&mut k, position, attention);
             keys.push(k);
-            values.push(times(&wv, &h));
-            let attended = times(&wo, &attend(&q, &keys, &values, shape));
+            values.push(plus(times(&wv, &h), &bv));
+            let attended = times(&wo, &attend(&q, &keys, &values, attention));
             x.iter_mut().zip(attended).for_each(|(x, a)| *x += a);
             let h = rms_norm(x, &mlp_norm, eps);
-            let silu = |g: f64| g / (1.0 + (-g).exp());
-            let inner: Vec<f64> = times(&gate, &h).iter().zip(times(&up, &h)).map(|(&g, u)| silu(g) * u).collect();
+            let inner: Vec<f64> = times(&gate, &h).iter().zip(times(&up, &h)).map(|(&g, u)| act(g) * u).collect();
             x.iter_mut().zip(times(&down, &inner)).for_each(|(x, m)| *x += m);
         }
     }
     let final_norm = matrix(model, TensorName::FinalNorm, hidden);
-    let output = if shape.tied { embedding } else { matrix(model, TensorName::Output, hidden) };
+    let eps = f64::from(model.spec().final_rms_eps);
+    let output = if model.spec().tied { embedding } else { matrix(model, TensorName::Output, hidden) };
     x.iter().map(|x| times(&output, &rms_norm(x, &final_norm, eps))).collect()
 }
 
-/// Largest difference to the naive decoder, with everything in `dtype`.
-fn largest_difference(spec: &str, dtype: Dtype) -> f64 {
-    let ids = tokens(70);
-    let expected = forward(&random(spec), &ids);
-    let logits = Rig::reference(spec, dtype, 16).step(&[Rows { sequence: 0, from: 0, to: ids.len() }], &ids);
+/// Largest difference of the forward pass, with everything in `dtype`, to the naive decoder.
+fn largest_difference(source: &dyn ModelSource, dtype: Dtype) -> f64 {
+    let ids: Vec<TokenId> = tokens(70).into_iter().map(|id| id % source.spec().vocab as TokenId).collect();
+    let expected = forward(source, &ids);
+    let mut rig = Rig::new(source, &*reference(dtype), dtype, 16);
+    let logits = rig.step(&[Rows { sequence: 0, from: 0, to: ids.len() }], &ids);
     let spread = expected.iter().flatten().fold(0.0f64, |m, x| m.max(x.abs()));
     assert!(spread > 1.0, "logits of {spread} would hide errors");
     let row = |i: usize| logits.row(i).iter().zip(&expected[i]).map(|(a, b)| (f64::from(*a) - b).abs());
     (0..ids.len()).flat_map(row).fold(0.0, f64::max)
+}
+
+/// The forward pass of `source` is the naive decoder up to rounding.
+pub(super) fn check_forward_pass(source: &dyn ModelSource) {
+    let name = source.name();
+    // f32 has 24 bits: some hundred roundings on logits of a few units.
+    let difference = largest_difference(source, Dtype::F32);
+    assert!(difference < 2e-5, "{name}: {difference}");
+    // bf16 has 8 bits: a large error, but the same function. It must exceed f32's difference, or the format was not used.
+    let difference = largest_difference(source, Dtype::Bf16);
+    assert!((1e-3..0.15).contains(&difference), "{name} in bf16: {difference}");
 }
 
 #[test]
@@ -98,12 +136,8 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=4,kv_heads=4,head_dim=12,ffn=72,vocab=131",
         "random:hidden=50,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=70,vocab=131,tied=true",
         "random:hidden=40,layers=2,heads=5,kv_heads=1,head_dim=16,ffn=36,vocab=131,theta=500000",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=7,bias=true,head_norm=true",
     ] {
-        // f32 has 24 bits: some hundred roundings on logits of a few units.
-        let difference = largest_difference(spec, Dtype::F32);
-        assert!(difference < 2e-5, "{spec}: {difference}");
-        // bf16 has 8 bits: a large error, but the same function. It must exceed f32's difference, or the format was not used.
-        let difference = largest_difference(spec, Dtype::Bf16);
-        assert!((1e-3..0.15).contains(&difference), "{spec} in bf16: {difference}");
+        check_forward_pass(&random(spec));
     }
 }

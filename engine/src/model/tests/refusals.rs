@@ -1,10 +1,9 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
 use super::{RAGGED, Rig, Rows, config, random, reference, tokens};
+use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepInput};
-use crate::weights::{
-    LayerTensor, ModelShape, ModelSource, RandomModel, StoredTensor, TensorName, TextSource, WeightsError,
-};
+use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::device::DeviceError;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
@@ -84,8 +83,8 @@ struct Spoilt {
 }
 
 impl ModelSource for Spoilt {
-    fn shape(&self) -> &ModelShape {
-        self.model.shape()
+    fn spec(&self) -> &DecoderSpec {
+        self.model.spec()
     }
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if name == self.name && self.missing {

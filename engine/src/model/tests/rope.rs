@@ -1,7 +1,8 @@
 //! Rotary frequencies and tables against values computed by hand.
 
+use crate::formats::{ModelSource, RandomModel};
 use crate::model::{ModelError, inverse_frequencies, rope_table};
-use crate::weights::{ModelSource, RandomModel, Rope, RopeScaling};
+use crate::models::{Rope, RopeScaling};
 
 fn check(scaling: RopeScaling, dim: usize, expected: &[f64]) {
     let got = inverse_frequencies(&Rope { theta: 10_000.0, scaling: scaling.clone() }, dim).unwrap();
@@ -20,7 +21,7 @@ fn frequencies() {
     check(RopeScaling::None, 8, &[1.0, 0.1, 0.01, 0.001]);
     check(RopeScaling::None, 4, &[1.0, 0.01]);
     check(RopeScaling::Linear { factor: 4.0 }, 4, &[0.25, 0.0025]);
-    check(RopeScaling::Factors(vec![1.0, 8.0]), 4, &[1.0, 0.00125]);
+    check(RopeScaling::Factors([1.0, 8.0].into()), 4, &[1.0, 0.00125]);
     // Turns within 8192 positions: 1304, 130, 13.04 (all over 4: kept) and 1.30379728, blended:
     // keep = 0.30379728 / 3 = 0.10126576, 0.001 * ((1 - keep) / 8 + keep).
     check(llama3(8192), 8, &[1.0, 0.1, 0.01, 2.136_075_4e-4]);
@@ -33,7 +34,7 @@ fn frequencies() {
 #[test]
 fn tables_hold_angles_by_position() {
     let model = RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap();
-    let table = rope_table(model.shape(), 3).unwrap();
+    let table = rope_table(&model.spec().layers[0].attention, 3).unwrap();
     assert_eq!((table.cos.len(), table.sin.len(), table.dim), (6, 6, 4));
     assert_eq!((&table.cos[..2], &table.sin[..2]), ([1.0, 1.0].as_slice(), [0.0, 0.0].as_slice()));
     let expected = [(1.0f64, 0.01f64), (2.0, 0.02)];
@@ -46,7 +47,7 @@ fn tables_hold_angles_by_position() {
 
 #[test]
 fn factors_must_cover_every_pair() {
-    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Factors(vec![1.0; 3]) };
+    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Factors([1.0; 3].into()) };
     let error = inverse_frequencies(&rope, 8).unwrap_err();
     assert!(matches!(error, ModelError::Config { name: "rope factors", got: 3, .. }), "{error}");
 }

@@ -11,7 +11,7 @@ use crate::machine;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::Context;
-use baton_engine::weights::TextSource;
+use baton_engine::formats::TextSource;
 use baton_tests::processes::binary;
 use baton_tests::service::Service;
 use baton_text::{Specials, Tokenizer, bundle};
@@ -149,7 +149,7 @@ pub(crate) fn measure(summary: &mut Summary, router: Option<&Path>) -> anyhow::R
         let tokenizer = Tokenizer::from_bundle(&text)?;
         let prose = client::prose()?;
         let answer = tokenizer.encode(prose.get(..8_000).context("too little prose")?, Specials::AsText)?;
-        let script = Arc::new(Script::new(bundle::encode(&text), source.shape().vocab as u32, answer));
+        let script = Arc::new(Script::new(bundle::encode(&text), source.spec().vocab as u32, answer));
         let mut prompts = Prompts::new(&tokenizer, prose);
         prices(summary, &router, &script, &mut prompts).await?;
         growth(summary, &router, &script, &mut prompts).await?;

@@ -1,0 +1,213 @@
+//! Converts metadata to [`DecoderSpec`]. A file with an unknown key under its architecture's name is refused.
+
+use super::header::Header;
+use super::value::Value;
+use crate::formats::{WeightsError, check_sampling};
+use crate::models::registry::{self, GgufFamily};
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
+use baton_types::SamplingDefaults;
+
+/// Keys of an architecture that determine the spec, or that do not affect the computation.
+const KNOWN: &[&str] = &[
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    // Which of two checkpoint layouts a converter read; the tensors are laid out the same.
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// Keys that are accepted only with the value that has no effect.
+const HARMLESS_AT: &[(&str, Value<'_>)] = &[
+    ("attention.causal", Value::Bool(true)),
+    ("rope.scaling.attn_factor", Value::Float(1.0)),
+    ("logit_scale", Value::Float(1.0)),
+    ("embedding_scale", Value::Float(1.0)),
+    ("residual_scale", Value::Float(1.0)),
+];
+
+/// The base of rotary frequencies where a file states none (llama.cpp's default).
+const THETA_DEFAULT: f32 = 10_000.0;
+
+/// Metadata of one file, with the path for messages.
+pub(super) struct Config<'h, 'a> {
+    path: &'h str,
+    header: &'h Header<'a>,
+    family: &'static GgufFamily,
+}
+
+impl<'h, 'a> Config<'h, 'a> {
+    /// Checks the architecture and that every one of its keys is understood.
+    pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
+        const ARCHITECTURE: &str = "general.architecture";
+        let architecture = match header.metadata.get(ARCHITECTURE) {
+            Some(Value::String(architecture)) => *architecture,
+            _ => return Err(WeightsError::damaged(path, format!("{ARCHITECTURE} is missing or no text"))),
+        };
+        let family = registry::by_architecture(architecture).ok_or_else(|| {
+            let hint = format!("one of {} is needed", registry::architectures());
+            WeightsError::unsupported(path, format!("{ARCHITECTURE} `{architecture}`"), hint)
+        })?;
+        let config = Self { path, header, family };
+        for (key, value) in &header.metadata {
+            let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
+            let Some(name) = name else { continue };
+            // For keys without a listed neutral value: zero, false and empty switch a feature off.
+            let harmless = match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
+                Some((_, neutral)) => value == neutral,
+                None => KNOWN.contains(&name) || value.is_off(),
+            };
+            if !harmless {
+                let hint = "this key may change the mathematics, so the model is refused rather than computed wrongly";
+                return Err(WeightsError::unsupported(path, key.to_string(), hint));
+            }
+        }
+        Ok(config)
+    }
+
+    pub(super) fn damaged(&self, message: impl Into<String>) -> WeightsError {
+        WeightsError::damaged(self.path, message)
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<Value<'a>> {
+        self.header.metadata.get(key).copied()
+    }
+
+    /// A key of the architecture, with its prefix.
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.family.architecture)
+    }
+
+    pub(super) fn family(&self) -> &'static GgufFamily {
+        self.family
+    }
+
+    fn size_or(&self, name: &str, default: Option<usize>) -> Result<usize, WeightsError> {
+        let key = self.key(name);
+        let Some(value) = self.get(&key) else {
+            return default.ok_or_else(|| self.damaged(format!("{key} is missing")));
+        };
+        if let Value::Array(_) = value {
+            return Err(WeightsError::unsupported(self.path, format!("{key} per layer"), "layers must be alike"));
+        }
+        let size = value.as_unsigned().and_then(|n| usize::try_from(n).ok());
+        size.ok_or_else(|| self.damaged(format!("{key} is no size")))
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
+        let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is not a number")));
+        self.get(key).map(read).transpose()
+    }
+
+    /// The spec. `vocab` and `tied` come from the tensors, `factors` from `rope_freqs.weight`.
+    pub(super) fn spec(
+        &self,
+        vocab: usize,
+        tied: bool,
+        factors: Option<Vec<f32>>,
+    ) -> Result<DecoderSpec, WeightsError> {
+        let hidden = self.size_or("embedding_length", None)?;
+        let heads = self.size_or("attention.head_count", None)?;
+        if heads == 0 {
+            return Err(self.damaged(format!("{} is 0", self.key("attention.head_count"))));
+        }
+        let even_split = hidden.is_multiple_of(heads).then(|| hidden / heads);
+        let head_dim = self.size_or("attention.key_length", even_split)?;
+        let must_equal_head_dim = |name: &str, hint: &str| {
+            let found = self.size_or(name, Some(head_dim))?;
+            if found == head_dim {
+                return Ok(());
+            }
+            let what = format!("{} = {found} with heads of {head_dim}", self.key(name));
+            Err(WeightsError::unsupported(self.path, what, hint))
+        };
+        must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
+        must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
+        if self.size_or("vocab_size", Some(vocab))? != vocab {
+            return Err(self.damaged(format!("{} is not the embedding's {vocab} rows", self.key("vocab_size"))));
+        }
+        let epsilon = self.key("attention.layer_norm_rms_epsilon");
+        let rms_eps = self.float(&epsilon)?.ok_or_else(|| self.damaged(format!("{epsilon} is missing")))?;
+        let theta = self.float(&self.key("rope.freq_base"))?.unwrap_or(THETA_DEFAULT);
+        let layer = LayerSpec {
+            attention: AttentionSpec {
+                heads,
+                kv_heads: self.size_or("attention.head_count_kv", Some(heads))?,
+                head_dim,
+                window: None,
+                qkv_bias: false,
+                head_norm: false,
+                rope: Rope { theta, scaling: self.scaling(factors)? },
+            },
+            ffn: self.size_or("feed_forward_length", None)?,
+            activation: Activation::Silu,
+            rms_eps,
+        };
+        let layers = DecoderSpec::uniform_layers(layer, self.size_or("block_count", None)?);
+        let mut spec = DecoderSpec {
+            vocab,
+            hidden,
+            context: self.size_or("context_length", None)?,
+            layers: layers.map_err(|reason| self.damaged(reason))?,
+            final_rms_eps: rms_eps,
+            tied,
+        };
+        (self.family.read)(&mut spec);
+        spec.check().map_err(|reason| self.damaged(reason))?;
+        Ok(spec)
+    }
+
+    /// As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and per-frequency divisors multiply with the linear
+    /// one.
+    fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
+        let key = self.key("rope.scaling.type");
+        let kind = match self.get(&key) {
+            None => "linear",
+            Some(Value::String(kind)) => kind,
+            Some(_) => return Err(self.damaged(format!("{key} is not a string"))),
+        };
+        let factor = match kind {
+            "none" => 1.0,
+            "linear" => {
+                let stated = self.float(&self.key("rope.scaling.factor"))?;
+                let legacy = self.float(&self.key("rope.scale_linear"))?;
+                stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
+            }
+            other => {
+                let what = format!("{key} `{other}`");
+                return Err(WeightsError::unsupported(self.path, what, "only `none` and `linear` are implemented"));
+            }
+        };
+        Ok(match factors {
+            Some(factors) => RopeScaling::Factors(factors.into_iter().map(|f| f * factor).collect()),
+            None if factor == 1.0 => RopeScaling::None,
+            None => RopeScaling::Linear { factor },
+        })
+    }
+
+    /// `general.sampling.*`, if the file has them.
+    pub(super) fn sampling(&self) -> Result<SamplingDefaults, WeightsError> {
+        let top_k = self.get("general.sampling.top_k").and_then(Value::as_unsigned);
+        let defaults = SamplingDefaults {
+            temperature: self.float("general.sampling.temp")?,
+            top_p: self.float("general.sampling.top_p")?,
+            top_k: top_k.and_then(|k| u32::try_from(k).ok()),
+            repetition_penalty: self.float("general.sampling.penalty_repeat")?,
+        };
+        check_sampling(defaults).map_err(|reason| self.damaged(format!("general.sampling: {reason}")))?;
+        Ok(defaults)
+    }
+}

@@ -1,0 +1,173 @@
+//! Models in one GGUF file: metadata, tokenizer and tensors, dequantized to f32 on request.
+
+mod config;
+mod cursor;
+mod format;
+mod header;
+mod names;
+mod text;
+mod value;
+
+use super::mmap::MappedFile;
+use super::{ModelSource, StoredTensor, TextSource, WeightsError};
+use crate::models::registry::RotaryRows;
+use crate::models::{DecoderSpec, LayerTensor, TensorName};
+use baton_kernels::storage::StorageFormat;
+use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
+use config::Config;
+use header::{Header, TensorEntry};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// An opened and checked GGUF file.
+pub struct GgufModel {
+    file: MappedFile,
+    name: String,
+    spec: DecoderSpec,
+    rotary_rows: RotaryRows,
+    tensors: HashMap<TensorName, TensorEntry>,
+    end_tokens: Vec<TokenId>,
+    sampling: SamplingDefaults,
+    tokenizer: Option<GgufTokenizer>,
+    fingerprint: OnceLock<Digest>,
+}
+
+impl GgufModel {
+    /// Opens `path` and checks header, metadata and every tensor's type, shape and location; reads no tensor data. `name` is the model's
+    /// name for users; default: the file's stem.
+    pub fn open(path: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
+        let file = MappedFile::open(path)?;
+        let header = Header::parse(file.path(), file.bytes())?;
+        let config = Config::try_new(file.path(), &header)?;
+        let mut tensors = HashMap::new();
+        let mut factors = None;
+        for (name, entry) in &header.tensors {
+            if *name == names::ROPE_FREQS {
+                factors = Some(read_factors(&file, entry)?);
+            } else if let Some(canonical) = names::canonical(name) {
+                tensors.insert(canonical, entry.clone());
+            } else {
+                return Err(left_out(&file, name));
+            }
+        }
+        let embedding = tensors.get(&TensorName::Embedding);
+        let vocab = embedding.and_then(|entry| entry.dims.get(1).copied());
+        let vocab = vocab.ok_or_else(|| config.damaged("tensor token_embd.weight is missing or no matrix"))?;
+        let tied = !tensors.contains_key(&TensorName::Output);
+        let spec = config.spec(vocab, tied, factors)?;
+        check_tensors(&config, &file, &spec, &tensors)?;
+        let tokenizer = text::tokenizer(&config, vocab)?;
+        let end_tokens = text::end_tokens(&config, tokenizer.as_ref(), vocab)?;
+        let sampling = config.sampling()?;
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let name = name.map(str::to_owned).or(stem).unwrap_or_default();
+        let (rotary_rows, fingerprint) = (config.family().rotary_rows, OnceLock::new());
+        Ok(Self { file, name, spec, rotary_rows, tensors, end_tokens, sampling, tokenizer, fingerprint })
+    }
+}
+
+/// The refusal of a tensor that this model's computation does not use.
+fn left_out(file: &MappedFile, name: &str) -> WeightsError {
+    let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
+    WeightsError::unsupported(file.path(), format!("tensor {name}"), hint)
+}
+
+fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
+    if entry.format != StorageFormat::F32 || entry.dims.len() != 1 {
+        return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
+    }
+    let mut factors = vec![0.0; entry.dims[0]];
+    StorageFormat::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);
+    Ok(factors)
+}
+
+/// Checks that exactly the tensors of the spec are present, with the right sizes.
+fn check_tensors(
+    config: &Config<'_, '_>,
+    file: &MappedFile,
+    spec: &DecoderSpec,
+    tensors: &HashMap<TensorName, TensorEntry>,
+) -> Result<(), WeightsError> {
+    let expected = spec.tensor_names().count();
+    if let Some(extra) = tensors.keys().find(|name| !spec.has_tensor(**name)) {
+        let name = names::spelled(*extra);
+        return Err(match extra {
+            TensorName::Layer(layer, _) if *layer < spec.layers.len() => left_out(file, &name),
+            _ => config.damaged(format!("tensor {name} is of no layer that {} knows", config.key("block_count"))),
+        });
+    }
+    for name in spec.tensor_names() {
+        let Some(entry) = tensors.get(&name) else {
+            return Err(config.damaged(format!("tensor {} is missing (of {expected})", names::spelled(name))));
+        };
+        let [rows, columns] = spec.tensor_dims(name);
+        let found = &entry.dims;
+        let expected = if name.is_vector() { vec![columns] } else { vec![columns, rows] };
+        if *found != expected {
+            let name = names::spelled(name);
+            let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for {expected:?}");
+            return Err(config.damaged(message));
+        }
+    }
+    Ok(())
+}
+
+impl ModelSource for GgufModel {
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
+        let entry = self.tensors.get(&name);
+        let entry = entry.ok_or_else(|| {
+            WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
+        })?;
+        let bytes = &self.file.bytes()[entry.bytes.clone()];
+        let bytes = match name {
+            TensorName::Layer(layer, LayerTensor::Query | LayerTensor::Key)
+                if self.rotary_rows == RotaryRows::Neighbours =>
+            {
+                let [rows, _] = self.spec.tensor_dims(name);
+                split_half_rows(bytes, bytes.len() / rows, self.spec.layers[layer].attention.head_dim).into()
+            }
+            _ => bytes.into(),
+        };
+        Ok(StoredTensor { format: entry.format, bytes })
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.tensors.iter().any(|(name, entry)| !name.is_norm() && entry.format.is_quantized())
+    }
+
+    fn fingerprint(&self) -> Digest {
+        *self.fingerprint.get_or_init(|| self.file.digest())
+    }
+
+    fn end_tokens(&self) -> &[TokenId] {
+        &self.end_tokens
+    }
+
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        self.sampling
+    }
+
+    fn text(&self) -> TextSource {
+        self.tokenizer.clone().map_or(TextSource::None, |tokenizer| TextSource::Gguf(Box::new(tokenizer)))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Rows of [`RotaryRows::Neighbours`] as [`RotaryRows::Halves`], the order of the canonical tensors.
+fn split_half_rows(bytes: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+        let (head, within) = (row / head_dim, row % head_dim);
+        let to = (head * head_dim + within % 2 * (head_dim / 2) + within / 2) * row_bytes;
+        out[to..to + row_bytes].copy_from_slice(bytes);
+    }
+    out
+}

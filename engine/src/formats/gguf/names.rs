@@ -1,0 +1,50 @@
+//! llama.cpp's tensor names.
+
+use crate::models::{LayerTensor, TensorName, layer_index};
+
+/// Per-frequency rotary divisors: configuration stored as a tensor.
+pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+
+/// Names of the layers' tensors, after `blk.N.`.
+const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
+    ("attn_norm.weight", LayerTensor::AttentionNorm),
+    ("attn_q.weight", LayerTensor::Query),
+    ("attn_k.weight", LayerTensor::Key),
+    ("attn_v.weight", LayerTensor::Value),
+    ("attn_q.bias", LayerTensor::QueryBias),
+    ("attn_k.bias", LayerTensor::KeyBias),
+    ("attn_v.bias", LayerTensor::ValueBias),
+    ("attn_q_norm.weight", LayerTensor::QueryNorm),
+    ("attn_k_norm.weight", LayerTensor::KeyNorm),
+    ("attn_output.weight", LayerTensor::AttentionOutput),
+    ("ffn_norm.weight", LayerTensor::MlpNorm),
+    ("ffn_gate.weight", LayerTensor::Gate),
+    ("ffn_up.weight", LayerTensor::Up),
+    ("ffn_down.weight", LayerTensor::Down),
+];
+
+/// The canonical name, if this is a tensor that some decoder has.
+pub(super) fn canonical(name: &str) -> Option<TensorName> {
+    match name {
+        "token_embd.weight" => return Some(TensorName::Embedding),
+        "output_norm.weight" => return Some(TensorName::FinalNorm),
+        "output.weight" => return Some(TensorName::Output),
+        _ => {}
+    }
+    let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (_, tensor) = LAYER.into_iter().find(|(name, _)| *name == tensor)?;
+    Some(TensorName::Layer(layer_index(layer)?, tensor))
+}
+
+/// Inverse of [`canonical`], for messages about a file.
+pub(super) fn spelled(name: TensorName) -> String {
+    match name {
+        TensorName::Embedding => "token_embd.weight".into(),
+        TensorName::FinalNorm => "output_norm.weight".into(),
+        TensorName::Output => "output.weight".into(),
+        TensorName::Layer(layer, tensor) => {
+            let spelling = LAYER.into_iter().find(|(_, known)| *known == tensor);
+            format!("blk.{layer}.{}", spelling.map_or("?", |(name, _)| name))
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Converts `config.json` to [`DecoderSpec`]: the keys of every family here, the others in the family's own file.
+
+use super::json::JsonObject;
+use super::{keys, rope};
+use crate::formats::WeightsError;
+use crate::models::registry::{self, ConfigFamily};
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec};
+
+/// Checks every key and reads the spec.
+pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
+    let family = family(config)?;
+    keys::check(config, family.keys)?;
+    check_type(config, family)?;
+    match config.text("hidden_act")? {
+        None | Some("silu" | "swish") => {}
+        Some(other) => return Err(config.unsupported(format!("hidden_act `{other}`"), "only `silu` is implemented")),
+    }
+    let size = |key: &str| config.need(key, config.size(key)?);
+    let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
+    let head_dim = match config.size("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            return Err(config.damaged("head_dim is missing and hidden_size does not divide by num_attention_heads"));
+        }
+    };
+    let rms_eps = config.need("rms_norm_eps", config.float("rms_norm_eps")?)?;
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            heads,
+            kv_heads: config.size("num_key_value_heads")?.unwrap_or(heads),
+            head_dim,
+            window: None,
+            qkv_bias: false,
+            head_norm: false,
+            rope: rope::read(config)?,
+        },
+        ffn: size("intermediate_size")?,
+        activation: Activation::Silu,
+        rms_eps,
+    };
+    let layers = DecoderSpec::uniform_layers(layer, size("num_hidden_layers")?);
+    let mut spec = DecoderSpec {
+        vocab: size("vocab_size")?,
+        hidden,
+        context: size("max_position_embeddings")?,
+        layers: layers.map_err(|reason| config.damaged(reason))?,
+        final_rms_eps: rms_eps,
+        tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
+    };
+    (family.read)(config, &mut spec)?;
+    spec.check().map_err(|reason| config.damaged(reason))?;
+    Ok(spec)
+}
+
+/// transformers selects the computation by `model_type`, which must match the class.
+fn check_type(config: &JsonObject, family: &ConfigFamily) -> Result<(), WeightsError> {
+    match config.text("model_type")? {
+        Some(other) if other != family.model_type => {
+            let hint = "the two must name the same model; correct the one that is wrong";
+            let what = format!("model_type `{other}` beside architectures [\"{}\"]", family.class);
+            Err(config.unsupported(what, hint))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn family(config: &JsonObject) -> Result<&'static ConfigFamily, WeightsError> {
+    let classes = config.get("architectures").and_then(|value| value.as_array());
+    let classes = config.need("architectures", classes)?;
+    let family = match classes.as_slice() {
+        [one] => one.as_str().and_then(registry::by_class),
+        _ => None,
+    };
+    family.ok_or_else(|| {
+        let names: Vec<_> = classes.iter().map(|name| name.as_str().unwrap_or("?")).collect();
+        let hint = format!("one of {} is needed", registry::classes());
+        config.unsupported(format!("architectures {names:?}"), hint)
+    })
+}

@@ -1,0 +1,113 @@
+//! Models in a Hugging Face folder: `config.json`, safetensors, tokenizer files, `generation_config.json`.
+
+mod config;
+mod generation;
+mod json;
+mod keys;
+mod rope;
+mod tensors;
+mod text;
+
+use super::{ModelSource, StoredTensor, TextSource, WeightsError};
+use crate::models::{DecoderSpec, TensorName};
+use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
+pub(crate) use json::JsonObject;
+use std::path::Path;
+use std::sync::OnceLock;
+use tensors::Tensors;
+
+/// An opened and checked model folder.
+pub struct HuggingFaceModel {
+    name: String,
+    folder: String,
+    spec: DecoderSpec,
+    tensors: Tensors,
+    config_digest: Digest,
+    end_tokens: Vec<TokenId>,
+    sampling: SamplingDefaults,
+    bundle: Option<TextBundle>,
+    fingerprint: OnceLock<Digest>,
+}
+
+impl HuggingFaceModel {
+    /// Opens `folder` and checks every key and every tensor's type, shape and location; reads no tensor data. `name` is the model's name
+    /// for users; default: the folder's name.
+    pub fn open(folder: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
+        let config_path = folder.join("config.json");
+        let config = Self::config(&config_path, folder)?;
+        let spec = config::spec(&config)?;
+        let tensors = Tensors::open(folder, &spec)?;
+        let text = text::read(folder)?;
+        let generation = JsonObject::read(&folder.join("generation_config.json"))?;
+        let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
+        let end_tokens = generation::end_tokens(&config, generation.as_ref(), tokenizer_eos, spec.vocab)?;
+        let sampling = generation.as_ref().map(generation::sampling).transpose()?.unwrap_or_default();
+        let config_digest = super::mmap::MappedFile::open(&config_path)?.digest();
+        // `models/x/.` and `.` have no name of their own.
+        let real = folder.canonicalize().ok();
+        let own = real.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        Ok(Self {
+            name: name.map(str::to_owned).or(own).unwrap_or_default(),
+            folder: folder.display().to_string(),
+            spec,
+            tensors,
+            config_digest,
+            end_tokens,
+            sampling,
+            bundle: text.map(|text| text.bundle),
+            fingerprint: OnceLock::new(),
+        })
+    }
+
+    /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
+    pub fn read_spec(folder: &Path) -> Result<DecoderSpec, WeightsError> {
+        config::spec(&Self::config(&folder.join("config.json"), folder)?)
+    }
+
+    fn config(path: &Path, folder: &Path) -> Result<JsonObject, WeightsError> {
+        JsonObject::read(path)?.ok_or_else(|| {
+            WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
+        })
+    }
+}
+
+impl ModelSource for HuggingFaceModel {
+    fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
+        let tensor = self.tensors.stored(name);
+        tensor.ok_or_else(|| WeightsError::damaged(&self.folder, format!("there is no tensor {name}")))
+    }
+
+    /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.
+    fn fingerprint(&self) -> Digest {
+        *self.fingerprint.get_or_init(|| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(b"hugging face folder, version 1\n");
+            let shards = self.tensors.shards().iter().map(|(name, file)| (name.as_str(), file.digest()));
+            for (name, digest) in std::iter::once(("config.json", self.config_digest)).chain(shards) {
+                // Names contain no line breaks, so the record is unambiguous.
+                hasher.update(format!("{name} {digest}\n").as_bytes());
+            }
+            Digest(*hasher.finalize().as_bytes())
+        })
+    }
+
+    fn end_tokens(&self) -> &[TokenId] {
+        &self.end_tokens
+    }
+
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        self.sampling
+    }
+
+    fn text(&self) -> TextSource {
+        self.bundle.clone().map_or(TextSource::None, |bundle| TextSource::Bundle(Box::new(bundle)))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}

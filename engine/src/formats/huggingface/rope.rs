@@ -1,0 +1,66 @@
+//! Rotary embedding of a `config.json`, in the old spelling (`rope_theta`, `rope_scaling`) and the new (`rope_parameters`).
+//!
+//! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
+
+use super::json::JsonObject;
+use crate::formats::WeightsError;
+use crate::models::{Rope, RopeScaling};
+
+/// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
+const THETA_DEFAULT: f32 = 10_000.0;
+
+/// Reads base and scaling.
+pub(super) fn read(config: &JsonObject) -> Result<Rope, WeightsError> {
+    let (old, new) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
+    if old.is_some() && new.is_some() {
+        return Err(config.damaged("both rope_scaling and rope_parameters are given; keep one"));
+    }
+    let outer = config.float("rope_theta")?;
+    let inner = new.as_ref().map(|rope| rope.float("rope_theta")).transpose()?.flatten();
+    if let (Some(a), Some(b)) = (outer, inner)
+        && a != b
+    {
+        return Err(config.damaged(format!("rope_theta is {a} and in rope_parameters {b}")));
+    }
+    let theta = inner.or(outer).unwrap_or(THETA_DEFAULT);
+    let scaling = old.or(new).as_ref().map_or(Ok(RopeScaling::None), scaling)?;
+    Ok(Rope { theta, scaling })
+}
+
+fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
+    let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
+    if let (Some(a), Some(b)) = (kind, legacy)
+        && a != b
+    {
+        return Err(rope.damaged(format!("rope_type is `{a}` and type `{b}`")));
+    }
+    let kind = rope.need("rope_type", kind.or(legacy))?;
+    let factor = || rope.need("factor", rope.float("factor")?);
+    let (scaling, known): (_, &[&str]) = match kind {
+        "default" => (RopeScaling::None, &[]),
+        "linear" => (RopeScaling::Linear { factor: factor()? }, &["factor"]),
+        "llama3" => {
+            let original = "original_max_position_embeddings";
+            let scaling = RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: rope.need("low_freq_factor", rope.float("low_freq_factor")?)?,
+                high_freq_factor: rope.need("high_freq_factor", rope.float("high_freq_factor")?)?,
+                original_context: rope.need(original, rope.size(original)?)?,
+            };
+            (scaling, &["factor", "low_freq_factor", "high_freq_factor", original])
+        }
+        other => {
+            return Err(
+                rope.unsupported(format!("rope_type `{other}`"), "`default`, `linear` and `llama3` are implemented")
+            );
+        }
+    };
+    for (key, value) in rope.keys() {
+        let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
+        let neutral = key == "partial_rotary_factor" && value.as_f64() == Some(1.0);
+        if !(known || neutral || value.is_null()) {
+            return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), "delete it if it has no meaning"));
+        }
+    }
+    Ok(scaling)
+}

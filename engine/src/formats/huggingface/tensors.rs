@@ -1,0 +1,244 @@
+//! Tensors of one or several safetensors files, checked against the spec and against each other.
+
+use super::json::JsonObject;
+use crate::formats::mmap::MappedFile;
+use crate::formats::{StoredTensor, WeightsError};
+use crate::models::{DecoderSpec, LayerTensor, TensorName, layer_index};
+use baton_kernels::storage::StorageFormat;
+use safetensors::tensor::TensorInfo;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// This file's presence means that the folder's weights are an adapter for another model.
+const ADAPTER: &str = "adapter_config.json";
+/// Most files of one model; the largest published ones have about 200.
+const SHARDS_MAX: usize = 1024;
+/// A safetensors file starts with the length of its header.
+const LENGTH_BYTES: usize = 8;
+
+/// Why a tensor is refused that this model's computation does not use.
+const LEFT_OUT: &str = "the computation would leave it out, so the model is refused rather than computed wrongly";
+
+/// Mapped files and the location of each tensor in them.
+pub(super) struct Tensors {
+    /// Each file with its name.
+    shards: Vec<(String, MappedFile)>,
+    places: HashMap<TensorName, TensorPlace>,
+}
+
+struct TensorPlace {
+    shard: usize,
+    dtype: Dtype,
+    bytes: Range<usize>,
+}
+
+impl Tensors {
+    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`.
+    pub(super) fn open(folder: &Path, spec: &DecoderSpec) -> Result<Self, WeightsError> {
+        let (names, index) = shard_names(folder)?;
+        let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
+        for name in names {
+            let file = MappedFile::open(&folder.join(&name))?;
+            tensors.add(name, file, spec, index.as_ref())?;
+        }
+        for name in spec.tensor_names() {
+            if !tensors.places.contains_key(&name) {
+                let folder = folder.display().to_string();
+                return Err(WeightsError::damaged(&folder, format!("tensor {name} is missing")));
+            }
+        }
+        tensors.drop_tied_copy(spec)?;
+        Ok(tensors)
+    }
+
+    /// Adds the tensors of one file.
+    fn add(
+        &mut self,
+        shard: String,
+        file: MappedFile,
+        spec: &DecoderSpec,
+        index: Option<&Index>,
+    ) -> Result<(), WeightsError> {
+        let damaged = |message: String| WeightsError::damaged(file.path(), message);
+        let bytes = file.bytes();
+        let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
+        let data_start = LENGTH_BYTES + header;
+        for (name, info) in metadata.tensors() {
+            if index.is_some_and(|index| index.get(&name) != Some(&shard)) {
+                return Err(damaged(format!("tensor {name} is not listed in {INDEX} as part of this file")));
+            }
+            if is_derived(&name) {
+                continue;
+            }
+            let canonical = check_tensor(file.path(), &name, info, spec)?;
+            let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+            let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
+            if self.places.insert(canonical, place).is_some() {
+                return Err(damaged(format!("tensor {name} is there twice")));
+            }
+        }
+        let listed = index.into_iter().flatten().filter(|(_, of)| **of == shard);
+        for (name, _) in listed {
+            if metadata.info(name).is_none() {
+                return Err(damaged(format!("tensor {name} is missing, though {INDEX} lists it in this file")));
+            }
+        }
+        self.shards.push((shard, file));
+        Ok(())
+    }
+
+    /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
+    fn drop_tied_copy(&mut self, spec: &DecoderSpec) -> Result<(), WeightsError> {
+        if !spec.tied {
+            return Ok(());
+        }
+        let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
+        let embedding = &self.places[&TensorName::Embedding];
+        if copy.dtype == embedding.dtype && self.bytes(&copy) == self.bytes(embedding) {
+            return Ok(());
+        }
+        let message = "tensor lm_head.weight differs from the embedding, though config.json says tie_word_embeddings";
+        Err(WeightsError::damaged(self.shards[copy.shard].1.path(), message))
+    }
+
+    fn bytes(&self, place: &TensorPlace) -> &[u8] {
+        &self.shards[place.shard].1.bytes()[place.bytes.clone()]
+    }
+
+    /// The files, by name.
+    pub(super) fn shards(&self) -> &[(String, MappedFile)] {
+        &self.shards
+    }
+
+    /// One tensor as it is stored.
+    pub(super) fn stored(&self, name: TensorName) -> Option<StoredTensor<'_>> {
+        let place = self.places.get(&name)?;
+        let format = match place.dtype {
+            Dtype::F32 => StorageFormat::F32,
+            Dtype::F16 => StorageFormat::F16,
+            _ => StorageFormat::Bf16,
+        };
+        Some(StoredTensor { format, bytes: self.bytes(place).into() })
+    }
+}
+
+/// The canonical name of a tensor whose type and shape match.
+fn check_tensor(path: &str, name: &str, info: &TensorInfo, spec: &DecoderSpec) -> Result<TensorName, WeightsError> {
+    let Some(canonical) = canonical(name) else {
+        return Err(WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT));
+    };
+    // A tied model may also contain the output matrix; `drop_tied_copy` checks it.
+    if !spec.has_tensor(canonical) && canonical != TensorName::Output {
+        return Err(match canonical {
+            TensorName::Layer(layer, _) if layer < spec.layers.len() => {
+                WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
+            }
+            _ => WeightsError::damaged(path, format!("tensor {name} is of no layer that num_hidden_layers knows")),
+        });
+    }
+    if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+        let what = format!("tensor {name} of type {:?}", info.dtype);
+        return Err(WeightsError::unsupported(path, what, "F32, F16 and BF16 are implemented"));
+    }
+    let [rows, columns] = spec.tensor_dims(canonical);
+    let expected = if canonical.is_vector() { vec![columns] } else { vec![rows, columns] };
+    let found = &info.shape;
+    if *found != expected {
+        let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
+        return Err(WeightsError::damaged(path, message));
+    }
+    Ok(canonical)
+}
+
+/// Tensor name to file name.
+type Index = HashMap<String, String>;
+
+/// The files to open, in a fixed order, and the index if there is one.
+fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsError> {
+    if folder.join(ADAPTER).exists() {
+        let hint = "adapters are not implemented: merge it into its base model (peft's merge_and_unload) and save that";
+        return Err(WeightsError::unsupported(&folder.display().to_string(), ADAPTER, hint));
+    }
+    if folder.join(SINGLE).exists() {
+        return Ok((vec![SINGLE.to_owned()], None));
+    }
+    let Some(index) = JsonObject::read(&folder.join(INDEX))? else {
+        let what = format!("a folder without {SINGLE} and {INDEX}");
+        let hint = "weights are read from safetensors files; convert others with transformers' save_pretrained";
+        return Err(WeightsError::unsupported(&folder.display().to_string(), what, hint));
+    };
+    let map = index.need("weight_map", index.object("weight_map")?)?;
+    let mut files = Index::new();
+    for (tensor, file) in map.keys() {
+        let file = file.as_str().filter(|file| is_plain_name(file));
+        let file =
+            file.ok_or_else(|| map.damaged(format!("{tensor} is in no plain `.safetensors` file of the folder")))?;
+        files.insert(tensor.clone(), file.to_owned());
+    }
+    let mut names: Vec<String> = files.values().cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() || names.len() > SHARDS_MAX {
+        return Err(map.damaged(format!("it names {} files; 1 to {SHARDS_MAX} are possible", names.len())));
+    }
+    Ok((names, Some(files)))
+}
+
+/// Whether a name stays within its folder.
+fn is_plain_name(name: &str) -> bool {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    plain && !name.starts_with('.') && name.ends_with(".safetensors")
+}
+
+/// Frequencies that old checkpoints store although they can be derived from `rope_theta`; transformers ignores them too.
+fn is_derived(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+fn canonical(name: &str) -> Option<TensorName> {
+    match name {
+        "model.embed_tokens.weight" => return Some(TensorName::Embedding),
+        "model.norm.weight" => return Some(TensorName::FinalNorm),
+        "lm_head.weight" => return Some(TensorName::Output),
+        _ => {}
+    }
+    let (layer, _) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let layer = layer_index(layer)?;
+    LayerTensor::ALL.map(|tensor| TensorName::Layer(layer, tensor)).into_iter().find(|known| known.to_string() == name)
+}
+
+/// The parser's reason, with the tensor at fault if the file is truncated.
+fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
+    let cut = || -> Option<String> {
+        let length = u64::from_le_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?);
+        let data_start = LENGTH_BYTES.checked_add(usize::try_from(length).ok()?)?;
+        let header: JsonObject = JsonObject::parse(bytes.get(LENGTH_BYTES..data_start)?)?;
+        let end = |info: &serde_json::Value| info.get("data_offsets")?.get(1)?.as_u64();
+        let data = (bytes.len() - data_start) as u64;
+        let mut past: Vec<_> =
+            header.keys().iter().filter(|(_, info)| end(info).is_some_and(|end| end > data)).collect();
+        past.sort_by_key(|(_, info)| end(info));
+        let (name, _) = past.first()?;
+        Some(format!("tensor {name} ends past the file: it is truncated or damaged"))
+    };
+    cut().unwrap_or_else(|| format!("no valid safetensors file: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [SINGLE, ADAPTER] {
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+        }
+        let message = shard_names(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("adapter_config.json is not supported") && message.contains("merge"), "{message}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Parses specs: `random:hidden=600,layers=3,...`
+
+use super::RandomModel;
+use crate::formats::WeightsError;
+use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
+use std::collections::BTreeMap;
+
+/// Most parameters: 64 GiB as f32, far above any useful size.
+const PARAMETERS_MAX: u64 = 1 << 34;
+
+const KEYS: &str =
+    "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, bias, head_norm, seed";
+
+struct Pairs<'a> {
+    spec: &'a str,
+    values: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Pairs<'a> {
+    fn split(spec: &'a str) -> Result<Self, WeightsError> {
+        let refuse = |why: String| WeightsError::Spec(format!("`{spec}`: {why}"));
+        let body =
+            spec.strip_prefix(RandomModel::PREFIX).ok_or_else(|| refuse("a spec starts with `random:`".into()))?;
+        let mut values = BTreeMap::new();
+        for pair in body.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(|| refuse(format!("`{pair}` is no key=value")))?;
+            if !KEYS.split(", ").any(|known| known == key) {
+                return Err(refuse(format!("unknown key `{key}`; there are {KEYS}")));
+            }
+            if values.insert(key, value).is_some() {
+                return Err(refuse(format!("`{key}` is given twice")));
+            }
+        }
+        Ok(Self { spec, values })
+    }
+
+    fn get<T: std::str::FromStr>(&self, key: &str, kind: &str, default: T) -> Result<T, WeightsError> {
+        let Some(value) = self.values.get(key) else { return Ok(default) };
+        value.parse().map_err(|_| WeightsError::Spec(format!("`{}`: {key}={value} is no {kind}", self.spec)))
+    }
+
+    fn size(&self, key: &str, default: usize) -> Result<usize, WeightsError> {
+        self.get(key, "whole number", default)
+    }
+}
+
+/// Decoder and seed of a spec.
+pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
+    let pairs = Pairs::split(spec)?;
+    let refuse = |why: String| WeightsError::Spec(format!("`{spec}`: {why}"));
+    let (hidden, heads) = (pairs.size("hidden", 64)?, pairs.size("heads", 4)?);
+    let head_dim = match pairs.values.get("head_dim") {
+        Some(_) => pairs.size("head_dim", 0)?,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => return Err(refuse(format!("hidden={hidden} does not divide by heads={heads}; give head_dim"))),
+    };
+    let window = match pairs.values.get("window") {
+        Some(_) => Some(pairs.get("window", "whole number", 0)?),
+        None => None,
+    };
+    let rms_eps = 1e-5;
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            heads,
+            kv_heads: pairs.size("kv_heads", heads)?,
+            head_dim,
+            window,
+            qkv_bias: pairs.get("bias", "true or false", false)?,
+            head_norm: pairs.get("head_norm", "true or false", false)?,
+            rope: Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None },
+        },
+        ffn: pairs.size("ffn", hidden.saturating_mul(2))?,
+        activation: Activation::Silu,
+        rms_eps,
+    };
+    let decoder = DecoderSpec {
+        vocab: pairs.size("vocab", 300)?,
+        hidden,
+        context: pairs.size("context", 1024)?,
+        layers: DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?,
+        final_rms_eps: rms_eps,
+        tied: pairs.get("tied", "true or false", false)?,
+    };
+    decoder.check().map_err(refuse)?;
+    let parameters = decoder.parameters();
+    if parameters > PARAMETERS_MAX {
+        return Err(refuse(format!("{parameters} parameters; at most {PARAMETERS_MAX} are possible")));
+    }
+    Ok((decoder, pairs.get("seed", "whole number", 0)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_defaults() {
+        let (decoder, seed) = parse("random:").unwrap();
+        let layer = &decoder.layers[0];
+        let AttentionSpec { head_dim, kv_heads, window, qkv_bias, head_norm, .. } = layer.attention;
+        assert_eq!((decoder.hidden, head_dim, kv_heads, layer.ffn, seed), (64, 16, 4, 128, 0));
+        assert_eq!((decoder.layers.len(), window, qkv_bias, head_norm), (2, None, false, false));
+        let spec = "random:hidden=600,layers=3,heads=6,kv_heads=2,ffn=800,vocab=500,context=2048,seed=7,head_dim=64,\
+                    theta=5e5,tied=true,window=9,bias=true,head_norm=true";
+        let layer = LayerSpec {
+            attention: AttentionSpec {
+                heads: 6,
+                kv_heads: 2,
+                head_dim: 64,
+                window: Some(9),
+                qkv_bias: true,
+                head_norm: true,
+                rope: Rope { theta: 5e5, scaling: RopeScaling::None },
+            },
+            ffn: 800,
+            activation: Activation::Silu,
+            rms_eps: 1e-5,
+        };
+        let (vocab, hidden, context, layers, final_rms_eps, tied) = (500, 600, 2048, vec![layer; 3], 1e-5, true);
+        assert_eq!(parse(spec).unwrap(), (DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied }, 7));
+    }
+
+    #[test]
+    fn refusals_name_what_is_wrong() {
+        let check = |spec: &str, part: &str| {
+            let message = parse(spec).unwrap_err().to_string();
+            assert!(message.contains(spec) && message.contains(part), "{message}");
+        };
+        check("rnd:", "starts with");
+        check("random:hidden", "no key=value");
+        check("random:width=3", "unknown key `width`");
+        check("random:seed=1,seed=2", "`seed` is given twice");
+        check("random:layers=two", "layers=two is no whole number");
+        check("random:tied=1", "tied=1 is no true or false");
+        check("random:layers=-1", "layers=-1");
+        check("random:layers=0", "layers is 0");
+        check("random:vocab=99999999999", "vocab is 99999999999");
+        check("random:hidden=64,heads=5", "give head_dim");
+        check("random:heads=0", "give head_dim");
+        check("random:heads=4,kv_heads=3", "do not divide among 3");
+        check("random:head_dim=15", "needs it even");
+        check("random:theta=0", "theta is 0");
+        check("random:theta=NaN", "theta is NaN");
+        check("random:hidden=2000000,heads=1,head_dim=2,ffn=2000000,layers=1", "parameters; at most 17179869184");
+        check("random:layers=1024,hidden=2000000,ffn=2000000,heads=1,head_dim=2", "parameters; at most");
+        check("random:layers=1025", "layers is 1025; 1 to 1024");
+        check("random:window=0", "window is 0");
+        check("random:window=all", "window=all is no whole number");
+        check("random:bias=1", "bias=1 is no true or false");
+    }
+}

@@ -1,0 +1,65 @@
+//! Every family against the logits that transformers recorded (`tests/families/generate.py`).
+//!
+//! The naive decoder computes them from what the readers make of the files, so the spec and the tensors are right, whatever the forward
+//! pass computes.
+
+use super::naive::forward;
+use super::{Rig, Rows, reference};
+use crate::formats::{HuggingFaceModel, ModelSource};
+use baton_types::{Dtype, TokenId};
+use std::path::{Path, PathBuf};
+
+/// The folders of `tests/families`.
+const FAMILIES: &[&str] = &["mistral", "qwen2", "qwen3"];
+
+fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)
+}
+
+fn open(family: &str) -> HuggingFaceModel {
+    HuggingFaceModel::open(&folder(family), None).unwrap()
+}
+
+/// The prompt, and the logits of each of its positions.
+fn recorded(family: &str, vocab: usize) -> (Vec<TokenId>, Vec<Vec<f64>>) {
+    let tokens = std::fs::read(folder(family).join("tokens.json")).unwrap();
+    let logits = std::fs::read(folder(family).join("logits.f32")).unwrap();
+    let logits: Vec<f64> =
+        logits.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).map(f64::from).collect();
+    (serde_json::from_slice(&tokens).unwrap(), logits.chunks_exact(vocab).map(<[f64]>::to_vec).collect())
+}
+
+/// Largest difference of the two, relative to the largest recorded logit.
+fn relative_difference(got: &[Vec<f64>], recorded: &[Vec<f64>]) -> f64 {
+    assert_eq!(got.len(), recorded.len());
+    let spread = recorded.iter().flatten().fold(0.0f64, |m, x| m.max(x.abs()));
+    let differences = got.iter().flatten().zip(recorded.iter().flatten()).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f64::max) / spread
+}
+
+#[test]
+fn what_is_read_computes_the_recorded_logits() {
+    for family in FAMILIES {
+        let model = open(family);
+        let (tokens, logits) = recorded(family, model.spec().vocab);
+        assert!(tokens.len() >= 40);
+        let difference = relative_difference(&forward(&model, &tokens), &logits);
+        // transformers computed in float32: 24 bits, and some hundred roundings.
+        assert!(difference < 1e-5, "{family}: {difference}");
+    }
+}
+
+/// The forward pass in f32 against the same logits.
+#[test]
+fn the_forward_pass_computes_the_recorded_logits() {
+    for family in FAMILIES {
+        let model = open(family);
+        let (tokens, logits) = recorded(family, model.spec().vocab);
+        let mut rig = Rig::new(&model, &*reference(Dtype::F32), Dtype::F32, 16);
+        let got = rig.step(&[Rows { sequence: 0, from: 0, to: tokens.len() }], &tokens);
+        let got: Vec<Vec<f64>> =
+            (0..tokens.len()).map(|row| got.row(row).iter().map(|x| f64::from(*x)).collect()).collect();
+        let difference = relative_difference(&got, &logits);
+        assert!(difference < 2e-5, "{family}: {difference}");
+    }
+}

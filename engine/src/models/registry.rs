@@ -1,0 +1,84 @@
+//! The table of families.
+
+use super::{DecoderSpec, llama, mistral, qwen2, qwen3};
+use crate::formats::{JsonObject, WeightsError};
+
+/// Every supported family.
+const FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
+
+/// How a family's files describe its decoder.
+pub(crate) struct Family {
+    /// Its `config.json`.
+    pub(crate) config: ConfigFamily,
+    /// Its GGUF architecture; `None` where converters give its models another family's.
+    pub(crate) gguf: Option<GgufFamily>,
+}
+
+/// A family in Hugging Face's `config.json`.
+pub(crate) struct ConfigFamily {
+    /// Its class, in `architectures`.
+    pub(crate) class: &'static str,
+    /// Its `model_type`.
+    pub(crate) model_type: &'static str,
+    /// Keys that `read` reads beyond those of every family.
+    pub(crate) keys: &'static [&'static str],
+    /// Completes the spec, in which the keys of every family have been read: layers alike, without window, biases and head norms. Refuses
+    /// values that are not implemented, and absent keys whose default in transformers differs from what the spec has.
+    pub(crate) read: fn(&JsonObject, &mut DecoderSpec) -> Result<(), WeightsError>,
+}
+
+/// A family in GGUF files.
+pub(crate) struct GgufFamily {
+    /// `general.architecture`, which is also the prefix of its keys.
+    pub(crate) architecture: &'static str,
+    /// Order of the rows of query and key matrices.
+    pub(crate) rotary_rows: RotaryRows,
+    /// Completes the spec, as [`ConfigFamily::read`] does.
+    pub(crate) read: fn(&mut DecoderSpec),
+}
+
+/// Order of the rows of a head's query or key matrix in a GGUF file. llama.cpp's converter permutes those of the architectures that
+/// llama.cpp rotates as neighbours (`LLAMA_ROPE_TYPE_NORM`), and no others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RotaryRows {
+    /// Rotary partners are neighbours: rows 2 i and 2 i + 1.
+    Neighbours,
+    /// Rotary partners are half a head apart, as in Hugging Face's files: rows i and i + head_dim / 2.
+    Halves,
+}
+
+/// The family of a class in `architectures`.
+pub(crate) fn by_class(class: &str) -> Option<&'static ConfigFamily> {
+    FAMILIES.iter().map(|family| &family.config).find(|family| family.class == class)
+}
+
+/// The family of a `general.architecture`.
+pub(crate) fn by_architecture(architecture: &str) -> Option<&'static GgufFamily> {
+    FAMILIES.iter().filter_map(|family| family.gguf.as_ref()).find(|family| family.architecture == architecture)
+}
+
+/// All classes, for messages.
+pub(crate) fn classes() -> String {
+    FAMILIES.iter().map(|family| family.config.class).collect::<Vec<_>>().join(", ")
+}
+
+/// All architectures, for messages.
+pub(crate) fn architectures() -> String {
+    let names = FAMILIES.iter().filter_map(|family| family.gguf.as_ref()).map(|family| family.architecture);
+    names.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_name_has_one_family() {
+        let names: Vec<_> = FAMILIES.iter().flat_map(|f| [f.config.class, f.config.model_type]).collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
+        let architectures = architectures();
+        let names: Vec<_> = architectures.split(", ").collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
+    }
+}

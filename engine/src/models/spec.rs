@@ -1,0 +1,229 @@
+//! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
+
+use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
+use std::sync::Arc;
+
+/// Dimensions and constants of a decoder: an embedding, layers around an f32 residual stream, RMSNorm, and the output matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    /// Vocabulary size (rows of the embedding).
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Longest context the model was made for.
+    pub context: usize,
+    /// The layers, in the order of computation.
+    pub layers: Vec<LayerSpec>,
+    /// Epsilon in the root mean square of the RMSNorm before the output.
+    pub final_rms_eps: f32,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+}
+
+/// One layer: `x += attention(norm(x))`, then `x += mlp(norm(x))` with the gated MLP `(activation(h * gate) * (h * up)) * down`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The attention.
+    pub attention: AttentionSpec,
+    /// Width of the MLP.
+    pub ffn: usize,
+    /// Function of the MLP's gate.
+    pub activation: Activation,
+    /// Epsilon in the root mean square of this layer's RMSNorms, those of heads included.
+    pub rms_eps: f32,
+}
+
+/// Causal grouped-query attention with rotary embedding; scores are scaled by `1 / sqrt(head_dim)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Number of query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of one head's query, key or value.
+    pub head_dim: usize,
+    /// Tokens that a token attends to, itself included: those at positions `p - window + 1 ..= p`. `None`: all tokens up to itself.
+    pub window: Option<u32>,
+    /// Whether a bias is added to queries, keys and values, before anything else.
+    pub qkv_bias: bool,
+    /// Whether each head of queries and keys passes an RMSNorm, after the biases and before the rotary embedding. All heads of a layer
+    /// share one gain for queries and one for keys.
+    pub head_norm: bool,
+    /// The rotary embedding of queries and keys.
+    pub rope: Rope,
+}
+
+/// Function of the MLP's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`
+    Silu,
+}
+
+/// Rotary embedding: base and scaling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base `theta` of the rotary frequencies.
+    pub theta: f32,
+    /// Scaling of the frequencies.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are scaled beyond the trained context.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Frequencies as trained, without scaling.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear { factor: f32 },
+    /// Llama 3.1: by wavelength.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f32,
+        /// `low_freq_factor`: frequencies with a wavelength over `original_context` divided by this are divided by `factor`.
+        low_freq_factor: f32,
+        /// `high_freq_factor`: frequencies with a wavelength under `original_context` divided by this stay as they are.
+        high_freq_factor: f32,
+        /// `original_max_position_embeddings`: the context that the model was first trained for, in tokens.
+        original_context: usize,
+    },
+    /// A divisor per frequency, `[head_dim / 2]` (GGUF's `rope_freqs.weight`). Shared, since each layer refers to it.
+    Factors(Arc<[f32]>),
+}
+
+impl AttentionSpec {
+    /// Elements of all heads' queries.
+    pub fn query_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of all heads' keys, and of their values.
+    pub fn kv_dim(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}
+
+impl DecoderSpec {
+    /// Largest dimension. Larger numbers in a header mean damage, and below this limit products of three fit a `u64`.
+    pub const DIMENSION_MAX: usize = 1 << 21;
+
+    /// Most layers: a spec describes each, so a damaged count must not take much memory. The deepest published decoders have under 200.
+    pub const LAYERS_MAX: usize = 1 << 10;
+
+    /// A spec of `count` layers that are alike. Checks the count, which may come from a damaged file, before it takes memory.
+    pub(crate) fn uniform_layers(layer: LayerSpec, count: usize) -> Result<Vec<LayerSpec>, String> {
+        in_range("layers", count, Self::LAYERS_MAX)?;
+        Ok(vec![layer; count])
+    }
+
+    /// What attention stores. Layers with a window are counted as the others, since the pool does not yet free blocks that left a window.
+    ///
+    /// # Panics
+    /// If there are no layers.
+    pub fn attention(&self) -> Attention {
+        // `check`: all layers store the same per token.
+        let AttentionSpec { kv_heads, head_dim, .. } = self.layers[0].attention;
+        let kv = TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
+        Attention { layers: self.layers.len() as u32, kv, window: None }
+    }
+
+    /// The KV layout with this block size: one `full` group with planes `k` and `v`, for layers with a window too (see
+    /// [`DecoderSpec::attention`]).
+    ///
+    /// # Panics
+    /// If there are no layers.
+    pub fn kv_layout(&self, block_tokens: u32, kv: Dtype) -> Result<KvLayout, LayoutError> {
+        self.attention().layout(block_tokens, kv)
+    }
+
+    /// Checks that the numbers form a model that can be computed; the message names the invalid one.
+    pub fn check(&self) -> Result<(), String> {
+        in_range("vocab", self.vocab, Self::DIMENSION_MAX)?;
+        in_range("hidden", self.hidden, Self::DIMENSION_MAX)?;
+        // A context is only a limit, not a tensor's size: some models state absurdly long ones.
+        in_range("context", self.context, u32::MAX as usize)?;
+        in_range("layers", self.layers.len(), Self::LAYERS_MAX)?;
+        positive("rms_eps", self.final_rms_eps)?;
+        self.layers.iter().try_for_each(LayerSpec::check)?;
+        let kv = |layer: &LayerSpec| (layer.attention.kv_heads, layer.attention.head_dim);
+        match self.layers.iter().find(|layer| kv(layer) != kv(&self.layers[0])) {
+            None => Ok(()),
+            Some(layer) => {
+                let (a, b) = (kv(&self.layers[0]), kv(layer));
+                Err(format!(
+                    "layers of {} kv heads of {} beside {} of {}: a KV block holds one size",
+                    a.0, a.1, b.0, b.1
+                ))
+            }
+        }
+    }
+}
+
+impl LayerSpec {
+    fn check(&self) -> Result<(), String> {
+        let attention = &self.attention;
+        let max = DecoderSpec::DIMENSION_MAX;
+        in_range("heads", attention.heads, max)?;
+        in_range("kv_heads", attention.kv_heads, max)?;
+        in_range("head_dim", attention.head_dim, max)?;
+        in_range("ffn", self.ffn, max)?;
+        if attention.query_dim() > max {
+            return Err(format!("heads * head_dim is over {max}"));
+        }
+        if !attention.heads.is_multiple_of(attention.kv_heads) {
+            let AttentionSpec { heads, kv_heads, .. } = attention;
+            return Err(format!("{heads} query heads do not divide among {kv_heads} kv heads"));
+        }
+        if !attention.head_dim.is_multiple_of(2) {
+            return Err(format!("head_dim is {}; rotary embedding needs it even", attention.head_dim));
+        }
+        if attention.window == Some(0) {
+            return Err("window is 0; a token attends to itself at least".into());
+        }
+        positive("rms_eps", self.rms_eps)?;
+        positive("rope theta", attention.rope.theta)?;
+        attention.rope.scaling.check(attention.head_dim)
+    }
+}
+
+impl RopeScaling {
+    fn check(&self, head_dim: usize) -> Result<(), String> {
+        match self {
+            Self::None => Ok(()),
+            Self::Linear { factor } => positive("rope scaling factor", *factor),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                positive("rope scaling factor", *factor)?;
+                positive("rope low_freq_factor", *low_freq_factor)?;
+                positive("rope high_freq_factor", *high_freq_factor)?;
+                if high_freq_factor <= low_freq_factor || *original_context == 0 {
+                    return Err(
+                        "llama3 rope scaling needs high_freq_factor over low_freq_factor and an original context"
+                            .into(),
+                    );
+                }
+                Ok(())
+            }
+            Self::Factors(factors) => {
+                if factors.len() != head_dim / 2 {
+                    return Err(format!("{} rope factors for {} frequencies", factors.len(), head_dim / 2));
+                }
+                factors.iter().try_for_each(|&f| positive("rope factor", f))
+            }
+        }
+    }
+}
+
+fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
+    if value == 0 || value > max {
+        return Err(format!("{name} is {value}; 1 to {max} is possible"));
+    }
+    Ok(())
+}
+
+fn positive(name: &str, value: f32) -> Result<(), String> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(format!("{name} is {value}; it must be positive and finite"))
+}

@@ -1,0 +1,188 @@
+//! Which tensors a spec implies, and their sizes. Every source is checked against this.
+
+use super::{DecoderSpec, LayerSpec};
+use std::fmt;
+
+/// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorName {
+    /// Embedding of each token, `[vocab, hidden]`.
+    Embedding,
+    /// Gain of the RMSNorm before the output, `[hidden]`.
+    FinalNorm,
+    /// Matrix of the logits, `[vocab, hidden]`; absent where it is the embedding.
+    Output,
+    /// A tensor of one layer.
+    Layer(usize, LayerTensor),
+}
+
+/// Tensors of one decoder layer. The order gives the random model's numbers: new ones go to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerTensor {
+    /// Gain of the RMSNorm before attention, `[hidden]`.
+    AttentionNorm,
+    /// `[heads * head_dim, hidden]`
+    Query,
+    /// `[kv_heads * head_dim, hidden]`
+    Key,
+    /// `[kv_heads * head_dim, hidden]`
+    Value,
+    /// `[hidden, heads * head_dim]`
+    AttentionOutput,
+    /// Gain of the RMSNorm before the MLP, `[hidden]`.
+    MlpNorm,
+    /// Gate projection of the MLP, `[ffn, hidden]`.
+    Gate,
+    /// Up projection of the MLP, `[ffn, hidden]`.
+    Up,
+    /// Down projection of the MLP, `[hidden, ffn]`.
+    Down,
+    /// `[heads * head_dim]`; with [`qkv_bias`](super::AttentionSpec::qkv_bias).
+    QueryBias,
+    /// `[kv_heads * head_dim]`; with [`qkv_bias`](super::AttentionSpec::qkv_bias).
+    KeyBias,
+    /// `[kv_heads * head_dim]`; with [`qkv_bias`](super::AttentionSpec::qkv_bias).
+    ValueBias,
+    /// Gain of the RMSNorm of each query head, `[head_dim]`; with [`head_norm`](super::AttentionSpec::head_norm).
+    QueryNorm,
+    /// Gain of the RMSNorm of each key head, `[head_dim]`; with [`head_norm`](super::AttentionSpec::head_norm).
+    KeyNorm,
+}
+
+impl LayerTensor {
+    /// Every tensor that a layer can have, in the order of computation.
+    pub const ALL: [Self; 14] = [
+        Self::AttentionNorm,
+        Self::Query,
+        Self::Key,
+        Self::Value,
+        Self::QueryBias,
+        Self::KeyBias,
+        Self::ValueBias,
+        Self::QueryNorm,
+        Self::KeyNorm,
+        Self::AttentionOutput,
+        Self::MlpNorm,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+}
+
+impl TensorName {
+    /// Whether this is a gain of an RMSNorm.
+    pub fn is_norm(self) -> bool {
+        use LayerTensor::{AttentionNorm, KeyNorm, MlpNorm, QueryNorm};
+        matches!(self, Self::FinalNorm | Self::Layer(_, AttentionNorm | MlpNorm | QueryNorm | KeyNorm))
+    }
+
+    /// Whether this is a bias.
+    pub fn is_bias(self) -> bool {
+        matches!(self, Self::Layer(_, LayerTensor::QueryBias | LayerTensor::KeyBias | LayerTensor::ValueBias))
+    }
+
+    /// Whether files store this as a vector; all other tensors are matrices.
+    pub fn is_vector(self) -> bool {
+        self.is_norm() || self.is_bias()
+    }
+}
+
+/// Hugging Face's names, because they are the best known.
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layer, tensor) = match self {
+            Self::Embedding => return f.write_str("model.embed_tokens.weight"),
+            Self::FinalNorm => return f.write_str("model.norm.weight"),
+            Self::Output => return f.write_str("lm_head.weight"),
+            Self::Layer(layer, tensor) => (layer, tensor),
+        };
+        let tensor = match tensor {
+            LayerTensor::AttentionNorm => "input_layernorm.weight",
+            LayerTensor::Query => "self_attn.q_proj.weight",
+            LayerTensor::Key => "self_attn.k_proj.weight",
+            LayerTensor::Value => "self_attn.v_proj.weight",
+            LayerTensor::QueryBias => "self_attn.q_proj.bias",
+            LayerTensor::KeyBias => "self_attn.k_proj.bias",
+            LayerTensor::ValueBias => "self_attn.v_proj.bias",
+            LayerTensor::QueryNorm => "self_attn.q_norm.weight",
+            LayerTensor::KeyNorm => "self_attn.k_norm.weight",
+            LayerTensor::AttentionOutput => "self_attn.o_proj.weight",
+            LayerTensor::MlpNorm => "post_attention_layernorm.weight",
+            LayerTensor::Gate => "mlp.gate_proj.weight",
+            LayerTensor::Up => "mlp.up_proj.weight",
+            LayerTensor::Down => "mlp.down_proj.weight",
+        };
+        write!(f, "model.layers.{layer}.{tensor}")
+    }
+}
+
+/// A layer's number in a tensor name: digits without a sign or leading zeros, so that each tensor has exactly one name.
+pub(crate) fn layer_index(text: &str) -> Option<usize> {
+    let canonical = text == "0" || (!text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit()));
+    if canonical { text.parse().ok() } else { None }
+}
+
+impl LayerSpec {
+    /// Whether a layer of this spec has `tensor`.
+    pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
+        use LayerTensor::{KeyBias, KeyNorm, QueryBias, QueryNorm, ValueBias};
+        match tensor {
+            QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
+            QueryNorm | KeyNorm => self.attention.head_norm,
+            _ => true,
+        }
+    }
+
+    /// The layer's tensors, in the order of computation.
+    pub fn tensors(&self) -> impl Iterator<Item = LayerTensor> + '_ {
+        LayerTensor::ALL.into_iter().filter(|tensor| self.has_tensor(*tensor))
+    }
+}
+
+impl DecoderSpec {
+    /// `[rows, columns]` of a tensor; vectors are `[1, columns]`.
+    ///
+    /// # Panics
+    /// If `name` is of a layer that the spec does not have.
+    pub fn tensor_dims(&self, name: TensorName) -> [usize; 2] {
+        let (layer, tensor) = match name {
+            TensorName::Embedding | TensorName::Output => return [self.vocab, self.hidden],
+            TensorName::FinalNorm => return [1, self.hidden],
+            TensorName::Layer(layer, tensor) => (&self.layers[layer], tensor),
+        };
+        let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
+        match tensor {
+            LayerTensor::AttentionNorm | LayerTensor::MlpNorm => [1, self.hidden],
+            LayerTensor::Query => [q, self.hidden],
+            LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
+            LayerTensor::QueryBias => [1, q],
+            LayerTensor::KeyBias | LayerTensor::ValueBias => [1, kv],
+            LayerTensor::QueryNorm | LayerTensor::KeyNorm => [1, layer.attention.head_dim],
+            LayerTensor::AttentionOutput => [self.hidden, q],
+            LayerTensor::Gate | LayerTensor::Up => [layer.ffn, self.hidden],
+            LayerTensor::Down => [self.hidden, layer.ffn],
+        }
+    }
+
+    /// Every tensor of the model, in the order of computation; without [`TensorName::Output`] where tied.
+    pub fn tensor_names(&self) -> impl Iterator<Item = TensorName> + '_ {
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.flat_map(|(l, layer)| layer.tensors().map(move |tensor| TensorName::Layer(l, tensor)));
+        let output = (!self.tied).then_some(TensorName::Output);
+        std::iter::once(TensorName::Embedding).chain(layers).chain([TensorName::FinalNorm]).chain(output)
+    }
+
+    /// Whether `name` is a tensor of this model.
+    pub fn has_tensor(&self, name: TensorName) -> bool {
+        match name {
+            TensorName::Output => !self.tied,
+            TensorName::Layer(layer, tensor) => self.layers.get(layer).is_some_and(|layer| layer.has_tensor(tensor)),
+            TensorName::Embedding | TensorName::FinalNorm => true,
+        }
+    }
+
+    /// Parameters in all tensors.
+    pub fn parameters(&self) -> u64 {
+        self.tensor_names().map(|name| self.tensor_dims(name).iter().map(|&d| d as u64).product::<u64>()).sum()
+    }
+}

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Writes the fixtures of the model families with the reference implementation:
+`pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0`.
+
+FAMILY/            a small random checkpoint in float32, as transformers saves it
+FAMILY/tokens.json the prompt
+FAMILY/logits.f32  transformers' logits of every position, float32, little endian, [tokens, vocab]
+FAMILY.gguf        the same tensors as llama.cpp's converter stores them: for these architectures it keeps the order of all rows
+
+Run in this folder. The output depends on nothing but the seeds below and the versions above.
+"""
+
+import json
+import os
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+TOKENS = 40
+COMMON = dict(
+    vocab_size=96,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    bos_token_id=1,
+    eos_token_id=2,
+    attn_implementation="eager",
+)
+
+
+def randomize(model, seed):
+    """Every tensor gets values that matter: gains around 1, biases around 0, matrices that keep activations at their size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            values = torch.randn(tensor.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                values = 1 + 0.3 * values
+            elif name.endswith(".bias"):
+                values = 0.5 * values
+            elif name.endswith("embed_tokens.weight"):
+                pass
+            else:
+                # Queries and keys twice as large, so that attention prefers some tokens to others.
+                gain = 2 if "q_proj" in name or "k_proj" in name else 1
+                values = gain * values / tensor.shape[1] ** 0.5
+            tensor.copy_(values)
+
+
+def record(folder, model, seed):
+    randomize(model, seed)
+    model = model.float().eval()
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "generation_config.json"))
+    tokens = [(37 * i + i // 5) % COMMON["vocab_size"] for i in range(TOKENS)]
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0]
+    logits.numpy().astype("<f4").tofile(os.path.join(folder, "logits.f32"))
+    with open(os.path.join(folder, "tokens.json"), "w") as out:
+        json.dump(tokens, out)
+        out.write("\n")
+    return model
+
+
+def write_gguf(arch, model):
+    config = model.config
+    writer = gguf.GGUFWriter(f"{arch}.gguf", arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "head_dim", None) is not None:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(stored, np.ascontiguousarray(tensor.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def mistral():
+    config = transformers.MistralConfig(
+        **COMMON, intermediate_size=48, num_hidden_layers=2, sliding_window=7, tie_word_embeddings=False
+    )
+    record("mistral", transformers.MistralForCausalLM(config), 1)
+
+
+def qwen2():
+    """The first layer attends to every token, the others to 7."""
+    config = transformers.Qwen2Config(
+        **COMMON,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    write_gguf("qwen2", record("qwen2", transformers.Qwen2ForCausalLM(config), 2))
+
+
+def qwen3():
+    """Heads of 16, though hidden_size / num_attention_heads is 8."""
+    config = transformers.Qwen3Config(
+        **COMMON,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
+
+
+mistral()
+qwen2()
+qwen3()
