@@ -18,35 +18,78 @@ mod golden;
 mod rig;
 
 use baton_engine::sampler::{History, sample, token_logprobs};
+use baton_kernels::numerics::Numerics;
 use baton_types::{Dtype, SamplingParams, TokenId};
 use golden::Golden;
 use rig::{Rig, Rows};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
-/// One precision at a time: both would compute on every core.
+/// One class at a time: two would compute on every core.
 static CORES: Mutex<()> = Mutex::new(());
 
-/// Largest allowed difference of a teacher-forced log-probability, its mean, and the largest margin at which a token may differ.
+/// The most exact arithmetic, which the others are compared with.
+const F32: Numerics = Numerics::F32Fma { weights: Dtype::F32 };
+
+/// What a class may differ by.
 struct Rules {
+    /// Largest difference of a teacher-forced log-probability, and its mean.
     logprob_max: f64,
     logprob_mean: f64,
+    /// Largest margin at which a token may differ.
     margin: f32,
+    /// Largest difference of the prompts' perplexity to that of [`F32`], as a share.
+    perplexity: f64,
 }
 
 #[test]
 fn float32_follows_the_reference() {
-    check(Dtype::F32, Rules { logprob_max: 1e-3, logprob_mean: 1e-3, margin: 0.0 });
+    check(F32, Dtype::F32, Rules { logprob_max: 1e-3, logprob_mean: 1e-3, margin: 0.0, perplexity: 0.0 });
 }
 
 #[test]
 fn bfloat16_stays_as_close_as_it_should() {
-    check(Dtype::Bf16, Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25 });
+    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.005 };
+    check(Numerics::F32Fma { weights: Dtype::Bf16 }, Dtype::Bf16, rules);
 }
 
-fn check(dtype: Dtype, rules: Rules) {
+#[test]
+fn bf16x32_passes_its_gate() {
+    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.005 };
+    check(Numerics::Bf16x32, Dtype::Bf16, rules);
+}
+
+/// Perplexity of the prompts in [`F32`], computed once.
+fn exact_perplexity(cases: &[Golden]) -> f64 {
+    static EXACT: OnceLock<f64> = OnceLock::new();
+    *EXACT.get_or_init(|| perplexity(&mut Rig::new(F32, Dtype::F32, cases), cases))
+}
+
+/// `exp` of the mean negative log-probability of each prompt's tokens after its first.
+fn perplexity(rig: &mut Rig, cases: &[Golden]) -> f64 {
+    let mut next = vec![1; cases.len()];
+    let (mut sum, mut count) = (0.0, 0);
+    let prompts = cases.iter().enumerate().filter(|(_, case)| case.prompt_ids.len() > 1);
+    let rows = prompts.map(|(sequence, case)| {
+        let tokens = &case.prompt_ids[..case.prompt_ids.len() - 1];
+        Rows { sequence, tokens, position: 0, wanted: 0 }
+    });
+    rig.run(rows.collect(), &mut |case, logits| {
+        sum -= f64::from(token_logprobs(logits, cases[case].prompt_ids[next[case]], 0).chosen);
+        next[case] += 1;
+        count += 1;
+    });
+    (sum / f64::from(count)).exp()
+}
+
+fn check(numerics: Numerics, kv: Dtype, rules: Rules) {
     let _cores = CORES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cases = golden::load();
-    let mut rig = Rig::new(dtype, &cases);
+    let mut rig = Rig::new(numerics, kv, &cases);
+    let (ours, exact) = (perplexity(&mut rig, &cases), exact_perplexity(&cases));
+    let share = ours / exact - 1.0;
+    let dtype = format!("{numerics}, weights {}, KV {kv}", numerics.weights());
+    println!("{dtype}: perplexity of the prompts {ours:.4}, {exact:.4} in float32: {:+.3} %", 100.0 * share);
+    assert!(share.abs() <= rules.perplexity, "perplexity {ours}, {exact} in float32");
     let forced = teacher_force(&mut rig, &cases);
     let differences = |case: &Golden, steps: &[Step]| -> Vec<f64> {
         steps.iter().zip(&case.logprob).map(|(step, theirs)| (f64::from(step.logprob) - theirs).abs()).collect()

@@ -51,12 +51,11 @@ fn cached_model() -> PathBuf {
 }
 
 impl Rig {
-    pub(crate) fn new(dtype: Dtype, cases: &[Golden]) -> Self {
+    pub(crate) fn new(numerics: Numerics, kv: Dtype, cases: &[Golden]) -> Self {
         let source = GgufModel::open(&model_path(), None).expect("a model that can be served");
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let numerics = Numerics::F32Fma { weights: dtype };
         let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("a device");
-        let config = ModelConfig { kv: dtype, rows_max: ROWS_MAX, logit_rows_max: LOGIT_ROWS_MAX, model_len_max: 2048 };
+        let config = ModelConfig { kv, rows_max: ROWS_MAX, logit_rows_max: LOGIT_ROWS_MAX, model_len_max: 2048 };
         let mut model = Model::load(&source, device.as_ref(), config, &|_| ()).expect("weights");
         let layout = model.layout(BLOCK_TOKENS).expect("a layout");
         let mut next = 0;
