@@ -5,8 +5,9 @@ use crate::storage::{StorageFormat, half_at, scale_min};
 /// Values of one block.
 pub const BLOCK: usize = 32;
 
-/// Blocks with a smaller largest value count as zero: their scale would be subnormal or its inverse infinite.
-const LARGEST_MIN: f32 = f32::from_bits((127 - 100) << 23);
+/// 2^-72. Blocks with a smaller largest value count as zero: from there on, no sum of a product can be subnormal, since scales of weights are
+/// multiples of 2^-24.
+pub const LARGEST_MIN: f32 = f32::from_bits((127 - 72) << 23);
 
 /// Scales of the integers of a block, and what is added to each value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -218,7 +219,7 @@ mod tests {
     fn activations_are_rounded_to_even_and_never_past_127() {
         let ints = |x: &[f32]| Activations::new(x).ints;
         assert_eq!(ints(&[127.0, 0.5, 1.5, 2.5, -0.5, -3.5])[..6], [127, 0, 2, 2, 0, -4]);
-        for largest in [1e-30f32, 0.1, 3.3, 1e38, f32::MAX] {
+        for largest in [1e-20f32, 0.1, 3.3, 1e38, f32::MAX] {
             let block = Activations::new(&[largest, -largest, largest * 0.999_999_9]);
             assert_eq!(block.ints[..3], [127, -127, 127], "{largest}");
         }

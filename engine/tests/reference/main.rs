@@ -58,6 +58,12 @@ fn bf16x32_passes_its_gate() {
     check(Numerics::Bf16x32, Dtype::Bf16, rules);
 }
 
+#[test]
+fn i8x32_passes_its_gate() {
+    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.01 };
+    check(Numerics::I8x32, Dtype::Bf16, rules);
+}
+
 /// Perplexity of the prompts in [`F32`], computed once.
 fn exact_perplexity(cases: &[Golden]) -> f64 {
     static EXACT: OnceLock<f64> = OnceLock::new();

@@ -82,6 +82,14 @@ impl Buffer {
     }
 }
 
+impl Buffer {
+    /// The words as bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: initialized words that this buffer owns, four bytes each.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len * size_of::<u32>()) }
+    }
+}
+
 impl Deref for Buffer {
     type Target = [u32];
     fn deref(&self) -> &[u32] {

@@ -1,29 +1,34 @@
 //! Instruction sets.
 
-use crate::cpu::bf16x32;
+use crate::cpu::{bf16x32, i8x32};
 
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimdLevel {
     /// Plain Rust, for any CPU.
     Portable,
-    /// x86-64 with AVX2, FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2Fma,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// The same with AVX512_VNNI (VPDPBUSD).
+    Avx512Vnni,
     /// The same with AVX512_BF16 (VDPBF16PS).
     Avx512Bf16,
 }
 
 impl SimdLevel {
     /// All levels, the best last.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2Fma, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2Fma, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// Whether this processor says that it has the instructions.
     pub fn available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         let has = {
-            let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx2 = || {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            };
+            let vnni = || is_x86_feature_detected!("avx512vnni");
             let avx512 = || {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
@@ -34,7 +39,8 @@ impl SimdLevel {
                 Self::Portable => true,
                 Self::Avx2Fma => avx2(),
                 Self::Avx512 => avx2() && avx512(),
-                Self::Avx512Bf16 => avx2() && avx512() && is_x86_feature_detected!("avx512bf16"),
+                Self::Avx512Vnni => avx2() && avx512() && vnni(),
+                Self::Avx512Bf16 => avx2() && avx512() && vnni() && is_x86_feature_detected!("avx512bf16"),
             }
         };
         #[cfg(not(target_arch = "x86_64"))]
@@ -44,7 +50,7 @@ impl SimdLevel {
 
     /// The best level of this machine whose known answers are right: what differs from them is not used.
     pub fn detect() -> Self {
-        let right = |level: &Self| level.available() && bf16x32::known_answers(*level);
+        let right = |level: &Self| level.available() && bf16x32::known_answers(*level) && i8x32::known_answers(*level);
         Self::ALL.into_iter().rev().find(right).unwrap_or(Self::Portable)
     }
 
@@ -54,7 +60,8 @@ impl SimdLevel {
             Self::Portable => "portable",
             Self::Avx2Fma => "avx2+fma",
             Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512+bf16",
+            Self::Avx512Vnni => "avx512+vnni",
+            Self::Avx512Bf16 => "avx512+vnni+bf16",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Matrices and inputs of GEMMs, packed for the arithmetic of their class.
 
-use super::{CpuKernels, bf16x32, f32fma};
+use super::{CpuKernels, bf16x32, f32fma, i8x32};
 use crate::device::{DeviceError, StoredRows};
 use crate::host::Store;
 use crate::numerics::Numerics;
@@ -8,12 +8,17 @@ use half::bf16;
 
 /// Packed matrices that are multiplied together.
 #[derive(Debug)]
-pub struct Matrix(Packed);
+pub struct Matrix {
+    /// Neighbouring parts of one arithmetic.
+    groups: Vec<Packed>,
+    k: usize,
+}
 
 #[derive(Debug)]
 enum Packed {
     F32(Vec<f32fma::Panels>),
     Bf16(bf16x32::Weights),
+    I8(Vec<i8x32::Weights>),
 }
 
 /// Rows as a product takes them; the buffers are reused.
@@ -21,46 +26,64 @@ enum Packed {
 pub struct Input {
     f32: Vec<f32>,
     bf16: bf16x32::Rows,
+    i8: i8x32::Rows,
 }
 
 impl Matrix {
-    pub(super) fn pack(numerics: Numerics, k: usize, parts: &[StoredRows<'_>]) -> Result<Self, DeviceError> {
-        Ok(Self(match numerics {
-            Numerics::F32Fma { weights } => {
-                Packed::F32(parts.iter().map(|part| f32fma::Panels::pack(k, weights, part)).collect())
-            }
-            Numerics::I8x32 if parts.iter().any(|part| part.format.is_quantized()) => {
-                return Err(DeviceError::Failed("class i8x32 is not computed by vectors yet".into()));
-            }
-            Numerics::Bf16x32 | Numerics::I8x32 => {
-                let mut wide = vec![0.0; k];
-                let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
-                Packed::Bf16(bf16x32::Weights::pack(&heights, k, |part, row, out| {
-                    parts[part].read(row, &mut wide);
-                    out.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::from_f32(*x));
-                }))
-            }
-        }))
+    pub(super) fn pack(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Self, DeviceError> {
+        if let Numerics::F32Fma { weights } = kernels.numerics {
+            let panels = parts.iter().map(|part| f32fma::Panels::pack(k, weights, part)).collect();
+            return Ok(Self { groups: vec![Packed::F32(panels)], k });
+        }
+        let integers = |part: &StoredRows<'_>| kernels.numerics == Numerics::I8x32 && part.format.is_quantized();
+        let groups = parts.chunk_by(|a, b| integers(a) == integers(b)).map(|parts| {
+            if integers(&parts[0]) { pack_integers(kernels, k, parts) } else { Ok(Packed::Bf16(pack_bf16(k, parts))) }
+        });
+        Ok(Self { groups: groups.collect::<Result<_, _>>()?, k })
     }
 
     /// Widens a row of the first part into `out`.
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
-        match &self.0 {
+        match &self.groups[0] {
             Packed::F32(parts) => parts[0].row(row, out),
             Packed::Bf16(weights) => weights.row(row, out),
+            Packed::I8(parts) => parts[0].row(row, out),
         }
     }
+}
+
+fn pack_bf16(k: usize, parts: &[StoredRows<'_>]) -> bf16x32::Weights {
+    let mut wide = vec![0.0; k];
+    let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
+    bf16x32::Weights::pack(&heights, k, |part, row, out| {
+        parts[part].read(row, &mut wide);
+        out.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::from_f32(*x));
+    })
+}
+
+fn pack_integers(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Packed, DeviceError> {
+    let pack = |part: &StoredRows<'_>| {
+        let format = i8x32::Format::of(part.format)
+            .ok_or_else(|| DeviceError::Shape { op: "load", message: format!("{:?} has no integers", part.format) })?;
+        i8x32::Weights::pack(&kernels.threads, format, part.rows, k, part.bytes)
+            .map_err(|error| DeviceError::Shape { op: "load", message: error.to_string() })
+    };
+    Ok(Packed::I8(parts.iter().map(pack).collect::<Result<_, _>>()?))
 }
 
 impl Input {
     /// Rounds `rows` rows of `x` for products with `w`.
     pub(super) fn round(&mut self, kernels: &CpuKernels, x: &[f32], rows: usize, w: &Matrix) {
-        match &w.0 {
-            Packed::F32(parts) => {
-                self.f32.clear();
-                self.f32.extend_from_slice(&x[..rows * parts[0].k]);
+        let (threads, k, x) = (&kernels.threads, w.k, &x[..rows * w.k]);
+        for group in &w.groups {
+            match group {
+                Packed::F32(_) => {
+                    self.f32.clear();
+                    self.f32.extend_from_slice(x);
+                }
+                Packed::Bf16(_) => self.bf16.pack(threads, kernels.simd, x, rows, k),
+                Packed::I8(_) => i8x32::quantize(threads, kernels.simd, x, rows, k, &mut self.i8),
             }
-            Packed::Bf16(w) => self.bf16.pack(&kernels.threads, kernels.simd, &x[..rows * w.k()], rows, w.k()),
         }
     }
 }
@@ -72,14 +95,24 @@ pub(super) fn linear(
     w: &Matrix,
     partitions: usize,
     store: Store,
-    outs: &mut [&mut [f32]],
+    mut outs: &mut [&mut [f32]],
 ) {
-    match &w.0 {
-        Packed::F32(parts) => {
-            for (part, out) in parts.iter().zip(outs) {
-                f32fma::linear(kernels, &x.f32, part, partitions, store, out);
+    for group in &w.groups {
+        let parts = match group {
+            Packed::F32(parts) => parts.len(),
+            Packed::Bf16(weights) => weights.parts().len(),
+            Packed::I8(parts) => parts.len(),
+        };
+        let (now, later) = outs.split_at_mut(parts);
+        outs = later;
+        match group {
+            Packed::F32(parts) => {
+                for (part, out) in parts.iter().zip(now) {
+                    f32fma::linear(kernels, &x.f32, part, partitions, store, out);
+                }
             }
+            Packed::Bf16(weights) => bf16x32::linear(&kernels.threads, &x.bf16, weights, store, now),
+            Packed::I8(parts) => i8x32::linear(&kernels.threads, kernels.simd, &x.i8, parts, store, now),
         }
-        Packed::Bf16(w) => bf16x32::linear(&kernels.threads, &x.bf16, w, store, outs),
     }
 }

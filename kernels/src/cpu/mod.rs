@@ -11,6 +11,7 @@ mod buffer;
 mod elementwise;
 mod f32fma;
 mod heap_pool;
+mod i8x32;
 mod level;
 mod matrix;
 mod pool_memory;
@@ -122,7 +123,7 @@ impl HostKernels for CpuKernels {
     }
 
     fn pack(&self, _: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Matrix, DeviceError> {
-        Matrix::pack(self.numerics, k, parts)
+        Matrix::pack(self, k, parts)
     }
 
     fn row(&self, matrix: &Matrix, row: usize, out: &mut [f32]) {

@@ -6,7 +6,7 @@ use crate::cpu::SimdLevel;
 pub(super) const fn tile_rows(level: SimdLevel) -> usize {
     match level {
         SimdLevel::Avx512Bf16 => 5,
-        SimdLevel::Avx512 => 12,
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 12,
         SimdLevel::Avx2Fma => 5,
         SimdLevel::Portable => 4,
     }

@@ -65,7 +65,7 @@ pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
         unsafe {
             match level {
                 #[cfg(target_arch = "x86_64")]
-                SimdLevel::Avx512 => avx512::TILES[rows - 1](tile),
+                SimdLevel::Avx512 | SimdLevel::Avx512Vnni => avx512::TILES[rows - 1](tile),
                 #[cfg(target_arch = "x86_64")]
                 SimdLevel::Avx2Fma => avx2::TILES[rows - 1](tile),
                 _ => portable::tile(rows, tile),

@@ -1,0 +1,94 @@
+//! GEMM and GEMV: blocks of rows times panels.
+//!
+//! A panel is read from memory once for as many rows as half of the second-level cache holds; tasks are panels times such passes of rows.
+
+use super::level::Level;
+use super::pack::Weights;
+use super::quantize::{ROWS_MAX, Record, Rows};
+use super::tile::{self, Sums, Tile, TileSums};
+use super::{BLOCK, PANEL};
+use crate::host::Store;
+use std::ops::Range;
+
+/// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
+const ROW_BYTES: usize = 512 << 10;
+
+/// Bytes ahead that weights are prefetched: the hardware stops at every page, and DRAM answers within the time that these take.
+const AHEAD: usize = 4 << 10;
+
+/// Takes the sums of a GEMM.
+pub(super) trait Epilogue {
+    /// Takes `sums` of features `first..` of row `row`. Features beyond the weight's n are zero or NaN and not to be stored.
+    fn put(&mut self, row: usize, first: usize, sums: &[f32; PANEL]);
+}
+
+/// Stores sums to `[m, n]` f32. Tasks may share it if their features or rows differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    to: *mut f32,
+    n: usize,
+    store: Store,
+}
+
+// SAFETY: `new` demands that no two tasks store to the same element.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// # Safety
+    /// `to` is valid for `[m, n]` elements while this value lives, of every m that is put; copies on several threads take different elements.
+    pub(super) unsafe fn new(to: *mut f32, n: usize, store: Store) -> Self {
+        Self { to, n, store }
+    }
+}
+
+impl Epilogue for Output {
+    #[inline(always)]
+    fn put(&mut self, row: usize, first: usize, sums: &[f32; PANEL]) {
+        // SAFETY: the promise of `new`.
+        let to =
+            unsafe { std::slice::from_raw_parts_mut(self.to.add(row * self.n + first), PANEL.min(self.n - first)) };
+        match (self.store, <&mut [f32; PANEL]>::try_from(&mut *to)) {
+            (Store::Set, Ok(to)) => *to = *sums,
+            (Store::Add, Ok(to)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
+            (Store::Set, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
+            (Store::Add, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
+        }
+    }
+}
+
+/// Blocks of rows that pass over the panels together.
+pub(super) fn pass(x: &Rows) -> usize {
+    let passes = (x.m() * x.k() / BLOCK * size_of::<Record>()).div_ceil(ROW_BYTES).clamp(1, x.blocks().max(1));
+    x.blocks().div_ceil(passes).max(1)
+}
+
+/// `sum_k x[m][k] * w[n][k]` for the rows of `blocks` and the features of `panels`.
+///
+/// # Panics
+/// If the two K differ, a panel or block does not exist, or the processor lacks the level.
+pub(super) fn gemm(
+    level: Level,
+    x: &Rows,
+    w: &Weights,
+    blocks: Range<usize>,
+    panels: Range<usize>,
+    epilogue: &mut impl Epilogue,
+) {
+    assert!(x.k() == w.k() && panels.end <= w.panels() && level.available());
+    let per_pass = pass(x);
+    let mut sums: TileSums = [Sums([0.0; PANEL]); ROWS_MAX];
+    for from in blocks.clone().step_by(per_pass) {
+        let to = (from + per_pass).min(blocks.end);
+        for panel in panels.clone() {
+            for block in from..to {
+                let rows = x.block_rows(block);
+                let ahead = if block == from { AHEAD } else { 0 };
+                let tile = Tile { x: x.block(block), w: w.panel(panel), blocks: 0..x.k() / BLOCK, ahead };
+                tile::run(level, w.format(), rows.len(), &tile, &mut sums);
+                rows.zip(&sums).for_each(|(row, sums)| epilogue.put(row, panel * PANEL, &sums.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The instruction sets that compute the class.
+
+use crate::cpu::SimdLevel;
+
+/// Instructions of a kernel. The bits do not depend on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Plain Rust.
+    Portable,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// VPDPBUSD on 512-bit vectors.
+    Avx512Vnni,
+}
+
+impl Level {
+    /// The fastest that a level has.
+    pub(crate) fn of(level: SimdLevel) -> Self {
+        match level {
+            SimdLevel::Portable => Self::Portable,
+            SimdLevel::Avx2Fma | SimdLevel::Avx512 => Self::Avx2,
+            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => Self::Avx512Vnni,
+        }
+    }
+
+    /// Whether this processor has the instructions.
+    pub(crate) fn available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Avx2 => SimdLevel::Avx2Fma.available(),
+            Self::Avx512Vnni => SimdLevel::Avx512Vnni.available(),
+        }
+    }
+}

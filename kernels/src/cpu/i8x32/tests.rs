@@ -1,0 +1,161 @@
+//! Kernels of every instruction set against the scalar dot product.
+
+use super::level::Level;
+use super::{BLOCK, Format, Rows, Threads, Weights, linear};
+use crate::cpu::SimdLevel;
+use crate::host::Store;
+use crate::quantized::{self, Activations};
+use crate::storage::StorageFormat;
+use baton_skips::{Need, skipped};
+
+/// splitmix64
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 * 2f32.powi(-23) - 1.0
+    }
+}
+
+const FORMATS: [StorageFormat; 6] = [
+    StorageFormat::Q4_0,
+    StorageFormat::Q4_1,
+    StorageFormat::Q8_0,
+    StorageFormat::Q4K,
+    StorageFormat::Q5K,
+    StorageFormat::Q6K,
+];
+
+/// Stored blocks of any integers, with scales and minima of both signs and of all sizes of f16, zero among them.
+fn stored(format: StorageFormat, blocks: usize, random: &mut Random) -> Vec<u8> {
+    let (_, size) = format.block();
+    let mut bytes: Vec<u8> = (0..blocks * size).map(|_| random.bits() as u8).collect();
+    let halves: &[usize] = match format {
+        StorageFormat::Q6K => &[208],
+        StorageFormat::Q4_0 | StorageFormat::Q8_0 => &[0],
+        _ => &[0, 2],
+    };
+    for block in bytes.chunks_exact_mut(size) {
+        for &at in halves {
+            let value = match random.bits() % 8 {
+                0 => 0.0,
+                1 => random.unit() * 2f32.powi(-20),
+                2 => random.unit() * 65504.0,
+                _ => random.unit() * 0.1,
+            };
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Activations of all sizes: blocks of zeros, of tiny and of huge values, some with one that is not finite, and ties.
+fn activations(len: usize, random: &mut Random) -> Vec<f32> {
+    let mut x = Vec::with_capacity(len);
+    while x.len() < len {
+        let size = match random.bits() % 12 {
+            0 => 0.0,
+            1 => 1e-40,
+            2 => 2f32.powi(-72),
+            3 => 1e37,
+            _ => 2f32.powi((random.bits() % 12) as i32 - 6),
+        };
+        let ties = random.bits().is_multiple_of(4);
+        let start = x.len();
+        for i in 0..BLOCK {
+            // With 127 among halves, each quotient is a tie.
+            x.push(if !ties {
+                random.unit() * size
+            } else if i == 0 {
+                127.0
+            } else {
+                (random.bits() % 200) as f32 / 2.0 - 50.0
+            });
+        }
+        if random.bits().is_multiple_of(40) {
+            x[start + 7] = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY][(random.bits() % 3) as usize];
+        }
+    }
+    x.truncate(len);
+    x
+}
+
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// Every output of `rows` rows times two parts of different heights.
+fn check(level: SimdLevel, threads: &Threads, format: StorageFormat, rows: usize, heights: [usize; 2], blocks: usize) {
+    let mut random = Random((rows * 31 + heights[0] * 17 + blocks) as u64);
+    let (elements, _) = format.block();
+    let k = blocks * elements;
+    let bytes = heights.map(|n| stored(format, n * blocks, &mut random));
+    let pack = |i: usize| Weights::pack(threads, Format::of(format).unwrap(), heights[i], k, &bytes[i]).unwrap();
+    let weights = [pack(0), pack(1)];
+    let x = activations(rows * k, &mut random);
+    let mut input = Rows::default();
+    input.quantize(threads, Level::of(level), &x, rows, k);
+    let scalar: Vec<Activations> = x.chunks(BLOCK).map(Activations::new).collect();
+    let per_row = k / BLOCK;
+    let wide = bytes.each_ref().map(|bytes| quantized::blocks(format, bytes));
+
+    let mut expanded = vec![0.0; k];
+    let mut want = vec![0.0; k];
+    for (feature, row) in bytes[0].chunks_exact(bytes[0].len() / heights[0]).enumerate() {
+        weights[0].row(feature, &mut expanded);
+        format.expand(row, &mut want);
+        assert!(expanded.iter().zip(&want).all(|(a, b)| same(*a, *b)), "{format:?}: row {feature}");
+    }
+    let before = |i: usize| i as f32 * 0.25;
+    for store in [Store::Set, Store::Add] {
+        let mut outs = heights.map(|n| (0..rows * n).map(before).collect::<Vec<f32>>());
+        let [first, second] = &mut outs;
+        linear(threads, level, &input, &weights, store, &mut [first, second]);
+        for ((out, wide), n) in outs.iter().zip(&wide).zip(heights) {
+            for (i, got) in out.iter().enumerate() {
+                let (row, feature) = (i / n, i % n);
+                let total = quantized::dot(&scalar[row * per_row..][..per_row], &wide[feature * per_row..][..per_row]);
+                let want = if store == Store::Add { before(i) + total } else { total };
+                assert!(
+                    same(*got, want),
+                    "{level:?} {format:?}, {rows} rows, row {row}, feature {feature}: {got:e} is not {want:e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_has_the_bits_of_the_scalar() {
+    let threads = [Threads::none(), Threads::start(3).unwrap()];
+    for level in SimdLevel::ALL {
+        if !level.available() {
+            skipped(Need::Avx2, "i8x32 on an instruction set", &format!("the processor has no {level:?}"));
+            continue;
+        }
+        for format in FORMATS {
+            for rows in (1..=18).chain([33]) {
+                check(level, &threads[rows % 2], format, rows, [17, 40], 2);
+            }
+            check(level, &threads[1], format, 3, [200, 1], 9);
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_not_finite_is_refused() {
+    for format in FORMATS {
+        let mut bytes = stored(format, 16, &mut Random(1));
+        let at = if format == StorageFormat::Q6K { 208 } else { 0 };
+        bytes[at..at + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
+        let format = Format::of(format).unwrap();
+        assert!(Weights::pack(&Threads::none(), format, 16, format.stored().block().0, &bytes).is_err());
+    }
+}

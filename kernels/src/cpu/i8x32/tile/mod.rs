@@ -1,0 +1,77 @@
+//! The arithmetic of one tile: some rows times one panel, over some blocks of K.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use super::PANEL;
+use super::formats::Format;
+use super::level::Level;
+use super::pack::Layout;
+use super::quantize::{ROWS_MAX, Record};
+use std::ops::Range;
+
+/// Sums of one row and the features of a panel.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums(pub(crate) [f32; PANEL]);
+
+/// Sums of a tile.
+pub(crate) type TileSums = [Sums; ROWS_MAX];
+
+/// Operands of one tile.
+#[derive(Debug)]
+pub(crate) struct Tile<'a> {
+    /// `[k / 32, rows]` records.
+    pub(crate) x: &'a [Record],
+    /// A panel's bytes.
+    pub(crate) w: &'a [u8],
+    /// Blocks of K to sum.
+    pub(crate) blocks: Range<usize>,
+    /// Bytes after each weight to prefetch; 0 for nothing.
+    pub(crate) ahead: usize,
+}
+
+/// A stored format as a type.
+trait Stored {
+    const FORMAT: Format;
+}
+
+macro_rules! stored {
+    ($($name:ident)*) => {$(
+        struct $name;
+        impl Stored for $name {
+            const FORMAT: Format = Format::$name;
+        }
+    )*};
+}
+
+stored!(Q4_0 Q4_1 Q8_0 Q4K Q5K Q6K);
+
+/// One tile for some number of rows.
+type Run = unsafe fn(&Tile<'_>, &mut TileSums);
+
+/// Sets the first `rows` sums to the sum over the tile's blocks, from +0.
+///
+/// # Panics
+/// If the level is not available, `rows` is not 1 to 16, or x or w do not hold the blocks.
+pub(crate) fn run(level: Level, format: Format, rows: usize, tile: &Tile<'_>, sums: &mut TileSums) {
+    let layout = Layout::of(format);
+    assert!((1..=ROWS_MAX).contains(&rows) && tile.x.len() >= tile.blocks.end * rows);
+    assert!(tile.w.len() >= tile.blocks.end.div_ceil(layout.blocks) * layout.group());
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Vnni => {
+            // SAFETY: x and w hold the blocks, as checked; nothing makes this level where it is not available.
+            unsafe { avx512::TILES[format as usize][rows - 1](tile, sums) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => {
+            // SAFETY: as above.
+            unsafe { avx2::TILES[format as usize](tile, rows, sums) }
+        }
+        _ => portable::tile(format, rows, tile, sums),
+    }
+}
