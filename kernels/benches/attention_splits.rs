@@ -1,8 +1,8 @@
 //! Times attention of class `bf16x32` beside that of `f32fma` at the shape of SmolLM2-135M, after a comparison with the reference: a kernel
-//! that is wrong is not timed. `cargo bench --bench attention_splits -- [threads] [decode|prefill|chunk]`
+//! that is wrong is not timed. `cargo bench --bench attention_splits -- [threads] [decode|prefill|chunk] [Avx2Fma]`
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool, SimdLevel};
 use baton_kernels::device::RopeTable;
 use baton_kernels::host::{HostKernels, KvStep, Scores};
 use baton_kernels::numerics::Numerics;
@@ -51,7 +51,9 @@ impl Batch {
         let kv = KvBinding::try_new(Arc::new(HeapPool::new(map.bytes(), 0)), &map).expect("bind");
         let rope = RopeTable { cos: vec![1.0; tokens * DIM / 2], sin: vec![0.0; tokens * DIM / 2], dim: DIM };
         let segments = |position: usize, rows: usize| -> Vec<StepSegment> {
-            let blocks = |s| (0..each).map(|b| BlockId((b * sequences + s) as u32)).collect();
+            // Scattered: 641 is prime and divides no pool of these shapes.
+            let blocks =
+                |s| (0..each).map(|b| BlockId(((b * sequences + s) * 641 % (each * sequences)) as u32)).collect();
             (0..sequences).map(|s| StepSegment { position, rows, blocks: blocks(s) }).collect()
         };
         let (cols, all) = (KV_HEADS * DIM, sequences * tokens);
@@ -88,9 +90,10 @@ fn main() {
     let given = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
     let threads: usize = given.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let named = std::env::args().skip(1).find(|arg| arg.starts_with(char::is_lowercase));
+    let avx2 = std::env::args().any(|arg| arg == "Avx2Fma");
     let older = CpuKernels::new(CpuConfig { threads, ..CpuConfig::default() }).expect("threads start");
-    let new = CpuKernels::new(CpuConfig { threads, numerics: Numerics::Bf16x32, ..CpuConfig::default() })
-        .expect("threads start");
+    let simd = avx2.then_some(SimdLevel::Avx2Fma);
+    let new = CpuKernels::new(CpuConfig { threads, simd, numerics: Numerics::Bf16x32 }).expect("threads start");
     println!("{}; heads {HEADS}, KV heads {KV_HEADS}, dim {DIM}, blocks of {BLOCK}", new.name());
 
     let shape = |name, sequences, tokens, rows| Shape { name, sequences, tokens, rows };

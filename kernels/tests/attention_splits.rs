@@ -3,14 +3,16 @@
 mod common;
 
 use baton_kernels::KvBinding;
+use baton_kernels::cpu::HeapPool;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout, PoolMemory};
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
 use common::{Random, cpu, pool};
 use half::bf16;
 use proptest::prelude::*;
+use std::sync::Arc;
 
 /// Sequences and heads; every sequence has stored as many tokens as its segment's end.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ enum Values {
 
 struct Batch {
     case: Case,
+    memory: Arc<HeapPool>,
+    map: KvPoolMap,
     kv: KvBinding,
     segments: Vec<StepSegment>,
     /// `[segment][row][cols]`.
@@ -79,10 +83,15 @@ impl Batch {
             (0..rows * cols * case.group).map(|_| case.values.query(&mut random)).collect()
         };
         let q = case.segments.iter().map(q).collect();
-        Self { case, kv, segments, q }
+        Self { case, memory, map, kv, segments, q }
     }
 
-    /// Rows `[first, end)` of each segment that has them, all in one step.
+    /// Offset of a token's row of a plane.
+    fn kv_at(&self, block: BlockId, plane: usize, token: usize) -> usize {
+        self.map.token_range(0, 0, block, plane, token as u32..token as u32 + 1).start
+    }
+
+    /// All rows in one step.
     fn run(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32])) -> Vec<u32> {
         self.step(&self.segments, &self.q.concat(), attend)
     }
@@ -129,7 +138,7 @@ impl Values {
                 _ => x * 2f32.powi(-110 - (kind / 3) as i32),
             },
             Self::Special => match kind {
-                0 if random.next() % 16 == 0 => {
+                0 if random.next().is_multiple_of(16) => {
                     [f32::INFINITY, f32::NEG_INFINITY, f32::NAN][(random.next() % 3) as usize]
                 }
                 1 => x * f32::MIN_POSITIVE,
@@ -144,7 +153,7 @@ impl Values {
         match self {
             Self::Negative => -x.abs(),
             Self::Sharp | Self::Tiny => 8.0 * x,
-            Self::Special if random.next() % 256 == 0 => x * f32::MIN_POSITIVE,
+            Self::Special if random.next().is_multiple_of(256) => x * f32::MIN_POSITIVE,
             _ => 2.0 * x,
         }
     }
@@ -157,7 +166,13 @@ fn reference(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
 fn check(case: Case) {
     let batch = Batch::new(case.clone());
     let want = batch.run(reference);
-    for (level, threads) in [(SimdLevel::Avx512Bf16, 1), (SimdLevel::Avx512Bf16, 3), (SimdLevel::Portable, 2)] {
+    for (level, threads) in [
+        (SimdLevel::Avx512Bf16, 1),
+        (SimdLevel::Avx512Bf16, 3),
+        (SimdLevel::Avx2Fma, 1),
+        (SimdLevel::Avx2Fma, 3),
+        (SimdLevel::Portable, 2),
+    ] {
         let Some(cpu) = cpu(threads, level, Numerics::Bf16x32) else { continue };
         let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| cpu.attend(step, q, scores, out);
         equal(&case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
@@ -218,6 +233,64 @@ fn heads_of_one_size_leave_nothing_to_those_of_another() {
 #[test]
 fn a_chunk_of_a_long_prompt() {
     check(Case { segments: vec![(900, 150)], kv_heads: 1, ..PLAIN });
+}
+
+#[test]
+fn a_long_sequence_among_short_ones_is_divided() {
+    let segments = std::iter::once((12_000, 1)).chain((0..13).map(|i| (10 + i, 1))).collect();
+    check(Case { segments, kv_heads: 1, dim: 6, ..PLAIN });
+}
+
+/// Softmax attention over the rounded q, k and v, in f64: `[row][query head][element]`, and the same over magnitudes of values.
+fn truth(batch: &Batch) -> Vec<[f64; 2]> {
+    let Case { kv_heads, group, dim, scores, .. } = batch.case;
+    let block = batch.case.block;
+    let mut out = Vec::new();
+    for (segment, q) in batch.segments.iter().zip(&batch.q) {
+        let element = |plane: usize, token: usize, head: usize, d: usize| -> f64 {
+            let at = batch.kv_at(segment.blocks[token / block], plane, token % block) + (head * dim + d) * 2;
+            let mut bytes = [0; 2];
+            batch.memory.read(at, &mut bytes);
+            bf16::from_le_bytes(bytes).to_f64()
+        };
+        for (i, q) in q.chunks_exact(dim).enumerate() {
+            let (row, head) = (i / (kv_heads * group), i % (kv_heads * group) / group);
+            let position = segment.position + row;
+            let first = scores.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let q: Vec<f64> = q.iter().map(|x| bf16::from_f32(*x).to_f64()).collect();
+            let score =
+                |token| (0..dim).map(|d| q[d] * element(0, token, head, d)).sum::<f64>() * f64::from(scores.scale);
+            let weights: Vec<f64> = (first..=position).map(|token| score(token).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            out.extend((0..dim).map(|d| {
+                let of = |f: fn(f64) -> f64| {
+                    weights.iter().zip(first..).map(|(w, t)| w * f(element(1, t, head, d))).sum::<f64>() / sum
+                };
+                [of(|x| x), of(f64::abs)]
+            }));
+        }
+    }
+    out
+}
+
+#[test]
+fn the_reference_computes_softmax_attention() {
+    for window in [None, Some(1), Some(20), Some(64), Some(100), Some(530)] {
+        let scores = Scores { scale: 0.3, window };
+        let batch = Batch::new(Case { dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
+        let got = batch.run(reference);
+        let want = truth(&batch);
+        assert_eq!(got.len(), want.len());
+        let mut squares = 0.0;
+        for (i, (got, [want, magnitude])) in got.iter().zip(&want).enumerate() {
+            // Each weight is rounded to 8 bits, by at most 2^-9, and so is their sum by no more.
+            let error = (f64::from(f32::from_bits(*got)) - want).abs();
+            assert!(error <= 2f64.powi(-8) * magnitude, "window {window:?}, {i}: {error} beside {magnitude}");
+            squares += (error / magnitude).powi(2);
+        }
+        // Roundings are independent: on average the error is far below the bound.
+        assert!((squares / want.len() as f64).sqrt() < 2f64.powi(-10), "window {window:?}");
+    }
 }
 
 fn cases() -> impl Strategy<Value = Case> {

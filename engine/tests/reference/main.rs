@@ -9,8 +9,9 @@
 //!   shows in bf16 on these prompts; with weights alone rounded to bf16 it shows 0.064 and 0.0039. Accumulating in f32 with an f32
 //!   residual stream should lie between the two.
 //!
-//! The test prints what it measures. Class `f32fma`, kernel revision 1: in f32 at most 2.0e-5, 3.3e-6 on average, no arg-max
-//! of 1,536 flipped; in bf16 0.077 and 0.0049, seven flipped at margins up to 0.043.
+//! * Perplexity of the prompts differs from that in f32 by at most 0.5 %, in `i8x32` 1 %.
+//!
+//! The test prints what it measures; `docs/numerics.md` records it.
 //!
 //! Beyond the file: the decode steps that generate have the same logits, as bits, as the prefill that teacher-forces.
 
@@ -58,9 +59,11 @@ fn bf16x32_passes_its_gate() {
     check(Numerics::Bf16x32, Dtype::Bf16, rules);
 }
 
+/// It does not pass the gate, which allows margins under 0.25, and so is no default (`docs/numerics.md`). The bounds are what was measured,
+/// rounded up: int8 activations cost more than bf16, wherever they are used.
 #[test]
-fn i8x32_passes_its_gate() {
-    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.01 };
+fn i8x32_keeps_the_perplexity() {
+    let rules = Rules { logprob_max: 0.6, logprob_mean: 0.03, margin: 0.7, perplexity: 0.01 };
     check(Numerics::I8x32, Dtype::Bf16, rules);
 }
 

@@ -100,6 +100,7 @@ impl HeadSource<'_> {
 }
 
 /// Addresses of one KV head of one plane of one sequence.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct HeadRows<'a> {
     /// Of the head in the first token of block 0.
@@ -112,6 +113,7 @@ pub(super) struct HeadRows<'a> {
     blocks: &'a [BlockId],
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a> HeadRows<'a> {
     /// The map is asked once, since it checks and multiplies anew for every block: its blocks of a layer follow one another.
     pub(super) fn new(source: HeadSource<'a>) -> Self {
@@ -136,17 +138,20 @@ impl<'a> HeadRows<'a> {
     #[inline]
     pub(super) fn addresses(&self, tokens: Range<usize>, out: &mut [*const u8]) {
         assert_eq!(tokens.len(), out.len());
-        let (mut token, mut out) = (tokens.start, out.iter_mut());
-        while token < tokens.end {
-            let BlockId(block) = self.blocks[token / self.block_tokens];
+        if tokens.is_empty() {
+            return;
+        }
+        let (mut index, mut within) = (tokens.start / self.block_tokens, tokens.start % self.block_tokens);
+        let mut out = out;
+        while !out.is_empty() {
+            let BlockId(block) = self.blocks[index];
             assert!(block < self.total, "block {block} of a pool of {}", self.total);
-            let within = token % self.block_tokens;
             let first = self.base.wrapping_add(block as usize * self.block_bytes + within * self.token_bytes);
-            let count = (self.block_tokens - within).min(tokens.end - token);
-            for (t, out) in out.by_ref().take(count).enumerate() {
+            let (now, later) = out.split_at_mut((self.block_tokens - within).min(out.len()));
+            for (t, out) in now.iter_mut().enumerate() {
                 *out = first.wrapping_add(t * self.token_bytes);
             }
-            token += count;
+            (out, index, within) = (later, index + 1, 0);
         }
     }
 }

@@ -5,9 +5,17 @@
 //! are divided too, and a second pass merges them in the same order.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+mod flush;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod plan;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod work;
 
 use super::threads::Threads;
 use super::{Shared, SimdLevel};
@@ -23,12 +31,14 @@ thread_local! {
 
 /// Queries and what they attend to.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
-    step: KvStep<'a>,
-    q: &'a [f32],
-    scores: Scores,
+pub(super) struct Rows<'a> {
+    pub(super) step: KvStep<'a>,
+    /// Rows of `q.len() / step.rows()`.
+    pub(super) q: &'a [f32],
+    pub(super) scores: Scores,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Rows<'_> {
     /// The tokens of `start .. start + len` that the row at `position` attends to.
     fn seen(&self, position: usize, start: usize, len: usize) -> Range<usize> {
@@ -48,10 +58,10 @@ struct Task<'a> {
     out: *mut f32,
 }
 
-/// Causal attention of `q`, rows of `q.len() / step.rows()`.
+/// Causal attention on these threads.
 ///
 /// # Panics
-/// If the planes k and v are not bf16.
+/// If the planes k and v are not bf16, or the processor lacks the level.
 pub(super) fn attend(
     threads: &Threads,
     level: SimdLevel,
@@ -61,6 +71,7 @@ pub(super) fn attend(
     out: &mut [f32],
 ) {
     let rows = Rows { step, q, scores };
+    assert!(level.available(), "{level:?}");
     let pool = rows.step.kv;
     for plane in pool.planes() {
         assert_eq!(pool.dtype(plane), Dtype::Bf16, "attention of bf16x32 reads bf16");
@@ -70,9 +81,7 @@ pub(super) fn attend(
     let mut plan = PLAN.take();
     let heads = Heads::new(&rows);
     // The reference knows no states that it could keep.
-    let vectors = level >= SimdLevel::Avx512Bf16;
-    let pieces_wanted = if vectors { threads.count() } else { 0 };
-    plan.fill(&rows, heads, pieces_wanted);
+    plan.fill(&rows, heads, threads.count(), level == SimdLevel::Portable);
     let states = Shared(plan.states.as_mut_ptr());
     let plan_ref = &plan;
     threads.run(plan.pieces.len(), &|i| {
@@ -82,18 +91,24 @@ pub(super) fn attend(
         let item = &plan_ref.items[piece.item];
         let task = Task { rows, heads, item, splits: piece.splits.clone(), keep, out: out.get() };
         match level {
+            SimdLevel::Portable => portable::run(&task),
             // SAFETY: a level is used only where it is available; the plan's items share no row of a KV head.
             #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2Fma | SimdLevel::Avx512 | SimdLevel::Avx512Vnni => unsafe { avx2::run(&task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx512Bf16 => unsafe { avx512_bf16::run(&task) },
-            _ => portable::run(&task),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("not available"),
         }
     });
     #[cfg(target_arch = "x86_64")]
     if plan.divided {
         threads.run(plan.items.len(), &|i| {
             let item = &plan_ref.items[i];
+            let merge_item = if level == SimdLevel::Avx512Bf16 { avx512_bf16::merge_item } else { avx2::merge_item };
             // SAFETY: the item's own part of the states, see above, which its tasks have written; the level is available.
-            unsafe { avx512_bf16::merge_item(&rows, heads, item, states.get().add(plan_ref.offsets[i]), out.get()) };
+            unsafe { merge_item(&rows, heads, item, states.get().add(plan_ref.offsets[i]), out.get()) };
         });
     }
     PLAN.set(plan);

@@ -5,11 +5,16 @@ use crate::numerics::ATTENTION_SPLIT;
 use crate::numerics::flushed::GROUP;
 use std::ops::Range;
 
-/// Queries of one task: enough to amortize packing a block, few enough to stay in L2 with their states.
-const TASK_QUERIES: usize = 96;
+/// Queries of one task: the first of these that gives the threads tasks enough. More amortize packing a block, as long as they stay in L2
+/// with their states.
+const TASK_QUERIES: [usize; 3] = [192, 96, 48];
 
 /// Tasks per thread, so that uneven tasks balance out.
 const TASKS_PER_THREAD: usize = 4;
+
+/// Shares of a task from which on an item is divided although there are items enough. Less does not delay the others, which begin later; the
+/// last rows of a causal prompt have twice the average.
+const LONG: usize = 4;
 
 /// Shapes that all tasks share.
 #[derive(Clone, Copy)]
@@ -86,10 +91,17 @@ impl Plan {
         Self { items: Vec::new(), pieces: Vec::new(), divided: false, offsets: Vec::new(), states: Vec::new() }
     }
 
-    /// Plans tasks for so many threads; with 0, items stay whole.
-    pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize) {
-        self.collect_items(rows, heads);
-        self.divide(threads * TASKS_PER_THREAD);
+    /// Plans tasks for so many threads, those with the most to read first; items stay `whole`, or may be divided.
+    pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool) {
+        let wanted = threads * TASKS_PER_THREAD;
+        for queries in TASK_QUERIES {
+            self.collect_items(rows, (queries / heads.group).max(1));
+            if self.items.len() >= wanted {
+                break;
+            }
+        }
+        self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.end() * item.rows), item.row, item.kv_head));
+        self.divide(if whole { None } else { Some(wanted) });
         self.divided = self.pieces.len() > self.items.len();
         self.offsets.clear();
         let mut states = 0;
@@ -102,10 +114,9 @@ impl Plan {
         self.states.resize(states.max(self.states.len()), 0.0);
     }
 
-    /// All rows and KV heads, those with the most tokens to read first.
-    fn collect_items(&mut self, rows: &Rows<'_>, heads: Heads) {
+    /// All rows and KV heads.
+    fn collect_items(&mut self, rows: &Rows<'_>, rows_each: usize) {
         self.items.clear();
-        let rows_each = (TASK_QUERIES / heads.group).max(1);
         let mut first = 0;
         for (segment, s) in rows.step.segments.iter().enumerate() {
             for start in (0..s.rows).step_by(rows_each) {
@@ -124,20 +135,19 @@ impl Plan {
             }
             first += s.rows;
         }
-        self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.end() * item.rows), item.row, item.kv_head));
     }
 
-    /// The tasks: whole items, or items divided by splits if there are too few items.
-    fn divide(&mut self, wanted: usize) {
+    /// The tasks: whole items, or items divided by splits where there are too few of them, or one is as long as several tasks should be.
+    fn divide(&mut self, wanted: Option<usize>) {
         self.pieces.clear();
-        let total: usize = self.items.iter().map(|item| item.splits.len()).sum();
-        let each = if self.items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted) };
+        let work = |item: &Item| item.splits.len() * item.rows;
+        let each = wanted.map_or(usize::MAX, |wanted| self.items.iter().map(work).sum::<usize>().div_ceil(wanted));
+        let few = wanted.is_some_and(|wanted| self.items.len() < wanted);
+        let limit = if few { each } else { each.saturating_mul(LONG) };
         for (index, item) in self.items.iter().enumerate() {
-            let mut start = item.splits.start;
-            while start < item.splits.end {
-                let end = start.saturating_add(each).min(item.splits.end);
-                self.pieces.push(Piece { item: index, splits: start..end });
-                start = end;
+            let splits = if work(item) > limit { (each / item.rows).max(1) } else { item.splits.len() };
+            for start in item.splits.clone().step_by(splits) {
+                self.pieces.push(Piece { item: index, splits: start..(start + splits).min(item.splits.end) });
             }
         }
     }

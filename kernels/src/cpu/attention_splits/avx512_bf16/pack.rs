@@ -1,13 +1,10 @@
 //! Queries, keys and values as words of the two elements k (high half) and k + 2 (low half), the order in which VDPBF16PS takes them.
 
-use super::lines::Lines;
-use super::tile::{PANEL, PANEL_GROUP, QUERY_GROUP, chain_ends};
+use super::{PANEL, QUERY_GROUP};
+use crate::cpu::attention_splits::work::{BlockRows, PANEL_GROUP, chain_ends};
 use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
 use std::arch::x86_64::*;
-
-/// Addresses of the rows of a block of keys or values.
-pub(super) type Rows = [*const u8; ATTENTION_BLOCK];
 
 /// Halves of the 16 words of a group, in memory order: `(low, high)` is `(k + 2, k)` for even k ascending, then for odd k, where element
 /// k is half `k * scale + offset` of the source.
@@ -103,32 +100,44 @@ fn elements(dim: usize, group: usize) -> u32 {
     u32::MAX >> (GROUP - (dim - group * GROUP).min(GROUP))
 }
 
+/// Loads group `group` of a row of `dim` elements, padded with zeros; `WHOLE`: nothing is padded.
+///
+/// # Safety
+/// The row is readable for `dim` bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn load<const WHOLE: bool>(row: *const u8, dim: usize, group: usize) -> __m512i {
+    // SAFETY: the mask ends with the row.
+    unsafe {
+        let row = row.cast::<i16>().add(group * GROUP);
+        if WHOLE { _mm512_loadu_si512(row.cast()) } else { _mm512_maskz_loadu_epi16(elements(dim, group), row) }
+    }
+}
+
 /// Prefetches a group of a row.
 #[inline(always)]
 fn prefetch(row: *const u8, group: usize) {
     // SAFETY: a hint; any address is allowed.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(group * GROUP * 2).cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(group * GROUP * 2).cast()) };
 }
 
 /// Packs keys with tokens in the lanes: `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`. Prefetches the next rows: they
 /// are scattered, so the processor cannot predict them, and all at once would wait for one another.
 ///
 /// # Safety
-/// The processor has the instructions; rows are readable for `dim` bf16 each.
+/// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn keys([rows, next]: [&Rows; 2], dim: usize, out: &mut Lines) {
+pub(super) unsafe fn keys<const WHOLE: bool>(rows: &BlockRows, next: &BlockRows, dim: usize, out: *mut u32) {
     let groups = dim.div_ceil(GROUP);
-    let out = out.room::<u32>(ATTENTION_BLOCK / PANEL * groups * PANEL_GROUP);
     let order = halves(&OF_BF16);
     for (vector, (rows, next)) in rows.as_chunks::<16>().0.iter().zip(next.as_chunks::<16>().0).enumerate() {
         let (panel, half) = (vector / 2, vector % 2);
         for group in 0..groups {
-            let mask = elements(dim, group);
             let mut words = [_mm512_setzero_si512(); 16];
             for (words, (row, next)) in words.iter_mut().zip(rows.iter().zip(next)) {
                 prefetch(*next, group);
-                // SAFETY: the mask ends with the row.
-                let row = unsafe { _mm512_maskz_loadu_epi16(mask, row.cast::<i16>().add(group * GROUP)) };
+                // SAFETY: the caller's promise.
+                let row = unsafe { load::<WHOLE>(*row, dim, group) };
                 *words = _mm512_permutexvar_epi16(order, row);
             }
             transpose(&mut words);
@@ -174,26 +183,21 @@ fn transpose(rows: &mut [__m512i; 16]) {
 /// Prefetches the next rows.
 ///
 /// # Safety
-/// The processor has the instructions; rows are readable for `dim` bf16 each.
+/// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn values([rows, next]: [&Rows; 2], dim: usize, out: &mut Lines) {
-    let panels = dim.div_ceil(PANEL);
-    let groups = ATTENTION_BLOCK / GROUP;
-    let out = out.room::<u32>(panels * groups * PANEL_GROUP);
+pub(super) unsafe fn values<const WHOLE: bool>(rows: &BlockRows, next: &BlockRows, dim: usize, out: *mut u32) {
+    let (panels, groups) = (dim.div_ceil(PANEL), ATTENTION_BLOCK / GROUP);
     let order = [halves(&INTERLEAVED[0]), halves(&INTERLEAVED[1])];
     for panel in 0..panels {
-        let mask = elements(dim, panel);
-        for group in 0..groups {
-            for word in 0..16 {
-                let token = group * GROUP + 4 * (word % 8) + word / 8;
-                prefetch(next[token], panel);
-                prefetch(next[token + 2], panel);
-                // SAFETY: the mask ends with the row; there is room for the words of every panel and group.
-                unsafe {
-                    let row = |token: usize| rows[token].cast::<i16>().add(panel * PANEL);
-                    let high = _mm512_maskz_loadu_epi16(mask, row(token));
-                    let low = _mm512_maskz_loadu_epi16(mask, row(token + 2));
-                    let to = out.add((panel * groups + group) * PANEL_GROUP + word * PANEL);
+        for (quad, (rows, next)) in rows.as_chunks::<4>().0.iter().zip(next.as_chunks::<4>().0).enumerate() {
+            let (group, word) = (quad / 8, quad % 8);
+            next.iter().for_each(|next| prefetch(*next, panel));
+            // SAFETY: the caller's promise; there is room for the words of every panel and group.
+            unsafe {
+                let to = out.add((panel * groups + group) * PANEL_GROUP + word * PANEL);
+                for (odd, to) in [to, to.add(8 * PANEL)].into_iter().enumerate() {
+                    let high = load::<WHOLE>(rows[odd], dim, panel);
+                    let low = load::<WHOLE>(rows[odd + 2], dim, panel);
                     _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(low, order[0], high));
                     _mm512_store_si512(to.add(16).cast(), _mm512_permutex2var_epi16(low, order[1], high));
                 }
@@ -207,13 +211,13 @@ pub(super) unsafe fn values([rows, next]: [&Rows; 2], dim: usize, out: &mut Line
 /// # Safety
 /// The processor has the instructions; rows are readable for `dim` bf16 each.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn finite(rows: &Rows, dim: usize) -> bool {
+pub(super) unsafe fn finite(rows: &BlockRows, dim: usize) -> bool {
     let mut most = _mm512_setzero_si512();
     let magnitude = _mm512_set1_epi16(0x7fff);
     for row in rows {
         for group in 0..dim.div_ceil(GROUP) {
-            // SAFETY: the mask ends with the row.
-            let x = unsafe { _mm512_maskz_loadu_epi16(elements(dim, group), row.cast::<i16>().add(group * GROUP)) };
+            // SAFETY: the caller's promise.
+            let x = unsafe { load::<false>(*row, dim, group) };
             most = _mm512_max_epi16(most, _mm512_and_si512(x, magnitude));
         }
     }

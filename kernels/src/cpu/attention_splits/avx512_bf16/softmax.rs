@@ -1,30 +1,19 @@
 //! Scores of a block to weights, 16 tokens at a time.
 
+use super::QUERY_GROUP;
 use super::pack::{round, words};
-use super::tile::{QUERY_GROUP, chain_ends};
+use crate::cpu::attention_splits::work::{QUERIES_MAX, Scores, Softmax, chain_ends};
 use crate::numerics::flushed::GROUP;
 use crate::numerics::{
     ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, exp as scalar_exp,
 };
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 /// Vectors of a block.
 const VECTORS: usize = ATTENTION_BLOCK / 16;
 
 /// Words of the weights of one query.
-pub(super) const WEIGHTS: usize = ATTENTION_BLOCK / GROUP * QUERY_GROUP;
-
-/// Maximum and sum of a softmax state.
-#[derive(Clone, Copy)]
-pub(super) struct Softmax {
-    pub(super) max: f32,
-    pub(super) sum: f32,
-}
-
-impl Softmax {
-    pub(super) const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-}
+const WEIGHTS: usize = ATTENTION_BLOCK / GROUP * QUERY_GROUP;
 
 /// [`crate::numerics::exp()`] of values that are not above 0, or NaN.
 ///
@@ -45,48 +34,60 @@ fn exp(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// Takes one more block into `state`: its weights, packed as the words of a query, and the factor of what was before.
+/// Takes one more block into the states: its weights, packed as `[query][WEIGHTS]` words, and the factors of what was before.
+///
+/// In passes over all queries, since each is a chain of dependent operations that is longer than the processor looks ahead.
 ///
 /// # Safety
-/// The processor has the instructions; `dots` are a block's, aligned to 64 bytes, of which those in `seen` count: at least one;
-/// `weights` has room for [`WEIGHTS`].
-#[inline]
+/// The processor has the instructions; `dots` and `weights` have room for as many queries as `seen`, `states` and `factors`, which are as
+/// many, and at most [`QUERIES_MAX`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-pub(super) unsafe fn weigh(
-    dots: *const f32,
-    seen: Range<usize>,
-    scale: f32,
-    state: &mut Softmax,
-    weights: *mut u32,
-) -> f32 {
-    let mask = (u64::MAX << seen.start) & (u64::MAX >> (ATTENTION_BLOCK - seen.end));
+pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: *mut u32, factors: &mut [f32]) {
+    let count = block.seen.len();
+    assert!(count <= QUERIES_MAX && states.len() == count && factors.len() == count);
     // Tokens that are not attended to are below every score, so their weight is exactly +0.
     let absent = _mm512_set1_ps(f32::NEG_INFINITY);
-    let mut scores = [absent; VECTORS];
-    for (i, scores) in scores.iter_mut().enumerate() {
-        // SAFETY: four vectors.
-        let dots = unsafe { _mm512_load_ps(dots.add(16 * i)) };
-        *scores = _mm512_mask_mul_ps(absent, (mask >> (16 * i)) as u16, dots, _mm512_set1_ps(scale));
-    }
-    let most = _mm512_max_ps(_mm512_max_ps(scores[0], scores[1]), _mm512_max_ps(scores[2], scores[3]));
-    let max = greatest(most).max(state.max);
-    let mut rounded = [_mm512_setzero_si512(); VECTORS];
-    for (rounded, scores) in rounded.iter_mut().zip(scores) {
-        *rounded = round(exp(_mm512_sub_ps(scores, _mm512_set1_ps(max))));
-    }
-    for group in 0..VECTORS / 2 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let to = weights.add(group * QUERY_GROUP);
-            _mm512_storeu_si512(to.cast(), words(rounded[2 * group], rounded[2 * group + 1]));
-            let ends = chain_ends(seen.end.saturating_sub(group * GROUP));
-            to.add(16).cast::<[f32; 2]>().write_unaligned(ends);
+    let mut maxima = [0.0; QUERIES_MAX];
+    for (query, (seen, state)) in block.seen.iter().zip(states.iter()).enumerate() {
+        let mask = (u64::MAX << seen.start) & (u64::MAX >> (ATTENTION_BLOCK - seen.end));
+        let mut scores = [absent; VECTORS];
+        for (i, scores) in scores.iter_mut().enumerate() {
+            // SAFETY: four vectors of the query.
+            unsafe {
+                let at = block.dots.add(query * ATTENTION_BLOCK + 16 * i);
+                let scale = _mm512_set1_ps(block.scale);
+                *scores = _mm512_mask_mul_ps(absent, (mask >> (16 * i)) as u16, _mm512_load_ps(at), scale);
+                _mm512_store_ps(at, *scores);
+            }
         }
+        let most = _mm512_max_ps(_mm512_max_ps(scores[0], scores[1]), _mm512_max_ps(scores[2], scores[3]));
+        maxima[query] = greatest(most).max(state.max);
     }
-    // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
-    let factor = if max == state.max { 1.0 } else { scalar_exp(state.max - max) };
-    *state = Softmax { max, sum: state.sum.mul_add(factor, sum(&rounded)) };
-    factor
+    let mut lanes = [_mm256_setzero_ps(); QUERIES_MAX];
+    for (query, seen) in block.seen.iter().enumerate() {
+        let mut rounded = [_mm512_setzero_si512(); VECTORS];
+        for (i, rounded) in rounded.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let score = unsafe { _mm512_load_ps(block.dots.add(query * ATTENTION_BLOCK + 16 * i)) };
+            *rounded = round(exp(_mm512_sub_ps(score, _mm512_set1_ps(maxima[query]))));
+        }
+        for group in 0..VECTORS / 2 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = weights.add(query * WEIGHTS + group * QUERY_GROUP);
+                _mm512_storeu_si512(to.cast(), words(rounded[2 * group], rounded[2 * group + 1]));
+                let ends = chain_ends(seen.end.saturating_sub(group * GROUP));
+                to.add(16).cast::<[f32; 2]>().write_unaligned(ends);
+            }
+        }
+        lanes[query] = eight_lanes(&rounded);
+    }
+    for (query, (state, factor)) in states.iter_mut().zip(factors).enumerate() {
+        let max = maxima[query];
+        // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
+        *factor = if max == state.max { 1.0 } else { scalar_exp(state.max - max) };
+        *state = Softmax { max, sum: state.sum.mul_add(*factor, merged(lanes[query])) };
+    }
 }
 
 /// The largest of 16 lanes.
@@ -99,17 +100,23 @@ fn greatest(x: __m512) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
-/// The sum of a block's weights in their order; they are in the high halves.
+/// The eight lanes of the sum of a block's weights, which are in the high halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn sum(rounded: &[__m512i; VECTORS]) -> f32 {
+fn eight_lanes(rounded: &[__m512i; VECTORS]) -> __m256 {
     let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
     // No weight is -0, so that the first one needs no addition to +0.
     let mut lanes = _mm512_castsi512_ps(_mm512_and_si512(rounded[0], high));
     for rounded in &rounded[1..] {
         lanes = _mm512_add_ps(lanes, _mm512_castsi512_ps(_mm512_and_si512(*rounded, high)));
     }
-    let x = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
+    _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes))
+}
+
+/// Lane merge of [`crate::numerics::lanes::merge`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn merged(x: __m256) -> f32 {
     let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
     let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))

@@ -3,55 +3,18 @@
 //! VDPBF16PS takes the high halves of a lane first, then the low ones, each with one rounding and subnormals as zero, whatever MXCSR says.
 //! The other operations of the class need MXCSR, which Rust lets change only within an `asm!` block: the block holds them all.
 
+use crate::cpu::attention_splits::flush::MXCSR_FLUSHED;
+use crate::cpu::attention_splits::work::Tile;
 use std::arch::asm;
 
 /// Most queries of a tile: even and odd chains of two vectors each take 28 of the 32 registers.
-pub(super) const QUERIES_MAX: usize = 7;
-
-/// Lanes of a panel.
-pub(super) const PANEL: usize = 32;
-
-/// Words of a panel in one group: 8 of even elements, then 8 of odd ones, for each lane.
-pub(super) const PANEL_GROUP: usize = 16 * PANEL;
-
-/// Words of one query in one group: 8 even, 8 odd, and what is added to both chains at their end, see [`chain_ends`].
-pub(super) const QUERY_GROUP: usize = 18;
-
-/// MXCSR with all exceptions masked, rounding to nearest even, subnormal inputs (DAZ) and results (FTZ) zero.
-const MXCSR_FLUSHED: u32 = 0x1f80 | 1 << 15 | 1 << 6;
-
-/// What is added to the even and the odd chain of a group behind the first `seen` of its elements.
-///
-/// Elements that a row does not attend to have weight and value `+0`. Their product `+0` changes nothing but a chain of `-0` (a flushed
-/// result), which it makes `+0`. The values of a block serve rows that attend to more, and their product with a weight of `+0` may be `-0`.
-/// So a chain that ends with such elements gets `+0` added at its end, and every other chain `-0`, which never changes anything. Elements
-/// before the first that the row attends to need nothing: a chain starts at `+0`, and `+0` with either zero stays `+0`.
-pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
-    [PANEL - 1, PANEL].map(|all| if seen < all { 0.0 } else { -0.0 })
-}
-
-/// Operands of one tile.
-#[derive(Clone, Copy)]
-pub(super) struct Tile {
-    /// Words of the first query, `[groups][QUERY_GROUP]`.
-    pub(super) queries: *const u32,
-    /// Bytes from one query to the next.
-    pub(super) query_stride: usize,
-    /// `[panels][groups][16 words][2 vectors][16 lanes]`, aligned to 64 bytes.
-    pub(super) panels: *const u32,
-    pub(super) count: usize,
-    pub(super) groups: usize,
-    /// `[PANEL]` of the first query and panel, aligned to 64 bytes; panels follow one another.
-    pub(super) out: *mut f32,
-    /// Bytes from one query to the next.
-    pub(super) out_stride: usize,
-}
+pub(super) const QUERIES: usize = 7;
 
 /// `out = sums`.
 ///
 /// # Safety
-/// The processor has the instructions of [`super::available`]; the pointers are valid for the shapes of `tile`, whose counts are not zero;
-/// `queries` is 1 to [`QUERIES_MAX`].
+/// The processor has [`crate::cpu::SimdLevel::Avx512Bf16`]; the pointers are valid for the shapes of `tile`, whose counts are not zero;
+/// `queries` is 1 to [`QUERIES`].
 pub(super) unsafe fn sums(queries: usize, tile: Tile) {
     // SAFETY: the caller's promise; the factors are not read.
     unsafe { SUMS[queries - 1](tile, std::ptr::null()) }
@@ -209,7 +172,7 @@ macro_rules! tiles {
                 " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19"; " + {s5}" "20" "20" "21" "22" "23";
                 " + 2*{s3}" "24" "24" "25" "26" "27";);
 
-            pub(super) static TILES: [unsafe fn(Tile, *const f32); super::QUERIES_MAX] =
+            pub(super) static TILES: [unsafe fn(Tile, *const f32); super::QUERIES] =
                 [tile1, tile2, tile3, tile4, tile5, tile6, tile7];
         }
         use $module::TILES as $table;

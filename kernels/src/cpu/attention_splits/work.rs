@@ -1,0 +1,473 @@
+//! The work of a task: each block of keys and values is packed once for all its queries, and every tile of queries then goes through scores,
+//! weights and weighted values while they are in the first-level cache. A [`Kernels`] has the loops for some instructions.
+
+use super::lines::Lines;
+use super::plan::{Heads, Item};
+use super::{Rows, Task};
+use crate::cpu::pool_memory::{HeadRows, HeadSource};
+use crate::numerics::flushed::GROUP;
+use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, exp};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Most queries of a tile of any kernels.
+pub(super) const QUERIES_MAX: usize = 7;
+
+/// 32-bit words of one panel in one group.
+pub(super) const PANEL_GROUP: usize = 512;
+
+/// Groups of a block.
+const GROUPS: usize = ATTENTION_BLOCK / GROUP;
+
+/// Addresses of the rows of a block of keys or values.
+pub(super) type BlockRows = [*const u8; ATTENTION_BLOCK];
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+}
+
+/// Maximum and sum of a softmax state.
+#[derive(Clone, Copy)]
+pub(super) struct Softmax {
+    pub(super) max: f32,
+    pub(super) sum: f32,
+}
+
+impl Softmax {
+    const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Scores of a tile's queries in one block.
+pub(super) struct Scores<'a> {
+    /// `[query][ATTENTION_BLOCK]` dot products, aligned to 64 bytes; overwritten.
+    pub(super) dots: *mut f32,
+    /// Tokens that each query attends to: at least one.
+    pub(super) seen: &'a [Range<usize>],
+    pub(super) scale: f32,
+}
+
+/// Operands of the sums of products of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Words of the first query, `[groups][Kernels::QUERY_GROUP]`.
+    pub(super) queries: *const u32,
+    /// Bytes from one query to the next.
+    pub(super) query_stride: usize,
+    /// `[panels][groups][PANEL_GROUP]` words, aligned to 64 bytes.
+    pub(super) panels: *const u32,
+    pub(super) count: usize,
+    pub(super) groups: usize,
+    /// `[Kernels::PANEL]` lanes of the first query and panel, aligned to 64 bytes; panels follow one another.
+    pub(super) out: *mut f32,
+    /// Bytes from one query to the next.
+    pub(super) out_stride: usize,
+}
+
+/// What is added to the even and the odd chain of a group behind the first `seen` of its elements.
+///
+/// Elements that a row does not attend to have weight and value `+0`. Their product `+0` changes nothing but a chain of `-0` (a flushed
+/// result), which it makes `+0`. The values of a block serve rows that attend to more, and their product with a weight of `+0` may be `-0`.
+/// So a chain that ends with such elements gets `+0` added at its end, and every other chain `-0`, which never changes anything. Elements
+/// before the first that the row attends to need nothing: a chain starts at `+0`, and `+0` with either zero stays `+0`.
+pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
+    [GROUP - 1, GROUP].map(|all| if seen < all { 0.0 } else { -0.0 })
+}
+
+/// Loops for some instructions.
+///
+/// Every function needs a processor with these instructions, and memory for the shapes that it is given: rows are readable for `dim` bf16,
+/// `to` has room for what is packed.
+#[allow(clippy::missing_safety_doc, reason = "the same for all, see above")]
+pub(super) trait Kernels {
+    /// Words of one query in one group: its elements, and the [`chain_ends`].
+    const QUERY_GROUP: usize;
+    /// Lanes of a panel.
+    const PANEL: usize;
+    /// Most queries of a tile, up to [`QUERIES_MAX`].
+    const TILE: usize;
+
+    /// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
+    unsafe fn query(q: &[f32], to: *mut u32);
+
+    /// Packs a block of keys with tokens in the lanes, `[panels of tokens][groups of elements][PANEL_GROUP]`, and prefetches the next one.
+    unsafe fn keys(rows: &BlockRows, next: &BlockRows, dim: usize, to: *mut u32);
+
+    /// Packs a block of values with elements in the lanes, `[panels of elements][groups of tokens][PANEL_GROUP]`, and prefetches the next
+    /// one.
+    unsafe fn values(rows: &BlockRows, next: &BlockRows, dim: usize, to: *mut u32);
+
+    /// Whether all elements of all rows are finite.
+    unsafe fn finite(rows: &BlockRows, dim: usize) -> bool;
+
+    /// Takes one more block into the states: its weights, packed as `[query][groups][QUERY_GROUP]`, and the factors of what was before. As
+    /// many queries as `seen`, `states` and `factors` have, at most [`QUERIES_MAX`].
+    unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: *mut u32, factors: &mut [f32]);
+
+    /// `out = sums`, for 1 to [`Kernels::TILE`] queries.
+    unsafe fn sums(queries: usize, tile: Tile);
+
+    /// `out = out * factor + sums`, with a factor for each query.
+    unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32);
+}
+
+/// Buffers that a thread keeps between tasks.
+#[derive(Default)]
+struct Scratch {
+    /// `[query][groups][QUERY_GROUP]` words.
+    queries: Lines,
+    keys: Lines,
+    values: Lines,
+    /// Of a tile: `[query][ATTENTION_BLOCK]`.
+    dots: Lines,
+    /// Of a tile: `[query][WEIGHTS]` words.
+    weights: Lines,
+    /// A row of zeros, for tokens that no row attends to.
+    zeros: Lines,
+    /// `[query][padded]` of the split, and of the splits before.
+    outputs: [Lines; 2],
+    /// `[query]` of the split, and of the splits before.
+    softmax: [Vec<Softmax>; 2],
+}
+
+impl Scratch {
+    const fn new() -> Self {
+        Self {
+            queries: Lines::new(),
+            keys: Lines::new(),
+            values: Lines::new(),
+            dots: Lines::new(),
+            weights: Lines::new(),
+            zeros: Lines::new(),
+            outputs: [const { Lines::new() }; 2],
+            softmax: [const { Vec::new() }; 2],
+        }
+    }
+}
+
+/// Computes the splits of a task. Inlined, so that it is compiled for the instructions of its caller.
+///
+/// # Safety
+/// The processor has the instructions of `K`; the item's rows and heads lie in the output and nobody else uses them; `keep`, if any, has
+/// room for the states of the item.
+#[inline(always)]
+pub(super) unsafe fn run<K: Kernels>(task: &Task<'_>) {
+    let mut scratch = SCRATCH.take();
+    // SAFETY: the caller's promise.
+    unsafe { Work::<K>::new(task, &mut scratch).run() };
+    SCRATCH.set(scratch);
+}
+
+/// A task and what it works with.
+struct Work<'a, K> {
+    task: &'a Task<'a>,
+    scratch: &'a mut Scratch,
+    queries: usize,
+    k: HeadRows<'a>,
+    v: HeadRows<'a>,
+    /// A row of zeros.
+    zeros: *const u8,
+    kernels: PhantomData<K>,
+}
+
+/// Rows of keys and values of a block.
+struct Block {
+    start: usize,
+    k: BlockRows,
+    v: BlockRows,
+}
+
+impl<'a, K: Kernels> Work<'a, K> {
+    fn new(task: &'a Task<'a>, scratch: &'a mut Scratch) -> Self {
+        let step = task.rows.step;
+        let [k, v] = step.kv.planes();
+        let (head, blocks) = (task.item.kv_head, &step.segments[task.item.segment].blocks);
+        let rows = |plane| HeadRows::new(HeadSource { pool: step.kv, layer: step.layer, plane, head, blocks });
+        let zeros = scratch.zeros.room::<u16>(task.heads.dim).cast_const().cast();
+        let queries = task.item.rows * task.heads.group;
+        Self { task, scratch, queries, k: rows(k), v: rows(v), zeros, kernels: PhantomData }
+    }
+
+    /// # Safety
+    /// As [`run`].
+    #[inline(always)]
+    unsafe fn run(mut self) {
+        let (heads, item, rows) = (self.task.heads, self.task.item, &self.task.rows);
+        let words = heads.padded / GROUP * K::QUERY_GROUP;
+        let packed = self.scratch.queries.room::<u32>(self.queries * words);
+        for query in 0..self.queries {
+            let at = heads.offset(item, query);
+            // SAFETY: room for all queries.
+            unsafe { K::query(&rows.q[at..at + heads.dim], packed.add(query * words)) };
+        }
+        let first = rows.scores.first(item.position).max(self.task.splits.start * ATTENTION_SPLIT);
+        let mut blocks = [const { Block { start: 0, k: [std::ptr::null(); _], v: [std::ptr::null(); _] } }; 2];
+        let [mut block, mut next] = blocks.each_mut();
+        self.locate(first / ATTENTION_BLOCK * ATTENTION_BLOCK, block);
+        for split in self.task.splits.clone() {
+            let split_start = split * ATTENTION_SPLIT;
+            let tokens =
+                rows.scores.first(item.position).max(split_start)..item.end().min(split_start + ATTENTION_SPLIT);
+            self.start_split();
+            while block.start < tokens.end {
+                self.locate(block.start + ATTENTION_BLOCK, next);
+                // SAFETY: the caller's promise.
+                unsafe { self.block(block, next) };
+                std::mem::swap(&mut block, &mut next);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.end_split(split) };
+        }
+    }
+
+    /// The position of a query's row.
+    fn position(&self, query: usize) -> usize {
+        self.task.item.position + query / self.task.heads.group
+    }
+
+    /// Queries whose rows attend to any of `len` tokens from `start`.
+    fn seeing(&self, start: usize, len: usize) -> Range<usize> {
+        let (item, group) = (self.task.item, self.task.heads.group);
+        let first = start.saturating_sub(item.position).min(item.rows);
+        // Both ends of what a row attends to ascend with the row.
+        let sees = |row: usize| self.task.rows.scores.first(item.position + row) < start + len;
+        let mut end = item.rows;
+        while end > first && !sees(end - 1) {
+            end -= 1;
+        }
+        first * group..end * group
+    }
+
+    /// What a query's row attends to of the block at `start`, counted from there.
+    fn seen(&self, query: usize, start: usize) -> Range<usize> {
+        let seen = self.task.rows.seen(self.position(query), start, ATTENTION_BLOCK);
+        seen.start - start..seen.end - start
+    }
+
+    fn start_split(&mut self) {
+        let len = self.queries * self.task.heads.padded;
+        let output = self.scratch.outputs[0].room::<f32>(len);
+        // SAFETY: as much room.
+        unsafe { std::slice::from_raw_parts_mut(output, len) }.fill(0.0);
+        self.scratch.softmax[0].clear();
+        self.scratch.softmax[0].resize(self.queries, Softmax::START);
+        if self.scratch.softmax[1].len() < self.queries {
+            self.scratch.softmax[1].resize(self.queries, Softmax::START);
+        }
+    }
+
+    /// Finds the rows of the block at `start` that any row of the item attends to; zeros for the others.
+    fn locate(&self, start: usize, block: &mut Block) {
+        let item = self.task.item;
+        let first = self.task.rows.scores.first(item.position);
+        let tokens = first.clamp(start, start + ATTENTION_BLOCK)..item.end().clamp(start, start + ATTENTION_BLOCK);
+        let within = tokens.start - start..tokens.end - start;
+        block.start = start;
+        for (rows, of) in [(&mut block.k, &self.k), (&mut block.v, &self.v)] {
+            rows[..within.start].fill(self.zeros);
+            rows[within.end..].fill(self.zeros);
+            of.addresses(tokens.clone(), &mut rows[within.clone()]);
+        }
+    }
+
+    /// # Safety
+    /// As [`run`].
+    #[inline(always)]
+    unsafe fn block(&mut self, block: &Block, next: &Block) {
+        let dim = self.task.heads.dim;
+        let queries = self.seeing(block.start, ATTENTION_BLOCK);
+        if queries.is_empty() {
+            return;
+        }
+        let alike = self.seen(queries.start, block.start) == self.seen(queries.end - 1, block.start);
+        // SAFETY: addresses were checked, and their tokens belong to the sequence.
+        let by_row = unsafe {
+            let (keys, values) = (self.keys(), self.values());
+            K::keys(&block.k, &next.k, dim, keys);
+            K::values(&block.v, &next.v, dim, values);
+            !alike && !K::finite(&block.v, dim)
+        };
+        if by_row {
+            // A weight of zero does not hide what is not finite: values of each row alone.
+            let group = self.task.heads.group;
+            for first in queries.step_by(group) {
+                // SAFETY: as above.
+                unsafe {
+                    let seen = self.seen(first, block.start);
+                    let mut rows = [self.zeros; ATTENTION_BLOCK];
+                    rows[seen.clone()].copy_from_slice(&block.v[seen]);
+                    K::values(&rows, &next.v, dim, self.values());
+                    self.tiles(first..first + group, block.start);
+                }
+            }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.tiles(queries, block.start) };
+        }
+    }
+
+    /// Memory of the packed keys.
+    fn keys(&mut self) -> *mut u32 {
+        self.scratch.keys.room(ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * PANEL_GROUP)
+    }
+
+    /// Memory of the packed values.
+    fn values(&mut self) -> *mut u32 {
+        self.scratch.values.room(self.task.heads.padded / K::PANEL * GROUPS * PANEL_GROUP)
+    }
+
+    /// Tiles of about equal size.
+    ///
+    /// # Safety
+    /// As [`run`]; keys and values are packed.
+    #[inline(always)]
+    unsafe fn tiles(&mut self, queries: Range<usize>, start: usize) {
+        let mut left = queries.len().div_ceil(K::TILE);
+        let mut first = queries.start;
+        while left > 0 {
+            let count = (queries.end - first).div_ceil(left);
+            // SAFETY: the caller's promise.
+            unsafe { self.tile(first, count, start) };
+            first += count;
+            left -= 1;
+        }
+    }
+
+    /// # Safety
+    /// As [`Work::tiles`]; `count` queries from `first`, 1 to [`Kernels::TILE`], attend to the block at `start`.
+    #[inline(always)]
+    unsafe fn tile(&mut self, first: usize, count: usize, start: usize) {
+        let padded = self.task.heads.padded;
+        let groups = padded / GROUP;
+        let words = groups * K::QUERY_GROUP;
+        let dots = self.scratch.dots.room::<f32>(QUERIES_MAX * ATTENTION_BLOCK);
+        let weights = self.scratch.weights.room::<u32>(QUERIES_MAX * GROUPS * K::QUERY_GROUP);
+        // Ends ascend with the row: no query needs more panels than the last.
+        let tokens = self.seen(first + count - 1, start).end;
+        // SAFETY: queries, keys, values and outputs were packed and sized for these shapes.
+        unsafe {
+            let scores = Tile {
+                queries: self.scratch.queries.room::<u32>(self.queries * words).add(first * words),
+                query_stride: words * 4,
+                panels: self.keys(),
+                count: tokens.div_ceil(K::PANEL),
+                groups,
+                out: dots,
+                out_stride: ATTENTION_BLOCK * 4,
+            };
+            K::sums(count, scores);
+            let mut seen = [const { 0..0 }; QUERIES_MAX];
+            for (query, seen) in seen[..count].iter_mut().enumerate() {
+                *seen = self.seen(first + query, start);
+            }
+            let mut factors = [0.0f32; QUERIES_MAX];
+            let scores = Scores { dots, seen: &seen[..count], scale: self.task.rows.scores.scale };
+            let states = &mut self.scratch.softmax[0][first..first + count];
+            K::weigh(&scores, states, weights, &mut factors[..count]);
+            let weighted = Tile {
+                queries: weights,
+                query_stride: GROUPS * K::QUERY_GROUP * 4,
+                panels: self.values(),
+                count: padded / K::PANEL,
+                groups: GROUPS,
+                out: self.scratch.outputs[0].room::<f32>(self.queries * padded).add(first * padded),
+                out_stride: padded * 4,
+            };
+            K::scaled_sums(count, weighted, factors.as_ptr());
+        }
+    }
+
+    /// Keeps the states of the split, or merges them with those before, and finishes rows that end with it.
+    ///
+    /// # Safety
+    /// As [`run`].
+    #[inline(always)]
+    unsafe fn end_split(&mut self, split: usize) {
+        let (heads, item, padded) = (self.task.heads, self.task.item, self.task.heads.padded);
+        let [now, before] = &mut self.scratch.outputs;
+        let (now, before) = (now.room::<f32>(self.queries * padded), before.room::<f32>(self.queries * padded));
+        let start = split * ATTENTION_SPLIT;
+        for query in self.seeing(start, ATTENTION_SPLIT) {
+            let softmax = self.scratch.softmax[0][query];
+            let position = self.position(query);
+            // SAFETY: room for all queries, and for all states; the output is the task's.
+            unsafe {
+                let o = std::slice::from_raw_parts_mut(now.add(query * padded), padded);
+                if let Some(keep) = self.task.keep {
+                    let at = (query * item.splits.len() + split - item.splits.start) * heads.state();
+                    let to = std::slice::from_raw_parts_mut(keep.add(at), heads.state());
+                    to[..padded].copy_from_slice(o);
+                    to[padded..].copy_from_slice(&[softmax.max, softmax.sum]);
+                    continue;
+                }
+                let last = position < start + ATTENTION_SPLIT;
+                let starts_here = self.task.rows.scores.first(position) >= start;
+                if starts_here && last {
+                    finish(o, softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                    continue;
+                }
+                let total = std::slice::from_raw_parts_mut(before.add(query * padded), padded);
+                let total_softmax = &mut self.scratch.softmax[1][query];
+                if starts_here {
+                    total.copy_from_slice(o);
+                    *total_softmax = softmax;
+                    continue;
+                }
+                merge(total, total_softmax, o, softmax);
+                if last {
+                    finish(total, total_softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                }
+            }
+        }
+    }
+}
+
+/// Merges the state of the next split into the running one.
+#[inline(always)]
+fn merge(o: &mut [f32], state: &mut Softmax, later: &[f32], part: Softmax) {
+    let max = state.max.max(part.max);
+    let (a, b) = (exp(state.max - max), exp(part.max - max));
+    for (o, part) in o.iter_mut().zip(later) {
+        *o = part.mul_add(b, *o * a);
+    }
+    *state = Softmax { max, sum: part.sum.mul_add(b, state.sum * a) };
+}
+
+/// Divides by the sum and stores.
+///
+/// # Safety
+/// `out` is writable for `dim` f32.
+#[inline(always)]
+unsafe fn finish(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
+    // SAFETY: the caller's promise.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, dim) };
+    for (out, o) in out.iter_mut().zip(o) {
+        *out = o / sum;
+    }
+}
+
+/// Merges the splits of a divided item, in order, and finishes it. Inlined as [`run`].
+///
+/// # Safety
+/// `states` are those of the item, `[query][split]`; the item's rows and heads lie in the output and nobody else uses them.
+#[inline(always)]
+pub(super) unsafe fn merge_item(rows: &Rows<'_>, heads: Heads, item: &Item, states: *mut f32, out: *mut f32) {
+    let (size, padded) = (heads.state(), heads.padded);
+    for query in 0..item.rows * heads.group {
+        let position = item.position + query / heads.group;
+        let first = rows.scores.first(position) / ATTENTION_SPLIT - item.splits.start;
+        let end = (position + 1).div_ceil(ATTENTION_SPLIT) - item.splits.start;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let states = states.add(query * item.splits.len() * size);
+            let states = std::slice::from_raw_parts_mut(states, item.splits.len() * size);
+            let (running, later) = states[first * size..end * size].split_at_mut(size);
+            let (o, softmax) = running.split_at_mut(padded);
+            let mut state = Softmax { max: softmax[0], sum: softmax[1] };
+            for part in later.chunks_exact(size) {
+                merge(o, &mut state, &part[..padded], Softmax { max: part[padded], sum: part[padded + 1] });
+            }
+            finish(o, state.sum, out.add(heads.offset(item, query)), heads.dim);
+        }
+    }
+}
