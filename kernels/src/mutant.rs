@@ -84,12 +84,15 @@ impl HostKernels for Mutant {
 
     fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
         let k = w[0].k;
+        let (is_f32, half) = (matches!(self.numerics(), Numerics::F32Fma { .. }), K_SLAB / 2);
+        // Slabs of another length; in classes without slabs, any slabs are another order.
         let slab = match self.kind {
-            MutantKind::RowCount if x.data.len() > k => K_SLAB / 2,
-            MutantKind::ThreadCount { threads } => k.div_ceil(threads.max(1)),
-            MutantKind::OtherRevision { .. } => K_SLAB / 2,
-            _ => K_SLAB,
+            MutantKind::RowCount if x.data.len() > k => Some(half),
+            MutantKind::ThreadCount { threads } if is_f32 || threads > 1 => Some(k.div_ceil(threads.max(1))),
+            MutantKind::OtherRevision { .. } => Some(half),
+            _ => None,
         };
+        let Some(slab) = slab else { return self.reference.linear(x, w, partitions, store, outs) };
         for (w, out) in w.iter().zip(outs) {
             linear::linear(&x.data, &w.data, k, w.n, store, out, |x, w| linear::dot(x, w, partitions, slab));
         }
@@ -101,10 +104,10 @@ impl HostKernels for Mutant {
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
         let shift = self.kind == MutantKind::ChunkStart;
-        attention::attend(step, q, scores, out, |segment, t| {
-            let origin = if shift { segment.position } else { 0 };
-            t % ATTENTION_SLAB == origin % ATTENTION_SLAB
-        });
+        if !shift {
+            return self.reference.attend(step, q, scores, out);
+        }
+        attention::attend(step, q, scores, out, |segment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -32,7 +32,7 @@ pub enum Skew {
 
 impl Skew {
     fn apply(self, around: &mut Surroundings) {
-        let other = |says| Some(Mutant::new(MutantKind::OtherRevision { says }, Numerics::default()));
+        let other = |says| Some(Mutant::new(MutantKind::OtherRevision { says }, Numerics::Bf16x32));
         match self {
             Self::Revision => around.device = other(KERNEL_REVISION + 1),
             Self::HiddenRevision => around.device = other(KERNEL_REVISION),

@@ -38,10 +38,9 @@ impl Family {
     pub const MUTANTS: [Self; 3] = [Self::RowCount, Self::ChunkStart, Self::ThreadCount];
 
     /// A device of this family.
-    pub(super) fn device(self, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Device>> {
-        let numerics = Numerics::default();
+    pub(super) fn device(self, numerics: Numerics, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Device>> {
         let device: Arc<dyn Device> = match self {
-            Self::Cpu => CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?,
+            Self::Cpu => CpuDevice::new(CpuConfig { threads, simd: None, numerics })?,
             Self::Reference => ReferenceDevice::new(numerics),
             Self::RowCount => Mutant::new(MutantKind::RowCount, numerics),
             Self::ChunkStart => Mutant::new(MutantKind::ChunkStart, numerics),
@@ -55,6 +54,8 @@ impl Family {
 pub struct World {
     /// The kind of backends.
     pub family: Family,
+    /// What they compute.
+    pub numerics: Numerics,
     pub(super) source: Arc<dyn ModelSource>,
     pub(super) requests: Vec<SequenceRequest>,
 }
@@ -64,7 +65,12 @@ impl World {
     /// penalties.
     pub fn new(family: Family, source: Arc<dyn ModelSource>, prompts: Vec<Vec<TokenId>>, outputs: u32) -> Self {
         let requests = prompts.into_iter().enumerate().map(|(index, tokens)| request(index, tokens, outputs)).collect();
-        Self { family, source, requests }
+        Self { family, numerics: Numerics::default(), source, requests }
+    }
+
+    /// The same in another numerics class.
+    pub fn in_class(self, numerics: Numerics) -> Self {
+        Self { numerics, ..self }
     }
 
     /// A small random model and one request for each of `lengths`.
@@ -128,7 +134,8 @@ impl World {
         // The layers of a random model are alike.
         let layer = &self.source.spec().layers[0];
         let split = |k: usize, extent: usize| {
-            let parts = (1 << extent.trailing_zeros()).min(PARTITIONS_MAX);
+            let partitioned = matches!(self.numerics, Numerics::F32Fma { .. });
+            let parts = if partitioned { (1 << extent.trailing_zeros()).min(PARTITIONS_MAX) } else { 1 };
             [parts, (k / parts).div_ceil(K_SLAB)]
         };
         [split(layer.attention.query_dim(), layer.attention.kv_heads), split(layer.ffn, layer.ffn)]
