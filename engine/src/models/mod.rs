@@ -1,6 +1,6 @@
 //! Model families: what a decoder computes, and how each family's files describe it.
 //!
-//! All families are one decoder, driven by a [`DecoderSpec`]. A family is one file of this folder and one row of [`registry`]: which names
+//! All families are one decoder, driven by a [`DecoderSpec`]. A family is one file of this folder and one row of `registry`: which names
 //! it has in files, which keys it reads beyond the common ones, and what they change in the spec. The readers in [`crate::formats`] know no
 //! family by name; they refuse keys and tensors that the family does not state.
 

@@ -276,7 +276,7 @@ pub fn reference(numerics: Numerics) -> Box<dyn Kernels> {
 pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dyn Kernels>> {
     if !simd.available() {
         skipped(
-            Need::Avx2,
+            if simd <= SimdLevel::Avx2Fma { Need::Avx2 } else { Need::Avx512 },
             &format!("the kernels of {simd:?}"),
             "the processor does not say that it has the instructions",
         );

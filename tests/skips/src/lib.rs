@@ -14,6 +14,8 @@ pub const MAY_SKIP: &str = "TESTS_MAY_SKIP";
 pub enum Need {
     /// A processor with AVX2 and FMA.
     Avx2,
+    /// A processor with AVX-512 and its extensions VNNI and BF16.
+    Avx512,
     /// Network, mount and process namespaces of one's own: root, `unshare`, `ip`, `tc` and a TUN device.
     Namespaces,
     /// A network device besides `lo`.
@@ -27,6 +29,7 @@ impl Need {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
             Self::Namespaces => "namespaces",
             Self::SecondDevice => "second-device",
             Self::NoRdma => "no-rdma",

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn exp_has_the_bits_of_the_scalar_one() {
         if !crate::cpu::SimdLevel::Avx512Bf16.available() {
-            return baton_skips::skipped(baton_skips::Need::Avx2, "exp of AVX-512", "the processor has no AVX-512");
+            return baton_skips::skipped(baton_skips::Need::Avx512, "exp of AVX-512", "the processor has no AVX-512");
         }
         let mut x: Vec<f32> = (0..=(-110.0f32).to_bits() - (-0.0f32).to_bits())
             .step_by(997)
