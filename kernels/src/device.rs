@@ -170,6 +170,9 @@ pub trait Device: Send + Sync {
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError>;
 }
 
+/// Most steps that are launched and not finished: one that runs, and one ahead of it.
+pub const STEPS_MAX: usize = 2;
+
 /// Called for each layer as soon as the stores of its KV are enqueued, with a fence after them.
 pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
 
@@ -180,7 +183,7 @@ pub trait Executable: Send {
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
     ///
-    /// A step that breaks a bound is refused before anything is enqueued.
+    /// A step that breaks a bound, or comes while [`STEPS_MAX`] are not finished, is refused before anything is enqueued.
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError>;
 
     /// Waits for the oldest launched step, at most for the backend's own deadline, and appends the logits of its requested rows,

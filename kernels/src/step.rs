@@ -1,6 +1,6 @@
 //! The input of one step, and its checks against the bounds of a program.
 
-use crate::device::{Bounds, DeviceError};
+use crate::device::{Bounds, DeviceError, STEPS_MAX};
 use crate::kv::KvBinding;
 use baton_types::BlockId;
 
@@ -39,10 +39,19 @@ pub(crate) fn rows_of(segments: &[StepSegment]) -> usize {
 }
 
 impl StepInput {
-    /// Checks every bound, so that no operation gets an index out of range.
-    pub(crate) fn check(&self, bounds: &Bounds, vocab: usize, pool: &KvBinding) -> Result<(), DeviceError> {
+    /// Checks every bound, so that no operation gets an index out of range. `launched` steps are not finished.
+    pub(crate) fn check(
+        &self,
+        bounds: &Bounds,
+        vocab: usize,
+        pool: &KvBinding,
+        launched: usize,
+    ) -> Result<(), DeviceError> {
         let rows = self.ids.len();
         let refuse = |message: String| Err(DeviceError::Step(message));
+        if launched >= STEPS_MAX {
+            return refuse(format!("{launched} steps are not finished: finish one first"));
+        }
         if rows == 0 || rows > bounds.rows_max {
             return refuse(format!("{rows} rows, 1 to {} fit", bounds.rows_max));
         }

@@ -4,7 +4,7 @@
 mod common;
 
 use baton_kernels::cpu::{CpuConfig, CpuDevice, CpuKernels, HeapPool, SimdLevel};
-use baton_kernels::device::{Bounds, Device, DeviceError, Role, RopeTable, StoredRows, WeightSpec};
+use baton_kernels::device::{Bounds, Device, DeviceError, Role, RopeTable, STEPS_MAX, StoredRows, WeightSpec};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::program::{Op, Program, Project, Qkv};
@@ -132,6 +132,14 @@ fn steps_that_break_a_bound_are_refused() {
         for (from, to, tokens) in [copy(1, 1, 4), copy(0, 8, 4), copy(0, 1, 0), copy(0, 1, 17)] {
             let refused = tiny.executable.copy_kv(from, to, tokens);
             assert!(matches!(refused, Err(DeviceError::Shape { op: "copy_kv", .. })), "{refused:?}");
+        }
+        for _ in 0..STEPS_MAX {
+            tiny.executable.launch(&good, &mut |_, _| ()).unwrap();
+        }
+        let refused = tiny.executable.launch(&good, &mut |_, _| panic!("refused steps launch nothing"));
+        assert!(matches!(&refused, Err(DeviceError::Step(message)) if message.contains("not finished")), "{refused:?}");
+        for _ in 0..STEPS_MAX {
+            tiny.executable.finish(&mut Vec::new()).unwrap();
         }
         let mut unbound = device.compile(program(&*device, false), BOUNDS).unwrap();
         assert_eq!(unbound.launch(&good, &mut |_, _| ()), Err(DeviceError::Unbound));

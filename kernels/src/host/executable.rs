@@ -192,7 +192,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        step.check(&self.bounds, self.sizes.vocab, kv)?;
+        step.check(&self.bounds, self.sizes.vocab, kv, self.launched.len())?;
         let fence: Fence = Arc::new(AlreadyDone);
         let mut run = Run {
             kernels: &self.shared.kernels,

@@ -18,6 +18,8 @@ pub(super) struct LateExecutable {
     config: LagConfig,
     stream: Arc<Stream>,
     pool: Option<KvBinding>,
+    /// Steps that are launched and not finished.
+    launched: usize,
     /// Steps that may still read.
     reads: Vec<PendingRead>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +39,17 @@ impl LateExecutable {
             .name("lagging".into())
             .spawn(move || served.serve(inner.as_mut(), &config))
             .map_err(|e| DeviceError::Failed(format!("cannot start a thread: {e}")))?;
-        Ok(Self { program, bounds, vocab, config, stream, pool: None, reads: Vec::new(), thread: Some(thread) })
+        Ok(Self {
+            program,
+            bounds,
+            vocab,
+            config,
+            stream,
+            pool: None,
+            launched: 0,
+            reads: Vec::new(),
+            thread: Some(thread),
+        })
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {
@@ -73,8 +85,9 @@ impl Executable for LateExecutable {
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
-        step.check(&self.bounds, self.vocab, self.pool()?)?;
+        step.check(&self.bounds, self.vocab, self.pool()?, self.launched)?;
         let job = self.push(step.segments.clone(), Work::Step(step.clone()))?;
+        self.launched += 1;
         self.reads.push(PendingRead { job, segments: step.segments.clone() });
         for op in &self.program.ops {
             if let Op::Qkv(op) = op {
@@ -87,6 +100,7 @@ impl Executable for LateExecutable {
 
     fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
         logits.extend(self.stream.logits(&self.config)?);
+        self.launched -= 1;
         Ok(())
     }
 
