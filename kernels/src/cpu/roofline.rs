@@ -1,8 +1,9 @@
 //! Measures this machine's peak rates, as the reference for benchmarks.
 
-use super::Level;
 use super::simd::{Kernel, Simd};
+use super::{Level, SimdLevel};
 use crate::cpu::{Avx2, Portable};
+use crate::numerics::Numerics;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,6 +76,78 @@ impl Kernel for FmaChains {
         black_box(s.merge(sum));
         (CHAINS * STEPS * super::simd::LANES * 2) as f64
     }
+}
+
+/// Peak of the instructions that multiply matrices of a class here, with all operands in registers, in GFLOP/s (or 1e9 operations a
+/// second; a product and its addition are two).
+pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
+    match numerics {
+        #[cfg(target_arch = "x86_64")]
+        Numerics::Bf16x32 if SimdLevel::Avx512Bf16.available() => {
+            // SAFETY: the processor has the instructions.
+            rate(threads, |_| unsafe { bf16_chains() }) / 1e9
+        }
+        #[cfg(target_arch = "x86_64")]
+        Numerics::I8x32 if SimdLevel::Avx512Vnni.available() => {
+            // SAFETY: as above.
+            rate(threads, |_| unsafe { i8_chains() }) / 1e9
+        }
+        _ => fma_peak(threads),
+    }
+}
+
+/// Steps of a call of the chains below, of 96 instructions each.
+#[cfg(target_arch = "x86_64")]
+const STEPS: usize = 2_000;
+
+/// 24 independent chains of an instruction on 512-bit vectors.
+#[cfg(target_arch = "x86_64")]
+macro_rules! chains {
+    ($instruction:literal) => {
+        std::arch::asm!(
+            "vpxord zmm24, zmm24, zmm24",
+            "vpxord zmm25, zmm25, zmm25",
+            ".p2align 5",
+            "2:",
+            ".rept 4",
+            ".irp r, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23",
+            concat!($instruction, " zmm\\r, zmm24, zmm25"),
+            ".endr",
+            ".endr",
+            "dec {steps}",
+            "jnz 2b",
+            steps = inout(reg) STEPS => _,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _,
+            out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _,
+            out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _, out("zmm20") _,
+            out("zmm21") _, out("zmm22") _, out("zmm23") _, out("zmm24") _, out("zmm25") _,
+            options(nomem, nostack),
+        )
+    };
+}
+
+/// Operations of a call: 32 products and additions each.
+///
+/// # Safety
+/// The processor has AVX512_BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn bf16_chains() -> f64 {
+    // SAFETY: touches registers only.
+    unsafe { chains!("vdpbf16ps") };
+    (STEPS * 96 * 64) as f64
+}
+
+/// Operations of a call: 64 products and additions each.
+///
+/// # Safety
+/// The processor has AVX512_VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn i8_chains() -> f64 {
+    // SAFETY: touches registers only.
+    unsafe { chains!("vpdpbusd") };
+    (STEPS * 96 * 128) as f64
 }
 
 /// Bandwidth of reading a buffer of [`READ_BYTES`], each thread its own part repeatedly from front to back, in GB/s (1e9 bytes).

@@ -1,11 +1,12 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `puts`, `compute`, `classes`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more and is only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
 
 mod cache;
+mod classes;
 mod compute;
 mod gemm;
 mod handoff;
@@ -38,7 +39,8 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 8] = ["handoff", "puts", "compute", "telemetry", "index", "cache", "router", "overload"];
+    const PARTS: [&str; 9] =
+        ["handoff", "puts", "compute", "classes", "telemetry", "index", "cache", "router", "overload"];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
@@ -49,6 +51,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("compute") {
         compute::measure(&mut summary)?;
+    }
+    if wanted("classes") {
+        classes::measure(&mut summary)?;
     }
     if wanted("puts") {
         puts::measure(&mut summary)?;
