@@ -2,6 +2,7 @@
 //!
 //! A panel is read from memory once for as many rows as half of the second-level cache holds; tasks are panels times such passes of rows.
 
+use super::formats::Format;
 use super::level::Level;
 use super::pack::Weights;
 use super::quantize::{ROWS_MAX, Record, Rows};
@@ -13,8 +14,9 @@ use std::ops::Range;
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
 const ROW_BYTES: usize = 512 << 10;
 
-/// Bytes ahead that weights are prefetched: the hardware stops at every page, and DRAM answers within the time that these take.
-const AHEAD: usize = 4 << 10;
+/// Bytes ahead that weights are prefetched into the second-level cache. Into the first, the requests take the places of those that the
+/// hardware makes by itself: 4 rows then run at 15 instead of 19 GB/s (Zen 4, one thread). 2 KiB are too few, 32 KiB too many.
+const AHEAD: usize = 8 << 10;
 
 /// Takes the sums of a GEMM.
 pub(super) trait Epilogue {
@@ -84,7 +86,9 @@ pub(super) fn gemm(
         for panel in panels.clone() {
             for block in from..to {
                 let rows = x.block_rows(block);
-                let ahead = if block == from { AHEAD } else { 0 };
+                // One row leaves the hardware time to read ahead by itself, which is 10 % faster, unless weights have twice the bytes.
+                let reads_ahead = block == from && (x.m() > 1 || w.format() == Format::Q8_0);
+                let ahead = if reads_ahead { AHEAD } else { 0 };
                 let tile = Tile { x: x.block(block), w: w.panel(panel), blocks: 0..x.k() / BLOCK, ahead };
                 tile::run(level, w.format(), rows.len(), &tile, &mut sums);
                 rows.zip(&sums).for_each(|(row, sums)| epilogue.put(row, panel * PANEL, &sums.0));

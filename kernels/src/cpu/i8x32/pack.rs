@@ -48,6 +48,11 @@ impl Layout {
         Self { blocks, header, block }
     }
 
+    /// Cache lines of a group for each of its blocks.
+    pub(crate) const fn lines(self) -> usize {
+        self.group().div_ceil(64 * self.blocks)
+    }
+
     /// Bytes of a group.
     pub(crate) const fn group(self) -> usize {
         self.header + self.blocks * self.block

@@ -5,6 +5,9 @@ use super::{BLOCK, Shared, Threads};
 use crate::cpu::buffer::Buffer;
 use crate::quantized::LARGEST_MIN;
 
+#[cfg(target_arch = "x86_64")]
+mod simd;
+
 /// Most rows of a tile.
 pub(crate) const ROWS_MAX: usize = 16;
 
@@ -113,9 +116,9 @@ unsafe fn quantize_row(level: Level, x: &[f32], to: *mut Record, stride: usize) 
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Vnni => row_avx512(x, to, stride),
+            Level::Avx512Vnni => simd::row_avx512(x, to, stride),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => row_avx2(x, to, stride),
+            Level::Avx2 => simd::row_avx2(x, to, stride),
             _ => row(x, to, stride),
         }
     }
@@ -123,25 +126,6 @@ unsafe fn quantize_row(level: Level, x: &[f32], to: *mut Record, stride: usize) 
 
 /// # Safety
 /// As [`quantize_row`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn row_avx512(x: &[f32], to: *mut Record, stride: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { row(x, to, stride) }
-}
-
-/// # Safety
-/// As [`quantize_row`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn row_avx2(x: &[f32], to: *mut Record, stride: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { row(x, to, stride) }
-}
-
-/// # Safety
-/// As [`quantize_row`].
-#[inline(always)]
 unsafe fn row(x: &[f32], to: *mut Record, stride: usize) {
     for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
         // SAFETY: the caller's promise.
@@ -149,8 +133,19 @@ unsafe fn row(x: &[f32], to: *mut Record, stride: usize) {
     }
 }
 
-/// Quantizes a block. Loops over whole arrays without branches, which compile to vectors of any width: one code for all levels.
+/// The scale of a block whose largest value is `amax`, and what its values are multiplied by.
 #[inline(always)]
+fn scale(amax: f32) -> (f32, f32) {
+    if amax < LARGEST_MIN {
+        (0.0, 0.0)
+    } else if amax < f32::INFINITY {
+        (amax / 127.0, 127.0 / amax)
+    } else {
+        (f32::NAN, 0.0)
+    }
+}
+
+/// Quantizes a block.
 fn record(x: &[f32; BLOCK]) -> Record {
     /// 1.5 * 2^23: added, it leaves an integer below 2^22 in the low bits, rounded to nearest even.
     const MAGIC: f32 = 12_582_912.0;
@@ -166,11 +161,7 @@ fn record(x: &[f32; BLOCK]) -> Record {
     }
     let amax = f32::from_bits(largest[0]);
     let finite = amax < f32::INFINITY;
-    let (d, inverse) = if finite && amax >= LARGEST_MIN {
-        (amax / 127.0, 127.0 / amax)
-    } else {
-        (if finite { 0.0 } else { f32::NAN }, 0.0)
-    };
+    let (d, inverse) = scale(amax);
     let mut words = [0i32; BLOCK];
     for (word, x) in words.iter_mut().zip(x) {
         // A value that is not finite times 0 would be NaN: the mask makes its integer 0.
@@ -182,4 +173,47 @@ fn record(x: &[f32; BLOCK]) -> Record {
     let (first, second) = (sum(0), sum(16));
     let of = |offset: i32| [-offset * first, -offset * second];
     Record { q, d, sum: (first + second) as f32, minus_8: of(8), minus_32: of(32), minus_128: of(128) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_gives_equal_records() {
+        let mut x: Vec<f32> = (0..64 * BLOCK as u32)
+            .map(|i| {
+                let bits = i.wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77);
+                // Blocks of any magnitude, then of any bits.
+                let wild = f32::from_bits(bits);
+                if i < 48 * 32 {
+                    (bits >> 8) as f32 * 2f32.powi(i as i32 / 32 * 4 - 110) * if bits & 1 == 0 { 1.0 } else { -1.0 }
+                } else {
+                    wild
+                }
+            })
+            .collect();
+        x[..6].copy_from_slice(&[127.0, 0.5, 1.5, 2.5, -0.5, -3.5]);
+        x[6..32].fill(0.25);
+        x[32..64].fill(f32::MAX);
+        x[64..96].fill(-LARGEST_MIN);
+        x[96..128].fill(f32::from_bits(LARGEST_MIN.to_bits() - 1));
+        for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let want = crate::quantized::Activations::new(x);
+            let sum = |range: std::ops::Range<usize>| want.ints[range].iter().map(|q| i32::from(*q)).sum::<i32>();
+            for level in [Level::Portable, Level::Avx2, Level::Avx512Vnni].into_iter().filter(|level| level.available())
+            {
+                let mut got = [record(&[1.0; BLOCK]); 2];
+                // SAFETY: room for one record; the level is available.
+                unsafe { quantize_row(level, x, got.as_mut_ptr(), 1) };
+                let [got, other] = got;
+                assert_eq!((got.d.to_bits(), got.q), (want.scale.to_bits(), want.ints), "{level:?} block {block}");
+                assert_eq!(got.sum, sum(0..32) as f32);
+                for (offset, minus) in [(8, got.minus_8), (32, got.minus_32), (128, got.minus_128)] {
+                    assert_eq!(minus, [-offset * sum(0..16), -offset * sum(16..32)]);
+                }
+                assert_eq!(other.d, 1.0 / 127.0, "nothing else is written");
+            }
+        }
+    }
 }

@@ -162,10 +162,11 @@ unsafe fn part<F: Stored, const R: usize>(tile: &Tile<'_>, rows: usize, first: u
             for block in tile.blocks.clone() {
                 let (group, sub) = (tile.w.as_ptr().add(block / layout.blocks * layout.group()), block % layout.blocks);
                 let from = group.add(layout.header + sub * layout.block);
-                if half == 0 && R <= 4 {
-                    let begin = if layout.blocks == 1 { group } else { from };
-                    for line in 0..(from.addr() - begin.addr() + layout.block) / 64 {
-                        _mm_prefetch::<_MM_HINT_T0>(begin.wrapping_add(tile.ahead + line * 64).cast());
+                if half == 0 && tile.ahead != 0 {
+                    // Lines without a gap, one block's share of its group after the other: gaps would mislead the hardware.
+                    let lines = const { Layout::of(F::FORMAT).lines() };
+                    for line in sub * lines..(sub + 1) * lines {
+                        _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(tile.ahead + line * 64).cast());
                     }
                 }
                 let (scales, words) = (scales::<F>(group, sub, half), words::<F>(from, half));

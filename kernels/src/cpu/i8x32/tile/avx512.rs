@@ -196,10 +196,12 @@ unsafe fn tile<F: Stored, const R: usize>(tile: &Tile<'_>, sums: &mut TileSums) 
         for block in tile.blocks.clone() {
             let (group, sub) = (tile.w.as_ptr().add(block / layout.blocks * layout.group()), block % layout.blocks);
             let from = group.add(layout.header + sub * layout.block);
-            // A group of one block has a line or half a line of scales, a group of eight has five.
-            let begin = if layout.blocks == 1 { group } else { from };
-            for line in 0..(from.addr() - begin.addr() + layout.block) / 64 {
-                _mm_prefetch::<_MM_HINT_T0>(begin.wrapping_add(tile.ahead + line * 64).cast());
+            if tile.ahead != 0 {
+                // Lines without a gap, one block's share of its group after the other: gaps would mislead the hardware.
+                let lines = const { Layout::of(F::FORMAT).lines() };
+                for line in sub * lines..(sub + 1) * lines {
+                    _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(tile.ahead + line * 64).cast());
+                }
             }
             let (scales, words) = (scales::<F>(group, sub), words::<F>(from));
             macro_rules! rows {
