@@ -67,7 +67,8 @@ proptest! {
     fn backends_equal_the_reference(shape in shapes(), steps in batches(), block in block_sizes(), threads in 1usize..=3) {
         let want = run(reference(shape.numerics), shape, block, &steps);
         prop_assert!(no_nan(&want));
-        for (level, threads) in [(SimdLevel::Avx2Fma, threads), (SimdLevel::Portable, 4 - threads)] {
+        let levels = [SimdLevel::detect(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable];
+        for (level, threads) in levels.into_iter().zip([4 - threads, threads, threads, 4 - threads]) {
             if let Some(ops) = cpu(threads, level, shape.numerics) {
                 prop_assert!(run(ops, shape, block, &steps) == want, "{level:?} with {threads} threads differs");
             }

@@ -1,10 +1,14 @@
 //! Instruction sets.
 
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::amx;
 use crate::cpu::{bf16x32, i8x32};
 
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimdLevel {
+    /// The packing and the tile loops of [`SimdLevel::Amx`] over scalar instructions: for tests, on any CPU.
+    AmxScalar,
     /// Plain Rust, for any CPU.
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
@@ -15,11 +19,14 @@ pub enum SimdLevel {
     Avx512Vnni,
     /// The same with AVX512_BF16 (VDPBF16PS).
     Avx512Bf16,
+    /// The same with AMX_TILE and AMX_BF16 (TDPBF16PS), where the system lets this process use tiles.
+    Amx,
 }
 
 impl SimdLevel {
     /// All levels, the best last.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2Fma, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+    pub const ALL: [Self; 7] =
+        [Self::AmxScalar, Self::Portable, Self::Avx2Fma, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16, Self::Amx];
 
     /// Whether this processor says that it has the instructions.
     pub fn available(self) -> bool {
@@ -35,16 +42,18 @@ impl SimdLevel {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             };
+            let bf16 = || avx2() && avx512() && vnni() && is_x86_feature_detected!("avx512bf16");
             match self {
-                Self::Portable => true,
+                Self::AmxScalar | Self::Portable => true,
                 Self::Avx2Fma => avx2(),
                 Self::Avx512 => avx2() && avx512(),
                 Self::Avx512Vnni => avx2() && avx512() && vnni(),
-                Self::Avx512Bf16 => avx2() && avx512() && vnni() && is_x86_feature_detected!("avx512bf16"),
+                Self::Avx512Bf16 => bf16(),
+                Self::Amx => bf16() && amx::usable(),
             }
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let has = self == Self::Portable;
+        let has = self <= Self::Portable;
         has
     }
 
@@ -57,11 +66,13 @@ impl SimdLevel {
     /// For messages.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::AmxScalar => "scalar amx",
             Self::Portable => "portable",
             Self::Avx2Fma => "avx2+fma",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512+vnni",
             Self::Avx512Bf16 => "avx512+vnni+bf16",
+            Self::Amx => "avx512+vnni+bf16+amx",
         }
     }
 }

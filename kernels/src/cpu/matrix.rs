@@ -37,7 +37,11 @@ impl Matrix {
         }
         let integers = |part: &StoredRows<'_>| kernels.numerics == Numerics::I8x32 && part.format.is_quantized();
         let groups = parts.chunk_by(|a, b| integers(a) == integers(b)).map(|parts| {
-            if integers(&parts[0]) { pack_integers(kernels, k, parts) } else { Ok(Packed::Bf16(pack_bf16(k, parts))) }
+            if integers(&parts[0]) {
+                pack_integers(kernels, k, parts)
+            } else {
+                Ok(Packed::Bf16(pack_bf16(kernels, k, parts)))
+            }
         });
         Ok(Self { groups: groups.collect::<Result<_, _>>()?, k })
     }
@@ -52,10 +56,10 @@ impl Matrix {
     }
 }
 
-fn pack_bf16(k: usize, parts: &[StoredRows<'_>]) -> bf16x32::Weights {
+fn pack_bf16(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> bf16x32::Weights {
     let mut wide = vec![0.0; k];
     let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
-    bf16x32::Weights::pack(&heights, k, |part, row, out| {
+    bf16x32::Weights::pack(kernels.simd, &heights, k, |part, row, out| {
         parts[part].read(row, &mut wide);
         out.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::from_f32(*x));
     })

@@ -5,6 +5,8 @@
 //! only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention_splits;
 mod bf16x32;
 mod buffer;

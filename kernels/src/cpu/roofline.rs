@@ -83,6 +83,11 @@ impl Kernel for FmaChains {
 pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
     match numerics {
         #[cfg(target_arch = "x86_64")]
+        Numerics::Bf16x32 if SimdLevel::Amx.available() => {
+            // SAFETY: the processor has the instructions.
+            rate(threads, |_| unsafe { tile_chains!("tdpbf16ps") }) / 1e9
+        }
+        #[cfg(target_arch = "x86_64")]
         Numerics::Bf16x32 if SimdLevel::Avx512Bf16.available() => {
             // SAFETY: the processor has the instructions.
             rate(threads, |_| unsafe { bf16_chains() }) / 1e9
@@ -94,6 +99,18 @@ pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
         }
         _ => fma_peak(threads),
     }
+}
+
+/// Peak of TDPBSSD with all operands in registers, in 1e9 operations a second; `None` where it is not.
+pub fn amx_int8_peak(threads: usize) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if SimdLevel::Amx.available() && std::arch::x86_64::__cpuid_count(7, 0).edx & 1 << 25 != 0 {
+        // SAFETY: the processor has the instruction, and the system lets this process use tiles. An operation has twice the products of
+        // TDPBF16PS.
+        return Some(2.0 * rate(threads, |_| unsafe { tile_chains!("tdpbssd") }) / 1e9);
+    }
+    let _ = threads;
+    None
 }
 
 /// Steps of a call of the chains below, of 96 instructions each.
@@ -124,6 +141,48 @@ macro_rules! chains {
             options(nomem, nostack),
         )
     };
+}
+
+/// Six independent chains of an instruction on tiles of 16 x 64 bytes; evaluates to the operations of TDPBF16PS, 16 x 16 x 32 products and
+/// additions each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tile_chains {
+    ($instruction:literal) => {{
+        let config = full_tiles();
+        std::arch::asm!(
+            "ldtilecfg [{config}]",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            "2:",
+            ".rept 16",
+            ".irp r, 0,1,2,3,4,5",
+            concat!($instruction, " tmm\\r, tmm6, tmm7"),
+            ".endr",
+            ".endr",
+            "dec {steps}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) &config,
+            steps = inout(reg) TILE_STEPS => _,
+            options(nostack),
+        );
+        (TILE_STEPS * 96 * 16 * 16 * 64) as f64
+    }};
+}
+#[cfg(target_arch = "x86_64")]
+use tile_chains;
+
+/// Steps of a call of the chains of tiles, of 96 instructions each, which take 16 cycles: some hundred microseconds.
+#[cfg(target_arch = "x86_64")]
+const TILE_STEPS: usize = 200;
+
+/// Operand of LDTILECFG for eight full registers: palette 1, 64 bytes a row, 16 rows.
+#[cfg(target_arch = "x86_64")]
+fn full_tiles() -> [u8; 64] {
+    let mut config = [0; 64];
+    config[0] = 1;
+    (0..8).for_each(|register| (config[16 + 2 * register], config[48 + register]) = (64, 16));
+    config
 }
 
 /// Operations of a call: 32 products and additions each.

@@ -275,11 +275,12 @@ pub fn reference(numerics: Numerics) -> Box<dyn Kernels> {
 /// The SIMD kernels, or `None` (said aloud) where the machine lacks the level.
 pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dyn Kernels>> {
     if !simd.available() {
-        skipped(
-            if simd <= SimdLevel::Avx2Fma { Need::Avx2 } else { Need::Avx512 },
-            &format!("the kernels of {simd:?}"),
-            "the processor does not say that it has the instructions",
-        );
+        let need = match simd {
+            SimdLevel::Amx => Need::Amx,
+            _ if simd <= SimdLevel::Avx2Fma => Need::Avx2,
+            _ => Need::Avx512,
+        };
+        skipped(need, &format!("the kernels of {simd:?}"), "the processor does not say that it has the instructions");
         return None;
     }
     let config = CpuConfig { threads, simd: Some(simd), numerics };

@@ -16,6 +16,8 @@ pub enum Need {
     Avx2,
     /// A processor with AVX-512 and its extensions VNNI and BF16.
     Avx512,
+    /// A processor with AMX (AMX_TILE and AMX_BF16), and a system that lets processes use it.
+    Amx,
     /// Network, mount and process namespaces of one's own: root, `unshare`, `ip`, `tc` and a TUN device.
     Namespaces,
     /// A network device besides `lo`.
@@ -30,6 +32,7 @@ impl Need {
         match self {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
             Self::Namespaces => "namespaces",
             Self::SecondDevice => "second-device",
             Self::NoRdma => "no-rdma",

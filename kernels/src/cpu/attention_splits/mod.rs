@@ -81,7 +81,7 @@ pub(super) fn attend(
     let mut plan = PLAN.take();
     let heads = Heads::new(&rows);
     // The reference knows no states that it could keep.
-    plan.fill(&rows, heads, threads.count(), level == SimdLevel::Portable);
+    plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable);
     let states = Shared(plan.states.as_mut_ptr());
     let plan_ref = &plan;
     threads.run(plan.pieces.len(), &|i| {
@@ -91,13 +91,13 @@ pub(super) fn attend(
         let item = &plan_ref.items[piece.item];
         let task = Task { rows, heads, item, splits: piece.splits.clone(), keep, out: out.get() };
         match level {
-            SimdLevel::Portable => portable::run(&task),
+            SimdLevel::AmxScalar | SimdLevel::Portable => portable::run(&task),
             // SAFETY: a level is used only where it is available; the plan's items share no row of a KV head.
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2Fma | SimdLevel::Avx512 | SimdLevel::Avx512Vnni => unsafe { avx2::run(&task) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512Bf16 => unsafe { avx512_bf16::run(&task) },
+            SimdLevel::Avx512Bf16 | SimdLevel::Amx => unsafe { avx512_bf16::run(&task) },
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("not available"),
         }
@@ -106,7 +106,7 @@ pub(super) fn attend(
     if plan.divided {
         threads.run(plan.items.len(), &|i| {
             let item = &plan_ref.items[i];
-            let merge_item = if level == SimdLevel::Avx512Bf16 { avx512_bf16::merge_item } else { avx2::merge_item };
+            let merge_item = if level >= SimdLevel::Avx512Bf16 { avx512_bf16::merge_item } else { avx2::merge_item };
             // SAFETY: the item's own part of the states, see above, which its tasks have written; the level is available.
             unsafe { merge_item(&rows, heads, item, states.get().add(plan_ref.offsets[i]), out.get()) };
         });

@@ -118,7 +118,7 @@ pub(super) struct Total(pub(super) Sums);
 /// # Panics
 /// If the two K differ, a panel does not exist, or the processor lacks the instructions that x is packed for.
 pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut impl Epilogue) {
-    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available());
+    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available() && w.suit(x.level()));
     let blocks = x.m().div_ceil(x.height());
     // Equal numbers of blocks between one pass over the panels and the next.
     let passes = (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1));

@@ -13,7 +13,7 @@ pub(super) const GEMV_ROWS_MAX: usize = 4;
 /// # Panics
 /// As [`super::gemm::gemm`], and with more rows.
 pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut impl Epilogue) {
-    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available());
+    assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available() && w.suit(x.level()));
     assert!(x.m() <= GEMV_ROWS_MAX && x.height() >= x.m(), "{} rows", x.m());
     if x.m() == 0 || w.groups() == 0 {
         return;

@@ -2,8 +2,11 @@
 //!
 //! A *pair word* holds two bf16 that follow each other in one chain: `k` in the high half, `k + 2` in the low half, because VDPBF16PS adds
 //! the product of the high halves first. A group of 32 k has 16 of them, even and odd chain in turn: (0, 2), (1, 3), (4, 6), .. (29, 31).
+//!
+//! TDPBF16PS takes the even chain from low halves and the odd one from high halves, so for it a pair word holds `k` in the low half and `k + 1`
+//! in the high one, k even: the elements in their own order.
 
-use super::level::{pair_words, tile_rows};
+use super::level::{has_tiles, pair_words, tile_rows};
 use super::{GROUP, Shared, SimdLevel, Threads};
 use crate::cpu::buffer::Buffer;
 use half::bf16;
@@ -26,6 +29,12 @@ const fn first_of(pair: usize) -> usize {
     pair / 2 * 4 + pair % 2
 }
 
+/// The k of a group whose elements are the low and the high half of pair word `pair`.
+#[inline(always)]
+const fn halves_of(pair: usize, tiles: bool) -> [usize; 2] {
+    if tiles { [pair * 2, pair * 2 + 1] } else { [first_of(pair) + 2, first_of(pair)] }
+}
+
 /// One or several stacked weights `[n, k]` in bf16 as panels of [`PANEL`] features, each `[groups, 16 pairs, PANEL]` pair words: one sequential stream of two
 /// bytes a weight, for GEMM and GEMV alike. Features beyond `n` and elements beyond `k` are zero.
 #[derive(Debug)]
@@ -33,15 +42,24 @@ pub(crate) struct Weights {
     /// Output features of each part.
     parts: Vec<usize>,
     k: usize,
+    /// Packed for TDPBF16PS.
+    tiles: bool,
     words: Buffer,
 }
 
 impl Weights {
-    /// Packs the parts, of so many rows of `k` elements each: `row(part, feature, out)` writes one. Each part begins with a panel of its own.
-    pub(in crate::cpu) fn pack(parts: &[usize], k: usize, mut row: impl FnMut(usize, usize, &mut [bf16])) -> Self {
+    /// Packs the parts, of so many rows of `k` elements each, for kernels of `level`: `row(part, feature, out)` writes one. Each part begins with
+    /// a panel of its own.
+    pub(in crate::cpu) fn pack(
+        level: SimdLevel,
+        parts: &[usize],
+        k: usize,
+        mut row: impl FnMut(usize, usize, &mut [bf16]),
+    ) -> Self {
         let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
         let panel_words = k.div_ceil(GROUP) * GROUP_WORDS;
-        let mut weights = Self { parts: parts.to_vec(), k, words: Buffer::zeroed(panels * panel_words) };
+        let tiles = has_tiles(level);
+        let mut weights = Self { parts: parts.to_vec(), k, tiles, words: Buffer::zeroed(panels * panel_words) };
         let mut from = vec![bf16::ZERO; k.next_multiple_of(GROUP)];
         let mut first_panel = 0;
         for (part, &n) in parts.iter().enumerate() {
@@ -49,8 +67,8 @@ impl Weights {
                 row(part, feature, &mut from[..k]);
                 let panel = &mut weights.words[(first_panel + feature / PANEL) * panel_words..][..panel_words];
                 for (at, word) in panel[feature % PANEL..].iter_mut().step_by(PANEL).enumerate() {
-                    let k = at / PAIRS * GROUP + first_of(at % PAIRS);
-                    *word = pair_word(from[k], from[k + 2]);
+                    let [low, high] = halves_of(at % PAIRS, tiles).map(|k| from[at / PAIRS * GROUP + k].to_bits());
+                    *word = u32::from(high) << 16 | u32::from(low);
                 }
             }
             first_panel += n.div_ceil(PANEL);
@@ -66,6 +84,11 @@ impl Weights {
     /// Input features.
     pub(crate) fn k(&self) -> usize {
         self.k
+    }
+
+    /// Whether they are packed for kernels of `level`.
+    pub(crate) fn suit(&self, level: SimdLevel) -> bool {
+        self.tiles == has_tiles(level)
     }
 
     /// Number of panels.
@@ -94,21 +117,21 @@ impl Weights {
     pub(crate) fn row(&self, feature: usize, out: &mut [f32]) {
         assert!(feature < self.parts[0] && out.len() == self.k, "feature {feature}, {} of {}", out.len(), self.k);
         let panel = self.panel(feature / PANEL);
-        for (k, out) in out.iter_mut().enumerate() {
-            let (group, k) = (k / GROUP, k % GROUP);
-            let pair = k / 4 * 2 + k % 2;
-            let word = panel[(group * PAIRS + pair) * PANEL + feature % PANEL];
-            *out = f32::from_bits(if k % 4 < 2 { word & 0xffff_0000 } else { word << 16 });
+        for (out, words) in out.chunks_mut(GROUP).zip(panel.chunks_exact(GROUP_WORDS)) {
+            for pair in 0..PAIRS {
+                let word = words[pair * PANEL + feature % PANEL];
+                for (k, bits) in halves_of(pair, self.tiles).into_iter().zip([word << 16, word & 0xffff_0000]) {
+                    if let Some(out) = out.get_mut(k) {
+                        *out = f32::from_bits(bits);
+                    }
+                }
+            }
         }
     }
 }
 
-#[inline(always)]
-fn pair_word(first: bf16, second: bf16) -> u32 {
-    u32::from(first.to_bits()) << 16 | u32::from(second.to_bits())
-}
-
-/// Activations `[m, k]`, rounded to bf16, in blocks of rows that a tile takes at once, each `[groups, 16 pairs, height]` pairs.
+/// Activations `[m, k]`, rounded to bf16, in blocks of rows that a tile takes at once, each `[groups, 16 pairs, height]` pairs, or for
+/// TDPBF16PS `[groups, height, 16 pairs]`.
 #[derive(Debug)]
 pub(crate) struct Rows {
     level: SimdLevel,
@@ -210,12 +233,16 @@ fn put_rows_avx2(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
 
 #[inline(always)]
 fn put_all(level: SimdLevel, x: &[f32], k: usize, block: &mut [u32]) {
-    let (wide, height) = (pair_words(level), x.len() / k.max(1));
+    let (wide, height, tiles) = (pair_words(level), x.len() / k.max(1), has_tiles(level));
     for (row, x) in x.chunks_exact(k.max(1)).enumerate() {
         for (x, to) in x.chunks(GROUP).zip(block.chunks_exact_mut(PAIRS * wide * height)) {
             let mut group = [0.0; GROUP];
             group[..x.len()].copy_from_slice(x);
-            for (pair, word) in pairs(&group).into_iter().enumerate() {
+            if tiles {
+                to[row * PAIRS..(row + 1) * PAIRS].copy_from_slice(&pairs(&group, true));
+                continue;
+            }
+            for (pair, word) in pairs(&group, false).into_iter().enumerate() {
                 let at = (pair * height + row) * wide;
                 if wide == 1 {
                     to[at] = word;
@@ -229,7 +256,7 @@ fn put_all(level: SimdLevel, x: &[f32], k: usize, block: &mut [u32]) {
 
 /// The pair words of a group, rounded to nearest even as [`bf16::from_f32`] does. Loops over whole arrays, which compile to vectors.
 #[inline(always)]
-fn pairs(group: &[f32; GROUP]) -> [u32; PAIRS] {
+fn pairs(group: &[f32; GROUP], tiles: bool) -> [u32; PAIRS] {
     let mut rounded = [0u32; GROUP];
     for (rounded, x) in rounded.iter_mut().zip(group) {
         let bits = x.to_bits();
@@ -238,8 +265,8 @@ fn pairs(group: &[f32; GROUP]) -> [u32; PAIRS] {
     }
     let mut pairs = [0; PAIRS];
     for (pair, word) in pairs.iter_mut().enumerate() {
-        let k = first_of(pair);
-        *word = rounded[k] & 0xffff_0000 | rounded[k + 2] >> 16;
+        let [low, high] = halves_of(pair, tiles);
+        *word = rounded[high] & 0xffff_0000 | rounded[low] >> 16;
     }
     pairs
 }

@@ -72,7 +72,11 @@ impl Values {
 
 /// What a machine without the level lacks.
 fn need(level: SimdLevel) -> Need {
-    if level <= SimdLevel::Avx2Fma { Need::Avx2 } else { Need::Avx512 }
+    match level {
+        SimdLevel::Amx => Need::Amx,
+        _ if level <= SimdLevel::Avx2Fma => Need::Avx2,
+        _ => Need::Avx512,
+    }
 }
 
 fn same(a: f32, b: f32) -> bool {
@@ -84,7 +88,8 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
     let mut random = Random((m * 31 + n * 17 + k) as u64);
     let x: Vec<f32> = (0..m * k).map(|_| values.next(&mut random)).collect();
     let w: Vec<bf16> = (0..n * k).map(|_| bf16::from_f32(values.next(&mut random))).collect();
-    let weights = Weights::pack(&[n], k, |_, feature, out| out.copy_from_slice(&w[feature * k..(feature + 1) * k]));
+    let weights =
+        Weights::pack(level, &[n], k, |_, feature, out| out.copy_from_slice(&w[feature * k..(feature + 1) * k]));
     let mut row = vec![0.0; k];
     for (feature, stored) in w.chunks_exact(k).enumerate() {
         weights.row(feature, &mut row);
@@ -124,7 +129,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
         }
         for values in Values::ALL {
             // Every height of a tile, ragged ends of rows, features and K, and more groups than one.
-            for m in (1..=16).chain([29]) {
+            for m in (1..=17).chain([29, 32, 33, 50]) {
                 check(level, [m, 33, 70], values);
             }
             for shape in [[3, 100, 32], [2, 1, 1], [5, 31, 31], [1, 64, 5000], [15, 32, 4200]] {

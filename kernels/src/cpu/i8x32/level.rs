@@ -17,9 +17,9 @@ impl Level {
     /// The fastest that a level has.
     pub(crate) fn of(level: SimdLevel) -> Self {
         match level {
-            SimdLevel::Portable => Self::Portable,
+            SimdLevel::AmxScalar | SimdLevel::Portable => Self::Portable,
             SimdLevel::Avx2Fma | SimdLevel::Avx512 => Self::Avx2,
-            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => Self::Avx512Vnni,
+            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 | SimdLevel::Amx => Self::Avx512Vnni,
         }
     }
 

@@ -89,7 +89,11 @@ fn activations(len: usize, random: &mut Random) -> Vec<f32> {
 
 /// What a machine without the level lacks.
 fn need(level: SimdLevel) -> Need {
-    if level <= SimdLevel::Avx2Fma { Need::Avx2 } else { Need::Avx512 }
+    match level {
+        SimdLevel::Amx => Need::Amx,
+        _ if level <= SimdLevel::Avx2Fma => Need::Avx2,
+        _ => Need::Avx512,
+    }
 }
 
 fn same(a: f32, b: f32) -> bool {

@@ -1,9 +1,12 @@
 //! The arithmetic of one tile: some rows times one panel, over some groups of K.
 //!
-//! VDPBF16PS tiles keep both chains and the totals of 5 rows x 2 vectors in 30 registers. The others go through each group twice, first for
+//! TDPBF16PS takes a group of 16 rows and 16 features by one instruction. VDPBF16PS tiles keep both chains and the totals of 5 rows x 2 vectors in 30 registers. The others go through each group twice, first for
 //! the even chains and then for the odd ones, so that only one chain of every output lives in registers; even sums and totals wait in the
 //! first-level cache.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod amx_scalar;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +28,7 @@ pub(crate) type Sums = [f32; PANEL];
 /// Operands of one tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
-    /// `blocks` times `[groups, 16, rows]` pairs, see [`super::pack::Rows`].
+    /// `blocks` times `[groups, 16, rows]` pairs, or `[groups, rows, 16]` for TDPBF16PS, see [`super::pack::Rows`].
     pub(crate) x: *const u32,
     /// At least one.
     pub(crate) blocks: usize,
@@ -51,9 +54,12 @@ pub(crate) struct Tile {
 pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
     debug_assert!((1..=tile_rows(level)).contains(&rows) && tile.groups > 0 && tile.blocks > 0);
     #[cfg(target_arch = "x86_64")]
-    if level == SimdLevel::Avx512Bf16 {
+    match level {
         // SAFETY: the caller's promise.
-        return unsafe { avx512_bf16::TILES[rows - 1](tile) };
+        SimdLevel::Amx => return unsafe { amx::tile(rows, tile) },
+        // SAFETY: as above.
+        SimdLevel::Avx512Bf16 => return unsafe { avx512_bf16::TILES[rows - 1](tile) },
+        _ => {}
     }
     let block_bytes = tile.groups * PAIRS * rows * pair_words(level) * size_of::<u32>() + tile.skip;
     for block in 0..tile.blocks {
@@ -68,6 +74,7 @@ pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
                 SimdLevel::Avx512 | SimdLevel::Avx512Vnni => avx512::TILES[rows - 1](tile),
                 #[cfg(target_arch = "x86_64")]
                 SimdLevel::Avx2Fma => avx2::TILES[rows - 1](tile),
+                SimdLevel::AmxScalar => amx_scalar::tile(rows, tile),
                 _ => portable::tile(rows, tile),
             }
         }
