@@ -48,7 +48,7 @@ impl Side {
             prefix_cache: (setup.cache != Caching::Off).then(PrefixCacheConfig::default),
             ..EngineConfig::default()
         };
-        let device = world.family.device(world.numerics, setup.threads, setup.lagging)?;
+        let device = world.family.device(world.numerics, setup)?;
         let mut model = Model::load(world.source.as_ref(), device.as_ref(), config.model_config(), &|_| ())?;
         let layout = model.layout(setup.block_tokens)?;
         let longest = layout.blocks_for(world.len_max() + 1);
