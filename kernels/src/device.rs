@@ -100,6 +100,28 @@ pub struct WeightSpec<'a> {
     pub parts: &'a [StoredRows<'a>],
 }
 
+/// Rows of a weight without their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartShape {
+    /// Number of rows (output features).
+    pub rows: usize,
+    /// Format in which the file stores them.
+    pub format: StorageFormat,
+}
+
+/// A weight that a device may have packed before, in an earlier process.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightShape<'a> {
+    /// As in [`WeightSpec`], and of no other weight of the model.
+    pub name: &'a str,
+    /// What it is used for.
+    pub role: Role,
+    /// Input features: elements of a row.
+    pub k: usize,
+    /// Rows of each part.
+    pub rows: &'a [usize],
+}
+
 /// A loaded weight `[n, k]`; it lives as long as its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight {
@@ -162,6 +184,12 @@ pub trait Device: Send + Sync {
 
     /// Packs a weight for the kernels. The bytes are read before this returns.
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError>;
+
+    /// A weight that was packed before and kept, so that nobody has to read it from the model's file: its bits are those that
+    /// [`Device::load`] would make. `None` if there is none, or none that is whole.
+    fn cached(&self, _: &WeightShape<'_>) -> Option<Weight> {
+        None
+    }
 
     /// Loads a rotary table.
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError>;

@@ -9,6 +9,7 @@
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.
+//! * [`packed`]: packed weights on disk, which devices of later processes read instead of packing again.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
 //! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], class [`numerics::Numerics`])
@@ -60,6 +61,7 @@ pub mod lagging;
 #[doc(hidden)]
 pub mod mutant;
 pub mod numerics;
+pub mod packed;
 pub mod program;
 pub mod quantized;
 pub mod reference;

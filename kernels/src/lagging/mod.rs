@@ -8,7 +8,9 @@ mod executable;
 mod poison;
 mod stream;
 
-use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightSpec};
+use crate::device::{
+    Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightShape, WeightSpec,
+};
 use crate::program::Program;
 use executable::LateExecutable;
 use parking_lot::Mutex;
@@ -71,6 +73,10 @@ impl Device for Lagging {
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
         self.inner.load(spec)
+    }
+
+    fn cached(&self, shape: &WeightShape<'_>) -> Option<Weight> {
+        self.inner.cached(shape)
     }
 
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError> {
