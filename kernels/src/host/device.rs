@@ -15,6 +15,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
             numerics: kernels.numerics(),
             kernel_revision: kernels.revision(),
             memory: MemoryKind::Host,
+            asynchronous: false,
         }
     }
 
