@@ -4,7 +4,8 @@ use super::executable::HostExecutable;
 use super::{HostDevice, HostKernels, Loaded, Shared};
 use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightSpec};
 use crate::program::{Program, check};
-use baton_types::MemoryKind;
+use baton_memory::{HostPool, PoolMemory};
+use baton_types::{KvPoolMap, MemoryKind};
 use std::sync::Arc;
 
 impl<K: HostKernels> Device for HostDevice<K> {
@@ -46,6 +47,11 @@ impl<K: HostKernels> Device for HostDevice<K> {
         let mut ropes = self.shared.ropes.write();
         ropes.push(Arc::new(table));
         Ok(Rope { id: ropes.len() as u32 - 1, dim, positions })
+    }
+
+    fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
+        let pool = HostPool::new(map.bytes()).map_err(DeviceError::pool)?;
+        Ok(pool)
     }
 
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError> {
