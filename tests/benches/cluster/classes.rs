@@ -7,14 +7,14 @@ use crate::summary::{Figure, Summary};
 use anyhow::ensure;
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
-use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::roofline;
 use baton_kernels::step::TableSteps;
+use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
 use baton_worker::settings::ModelSettings;
-use std::sync::Arc;
 use std::time::Instant;
 
 const CLASSES: [Numerics; 3] = [Numerics::F32Fma { weights: Dtype::Bf16 }, Numerics::Bf16x32, Numerics::I8x32];
@@ -75,7 +75,7 @@ impl Subject {
         };
         let mut model = Model::load(source, device.as_ref(), config, &|_| ())?;
         let map = KvPoolMap::try_new(model.layout(BLOCK as u32)?, (SEQUENCES_MAX * POSITIONS / BLOCK) as u32)?;
-        model.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map)?;
+        model.bind(HostPool::filled(map.bytes(), 0).unwrap(), &map)?;
         Ok(Self {
             numerics,
             model,
