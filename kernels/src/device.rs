@@ -2,12 +2,12 @@
 //!
 //! It fits devices with their own memory. [`Device::load`] takes weights as they are stored and keeps its own packed form.
 //! [`Device::compile`] takes the whole forward pass as a [`Program`] of fused operations, so that a backend may fuse, capture or replay it.
-//! [`Executable::launch`] enqueues one step and returns; the step is complete when [`Executable::finish`] returns. Activations never leave
-//! the device. KV does, and a fence says when a layer's KV is in the pool.
+//! [`Executable::launch`] enqueues one step and returns; [`Executable::finish`] waits for it and returns what it sampled. Activations never
+//! leave the device, and logits only where asked for. KV does, and a fence says when an observed layer's KV is in the pool.
 
 use crate::numerics::Numerics;
 use crate::program::Program;
-use crate::step::StepInput;
+use crate::step::{AdapterSlot, StepInput, StepOutput};
 use crate::storage::StorageFormat;
 use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
@@ -30,6 +30,9 @@ pub enum DeviceError {
     /// A step that exceeds a bound of its program.
     #[error("step refused: {0}")]
     Step(String),
+    /// A slot asks for an adapter that is not loaded.
+    #[error("{0:?} is not loaded")]
+    UnknownAdapter(AdapterSlot),
     /// A step or a copy before a pool was bound.
     #[error("no KV pool is bound: call bind before the first step")]
     Unbound,
@@ -158,8 +161,10 @@ pub struct Rope {
 pub struct Bounds {
     /// Most rows (tokens) of one step.
     pub rows_max: usize,
-    /// Most rows of one step whose logits are needed.
+    /// Most rows of one step that sample or whose logits are returned.
     pub logit_rows_max: usize,
+    /// Slots: most sequences that a device keeps between steps.
+    pub slots_max: usize,
     /// Longest sequence.
     pub positions_max: usize,
 }
@@ -175,6 +180,8 @@ pub struct DeviceInfo {
     pub kernel_revision: u32,
     /// Where weights and activations are stored.
     pub memory: MemoryKind,
+    /// Whether a launch returns before the step is computed: then launching the next step early hides the time between steps.
+    pub asynchronous: bool,
 }
 
 /// One device.
@@ -201,22 +208,23 @@ pub trait Device: Send + Sync {
 /// Most steps that are launched and not finished: one that runs, and one ahead of it.
 pub const STEPS_MAX: usize = 2;
 
-/// Called for each layer as soon as the stores of its KV are enqueued, with a fence after them.
+/// Called for each observed layer as soon as the stores of its KV are enqueued, with a fence after them.
 pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
 
-/// A compiled program with its activations, and the KV pool that it computes on. Its work runs in the order of the calls.
+/// A compiled program with its activations and slots, and the KV pool that it computes on. Its work runs in the order of the calls.
 pub trait Executable: Send {
     /// Makes `memory` the pool of all later steps. The element types of its planes determine the rounding of stores.
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError>;
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
     ///
-    /// A step that breaks a bound, or comes while [`STEPS_MAX`] are not finished, is refused before anything is enqueued.
+    /// A step that breaks a bound, does not fit the slots, or comes while [`STEPS_MAX`] are not finished, is refused before anything is
+    /// enqueued, and changes no slot.
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError>;
 
-    /// Waits for the oldest launched step, at most for the backend's own deadline, and appends the logits of its requested rows,
-    /// `[logit rows, vocab]`, to `logits`. A device failure fails the step that it belongs to.
-    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError>;
+    /// Waits for the oldest launched step, at most for the backend's own deadline, and returns what its rows sampled, and the logits that
+    /// it asked for. A device failure fails the step that it belongs to.
+    fn finish(&mut self) -> Result<StepOutput, DeviceError>;
 
     /// Copies the KV of the first `tokens` tokens of block `from` to block `to` in all layers, after everything enqueued before; waits
     /// until it is done.

@@ -73,7 +73,7 @@ pub(super) fn program(
     }
     let norm = loader.norm(TensorName::FinalNorm, spec.final_rms_eps)?;
     let weight = if spec.tied { embedding } else { loader.load(Role::Head, &[TensorName::Output])? };
-    ops.push(Op::Head(Head { norm, weight }));
+    ops.extend([Op::Head(Head { norm, weight }), Op::Sample]);
     Ok(Program { ops })
 }
 

@@ -17,6 +17,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
             numerics: kernels.numerics(),
             kernel_revision: kernels.revision(),
             memory: MemoryKind::Host,
+            asynchronous: false,
         }
     }
 

@@ -68,7 +68,7 @@ impl Lagging {
 impl Device for Lagging {
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
-        DeviceInfo { name: format!("lagging {}", info.name), ..info }
+        DeviceInfo { name: format!("lagging {}", info.name), asynchronous: true, ..info }
     }
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {

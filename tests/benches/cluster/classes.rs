@@ -9,13 +9,14 @@ use crate::statistics::{best, median, paired_ratio_at_least};
 use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
 use baton_engine::formats::ModelSource;
-use baton_engine::model::{Model, ModelConfig, StepInput, StepSegment};
+use baton_engine::model::{Model, ModelConfig, StepSegment};
 use baton_kernels::cpu::{self, CpuConfig, HeapPool};
 use baton_kernels::device::Device;
 use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::roofline;
+use baton_kernels::step::TableSteps;
 use baton_node::environment;
 use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
@@ -49,8 +50,14 @@ const CHECKED: usize = 12;
 /// A model in one class.
 struct Subject {
     numerics: Numerics,
-    model: Model,
+    model: Stepped,
     times: Times,
+}
+
+/// A model, and what its slots hold.
+struct Stepped {
+    model: Model,
+    steps: TableSteps,
 }
 
 fn ids(count: usize) -> Vec<TokenId> {
@@ -62,14 +69,21 @@ fn blocks(sequence: usize) -> Vec<BlockId> {
     (sequence * each..(sequence + 1) * each).map(|block| BlockId(block as u32)).collect()
 }
 
-fn prefill_step(tokens: usize) -> StepInput {
-    let segments = vec![StepSegment { position: 0, rows: tokens, blocks: blocks(0) }];
-    StepInput { ids: ids(tokens), segments, logit_rows: vec![tokens - 1] }
+/// Rows of a step, whose last logits of each sequence are returned.
+struct Rows {
+    ids: Vec<TokenId>,
+    segments: Vec<StepSegment>,
+    logit_rows: Vec<usize>,
 }
 
-fn decode_step(sequences: usize, position: usize) -> StepInput {
+fn prefill_step(tokens: usize) -> Rows {
+    let segments = vec![StepSegment { position: 0, rows: tokens, blocks: blocks(0) }];
+    Rows { ids: ids(tokens), segments, logit_rows: vec![tokens - 1] }
+}
+
+fn decode_step(sequences: usize, position: usize) -> Rows {
     let segments = (0..sequences).map(|s| StepSegment { position, rows: 1, blocks: blocks(s) }).collect();
-    StepInput { ids: ids(sequences), segments, logit_rows: (0..sequences).collect() }
+    Rows { ids: ids(sequences), segments, logit_rows: (0..sequences).collect() }
 }
 
 impl Subject {
@@ -81,11 +95,15 @@ impl Subject {
 
     /// Seconds of a prompt, or the median of a few steps.
     fn measure(&mut self, work: Work) -> anyhow::Result<f64> {
-        let (input, count) = match work {
-            Work::Prefill(tokens) => (prefill_step(tokens), 1),
-            Work::Decode(sequences, position) => (decode_step(sequences, position), DECODE_STEPS),
-        };
-        let seconds = (0..count).map(|_| Ok(step(&mut self.model, &input)?.0)).collect::<anyhow::Result<_>>()?;
+        let mut seconds = Vec::new();
+        match work {
+            Work::Prefill(tokens) => seconds.push(step(&mut self.model, prefill_step(tokens))?.0),
+            Work::Decode(sequences, position) => {
+                for _ in 0..DECODE_STEPS {
+                    seconds.push(step(&mut self.model, decode_step(sequences, position))?.0);
+                }
+            }
+        }
         Ok(median(seconds))
     }
 
@@ -113,29 +131,36 @@ impl Subject {
     }
 }
 
-fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize) -> anyhow::Result<Model> {
+fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize) -> anyhow::Result<Stepped> {
     let rows_max = if sequences == 1 { CHECKED } else { 2048 };
-    let config = ModelConfig { kv: Dtype::Bf16, rows_max, logit_rows_max: sequences, model_len_max: POSITIONS };
+    let config = ModelConfig {
+        kv: Dtype::Bf16,
+        rows_max,
+        logit_rows_max: sequences,
+        slots_max: sequences,
+        model_len_max: POSITIONS,
+    };
     let mut model = Model::load(source, device, config, &|_| ())?;
     let map = KvPoolMap::try_new(model.layout(BLOCK as u32)?, (sequences * POSITIONS / BLOCK) as u32)?;
     model.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map)?;
-    Ok(model)
+    Ok(Stepped { model, steps: TableSteps::default() })
 }
 
 /// Seconds of a step, and its first row of logits.
-fn step(model: &mut Model, step: &StepInput) -> anyhow::Result<(f64, Vec<f32>)> {
+fn step(of: &mut Stepped, rows: Rows) -> anyhow::Result<(f64, Vec<f32>)> {
+    let step = of.steps.step(rows.ids, rows.segments, rows.logit_rows, 0);
     let begin = Instant::now();
-    model.launch(step, &mut |_, _| ())?;
-    let logits = model.finish()?;
+    of.model.launch(&step, &mut |_, _| ())?;
+    let logits = of.model.finish()?.logits;
     Ok((begin.elapsed().as_secs_f64(), logits.row(0).to_vec()))
 }
 
 /// The bits of the logits of a prompt's last token: as it is prefilled, and as it is decoded.
-fn outcome(model: &mut Model, tokens: usize) -> anyhow::Result<[Vec<u32>; 2]> {
-    let (_, prefilled) = step(model, &prefill_step(tokens))?;
-    step(model, &prefill_step(tokens - 1))?;
-    let last = StepInput { ids: ids(tokens)[tokens - 1..].to_vec(), ..decode_step(1, tokens - 1) };
-    let (_, decoded) = step(model, &last)?;
+fn outcome(model: &mut Stepped, tokens: usize) -> anyhow::Result<[Vec<u32>; 2]> {
+    let (_, prefilled) = step(model, prefill_step(tokens))?;
+    step(model, prefill_step(tokens - 1))?;
+    let last = Rows { ids: ids(tokens)[tokens - 1..].to_vec(), ..decode_step(1, tokens - 1) };
+    let (_, decoded) = step(model, last)?;
     Ok([prefilled, decoded].map(|logits| logits.into_iter().map(f32::to_bits).collect()))
 }
 

@@ -28,7 +28,7 @@ const MARGIN: f64 = 0.25;
 struct Sink(SyncSender<SequenceEvent>);
 
 impl SequenceSink for Sink {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         true // The channel holds all events of one sequence.
     }
     fn send(&mut self, event: SequenceEvent) -> bool {
