@@ -7,6 +7,7 @@ its seconds:
 
     prefill TOKENS            a prompt of so many tokens, and the logits of its last
     decode SEQUENCES CONTEXT  one step of so many sequences that hold so many tokens each
+    release                   gives back what sequences hold
 """
 
 import json
@@ -76,6 +77,13 @@ class LlamaCpp:
         self.lib.llama_synchronize(context)
         return time.perf_counter() - begin
 
+    def release(self):
+        for context, batch in self.contexts.values():
+            self.lib.llama_batch_free(batch)
+            self.lib.llama_free(context)
+        self.contexts = {}
+        return 0.0
+
     def fill(self, context, count):
         rows = [(token, i, 0, int(i + 1 == count)) for i, token in enumerate(tokens(count))]
         return self.run(context, rows)
@@ -123,6 +131,11 @@ class OpenVino:
                 self.model, config, "CPU", {"INFERENCE_NUM_THREADS": self.threads}
             )
         return self.pipelines[key]
+
+    def release(self):
+        self.requests_of.clear()
+        self.pipelines.clear()
+        return 0.0
 
     def add(self, pipeline, ids, length):
         import numpy
@@ -183,7 +196,8 @@ def main():
     answer({"name": peer.name})
     for line in sys.stdin:
         kind, *numbers = line.split()
-        answer({"seconds": getattr(peer, {"prefill": "prefill", "decode": "decode"}[kind])(*map(int, numbers))})
+        work = {"prefill": peer.prefill, "decode": peer.decode, "release": peer.release}[kind]
+        answer({"seconds": work(*map(int, numbers))})
 
 
 if __name__ == "__main__":

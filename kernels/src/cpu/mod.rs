@@ -20,8 +20,8 @@ pub mod roofline;
 mod simd;
 mod threads;
 
-use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
+use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store, Timed, Times};
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
 use baton_types::Digest;
@@ -94,6 +94,11 @@ impl CpuDevice {
     pub fn cached(config: CpuConfig, cache: PackedCache, model: Digest) -> Result<Arc<Self>, DeviceError> {
         Ok(Arc::new(Self::with_cache(CpuKernels::new(config)?, cache, model)))
     }
+}
+
+/// As [`CpuDevice::new`]; `times` gets the time of each operation.
+pub fn timed(config: CpuConfig, times: Times) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(Arc::new(HostDevice::with_kernels(Timed { inner: CpuKernels::new(config)?, times })))
 }
 
 impl CpuKernels {

@@ -5,6 +5,7 @@
 mod device;
 mod executable;
 mod kept;
+mod timed;
 
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
@@ -14,6 +15,9 @@ use crate::step::{StepSegment, rows_of};
 use baton_types::Digest;
 use parking_lot::RwLock;
 use std::sync::Arc;
+
+pub(crate) use timed::Timed;
+pub use timed::Times;
 
 /// Whether a GEMM replaces its output or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
