@@ -69,7 +69,7 @@ fn service() -> DecodeService {
 fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let loaded = loaded();
     let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
-    let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
+    let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.memory, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let runtime = runtime();
     let parts = Parts {
@@ -189,7 +189,7 @@ fn source_as(identity: &Identity) -> KvTransfer {
     let loaded = loaded();
     let handler =
         Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
-    KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
+    KvTransfer::start(transfer_config("p", &loaded, identity), loaded.memory, handler).unwrap()
 }
 
 /// The answer to `p` when it requests a prefix that is not cached.

@@ -11,7 +11,8 @@ use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
-use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
+use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
+use baton_memory::PoolMemory;
 use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_types::{Compatibility, Dtype, KvPoolMap, ModelCard};
@@ -24,7 +25,7 @@ use std::time::Duration;
 pub struct Loaded {
     pub engine: EngineHandle,
     /// Memory of the engine's KV pool.
-    pub region: Arc<Region>,
+    pub memory: Arc<dyn PoolMemory>,
     /// How the pool is laid out.
     pub map: KvPoolMap,
     /// What peers compare before they exchange KV.
@@ -95,11 +96,11 @@ fn start(
     let load = |fraction| progress("loading weights", fraction);
     let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;
     let compatibility = network.compatibility(layout);
-    let region = Region::anonymous(map.bytes())?;
-    let engine = Engine::start(network, region.clone(), &map, config)?;
+    let memory = device.alloc_pool(&map)?;
+    let engine = Engine::start(network, memory.clone(), &map, config)?;
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
-    Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
+    Ok(Loaded { engine, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
 /// The transport options of the settings, as the transfer takes them.

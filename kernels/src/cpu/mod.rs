@@ -12,7 +12,6 @@ mod bf16x32;
 mod buffer;
 mod elementwise;
 mod f32fma;
-mod heap_pool;
 mod i8x32;
 mod level;
 mod matrix;
@@ -30,7 +29,6 @@ use simd::{Avx2, Kernel, Portable, Simd};
 use std::sync::Arc;
 use threads::Threads;
 
-pub use heap_pool::HeapPool;
 pub use level::SimdLevel;
 pub use matrix::{Input, Matrix};
 

@@ -6,7 +6,8 @@ use crate::device::{
     Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightShape, WeightSpec,
 };
 use crate::program::{Program, check};
-use baton_types::MemoryKind;
+use baton_memory::{HostPool, PoolMemory};
+use baton_types::{KvPoolMap, MemoryKind};
 use std::sync::Arc;
 
 impl<K: HostKernels> Device for HostDevice<K> {
@@ -60,6 +61,11 @@ impl<K: HostKernels> Device for HostDevice<K> {
         let mut ropes = self.shared.ropes.write();
         ropes.push(Arc::new(table));
         Ok(Rope { id: ropes.len() as u32 - 1, dim, positions })
+    }
+
+    fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
+        let pool = HostPool::new(map.bytes()).map_err(DeviceError::pool)?;
+        Ok(pool)
     }
 
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError> {

@@ -10,18 +10,18 @@ use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
-use baton_kernels::cpu::{self, CpuConfig, HeapPool};
+use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::device::Device;
 use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::roofline;
 use baton_kernels::step::TableSteps;
+use baton_memory::HostPool;
 use baton_node::environment;
 use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
 use baton_worker::settings::ModelSettings;
-use std::sync::Arc;
 use std::time::Instant;
 
 const CLASSES: [Numerics; 3] = [Numerics::F32Fma { weights: Dtype::Bf16 }, Numerics::Bf16x32, Numerics::I8x32];
@@ -142,7 +142,7 @@ fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize) -> any
     };
     let mut model = Model::load(source, device, config, &|_| ())?;
     let map = KvPoolMap::try_new(model.layout(BLOCK as u32)?, (sequences * POSITIONS / BLOCK) as u32)?;
-    model.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map)?;
+    model.bind(HostPool::filled(map.bytes(), 0)?, &map)?;
     Ok(Stepped { model, steps: TableSteps::default() })
 }
 
