@@ -47,7 +47,7 @@ fn party(name: &str) -> Party {
 fn loaded() -> Loaded {
     let mut config = WorkerConfig::default();
     config.model.model = "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256".into();
-    config.engine.threads = 1;
+    config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
     bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap()
 }

@@ -182,9 +182,9 @@ pub enum SequenceEvent {
 
 /// Receives the events of one sequence. Called on the engine thread; must never block.
 pub trait SequenceSink: Send {
-    /// Whether two more events fit now; an unused sink holds at least three. A sequence whose sink has no room is paused, and cancelled
-    /// after [`crate::EngineConfig::stall`].
-    fn has_room(&self) -> bool;
+    /// Whether so many more events fit now; an unused sink holds at least three. A sequence whose sink has no room for a token and its end
+    /// is paused, and cancelled after [`crate::EngineConfig::stall`].
+    fn has_room(&self, events: usize) -> bool;
     /// Accepts an event. `false` means that the receiver is gone: the sequence is cancelled.
     fn send(&mut self, event: SequenceEvent) -> bool;
 }

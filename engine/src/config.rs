@@ -124,6 +124,7 @@ impl EngineConfig {
             kv: self.kv,
             rows_max: self.step_rows_max(),
             logit_rows_max: self.running_max,
+            slots_max: self.running_max,
             model_len_max: self.model_len_max,
         }
     }

@@ -7,10 +7,10 @@
 //! ```text
 //! EngineHandle ── submit, cancel ──> runner ── plan ──> scheduler (pure)
 //!       ^                              │ launch, finish
-//!       └── SequenceSink <── tokens ── sampler <── logits ── model ── step ──> device
+//!       └── SequenceSink <── sampled tokens ── model ── step ──> device
 //! ```
 //!
-//! Model and sampler are exact: a row's bits depend only on its own past. So the scheduler may batch, chunk, preempt and recompute in any
+//! Model and sampling are exact: a row's bits depend only on its own past. So the scheduler may batch, chunk, preempt and recompute in any
 //! way without changing a token.
 //!
 //! This crate does not know networks, peers, text or environment variables. Blocks leave and enter as leases.
@@ -29,7 +29,6 @@ pub mod model;
 pub mod models;
 pub mod rates;
 mod runner;
-pub mod sampler;
 pub mod scheduler;
 mod shared;
 mod step_model;
@@ -46,7 +45,7 @@ pub use error::EngineError;
 pub use gate::{LogitObserver, SequenceGate, SequencePhase};
 pub use handle::{EngineHandle, Reservation, SequenceControl};
 pub use health::Heartbeat;
-pub use model::{Logits, Model, ModelConfig, ModelError, StepInput};
+pub use model::{Model, ModelConfig, ModelError, StepInput, StepOutput};
 #[doc(hidden)] // See `Driven`.
 pub use runner::Turn;
 pub use step_model::StepModel;

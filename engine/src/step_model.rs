@@ -1,19 +1,25 @@
 //! The runner's interface to a model, so that tests can run it over a fake model whose tokens reveal a wrong block table.
 
-use crate::model::{Logits, Model, ModelError, StepInput};
+use crate::model::{Model, ModelError, StepInput, StepOutput};
 use baton_kv_cache::ForkCopy;
 use baton_types::Fence;
 
-/// Computes one step at a time.
+/// Computes steps in order.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait StepModel: Send + 'static {
     fn vocab(&self) -> usize;
 
-    /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the batch keep their contents and owners.
-    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError>;
+    /// Whether [`StepModel::launch`] returns before the step is computed. Then the runner launches one step ahead.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
 
-    /// See [`Model::finish`]. When it returns, the step no longer reads or writes the pool: blocks may then change owners.
-    fn finish(&mut self) -> Result<Logits, ModelError>;
+    /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the step keep their contents and owners.
+    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError>;
+
+    /// See [`Model::finish`]. When it returns, the step no longer reads or writes the pool: blocks that no later step uses may then change
+    /// owners.
+    fn finish(&mut self) -> Result<StepOutput, ModelError>;
 
     /// See [`Model::copy`]. When it returns, the copy is complete, and both blocks may change owners.
     fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError>;
@@ -24,11 +30,15 @@ impl StepModel for Model {
         self.spec().vocab
     }
 
-    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        Model::launch(self, batch, observer)
+    fn is_asynchronous(&self) -> bool {
+        Model::is_asynchronous(self)
     }
 
-    fn finish(&mut self) -> Result<Logits, ModelError> {
+    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        Model::launch(self, step, observer)
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
         Model::finish(self)
     }
 

@@ -61,7 +61,7 @@ fn serve(setup: Setup) -> Served {
 struct Sink(Sender<SequenceEvent>);
 
 impl SequenceSink for Sink {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         true
     }
     fn send(&mut self, event: SequenceEvent) -> bool {

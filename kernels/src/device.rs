@@ -2,12 +2,12 @@
 //!
 //! It fits devices with their own memory. [`Device::load`] takes weights as they are stored and keeps its own packed form.
 //! [`Device::compile`] takes the whole forward pass as a [`Program`] of fused operations, so that a backend may fuse, capture or replay it.
-//! [`Executable::launch`] enqueues one step and returns; the step is complete when [`Executable::finish`] returns. Activations never leave
-//! the device. KV does, and a fence says when a layer's KV is in the pool.
+//! [`Executable::launch`] enqueues one step and returns; [`Executable::finish`] waits for it and returns what it sampled. Activations never
+//! leave the device, and logits only where asked for. KV does, and a fence says when an observed layer's KV is in the pool.
 
 use crate::numerics::Numerics;
 use crate::program::Program;
-use crate::step::StepInput;
+use crate::step::{AdapterSlot, StepInput, StepOutput};
 use crate::storage::StorageFormat;
 use baton_memory::{PoolError, PoolMemory};
 use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind};
@@ -34,6 +34,9 @@ pub enum DeviceError {
     /// A step that exceeds a bound of its program.
     #[error("step refused: {0}")]
     Step(String),
+    /// A slot asks for an adapter that is not loaded.
+    #[error("{0:?} is not loaded")]
+    UnknownAdapter(AdapterSlot),
     /// A pool in memory that the device's kernels do not reach.
     #[error("bind: the device does not reach a pool in {0}: allocate it with this device")]
     PoolOutOfReach(MemoryKind),
@@ -114,6 +117,28 @@ pub struct WeightSpec<'a> {
     pub parts: &'a [StoredRows<'a>],
 }
 
+/// Rows of a weight without their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartShape {
+    /// Number of rows (output features).
+    pub rows: usize,
+    /// Format in which the file stores them.
+    pub format: StorageFormat,
+}
+
+/// A weight that a device may have packed before, in an earlier process.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightShape<'a> {
+    /// As in [`WeightSpec`], and of no other weight of the model.
+    pub name: &'a str,
+    /// What it is used for.
+    pub role: Role,
+    /// Input features: elements of a row.
+    pub k: usize,
+    /// Rows of each part.
+    pub rows: &'a [usize],
+}
+
 /// A loaded weight `[n, k]`; it lives as long as its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight {
@@ -150,8 +175,10 @@ pub struct Rope {
 pub struct Bounds {
     /// Most rows (tokens) of one step.
     pub rows_max: usize,
-    /// Most rows of one step whose logits are needed.
+    /// Most rows of one step that sample or whose logits are returned.
     pub logit_rows_max: usize,
+    /// Slots: most sequences that a device keeps between steps.
+    pub slots_max: usize,
     /// Longest sequence.
     pub positions_max: usize,
 }
@@ -167,6 +194,8 @@ pub struct DeviceInfo {
     pub kernel_revision: u32,
     /// Where weights and activations are stored.
     pub memory: MemoryKind,
+    /// Whether a launch returns before the step is computed: then launching the next step early hides the time between steps.
+    pub asynchronous: bool,
 }
 
 /// One device.
@@ -176,6 +205,12 @@ pub trait Device: Send + Sync {
 
     /// Packs a weight for the kernels. The bytes are read before this returns.
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError>;
+
+    /// A weight that was packed before and kept, so that nobody has to read it from the model's file: its bits are those that
+    /// [`Device::load`] would make. `None` if there is none, or none that is whole.
+    fn cached(&self, _: &WeightShape<'_>) -> Option<Weight> {
+        None
+    }
 
     /// Loads a rotary table.
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError>;
@@ -190,22 +225,23 @@ pub trait Device: Send + Sync {
 /// Most steps that are launched and not finished: one that runs, and one ahead of it.
 pub const STEPS_MAX: usize = 2;
 
-/// Called for each layer as soon as the stores of its KV are enqueued, with a fence after them.
+/// Called for each observed layer as soon as the stores of its KV are enqueued, with a fence after them.
 pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
 
-/// A compiled program with its activations, and the KV pool that it computes on. Its work runs in the order of the calls.
+/// A compiled program with its activations and slots, and the KV pool that it computes on. Its work runs in the order of the calls.
 pub trait Executable: Send {
     /// Makes `memory`, which [`Device::alloc_pool`] allocated, the pool of all later steps. The element types of its planes determine the rounding of stores.
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError>;
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
     ///
-    /// A step that breaks a bound, or comes while [`STEPS_MAX`] are not finished, is refused before anything is enqueued.
+    /// A step that breaks a bound, does not fit the slots, or comes while [`STEPS_MAX`] are not finished, is refused before anything is
+    /// enqueued, and changes no slot.
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError>;
 
-    /// Waits for the oldest launched step, at most for the backend's own deadline, and appends the logits of its requested rows,
-    /// `[logit rows, vocab]`, to `logits`. A device failure fails the step that it belongs to.
-    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError>;
+    /// Waits for the oldest launched step, at most for the backend's own deadline, and returns what its rows sampled, and the logits that
+    /// it asked for. A device failure fails the step that it belongs to.
+    fn finish(&mut self) -> Result<StepOutput, DeviceError>;
 
     /// Copies the KV of the first `tokens` tokens of block `from` to block `to` in all layers, after everything enqueued before; waits
     /// until it is done.

@@ -1,6 +1,8 @@
 //! A KV pool of the host as addressed by kernels: planes `k` and `v` of group 0.
 
-use crate::device::DeviceError;
+use crate::device::{Bounds, DeviceError};
+use crate::program::Program;
+use crate::step::StepLimits;
 use baton_memory::{HostPool, PoolMemory};
 use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap};
 use std::ops::Range;
@@ -61,6 +63,12 @@ impl KvBinding {
     /// Layers of group 0.
     pub fn layers(&self) -> usize {
         self.map.layout().groups()[0].layers.len()
+    }
+
+    /// What bounds a step of `program` on this pool.
+    pub(crate) fn limits(&self, program: &Program, bounds: Bounds, vocab: usize) -> StepLimits {
+        let (layers, block_tokens, blocks) = (program.layers(), self.block_tokens(), self.map.blocks());
+        StepLimits { bounds, vocab, layers, block_tokens, blocks }
     }
 
     pub(crate) fn block_tokens(&self) -> usize {

@@ -7,8 +7,10 @@
 //! * [`host`]: devices whose memory is the host's: they run a program over the [`host::HostKernels`] of one of the next two.
 //! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
+//! * [`sampling`]: the next token from logits, in one written order.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.
+//! * [`packed`]: packed weights on disk, which devices of later processes read instead of packing again.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
 //! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], class [`numerics::Numerics`])
@@ -60,9 +62,11 @@ pub mod lagging;
 #[doc(hidden)]
 pub mod mutant;
 pub mod numerics;
+pub mod packed;
 pub mod program;
 pub mod quantized;
 pub mod reference;
+pub mod sampling;
 pub mod step;
 pub mod storage;
 

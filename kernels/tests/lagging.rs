@@ -2,7 +2,7 @@
 
 mod common;
 
-use baton_kernels::device::{Device, DeviceError, Executable};
+use baton_kernels::device::{Device, DeviceError};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
@@ -43,7 +43,7 @@ fn kv_is_poison_until_its_fence() {
     // The same rows again: stale bytes would be the right ones, so only poison can show that they are not there yet.
     lagging.hold();
     let mut fences = Vec::new();
-    tiny.executable.launch(&rows(0, 15, &[4]), &mut |layer, fence| fences.push((layer, fence.clone()))).unwrap();
+    tiny.launch(&rows(0, 15, &[4]), &mut |layer, fence| fences.push((layer, fence.clone()))).unwrap();
     assert_eq!(fences.iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), (0..LAYERS).collect::<Vec<_>>());
     assert!(fences.iter().all(|(_, fence)| fence.poll() == FenceStatus::Pending));
     assert!(all_nan(&tiny.kv(4, 15)));
@@ -55,7 +55,7 @@ fn kv_is_poison_until_its_fence() {
         let of_layer = *layer as usize * each..(*layer as usize + 1) * each;
         assert!(tiny.kv(4, 15)[of_layer.clone()] == want[of_layer], "layer {layer} behind its fence");
     }
-    tiny.executable.finish(&mut Vec::new()).unwrap();
+    tiny.finish().unwrap();
     assert!(tiny.kv(4, 15) == want);
 }
 
@@ -64,7 +64,7 @@ fn a_fence_of_one_layer_does_not_speak_for_the_next() {
     let config = LagConfig { delay: Duration::from_millis(40), ..LagConfig::default() };
     let mut tiny = Tiny::new(&*Lagging::new(reference(), config), false);
     let mut fences = Vec::new();
-    tiny.executable.launch(&rows(0, 15, &[4]), &mut |_, fence| fences.push(fence.clone())).unwrap();
+    tiny.launch(&rows(0, 15, &[4]), &mut |_, fence| fences.push(fence.clone())).unwrap();
     wait_done(&fences[0]);
     assert_eq!(fences[1].poll(), FenceStatus::Pending, "the next layer begins after the delay");
     wait_done(&fences[1]);
@@ -82,12 +82,11 @@ fn reuse_of_blocks_does_not_poison_what_earlier_work_reads() {
     let want = [calm.step(&reads).unwrap(), calm.step(&stores).unwrap()];
     lagging.hold();
     for step in [&reads, &stores] {
-        late.executable.launch(step, &mut |_, _| ()).unwrap();
+        late.launch(step, &mut |_, _| ()).unwrap();
     }
     lagging.release();
     for want in want {
-        let mut logits = Vec::new();
-        late.executable.finish(&mut logits).unwrap();
+        let logits = late.finish().unwrap();
         assert!(logits.into_iter().map(f32::to_bits).eq(want));
     }
     assert!(late.kv(4, 13) == calm.kv(4, 13));
@@ -99,17 +98,20 @@ fn every_wait_ends() {
     let lagging = Lagging::new(reference(), config);
     let mut tiny = Tiny::new(&*lagging, false);
     lagging.hold();
-    let launch = |executable: &mut dyn Executable| executable.launch(&rows(0, 1, &[4]), &mut |_, _| ());
-    launch(&mut *tiny.executable).unwrap();
+    let launch = |tiny: &mut Tiny| tiny.launch(&rows(0, 1, &[4]), &mut |_, _| ());
+    launch(&mut tiny).unwrap();
     let is_late = |result| matches!(result, Err(DeviceError::Failed(message)) if message.contains("within"));
-    assert!(is_late(tiny.executable.finish(&mut Vec::new())));
-    assert!(is_late(launch(&mut *tiny.executable)), "the queue is full");
+    assert!(is_late(tiny.finish().map(|_| ())));
+    assert!(is_late(launch(&mut tiny)), "the queue is full");
     assert!(is_late(tiny.executable.copy_kv(BlockId(4), BlockId(5), 1)));
     lagging.release();
-    let (mut logits, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
-    while tiny.executable.finish(&mut logits).is_err() {
-        assert!(Instant::now() < until, "the step never ends");
-    }
+    let until = Instant::now() + Duration::from_secs(20);
+    let logits = loop {
+        match tiny.finish() {
+            Ok(logits) => break logits,
+            Err(_) => assert!(Instant::now() < until, "the step never ends"),
+        }
+    };
     assert!(logits.iter().all(|x| x.is_finite()) && !logits.is_empty());
 }
 

@@ -9,11 +9,11 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::program::{Op, Program, Project, Qkv};
 use baton_kernels::reference::ReferenceDevice;
-use baton_kernels::step::StepInput;
+use baton_kernels::step::TableSteps;
 use baton_kernels::storage::StorageFormat;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
 use common::Random;
-use common::tiny::{BLOCKS, BOUNDS, Tiny, load, program, rows};
+use common::tiny::{BLOCKS, BOUNDS, Rows, Tiny, load, program, rows};
 use std::sync::Arc;
 
 fn reference() -> Arc<dyn Device> {
@@ -30,7 +30,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
 }
 
 /// Two sequences: a prompt, then rows of both together.
-fn steps() -> [StepInput; 2] {
+fn steps() -> [Rows; 2] {
     let mut both = rows(19, 4, &[5, 2]);
     let other = rows(0, 3, &[7]);
     both.ids.extend(other.ids);
@@ -102,14 +102,14 @@ fn steps_that_break_a_bound_are_refused() {
     for device in devices().into_iter().chain([reference()]) {
         let mut tiny = Tiny::new(&*device, false);
         let good = steps()[1].clone();
-        let mut check = |expected: &str, change: fn(&mut StepInput)| {
+        let mut check = |expected: &str, change: fn(&mut Rows)| {
             let mut step = good.clone();
             change(&mut step);
-            let refused = tiny.executable.launch(&step, &mut |_, _| panic!("refused steps launch nothing"));
+            let refused = tiny.launch(&step, &mut |_, _| panic!("refused steps launch nothing"));
             let Err(DeviceError::Step(message)) = refused else { panic!("{expected}: {refused:?}") };
             assert!(message.contains(expected), "{message}");
         };
-        check("0 rows, 1 to 24 fit", |s| *s = StepInput::default());
+        check("0 rows, 1 to 24 fit", |s| *s = Rows::default());
         check("300 rows, 1 to 24 fit", |s| s.ids = vec![0; 300]);
         check("segments own 6 rows of 7", |s| s.segments[0].rows = 3);
         check("segments own 18446744073709551615 rows", |s| s.segments[0].rows = usize::MAX);
@@ -134,15 +134,15 @@ fn steps_that_break_a_bound_are_refused() {
             assert!(matches!(refused, Err(DeviceError::Shape { op: "copy_kv", .. })), "{refused:?}");
         }
         for _ in 0..STEPS_MAX {
-            tiny.executable.launch(&good, &mut |_, _| ()).unwrap();
+            tiny.launch(&good, &mut |_, _| ()).unwrap();
         }
-        let refused = tiny.executable.launch(&good, &mut |_, _| panic!("refused steps launch nothing"));
+        let refused = tiny.launch(&good, &mut |_, _| panic!("refused steps launch nothing"));
         assert!(matches!(&refused, Err(DeviceError::Step(message)) if message.contains("not finished")), "{refused:?}");
         for _ in 0..STEPS_MAX {
-            tiny.executable.finish(&mut Vec::new()).unwrap();
+            tiny.finish().unwrap();
         }
         let mut unbound = device.compile(program(&*device, false), BOUNDS).unwrap();
-        assert_eq!(unbound.launch(&good, &mut |_, _| ()), Err(DeviceError::Unbound));
+        assert_eq!(unbound.launch(&good.input(&mut TableSteps::default()), &mut |_, _| ()), Err(DeviceError::Unbound));
         assert_eq!(unbound.copy_kv(BlockId(0), BlockId(1), 1), Err(DeviceError::Unbound));
     }
 }
@@ -186,6 +186,8 @@ fn programs_that_do_not_fit_are_refused() {
         check("compile", &|ops| _ = ops.remove(2));
         check("compile", &|ops| ops.retain(|op| *op != Op::Select));
         check("compile", &|ops| ops.insert(2, Op::Select));
+        check("compile", &|ops| ops.truncate(ops.len() - 1));
+        check("compile", &|ops| ops.push(Op::Sample));
         check("qkv", &|ops| qkv(ops).layer = 1);
         check("qkv", &|ops| qkv(ops).heads = 3);
         check("qkv", &|ops| qkv(ops).heads = 6);
@@ -209,6 +211,7 @@ fn programs_that_do_not_fit_are_refused() {
         for bounds in [
             Bounds { rows_max: 0, ..BOUNDS },
             Bounds { logit_rows_max: 0, ..BOUNDS },
+            Bounds { slots_max: 0, ..BOUNDS },
             Bounds { positions_max: 0, ..BOUNDS },
             Bounds { positions_max: 41, ..BOUNDS },
         ] {

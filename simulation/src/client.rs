@@ -6,7 +6,7 @@ use crate::model::{self, Oracle};
 use crate::prompts::Prompts;
 use crate::schedule::{self, Policy, WEIGHTS};
 use crate::worker::MODEL;
-use baton_engine::sampler::Sampled;
+use baton_kernels::sampling::Sampled;
 use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prompt, Request, Segment};
 use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId, Weight};
 use futures::StreamExt as _;

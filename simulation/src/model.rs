@@ -1,7 +1,7 @@
 //! A stand-in for the model: what it keeps of the past is a chain of hashes in KV blocks, and what may come next is a hash of all of it
 //! *as read from there*. One wrong, stale or missing byte gives other tokens than the [`Oracle`], which never sees a block.
 
-use baton_engine::sampler::{self, Sampled};
+use baton_kernels::sampling::{self, Sampled};
 use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, SamplingParams, TokenId};
 use std::sync::Arc;
@@ -92,10 +92,10 @@ impl Oracle {
     /// All tokens of the answer of one sample, with their log-probabilities where asked for.
     pub fn answer(mut self, params: &SamplingParams, sample: u32) -> Vec<Sampled> {
         let mut answer = Vec::new();
-        let mut history = sampler::History::rebuild(&self.tokens, self.tokens.len());
+        let mut history = sampling::History::rebuild(&self.tokens, self.tokens.len());
         while answer.len() < params.max_tokens as usize {
             let position = self.tokens.len() as u64;
-            let sampled = sampler::sample(params, &logits_of(self.folds), &history, position, sample);
+            let sampled = sampling::sample(params, &logits_of(self.folds), &history, position, sample);
             let sampled = sampled.expect("two finite logits");
             let token = sampled.token;
             answer.push(sampled);

@@ -4,7 +4,8 @@
 use crate::executor::{Executor, Process, Time};
 use crate::rates::Rates;
 use crate::worker::engine::TimedModel;
-use baton_engine::{Logits, ModelError, StepInput, StepModel};
+use baton_engine::{ModelError, StepInput, StepModel, StepOutput};
+use baton_kernels::step::SlotSamplers;
 use baton_kv_cache::ForkCopy;
 use baton_types::{Dtype, Fence, FencePoll, FenceStatus, KvLayout, Role};
 use parking_lot::Mutex;
@@ -31,8 +32,9 @@ pub(crate) struct Rated {
     /// Wakes the transfer, which waits for fences.
     moved: Arc<Notify>,
     over_at: Arc<Mutex<Time>>,
-    /// Rows of the running step whose logits are requested.
-    rows: usize,
+    samplers: SlotSamplers,
+    /// The running step.
+    step: StepInput,
 }
 
 /// A fence that is done at a given time.
@@ -54,17 +56,18 @@ impl Rated {
         role: Role,
         rates: Arc<Rates>,
         moved: Arc<Notify>,
+        slots_max: usize,
     ) -> Self {
-        Self { executor: executor.clone(), process, role, rates, moved, over_at: Arc::default(), rows: 0 }
+        let samplers = SlotSamplers::new(slots_max, VOCAB as usize);
+        let (executor, over_at, step) = (executor.clone(), Arc::default(), StepInput::default());
+        Self { executor, process, role, rates, moved, over_at, samplers, step }
     }
 
     /// Seconds of a step: for decode, and for the prompt tokens computed with it.
     fn step_s(&self, batch: &StepInput) -> f64 {
         let (mut sequences, mut context, mut prompts_s) = (0, 0, 0.0);
-        let (mut end, mut wanted) = (0, batch.logit_rows.iter().peekable());
         for segment in &batch.segments {
-            end += segment.rows;
-            let is_last_of_prompt = wanted.next_if(|row| **row + 1 == end).is_some();
+            let is_last_of_prompt = segment.samples > 0;
             let (from, to) = (segment.position as u64, (segment.position + segment.rows) as u64);
             if self.role == Role::Decode && segment.rows == 1 {
                 sequences += 1;
@@ -85,7 +88,7 @@ impl StepModel for Rated {
 
     fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let (now, took) = (self.executor.time(), (self.step_s(batch) * 1e6).round() as Time);
-        for layer in 0..LAYERS {
+        for layer in batch.observed.clone() {
             let at = now + took * Time::from(layer + 1) / Time::from(LAYERS);
             observer(layer, &(Arc::new(DoneAt { executor: self.executor.clone(), at }) as Fence));
             // Only workers that prefill for others have transfers waiting for fences.
@@ -95,12 +98,14 @@ impl StepModel for Rated {
             }
         }
         *self.over_at.lock() = now + took;
-        self.rows = batch.logit_rows.len();
+        self.step = batch.clone();
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Logits, ModelError> {
-        Ok(Logits::new(VOCAB as usize, vec![0.0; self.rows * VOCAB as usize]))
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        self.samplers.begin(&self.step);
+        let rows = self.step.selected_rows().len();
+        Ok(self.samplers.sample(&self.step, &vec![0.0; rows * VOCAB as usize]))
     }
 
     fn copy(&mut self, _: &ForkCopy) -> Result<(), ModelError> {

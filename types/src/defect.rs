@@ -49,6 +49,8 @@ pub enum Defect {
     GrantDespiteQuarantine,
     /// After a move, the tokens generated before count as prompt.
     ReplayAsPrompt,
+    /// A device computes a step with the block tables of the step before.
+    StaleTable,
     /// A request without room for its KV moves as often as another decode worker has room.
     EndlessMoves,
 }

@@ -1,6 +1,7 @@
 //! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
 use crate::grpc::checked_card;
+use crate::packed::{self, Kept};
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::formats::ModelSource;
@@ -43,7 +44,12 @@ pub fn load(
 ) -> Result<Loaded, WorkerError> {
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
-    let device = device(engine, numerics(engine, source.as_ref())?)?;
+    let numerics = numerics(engine, source.as_ref())?;
+    let kept = match engine.device {
+        DeviceKind::Cpu | DeviceKind::Lagging => packed::kept(&engine.packed_cache, source.as_ref()),
+        DeviceKind::Reference | DeviceKind::Cuda => None,
+    };
+    let device = device(engine, numerics, kept)?;
     start(device, source, model, engine, progress)
 }
 
@@ -185,10 +191,13 @@ fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numer
     Ok(class)
 }
 
-fn device(settings: &EngineSettings, numerics: Numerics) -> Result<Arc<dyn Device>, WorkerError> {
+fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if settings.threads == 0 { cores } else { settings.threads };
-    let cpu = || CpuDevice::new(CpuConfig { threads, simd: None, numerics });
+    let config = CpuConfig { threads: settings.threads.of(cores), simd: None, numerics };
+    let cpu = || match kept {
+        Some(Kept { cache, model }) => CpuDevice::cached(config, cache, model),
+        None => CpuDevice::new(config),
+    };
     Ok(match settings.device {
         DeviceKind::Cpu => cpu()?,
         DeviceKind::Reference => ReferenceDevice::new(numerics),

@@ -54,6 +54,7 @@ pub(super) fn check_config(spec: &DecoderSpec, config: &ModelConfig) -> Result<(
     check("rows_max", "at least 1".into(), config.rows_max, config.rows_max > 0)?;
     let logit_rows = config.logit_rows_max;
     check("logit_rows_max", "at least 1".into(), logit_rows, logit_rows > 0)?;
+    check("slots_max", "at least 1".into(), config.slots_max, config.slots_max > 0)?;
     let len = config.model_len_max;
     let context = spec.context;
     check("model_len_max", format!("1 to {context}, the model's context"), len, (1..=context).contains(&len))?;

@@ -8,14 +8,12 @@
 
 mod error;
 mod load;
-mod logits;
 mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use baton_kernels::step::{StepInput, StepSegment};
+pub use baton_kernels::step::{Logits, StepInput, StepOutput, StepSegment};
 pub use error::ModelError;
-pub use logits::Logits;
 pub use rope::{inverse_frequencies, rope_table};
 
 use crate::formats::ModelSource;
@@ -35,6 +33,8 @@ pub struct ModelConfig {
     pub rows_max: usize,
     /// Most rows of one step that need logits.
     pub logit_rows_max: usize,
+    /// Most sequences that the device keeps between steps.
+    pub slots_max: usize,
     /// Longest sequence; at most the context the model was made for. Decides the memory of the rotary tables: `4 * head_dim` bytes a
     /// position.
     pub model_len_max: usize,
@@ -68,13 +68,18 @@ impl Model {
         let spec = source.spec().clone();
         error::check_config(&spec, &config)?;
         let program = load::program(source, device, config.model_len_max, progress)?;
-        let ModelConfig { rows_max, logit_rows_max, model_len_max: positions_max, .. } = config;
-        let executable = device.compile(program, Bounds { rows_max, logit_rows_max, positions_max })?;
+        let ModelConfig { rows_max, logit_rows_max, slots_max, model_len_max: positions_max, .. } = config;
+        let executable = device.compile(program, Bounds { rows_max, logit_rows_max, slots_max, positions_max })?;
         Ok(Self { executable, device: device.info(), spec, config, fingerprint: source.fingerprint() })
     }
 
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
+    }
+
+    /// Whether a launch returns before the step is computed.
+    pub fn is_asynchronous(&self) -> bool {
+        self.device.asynchronous
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -112,11 +117,9 @@ impl Model {
         Ok(self.executable.launch(step, observer)?)
     }
 
-    /// Waits for the oldest launched step, so that a device failure fails the step it belongs to, and returns the requested logits.
-    pub fn finish(&mut self) -> Result<Logits, ModelError> {
-        let mut data = Vec::new();
-        self.executable.finish(&mut data)?;
-        Ok(Logits::new(self.spec.vocab, data))
+    /// Waits for the oldest launched step, so that a device failure fails the step it belongs to, and returns what it sampled.
+    pub fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        Ok(self.executable.finish()?)
     }
 
     /// Copies the KV that two sequences share of a partial block, and waits for it.

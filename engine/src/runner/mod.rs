@@ -1,7 +1,11 @@
-//! One loop iteration of the engine: finish the current step, drain the mailbox, plan, launch the next step. Decisions are in the
-//! scheduler; the caller of the iterations is not known here.
+//! One loop iteration of the engine: finish the oldest step, drain the mailbox, plan, launch the next step. Decisions are in the scheduler;
+//! the caller of the iterations is not known here.
+//!
+//! An asynchronous device always has one step ahead: it is launched while another runs, for sequences that go on whatever that one samples,
+//! unless it samples an end. Blocks of a sequence that ends meanwhile are released when the last step that uses them is finished.
 
 mod sequence;
+mod slots;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -14,14 +18,16 @@ use crate::rates::Rates;
 use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
 use crate::shared::Shared;
 use crate::step_model::StepModel;
+use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, FinishReason};
 use sequence::Sequence;
-use std::collections::BTreeMap;
+use slots::Slots;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use step::Step;
+use step::{Retired, Step};
 
 /// How soon the engine checks paused or held sequences again: short compared with a token's time, long compared with the check.
 const RECHECK: Duration = Duration::from_millis(5);
@@ -49,8 +55,12 @@ pub(crate) struct Runner<M> {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
-    /// The step that was launched and is not finished; `None` while there is none.
-    step: Option<Step>,
+    slots: Slots,
+    /// The steps that were launched and are not finished, oldest first; at most `steps_max`.
+    steps: VecDeque<Step>,
+    steps_max: usize,
+    /// When the last step was finished.
+    finished_at: Option<Instant>,
     rates: Rates,
     generated_tokens: u64,
     cached_tokens: u64,
@@ -62,12 +72,19 @@ pub(crate) struct Runner<M> {
 /// Sinks and gates as of one instant.
 struct Now<'a> {
     sequences: &'a BTreeMap<SequenceKey, Sequence>,
+    len_max: usize,
     gate: Option<Arc<dyn SequenceGate>>,
 }
 
 impl Conditions for Now<'_> {
     fn has_room(&self, key: SequenceKey) -> bool {
-        self.sequences[&key].sink.has_room()
+        // For a token, and the end, after those that launched steps will sample.
+        let sequence = &self.sequences[&key];
+        sequence.sink.has_room(2 + sequence.launched_tokens)
+    }
+
+    fn continues(&self, key: SequenceKey) -> bool {
+        self.sequences[&key].continues(self.len_max)
     }
 
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool {
@@ -86,12 +103,17 @@ impl<M: StepModel> Runner<M> {
             recheck: RECHECK,
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
+        let slots = Slots::new(shared.config.running_max);
+        let steps_max = if model.is_asynchronous() { STEPS_MAX } else { 1 };
         Self {
             model,
             shared,
             scheduler,
             sequences: BTreeMap::new(),
-            step: None,
+            slots,
+            steps: VecDeque::new(),
+            steps_max,
+            finished_at: None,
             rates: Rates::default(),
             generated_tokens: 0,
             cached_tokens: 0,
@@ -108,33 +130,48 @@ impl<M: StepModel> Runner<M> {
         self.sequences.keys().filter_map(|key| self.scheduler.lease(*key))
     }
 
-    /// Finishes the running step, if any, and launches the next. An error comes from the device or is a defect: no KV can be trusted after
-    /// it.
+    /// Finishes the oldest step, if any, and launches as many as may run. An error comes from the device or is a defect: no KV can be trusted
+    /// after it.
     pub(crate) fn turn(&mut self) -> Result<Turn, ModelError> {
-        if let Some(step) = self.step.take() {
-            self.finish_step(step)?;
+        self.finish_oldest()?;
+        loop {
+            if self.take_in()? {
+                while self.finish_oldest()? {}
+                return Ok(Turn::Ended);
+            }
+            self.end_cancelled();
+            let now = self.shared.clock.now();
+            self.expire(now);
+            let Decisions { batch, wake_at, .. } = self.plan(now);
+            let is_over = batch.is_empty();
+            if !is_over {
+                let step = self.launch_step(batch)?;
+                self.steps.push_back(step);
+            }
+            if self.steps.is_empty() {
+                return Ok(Turn::Idle { until: wake_at.into_iter().chain(self.expires_at).min() });
+            }
+            if is_over || self.steps.len() >= self.steps_max {
+                return Ok(Turn::Launched);
+            }
         }
-        if self.take_in()? {
-            return Ok(Turn::Ended);
-        }
-        self.end_cancelled();
-        let now = self.shared.clock.now();
-        self.expire(now);
-        let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
+    }
+
+    /// Plans a step, and carries out everything but the step itself.
+    fn plan(&mut self, now: Instant) -> Decisions {
+        let (sequences, len_max) = (&self.sequences, self.shared.len_max());
+        let conditions = Now { sequences, len_max, gate: self.shared.gate.read().clone() };
         self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
-        let decisions = self.scheduler.plan(now, &conditions);
+        let mut decisions = self.scheduler.plan(now, &conditions);
         self.shared.starved.store(decisions.starved, Ordering::Release);
         *self.shared.accounts.lock() = Some(self.scheduler.accounts().clone());
         self.apply(&decisions.preempted, &decisions.started, now);
-        let Decisions { ended, batch, wake_at, .. } = decisions;
-        ended.into_iter().for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
+        std::mem::take(&mut decisions.ended)
+            .into_iter()
+            .for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
         self.publish();
-        self.shared.health.alive(now, !batch.is_empty());
-        if batch.is_empty() {
-            return Ok(Turn::Idle { until: wake_at.into_iter().chain(self.expires_at).min() });
-        }
-        self.step = Some(self.launch_step(batch)?);
-        Ok(Turn::Launched)
+        self.shared.health.alive(now, !decisions.batch.is_empty() || !self.steps.is_empty());
+        decisions
     }
 
     /// Refuses further input, and ends every sequence with the reason: the engine was stopped, or the failure.
@@ -155,6 +192,9 @@ impl<M: StepModel> Runner<M> {
             let lease = self.scheduler.remove(key);
             self.end_sequence(key, lease, SequenceEvent::Failed { kind, message: message.clone() });
         }
+        // Steps that are left failed with the device.
+        let retired: Vec<_> = self.steps.drain(..).flat_map(|step| step.retired).collect();
+        retired.into_iter().for_each(|retired| self.release(retired));
         self.publish();
     }
 
@@ -218,6 +258,7 @@ impl<M: StepModel> Runner<M> {
 
     fn apply(&mut self, preempted: &[SequenceKey], started: &[SequenceKey], now: Instant) {
         self.preemptions += preempted.len() as u64;
+        preempted.iter().for_each(|key| self.slots.leave(*key));
         for key in started {
             let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
                 continue;
@@ -233,19 +274,33 @@ impl<M: StepModel> Runner<M> {
         }
     }
 
-    /// Ends a sequence. Its blocks are freed before the event is sent.
+    /// Ends a sequence. Its blocks are freed before the event is sent, or with the last launched step that uses them.
     fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
+        self.slots.leave(key);
         if sequence.counted {
             let charged = self.hand_on_charge(key, &sequence);
             self.shared.mailbox.left_queue(key, sequence.request.share, charged);
         }
-        sequence.give_back(lease);
-        if let Some(hashes) = sequence.cold_hashes() {
-            self.shared.pool.chill(hashes);
+        let cold = sequence.cold_hashes().map(<[_]>::to_vec);
+        let retired = Retired { observer: sequence.observer.take(), lease, cold };
+        match self.steps.iter_mut().rev().find(|step| step.has(key)) {
+            Some(last) => last.retired.push(retired),
+            None => self.release(retired),
         }
         // If the receiver is gone, the event is dropped.
         let _ = sequence.sink.send(event);
+    }
+
+    /// Releases the blocks of a sequence that ended: to the observer, which may still read them, otherwise to the pool.
+    fn release(&self, retired: Retired) {
+        let Retired { observer, lease, cold } = retired;
+        if let (Some(mut observer), Some(lease)) = (observer, lease) {
+            observer.ended(lease);
+        }
+        if let Some(hashes) = cold {
+            self.shared.pool.chill(&hashes);
+        }
     }
 
     /// A waiting sequence ends. If another one with its prompt still waits, that one computes the prompt, and takes the charge over.

@@ -2,9 +2,9 @@
 
 use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
 use crate::mailbox::Submission;
-use crate::sampler::History;
 use crate::scheduler::Arrival;
-use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash};
+use baton_kernels::step::Join;
+use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
 use baton_types::{Fence, FinishReason, GroupBlocks, TokenId};
 use std::sync::Arc;
@@ -17,12 +17,13 @@ pub(super) struct Sequence {
     pub(super) sink: Box<dyn SequenceSink>,
     /// Only for a sequence that ends with its first token.
     pub(super) observer: Option<Box<dyn PrefillObserver>>,
-    pub(super) history: History,
     /// Tokens charged to its tenant.
     pub(super) charged: usize,
     /// Whether it holds one of the `waiting_max` places.
     pub(super) counted: bool,
     pub(super) launched_at: Option<Instant>,
+    /// Tokens that launched steps will sample.
+    pub(super) launched_tokens: usize,
     /// Whether a token was generated here.
     pub(super) generated: bool,
     /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
@@ -44,16 +45,15 @@ impl Sequence {
         let computed = if lease.is_some() { len - 1 } else { 0 };
         let (pinned, deadline, share) = (observer.is_some(), request.deadline, request.share);
         let arrival = Arrival { len, computed, lease, pinned, deadline, share, prefix };
-        let history = History::rebuild(&request.tokens, request.prompt_len);
         let (launched_at, generated) = (None, false);
         let sequence = Self {
             request,
             sink,
             observer,
-            history,
             charged,
             counted,
             launched_at,
+            launched_tokens: 0,
             generated,
             block_hashes,
             cancelled,
@@ -70,6 +70,13 @@ impl Sequence {
 
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// What the device needs to know of it, but for its slot and its blocks.
+    pub(super) fn join(&self) -> Join {
+        let SequenceRequest { tokens, prompt_len, sampling, sample_index, .. } = &self.request;
+        let (tokens, sampling) = (tokens.clone(), sampling.clone());
+        Join { tokens, prompt_len: *prompt_len, sampling, sample_index: *sample_index, ..Join::default() }
     }
 
     /// Reports that it left the queue, with the KV of `cached` tokens present already.
@@ -108,20 +115,21 @@ impl Sequence {
     /// Appends a generated token and returns whether the sequence ends with it. `len_max` counts prompt and output.
     pub(super) fn push(&mut self, token: TokenId, end_tokens: &[TokenId], len_max: usize) -> Option<FinishReason> {
         self.request.tokens.push(token);
-        self.history.push(token);
-        let (sampling, len) = (&self.request.sampling, self.request.tokens.len());
+        let sampling = &self.request.sampling;
         let is_end = !sampling.ignore_eos && end_tokens.contains(&token);
         if is_end || sampling.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop);
         }
-        let is_full = len - self.request.prompt_len >= sampling.max_tokens as usize || len >= len_max;
-        is_full.then_some(FinishReason::Length)
+        self.is_full(self.request.tokens.len(), len_max).then_some(FinishReason::Length)
     }
 
-    /// Releases the blocks of a sequence that ended: to the observer, which may still read them, otherwise to the pool.
-    pub(super) fn give_back(&mut self, lease: Option<Lease>) {
-        if let (Some(observer), Some(lease)) = (&mut self.observer, lease) {
-            observer.ended(lease);
-        }
+    /// Whether it ends with `len` tokens.
+    fn is_full(&self, len: usize, len_max: usize) -> bool {
+        len - self.request.prompt_len >= self.request.sampling.max_tokens as usize || len >= len_max
+    }
+
+    /// Whether it goes on here after the tokens that launched steps will sample, unless one of these is an end token.
+    pub(super) fn continues(&self, len_max: usize) -> bool {
+        self.observer.is_none() && !self.is_full(self.request.tokens.len() + self.launched_tokens, len_max)
     }
 }

@@ -1,12 +1,14 @@
-//! One step: collect the batch, launch it, and once it is done sample tokens and send events.
+//! One step: collect the batch, launch it, and once it is done send what it sampled.
 
 use super::Runner;
-use crate::api::SequenceEvent;
+use crate::api::{PrefillObserver, SequenceEvent};
 use crate::model::{ModelError, StepInput};
-use crate::sampler;
 use crate::scheduler::{Segment, SequenceKey};
 use crate::step_model::StepModel;
-use baton_kernels::step::StepSegment;
+use baton_kernels::device::DeviceError;
+use baton_kernels::sampling::{SampleError, Sampled};
+use baton_kernels::step::{RowId, SlotRows};
+use baton_kv_cache::{Lease, PrefixHash};
 use baton_types::{ErrorKind, FinishReason};
 use std::time::Instant;
 
@@ -16,43 +18,76 @@ pub(super) struct Step {
     prefill_rows: usize,
     decode_rows: usize,
     launched: Instant,
+    /// What ended sequences leave behind; this step is the last that uses their blocks.
+    pub(super) retired: Vec<Retired>,
+}
+
+impl Step {
+    /// Whether it computes rows of a sequence.
+    pub(super) fn has(&self, key: SequenceKey) -> bool {
+        self.segments.iter().any(|segment| segment.key == key)
+    }
+}
+
+/// Blocks of a sequence that ended.
+pub(super) struct Retired {
+    pub(super) observer: Option<Box<dyn PrefillObserver>>,
+    pub(super) lease: Option<Lease>,
+    /// Hashes of blocks whose reuse is not expected.
+    pub(super) cold: Option<Vec<PrefixHash>>,
 }
 
 impl<M: StepModel> Runner<M> {
     pub(super) fn launch_step(&mut self, segments: Vec<Segment>) -> Result<Step, ModelError> {
         let launched = self.shared.clock.now();
-        let batch = self.gather(&segments, launched);
+        let step = self.gather(&segments, launched);
         let sequences = &mut self.sequences;
-        self.model.launch(&batch, &mut |layer, fence| {
+        self.model.launch(&step, &mut |layer, fence| {
             for segment in &segments {
                 if let Some(observer) = sequences.get_mut(&segment.key).and_then(|s| s.observer.as_mut()) {
                     observer.layer_launched(layer, segment.position + segment.rows, fence);
                 }
             }
         })?;
-        let decode_rows = segments.iter().filter(|s| s.decode).count();
-        Ok(Step { prefill_rows: batch.ids.len() - decode_rows, decode_rows, launched, segments })
-    }
-
-    /// Waits for the launched step. Until then its sequences keep their blocks: a sequence that ended meanwhile is removed after it.
-    pub(super) fn finish_step(&mut self, step: Step) -> Result<(), ModelError> {
-        let logits = self.model.finish()?;
-        let now = self.shared.clock.now();
-        self.rates.add(step.prefill_rows, step.decode_rows, now - step.launched);
-        self.count(step.prefill_rows, step.decode_rows);
-        self.shared.health.alive(now, true);
-        // Sequences that came meanwhile may have the prompt that was computed. A stop request is reported again later.
-        self.take_in()?;
-        let mut row = 0;
-        for segment in &step.segments {
-            if segment.samples {
-                self.sample(segment, logits.row(row))?;
-                row += 1;
-            } else {
-                self.scheduler.advance(segment.key, segment.rows, false, now);
+        for Segment { key, rows, samples, .. } in &segments {
+            self.scheduler.launched(*key, *rows, *samples);
+            if let Some(sequence) = self.sequences.get_mut(key) {
+                sequence.launched_tokens += usize::from(*samples);
             }
         }
-        Ok(())
+        let decode_rows = segments.iter().filter(|s| s.decode).count();
+        let prefill_rows = step.ids.len() - decode_rows;
+        Ok(Step { prefill_rows, decode_rows, launched, segments, retired: Vec::new() })
+    }
+
+    /// Waits for the oldest step; `false` if there is none. Until then its sequences keep their blocks.
+    pub(super) fn finish_oldest(&mut self) -> Result<bool, ModelError> {
+        let Some(step) = self.steps.pop_front() else { return Ok(false) };
+        let output = self.model.finish()?;
+        let now = self.shared.clock.now();
+        // A step that was launched ahead began when the one before it was done.
+        let began = self.finished_at.replace(now).map_or(step.launched, |before| before.max(step.launched));
+        self.rates.add(step.prefill_rows, step.decode_rows, now - began);
+        self.count(step.prefill_rows, step.decode_rows);
+        self.shared.health.alive(now, true);
+        step.retired.into_iter().for_each(|retired| self.release(retired));
+        // Sequences that came meanwhile may have the prompt that was computed. A stop request is reported again later.
+        self.take_in()?;
+        let mut sampled = output.sampled.into_iter();
+        let mut row = 0;
+        for segment in &step.segments {
+            if !segment.samples {
+                self.scheduler.advance(segment.key, segment.rows, false, now);
+                continue;
+            }
+            let Some(result) = sampled.next().and_then(|slot| slot.rows.into_iter().next()) else {
+                return Err(DeviceError::Failed("a step sampled fewer tokens than it was asked for".into()).into());
+            };
+            let logits = (row < output.logits.rows()).then(|| output.logits.row(row));
+            row += 1;
+            self.sampled(segment, result, logits)?;
+        }
+        Ok(true)
     }
 
     fn count(&self, prefill_rows: usize, decode_rows: usize) {
@@ -63,7 +98,9 @@ impl<M: StepModel> Runner<M> {
     }
 
     fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepInput {
-        let mut batch = StepInput::default();
+        let mut step = StepInput::default();
+        let returns_logits = self.shared.logits.read().is_some();
+        self.slots.tell_left(&mut step.deltas);
         for segment in segments {
             let (Some(sequence), Some(lease)) =
                 (self.sequences.get_mut(&segment.key), self.scheduler.lease(segment.key))
@@ -71,37 +108,52 @@ impl<M: StepModel> Runner<M> {
                 unreachable!("a planned sequence exists and holds blocks");
             };
             sequence.launched_at.get_or_insert(launched);
-            let Segment { position, rows, .. } = *segment;
-            batch.ids.extend_from_slice(&sequence.request.tokens[position..position + rows]);
+            let Segment { key, position, rows, samples, .. } = *segment;
             // The engine computes only layouts of one group; the lease supports several.
-            batch.segments.push(StepSegment { position, rows, blocks: lease.blocks().0[0].clone() });
-            if segment.samples {
-                batch.logit_rows.push(batch.ids.len() - 1);
+            let blocks = &lease.blocks().0[0];
+            let slot = self.slots.place(key, blocks, segments, &mut step.deltas, || sequence.join());
+            // A token that is not known yet is what a launched step samples.
+            let tokens = &sequence.request.tokens;
+            let id = |position: usize| tokens.get(position).map_or(RowId::LastSampled, |token| RowId::Token(*token));
+            step.ids.extend((position..position + rows).map(id));
+            step.segments.push(SlotRows { slot, position, rows, samples: usize::from(samples), masks: Vec::new() });
+            if samples && returns_logits {
+                step.logit_rows.push(step.ids.len() - 1);
+            }
+            if sequence.observer.is_some() {
+                step.observed = 0..self.shared.layers.len() as u32;
             }
         }
-        batch
+        step
     }
 
-    /// Samples the next token of a sequence whose tokens are all computed.
-    fn sample(&mut self, segment: &Segment, logits: &[f32]) -> Result<(), ModelError> {
+    /// The next token of a sequence whose tokens are all computed; `logits` are there if somebody observes them.
+    fn sampled(
+        &mut self,
+        segment: &Segment,
+        result: Result<Sampled, SampleError>,
+        logits: Option<&[f32]>,
+    ) -> Result<(), ModelError> {
         let key = segment.key;
+        // It may have ended while this step ran.
         let Some(sequence) = self.sequences.get_mut(&key) else { return Ok(()) };
+        sequence.launched_tokens -= 1;
         let request = &sequence.request;
-        let position = request.tokens.len() as u64;
-        if let (Some(observer), Some(lease)) = (&*self.shared.logits.read(), self.scheduler.lease(key)) {
+        if let (Some(logits), Some(observer), Some(lease)) =
+            (logits, &*self.shared.logits.read(), self.scheduler.lease(key))
+        {
             observer.computed(&request.id, request.tokens.len(), lease.blocks(), logits);
         }
-        let sampled =
-            match sampler::sample(&request.sampling, logits, &sequence.history, position, request.sample_index) {
-                Ok(sampled) => sampled,
-                Err(error) => {
-                    tracing::error!(request = %request.id, "{error}");
-                    let lease = self.scheduler.remove(key);
-                    let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
-                    self.end_sequence(key, lease, failed);
-                    return Ok(());
-                }
-            };
+        let sampled = match result {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                tracing::error!(request = %request.id, "{error}");
+                let lease = self.scheduler.remove(key);
+                let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
+                self.end_sequence(key, lease, failed);
+                return Ok(());
+            }
+        };
         let given = request.tokens.len();
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
         self.generated_tokens += 1;

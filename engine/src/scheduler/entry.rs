@@ -94,6 +94,9 @@ pub(super) struct Entry {
     /// Number of tokens that the hash of the whole covers.
     given: usize,
     pub(super) computed: usize,
+    /// Rows of steps that are launched and not finished, and tokens that those will sample.
+    pub(super) launched_rows: usize,
+    pub(super) launched_tokens: usize,
     /// Where prefill ends: later tokens were generated since the last (re)start.
     prefill_end: usize,
     pub(super) lease: Option<Lease>,
@@ -115,6 +118,8 @@ pub(super) struct Entry {
     computed_before: usize,
     /// Until this instant it waits for another sequence to compute their common prefix.
     pub(super) shares_until: Option<Instant>,
+    /// A launched step may still read blocks that were exchanged for cached ones.
+    pub(super) reads_spares: bool,
 }
 
 impl Entry {
@@ -126,6 +131,8 @@ impl Entry {
             len,
             given: if computed > 0 { computed } else { len },
             computed,
+            launched_rows: 0,
+            launched_tokens: 0,
             prefill_end,
             lease,
             pinned,
@@ -140,12 +147,18 @@ impl Entry {
             cached: 0,
             computed_before: 0,
             shares_until: None,
+            reads_spares: false,
         }
     }
 
-    /// Number of tokens to compute before the next one is sampled.
+    /// First position that no step computes yet.
+    pub(super) fn position(&self) -> usize {
+        self.computed + self.launched_rows
+    }
+
+    /// Number of rows to launch before the next token is sampled.
     pub(super) fn pending(&self) -> usize {
-        self.len - self.computed
+        self.len + self.launched_tokens - self.position()
     }
 
     /// Hash of all its tokens, while they are still the submitted ones; `None` if it does not use the prefix cache.
@@ -159,8 +172,13 @@ impl Entry {
         self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
     }
 
-    /// Prefill is complete: each step needs one row.
+    /// Prefill is launched: each step needs one row.
     pub(super) fn is_decode(&self) -> bool {
+        self.position() >= self.prefill_end
+    }
+
+    /// Prefill is complete.
+    pub(super) fn is_prefilled(&self) -> bool {
         self.computed >= self.prefill_end
     }
 
@@ -174,9 +192,14 @@ impl Entry {
         if self.stage == Stage::Waiting { SequencePhase::Queue } else { self.running_phase() }
     }
 
-    /// Whether it may be preempted.
-    pub(super) fn is_preemptable(&self) -> bool {
+    /// Whether it may be preempted, once no launched step uses its blocks.
+    pub(super) fn may_be_preempted(&self) -> bool {
         self.lease.is_some() && !(self.pinned && self.started)
+    }
+
+    /// Whether it may be preempted now.
+    pub(super) fn is_preemptable(&self) -> bool {
+        self.may_be_preempted() && self.launched_rows == 0
     }
 
     /// Takes blocks whose first `cached` tokens are computed.
@@ -229,7 +252,7 @@ impl Totals {
             }
             if let Some(lease) = &entry.lease {
                 sum.blocks += lease.blocks_min();
-                sum.held_tokens += if entry.is_decode() { entry.computed } else { entry.len };
+                sum.held_tokens += if entry.is_prefilled() { entry.computed } else { entry.len };
             }
             sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() - entry.expected };
             sum

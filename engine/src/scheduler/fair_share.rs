@@ -153,22 +153,26 @@ impl Scheduler {
     }
 
     /// Takes blocks for a reservation within its tenant's share from sequences beyond theirs. Those come after it, or they keep their
-    /// blocks.
-    pub(super) fn reclaim_for_awaited(&mut self, preempted: &mut Vec<SequenceKey>) {
-        let Some(awaited) = self.awaited.filter(|_| !self.awaited_is_beyond) else { return };
+    /// blocks. `false` if launched steps must be done first.
+    pub(super) fn reclaim_for_awaited(&mut self, preempted: &mut Vec<SequenceKey>) -> bool {
+        let Some(awaited) = self.awaited.filter(|_| !self.awaited_is_beyond) else { return true };
         let (place, needed) = (self.awaited_place(&awaited), awaited.blocks + self.config.watermark_blocks);
         let beyond = |scheduler: &Self| {
             let beyond = scheduler.after(place).filter(|(_, entry)| entry.is_beyond && entry.is_preemptable());
             beyond.map(|(place, _)| place).max()
         };
         let can = {
-            let given = self.after(place).filter(|(_, entry)| entry.is_beyond && entry.is_preemptable());
+            let given = self.after(place).filter(|(_, entry)| entry.is_beyond && entry.may_be_preempted());
             self.pool.free_min_without(given.filter_map(|(_, entry)| entry.lease.as_ref())) >= needed
         };
+        if can && self.pool.free_min() < needed && self.has_launched() {
+            return false;
+        }
         while can && self.pool.free_min() < needed {
             let Some(victim) = beyond(self) else { break };
             self.preempt(victim.key(), preempted);
         }
+        true
     }
 
     /// Divides the rows of a step among tenants of one priority that have prefill, higher priorities first.

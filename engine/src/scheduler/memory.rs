@@ -23,6 +23,11 @@ impl Scheduler {
         }
     }
 
+    /// Blocks of a group that a sequence holds.
+    pub(super) fn held_blocks(&self, key: SequenceKey) -> usize {
+        self.lease(key).map_or(0, Lease::blocks_min)
+    }
+
     /// Gets blocks for all `len` tokens of a waiting sequence: above the watermark, or from later sequences. A sequence after a reservation
     /// leaves the blocks that the reservation needs.
     pub(super) fn admit(&mut self, key: SequenceKey, now: Instant, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
@@ -48,9 +53,16 @@ impl Scheduler {
 
     /// Ends pins for the first sequence: nothing else would free blocks before the pins end, and every other sequence waits for it.
     fn waives_pins(&self, key: SequenceKey) -> bool {
+        self.is_first(key) && !self.has_launched() && self.pool.waive_pins()
+    }
+
+    fn is_first(&self, key: SequenceKey) -> bool {
         let place = self.place(key);
-        let is_first = self.entries.keys().all(|other| self.place(*other) >= place);
-        is_first && self.pool.waive_pins()
+        self.entries.keys().all(|other| self.place(*other) >= place)
+    }
+
+    pub(super) fn has_launched(&self) -> bool {
+        self.entries.values().any(|entry| entry.launched_rows > 0)
     }
 
     /// Whether quarantined blocks alone leave no room for `len` tokens, even if no other sequence used the pool.
@@ -71,6 +83,20 @@ impl Scheduler {
         let held =
             self.after(self.place(key)).filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
         self.pool.free_min_without(held) >= needed
+    }
+
+    /// Whether `key` would get `needed` blocks if launched steps were done: by preemption of sequences after it, or, for the first, by the
+    /// end of pins.
+    pub(super) fn can_reclaim_launched(&self, key: SequenceKey, needed: usize) -> bool {
+        let held = self.after(self.place(key)).filter(|(_, e)| e.may_be_preempted());
+        let suffices = self.pool.free_min_without(held.filter_map(|(_, e)| e.lease.as_ref())) >= needed;
+        self.has_launched() && (suffices || self.is_first(key))
+    }
+
+    /// Whether a sequence after `key` would lose its place to it if launched steps were done.
+    pub(super) fn can_park_launched(&self, key: SequenceKey) -> bool {
+        let mut after = self.after(self.place(key));
+        after.any(|(_, e)| e.stage == Stage::Running && e.launched_rows > 0 && e.may_be_preempted())
     }
 
     fn last_preemptable_after(&self, key: SequenceKey) -> Option<SequenceKey> {

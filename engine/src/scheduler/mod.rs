@@ -16,6 +16,8 @@
 //!   most about as long as recomputing might take; no sequence is held up by that wait.
 //! - A waiting sequence whose identical prompt another has computed shares its full blocks and copies the partial last one, unless an
 //!   earlier sequence waits for blocks.
+//! - A step may be planned while another runs. It goes on with what that one computes and samples. Sequences of the running step keep blocks
+//!   and places; if an earlier one needs those, no later sequence is launched until the step is done.
 //! - A sequence that is held or whose sink is full keeps its resources and does not block others.
 
 mod entry;
@@ -68,6 +70,8 @@ pub struct Awaited {
 pub trait Conditions {
     /// Whether the sequence's sink has room.
     fn has_room(&self, key: SequenceKey) -> bool;
+    /// Whether the sequence goes on after the tokens that its launched steps will sample, whatever these are, unless they end it.
+    fn continues(&self, key: SequenceKey) -> bool;
     /// Whether no gate holds the sequence in this phase.
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool;
 }
@@ -139,11 +143,22 @@ impl Scheduler {
         self.entries.get(&key).map_or(0, |entry| entry.computed)
     }
 
-    /// Records a step: KV of `rows` more tokens is in the pool. If the step `appended` a token, that one is to be computed next. Blocks
+    /// Records a launch: a step will compute `rows` more tokens, and sample one if it `samples`. Until [`Scheduler::advance`] the sequence is
+    /// planned as if that were done, and its blocks stay its own.
+    pub fn launched(&mut self, key: SequenceKey, rows: usize, samples: bool) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.launched_rows += rows;
+            entry.launched_tokens += usize::from(samples);
+        }
+    }
+
+    /// Records a finished step: KV of `rows` more tokens is in the pool. If the step `appended` a token, that one is to be computed next. Blocks
     /// that are full now are cached.
     pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&key) {
             self.recomputed += entry.recomputed(rows) as u64;
+            entry.launched_rows = entry.launched_rows.saturating_sub(rows);
+            entry.launched_tokens = entry.launched_tokens.saturating_sub(usize::from(appended));
             entry.computed += rows;
             entry.len += usize::from(appended);
             entry.share(self.config.block_tokens, now);

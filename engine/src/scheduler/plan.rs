@@ -59,6 +59,8 @@ struct Pass<'a> {
     closed: bool,
     /// A sequence is held or paused.
     held: bool,
+    /// A sequence needs what later ones of a launched step have: no later one is launched again.
+    waits: bool,
 }
 
 impl Scheduler {
@@ -67,7 +69,9 @@ impl Scheduler {
         let mut decisions = Decisions::default();
         self.end_overdue(now, conditions, &mut decisions);
         self.note_shares();
-        self.reclaim_for_awaited(&mut decisions.preempted);
+        if !self.reclaim_for_awaited(&mut decisions.preempted) {
+            return decisions;
+        }
         let mut ready: Vec<SequenceKey> =
             self.entries.keys().copied().filter(|key| self.is_ready(*key, conditions)).collect();
         if self.tenants > 1 {
@@ -76,8 +80,13 @@ impl Scheduler {
         let mut pass = self.open_pass(now, &ready);
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
+            if pass.waits {
+                break;
+            }
         }
-        self.use_up(conditions, &pass, &mut decisions);
+        if !pass.waits {
+            self.use_up(conditions, &pass, &mut decisions);
+        }
         decisions.wake_at = self.wake_at(now, pass.held);
         decisions
     }
@@ -122,6 +131,7 @@ impl Scheduler {
             last_parkable,
             closed: false,
             held: ready.len() < self.entries.len(),
+            waits: false,
             now,
             ready,
         }
@@ -137,7 +147,10 @@ impl Scheduler {
             pass.held = true;
             return;
         }
-        let (position, pending, decode, share) = (entry.computed, entry.pending(), entry.is_decode(), entry.share);
+        if entry.launched_tokens > 0 && !conditions.continues(key) {
+            return;
+        }
+        let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
         let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
         if rows == 0 {
             return;
@@ -149,6 +162,8 @@ impl Scheduler {
                 pass.running = self.totals().running;
                 return;
             }
+            let missing = (position + rows).div_ceil(self.config.block_tokens) - self.held_blocks(key);
+            pass.waits |= self.can_reclaim_launched(key, missing);
             decisions.starved = true;
             pass.closed = true;
             return;
@@ -169,6 +184,7 @@ impl Scheduler {
         }
         let may_park = pass.last_parkable.is_some_and(|last| last > self.place(key));
         if pass.running >= self.config.running_max && !(may_park && self.last_parkable_after(key).is_some()) {
+            pass.waits |= self.can_park_launched(key);
             return false;
         }
         if !brings_blocks {
@@ -181,6 +197,7 @@ impl Scheduler {
             let Some(lease) = lease else {
                 // The end of a quarantine is unknown, so a sequence that waits for it does not hold up others.
                 if !self.quarantine_keeps_out(len) {
+                    pass.waits |= self.can_reclaim_launched(key, len.div_ceil(self.config.block_tokens));
                     // A sequence that makes way for a reservation does not count as starved, or the reservation would get no blocks.
                     decisions.starved |= self.awaited_before(key).is_none();
                     pass.closed = true;
@@ -214,12 +231,12 @@ impl Scheduler {
             let segment = decisions.batch.iter_mut().find(|segment| segment.key == key);
             let rows = segment.as_ref().map_or(0, |segment| segment.rows);
             let covered = entry.lease.as_ref().map_or(0, |lease| lease.blocks_min() * self.config.block_tokens);
-            let more = left.min(entry.pending() - rows).min(covered.saturating_sub(entry.computed + rows));
+            let more = left.min(entry.pending() - rows).min(covered.saturating_sub(entry.position() + rows));
             if more == 0 || !conditions.is_open(key, entry.running_phase()) {
                 continue;
             }
             left -= more;
-            let (position, samples) = (entry.computed, rows + more == entry.pending());
+            let (position, samples) = (entry.position(), rows + more == entry.pending());
             match segment {
                 Some(segment) => (segment.rows, segment.samples) = (rows + more, samples),
                 None => decisions.batch.push(Segment { key, position, rows: more, samples, decode: false }),

@@ -24,10 +24,16 @@ impl Entry {
     /// Caches the blocks that became full. Its retention time also applies to blocks that it found cached.
     pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
         let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
+        // Steps that are still running were launched after the exchange.
+        if std::mem::take(&mut self.reads_spares) {
+            lease.let_go_of_spares();
+        }
         if self.computed / block_tokens > lease.kept_blocks() {
             lease.store(&prefix.hashes, self.computed, prefix.keep, now);
-            // The observer of a prefill may still be reading blocks that would be exchanged.
-            if !self.pinned {
+            // The observer of a prefill may still be reading blocks that would be exchanged, and so may the step that was launched ahead.
+            if self.launched_rows > 0 {
+                self.reads_spares = !self.pinned;
+            } else if !self.pinned {
                 lease.let_go_of_spares();
             }
         }
@@ -35,7 +41,7 @@ impl Entry {
 
     /// Tokens that this sequence is computing, up to the end of its prefill, and that the other needs next; 0 if there are none.
     fn makes_for(&self, other: &Self, has: usize, block_tokens: usize) -> usize {
-        if self.stage != Stage::Running || self.is_decode() {
+        if self.stage != Stage::Running || self.is_prefilled() {
             return 0;
         }
         // All but the last token, whose logits it needs. A rest of fewer than `HASH_TOKENS` is not worth waiting for.
@@ -94,7 +100,7 @@ impl Scheduler {
         let common = ready.iter().filter(|other| **other != key).map(|other| &self.entries[other]);
         let first = entry.hash_of(0, block_tokens);
         let common = common.filter(|other| {
-            other.stage == Stage::Running && !other.is_decode() && other.hash_of(0, block_tokens) == first
+            other.stage == Stage::Running && !other.is_prefilled() && other.hash_of(0, block_tokens) == first
         });
         let common = common.map(|other| {
             // Looked up only if another sequence is computing a prompt with a common prefix.

@@ -18,8 +18,8 @@
 mod golden;
 mod rig;
 
-use baton_engine::sampler::{History, sample, token_logprobs};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::sampling::{History, sample, token_logprobs};
 use baton_types::{Dtype, SamplingParams, TokenId};
 use golden::Golden;
 use rig::{Rig, Rows};

@@ -1,12 +1,12 @@
 //! SmolLM2 on the CPU backend with blocks for every case.
 
-use baton_memory::HostPool;
 use crate::golden::Golden;
 use baton_engine::formats::GgufModel;
-use baton_engine::model::{Model, ModelConfig, StepInput};
+use baton_engine::model::{Model, ModelConfig};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::step::StepSegment;
+use baton_kernels::step::{StepSegment, TableSteps};
+use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ pub(crate) struct Rig {
     memory: Arc<HostPool>,
     map: KvPoolMap,
     blocks: Vec<Vec<BlockId>>,
+    steps: TableSteps,
 }
 
 /// Tokens to compute for one case.
@@ -56,7 +57,8 @@ impl Rig {
         let source = GgufModel::open(&model_path(), None).expect("a model that can be served");
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("a device");
-        let config = ModelConfig { kv, rows_max: ROWS_MAX, logit_rows_max: LOGIT_ROWS_MAX, model_len_max: 2048 };
+        let (rows_max, logit_rows_max, slots_max) = (ROWS_MAX, LOGIT_ROWS_MAX, cases.len());
+        let config = ModelConfig { kv, rows_max, logit_rows_max, slots_max, model_len_max: 2048 };
         let mut model = Model::load(&source, device.as_ref(), config, &|_| ()).expect("weights");
         let layout = model.layout(BLOCK_TOKENS).expect("a layout");
         let mut next = 0;
@@ -69,7 +71,7 @@ impl Rig {
         let map = KvPoolMap::try_new(layout, next).expect("a pool");
         let memory = HostPool::filled(map.bytes(), 0xff).unwrap();
         model.bind(memory.clone(), &map).expect("a matching pool");
-        Self { model, memory, map, blocks }
+        Self { model, memory, map, blocks, steps: TableSteps::default() }
     }
 
     /// Fills the KV of a case from `position` on with NaN: whoever reads it before storing it is found out.
@@ -88,26 +90,27 @@ impl Rig {
     /// Computes all rows, as many a step as fit, and calls `each` with case and logits of every wanted row, in order.
     pub(crate) fn run(&mut self, mut todo: Vec<Rows<'_>>, each: &mut dyn FnMut(usize, &[f32])) {
         while !todo.is_empty() {
-            let mut batch = StepInput::default();
+            let (mut ids, mut segments, mut logit_rows) = (Vec::new(), Vec::new(), Vec::new());
             let mut owners = Vec::new();
             for rows in &mut todo {
-                let first = batch.ids.len();
+                let first = ids.len();
                 let room_for_logits = rows.wanted + LOGIT_ROWS_MAX - owners.len();
                 let n = rows.tokens.len().min(ROWS_MAX - first).min(room_for_logits);
                 if n == 0 {
                     break;
                 }
                 let (now, later) = rows.tokens.split_at(n);
-                batch.ids.extend(now);
+                ids.extend(now);
                 let blocks = self.blocks[rows.sequence].clone();
-                batch.segments.push(StepSegment { position: rows.position, rows: n, blocks });
-                batch.logit_rows.extend((rows.wanted..n).map(|row| first + row));
+                segments.push(StepSegment { position: rows.position, rows: n, blocks });
+                logit_rows.extend((rows.wanted..n).map(|row| first + row));
                 owners.extend((rows.wanted..n).map(|_| rows.sequence));
                 (rows.tokens, rows.position, rows.wanted) = (later, rows.position + n, rows.wanted.saturating_sub(n));
             }
             todo.retain(|rows| !rows.tokens.is_empty());
-            self.model.launch(&batch, &mut |_, _| ()).expect("a step");
-            let logits = self.model.finish().expect("a step");
+            let step = self.steps.step(ids, segments, logit_rows, 0);
+            self.model.launch(&step, &mut |_, _| ()).expect("a step");
+            let logits = self.model.finish().expect("a step").logits;
             owners.iter().enumerate().for_each(|(i, &sequence)| each(sequence, logits.row(i)));
         }
     }

@@ -20,9 +20,11 @@ pub mod roofline;
 mod simd;
 mod threads;
 
-use crate::device::{DeviceError, Role, RopeTable, StoredRows};
+use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::Numerics;
+use crate::packed::PackedCache;
+use baton_types::Digest;
 use simd::{Avx2, Kernel, Portable, Simd};
 use std::sync::Arc;
 use threads::Threads;
@@ -87,6 +89,11 @@ impl CpuDevice {
     pub fn new(config: CpuConfig) -> Result<Arc<Self>, DeviceError> {
         Ok(Arc::new(Self::with_kernels(CpuKernels::new(config)?)))
     }
+
+    /// As [`CpuDevice::new`]; packed weights of the model with this fingerprint are read from `cache`, and kept there.
+    pub fn cached(config: CpuConfig, cache: PackedCache, model: Digest) -> Result<Arc<Self>, DeviceError> {
+        Ok(Arc::new(Self::with_cache(CpuKernels::new(config)?, cache, model)))
+    }
 }
 
 impl CpuKernels {
@@ -124,6 +131,26 @@ impl HostKernels for CpuKernels {
 
     fn pack(&self, _: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Matrix, DeviceError> {
         Matrix::pack(self, k, parts)
+    }
+
+    fn packing(&self) -> Option<String> {
+        Some(Matrix::packing(self))
+    }
+
+    fn unpacked(&self, k: usize, parts: &[PartShape]) -> Result<Matrix, DeviceError> {
+        Matrix::zeroed(self, k, parts)
+    }
+
+    fn packed<'a>(&self, matrix: &'a Matrix) -> Vec<&'a [u8]> {
+        matrix.bytes()
+    }
+
+    fn packed_mut<'a>(&self, matrix: &'a mut Matrix) -> Vec<&'a mut [u8]> {
+        matrix.bytes_mut()
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.threads.run(tasks, task);
     }
 
     fn row(&self, matrix: &Matrix, row: usize, out: &mut [f32]) {

@@ -5,7 +5,7 @@ use crate::device::{Bounds, DeviceError, Executable, LayerObserver, RopeTable};
 use crate::kv::KvBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Op, Program};
-use crate::step::{StepInput, StepSegment};
+use crate::step::{SlotSamplers, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind};
@@ -27,6 +27,7 @@ enum Resolved<M> {
     Down(Projection<M>),
     Select,
     Head(Norm, Arc<Loaded<M>>),
+    Sample,
 }
 
 /// A projection of `k` columns that is added to the residual stream.
@@ -81,8 +82,10 @@ pub(super) struct HostExecutable<K: HostKernels> {
     activations: Activations,
     input: K::Input,
     pool: Option<KvBinding>,
-    /// Logits of the steps that were launched and not finished.
-    launched: VecDeque<Vec<f32>>,
+    slots: SlotTable,
+    samplers: SlotSamplers,
+    /// Output of the steps that were launched and not finished.
+    launched: VecDeque<StepOutput>,
 }
 
 /// Zeroed memory, or a typed error if the allocation fails.
@@ -111,7 +114,7 @@ impl Activations {
             gate: rows(sizes.ffn, "gates")?,
             up: rows(sizes.ffn, "up projections")?,
             scratch: rows(sizes.hidden.max(sizes.query), "selected rows")?,
-            // A step never has more logit rows than rows.
+            // A step never selects more rows than it has.
             logits: zeros(bounds.logit_rows_max.min(bounds.rows_max), sizes.vocab, "logits")?,
         })
     }
@@ -131,6 +134,8 @@ impl<K: HostKernels> HostExecutable<K> {
             activations,
             input: K::Input::default(),
             pool: None,
+            slots: SlotTable::new(bounds.slots_max),
+            samplers: SlotSamplers::new(bounds.slots_max, sizes.vocab),
             launched: VecDeque::new(),
         })
     }
@@ -170,6 +175,7 @@ impl<K: HostKernels> Shared<K> {
             Op::Down(op) => Resolved::Down(self.projection(op)?),
             Op::Select => Resolved::Select,
             Op::Head(op) => Resolved::Head(self.norm(&op.norm)?, self.matrix(op.weight, 1)?),
+            Op::Sample => Resolved::Sample,
         })
     }
 }
@@ -189,7 +195,8 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        step.check(&self.bounds, self.sizes.vocab, kv, self.launched.len())?;
+        let tables = self.slots.launch(step, &kv.limits(&self.program, self.bounds, self.sizes.vocab))?;
+        let (ids, selected) = (self.samplers.begin(step), step.selected_rows());
         let fence: Fence = Arc::new(AlreadyDone);
         let mut run = Run {
             kernels: &self.shared.kernels,
@@ -198,42 +205,43 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
             input: &mut self.input,
             hidden: self.sizes.hidden,
         };
-        let (mut rows, mut segments) = (step.ids.len(), Cow::Borrowed(step.segments.as_slice()));
-        let mut query = 0;
+        let (mut rows, mut segments) = (ids.len(), Cow::Borrowed(tables.as_slice()));
+        let (mut query, mut output) = (0, StepOutput::default());
         for op in &self.ops {
             match op {
-                Resolved::Embed(table) => run.embed(table, &step.ids),
+                Resolved::Embed(table) => run.embed(table, &ids),
                 Resolved::Qkv(op) => {
                     query = op.query;
                     run.qkv(op, &segments, rows);
-                    observer(op.layer, &fence);
+                    if step.observed.contains(&op.layer) {
+                        observer(op.layer, &fence);
+                    }
                 }
                 Resolved::Attend { layer, scores } => run.attend(*layer, *scores, &segments, rows * query),
                 Resolved::Out(op) => run.out(op, rows),
                 Resolved::GateUp(norm, weight, ffn) => run.gate_up(norm, weight, *ffn, rows),
                 Resolved::Down(op) => run.down(op, rows),
                 Resolved::Select => {
-                    if step.logit_rows.is_empty() {
+                    if selected.is_empty() {
                         break;
                     }
-                    run.select(&step.logit_rows, query);
-                    rows = step.logit_rows.len();
-                    segments = Cow::Owned(select_segments(&step.segments, &step.logit_rows));
+                    run.select(&selected, query);
+                    rows = selected.len();
+                    segments = Cow::Owned(select_segments(&tables, &selected));
                 }
                 Resolved::Head(norm, weight) => run.head(norm, weight, rows * self.sizes.vocab, rows),
+                Resolved::Sample => output = self.samplers.sample(step, &run.a.logits[..rows * self.sizes.vocab]),
             }
         }
-        self.launched.push_back(self.activations.logits[..step.logit_rows.len() * self.sizes.vocab].to_vec());
+        self.launched.push_back(output);
         Ok(())
     }
 
-    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
-        match self.launched.pop_front() {
-            Some(mut step) if logits.is_empty() => std::mem::swap(logits, &mut step),
-            Some(step) => logits.extend(step),
-            None => return Err(DeviceError::Step("finish without a launched step".into())),
-        }
-        Ok(())
+    fn finish(&mut self) -> Result<StepOutput, DeviceError> {
+        let output = self.launched.pop_front();
+        let output = output.ok_or_else(|| DeviceError::Step("finish without a launched step".into()))?;
+        self.slots.finish(&output);
+        Ok(output)
     }
 
     fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {

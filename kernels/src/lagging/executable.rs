@@ -6,9 +6,9 @@ use super::stream::{Job, LateFence, Stream, Work};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::KvBinding;
 use crate::program::{Op, Program, check};
-use crate::step::{StepInput, StepSegment};
+use crate::step::{Delta, SlotRows, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::{PoolMemory, RemotePool};
-use baton_types::{BlockId, Fence, KvPoolMap};
+use baton_types::{BlockId, Fence, KvPoolMap, seeded};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -19,8 +19,7 @@ pub(super) struct LateExecutable {
     config: LagConfig,
     stream: Arc<Stream>,
     pool: Option<KvBinding>,
-    /// Steps that are launched and not finished.
-    launched: usize,
+    slots: SlotTable,
     /// Steps that may still read.
     reads: Vec<PendingRead>,
     thread: Option<JoinHandle<()>>,
@@ -47,7 +46,7 @@ impl LateExecutable {
             config,
             stream,
             pool: None,
-            launched: 0,
+            slots: SlotTable::new(bounds.slots_max),
             reads: Vec::new(),
             thread: Some(thread),
         })
@@ -59,6 +58,16 @@ impl LateExecutable {
 
     fn pool(&self) -> Result<&KvBinding, DeviceError> {
         self.pool.as_ref().ok_or(DeviceError::Unbound)
+    }
+
+    /// The block tables that the step before used for its segments, as far as they reach.
+    fn stale_tables(&self, step: &StepInput, segments: &[StepSegment]) -> Vec<Delta> {
+        let before = self.reads.last().map_or(&[][..], |read| &read.segments);
+        let stale = |((rows, now), before): ((&SlotRows, &StepSegment), &StepSegment)| {
+            let rest = now.blocks.iter().skip(before.blocks.len());
+            Delta::Blocks { slot: rows.slot, keep: 0, blocks: before.blocks.iter().chain(rest).copied().collect() }
+        };
+        step.segments.iter().zip(segments).zip(before).map(stale).collect()
     }
 
     /// Poisons what will be stored to these rows, unless an earlier step still reads them, and enqueues the work.
@@ -88,12 +97,22 @@ impl Executable for LateExecutable {
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
-        step.check(&self.bounds, self.vocab, self.pool()?, self.launched)?;
-        let job = self.push(step.segments.clone(), Work::Step(step.clone()))?;
-        self.launched += 1;
-        self.reads.push(PendingRead { job, segments: step.segments.clone() });
+        let limits = self.pool()?.limits(&self.program, self.bounds, self.vocab);
+        // Slots change only with a step that is enqueued.
+        drop(self.stream.wait_for_room(&self.config)?);
+        let segments = self.slots.launch(step, &limits)?;
+        let mut sent = step.clone();
+        // The stream waits at every layer, whether or not somebody observes it.
+        sent.observed = 0..limits.layers;
+        if seeded!(StaleTable) {
+            sent.deltas.extend(self.stale_tables(step, &segments));
+        }
+        let job = self.push(segments.clone(), Work::Step(sent))?;
+        self.reads.push(PendingRead { job, segments });
         for op in &self.program.ops {
-            if let Op::Qkv(op) = op {
+            if let Op::Qkv(op) = op
+                && step.observed.contains(&op.layer)
+            {
                 let fence: Fence = Arc::new(LateFence { stream: self.stream.clone(), job, layers: op.layer + 1 });
                 observer(op.layer, &fence);
             }
@@ -101,10 +120,10 @@ impl Executable for LateExecutable {
         Ok(())
     }
 
-    fn finish(&mut self, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
-        logits.extend(self.stream.logits(&self.config)?);
-        self.launched -= 1;
-        Ok(())
+    fn finish(&mut self) -> Result<StepOutput, DeviceError> {
+        let output = self.stream.output(&self.config)?;
+        self.slots.finish(&output);
+        Ok(output)
     }
 
     fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {

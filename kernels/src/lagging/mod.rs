@@ -10,7 +10,9 @@ mod executable;
 mod poison;
 mod stream;
 
-use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightSpec};
+use crate::device::{
+    Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightShape, WeightSpec,
+};
 use crate::program::Program;
 use baton_memory::{PoolMemory, RemoteConfig, RemotePool};
 use baton_types::KvPoolMap;
@@ -73,11 +75,15 @@ impl Lagging {
 impl Device for Lagging {
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
-        DeviceInfo { name: format!("lagging {}", info.name), ..info }
+        DeviceInfo { name: format!("lagging {}", info.name), asynchronous: true, ..info }
     }
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
         self.inner.load(spec)
+    }
+
+    fn cached(&self, shape: &WeightShape<'_>) -> Option<Weight> {
+        self.inner.cached(shape)
     }
 
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError> {

@@ -2,7 +2,7 @@
 
 use super::LagConfig;
 use crate::device::{DeviceError, Executable};
-use crate::step::StepInput;
+use crate::step::{StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::{BlockId, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -25,14 +25,14 @@ pub(super) struct Job {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     queue: VecDeque<Job>,
     enqueued: u64,
     finished: u64,
     /// Layers of the running job whose KV is stored.
     layers: u32,
-    /// Logits of finished steps, oldest first.
-    logits: VecDeque<Vec<f32>>,
+    /// Outputs of finished steps, oldest first.
+    outputs: VecDeque<StepOutput>,
     failed: Option<DeviceError>,
     held: bool,
     stop: bool,
@@ -48,11 +48,16 @@ pub(super) struct Stream {
 impl Stream {
     /// Appends a job and returns its number. Waits while `queue_max` jobs are pending.
     pub(super) fn enqueue(&self, job: Job, config: &LagConfig) -> Result<u64, DeviceError> {
-        let mut state = self.wait(config, "room in the queue", |state| state.queue.len() < config.queue_max)?;
+        let mut state = self.wait_for_room(config)?;
         state.queue.push_back(job);
         state.enqueued += 1;
         self.changed.notify_all();
         Ok(state.enqueued)
+    }
+
+    /// Waits while `queue_max` jobs are pending.
+    pub(super) fn wait_for_room(&self, config: &LagConfig) -> Result<MutexGuard<'_, State>, DeviceError> {
+        self.wait(config, "room in the queue", |state| state.queue.len() < config.queue_max)
     }
 
     /// Waits until everything enqueued so far is finished.
@@ -62,9 +67,9 @@ impl Stream {
     }
 
     /// Waits for the oldest step that was not taken yet.
-    pub(super) fn logits(&self, config: &LagConfig) -> Result<Vec<f32>, DeviceError> {
-        let mut state = self.wait(config, "step", |state| !state.logits.is_empty())?;
-        Ok(state.logits.pop_front().unwrap_or_default())
+    pub(super) fn output(&self, config: &LagConfig) -> Result<StepOutput, DeviceError> {
+        let mut state = self.wait(config, "step", |state| !state.outputs.is_empty())?;
+        Ok(state.outputs.pop_front().unwrap_or_default())
     }
 
     fn wait(
@@ -113,10 +118,10 @@ impl Stream {
             }));
             let mut state = self.state.lock();
             match outcome {
-                Ok(Ok(logits)) => {
+                Ok(Ok(output)) => {
                     state.finished += 1;
                     state.layers = 0;
-                    state.logits.extend(logits);
+                    state.outputs.extend(output);
                 }
                 Ok(Err(error)) => state.failed = Some(DeviceError::Failed(format!("late failure: {error}"))),
                 Err(_) => state.failed = Some(DeviceError::Failed("the inner device panicked".into())),
@@ -125,7 +130,12 @@ impl Stream {
         }
     }
 
-    fn run(&self, inner: &mut dyn Executable, work: Work, config: &LagConfig) -> Result<Option<Vec<f32>>, DeviceError> {
+    fn run(
+        &self,
+        inner: &mut dyn Executable,
+        work: Work,
+        config: &LagConfig,
+    ) -> Result<Option<StepOutput>, DeviceError> {
         match work {
             Work::Bind(memory, map) => inner.bind(memory, &map).map(|()| None),
             Work::Copy { from, to, tokens } => inner.copy_kv(from, to, tokens).map(|()| None),
@@ -135,8 +145,7 @@ impl Stream {
                     std::thread::sleep(config.delay);
                     self.wait_while_held();
                 })?;
-                let mut logits = Vec::new();
-                inner.finish(&mut logits).map(|()| Some(logits))
+                inner.finish().map(Some)
             }
         }
     }

@@ -36,6 +36,7 @@ enum Expected {
     Out,
     GateUp,
     Down,
+    Sample,
     Nothing,
 }
 
@@ -45,6 +46,7 @@ impl Program {
         for (name, bound) in [
             ("rows_max", bounds.rows_max),
             ("logit_rows_max", bounds.logit_rows_max),
+            ("slots_max", bounds.slots_max),
             ("positions_max", bounds.positions_max),
         ] {
             require("compile", bound > 0, || format!("{name} is 0"))?;
@@ -99,8 +101,9 @@ impl Program {
                 (Op::Head(op), Expected::Qkv) if selected => {
                     op.norm.check("head", sizes.hidden)?;
                     matrix("head", op.weight, sizes.vocab, sizes.hidden)?;
-                    Expected::Nothing
+                    Expected::Sample
                 }
+                (Op::Sample, Expected::Sample) => Expected::Nothing,
                 (op, expected) => {
                     let message = format!("{op:?} where {expected:?} is expected");
                     return Err(DeviceError::Shape { op: "compile", message });
@@ -111,6 +114,11 @@ impl Program {
             format!("the program ends where {expected:?} is expected")
         })?;
         Ok(sizes)
+    }
+
+    /// Layers that it stores KV of.
+    pub(crate) fn layers(&self) -> u32 {
+        self.ops.iter().filter(|op| matches!(op, Op::Qkv(_))).count() as u32
     }
 
     /// Checks that the pool has the layers and heads that the program stores.

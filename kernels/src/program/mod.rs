@@ -105,17 +105,21 @@ pub enum Op {
     GateUp(GateUp),
     /// Output of the MLP: `residual += inner * w^T`.
     Down(Project),
-    /// Keeps only the rows whose logits are needed, in the order in which they are returned: residual stream and query. After the last
+    /// Keeps only the rows whose logits are needed ([`selected_rows`](crate::step::StepInput::selected_rows)): residual stream and query. After the last
     /// layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are not needed. A step without such rows
     /// ends here.
     Select,
     /// See [`Head`].
     Head(Head),
+    /// The next token of each row that samples, by the order of [`crate::sampling`]: `logits -> tokens`. The only operation that waits for
+    /// masks.
+    Sample,
 }
 
 /// A forward pass. The operations are run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, `GateUp`, `Down`; `Select` before the last layer's `Attend`; `Head`.
+    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, `GateUp`, `Down`; `Select` before the last layer's `Attend`; `Head`,
+    /// `Sample`.
     pub ops: Vec<Op>,
 }

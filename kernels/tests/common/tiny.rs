@@ -3,10 +3,10 @@
 use super::Random;
 use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
-use baton_kernels::step::{StepInput, StepSegment};
+use baton_kernels::step::{StepInput, StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
 use baton_memory::PoolMemory;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
+use baton_types::{BlockId, Dtype, Fence, KvLayout, KvPoolMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ pub const LAYERS: u32 = 2;
 pub const VOCAB: usize = 11;
 pub const BLOCK: usize = 16;
 pub const BLOCKS: u32 = 8;
-pub const BOUNDS: Bounds = Bounds { rows_max: 24, logit_rows_max: 20, positions_max: 40 };
+pub const BOUNDS: Bounds = Bounds { rows_max: 24, logit_rows_max: 20, slots_max: 3, positions_max: 40 };
 const HIDDEN: usize = 20;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -72,7 +72,23 @@ pub fn program(device: &dyn Device, rich: bool) -> Program {
     }
     let weight = load(device, Role::Head, HIDDEN, &[VOCAB], random);
     ops.push(Op::Head(Head { norm: norm(HIDDEN, random), weight }));
+    ops.push(Op::Sample);
     Program { ops }
+}
+
+/// A step on whole block tables.
+#[derive(Clone, Default)]
+pub struct Rows {
+    pub ids: Vec<u32>,
+    pub segments: Vec<StepSegment>,
+    pub logit_rows: Vec<usize>,
+}
+
+impl Rows {
+    /// As the next step after those that `steps` made; all layers are observed.
+    pub fn input(&self, steps: &mut TableSteps) -> StepInput {
+        steps.step(self.ids.clone(), self.segments.clone(), self.logit_rows.clone(), LAYERS)
+    }
 }
 
 /// By when an operation on a pool must have ended.
@@ -85,6 +101,7 @@ pub struct Tiny {
     pub executable: Box<dyn Executable>,
     pub pool: Arc<dyn PoolMemory>,
     pub map: KvPoolMap,
+    steps: TableSteps,
 }
 
 impl Tiny {
@@ -95,15 +112,26 @@ impl Tiny {
         let pool = device.alloc_pool(&map).unwrap();
         pool.write_by(soon(), 0, &vec![0xff; map.bytes()]).unwrap();
         executable.bind(pool.clone(), &map).unwrap();
-        Self { executable, pool, map }
+        Self { executable, pool, map, steps: TableSteps::default() }
     }
 
-    /// Launches and finishes.
-    pub fn step(&mut self, input: &StepInput) -> Result<Vec<u32>, DeviceError> {
-        self.executable.launch(input, &mut |_, _| ())?;
-        let mut logits = Vec::new();
-        self.executable.finish(&mut logits)?;
-        Ok(logits.into_iter().map(f32::to_bits).collect())
+    /// Launches a step on whole block tables.
+    pub fn launch(&mut self, rows: &Rows, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), DeviceError> {
+        let mut steps = self.steps;
+        self.executable.launch(&rows.input(&mut steps), observer)?;
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Waits for the oldest step, and returns its logits.
+    pub fn finish(&mut self) -> Result<Vec<f32>, DeviceError> {
+        Ok(self.executable.finish()?.logits.data().to_vec())
+    }
+
+    /// Launches and finishes; returns the bits of the logits.
+    pub fn step(&mut self, rows: &Rows) -> Result<Vec<u32>, DeviceError> {
+        self.launch(rows, &mut |_, _| ())?;
+        Ok(self.finish()?.into_iter().map(f32::to_bits).collect())
     }
 
     /// KV bytes of the first tokens of a block, in all layers and planes.
@@ -122,8 +150,8 @@ impl Tiny {
 }
 
 /// Rows at `position ..` of one sequence on these blocks; their logits are all returned.
-pub fn rows(position: usize, rows: usize, blocks: &[u32]) -> StepInput {
+pub fn rows(position: usize, rows: usize, blocks: &[u32]) -> Rows {
     let ids = (position..position + rows).map(|p| (p * 7 % VOCAB) as u32).collect();
     let blocks = blocks.iter().copied().map(BlockId).collect();
-    StepInput { ids, segments: vec![StepSegment { position, rows, blocks }], logit_rows: (0..rows).collect() }
+    Rows { ids, segments: vec![StepSegment { position, rows, blocks }], logit_rows: (0..rows).collect() }
 }

@@ -53,7 +53,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256,seed={}",
         start.0
     );
-    config.engine.threads = 1;
+    config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
     let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
     let transfer = |name: &str, memory: Arc<dyn PoolMemory>| {

@@ -4,12 +4,14 @@ use crate::counts::Counting;
 use crate::executor::{Executor, Process, Time, ms};
 use crate::model::{Memory, VOCAB};
 use baton_engine::{
-    Driven, Engine, EngineConfig, EngineError, EngineHandle, Logits, ModelError, StepInput, StepModel, Turn,
+    Driven, Engine, EngineConfig, EngineError, EngineHandle, ModelError, StepInput, StepModel, StepOutput, Turn,
 };
-use baton_kernels::device::DeviceError;
+use baton_kernels::device::{Bounds, DeviceError};
+use baton_kernels::step::{SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Fence, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,33 +42,39 @@ impl Device {
     }
 }
 
-/// When the device computes what was launched, and what came of it.
+/// What was launched, and what came of it.
 struct DeviceStep {
-    batch: StepInput,
-    /// All logits, once it is computed.
-    logits: Mutex<Option<Vec<f32>>>,
+    step: StepInput,
+    segments: Vec<StepSegment>,
+    /// Once it is computed.
+    output: Mutex<Option<StepOutput>>,
     fails: bool,
     computed: AtomicBool,
+    over_at: Time,
+    /// The step before, if it was not finished when this one was launched: steps are computed in order.
+    before: Mutex<Option<Arc<DeviceStep>>>,
 }
 
 impl DeviceStep {
     /// Computes the step, once: whoever waits for it first has it computed.
-    fn compute(&self, memory: &Memory) {
+    fn compute(&self, memory: &Memory, samplers: &Mutex<SlotSamplers>) {
         if self.computed.swap(true, Ordering::Relaxed) {
             return;
         }
-        let mut first = 0;
-        let mut rows = Vec::with_capacity(self.batch.ids.len());
-        for segment in &self.batch.segments {
-            for row in 0..segment.rows {
-                memory.compute(&segment.blocks, segment.position + row, self.batch.ids[first + row]);
+        let before = self.before.lock().take();
+        before.into_iter().for_each(|before| before.compute(memory, samplers));
+        let mut samplers = samplers.lock();
+        let mut ids = samplers.begin(&self.step).into_iter();
+        let mut rows = Vec::with_capacity(self.step.ids.len());
+        for segment in &self.segments {
+            for (row, id) in ids.by_ref().take(segment.rows).enumerate() {
+                memory.compute(&segment.blocks, segment.position + row, id);
                 rows.push((segment, segment.position + row + 1));
             }
-            first += segment.rows;
         }
-        let wanted = self.batch.logit_rows.iter().map(|row| rows[*row]);
-        let logits = wanted.flat_map(|(segment, len)| memory.logits(&segment.blocks, len)).collect();
-        *self.logits.lock() = Some(logits);
+        let selected = self.step.selected_rows().into_iter().map(|row| rows[row]);
+        let logits: Vec<f32> = selected.flat_map(|(segment, len)| memory.logits(&segment.blocks, len)).collect();
+        *self.output.lock() = Some(samplers.sample(&self.step, &logits));
     }
 }
 
@@ -92,8 +100,12 @@ pub(super) struct OnDevice {
     executor: Executor,
     process: Process,
     device: Device,
-    step: Option<Arc<DeviceStep>>,
-    /// When the step is over.
+    limits: StepLimits,
+    table: SlotTable,
+    samplers: Arc<Mutex<SlotSamplers>>,
+    /// Launched and not finished, oldest first.
+    steps: VecDeque<Arc<DeviceStep>>,
+    /// When the oldest of them is over.
     over_at: Arc<Mutex<Time>>,
 }
 
@@ -102,35 +114,51 @@ impl StepModel for OnDevice {
         VOCAB as usize
     }
 
-    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        let batch = StepInput {
-            ids: batch.ids.clone(),
-            segments: batch.segments.clone(),
-            logit_rows: batch.logit_rows.clone(),
-        };
+    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        let segments = self.table.launch(step, &self.limits)?;
         let fails = self.device.fails.swap(false, Ordering::Relaxed);
-        let step = Arc::new(DeviceStep { batch, logits: Mutex::default(), fails, computed: AtomicBool::new(false) });
+        let before = self.steps.back().cloned();
+        let begins = before.as_ref().map_or(0, |before| before.over_at).max(self.executor.time());
         let (shortest, longest) = STEP;
-        let mut at = self.executor.time() + self.executor.draw(|random| random.between(shortest, longest)) / 2;
-        let (computed, memory) = (step.clone(), self.memory.clone());
-        self.executor.call(at, self.process, move || computed.compute(&memory));
-        for layer in 0..crate::model::layers() {
-            at += 1 + self.executor.draw(|random| random.below(shortest));
+        let computes_at = begins + self.executor.draw(|random| random.between(shortest, longest)) / 2;
+        let mut at = computes_at;
+        let layers: Vec<(u32, Time)> = (0..crate::model::layers())
+            .map(|layer| {
+                at += 1 + self.executor.draw(|random| random.below(shortest));
+                (layer, at)
+            })
+            .collect();
+        let step = Arc::new(DeviceStep {
+            step: step.clone(),
+            segments,
+            output: Mutex::default(),
+            fails,
+            computed: AtomicBool::new(false),
+            over_at: at,
+            before: Mutex::new(before),
+        });
+        let (computed, memory, samplers) = (step.clone(), self.memory.clone(), self.samplers.clone());
+        self.executor.call(computes_at, self.process, move || computed.compute(&memory, &samplers));
+        for (layer, at) in layers.into_iter().filter(|(layer, _)| step.step.observed.contains(layer)) {
             let fence = Arc::new(LayerFence { step: step.clone(), is_over: AtomicBool::new(false) });
             observer(layer, &(fence.clone() as Fence));
             self.executor.call(at, self.process, move || fence.is_over.store(true, Ordering::Relaxed));
         }
-        *self.over_at.lock() = at;
-        self.step = Some(step);
+        self.steps.push_back(step);
+        self.note_over();
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Logits, ModelError> {
-        let step = self.step.take().expect("a step was launched");
-        step.compute(&self.memory);
-        let logits = step.logits.lock().take();
-        match logits {
-            Some(logits) if !step.fails => Ok(Logits::new(VOCAB as usize, logits)),
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        let step = self.steps.pop_front().expect("a step was launched");
+        self.note_over();
+        step.compute(&self.memory, &self.samplers);
+        let output = step.output.lock().take();
+        match output {
+            Some(output) if !step.fails => {
+                self.table.finish(&output);
+                Ok(output)
+            }
             _ => Err(DeviceError::Failed("the simulated device failed".into()).into()),
         }
     }
@@ -144,7 +172,7 @@ impl StepModel for OnDevice {
     }
 }
 
-/// A stand-in for a model on its device, which says when the step is over that was launched last.
+/// A stand-in for a model on its device, which says when the oldest launched step is over.
 pub trait TimedModel: StepModel {
     fn over_at(&self) -> Arc<Mutex<Time>>;
 }
@@ -157,9 +185,36 @@ impl TimedModel for OnDevice {
 
 impl OnDevice {
     /// The stand-in model of a worker.
-    pub(super) fn new(executor: &Executor, process: Process, memory: &Memory, device: &Device) -> Self {
+    pub(super) fn new(
+        executor: &Executor,
+        process: Process,
+        memory: &Memory,
+        device: &Device,
+        config: &EngineConfig,
+    ) -> Self {
         let (memory, executor, device) = (memory.clone(), executor.clone(), device.clone());
-        Self { memory, executor, process, device, step: None, over_at: Arc::default() }
+        let (slots_max, vocab, map) = (config.running_max, VOCAB as usize, &memory.map);
+        let limits = StepLimits {
+            bounds: Bounds {
+                rows_max: config.step_rows_max(),
+                logit_rows_max: slots_max,
+                slots_max,
+                positions_max: config.model_len_max,
+            },
+            vocab,
+            layers: crate::model::layers(),
+            block_tokens: map.layout().block_tokens() as usize,
+            blocks: map.blocks(),
+        };
+        let (table, samplers) = (SlotTable::new(slots_max), Arc::new(Mutex::new(SlotSamplers::new(slots_max, vocab))));
+        let (steps, over_at) = (VecDeque::new(), Arc::default());
+        Self { memory, executor, process, device, limits, table, samplers, steps, over_at }
+    }
+
+    fn note_over(&self) {
+        if let Some(oldest) = self.steps.front() {
+            *self.over_at.lock() = oldest.over_at;
+        }
     }
 }
 

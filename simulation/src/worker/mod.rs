@@ -119,11 +119,12 @@ impl SimulatedWorker {
         let (memory, device, moved) = (Memory::of(map), Device::new(counts.clone()), Arc::new(Notify::new()));
         let engine = match &plan.device {
             DevicePlan::Checked => {
-                let model = OnDevice::new(executor, process, &memory, &device);
+                let model = OnDevice::new(executor, process, &memory, &device, &plan.engine);
                 engine::start(executor, process, model, &memory.map, plan.engine.clone(), ended)
             }
             DevicePlan::Rated(rates) => {
-                let model = Rated::new(executor, process, plan.role, rates.clone(), moved.clone());
+                let model =
+                    Rated::new(executor, process, plan.role, rates.clone(), moved.clone(), plan.engine.running_max);
                 engine::start(executor, process, model, &memory.map, plan.engine.clone(), ended)
             }
         };

@@ -6,10 +6,11 @@ use crate::statistics::best;
 use crate::summary::{Figure, Summary};
 use anyhow::ensure;
 use baton_engine::formats::ModelSource;
-use baton_engine::model::{Model, ModelConfig, StepInput, StepSegment};
+use baton_engine::model::{Model, ModelConfig, StepSegment};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::roofline;
+use baton_kernels::step::TableSteps;
 use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
@@ -31,6 +32,7 @@ const DECODE_STEPS: usize = 4;
 struct Subject {
     numerics: Numerics,
     model: Model,
+    steps: TableSteps,
     prefills: [Vec<f64>; PREFILLS.len()],
     decodes: [Vec<f64>; DECODES.len()],
 }
@@ -44,54 +46,73 @@ fn blocks(sequence: usize) -> Vec<BlockId> {
     (sequence * each..(sequence + 1) * each).map(|block| BlockId(block as u32)).collect()
 }
 
-fn prefill_step(tokens: usize) -> StepInput {
-    let segments = vec![StepSegment { position: 0, rows: tokens, blocks: blocks(0) }];
-    StepInput { ids: ids(tokens), segments, logit_rows: vec![tokens - 1] }
+/// Rows of a step, whose last logits of each sequence are returned.
+struct Rows {
+    ids: Vec<TokenId>,
+    segments: Vec<StepSegment>,
+    logit_rows: Vec<usize>,
 }
 
-fn decode_step(sequences: usize, position: usize) -> StepInput {
+fn prefill_step(tokens: usize) -> Rows {
+    let segments = vec![StepSegment { position: 0, rows: tokens, blocks: blocks(0) }];
+    Rows { ids: ids(tokens), segments, logit_rows: vec![tokens - 1] }
+}
+
+fn decode_step(sequences: usize, position: usize) -> Rows {
     let segments = (0..sequences).map(|s| StepSegment { position, rows: 1, blocks: blocks(s) }).collect();
-    StepInput { ids: ids(sequences), segments, logit_rows: (0..sequences).collect() }
+    Rows { ids: ids(sequences), segments, logit_rows: (0..sequences).collect() }
 }
 
 impl Subject {
     fn load(source: &dyn ModelSource, numerics: Numerics) -> anyhow::Result<Self> {
         let device = CpuDevice::new(CpuConfig { threads: THREADS, simd: None, numerics })?;
-        let config =
-            ModelConfig { kv: Dtype::Bf16, rows_max: 2048, logit_rows_max: SEQUENCES_MAX, model_len_max: POSITIONS };
+        let config = ModelConfig {
+            kv: Dtype::Bf16,
+            rows_max: 2048,
+            logit_rows_max: SEQUENCES_MAX,
+            slots_max: SEQUENCES_MAX,
+            model_len_max: POSITIONS,
+        };
         let mut model = Model::load(source, device.as_ref(), config, &|_| ())?;
         let map = KvPoolMap::try_new(model.layout(BLOCK as u32)?, (SEQUENCES_MAX * POSITIONS / BLOCK) as u32)?;
         model.bind(HostPool::filled(map.bytes(), 0).unwrap(), &map)?;
-        Ok(Self { numerics, model, prefills: Default::default(), decodes: Default::default() })
+        Ok(Self {
+            numerics,
+            model,
+            steps: TableSteps::default(),
+            prefills: Default::default(),
+            decodes: Default::default(),
+        })
     }
 
     /// Seconds of a step, and its first row of logits.
-    fn step(&mut self, step: &StepInput) -> anyhow::Result<(f64, Vec<f32>)> {
+    fn step(&mut self, rows: Rows) -> anyhow::Result<(f64, Vec<f32>)> {
+        let step = self.steps.step(rows.ids, rows.segments, rows.logit_rows, 0);
         let begin = Instant::now();
-        self.model.launch(step, &mut |_, _| ())?;
-        let logits = self.model.finish()?;
+        self.model.launch(&step, &mut |_, _| ())?;
+        let logits = self.model.finish()?.logits;
         Ok((begin.elapsed().as_secs_f64(), logits.row(0).to_vec()))
     }
 
     /// A token's logits must have the same bits whether it is prefilled or decoded: otherwise nothing is timed.
     fn check(&mut self) -> anyhow::Result<()> {
-        let (_, prefilled) = self.step(&prefill_step(200))?;
-        self.step(&prefill_step(199))?;
+        let (_, prefilled) = self.step(prefill_step(200))?;
+        self.step(prefill_step(199))?;
         let mut last = decode_step(1, 199);
         last.ids = ids(200)[199..].to_vec();
-        let (_, decoded) = self.step(&last)?;
+        let (_, decoded) = self.step(last)?;
         ensure!(prefilled == decoded, "{}: decode and prefill differ in bits: no figures", self.numerics);
         Ok(())
     }
 
     fn round(&mut self) -> anyhow::Result<()> {
         for (i, tokens) in PREFILLS.into_iter().enumerate() {
-            let (seconds, _) = self.step(&prefill_step(tokens))?;
+            let (seconds, _) = self.step(prefill_step(tokens))?;
             self.prefills[i].push(seconds);
         }
         for (i, (sequences, position)) in DECODES.into_iter().enumerate() {
             for _ in 0..DECODE_STEPS {
-                let (seconds, _) = self.step(&decode_step(sequences, position))?;
+                let (seconds, _) = self.step(decode_step(sequences, position))?;
                 self.decodes[i].push(seconds);
             }
         }

@@ -28,7 +28,7 @@ const MARGIN: f64 = 0.25;
 struct Sink(SyncSender<SequenceEvent>);
 
 impl SequenceSink for Sink {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         true // The channel holds all events of one sequence.
     }
     fn send(&mut self, event: SequenceEvent) -> bool {
@@ -129,8 +129,11 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let settings = ModelSettings::default();
     let spec = models::open(&settings, &|_, _| ())?.spec().clone();
     gemm::measure(&spec, summary)?;
-    let loaded =
-        bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
+    let loaded = bring_up::load(
+        &settings,
+        &EngineSettings { threads: THREADS.into(), ..EngineSettings::default() },
+        &|_, _| (),
+    )?;
     let engine = &loaded.engine;
     check(engine)?;
     decode(engine, &spec, loaded.map.layout().bytes_per_token(), summary)?;

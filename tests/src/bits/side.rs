@@ -4,8 +4,8 @@ use super::case::{Caching, Setup};
 use super::ledger::{Ledger, Recorder};
 use super::world::{PATIENCE, World};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Logits, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink,
-    StepInput, StepModel,
+    Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink, StepInput,
+    StepModel, StepOutput,
 };
 use baton_kernels::numerics::ATTENTION_SLAB;
 use baton_kv_cache::ForkCopy;
@@ -49,7 +49,7 @@ impl Side {
             prefix_cache: (setup.cache != Caching::Off).then(PrefixCacheConfig::default),
             ..EngineConfig::default()
         };
-        let device = world.family.device(world.numerics, setup.threads, setup.lagging)?;
+        let device = world.family.device(world.numerics, setup)?;
         let mut model = Model::load(world.source.as_ref(), device.as_ref(), config.model_config(), &|_| ())?;
         let layout = model.layout(setup.block_tokens)?;
         let longest = layout.blocks_for(world.len_max() + 1);
@@ -80,6 +80,10 @@ impl StepModel for Watched {
         self.model.spec().vocab
     }
 
+    fn is_asynchronous(&self) -> bool {
+        self.model.is_asynchronous()
+    }
+
     fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let chunks = batch.segments.iter().filter(|s| s.rows > 1);
         let mut seen = self.seen.lock();
@@ -90,7 +94,7 @@ impl StepModel for Watched {
         self.model.launch(batch, observer)
     }
 
-    fn finish(&mut self) -> Result<Logits, ModelError> {
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
         self.model.finish()
     }
 
@@ -123,7 +127,7 @@ pub(super) struct Events {
 }
 
 impl SequenceSink for Events {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         true
     }
 

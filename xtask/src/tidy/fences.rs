@@ -4,13 +4,8 @@
 use super::Source;
 
 /// Folders and files that may contain `unsafe`.
-const FENCES: &[&str] = &[
-    "kv-transfer/src/ucx",
-    "memory/src/host",
-    "kernels/src/cpu",
-    "kernels/src/cuda",
-    "engine/src/formats/mmap.rs",
-];
+const FENCES: &[&str] =
+    &["kv-transfer/src/ucx", "memory/src/host", "kernels/src/cpu", "kernels/src/cuda", "engine/src/formats/mmap.rs"];
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let outside = sources.iter().filter(|s| s.path.ends_with(".rs") && !s.path.starts_with("xtask/"));

@@ -7,11 +7,12 @@ mod observer;
 mod refusals;
 mod rope;
 
-use super::{Logits, Model, ModelConfig, ModelError, StepInput, StepSegment};
+use super::{Logits, Model, ModelConfig, ModelError, StepSegment};
 use crate::formats::{ModelSource, RandomModel};
 use baton_kernels::device::Device;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
+use baton_kernels::step::TableSteps;
 use baton_memory::PoolMemory;
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, TokenId};
 use std::sync::Arc;
@@ -45,7 +46,7 @@ fn reference(dtype: Dtype) -> Arc<dyn Device> {
 }
 
 fn config(dtype: Dtype) -> ModelConfig {
-    ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, model_len_max: 256 }
+    ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, slots_max: 4, model_len_max: 256 }
 }
 
 /// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
@@ -78,18 +79,19 @@ impl Pool {
     }
 }
 
-impl Model {
-    /// Launches a batch and waits for it.
-    fn step(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
-        self.launch(batch, observer)?;
-        self.finish()
-    }
+/// Rows on whole block tables.
+#[derive(Clone, Default)]
+struct Batch {
+    ids: Vec<TokenId>,
+    segments: Vec<StepSegment>,
+    logit_rows: Vec<usize>,
 }
 
 /// A model with its own pool.
 struct Rig {
     model: Model,
     pool: Pool,
+    steps: TableSteps,
 }
 
 /// Rows of one sequence: `tokens[from..to]`, computed on the blocks of `sequence`.
@@ -107,24 +109,34 @@ impl Rig {
         let memory = device.alloc_pool(&map).unwrap();
         memory.write_by(soon(), 0, &vec![NEVER_STORED; map.bytes()]).unwrap();
         model.bind(memory.clone(), &map).unwrap();
-        Self { model, pool: Pool { memory, map } }
+        Self { model, pool: Pool { memory, map }, steps: TableSteps::default() }
     }
 
     fn reference(spec: &str, dtype: Dtype, block_tokens: u32) -> Self {
         Self::new(&random(spec), &*reference(dtype), dtype, block_tokens)
     }
 
+    /// Launches a batch, all of whose layers are observed, and waits for it.
+    fn run(&mut self, batch: &Batch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+        let Batch { ids, segments, logit_rows } = batch.clone();
+        let mut steps = self.steps;
+        let layers = self.model.spec().layers.len() as u32;
+        self.model.launch(&steps.step(ids, segments, logit_rows, layers), observer)?;
+        self.steps = steps;
+        Ok(self.model.finish()?.logits)
+    }
+
     /// One step that returns the logits of every row.
     fn step(&mut self, rows: &[Rows], all: &[TokenId]) -> Logits {
         let batch = self.batch(rows, all);
-        self.model.step(&batch, &mut |_, _| ()).unwrap()
+        self.run(&batch, &mut |_, _| ()).unwrap()
     }
 
-    fn batch(&self, rows: &[Rows], all: &[TokenId]) -> StepInput {
+    fn batch(&self, rows: &[Rows], all: &[TokenId]) -> Batch {
         let ids: Vec<TokenId> = rows.iter().flat_map(|r| &all[r.from..r.to]).copied().collect();
         let segment =
             |r: &Rows| StepSegment { position: r.from, rows: r.to - r.from, blocks: self.pool.blocks(r.sequence) };
-        StepInput { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
+        Batch { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Each layer is reported once, in order, as soon as its KV stores are enqueued, and its fence is correct.
 
-use super::{RAGGED, Rig, Rows, random, reference, tokens};
-use crate::model::StepInput;
+use super::{Batch, RAGGED, Rig, Rows, random, reference, tokens};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_types::{Dtype, Fence, FenceStatus};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 const LENGTH: usize = 20;
 
 /// A chunk in the middle of a prompt: it needs no logits, but its layers are still reported.
-fn chunk(rig: &Rig) -> StepInput {
+fn chunk(rig: &Rig) -> Batch {
     let mut batch = rig.batch(&[Rows { sequence: 0, from: 0, to: LENGTH }], &tokens(LENGTH));
     batch.logit_rows.clear();
     batch
@@ -25,7 +24,7 @@ fn each_layer_is_announced_when_its_kv_is_stored_and_before_the_next() {
         assert_eq!(fence.poll(), FenceStatus::Done, "a host backend computes at enqueue");
         announced.push((layer, [0, 1].map(|l| pool.kv(0, l, LENGTH))));
     };
-    rig.model.step(&batch, &mut observer).unwrap();
+    rig.run(&batch, &mut observer).unwrap();
     let [first, second] = [0, 1].map(|l| pool.kv(0, l, LENGTH));
     assert!(first != empty && second != empty && first != second);
     assert!(announced == [(0, [first.clone(), empty]), (1, [first, second])], "announced too early, too late or twice");
@@ -48,7 +47,7 @@ fn a_fence_that_is_done_means_kv_that_stays() {
         assert_eq!(fence.poll(), FenceStatus::Done);
         seen.push(pool.kv(0, layer as usize, LENGTH));
     };
-    rig.model.step(&batch, &mut observer).unwrap();
+    rig.run(&batch, &mut observer).unwrap();
     assert!(pending > 0, "a lagging backend lags");
     assert!(seen == [0, 1].map(|layer| pool.kv(0, layer, LENGTH)));
 }

@@ -1,6 +1,6 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
-use super::{RAGGED, Rig, Rows, config, random, reference, tokens};
+use super::{Batch, RAGGED, Rig, Rows, config, random, reference, tokens};
 use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepInput};
 use crate::models::{DecoderSpec, LayerTensor, TensorName};
@@ -23,6 +23,7 @@ fn bounds_that_cannot_hold() {
     };
     check("rows_max", |c| c.rows_max = 0);
     check("logit_rows_max", |c| c.logit_rows_max = 0);
+    check("slots_max", |c| c.slots_max = 0);
     check("model_len_max", |c| c.model_len_max = 0);
     check("the model's context", |c| c.model_len_max = 257);
 }
@@ -31,16 +32,16 @@ fn bounds_that_cannot_hold() {
 fn batches_that_break_a_bound() {
     let mut rig = Rig::reference(RAGGED, Dtype::F32, 16);
     let good = rig.batch(&[Rows { sequence: 0, from: 0, to: 20 }], &tokens(20));
-    let mut check = |expected: &str, change: fn(&mut StepInput)| {
+    let mut check = |expected: &str, change: fn(&mut Batch)| {
         let mut batch = good.clone();
         change(&mut batch);
-        let error = rig.model.step(&batch, &mut |_, _| panic!("refused batches launch nothing")).unwrap_err();
+        let error = rig.run(&batch, &mut |_, _| panic!("refused batches launch nothing")).unwrap_err();
         assert!(
             matches!(error, ModelError::Device(DeviceError::Step(_))) && error.to_string().contains(expected),
             "{error}"
         );
     };
-    check("0 rows", |b| *b = StepInput::default());
+    check("0 rows", |b| *b = Batch::default());
     check("300 rows, 1 to 256 fit", |b| b.ids = vec![0; 300]);
     check("segments own 19 rows of 20", |b| b.segments[0].rows = 19);
     check("logit row 20 of 20", |b| b.logit_rows = vec![20]);
@@ -55,7 +56,7 @@ fn batches_that_break_a_bound() {
         empty.rows = 0;
         b.segments.push(empty);
     });
-    rig.model.step(&good, &mut |_, _| ()).expect("the batch itself is fine");
+    rig.run(&good, &mut |_, _| ()).expect("the batch itself is fine");
 }
 
 #[test]
@@ -63,7 +64,7 @@ fn pools_of_other_models() {
     let source = random(RAGGED);
     let mut model = load(&source, config(Dtype::Bf16)).unwrap();
     let batch = StepInput::default();
-    assert!(matches!(model.step(&batch, &mut |_, _| ()), Err(ModelError::Device(DeviceError::Unbound))));
+    assert!(matches!(model.launch(&batch, &mut |_, _| ()), Err(ModelError::Device(DeviceError::Unbound))));
     for (layers, kv_heads, head_dim, dtype) in
         [(3, 2, 10, Dtype::Bf16), (2, 1, 10, Dtype::Bf16), (2, 2, 8, Dtype::Bf16), (2, 2, 10, Dtype::F16)]
     {

@@ -11,13 +11,10 @@ fn before_step(hook: impl FnMut(&crate::StepInput) -> Result<(), ModelError> + S
 
 #[test]
 fn a_failed_step_or_a_panic_fails_every_sequence_and_the_engine_says_so() {
-    let panics = before_step(|batch| if batch.ids.contains(&900) { panic!("on purpose") } else { Ok(()) });
-    let fails =
-        before_step(
-            |batch| {
-                if batch.ids.contains(&900) { Err(DeviceError::Step("on purpose".into()).into()) } else { Ok(()) }
-            },
-        );
+    let panics = before_step(|batch| if batch.ids.contains(&900.into()) { panic!("on purpose") } else { Ok(()) });
+    let fails = before_step(|batch| {
+        if batch.ids.contains(&900.into()) { Err(DeviceError::Step("on purpose".into()).into()) } else { Ok(()) }
+    });
     for (hooks, reason) in [(panics, "panicked"), (fails, "on purpose")] {
         let (engine, _) = start(8, config(), hooks);
         engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Queue)));

@@ -120,7 +120,7 @@ fn what_ends_with_its_first_token_still_hands_its_blocks_out() {
 struct Leaves(std::sync::mpsc::Sender<()>);
 
 impl SequenceSink for Leaves {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         true
     }
     fn send(&mut self, event: SequenceEvent) -> bool {

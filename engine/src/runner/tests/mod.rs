@@ -1,5 +1,6 @@
 //! The engine thread with a fake model: every token is a hash of the tokens that it reads back through its block table.
 
+mod ahead;
 mod bounds;
 mod driven;
 mod ends;
@@ -83,7 +84,7 @@ impl TestSink {
 }
 
 impl SequenceSink for TestSink {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: usize) -> bool {
         self.room.load(Ordering::Relaxed) > 0
     }
     fn send(&mut self, event: SequenceEvent) -> bool {

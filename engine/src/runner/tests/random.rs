@@ -48,7 +48,7 @@ fn check(job: &Job, what: &str) -> Option<Lease> {
     }
 }
 
-fn run_seed(seed: u64) -> (u64, u64) {
+fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let config = EngineConfig {
         chunk_tokens_max: rng.random_range(1..20),
@@ -57,8 +57,8 @@ fn run_seed(seed: u64) -> (u64, u64) {
         ..config()
     };
     let blocks = rng.random_range(4..9);
-    let what = format!("seed {seed}: {config:?}, {blocks} blocks");
-    let (engine, kv) = start(blocks, config.clone(), Hooks::default());
+    let what = format!("seed {seed}, asynchronous {is_asynchronous}: {config:?}, {blocks} blocks");
+    let (engine, kv) = start(blocks, config.clone(), Hooks { is_asynchronous, ..Hooks::default() });
     let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
         // Few different beginnings, so that many sequences share one, and some prompts that repeat the previous one.
@@ -108,7 +108,8 @@ fn run_seed(seed: u64) -> (u64, u64) {
             readers.spawn(move || drop(check(&job, what)));
         }
     });
-    assert_eq!(engine.pool().counts().referenced, 0, "{what}");
+    // A step that was launched ahead of an end may still use blocks.
+    eventually(&format!("all blocks are free, {what}"), || engine.pool().counts().referenced == 0);
     let load = engine.load();
     assert!(engine.stop());
     assert_eq!((engine.load().waiting, engine.load().running), (0, 0), "{what}");
@@ -117,8 +118,10 @@ fn run_seed(seed: u64) -> (u64, u64) {
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
-    let runs: Vec<_> = (0..60).map(run_seed).collect();
-    let (preemptions, cached): (u64, u64) = runs.into_iter().fold((0, 0), |sum, run| (sum.0 + run.0, sum.1 + run.1));
-    assert!(preemptions > 0, "pools this small must preempt, or this test shows nothing");
-    assert!(cached > 0, "nobody found anything cached, or this test shows nothing");
+    for is_asynchronous in [false, true] {
+        let runs = (0..60).map(|seed| run_seed(seed, is_asynchronous));
+        let (preemptions, cached): (u64, u64) = runs.fold((0, 0), |sum, run| (sum.0 + run.0, sum.1 + run.1));
+        assert!(preemptions > 0, "pools this small must preempt, or this test shows nothing");
+        assert!(cached > 0, "nobody found anything cached, or this test shows nothing");
+    }
 }

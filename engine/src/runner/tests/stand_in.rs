@@ -1,12 +1,14 @@
 //! A fake model: its KV is the tokens themselves, and its next token is a hash of all tokens read back.
 
 use super::BLOCK;
-use crate::model::{Logits, ModelError, StepInput};
+use crate::model::{ModelError, StepInput, StepOutput};
 use crate::step_model::StepModel;
-use baton_kernels::step::StepSegment;
+use baton_kernels::device::Bounds;
+use baton_kernels::step::{RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, TokenId};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 pub(super) const VOCAB: usize = 997;
@@ -67,18 +69,30 @@ pub(super) struct Hooks {
     pub(super) before_step: Option<Hook>,
     /// A sequence with this token gets logits that are not numbers.
     pub(super) poison: Option<TokenId>,
+    /// Steps are launched ahead.
+    pub(super) is_asynchronous: bool,
 }
+
+/// As many as the largest running batch of a test.
+const SLOTS_MAX: usize = 8;
 
 pub(super) struct StandIn {
     kv: Kv,
     hooks: Hooks,
-    /// What was launched, with the sequence and position of each row.
-    launched: Option<(StepInput, Vec<(usize, usize)>)>,
+    limits: StepLimits,
+    table: SlotTable,
+    samplers: SlotSamplers,
+    /// What was launched and not finished, with the block tables of its segments.
+    launched: VecDeque<(StepInput, Vec<StepSegment>)>,
 }
 
 impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
-        Self { kv, hooks, launched: None }
+        let bounds = Bounds { rows_max: 64, logit_rows_max: SLOTS_MAX, slots_max: SLOTS_MAX, positions_max: 1024 };
+        let blocks = (kv.0.lock().unwrap().len() / BLOCK) as u32;
+        let limits = StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, blocks };
+        let (table, samplers) = (SlotTable::new(SLOTS_MAX), SlotSamplers::new(SLOTS_MAX, VOCAB));
+        Self { kv, hooks, limits, table, samplers, launched: VecDeque::new() }
     }
 
     fn logits(&self, past: &[TokenId]) -> Vec<f32> {
@@ -96,38 +110,55 @@ impl StepModel for StandIn {
         VOCAB
     }
 
-    /// Stores at once and reads when the step is finished. This detects a block with two writers, and one that was released meanwhile.
-    fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+    fn is_asynchronous(&self) -> bool {
+        self.hooks.is_asynchronous
+    }
+
+    /// Stores at once what is known, and reads when the step is finished. This detects a block with two writers, and one that was released
+    /// meanwhile.
+    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         if let Some(hook) = &mut self.hooks.before_step {
-            hook(batch)?;
+            hook(step)?;
         }
-        let mut owner = Vec::new();
-        let mut first = 0;
-        for (index, StepSegment { position, rows, blocks }) in batch.segments.iter().enumerate() {
-            for row in 0..*rows {
-                self.kv.store(blocks, position + row, batch.ids[first + row]);
-                owner.push((index, position + row));
-            }
-            first += rows;
+        let segments = self.table.launch(step, &self.limits)?;
+        for (id, (blocks, position)) in step.ids.iter().zip(rows(&segments)) {
+            self.kv.store(blocks, position, if let RowId::Token(token) = id { *token } else { TokenId::MAX });
         }
-        assert_eq!(owner.len(), batch.ids.len(), "segments own all rows");
         let fence: Fence = Arc::new(AlreadyDone);
-        (0..LAYERS).for_each(|layer| observer(layer, &fence));
-        self.launched = Some((batch.clone(), owner));
+        let layers = if step.observed.is_empty() { 0 } else { LAYERS };
+        (0..layers).for_each(|layer| observer(layer, &fence));
+        self.launched.push_back((step.clone(), segments));
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Logits, ModelError> {
-        let (batch, owner) = self.launched.take().expect("a step was launched");
-        let rows = batch.logit_rows.iter().flat_map(|&row| {
-            let (segment, position) = owner[row];
-            self.logits(&self.kv.load(&batch.segments[segment].blocks, position + 1))
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        let (step, segments) = self.launched.pop_front().expect("a step was launched");
+        let ids = self.samplers.begin(&step);
+        let rows: Vec<_> = rows(&segments).collect();
+        for ((id, token), (blocks, position)) in step.ids.iter().zip(ids).zip(&rows) {
+            if *id == RowId::LastSampled {
+                self.kv.store(blocks, *position, token);
+            }
+        }
+        let logits = step.selected_rows().into_iter().flat_map(|row| {
+            let (blocks, position) = rows[row];
+            self.logits(&self.kv.load(blocks, position + 1))
         });
-        Ok(Logits::new(VOCAB, rows.collect()))
+        let logits: Vec<f32> = logits.collect();
+        let output = self.samplers.sample(&step, &logits);
+        self.table.finish(&output);
+        Ok(output)
     }
 
     fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
         self.kv.receive(&copy.to.0[0], &self.kv.load(&copy.from.0[0], copy.tokens));
         Ok(())
     }
+}
+
+/// Block table and position of each row.
+fn rows(segments: &[StepSegment]) -> impl Iterator<Item = (&[BlockId], usize)> {
+    segments.iter().flat_map(|segment| {
+        (segment.position..segment.position + segment.rows).map(|position| (&segment.blocks[..], position))
+    })
 }

@@ -32,6 +32,9 @@ impl Conditions for World {
     fn has_room(&self, key: SequenceKey) -> bool {
         !self.full.contains(&self.names[&key])
     }
+    fn continues(&self, _: SequenceKey) -> bool {
+        true
+    }
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool {
         let phase = match phase {
             SequencePhase::Queue => "queue",

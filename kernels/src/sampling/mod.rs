@@ -1,12 +1,13 @@
 //! Samples the next token from logits. Pure: the same logits, parameters, history and position give the same token on every host.
 //!
-//! Order of the steps, each documented in its module: repetition penalty over prompt and output, frequency and presence penalties over the
-//! output (`history`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
+//! Order of the steps, each documented in its module: bias, repetition penalty over prompt and output, frequency and presence penalties over
+//! the output (`history`), allowed tokens (`constraints`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
 //! and migration need no sampler state besides the tokens. Log-probabilities (`logprobs`) describe the model: whole vocabulary, before
-//! penalties and temperature.
+//! bias, penalties and temperature.
 //!
 //! The sampler does not know where logits come from, and keeps no state of its own.
 
+mod constraints;
 mod distribution;
 mod exp;
 mod history;
@@ -16,6 +17,7 @@ mod random;
 #[cfg(test)]
 mod tests;
 
+pub use constraints::{Constraints, TokenSet};
 pub use history::History;
 pub use logprobs::{log_sum_exp, token_logprobs};
 
@@ -44,6 +46,12 @@ pub enum SampleError {
     /// The vocabulary is empty.
     #[error("no logits to sample from")]
     Empty,
+    /// The sets of allowed tokens exclude every token.
+    #[error("no token of the vocabulary is allowed")]
+    NothingAllowed,
+    /// The allowed tokens of a row did not arrive in time.
+    #[error("the allowed tokens did not arrive by their deadline")]
+    MaskLate,
 }
 
 /// Samples the token at `position` (= number of tokens before it) of sample `sample_index` of a request. `logits`: `[vocab]`, as the model
@@ -55,16 +63,40 @@ pub fn sample(
     position: u64,
     sample_index: u32,
 ) -> Result<Sampled, SampleError> {
-    check_finite(logits)?;
-    let adjusted = history.adjust(params, logits);
-    let token = if params.is_greedy() {
-        order::most_likely(&adjusted)
-    } else {
-        let uniform = random::uniform(params.seed, sample_index, position);
-        distribution::draw(params, &adjusted, uniform)
-    };
-    let logprobs = params.logprobs.map(|top| token_logprobs(logits, token, top as usize));
-    Ok(Sampled { token, logprobs })
+    Draw { params, history, position, sample_index, constraints: Constraints::default() }.sample(logits)
+}
+
+/// Everything but the logits that decides a token.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug)]
+pub struct Draw<'a> {
+    pub params: &'a SamplingParams,
+    /// The previous tokens, for the penalties.
+    pub history: &'a History,
+    /// Number of tokens before the one that is sampled.
+    pub position: u64,
+    /// Which sample of its request.
+    pub sample_index: u32,
+    pub constraints: Constraints<'a>,
+}
+
+impl Draw<'_> {
+    /// Samples from `logits`, `[vocab]`, as the model returned them.
+    pub fn sample(&self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        let Self { params, history, position, sample_index, constraints } = *self;
+        check_finite(logits)?;
+        let biased = constraints.add_bias(logits);
+        let mut adjusted = history.adjust(params, &biased);
+        constraints.keep_allowed(&mut adjusted)?;
+        let token = if params.is_greedy() {
+            order::most_likely(&adjusted)
+        } else {
+            let uniform = random::uniform(params.seed, sample_index, position);
+            distribution::draw(params, &adjusted, uniform)
+        };
+        let logprobs = params.logprobs.map(|top| token_logprobs(logits, token, top as usize));
+        Ok(Sampled { token, logprobs })
+    }
 }
 
 fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
@@ -77,5 +109,5 @@ fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
     }
 }
 
-/// Logits after penalties; borrowed where no penalty applies.
+/// Logits after bias, penalties or masks; borrowed where none applies.
 type Adjusted<'a> = Cow<'a, [f32]>;

@@ -1,7 +1,7 @@
 //! Frequencies of tokens: draws against exact probabilities, and against a brute-force sampler.
 
 use super::{logits, sample_at};
-use crate::sampler::{distribution, random};
+use crate::sampling::{distribution, random};
 use baton_types::{SamplingParams, TokenId};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 

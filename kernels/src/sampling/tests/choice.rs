@@ -1,8 +1,8 @@
 //! Which token is chosen: greedy, ties, filters at their limits, invalid logits, determinism.
 
 use super::{logits, sample_at};
-use crate::sampler::order::Descending;
-use crate::sampler::{History, SampleError, random, sample};
+use crate::sampling::order::Descending;
+use crate::sampling::{History, SampleError, random, sample};
 use baton_types::{SamplingParams, TokenId};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! Penalties: the formulas, their order, and histories that are rebuilt or grown.
 
-use crate::sampler::{History, sample};
+use crate::sampling::{History, sample};
 use baton_types::{SamplingParams, TokenId};
 
 #[test]

@@ -1,8 +1,8 @@
 //! `exp` and log-probabilities against the standard library.
 
 use super::{logits, sample_at};
-use crate::sampler::exp::exp;
-use crate::sampler::{log_sum_exp, token_logprobs};
+use crate::sampling::exp::exp;
+use crate::sampling::{log_sum_exp, token_logprobs};
 use baton_types::SamplingParams;
 
 #[test]

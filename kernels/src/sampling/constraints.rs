@@ -1,0 +1,76 @@
+//! What a request asks of the logits beyond its parameters: a bias of some tokens, and the tokens that it allows.
+
+use super::{Adjusted, SampleError};
+use baton_types::TokenId;
+use std::borrow::Cow;
+
+/// A set of tokens, one bit each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u64>,
+}
+
+impl FromIterator<TokenId> for TokenSet {
+    fn from_iter<I: IntoIterator<Item = TokenId>>(tokens: I) -> Self {
+        let mut words = Vec::new();
+        for token in tokens {
+            let word = token as usize / 64;
+            if words.len() <= word {
+                words.resize(word + 1, 0);
+            }
+            words[word] |= 1 << (token % 64);
+        }
+        Self { words }
+    }
+}
+
+impl TokenSet {
+    /// Whether it has this token.
+    pub fn contains(&self, token: TokenId) -> bool {
+        self.words.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
+    }
+
+    /// Its largest token; `None` if it is empty.
+    pub fn last(&self) -> Option<TokenId> {
+        let at = self.words.iter().rposition(|word| *word != 0)?;
+        Some((at * 64) as TokenId + 63 - self.words[at].leading_zeros())
+    }
+}
+
+/// Bias and allowed tokens of one draw.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Constraints<'a> {
+    /// Added to the logits of these tokens, before the penalties; each token at most once.
+    pub bias: &'a [(TokenId, f32)],
+    /// Only tokens in both sets may be drawn; `None` is every token.
+    pub allowed: [Option<&'a TokenSet>; 2],
+}
+
+impl Constraints<'_> {
+    /// Adds the bias. Results that overflow are clamped to the largest finite f32.
+    pub(super) fn add_bias<'a>(&self, logits: &'a [f32]) -> Adjusted<'a> {
+        let mut biased = Cow::Borrowed(logits);
+        for &(token, bias) in self.bias {
+            if let Some(logit) = biased.to_mut().get_mut(token as usize) {
+                *logit = (*logit + bias).clamp(f32::MIN, f32::MAX);
+            }
+        }
+        biased
+    }
+
+    /// Gives every other token the logit `-inf`, so the weight 0.
+    pub(super) fn keep_allowed(&self, logits: &mut Adjusted<'_>) -> Result<(), SampleError> {
+        if self.allowed == [None, None] {
+            return Ok(());
+        }
+        let mut kept = 0;
+        for (token, logit) in logits.to_mut().iter_mut().enumerate() {
+            if self.allowed.iter().flatten().all(|set| set.contains(token as TokenId)) {
+                kept += 1;
+            } else {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,291 @@
+//! The launching side's view of the slots: block tables and lengths. A step is checked against it before anything is enqueued.
+
+use super::{Delta, Join, RowId, SlotRows, StepInput, StepOutput, StepSegment};
+use crate::device::{Bounds, DeviceError, STEPS_MAX};
+use baton_types::BlockId;
+use std::collections::VecDeque;
+
+/// What bounds a step: its program, its vocabulary and its pool.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    pub bounds: Bounds,
+    pub vocab: usize,
+    pub layers: u32,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Blocks of the pool.
+    pub blocks: u32,
+}
+
+/// A sequence in a slot.
+#[derive(Clone, Debug)]
+struct Slot {
+    /// Which join this is, counted over all slots.
+    join: u64,
+    blocks: Vec<BlockId>,
+    /// Its tokens once every launched step is done; `None` while a launched step decides how many drafts are accepted.
+    tokens: Option<usize>,
+    /// Whether it has sampled since it joined.
+    has_sampled: bool,
+}
+
+/// Drafts of a launched step.
+#[derive(Clone, Copy, Debug)]
+struct Drafted {
+    slot: usize,
+    join: u64,
+    /// Tokens before the first of its rows that samples.
+    tokens: usize,
+}
+
+/// All slots, as they will be when every launched step is done.
+#[derive(Debug)]
+pub struct SlotTable {
+    slots: Vec<Option<Slot>>,
+    joins: u64,
+    /// Drafts of each launched step, oldest first.
+    launched: VecDeque<Vec<Drafted>>,
+}
+
+/// A slot before a step that may yet be refused.
+type Undo = Vec<(usize, Option<Slot>)>;
+
+fn refuse<T>(message: String) -> Result<T, DeviceError> {
+    Err(DeviceError::Step(message))
+}
+
+impl SlotTable {
+    /// Free slots.
+    pub fn new(slots_max: usize) -> Self {
+        Self { slots: vec![None; slots_max], joins: 0, launched: VecDeque::new() }
+    }
+
+    /// Steps that are launched and not finished.
+    pub fn launched(&self) -> usize {
+        self.launched.len()
+    }
+
+    /// Checks every bound of a step, so that no operation gets an index out of range, and notes it as launched. Returns its segments with
+    /// their block tables. A refused step changes nothing.
+    pub fn launch(&mut self, step: &StepInput, limits: &StepLimits) -> Result<Vec<StepSegment>, DeviceError> {
+        let mut undo = Vec::new();
+        let joins = self.joins;
+        let checked = self.check(step, limits, &mut undo);
+        let segments = match checked {
+            Ok(segments) => segments,
+            Err(error) => {
+                undo.into_iter().rev().for_each(|(slot, before)| self.slots[slot] = before);
+                self.joins = joins;
+                return Err(error);
+            }
+        };
+        let mut drafts = Vec::new();
+        for rows in step.segments.iter().filter(|rows| rows.samples > 0) {
+            let Some(slot) = &mut self.slots[rows.slot] else { continue };
+            slot.has_sampled = true;
+            let tokens = slot.tokens.unwrap_or(0);
+            if rows.samples > 1 {
+                drafts.push(Drafted { slot: rows.slot, join: slot.join, tokens });
+            }
+            slot.tokens = (rows.samples == 1).then_some(tokens + 1);
+        }
+        self.launched.push_back(drafts);
+        Ok(segments)
+    }
+
+    /// The oldest launched step is finished, with this output. Where it accepted drafts, the slot's length is known again.
+    pub fn finish(&mut self, output: &StepOutput) {
+        for Drafted { slot, join, tokens } in self.launched.pop_front().unwrap_or_default() {
+            let sampled = output.sampled.iter().find(|sampled| sampled.slot == slot);
+            let added = sampled.map_or(0, |sampled| sampled.rows.iter().filter(|row| row.is_ok()).count());
+            if let Some(slot) = self.slots[slot].as_mut().filter(|slot| slot.join == join) {
+                slot.tokens = Some(tokens + added);
+            }
+        }
+    }
+
+    fn check(
+        &mut self,
+        step: &StepInput,
+        limits: &StepLimits,
+        undo: &mut Undo,
+    ) -> Result<Vec<StepSegment>, DeviceError> {
+        let launched = self.launched.len();
+        if launched >= STEPS_MAX {
+            return refuse(format!("{launched} steps are not finished: finish one first"));
+        }
+        step.check_rows(limits)?;
+        step.deltas.iter().try_for_each(|delta| self.apply(delta, limits, undo))?;
+        let mut segments = Vec::with_capacity(step.segments.len());
+        let (mut first, mut named) = (0, vec![false; self.slots.len()]);
+        for rows in &step.segments {
+            let ids = &step.ids[first..first + rows.rows];
+            first += rows.rows;
+            let slot = self.slot(rows.slot)?;
+            if std::mem::replace(&mut named[rows.slot], true) {
+                return refuse(format!("two segments of slot {}", rows.slot));
+            }
+            check_rows_of(slot, rows, ids, limits)?;
+            segments.push(StepSegment { position: rows.position, rows: rows.rows, blocks: slot.blocks.clone() });
+        }
+        check_stores(&segments, limits.block_tokens)?;
+        Ok(segments)
+    }
+
+    fn slot(&self, index: usize) -> Result<&Slot, DeviceError> {
+        match self.slots.get(index) {
+            Some(Some(slot)) => Ok(slot),
+            Some(None) => refuse(format!("slot {index} is free")),
+            None => refuse(format!("slot {index} of {}", self.slots.len())),
+        }
+    }
+
+    /// Applies one delta, and notes the slot as it was.
+    fn apply(&mut self, delta: &Delta, limits: &StepLimits, undo: &mut Undo) -> Result<(), DeviceError> {
+        let known = |blocks: &[BlockId]| match blocks.iter().find(|block| block.0 >= limits.blocks) {
+            Some(block) => refuse(format!("block {block} of a pool of {}", limits.blocks)),
+            None => Ok(()),
+        };
+        let (index, next) = match delta {
+            Delta::Join(join) => {
+                match self.slots.get(join.slot) {
+                    Some(None) => {}
+                    Some(Some(_)) => return refuse(format!("slot {} is taken", join.slot)),
+                    None => return refuse(format!("slot {} of {}", join.slot, self.slots.len())),
+                }
+                known(&join.blocks)?;
+                join.check(limits)?;
+                self.joins += 1;
+                let (join, blocks, tokens) = (join, join.blocks.clone(), Some(join.tokens.len()));
+                (join.slot, Some(Slot { join: self.joins, blocks, tokens, has_sampled: false }))
+            }
+            Delta::Blocks { slot, keep, blocks } => {
+                let mut next = self.slot(*slot)?.clone();
+                known(blocks)?;
+                if *keep > next.blocks.len() {
+                    return refuse(format!("{keep} blocks kept of {} in slot {slot}", next.blocks.len()));
+                }
+                next.blocks.truncate(*keep);
+                next.blocks.extend_from_slice(blocks);
+                (*slot, Some(next))
+            }
+            Delta::Leave { slot } => {
+                self.slot(*slot)?;
+                (*slot, None)
+            }
+        };
+        undo.push((index, std::mem::replace(&mut self.slots[index], next)));
+        Ok(())
+    }
+}
+
+impl Join {
+    fn check(&self, limits: &StepLimits) -> Result<(), DeviceError> {
+        let vocab = limits.vocab;
+        let known = |token: u32| (token as usize) < vocab;
+        if let Some(adapter) = self.adapter {
+            return Err(DeviceError::UnknownAdapter(adapter));
+        }
+        if self.prompt_len > self.tokens.len() || self.tokens.len() > limits.bounds.positions_max {
+            let (tokens, prompt, max) = (self.tokens.len(), self.prompt_len, limits.bounds.positions_max);
+            return refuse(format!("{tokens} tokens join, {prompt} of them prompt; sequences hold {max}"));
+        }
+        if let Some(token) = self.tokens.iter().find(|token| !known(**token)) {
+            return refuse(format!("token {token} of a vocabulary of {vocab}"));
+        }
+        if let Some((token, bias)) = self.bias.iter().find(|(token, bias)| !known(*token) || !bias.is_finite()) {
+            return refuse(format!("a bias of {bias} for token {token} of a vocabulary of {vocab}"));
+        }
+        match self.allowed.as_ref().map(|allowed| allowed.last()) {
+            Some(None) => refuse("an empty set of allowed tokens".into()),
+            Some(Some(last)) if !known(last) => refuse(format!("token {last} of a vocabulary of {vocab} is allowed")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl StepInput {
+    /// Checks numbers of rows, and ids.
+    fn check_rows(&self, limits: &StepLimits) -> Result<(), DeviceError> {
+        let (rows, bounds) = (self.ids.len(), &limits.bounds);
+        if rows == 0 || rows > bounds.rows_max {
+            return refuse(format!("{rows} rows, 1 to {} fit", bounds.rows_max));
+        }
+        let owned = self.segments.iter().fold(0usize, |sum, s| sum.saturating_add(s.rows));
+        if owned != rows {
+            return refuse(format!("segments own {owned} rows of {rows}"));
+        }
+        if let Some(SlotRows { samples, rows, .. }) = self.segments.iter().find(|s| s.samples > s.rows) {
+            return refuse(format!("{samples} of {rows} rows sample"));
+        }
+        let logit_rows_max = bounds.logit_rows_max.min(rows);
+        if self.logit_rows.len() > logit_rows_max {
+            return refuse(format!("{} logit rows, {logit_rows_max} fit", self.logit_rows.len()));
+        }
+        if let Some(row) = self.logit_rows.iter().find(|&&row| row >= rows) {
+            return refuse(format!("logit row {row} of {rows}"));
+        }
+        let selected = self.selected_rows().len();
+        if selected > bounds.logit_rows_max {
+            return refuse(format!("{selected} rows sample or return logits, {} fit", bounds.logit_rows_max));
+        }
+        let unknown = self.ids.iter().find_map(|id| match id {
+            RowId::Token(token) if *token as usize >= limits.vocab => Some(token),
+            _ => None,
+        });
+        if let Some(token) = unknown {
+            return refuse(format!("token {token} of a vocabulary of {}", limits.vocab));
+        }
+        if self.observed.end > limits.layers {
+            return refuse(format!("layers {:?} of {} are observed", self.observed, limits.layers));
+        }
+        Ok(())
+    }
+}
+
+/// Checks a segment against its slot.
+fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLimits) -> Result<(), DeviceError> {
+    let SlotRows { slot: index, position, rows, samples, masks } = segment;
+    let end = position.saturating_add(*rows);
+    if *rows == 0 || end > limits.bounds.positions_max {
+        return refuse(format!("{rows} rows from position {position}, sequences hold {}", limits.bounds.positions_max));
+    }
+    if slot.blocks.len() < end.div_ceil(limits.block_tokens) {
+        return refuse(format!("{} blocks for {end} positions", slot.blocks.len()));
+    }
+    let Some(tokens) = slot.tokens else {
+        return refuse(format!("slot {index} waits for its drafts: its length is not known"));
+    };
+    // The first row that samples has the last token of the sequence; drafts follow it.
+    if *samples > 0 && end - samples + 1 != tokens {
+        return refuse(format!("slot {index} samples after {} tokens and has {tokens}", end - samples + 1));
+    }
+    if !masks.is_empty() && masks.len() != *samples {
+        return refuse(format!("{} masks for {samples} rows that sample", masks.len()));
+    }
+    let last = tokens.checked_sub(position + 1).filter(|_| slot.has_sampled);
+    match ids.iter().enumerate().find(|(row, id)| **id == RowId::LastSampled && Some(*row) != last) {
+        Some((row, _)) => refuse(format!("row {row} of slot {index} is not at the token that it sampled last")),
+        None => Ok(()),
+    }
+}
+
+/// Checks that no segment's table has a block that another one stores to: rows of one step are not ordered.
+fn check_stores(segments: &[StepSegment], size: usize) -> Result<(), DeviceError> {
+    let mut stored: Vec<(BlockId, usize)> = Vec::new();
+    for (index, s) in segments.iter().enumerate() {
+        stored.extend(s.blocks[s.position / size..s.end().div_ceil(size)].iter().map(|block| (*block, index)));
+    }
+    stored.sort_unstable();
+    for (index, s) in segments.iter().enumerate() {
+        for block in &s.blocks[..s.end().div_ceil(size)] {
+            let at = stored.partition_point(|(other, _)| other < block);
+            let writers = stored[at..].iter().take_while(|(other, _)| other == block);
+            if let Some((_, other)) = writers.into_iter().find(|(_, writer)| *writer != index) {
+                return refuse(format!("segment {other} stores to block {block}, which segment {index} uses too"));
+            }
+        }
+    }
+    Ok(())
+}
