@@ -5,7 +5,7 @@ VENV  := target/python
 SHIPPED  := $(CARGO) build --profile dist --target-dir target/shipped
 BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 
-.PHONY: up test test-full test-k8s chaos lint bench dist shipped setup model clients charts
+.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -47,6 +47,9 @@ lint: setup ## Formatting, clippy, docs, style, structure, and what is linked.
 bench: shipped model ## Measures the promises in one run, on what users run: table on stdout, target/bench/summary.json.
 	$(SHIPPED) --package baton-kv-transfer --example put_bench
 	$(CARGO) bench --profile dist --target-dir target/shipped --package baton-tests --bench cluster
+
+bench-peers: setup model ## Installs OpenVINO GenAI and llama.cpp into target/peers: the part `classes` of `make bench` then measures them too.
+	scripts/setup-peers target/peers
 
 shipped: setup ## Builds the binaries as images and releases hold them: target/shipped/dist.
 	$(SHIPPED) --package baton-cli --package baton-router --package baton-prefill-worker --package baton-decode-worker

@@ -47,7 +47,7 @@ fn party(name: &str) -> Party {
 fn loaded() -> Loaded {
     let mut config = WorkerConfig::default();
     config.model.model = "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256".into();
-    config.engine.threads = 1;
+    config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
     bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap()
 }
@@ -69,7 +69,7 @@ fn service() -> DecodeService {
 fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let loaded = loaded();
     let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
-    let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
+    let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.memory, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let runtime = runtime();
     let parts = Parts {
@@ -189,7 +189,7 @@ fn source_as(identity: &Identity) -> KvTransfer {
     let loaded = loaded();
     let handler =
         Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
-    KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
+    KvTransfer::start(transfer_config("p", &loaded, identity), loaded.memory, handler).unwrap()
 }
 
 /// The answer to `p` when it requests a prefix that is not cached.

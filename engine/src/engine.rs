@@ -9,7 +9,8 @@ use crate::shared::Shared;
 use crate::step_model::StepModel;
 use crate::thread;
 use baton_kv_cache::Lease;
-use baton_types::{Clock, KvPoolMap, PoolMemory, SystemClock};
+use baton_memory::PoolMemory;
+use baton_types::{Clock, KvPoolMap, SystemClock};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 

@@ -6,13 +6,12 @@ use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, PrefillObserver, PrefixUse, Run, SequenceControl, SequenceEvent,
     SequenceRequest, SequenceSink,
 };
-use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kv_cache::{Lease, PrefixHasher};
-use baton_types::{
-    BlockId, Digest, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, Share, TokenId,
-};
+use baton_memory::{Pending, PoolMemory, Rows};
+use baton_types::{BlockId, Digest, Fence, GroupBlocks, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ const ALONE: Setup = Setup { block_tokens: 16, blocks: 32, chunk: 320, running: 
 
 struct Served {
     engine: EngineHandle,
-    memory: Arc<HeapPool>,
+    memory: Arc<dyn PoolMemory>,
     map: KvPoolMap,
 }
 
@@ -53,7 +52,8 @@ fn serve(setup: Setup) -> Served {
     let model = Model::load(&source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
     let map = KvPoolMap::try_new(model.layout(setup.block_tokens).unwrap(), setup.blocks).unwrap();
     // NaN everywhere: reading what was never stored cannot pass.
-    let memory = Arc::new(HeapPool::new(map.bytes(), 0xff));
+    let memory = device.alloc_pool(&map).unwrap();
+    memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
     let engine = Engine::start(model, memory.clone(), &map, config).unwrap();
     Served { engine, memory, map }
 }
@@ -176,16 +176,20 @@ fn copy(from: (&Served, &[BlockId]), to: (&Served, &[BlockId]), tokens: usize) {
         let within = token as u32 % size;
         served.map.token_range(0, layer, blocks[token / size as usize], plane, within..within + 1)
     };
-    for layer in 0..3 {
-        for plane in 0..2 {
-            for token in 0..tokens {
-                let (source, sink) = (place(from, layer, plane, token), place(to, layer, plane, token));
-                let mut bytes = vec![0; source.len()];
-                from.0.memory.read(source.start, &mut bytes);
-                to.0.memory.write(sink.start, &bytes);
-            }
-        }
-    }
+    let all = || (0..3).flat_map(|layer| (0..2).map(move |plane| (layer, plane)));
+    let places = || all().flat_map(|(layer, plane)| (0..tokens).map(move |token| (layer, plane, token)));
+    let rows = |side: (&Served, &[BlockId]), (layer, plane, token): (usize, usize, usize)| {
+        let range = place(side, layer, plane, token);
+        Rows::run(range.start, range.len())
+    };
+    // The pools may be remote: all operations of a kind run at the same time.
+    let reads: Vec<_> = places().map(|at| from.0.memory.read(rows(from, at), Vec::new())).collect();
+    let deadline = Instant::now() + FOREVER;
+    let write = |(at, read): ((usize, usize, usize), Pending<Vec<u8>>)| {
+        to.0.memory.write(rows(to, at), read.wait(deadline).unwrap())
+    };
+    let writes: Vec<_> = places().zip(reads).map(write).collect();
+    writes.into_iter().for_each(|write| drop(write.wait(deadline).unwrap()));
 }
 
 #[test]

@@ -2,14 +2,14 @@
 //! that is wrong is not timed. `cargo bench --bench attention_splits -- [threads] [decode|prefill|chunk] [Avx2Fma]`
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool, SimdLevel};
+use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
 use baton_kernels::device::RopeTable;
 use baton_kernels::host::{HostKernels, KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
+use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const KV_HEADS: usize = 3;
@@ -48,7 +48,7 @@ impl Batch {
         let layout = KvLayout::llama(BLOCK as u32, 1, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");
         let each = tokens.div_ceil(BLOCK);
         let map = KvPoolMap::try_new(layout, (each * sequences) as u32).expect("map");
-        let kv = KvBinding::try_new(Arc::new(HeapPool::new(map.bytes(), 0)), &map).expect("bind");
+        let kv = KvBinding::try_new(HostPool::filled(map.bytes(), 0).unwrap(), &map).expect("bind");
         let rope = RopeTable { cos: vec![1.0; tokens * DIM / 2], sin: vec![0.0; tokens * DIM / 2], dim: DIM };
         let segments = |position: usize, rows: usize| -> Vec<StepSegment> {
             // Scattered: 641 is prime and divides no pool of these shapes.

@@ -2,7 +2,7 @@
 //! Compare with the printed roofline of the same run.
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::Numerics;
@@ -10,9 +10,9 @@ use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::roofline;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
+use baton_memory::HostPool;
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use std::sync::Arc;
 use std::time::Duration;
 
 const KV_HEADS: usize = 3;
@@ -100,7 +100,7 @@ impl<K: HostKernels> Batch<K> {
         let layout = KvLayout::llama(BLOCK as u32, 1, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");
         let each = tokens.div_ceil(BLOCK);
         let map = KvPoolMap::try_new(layout, (each * sequences) as u32).expect("map");
-        let kv = KvBinding::try_new(Arc::new(HeapPool::new(map.bytes(), 0)), &map).expect("bind");
+        let kv = KvBinding::try_new(HostPool::filled(map.bytes(), 0).unwrap(), &map).expect("bind");
         let rope = RopeTable { cos: vec![1.0; tokens * DIM / 2], sin: vec![0.0; tokens * DIM / 2], dim: DIM };
         let segments = |position: usize, rows: usize| -> Vec<StepSegment> {
             let blocks = |s| (0..each).map(|b| BlockId((b * sequences + s) as u32)).collect();

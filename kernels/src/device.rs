@@ -9,7 +9,8 @@ use crate::numerics::Numerics;
 use crate::program::Program;
 use crate::step::{AdapterSlot, StepInput, StepOutput};
 use crate::storage::StorageFormat;
-use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, PoolMemory};
+use baton_memory::{PoolError, PoolMemory};
+use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind};
 use std::sync::Arc;
 
 /// A device failed or was misused. Programs and steps are checked before anything is enqueued: a shape that does not fit is a defect of
@@ -20,6 +21,9 @@ pub enum DeviceError {
     /// Not enough device memory.
     #[error("{kind}: cannot allocate {bytes} bytes for {what}")]
     OutOfMemory { kind: MemoryKind, bytes: usize, what: String },
+    /// No memory for a KV pool.
+    #[error("{0}")]
+    Pool(String),
     /// A shape, type or handle that does not fit the operation.
     #[error("{op}: {message}")]
     Shape {
@@ -33,12 +37,22 @@ pub enum DeviceError {
     /// A slot asks for an adapter that is not loaded.
     #[error("{0:?} is not loaded")]
     UnknownAdapter(AdapterSlot),
+    /// A pool in memory that the device's kernels do not reach.
+    #[error("bind: the device does not reach a pool in {0}: allocate it with this device")]
+    PoolOutOfReach(MemoryKind),
     /// A step or a copy before a pool was bound.
     #[error("no KV pool is bound: call bind before the first step")]
     Unbound,
     /// The device reported an error; the backend is unusable from then on.
     #[error("device failed: {0}")]
     Failed(String),
+}
+
+impl DeviceError {
+    /// The memory of a pool cannot be allocated.
+    pub(crate) fn pool(error: PoolError) -> Self {
+        Self::Pool(error.to_string())
+    }
 }
 
 /// What a weight is used for. A backend may pack by role.
@@ -101,6 +115,28 @@ pub struct WeightSpec<'a> {
     pub k: usize,
     /// The matrices stacked in it, e.g. query, key and value.
     pub parts: &'a [StoredRows<'a>],
+}
+
+/// Rows of a weight without their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartShape {
+    /// Number of rows (output features).
+    pub rows: usize,
+    /// Format in which the file stores them.
+    pub format: StorageFormat,
+}
+
+/// A weight that a device may have packed before, in an earlier process.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightShape<'a> {
+    /// As in [`WeightSpec`], and of no other weight of the model.
+    pub name: &'a str,
+    /// What it is used for.
+    pub role: Role,
+    /// Input features: elements of a row.
+    pub k: usize,
+    /// Rows of each part.
+    pub rows: &'a [usize],
 }
 
 /// A loaded weight `[n, k]`; it lives as long as its device.
@@ -170,8 +206,17 @@ pub trait Device: Send + Sync {
     /// Packs a weight for the kernels. The bytes are read before this returns.
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError>;
 
+    /// A weight that was packed before and kept, so that nobody has to read it from the model's file: its bits are those that
+    /// [`Device::load`] would make. `None` if there is none, or none that is whole.
+    fn cached(&self, _: &WeightShape<'_>) -> Option<Weight> {
+        None
+    }
+
     /// Loads a rotary table.
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError>;
+
+    /// Allocates memory for a KV pool with this layout, where the kernels of this device reach it. Transfers move bytes in and out of it.
+    fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError>;
 
     /// Checks a program, whose weights are of this device, and allocates its activations.
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError>;
@@ -185,7 +230,7 @@ pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
 
 /// A compiled program with its activations and slots, and the KV pool that it computes on. Its work runs in the order of the calls.
 pub trait Executable: Send {
-    /// Makes `memory` the pool of all later steps. The element types of its planes determine the rounding of stores.
+    /// Makes `memory`, which [`Device::alloc_pool`] allocated, the pool of all later steps. The element types of its planes determine the rounding of stores.
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError>;
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.

@@ -1,9 +1,10 @@
-//! A KV pool as addressed by kernels: planes `k` and `v` of group 0.
+//! A KV pool of the host as addressed by kernels: planes `k` and `v` of group 0.
 
 use crate::device::{Bounds, DeviceError};
 use crate::program::Program;
 use crate::step::StepLimits;
-use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap, PoolMemory};
+use baton_memory::{HostPool, PoolMemory};
+use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,16 +20,18 @@ pub(crate) struct Run {
 /// A pool and its map, checked to match.
 #[derive(Clone, Debug)]
 pub struct KvBinding {
-    pub(crate) memory: Arc<dyn PoolMemory>,
+    pub(crate) memory: Arc<HostPool>,
     pub(crate) map: KvPoolMap,
     k: usize,
     v: usize,
 }
 
 impl KvBinding {
-    /// Checks that `map` fits `memory` and has what attention needs: a `full` group 0 whose planes `k` and `v` have equal heads and dim.
+    /// Checks that `memory` is of the host, that `map` fits it, and that it has what attention needs: a `full` group 0 whose planes `k` and
+    /// `v` have equal heads and dim.
     pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
+        let Some(memory) = HostPool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
         }
@@ -105,13 +108,13 @@ impl KvBinding {
         })
     }
 
-    /// Copies the first `tokens` tokens of a block to another one, through the memory's own copies.
+    /// Copies the first `tokens` tokens of a block to another one.
     pub(crate) fn copy(&self, from: BlockId, to: BlockId, tokens: usize) {
         for layer in 0..self.layers() {
             for plane in self.planes() {
                 let mut rows = vec![0; tokens * self.token_stride(plane)];
-                self.memory.read(self.offset(layer, plane, from, 0), &mut rows);
-                self.memory.write(self.offset(layer, plane, to, 0), &rows);
+                self.memory.copy_out(self.offset(layer, plane, from, 0), &mut rows);
+                self.memory.copy_in(self.offset(layer, plane, to, 0), &rows);
             }
         }
     }

@@ -10,6 +10,7 @@
 //! * [`sampling`]: the next token from logits, in one written order.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.
+//! * [`packed`]: packed weights on disk, which devices of later processes read instead of packing again.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
 //! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], class [`numerics::Numerics`])
@@ -61,6 +62,7 @@ pub mod lagging;
 #[doc(hidden)]
 pub mod mutant;
 pub mod numerics;
+pub mod packed;
 pub mod program;
 pub mod quantized;
 pub mod reference;

@@ -24,6 +24,29 @@ pub enum StorageFormat {
 }
 
 impl StorageFormat {
+    const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
+
+    /// A name without blanks.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q8_0 => "q8_0",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+        }
+    }
+
+    /// The format of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
     /// (elements, bytes) of one block.
     pub fn block(self) -> (usize, usize) {
         match self {

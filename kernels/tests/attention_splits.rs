@@ -3,12 +3,12 @@
 mod common;
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::HeapPool;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
+use baton_memory::HostPool;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
 use common::{Random, cpu, pool};
 use half::bf16;
 use proptest::prelude::*;
@@ -44,7 +44,7 @@ enum Values {
 
 struct Batch {
     case: Case,
-    memory: Arc<HeapPool>,
+    memory: Arc<HostPool>,
     map: KvPoolMap,
     kv: KvBinding,
     segments: Vec<StepSegment>,
@@ -74,7 +74,7 @@ impl Batch {
                         .flat_map(|_| bf16::from_f32(case.values.element(&mut random, plane)).to_le_bytes())
                         .collect();
                     assert_eq!(bytes.len(), range.len());
-                    memory.write(range.start, &bytes);
+                    memory.copy_in(range.start, &bytes);
                 }
             }
             segments.push(StepSegment { position, rows, blocks });
@@ -250,7 +250,7 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
         let element = |plane: usize, token: usize, head: usize, d: usize| -> f64 {
             let at = batch.kv_at(segment.blocks[token / block], plane, token % block) + (head * dim + d) * 2;
             let mut bytes = [0; 2];
-            batch.memory.read(at, &mut bytes);
+            batch.memory.copy_out(at, &mut bytes);
             bf16::from_le_bytes(bytes).to_f64()
         };
         for (i, q) in q.chunks_exact(dim).enumerate() {

@@ -9,7 +9,7 @@ use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::numerics::exp;
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout, PoolMemory};
+use baton_types::{BlockId, Dtype, KvLayout};
 use common::{cpu, pool};
 use half::bf16;
 use std::f32::consts::LN_2;
@@ -58,7 +58,7 @@ impl Sequence {
                 let range = map.token_range(0, 0, BlockId((token / BLOCK) as u32), plane, at..at + 1);
                 let rounded = bf16::from_f32(x);
                 assert!(rounded.to_f32() == x || x.is_nan(), "{x} is no bf16");
-                memory.write(range.start, &[rounded.to_le_bytes(), [0, 0]].concat());
+                memory.copy_in(range.start, &[rounded.to_le_bytes(), [0, 0]].concat());
             }
         }
         let blocks = (0..tokens.div_ceil(BLOCK) as u32).map(BlockId).collect();

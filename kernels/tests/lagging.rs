@@ -6,8 +6,9 @@ use baton_kernels::device::{Device, DeviceError};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
-use baton_types::{BlockId, Fence, FenceStatus};
-use common::tiny::{LAYERS, Tiny, rows};
+use baton_memory::HostPool;
+use baton_types::{BlockId, Fence, FenceStatus, MemoryKind};
+use common::tiny::{BOUNDS, LAYERS, Tiny, program, rows};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -112,4 +113,18 @@ fn every_wait_ends() {
         }
     };
     assert!(logits.iter().all(|x| x.is_finite()) && !logits.is_empty());
+}
+
+#[test]
+fn a_pool_is_reached_by_the_device_that_allocated_it() {
+    let (lagging, host) = (Lagging::new(reference(), LagConfig::default()), reference());
+    let map = Tiny::new(&*host, false).map;
+    let remote = lagging.alloc_pool(&map).unwrap();
+    assert!(HostPool::of(&remote).is_none(), "its memory has no address");
+    let mut on_host = host.compile(program(&*host, false), BOUNDS).unwrap();
+    assert_eq!(on_host.bind(remote.clone(), &map), Err(DeviceError::PoolOutOfReach(MemoryKind::Remote)));
+    let mut late = lagging.compile(program(&*lagging, false), BOUNDS).unwrap();
+    let of_host = host.alloc_pool(&map).unwrap();
+    assert_eq!(late.bind(of_host, &map), Err(DeviceError::PoolOutOfReach(MemoryKind::Host)));
+    assert_eq!(late.bind(remote, &map), Ok(()));
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use baton_kernels::cpu::{CpuConfig, CpuDevice, CpuKernels, HeapPool, SimdLevel};
+use baton_kernels::cpu::{CpuConfig, CpuDevice, CpuKernels, SimdLevel};
 use baton_kernels::device::{Bounds, Device, DeviceError, Role, RopeTable, STEPS_MAX, StoredRows, WeightSpec};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
@@ -221,7 +221,7 @@ fn programs_that_do_not_fit_are_refused() {
             let layout = KvLayout::llama(16, layers, heads, dim, Dtype::Bf16).unwrap();
             let map = KvPoolMap::try_new(layout, 4).unwrap();
             let mut executable = device.compile(good.clone(), BOUNDS).unwrap();
-            let refused = executable.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map);
+            let refused = executable.bind(device.alloc_pool(&map).unwrap(), &map);
             assert!(matches!(refused, Err(DeviceError::Shape { op: "bind", .. })), "{refused:?}");
         }
     }

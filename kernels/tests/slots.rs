@@ -10,8 +10,8 @@ use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::sampling::{SampleError, Sampled, TokenSet};
 use baton_kernels::step::{AdapterSlot, Delta, Join, LateMask, RowId, SlotOutput, SlotRows, StepInput};
 use baton_types::defect::{Defect, seed};
-use baton_types::{BlockId, FenceStatus, PoolMemory, SamplingParams, TokenId};
-use common::tiny::{LAYERS, Tiny};
+use baton_types::{BlockId, FenceStatus, SamplingParams, TokenId};
+use common::tiny::{LAYERS, Tiny, soon};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -188,7 +188,7 @@ fn a_row_without_numbers_fails_alone() {
         run(&mut tiny, &prefill(join(0, &[5])));
         let good = run(&mut tiny, &prefill(join(1, &[6])));
         let place = tiny.map.token_range(0, 0, BlockId(5), 1, 2..3);
-        tiny.pool.write(place.start, &vec![0xff; place.len()]);
+        tiny.pool.write_by(soon(), place.start, &vec![0xff; place.len()]).unwrap();
         let mut both = decode(0, PROMPT.len(), RowId::LastSampled);
         both.ids.push(RowId::LastSampled);
         both.segments.push(SlotRows { slot: 1, ..both.segments[0].clone() });

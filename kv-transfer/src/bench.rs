@@ -1,10 +1,11 @@
 //! The baseline of `examples/put_bench.rs`: a bare loop of UCX puts over the lanes that the service uses. Not part of the API.
 
+use crate::HeadShard;
 use crate::heads::Cut;
 use crate::transport::ucx::{Sleeper, TCP_SEGMENTS};
 use crate::trial::touched;
 use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};
-use crate::{HeadShard, Region};
+use baton_memory::HostPool;
 use std::hint::black_box;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ impl Bare {
     /// Starts a worker on these lanes, with `bytes` of registered memory.
     pub fn start(tls: &str, tuning: Tuning, bytes: usize) -> Result<Self, String> {
         let region = touched(bytes).map_err(|e| e.to_string())?;
-        let base = region.address();
+        let base = region.base() as u64;
         let more = if tuning == Tuning::Ours { &TCP_SEGMENTS[..] } else { &[] };
         let context =
             Context::new(&[&[("TLS", tls), ("NET_DEVICES", "lo"), ("MM_ERROR_HANDLING", "y")], more].concat())
@@ -114,7 +115,7 @@ impl Bare {
 }
 
 /// Rate in GB/s at which checksums over one layer's blocks of a pool are computed; the best of several rounds.
-pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &Region) -> f64 {
+pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &HostPool) -> f64 {
     let blocks: Vec<_> = (0..map.blocks()).map(baton_types::BlockId).collect();
     let tokens = map.blocks() * map.layout().block_tokens();
     let bytes = map.layout().groups()[0].token_bytes() * tokens as usize;
@@ -122,7 +123,7 @@ pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &Region) -> f64 {
     let heads = Cut::new(map.layout(), whole, whole).expect("a whole shares every head with itself").source;
     let once = || {
         let begin = Instant::now();
-        black_box(crate::checksum::layer_sums(region, map, &blocks, &heads, 0, 0, 0..tokens));
+        black_box(crate::checksum::layer_sums(region, map, &blocks, &heads, 0, 0, 0..tokens)).expect("host memory");
         bytes as f64 / begin.elapsed().as_secs_f64() / 1e9
     };
     (0..9).map(|_| once()).fold(0.0, f64::max)

@@ -1,78 +1,50 @@
-//! Checksums of KV, which the sink compares before it adopts a block.
+//! Which rows of a pool a checksum covers, and the sums of a layer.
 //!
-//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only. It depends only on those bytes, so it can stay with a
-//! cached block. Every word enters with its position and sums are merged by addition, so a GPU can compute it in any order.
-//!
-//! Algorithm 1, over little-endian 64-bit words `w`, the tail padded with zeros, in chunks of 128 words: with keys `k` from SplitMix64
-//! (Steele, Lea, Flood 2014), a chunk has `nh = Σ ((lo w_i + lo k_i) mod 2³²)·((hi w_i + hi k_i) mod 2³²)` (the NH universal hash of UMAC,
-//! RFC 4418) and `plain = Σ w_i`; it contributes `mix(nh + mix(plain + chunk))`, and the sum is `mix(Σ contributions + length)`. `plain`
-//! changes with any change inside one word, where NH alone can multiply it by zero.
-//!
-//! It detects lost, late, misplaced and damaged bytes. It does not protect against a peer that forges them.
+//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only ([`baton_memory::checksum`]). The memory computes it, where
+//! it is.
 
 use crate::heads::Heads;
-use crate::region::sum_chunks;
-use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
+pub(crate) use baton_memory::checksum::ALGORITHM;
+use baton_memory::{MemoryError, PoolMemory, Rows};
+use baton_types::{BlockId, KvLayout, KvPoolMap};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
-/// Id of the only algorithm so far.
-pub(crate) const ALGORITHM: u16 = 1;
-
-const CHUNK_WORDS: usize = 128;
-pub(crate) const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// Tokens that one sum covers.
 pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
+/// Most sums of one operation: a device does not compute longer without a chance for others, and a list of rows stays small.
+const SUMS_MAX: usize = 4096;
+/// Longest wait for one operation, far longer than a device takes for that many sums.
+const SUM_WAIT: Duration = Duration::from_secs(30);
 
-/// Finalizer of SplitMix64: a bijection in which every output bit depends on every input bit.
-const fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-const KEYS: [u64; CHUNK_WORDS] = {
-    let mut keys = [0; CHUNK_WORDS];
-    let mut i = 0;
-    while i < CHUNK_WORDS {
-        keys[i] = mix(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(i as u64 + 1));
-        i += 1;
+/// Where the bytes of each sum of [`layer_sums`] lie.
+fn layer_rows(
+    map: &KvPoolMap,
+    blocks: &[BlockId],
+    heads: &Heads,
+    group: usize,
+    layer: usize,
+    tokens: Range<u32>,
+) -> Vec<Rows> {
+    debug_assert_eq!(tokens.start % GRANULE, 0);
+    let block_tokens = map.layout().block_tokens();
+    let planes = &map.layout().groups()[group].planes;
+    let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * planes.len());
+    for first in tokens.clone().step_by(GRANULE as usize) {
+        let block = blocks[(first / block_tokens) as usize];
+        let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
+        for (plane, shape) in planes.iter().enumerate() {
+            let heads = &heads[group][plane];
+            let range = map.token_range(group, layer, block, plane, within.clone());
+            rows.push(Rows {
+                start: range.start + heads.start as usize * shape.head_stride(),
+                row_bytes: heads.len() * shape.head_stride(),
+                stride: shape.token_stride(),
+                rows: within.len(),
+            });
+        }
     }
-    keys
-};
-
-/// Sum of one chunk. Masked 32-bit halves compile to one `pmuludq` for as many words as fit a register.
-#[inline(always)]
-pub(crate) fn chunk_sum(chunk: &[u8; CHUNK_BYTES], index: u64) -> u64 {
-    const LOW: u64 = 0xffff_ffff;
-    let (mut nh, mut plain) = (0u64, 0u64);
-    for (word, key) in chunk.as_chunks::<8>().0.iter().zip(&KEYS) {
-        let word = u64::from_le_bytes(*word);
-        let low = word.wrapping_add(*key) & LOW;
-        let high = (word >> 32).wrapping_add(*key >> 32) & LOW;
-        nh = nh.wrapping_add(low.wrapping_mul(high));
-        plain = plain.wrapping_add(word);
-    }
-    mix(nh.wrapping_add(mix(plain.wrapping_add(index))))
-}
-
-#[cfg(test)]
-pub(crate) fn sum(bytes: &[u8]) -> u64 {
-    sum_by(bytes.len(), |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
-}
-
-/// Sum of `len` bytes that `read` copies out piece by piece; a piece fits the first-level cache.
-fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
-    let mut total = len as u64;
-    let mut buffer = [0u8; 4 * CHUNK_BYTES];
-    for at in (0..len).step_by(buffer.len()) {
-        let valid = buffer.len().min(len - at);
-        let padded = valid.next_multiple_of(CHUNK_BYTES);
-        read(at, &mut buffer[..valid]);
-        buffer[valid..padded].fill(0);
-        let chunks = buffer[..padded].as_chunks().0;
-        total = total.wrapping_add(sum_chunks(chunks, (at / CHUNK_BYTES) as u64));
-    }
-    mix(total)
+    rows
 }
 
 /// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`; the last granule covers its valid tokens
@@ -85,38 +57,13 @@ pub(crate) fn layer_sums(
     group: usize,
     layer: usize,
     tokens: Range<u32>,
-) -> Vec<u64> {
-    debug_assert_eq!(tokens.start % GRANULE, 0);
-    let block_tokens = map.layout().block_tokens();
-    let planes = map.layout().groups()[group].planes.len();
-    let mut sums = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * planes);
-    for first in tokens.clone().step_by(GRANULE as usize) {
-        let block = blocks[(first / block_tokens) as usize];
-        let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
-        for plane in 0..planes {
-            let (shape, heads) = (&map.layout().groups()[group].planes[plane], &heads[group][plane]);
-            let range = map.token_range(group, layer, block, plane, within.clone());
-            let (row, stride) = (heads.len() * shape.head_stride(), shape.token_stride());
-            sums.push(if row == stride {
-                sum_by(range.len(), |at, out| memory.read(range.start + at, out))
-            } else {
-                let start = range.start + heads.start as usize * shape.head_stride();
-                sum_by(within.len() * row, |at, out| read_rows(memory, start, row, stride, at, out))
-            });
-        }
+) -> Result<Vec<u64>, MemoryError> {
+    let rows = layer_rows(map, blocks, heads, group, layer, tokens);
+    let mut sums = Vec::with_capacity(rows.len());
+    for part in rows.chunks(SUMS_MAX) {
+        sums.extend(memory.checksum(part.to_vec()).wait(Instant::now() + SUM_WAIT)?);
     }
-    sums
-}
-
-/// Reads from offset `at` of the concatenated rows: `row` bytes each, one every `stride` bytes from `start`.
-fn read_rows(memory: &dyn PoolMemory, start: usize, row: usize, stride: usize, at: usize, out: &mut [u8]) {
-    let mut done = 0;
-    while done < out.len() {
-        let (index, within) = ((at + done) / row, (at + done) % row);
-        let len = (row - within).min(out.len() - done);
-        memory.read(start + index * stride + within, &mut out[done..done + len]);
-        done += len;
-    }
+    Ok(sums)
 }
 
 /// Number of sums that [`layer_sums`] returns.
@@ -127,33 +74,25 @@ pub(crate) fn sums_of(layout: &KvLayout, group: usize, tokens: &Range<u32>) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::HeadShard;
     use crate::heads::Cut;
-    use crate::{HeadShard, Region};
+    use baton_memory::HostPool;
     use baton_types::Dtype;
-    use proptest::prelude::*;
-
-    /// Values of algorithm 1. They must never change, because sums stay with cached blocks and are exchanged between versions.
-    #[test]
-    fn known_answers() {
-        let counting: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
-        let answers = [sum(b""), sum(b"a"), sum(&counting[..1024]), sum(&counting)];
-        assert_eq!(answers.map(|a| format!("{a:016x}")), KNOWN);
-    }
-    const KNOWN: [&str; 4] = ["0000000000000000", "2043bbbeca2e1561", "ee772b0f5d4b64f4", "e8b3b106b1c733b2"];
 
     /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.
     #[test]
     fn every_byte_of_one_to_thirty_three_tokens_counts() {
         let layout = KvLayout::llama(16, 1, 2, 4, Dtype::Bf16).unwrap();
         let map = KvPoolMap::try_new(layout.clone(), 3).unwrap();
-        let region = Region::anonymous(map.bytes()).unwrap();
-        let noise: Vec<u8> = (0..map.bytes() as u64).map(|at| (mix(at) >> 9) as u8).collect();
-        region.write(0, &noise);
+        let region = HostPool::new(map.bytes()).unwrap();
+        let noise: Vec<u8> =
+            (0..map.bytes() as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 41) as u8).collect();
+        region.copy_in(0, &noise);
         let blocks = [BlockId(2), BlockId(0), BlockId(1)];
         let shards = [HeadShard::WHOLE, HeadShard::try_new(1, 2).unwrap()];
         for (shard, tokens) in shards.into_iter().flat_map(|shard| (1..=33).map(move |tokens| (shard, tokens))) {
             let heads = Cut::new(&layout, HeadShard::WHOLE, shard).unwrap().source;
-            let sums = || layer_sums(&*region, &map, &blocks, &heads, 0, 0, 0..tokens);
+            let sums = || layer_sums(&*region, &map, &blocks, &heads, 0, 0, 0..tokens).unwrap();
             let before = sums();
             let covered = |at: usize| {
                 (0..tokens).any(|token| {
@@ -167,31 +106,10 @@ mod tests {
                 })
             };
             for at in 0..map.bytes() {
-                region.write(at, &[noise[at] ^ 1]);
+                region.copy_in(at, &[noise[at] ^ 1]);
                 assert_eq!(sums() != before, covered(at), "byte {at} of {tokens} tokens");
-                region.write(at, &noise[at..=at]);
+                region.copy_in(at, &noise[at..=at]);
             }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_changed_byte_changes_the_sum(mut bytes in prop::collection::vec(any::<u8>(), 1..6000), at in any::<prop::sample::Index>(), flip in 1u8..) {
-            let before = sum(&bytes);
-            let i = at.index(bytes.len());
-            bytes[i] ^= flip;
-            prop_assert_ne!(sum(&bytes), before);
-        }
-
-        #[test]
-        fn order_and_length_count(mut bytes in prop::collection::vec(any::<u8>(), 16..6000), a in any::<prop::sample::Index>(), b in any::<prop::sample::Index>()) {
-            let before = sum(&bytes);
-            let (a, b) = (a.index(bytes.len()), b.index(bytes.len()));
-            bytes.push(0);
-            prop_assert_ne!(sum(&bytes), before);
-            bytes.pop();
-            bytes.swap(a, b);
-            prop_assert_eq!(sum(&bytes) != before, bytes[a] != bytes[b]);
         }
     }
 }

@@ -27,6 +27,10 @@ pub enum Hazard {
     AnyIncarnation,
     /// Models, layouts and classes are assumed to match.
     AnyFingerprint,
+    /// Flushes are answered once the writes before them have begun to be stored in the pool's memory, not once they are stored.
+    UnstoredWrites,
+    /// A source takes the fence of every layer for done.
+    EarlyReads,
     /// A source may also write the blocks whose KV was cached here before, which other sequences read.
     WindowsOfAllBlocks,
 }

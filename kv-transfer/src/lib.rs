@@ -12,12 +12,12 @@
 //! ```text
 //!  worker's threads           progress thread (one)                      verifier and worker threads (one each)
 //!  PutHandle, GetHandle ──►  inbox ──► driver ── put::{source, sink}, get::{reader, owner}
-//!                                        │  └─────────────────────────►  verify: checksums over the region
+//!                                        │  └─────────────────────────►  verify: checksums over the pool
 //!                                        │  └─────────────────────────►  calls ──► SinkHandler, which answers through the inbox
-//!                                      transport: ucx | tcp  ──► region (pool memory)
+//!                                      transport: ucx | tcp  ──► pool memory
 //! ```
 //!
-//! Layer: above `types` only; a worker connects it to the engine. It does not know models, schedulers, pool policy, gRPC or membership.
+//! Layer: above `types` and `memory`; a worker connects it to the engine. It does not know models, schedulers, pool policy, gRPC or membership.
 //! Blocks come as opaque holds; dropping a hold returns them to the pool.
 //!
 //! Invariants, each with its test in `tests/conformance.rs`:
@@ -56,7 +56,6 @@ mod message;
 #[allow(missing_docs)] // Public through `simulation` alone.
 mod plan;
 mod put;
-mod region;
 mod role;
 mod service;
 #[cfg(any(test, feature = "testing"))]
@@ -88,7 +87,6 @@ pub use hazards::{Hazard, Hazards};
 pub use heads::HeadShard;
 pub use hooks::{HoldPoint, NoHooks, TransferHooks};
 pub use put::{CommitPayload, PutHandle, PutOutcome, PutReport, PutRequest};
-pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;
 pub use stats::{PeerStats, TransferStats};
 pub use trial::{Moved, Trial, TrialError};

@@ -8,9 +8,10 @@ use crate::plan::{check_blocks, check_from};
 use crate::transport;
 use crate::verify::VerifierThread;
 use crate::{
-    GetHandle, GetRequest, Party, Peer, PutHandle, PutRequest, Region, TransferAddress, TransferConfig, TransferError,
+    GetHandle, GetRequest, Party, Peer, PutHandle, PutRequest, TransferAddress, TransferConfig, TransferError,
     TransferStats, TransportChoice,
 };
+use baton_memory::PoolMemory;
 use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,15 +44,15 @@ struct Threads {
 }
 
 impl KvTransfer {
-    /// Starts the transport, registers the region and starts the progress thread. Waits until the thread runs, or has failed to.
+    /// Starts the transport over the pool's memory and starts the progress thread. Waits until the thread runs, or has failed to.
     pub fn start(
         config: TransferConfig,
-        region: Arc<Region>,
+        memory: Arc<dyn PoolMemory>,
         handler: Arc<dyn SinkHandler>,
     ) -> Result<Self, TransferError> {
-        if region.len() < config.map.bytes() {
-            let (region, pool) = (region.len(), config.map.bytes());
-            return Err(TransferError::Config(format!("a region of {region} bytes cannot hold a pool of {pool}")));
+        if memory.bytes() < config.map.bytes() {
+            let (memory, pool) = (memory.bytes(), config.map.bytes());
+            return Err(TransferError::Config(format!("memory of {memory} bytes cannot hold a pool of {pool}")));
         }
         let choice = config.transport.clone();
         let failed = |detail| TransferError::Transport { transport: name(&choice), detail };
@@ -60,7 +61,7 @@ impl KvTransfer {
         let body = move || {
             let spin = Duration::from_micros(config.limits.spin_us);
             let abort = config.limits.abort();
-            let service = ports(&config, region, handler);
+            let service = ports(&config, memory, handler);
             match service.and_then(|(ports, calls)| Ok((Self::drive(config, ports)?, calls))) {
                 Ok(((handle, driver), calls)) => {
                     started.send(Ok((handle, calls))).ok();
@@ -205,13 +206,13 @@ fn name(choice: &TransportChoice) -> &'static str {
 /// The ports of a service, and the thread of its handler.
 fn ports(
     config: &TransferConfig,
-    region: Arc<Region>,
+    memory: Arc<dyn PoolMemory>,
     handler: Arc<dyn SinkHandler>,
 ) -> Result<(Ports, ThreadId), TransferError> {
-    let (transport, wake) = transport::start(config, region.clone())?;
+    let (transport, wake) = transport::start(config, memory.clone())?;
     let failed =
         |e: std::io::Error| TransferError::Transport { transport: name(&config.transport), detail: e.to_string() };
-    let verifier = Box::new(VerifierThread::start(region, config.map.clone()).map_err(failed)?);
+    let verifier = Box::new(VerifierThread::start(memory, config.map.clone()).map_err(failed)?);
     let (calls, thread) = CallThread::start(handler).map_err(failed)?;
     Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
 }

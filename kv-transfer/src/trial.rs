@@ -3,13 +3,14 @@
 
 use crate::{
     BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutHandle, PutReport, PutRequest,
-    QuarantinedBlocks, Region, RegionError, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError,
-    TransportChoice, VerifiedHandoff,
+    QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError, TransportChoice,
+    VerifiedHandoff,
 };
+use baton_memory::{HostPool, PoolError};
 use baton_types::fence::AlreadyDone;
 use baton_types::{
     BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvPoolMap, NumericsClass,
-    PoolMemory, RequestId,
+    RequestId,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -30,9 +31,9 @@ pub struct Trial {
 ///
 /// # Errors
 /// If the memory cannot be allocated.
-pub fn touched(bytes: usize) -> Result<Arc<Region>, RegionError> {
-    let region = Region::anonymous(bytes)?;
-    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+pub fn touched(bytes: usize) -> Result<Arc<HostPool>, PoolError> {
+    let region = HostPool::new(bytes)?;
+    (0..region.bytes()).step_by(4096).for_each(|at| region.copy_in(at, &[1]));
     Ok(region)
 }
 
@@ -137,7 +138,7 @@ pub fn finish(put: &PutHandle, tokens: u32) {
 pub enum TrialError {
     /// The pool's memory cannot be allocated.
     #[error("cannot have the memory of the pool")]
-    Memory(#[from] RegionError),
+    Memory(#[from] PoolError),
     /// The service could not start, or could not offer.
     #[error(transparent)]
     Service(#[from] TransferError),

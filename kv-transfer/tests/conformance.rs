@@ -1,5 +1,5 @@
 //! One suite, every transport: the same functions run on TCP, plain and in TLS, and on UCX over shared memory, and over forced TCP with
-//! writes by messages and with UCX's own puts.
+//! writes by messages and with UCX's own puts; over pools of the host, and over remote ones that nobody but their device can address.
 
 mod common;
 mod suite;
@@ -20,6 +20,24 @@ macro_rules! on_every_transport {
         }
         mod ucx_shared_memory {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::shared_memory_choice()); })*
+        }
+        mod tcp_remote {
+            use crate::common::{in_memory, remote};
+            $(#[test] fn $name() { in_memory(remote, || crate::suite::$module::$name(&crate::tcp_choice())); })*
+        }
+        mod tls_mixed {
+            use crate::common::{in_memory, in_tls, mixed};
+            $(#[test] fn $name() {
+                in_tls(|| in_memory(mixed, || crate::suite::$module::$name(&crate::tcp_choice())));
+            })*
+        }
+        mod ucx_remote {
+            use crate::common::{in_memory, remote};
+            $(#[test] fn $name() { in_memory(remote, || crate::suite::$module::$name(&crate::shared_memory_choice())); })*
+        }
+        mod ucx_mixed {
+            use crate::common::{in_memory, mixed};
+            $(#[test] fn $name() { in_memory(mixed, || crate::suite::$module::$name(&crate::ucx_choice())); })*
         }
         mod ucx_one_sided {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_one_sided()); })*

@@ -3,6 +3,7 @@
 
 use baton_kv_transfer::simulation::*;
 use baton_kv_transfer::*;
+use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
 use std::any::Any;
@@ -37,7 +38,7 @@ struct Wire {
 struct Simulated {
     side: usize,
     wire: Rc<RefCell<Wire>>,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     windows: BTreeMap<TicketId, Window>,
     done: Vec<Event>,
     draw: Draw,
@@ -58,7 +59,7 @@ impl Transport for Simulated {
         TransferAddress::Tcp(([127, 0, 0, 1], 1 + self.side as u16).into())
     }
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { address: 0, bytes: self.region.len() as u64, key: Vec::new() }
+        RemoteRegion { address: 0, bytes: self.region.bytes() as u64, key: Vec::new() }
     }
     fn fences(&self) -> bool {
         true
@@ -78,7 +79,7 @@ impl Transport for Simulated {
     }
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         let mut bytes = vec![0; run.len];
-        self.region.read(run.from, &mut bytes);
+        self.region.copy_out(run.from, &mut bytes);
         self.post(Frame::Put { ticket, to: run.to, bytes });
         self.done.push(Event::PutDone(conn, run.len));
     }
@@ -108,7 +109,7 @@ impl Transport for Simulated {
                 Frame::Put { ticket, to, bytes } => {
                     let window = self.windows.get(&ticket).expect("no write without a grant");
                     assert!(window.allows(&(to..to + bytes.len())));
-                    self.region.write(to, &bytes);
+                    self.region.copy_in(to, &bytes);
                     (None, "put")
                 }
                 Frame::Flush(id) => {
@@ -138,7 +139,7 @@ impl Draw {
 }
 
 /// Compares at once.
-struct Compare(Arc<Region>, KvPoolMap);
+struct Compare(Arc<HostPool>, KvPoolMap);
 
 impl Verifier for Compare {
     fn submit(&mut self, job: Job) {
@@ -189,7 +190,7 @@ impl SinkHandler for Worker {
 struct Side {
     transfer: KvTransfer,
     driver: Driver,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     worker: Arc<Worker>,
 }
 
@@ -202,7 +203,7 @@ impl Side {
         let compatibility = Compatibility { model: Digest([0; 32]), layout, class };
         let choice = TransportChoice::tcp([127, 0, 0, 1].into());
         let config = TransferConfig::new(party(side), compatibility, map.clone(), choice);
-        let (region, worker) = (Region::anonymous(map.bytes()).unwrap(), Arc::<Worker>::default());
+        let (region, worker) = (HostPool::new(map.bytes()).unwrap(), Arc::<Worker>::default());
         let mut draw = Draw(seed + side as u64);
         let transport = Simulated {
             side,
@@ -225,8 +226,8 @@ impl Side {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.region.len()];
-        self.region.read(0, &mut bytes);
+        let mut bytes = vec![0; self.region.bytes()];
+        self.region.copy_out(0, &mut bytes);
         bytes
     }
 }
@@ -259,9 +260,9 @@ fn put_and_get(seed: u64) -> Vec<(usize, Duration, &'static str)> {
         let mut noise = noise;
         move || noise.next() as u8
     })
-    .take(sides[0].region.len())
+    .take(sides[0].region.bytes())
     .collect();
-    sides[0].region.write(0, &noise);
+    sides[0].region.copy_in(0, &noise);
 
     let sink = Peer { party: party(1), address: sides[1].transfer.address(), shard: 0 };
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), begin + Duration::from_secs(10));
@@ -277,7 +278,7 @@ fn put_and_get(seed: u64) -> Vec<(usize, Duration, &'static str)> {
     assert_eq!(*sides[1].worker.0.lock().unwrap(), tokens);
 
     // What was put comes back.
-    sides[0].region.write(0, &vec![0; noise.len()]);
+    sides[0].region.copy_in(0, &vec![0; noise.len()]);
     let request = GetRequest {
         request_id,
         name: vec![1],

@@ -45,7 +45,7 @@ fn request() -> RequestId {
 }
 
 fn filled(node: &Node, byte: u8) {
-    node.region.write(0, &vec![byte; node.map.bytes()]);
+    node.write(0, &vec![byte; node.map.bytes()]);
 }
 
 /// Waits until something of layer 0 has come, and therefore hardly anything of the last one.
@@ -54,7 +54,7 @@ fn begun(node: &Node, first: BlockId) {
     while bytes == [0; 64] {
         assert!(Instant::now() < until, "nothing arrives");
         std::thread::yield_now();
-        node.region.read(at, &mut bytes);
+        node.read(at, &mut bytes);
     }
 }
 
@@ -63,11 +63,11 @@ fn changed_after_reuse(node: &Node, writer: &Node) -> usize {
     eventually("its blocks are free", || node.pool.is_whole());
     let again = node.pool.take(BLOCKS as usize, 0).expect("all are free");
     let (mine, layer) = (vec![0xab; node.map.bytes() / LAYERS as usize], node.map.bytes() / LAYERS as usize);
-    node.region.write(node.map.bytes() - layer, &mine);
+    node.write(node.map.bytes() - layer, &mine);
     std::thread::sleep(LATE);
     eventually("its writer is done", || writer.is_quiet());
     let mut found = vec![0; layer];
-    node.region.read(node.map.bytes() - layer, &mut found);
+    node.read(node.map.bytes() - layer, &mut found);
     drop(again);
     mine.iter().zip(&found).filter(|(a, b)| a != b).count()
 }

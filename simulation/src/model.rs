@@ -2,8 +2,8 @@
 //! *as read from there*. One wrong, stale or missing byte gives other tokens than the [`Oracle`], which never sees a block.
 
 use baton_kernels::sampling::{self, Sampled};
-use baton_kv_transfer::Region;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, SamplingParams, TokenId};
+use baton_memory::HostPool;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, SamplingParams, TokenId};
 use std::sync::Arc;
 
 const LAYERS: usize = 2;
@@ -112,7 +112,7 @@ impl Oracle {
 /// One worker's memory, and how the stand-in reads and writes it.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    pub region: Arc<Region>,
+    pub region: Arc<HostPool>,
     pub map: KvPoolMap,
 }
 
@@ -124,7 +124,7 @@ impl Memory {
 
     /// A pool that is laid out so. Its pages are taken from the system when they are first touched.
     pub fn of(map: KvPoolMap) -> Self {
-        Self { region: Region::anonymous(map.bytes()).expect("address space"), map }
+        Self { region: HostPool::new(map.bytes()).expect("address space"), map }
     }
 
     /// The blocks that hold these bytes of the region.
@@ -144,7 +144,7 @@ impl Memory {
 
     fn read(&self, offset: usize) -> [u64; 2] {
         let mut bytes = [0; TOKEN_BYTES];
-        self.region.read(offset, &mut bytes);
+        self.region.copy_out(offset, &mut bytes);
         let (first, second) = bytes.split_at(8);
         [first, second].map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
     }
@@ -157,7 +157,7 @@ impl Memory {
             let mut bytes = [0; TOKEN_BYTES];
             bytes[..8].copy_from_slice(&first);
             bytes[8..].copy_from_slice(&second);
-            self.region.write(self.at(lane, blocks, position), &bytes);
+            self.region.copy_in(self.at(lane, blocks, position), &bytes);
         }
     }
 
@@ -175,8 +175,8 @@ impl Memory {
         for lane in 0..LANES {
             for position in 0..tokens {
                 let mut bytes = [0; TOKEN_BYTES];
-                self.region.read(self.at(lane, &[from], position), &mut bytes);
-                self.region.write(self.at(lane, &[to], position), &bytes);
+                self.region.copy_out(self.at(lane, &[from], position), &mut bytes);
+                self.region.copy_in(self.at(lane, &[to], position), &bytes);
             }
         }
     }
@@ -222,10 +222,10 @@ mod tests {
         for position in [0, 17, 39] {
             let at = memory.at(1, &blocks, position);
             let kept = memory.read(at);
-            memory.region.write(at, &[!(kept[0] as u8)]);
+            memory.region.copy_in(at, &[!(kept[0] as u8)]);
             assert_eq!(memory.wrong(&blocks, &tokens), Some(position));
             assert_ne!(memory.logits(&blocks, 40), right);
-            memory.region.write(at, &[kept[0] as u8]);
+            memory.region.copy_in(at, &[kept[0] as u8]);
         }
     }
 }

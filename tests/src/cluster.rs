@@ -43,7 +43,7 @@ impl ClusterSpec {
 pub fn worker(model: &str) -> WorkerConfig {
     let mut config = WorkerConfig::default();
     config.model.model = model.into();
-    config.engine.threads = 1;
+    config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(64 << 20);
     config
 }

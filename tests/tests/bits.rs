@@ -1,6 +1,7 @@
 //! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
 //! every token's KV are those of a request that runs alone.
 
+use baton_kernels::cpu::SimdLevel;
 use baton_kernels::numerics::Numerics;
 use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
 use baton_worker::settings::ModelSettings;
@@ -11,12 +12,16 @@ const LENGTHS: [usize; 16] = [150, 1, 130, 62, 16, 63, 129, 15, 64, 127, 5, 17, 
 /// A request of [`LENGTHS`] that draws its tokens and ends inside a block, and how many samples of it come besides.
 const SAMPLED: (usize, u32) = (2, 2);
 
+/// Instructions that compute a long case within the time of a test.
+const FAST: &[SimdLevel] =
+    &[SimdLevel::Avx2Fma, SimdLevel::Avx512, SimdLevel::Avx512Vnni, SimdLevel::Avx512Bf16, SimdLevel::Amx];
+
 /// Most tokens that a request generates.
 const OUTPUTS: u32 = 14;
 
 /// Runs `cases` cases for each of `models` models. Panics at the first difference, naming the case.
 fn check(seed: u64, models: u64, cases: usize) -> Coverage {
-    let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed));
+    let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed).with_instructions(FAST));
     for model in 0..models {
         // Even seeds have partitions of K, which only f32fma knows.
         let class = if (seed + model).is_multiple_of(2) { Numerics::default() } else { Numerics::Bf16x32 };
@@ -89,6 +94,24 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
 fn every_way_to_serve_a_request_gives_the_bits_it_has_alone() {
     let coverage = check(1, 2, 12);
     assert_eq!(coverage.missing(&wanted()), []);
+}
+
+/// P and D compute with different instructions, each level of this machine once on either side: a short world, since plain Rust is slow.
+#[test]
+fn engines_with_different_instructions_hand_off_exactly() {
+    for (seed, class) in [(2, Numerics::default()), (3, Numerics::Bf16x32)] {
+        let truth =
+            Truth::compute(World::random(Family::Cpu, seed, 1, &[40, 17, 3], 4).unwrap().in_class(class)).unwrap();
+        let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed).with_instructions(&SimdLevel::ALL));
+        let coverage = equal(&truth, SimdLevel::ALL.map(|_| dealer.deal(&sizes)));
+        println!("{coverage}");
+        let wanted: [(_, &[_]); 3] = [
+            ("P instructions", &["AmxScalar", "Portable"]),
+            ("D instructions", &["AmxScalar", "Portable"]),
+            ("P and D instructions", &["different"]),
+        ];
+        assert_eq!(coverage.missing(&wanted), []);
+    }
 }
 
 #[test]
@@ -198,7 +221,7 @@ fn the_default_model_has_the_same_bits_in_every_way() {
 
 fn default_model(world: World) {
     // Three cases deal both transports, all arrivals (gathered, all four decode in one step), and 2 threads on D at least once.
-    let (truth, mut dealer) = (Truth::compute(world).unwrap(), Dealer::new(3));
+    let (truth, mut dealer) = (Truth::compute(world).unwrap(), Dealer::new(3).with_instructions(FAST));
     let sizes = truth.sizes();
     let coverage = equal(&truth, (0..3).map(|_| dealer.deal(&sizes)));
     println!("{coverage}");

@@ -38,7 +38,7 @@ fn the_pool_of_a_worker_agrees() -> Result<()> {
         ensure!(sized["bytes_per_token"] == 23_040, "{sized}");
 
         let kv_cache_bytes = ByteSize(BYTES);
-        let settings = EngineSettings { block_tokens, kv_cache_bytes, threads: 1, ..EngineSettings::default() };
+        let settings = EngineSettings { block_tokens, kv_cache_bytes, threads: 1.into(), ..EngineSettings::default() };
         let loaded = bring_up::load(&ModelSettings::default(), &settings, &|_, _| ())?;
         let layout = loaded.map.layout();
         ensure!(sized["bytes_per_token"] == layout.bytes_per_token(), "{sized}, {layout}");

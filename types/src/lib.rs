@@ -33,7 +33,7 @@ pub use fence::{Fence, FencePoll, FenceStatus};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
 pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
-pub use memory::{MemoryKind, PoolMemory};
+pub use memory::MemoryKind;
 pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

@@ -1,6 +1,7 @@
 //! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
 use crate::grpc::checked_card;
+use crate::packed::{self, Kept};
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::formats::ModelSource;
@@ -10,7 +11,8 @@ use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
-use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
+use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
+use baton_memory::PoolMemory;
 use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_types::{Compatibility, Dtype, KvPoolMap, ModelCard};
@@ -23,7 +25,7 @@ use std::time::Duration;
 pub struct Loaded {
     pub engine: EngineHandle,
     /// Memory of the engine's KV pool.
-    pub region: Arc<Region>,
+    pub memory: Arc<dyn PoolMemory>,
     /// How the pool is laid out.
     pub map: KvPoolMap,
     /// What peers compare before they exchange KV.
@@ -42,7 +44,12 @@ pub fn load(
 ) -> Result<Loaded, WorkerError> {
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
-    let device = device(engine, numerics(engine, source.as_ref())?)?;
+    let numerics = numerics(engine, source.as_ref())?;
+    let kept = match engine.device {
+        DeviceKind::Cpu | DeviceKind::Lagging => packed::kept(&engine.packed_cache, source.as_ref()),
+        DeviceKind::Reference | DeviceKind::Cuda => None,
+    };
+    let device = device(engine, numerics, kept)?;
     start(device, source, model, engine, progress)
 }
 
@@ -89,11 +96,11 @@ fn start(
     let load = |fraction| progress("loading weights", fraction);
     let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;
     let compatibility = network.compatibility(layout);
-    let region = Region::anonymous(map.bytes())?;
-    let engine = Engine::start(network, region.clone(), &map, config)?;
+    let memory = device.alloc_pool(&map)?;
+    let engine = Engine::start(network, memory.clone(), &map, config)?;
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
-    Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
+    Ok(Loaded { engine, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
 /// The transport options of the settings, as the transfer takes them.
@@ -184,10 +191,13 @@ fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numer
     Ok(class)
 }
 
-fn device(settings: &EngineSettings, numerics: Numerics) -> Result<Arc<dyn Device>, WorkerError> {
+fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if settings.threads == 0 { cores } else { settings.threads };
-    let cpu = || CpuDevice::new(CpuConfig { threads, simd: None, numerics });
+    let config = CpuConfig { threads: settings.threads.of(cores), simd: None, numerics };
+    let cpu = || match kept {
+        Some(Kept { cache, model }) => CpuDevice::cached(config, cache, model),
+        None => CpuDevice::new(config),
+    };
     Ok(match settings.device {
         DeviceKind::Cpu => cpu()?,
         DeviceKind::Reference => ReferenceDevice::new(numerics),

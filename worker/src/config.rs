@@ -1,6 +1,8 @@
 //! The configuration tree of a worker, and its flags.
 
-use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice, TransferSettings, TransportKind};
+use crate::settings::{
+    DeviceKind, EngineSettings, ModelSettings, NumericsChoice, ThreadCount, TransferSettings, TransportKind,
+};
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
@@ -103,9 +105,9 @@ pub struct WorkerArgs {
     /// Compute device: "cpu"; "reference" and "lagging" are for tests
     #[arg(long, value_parser = parse::<DeviceKind>)]
     pub device: Option<DeviceKind>,
-    /// Compute threads. Default: all cores
+    /// Compute threads. Default: "auto", which is all cores
     #[arg(long)]
-    pub threads: Option<usize>,
+    pub threads: Option<ThreadCount>,
     /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32". Default: the one for the model's stored format
     #[arg(long, value_parser = parse::<NumericsChoice>)]
     pub numerics: Option<NumericsChoice>,

@@ -16,9 +16,6 @@ pub enum WorkerError {
     /// The device cannot start.
     #[error(transparent)]
     Device(#[from] baton_kernels::device::DeviceError),
-    /// The memory for the pool cannot be allocated.
-    #[error(transparent)]
-    Region(#[from] baton_kv_transfer::RegionError),
     /// The model's tokenizer or template is not supported.
     #[error("{key} cannot be served")]
     Text {

@@ -20,6 +20,7 @@ pub mod hold;
 mod main_of;
 pub mod metrics;
 pub mod models;
+mod packed;
 pub mod phases;
 pub mod prefix_get;
 pub mod process;
@@ -30,6 +31,7 @@ pub mod spans;
 pub mod stream;
 pub mod submit;
 mod text;
+mod threads;
 
 pub use error::WorkerError;
 pub use main_of::{main_of, run};

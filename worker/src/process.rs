@@ -175,8 +175,8 @@ impl RunningWorker {
         let mut settings = transfer_config(&config, &party, &loaded)?;
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);
-        let region = loaded.region.clone();
-        let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
+        let memory = loaded.memory.clone();
+        let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, memory, sink)).await?;
         let transfer = transfer.context("cannot start the data plane")?;
         bring_up::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);

@@ -1,5 +1,6 @@
 //! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
+pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
 use baton_node::config::{ByteSize, Check, Checker, Secret};
@@ -46,8 +47,8 @@ impl Default for ModelSettings {
 pub struct EngineSettings {
     /// `cpu`; `reference` is the slow scalar reference, for tests.
     pub device: DeviceKind,
-    /// Compute threads; 0 takes all cores.
-    pub threads: usize,
+    /// Compute threads; `auto` takes all cores.
+    pub threads: ThreadCount,
     /// Numerics class: `auto` takes the model's.
     pub numerics: NumericsChoice,
     /// Format of weights in the GEMMs of class `f32fma`.
@@ -70,6 +71,24 @@ pub struct EngineSettings {
     /// prefill.
     pub step_ms_max: u64,
     pub prefix_cache: PrefixCacheSettings,
+    pub packed_cache: PackedCacheSettings,
+}
+
+/// Packed weights on disk: what this worker packs, the next one that starts reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PackedCacheSettings {
+    /// The folder, of this user alone; empty takes `baton/packed` in the user's cache folder.
+    pub dir: PathBuf,
+    /// Most bytes that it may hold: what was not used for longest is removed. 0: nothing is kept.
+    pub bytes_max: ByteSize,
+}
+
+impl Default for PackedCacheSettings {
+    fn default() -> Self {
+        // As much as one model of 16 billion parameters in bf16.
+        Self { dir: PathBuf::new(), bytes_max: ByteSize(32 << 30) }
+    }
 }
 
 /// Caching of prefixes for later sequences that begin in the same way. It takes no memory of its own: blocks of the pool stay cached
@@ -110,7 +129,7 @@ impl Default for EngineSettings {
         let engine = EngineConfig::default();
         Self {
             device: DeviceKind::Cpu,
-            threads: 0,
+            threads: ThreadCount::Auto,
             numerics: NumericsChoice::Auto,
             weights: Dtype::Bf16,
             kv: engine.kv,
@@ -122,6 +141,7 @@ impl Default for EngineSettings {
             stall_ms_max: engine.stall.as_millis() as u64,
             step_ms_max: engine.step_max.as_millis() as u64,
             prefix_cache: PrefixCacheSettings::default(),
+            packed_cache: PackedCacheSettings::default(),
         }
     }
 }
@@ -210,7 +230,7 @@ impl Check for ModelSettings {
 
 impl Check for EngineSettings {
     fn check(&self, at: &mut Checker) {
-        at.range("threads", self.threads, 0..=1024)
+        at.range("threads", self.threads.of(1), 1..=1024)
             .range("block_tokens", self.block_tokens, 16..=128)
             .require("block_tokens", self.block_tokens.is_multiple_of(16), "a multiple of 16")
             .range("kv_cache_bytes", self.kv_cache_bytes, ByteSize(1 << 16)..=ByteSize(1 << 44))
@@ -219,6 +239,7 @@ impl Check for EngineSettings {
             .range("waiting_max", self.waiting_max, 1..=1 << 20)
             .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000)
             .range("step_ms_max", self.step_ms_max, 100..=3_600_000)
+            .range("packed_cache.bytes_max", self.packed_cache.bytes_max, ByteSize(0)..=ByteSize(1 << 50))
             .section("prefix_cache", &self.prefix_cache);
     }
 }

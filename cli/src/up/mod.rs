@@ -6,10 +6,11 @@
 use crate::local_cluster::LocalCluster;
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use baton_node::environment;
 use baton_node::identity::Role;
 use baton_node::membership::etcd::ensure_free;
 use baton_worker::models::prefetch;
-use baton_worker::settings::ModelSettings;
+use baton_worker::settings::{ModelSettings, ThreadCount};
 use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
@@ -24,6 +25,7 @@ use variables::Variables;
 mod child;
 mod ports;
 mod progress;
+mod threads;
 mod variables;
 
 /// Address at which the processes of the cluster reach each other.
@@ -69,9 +71,11 @@ pub(crate) struct UpArgs {
     /// Size of each worker's KV pool, e.g. `512MiB`.
     #[arg(long)]
     kv_cache_bytes: Option<String>,
-    /// Compute threads of each worker. Default: all cores.
+    /// Compute threads of each worker; `auto` divides the cores by what workers do: decode gets a third of them, prefill the rest. With less
+    /// than four cores each has all of them.
+    /// Default: `auto`, or `BATON_ENGINE__THREADS`.
     #[arg(long)]
-    threads: Option<usize>,
+    threads: Option<ThreadCount>,
     /// Where workers register: with the router (`embedded`) or in etcd.
     #[arg(long, value_enum, default_value_t = Membership::Embedded)]
     membership: Membership,
@@ -136,7 +140,13 @@ impl UpArgs {
         flags.push(format!("--identity={}", local_cluster.identity(Role::Worker).display()));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
-        flags.extend(self.threads.map(|n| format!("--threads={n}")));
+        // A flag would override the variable.
+        if self.threads.is_some() || !environment::own().iter().any(|name| name == "BATON_ENGINE__THREADS") {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let threads = threads::of(self.threads.unwrap_or_default(), cores, self.prefill, self.decode);
+            let threads = if role == "prefill" { threads.prefill } else { threads.decode };
+            flags.push(format!("--threads={threads}"));
+        }
         flags.extend(self.common_flags());
         flags
     }

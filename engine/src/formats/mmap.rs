@@ -1,11 +1,15 @@
 //! Read-only memory maps of weight files: the one place under `weights` where `unsafe` is allowed.
 #![allow(unsafe_code)]
 
-use super::WeightsError;
+use super::{KnownFingerprints, WeightsError};
 use baton_types::Digest;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
+
+/// Bytes that are digested before their pages are given back, so that no whole file is ever resident.
+const WINDOW: usize = 64 << 20;
 
 /// Refuses paths that are not regular files before they are opened: opening a FIFO would wait for a writer.
 pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
@@ -21,6 +25,7 @@ pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: String,
+    file: File,
     map: Option<Mmap>,
 }
 
@@ -32,13 +37,13 @@ impl MappedFile {
         check_regular(path)?;
         let file = File::open(path).map_err(io)?;
         if file.metadata().map_err(io)?.len() == 0 {
-            return Ok(Self { path: shown, map: None });
+            return Ok(Self { path: shown, file, map: None });
         }
         // SAFETY: the map is private and read-only, and nothing in this process writes to the file. That no other process
         // rewrites or cuts it while it is mapped is the contract of every model folder: downloads replace files by rename,
         // which leaves the mapped inode whole. What is read is bytes only, valid for any bit pattern.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { path: shown, map: Some(map) })
+        Ok(Self { path: shown, file, map: Some(map) })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -52,6 +57,27 @@ impl MappedFile {
 
     /// BLAKE3 of the content, as `b3sum` prints; on several threads, because files can have hundreds of gigabytes.
     pub(crate) fn digest(&self) -> Digest {
-        Digest(*blake3::Hasher::new().update_rayon(self.bytes()).finalize().as_bytes())
+        let mut hasher = blake3::Hasher::new();
+        let mut at = 0;
+        for window in self.bytes().chunks(WINDOW) {
+            hasher.update_rayon(window);
+            self.release(at..at + window.len());
+            at += window.len();
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+
+    /// As [`MappedFile::digest`], without reading a file whose digest is known.
+    pub(crate) fn known_digest(&self, known: &KnownFingerprints) -> Digest {
+        known.digest(&self.file, || self.digest())
+    }
+
+    /// Gives the pages of a range back to the system; what is read again comes from the file again.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        if let Some(map) = &self.map {
+            // SAFETY: nothing was ever written to this map, so its pages are the file's, before and after. If the system refuses, they
+            // stay.
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) }.ok();
+        }
     }
 }

@@ -47,6 +47,12 @@ pub trait ModelSource: Send + Sync {
     }
     /// Digest over configuration and weights.
     fn fingerprint(&self) -> Digest;
+    /// As [`ModelSource::fingerprint`], without reading files whose digests are known. `None` if the model is in no files.
+    fn known_fingerprint(&self, _: &KnownFingerprints) -> Option<Digest> {
+        None
+    }
+    /// Gives memory back that holds a tensor: it was read, and will hardly be read again.
+    fn release(&self, _: TensorName) {}
     /// Ids of all tokens that end a sequence.
     fn end_tokens(&self) -> &[TokenId];
     /// Sampling defaults of the model.
@@ -60,6 +66,7 @@ pub trait ModelSource: Send + Sync {
 mod error;
 mod gguf;
 mod huggingface;
+mod known;
 mod mmap;
 mod random;
 mod sampling;
@@ -68,5 +75,6 @@ pub use error::WeightsError;
 pub use gguf::GgufModel;
 pub use huggingface::HuggingFaceModel;
 pub(crate) use huggingface::JsonObject;
+pub use known::KnownFingerprints;
 pub use random::RandomModel;
 use sampling::check_sampling;

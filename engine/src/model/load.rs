@@ -3,7 +3,7 @@
 use super::{ModelError, rope_table};
 use crate::formats::{ModelSource, StoredTensor};
 use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerTensor, TensorName};
-use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightSpec};
+use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
 use baton_kernels::storage::StorageFormat;
@@ -123,16 +123,28 @@ impl<'a> Loader<'a> {
         Ok(self.device.load(&WeightSpec { name: &name, role: Role::Vector, k, parts: &[rows] })?)
     }
 
-    /// A weight of these tensors, stacked; all have the same number of columns.
+    /// A weight of these tensors, stacked; all have the same number of columns. What the device has packed before is not read.
     fn load(&mut self, role: Role, names: &[TensorName]) -> Result<Weight, ModelError> {
+        let (name, k) = (names[0].to_string(), self.spec.tensor_dims(names[0])[1]);
+        let rows: Vec<usize> = names.iter().map(|name| self.spec.tensor_dims(*name)[0]).collect();
+        if let Some(weight) = self.device.cached(&WeightShape { name: &name, role, k, rows: &rows }) {
+            self.loaded(weight.n * weight.k);
+            return Ok(weight);
+        }
         let tensors = names.iter().map(|name| self.stored(*name)).collect::<Result<Vec<_>, _>>()?;
         let mut parts = Vec::with_capacity(names.len());
         for (name, stored) in names.iter().zip(&tensors) {
             let [rows, _] = self.spec.tensor_dims(*name);
             parts.push(StoredRows { rows, format: stored.format, bytes: &stored.bytes });
         }
-        let k = self.spec.tensor_dims(names[0])[1];
-        Ok(self.device.load(&WeightSpec { name: &names[0].to_string(), role, k, parts: &parts })?)
+        let weight = self.device.load(&WeightSpec { name: &name, role, k, parts: &parts })?;
+        names.iter().for_each(|name| self.source.release(*name));
+        Ok(weight)
+    }
+
+    fn loaded(&mut self, parameters: usize) {
+        self.done += parameters as u64;
+        (self.progress)((self.done as f64 / self.total as f64) as f32);
     }
 
     /// One tensor, of the size that the spec asks for.
@@ -143,8 +155,7 @@ impl<'a> Loader<'a> {
         if stored.bytes.len() != expected {
             return Err(ModelError::TensorSize { name, expected, got: stored.bytes.len() });
         }
-        self.done += (rows * columns) as u64;
-        (self.progress)((self.done as f64 / self.total as f64) as f32);
+        self.loaded(rows * columns);
         Ok(stored)
     }
 }

@@ -20,7 +20,8 @@ use crate::formats::ModelSource;
 use crate::models::DecoderSpec;
 use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
 use baton_kv_cache::ForkCopy;
-use baton_types::{Compatibility, Digest, Dtype, Fence, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
+use baton_memory::PoolMemory;
+use baton_types::{Compatibility, Digest, Dtype, Fence, KvLayout, KvPoolMap, LayoutError, NumericsClass};
 use std::sync::Arc;
 
 /// Formats and bounds of a loaded model. The bounds size the activations, which are allocated once.

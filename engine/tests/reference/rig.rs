@@ -3,10 +3,11 @@
 use crate::golden::Golden;
 use baton_engine::formats::GgufModel;
 use baton_engine::model::{Model, ModelConfig};
-use baton_kernels::cpu::{CpuConfig, CpuDevice, HeapPool};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::{StepSegment, TableSteps};
-use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
+use baton_memory::HostPool;
+use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ const BLOCK_TOKENS: u32 = 16;
 /// The model and where each case keeps its KV.
 pub(crate) struct Rig {
     model: Model,
-    memory: Arc<HeapPool>,
+    memory: Arc<HostPool>,
     map: KvPoolMap,
     blocks: Vec<Vec<BlockId>>,
     steps: TableSteps,
@@ -68,7 +69,7 @@ impl Rig {
         });
         let blocks = blocks.collect();
         let map = KvPoolMap::try_new(layout, next).expect("a pool");
-        let memory = Arc::new(HeapPool::new(map.bytes(), 0xff));
+        let memory = HostPool::filled(map.bytes(), 0xff).unwrap();
         model.bind(memory.clone(), &map).expect("a matching pool");
         Self { model, memory, map, blocks, steps: TableSteps::default() }
     }
@@ -81,7 +82,7 @@ impl Rig {
             let first = position.saturating_sub(i * tokens) as u32;
             for (layer, plane) in (0..group.layers.len()).flat_map(|l| (0..group.planes.len()).map(move |p| (l, p))) {
                 let range = self.map.token_range(0, layer, block, plane, first..BLOCK_TOKENS);
-                self.memory.write(range.start, &vec![0xff; range.len()]);
+                self.memory.copy_in(range.start, &vec![0xff; range.len()]);
             }
         }
     }

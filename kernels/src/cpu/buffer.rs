@@ -88,6 +88,12 @@ impl Buffer {
         // SAFETY: initialized words that this buffer owns, four bytes each.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len * size_of::<u32>()) }
     }
+
+    /// The words as bytes, to be written.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed mutably, and any bytes are valid words.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), self.len * size_of::<u32>()) }
+    }
 }
 
 impl Deref for Buffer {

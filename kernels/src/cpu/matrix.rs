@@ -1,10 +1,14 @@
 //! Matrices and inputs of GEMMs, packed for the arithmetic of their class.
 
 use super::{CpuKernels, bf16x32, f32fma, i8x32};
-use crate::device::{DeviceError, StoredRows};
+use crate::device::{DeviceError, PartShape, StoredRows};
 use crate::host::Store;
 use crate::numerics::Numerics;
 use half::bf16;
+
+/// Revision of the packed forms: to be increased with any change of their bytes, or kept ones would be taken for the new form. A test
+/// compares the bytes with recorded digests.
+const PACKING_REVISION: u32 = 1;
 
 /// Packed matrices that are multiplied together.
 #[derive(Debug)]
@@ -30,6 +34,16 @@ pub struct Input {
 }
 
 impl Matrix {
+    /// Name and revision of the packed forms for these kernels.
+    pub(super) fn packing(kernels: &CpuKernels) -> String {
+        let layout = match kernels.numerics {
+            Numerics::F32Fma { .. } => "panels",
+            Numerics::Bf16x32 | Numerics::I8x32 => bf16x32::layout(kernels.simd),
+        };
+        let order = if cfg!(target_endian = "big") { "big" } else { "little" };
+        format!("cpu {layout} {PACKING_REVISION} {order}-endian")
+    }
+
     pub(super) fn pack(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Self, DeviceError> {
         if let Numerics::F32Fma { weights } = kernels.numerics {
             let panels = parts.iter().map(|part| f32fma::Panels::pack(k, weights, part)).collect();
@@ -44,6 +58,57 @@ impl Matrix {
             }
         });
         Ok(Self { groups: groups.collect::<Result<_, _>>()?, k })
+    }
+
+    /// The packed form of such parts, all zero.
+    pub(super) fn zeroed(kernels: &CpuKernels, k: usize, parts: &[PartShape]) -> Result<Self, DeviceError> {
+        let shape = |message| DeviceError::Shape { op: "load", message };
+        if let Some(part) = parts.iter().find(|part| part.format.row_bytes(k).is_none()) {
+            return Err(shape(format!("{k} elements are not whole blocks of {:?}", part.format)));
+        }
+        if let Numerics::F32Fma { weights } = kernels.numerics {
+            let panels = parts.iter().map(|part| f32fma::Panels::zeroed(part.rows, k, weights)).collect();
+            return Ok(Self { groups: vec![Packed::F32(panels)], k });
+        }
+        let format = |part: &PartShape| match kernels.numerics {
+            Numerics::I8x32 => i8x32::Format::of(part.format),
+            _ => None,
+        };
+        let groups = parts.chunk_by(|a, b| format(a).is_some() == format(b).is_some()).map(|parts| {
+            let integers: Vec<_> = parts.iter().filter_map(|part| Some((part.rows, format(part)?))).collect();
+            if integers.is_empty() {
+                let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
+                return Packed::Bf16(bf16x32::Weights::zeroed(kernels.simd, &heights, k));
+            }
+            Packed::I8(integers.into_iter().map(|(n, format)| i8x32::Weights::zeroed(format, n, k)).collect())
+        });
+        Ok(Self { groups: groups.collect(), k })
+    }
+
+    /// The packed form as bytes, in order.
+    pub(super) fn bytes(&self) -> Vec<&[u8]> {
+        let mut slices = Vec::new();
+        for group in &self.groups {
+            match group {
+                Packed::F32(parts) => slices.extend(parts.iter().map(f32fma::Panels::bytes)),
+                Packed::Bf16(weights) => slices.push(weights.bytes()),
+                Packed::I8(parts) => slices.extend(parts.iter().map(i8x32::Weights::bytes)),
+            }
+        }
+        slices
+    }
+
+    /// The packed form as bytes, in order, to be written.
+    pub(super) fn bytes_mut(&mut self) -> Vec<&mut [u8]> {
+        let mut slices = Vec::new();
+        for group in &mut self.groups {
+            match group {
+                Packed::F32(parts) => slices.extend(parts.iter_mut().map(f32fma::Panels::bytes_mut)),
+                Packed::Bf16(weights) => slices.push(weights.bytes_mut()),
+                Packed::I8(parts) => slices.extend(parts.iter_mut().map(i8x32::Weights::bytes_mut)),
+            }
+        }
+        slices
     }
 
     /// Widens a row of the first part into `out`.

@@ -12,7 +12,6 @@ mod bf16x32;
 mod buffer;
 mod elementwise;
 mod f32fma;
-mod heap_pool;
 mod i8x32;
 mod level;
 mod matrix;
@@ -21,14 +20,15 @@ pub mod roofline;
 mod simd;
 mod threads;
 
-use crate::device::{DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
+use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store, Timed, Times};
 use crate::numerics::Numerics;
+use crate::packed::PackedCache;
+use baton_types::Digest;
 use simd::{Avx2, Kernel, Portable, Simd};
 use std::sync::Arc;
 use threads::Threads;
 
-pub use heap_pool::HeapPool;
 pub use level::SimdLevel;
 pub use matrix::{Input, Matrix};
 
@@ -89,6 +89,16 @@ impl CpuDevice {
     pub fn new(config: CpuConfig) -> Result<Arc<Self>, DeviceError> {
         Ok(Arc::new(Self::with_kernels(CpuKernels::new(config)?)))
     }
+
+    /// As [`CpuDevice::new`]; packed weights of the model with this fingerprint are read from `cache`, and kept there.
+    pub fn cached(config: CpuConfig, cache: PackedCache, model: Digest) -> Result<Arc<Self>, DeviceError> {
+        Ok(Arc::new(Self::with_cache(CpuKernels::new(config)?, cache, model)))
+    }
+}
+
+/// As [`CpuDevice::new`]; `times` gets the time of each operation.
+pub fn timed(config: CpuConfig, times: Times) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(Arc::new(HostDevice::with_kernels(Timed { inner: CpuKernels::new(config)?, times })))
 }
 
 impl CpuKernels {
@@ -126,6 +136,26 @@ impl HostKernels for CpuKernels {
 
     fn pack(&self, _: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Matrix, DeviceError> {
         Matrix::pack(self, k, parts)
+    }
+
+    fn packing(&self) -> Option<String> {
+        Some(Matrix::packing(self))
+    }
+
+    fn unpacked(&self, k: usize, parts: &[PartShape]) -> Result<Matrix, DeviceError> {
+        Matrix::zeroed(self, k, parts)
+    }
+
+    fn packed<'a>(&self, matrix: &'a Matrix) -> Vec<&'a [u8]> {
+        matrix.bytes()
+    }
+
+    fn packed_mut<'a>(&self, matrix: &'a mut Matrix) -> Vec<&'a mut [u8]> {
+        matrix.bytes_mut()
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.threads.run(tasks, task);
     }
 
     fn row(&self, matrix: &Matrix, row: usize, out: &mut [f32]) {

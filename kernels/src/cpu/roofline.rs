@@ -2,6 +2,7 @@
 
 use super::simd::{Kernel, Simd};
 use super::{Level, SimdLevel};
+use crate::cpu::buffer::Buffer;
 use crate::cpu::{Avx2, Portable};
 use crate::numerics::Numerics;
 use std::hint::black_box;
@@ -211,10 +212,17 @@ unsafe fn i8_chains() -> f64 {
 
 /// Bandwidth of reading a buffer of [`READ_BYTES`], each thread its own part repeatedly from front to back, in GB/s (1e9 bytes).
 pub fn read_bandwidth(threads: usize) -> f64 {
+    read_bandwidth_of(READ_BYTES, threads)
+}
+
+/// As [`read_bandwidth`], of a working set of another size, which may lie in a cache. The memory is that of weights: on huge pages where the
+/// system has them.
+pub fn read_bandwidth_of(bytes: usize, threads: usize) -> f64 {
     const PIECE: usize = 256 << 10;
     let threads = threads.max(1);
-    let buffer: Vec<f32> = (0..READ_BYTES / 4).map(|i| i as f32).collect(); // Written, so that pages are real.
-    let pieces: Vec<&[f32]> = buffer.chunks_exact(PIECE / 4).collect();
+    let mut buffer = Buffer::zeroed(bytes.max(threads * PIECE) / 4);
+    buffer.iter_mut().enumerate().for_each(|(i, word)| *word = (i as f32).to_bits()); // Written, so that pages are real.
+    let pieces: Vec<&[u32]> = buffer.chunks_exact(PIECE / 4).collect();
     let each = pieces.len() / threads;
     let next: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
     let read = |i: usize| {
@@ -224,7 +232,7 @@ pub fn read_bandwidth(threads: usize) -> f64 {
     rate(threads, read) / 1e9
 }
 
-struct ReadAll<'a>(&'a [f32]);
+struct ReadAll<'a>(&'a [u32]);
 
 impl Kernel for ReadAll<'_> {
     type Out = f64;
@@ -239,7 +247,7 @@ impl Kernel for ReadAll<'_> {
             s.prefetch(chunk.as_ptr().wrapping_byte_add(AHEAD + 64));
             for (v, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: four vectors of eight in a chunk.
-                *acc = s.add(*acc, unsafe { s.load(chunk.as_ptr().add(v * 8)) });
+                *acc = s.add(*acc, unsafe { s.load(chunk.as_ptr().add(v * 8).cast()) });
             }
         }
         black_box(acc.map(|acc| s.merge(acc)));

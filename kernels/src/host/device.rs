@@ -2,9 +2,12 @@
 
 use super::executable::HostExecutable;
 use super::{HostDevice, HostKernels, Loaded, Shared};
-use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightSpec};
+use crate::device::{
+    Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightShape, WeightSpec,
+};
 use crate::program::{Program, check};
-use baton_types::MemoryKind;
+use baton_memory::{HostPool, PoolMemory};
+use baton_types::{KvPoolMap, MemoryKind};
 use std::sync::Arc;
 
 impl<K: HostKernels> Device for HostDevice<K> {
@@ -36,9 +39,20 @@ impl<K: HostKernels> Device for HostDevice<K> {
                 Loaded::Matrix { matrix, parts: spec.parts.len() }
             }
         };
-        let mut weights = self.shared.weights.write();
-        weights.push(Arc::new(loaded));
-        Ok(Weight { id: weights.len() as u32 - 1, n, k: spec.k })
+        let is_matrix = matches!(loaded, Loaded::Matrix { .. });
+        let weight = self.add(loaded, n, spec.k);
+        if let (true, Some(kept)) = (is_matrix, &self.kept) {
+            kept.was_packed(weight.id as usize, spec);
+        }
+        Ok(weight)
+    }
+
+    fn cached(&self, shape: &WeightShape<'_>) -> Option<Weight> {
+        let kept = self.kept.as_ref()?;
+        let loaded = kept.read(&self.shared.kernels, shape)?;
+        let weight = self.add(loaded, shape.rows.iter().sum(), shape.k);
+        kept.was_read(weight.id as usize, shape);
+        Some(weight)
     }
 
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError> {
@@ -49,8 +63,26 @@ impl<K: HostKernels> Device for HostDevice<K> {
         Ok(Rope { id: ropes.len() as u32 - 1, dim, positions })
     }
 
+    fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
+        let pool = HostPool::new(map.bytes()).map_err(DeviceError::pool)?;
+        Ok(pool)
+    }
+
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError> {
-        Ok(Box::new(HostExecutable::try_new(self.shared.clone(), program, bounds)?))
+        let executable = HostExecutable::try_new(self.shared.clone(), program, bounds)?;
+        // Weights are complete: a program names them.
+        if let Some(kept) = &self.kept {
+            kept.save(&self.shared);
+        }
+        Ok(Box::new(executable))
+    }
+}
+
+impl<K: HostKernels> HostDevice<K> {
+    fn add(&self, loaded: Loaded<K::Matrix>, n: usize, k: usize) -> Weight {
+        let mut weights = self.shared.weights.write();
+        weights.push(Arc::new(loaded));
+        Weight { id: weights.len() as u32 - 1, n, k }
     }
 }
 

@@ -6,8 +6,9 @@ use crate::kv::KvBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Op, Program};
 use crate::step::{SlotSamplers, SlotTable, StepInput, StepOutput, StepSegment};
+use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, PoolMemory};
+use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -181,10 +182,6 @@ impl<K: HostKernels> Shared<K> {
 
 impl<K: HostKernels> Executable for HostExecutable<K> {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
-        if memory.kind() != MemoryKind::Host {
-            let message = format!("a host device cannot reach a pool in {}", memory.kind());
-            return Err(DeviceError::Shape { op: "bind", message });
-        }
         let pool = KvBinding::try_new(memory, map)?;
         self.program.check_pool(&pool)?;
         let numerics = self.shared.kernels.numerics();

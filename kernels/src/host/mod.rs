@@ -4,13 +4,20 @@
 
 mod device;
 mod executable;
+mod kept;
+mod timed;
 
-use crate::device::{DeviceError, Role, RopeTable, StoredRows};
+use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
+use crate::packed::PackedCache;
 use crate::step::{StepSegment, rows_of};
+use baton_types::Digest;
 use parking_lot::RwLock;
 use std::sync::Arc;
+
+pub(crate) use timed::Timed;
+pub use timed::Times;
 
 /// Whether a GEMM replaces its output or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +88,31 @@ pub trait HostKernels: Send + Sync + 'static {
     /// Packs matrices with rows of `k` elements that are multiplied together, rounded as the class says.
     fn pack(&self, role: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Self::Matrix, DeviceError>;
 
+    /// Name and revision of the packed layout, by which packed matrices are kept on disk; `None`: they are not.
+    fn packing(&self) -> Option<String> {
+        None
+    }
+
+    /// A matrix of the packed form of such parts, all zero.
+    fn unpacked(&self, _k: usize, _parts: &[PartShape]) -> Result<Self::Matrix, DeviceError> {
+        Err(DeviceError::Failed(format!("{} keeps no packed weights", self.name())))
+    }
+
+    /// The packed form as bytes, in order.
+    fn packed<'a>(&self, _: &'a Self::Matrix) -> Vec<&'a [u8]> {
+        Vec::new()
+    }
+
+    /// As [`HostKernels::packed`], to be read from disk.
+    fn packed_mut<'a>(&self, _: &'a mut Self::Matrix) -> Vec<&'a mut [u8]> {
+        Vec::new()
+    }
+
+    /// Calls `task(i)` for every `i < tasks`, each once.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..tasks).for_each(task);
+    }
+
     /// Widens row `row` of the first part into `out` (`k` elements).
     fn row(&self, matrix: &Self::Matrix, row: usize, out: &mut [f32]);
 
@@ -123,10 +155,18 @@ struct Shared<K: HostKernels> {
 /// A device that computes on the calling thread.
 pub struct HostDevice<K: HostKernels> {
     shared: Arc<Shared<K>>,
+    /// Packed weights on disk.
+    kept: Option<kept::Kept>,
 }
 
 impl<K: HostKernels> HostDevice<K> {
     pub(crate) fn with_kernels(kernels: K) -> Self {
-        Self { shared: Arc::new(Shared { kernels, weights: RwLock::default(), ropes: RwLock::default() }) }
+        Self { shared: Arc::new(Shared { kernels, weights: RwLock::default(), ropes: RwLock::default() }), kept: None }
+    }
+
+    /// A device that keeps the packed weights of `model` in `cache`.
+    pub(crate) fn with_cache(kernels: K, cache: PackedCache, model: Digest) -> Self {
+        let kept = kept::Kept::begin(&kernels, cache, model);
+        Self { kept, ..Self::with_kernels(kernels) }
     }
 }

@@ -7,7 +7,8 @@ use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::KvBinding;
 use crate::program::{Op, Program, check};
 use crate::step::{Delta, SlotRows, SlotTable, StepInput, StepOutput, StepSegment};
-use baton_types::{BlockId, Fence, KvPoolMap, PoolMemory, seeded};
+use baton_memory::{PoolMemory, RemotePool};
+use baton_types::{BlockId, Fence, KvPoolMap, seeded};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -84,6 +85,8 @@ impl LateExecutable {
 
 impl Executable for LateExecutable {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
+        let Some(remote) = RemotePool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
+        let memory: Arc<dyn PoolMemory> = remote.device_side().clone();
         let pool = KvBinding::try_new(memory.clone(), map)?;
         self.program.check_pool(&pool)?;
         let work = Work::Bind(memory, Box::new(map.clone()));

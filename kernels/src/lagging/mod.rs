@@ -1,6 +1,8 @@
 //! A device that behaves like the worst one: it works on its own thread, late, and until a layer's KV is really stored, the rows that will
 //! hold it are NaN. Code that reads KV before its fence, or relies on any other order, gets visible garbage.
 //!
+//! Its pools are remote memory ([`RemotePool`]): the inner device computes on a mapping of its own, and nobody else can address the pool.
+//!
 //! Rows are already poisoned when a step is launched (and again when the stream reaches it), unless a step that was launched earlier still
 //! reads them, which is legal on an in-order stream.
 
@@ -8,8 +10,12 @@ mod executable;
 mod poison;
 mod stream;
 
-use crate::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightSpec};
+use crate::device::{
+    Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightShape, WeightSpec,
+};
 use crate::program::Program;
+use baton_memory::{PoolMemory, RemoteConfig, RemotePool};
+use baton_types::KvPoolMap;
 use executable::LateExecutable;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -25,11 +31,14 @@ pub struct LagConfig {
     pub queue_max: usize,
     /// Longest wait for room in the queue, or for earlier work.
     pub deadline: Duration,
+    /// Delays of reads and writes of its pools.
+    pub memory: RemoteConfig,
 }
 
 impl Default for LagConfig {
     fn default() -> Self {
-        Self { delay: Duration::from_micros(50), queue_max: 16, deadline: Duration::from_secs(60) }
+        let (delay, deadline) = (Duration::from_micros(50), Duration::from_secs(60));
+        Self { delay, queue_max: 16, deadline, memory: RemoteConfig::default() }
     }
 }
 
@@ -73,8 +82,17 @@ impl Device for Lagging {
         self.inner.load(spec)
     }
 
+    fn cached(&self, shape: &WeightShape<'_>) -> Option<Weight> {
+        self.inner.cached(shape)
+    }
+
     fn load_rope(&self, table: RopeTable) -> Result<Rope, DeviceError> {
         self.inner.load_rope(table)
+    }
+
+    fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
+        let pool = RemotePool::new(map.bytes(), self.config.memory).map_err(DeviceError::pool)?;
+        Ok(pool)
     }
 
     fn compile(&self, program: Program, bounds: Bounds) -> Result<Box<dyn Executable>, DeviceError> {

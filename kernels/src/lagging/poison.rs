@@ -22,7 +22,7 @@ pub(super) fn poison(pool: &KvBinding, stores: &[StepSegment]) {
             for layer in 0..pool.layers() {
                 for plane in pool.planes() {
                     let bytes = vec![NAN_BYTE; run.tokens * pool.token_stride(plane)];
-                    pool.memory.write(pool.offset(layer, plane, run.block, run.token), &bytes);
+                    pool.memory.copy_in(pool.offset(layer, plane, run.block, run.token), &bytes);
                 }
             }
         }

@@ -3,7 +3,8 @@
 use super::LagConfig;
 use crate::device::{DeviceError, Executable};
 use crate::step::{StepInput, StepOutput};
-use baton_types::{BlockId, FencePoll, FenceStatus, KvPoolMap, PoolMemory};
+use baton_memory::PoolMemory;
+use baton_types::{BlockId, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

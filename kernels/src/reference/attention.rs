@@ -16,7 +16,7 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
             for run in pool.runs(blocks, *position..position + count) {
                 bytes.clear();
                 rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
-                pool.memory.write(pool.offset(step.layer, plane, run.block, run.token), &bytes);
+                pool.memory.copy_in(pool.offset(step.layer, plane, run.block, run.token), &bytes);
             }
         }
     }
@@ -30,7 +30,7 @@ pub(super) fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: u
     let mut rest = out.as_mut_slice();
     for run in pool.runs(blocks, 0..tokens) {
         bytes.resize(run.tokens * pool.token_stride(plane), 0);
-        pool.memory.read(pool.offset(step.layer, plane, run.block, run.token), &mut bytes);
+        pool.memory.copy_out(pool.offset(step.layer, plane, run.block, run.token), &mut bytes);
         let (now, later) = rest.split_at_mut(run.tokens * cols);
         round::decode(pool.dtype(plane), &bytes, now);
         rest = later;

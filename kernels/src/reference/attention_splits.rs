@@ -56,7 +56,7 @@ impl HeadKv {
             for run in pool.runs(&segment.blocks, 0..segment.end()) {
                 for token in run.token..run.token + run.tokens {
                     let at = pool.offset(step.layer, plane, run.block, token);
-                    pool.memory.read(at + head * dim * 2, &mut bytes);
+                    pool.memory.copy_out(at + head * dim * 2, &mut bytes);
                     out.extend(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])));
                 }
             }

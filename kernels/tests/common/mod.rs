@@ -4,15 +4,16 @@
 pub mod tiny;
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::{CpuConfig, CpuKernels, HeapPool, SimdLevel};
+use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
+use baton_memory::HostPool;
 use baton_skips::{Need, skipped};
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
 use std::sync::Arc;
 
 /// Splitmix64: any fixed sequence would do.
@@ -133,9 +134,9 @@ pub struct Chunk {
 }
 
 /// A pool of NaN, so that a read of what was never stored shows, bound as kernels take it.
-pub fn pool(layout: KvLayout, blocks: usize) -> (Arc<HeapPool>, KvPoolMap, KvBinding) {
+pub fn pool(layout: KvLayout, blocks: usize) -> (Arc<HostPool>, KvPoolMap, KvBinding) {
     let map = KvPoolMap::try_new(layout, blocks as u32).unwrap();
-    let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
+    let pool = HostPool::filled(map.bytes(), 0xff).unwrap();
     let binding = KvBinding::try_new(pool.clone(), &map).unwrap();
     (pool, map, binding)
 }
@@ -143,7 +144,7 @@ pub fn pool(layout: KvLayout, blocks: usize) -> (Arc<HeapPool>, KvPoolMap, KvBin
 /// One layer on one kind of kernels, with a pool of its own.
 pub struct Layer {
     kernels: Box<dyn Kernels>,
-    pub pool: Arc<HeapPool>,
+    pub pool: Arc<HostPool>,
     pub map: KvPoolMap,
     kv: KvBinding,
     shape: Shape,
@@ -260,7 +261,7 @@ impl Layer {
                     let range = self.map.token_range(0, layer, blocks[t / size], plane, at..at + 1);
                     let start = out.len();
                     out.resize(start + range.len(), 0);
-                    self.pool.read(range.start, &mut out[start..]);
+                    self.pool.copy_out(range.start, &mut out[start..]);
                 }
             }
         }

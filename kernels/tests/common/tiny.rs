@@ -1,13 +1,14 @@
 //! A small decoder as a program, on any device.
 
 use super::Random;
-use baton_kernels::cpu::HeapPool;
 use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
 use baton_kernels::step::{StepInput, StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
-use baton_types::{BlockId, Dtype, Fence, KvLayout, KvPoolMap, PoolMemory};
+use baton_memory::PoolMemory;
+use baton_types::{BlockId, Dtype, Fence, KvLayout, KvPoolMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub const LAYERS: u32 = 2;
 pub const VOCAB: usize = 11;
@@ -90,10 +91,15 @@ impl Rows {
     }
 }
 
+/// By when an operation on a pool must have ended.
+pub fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
 /// A compiled program with its pool.
 pub struct Tiny {
     pub executable: Box<dyn Executable>,
-    pub pool: Arc<HeapPool>,
+    pub pool: Arc<dyn PoolMemory>,
     pub map: KvPoolMap,
     steps: TableSteps,
 }
@@ -103,7 +109,8 @@ impl Tiny {
         let mut executable = device.compile(program(device, rich), BOUNDS).unwrap();
         let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
         let map = KvPoolMap::try_new(layout, BLOCKS).unwrap();
-        let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
+        let pool = device.alloc_pool(&map).unwrap();
+        pool.write_by(soon(), 0, &vec![0xff; map.bytes()]).unwrap();
         executable.bind(pool.clone(), &map).unwrap();
         Self { executable, pool, map, steps: TableSteps::default() }
     }
@@ -135,7 +142,7 @@ impl Tiny {
                 let range = self.map.token_range(0, layer, BlockId(block), plane, 0..tokens as u32);
                 let start = out.len();
                 out.resize(start + range.len(), 0);
-                self.pool.read(range.start, &mut out[start..]);
+                self.pool.read_by(soon(), range.start, &mut out[start..]).unwrap();
             }
         }
         out

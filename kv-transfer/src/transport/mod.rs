@@ -4,10 +4,12 @@
 //! checks it on each:
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
+//! - a write counts as visible only once it is stored in the pool's memory, wherever that is;
 //! - local bytes of a get are written until [`Event::Got`] or [`Event::Closed`], and not after;
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
+mod pool;
 pub(crate) mod tcp;
 pub(crate) mod ucx;
 mod windows;
@@ -15,7 +17,8 @@ mod windows;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
-use crate::{Region, TransferAddress, TransferConfig, TransferError, TransportChoice};
+use crate::{TransferAddress, TransferConfig, TransferError, TransportChoice};
+use baton_memory::PoolMemory;
 use baton_types::TicketId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,17 +106,20 @@ pub trait Transport {
 }
 
 /// Starts the configured transport; called on the progress thread, which then owns it.
-pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box<dyn Transport>, Wake), TransferError> {
+pub(crate) fn start(
+    config: &TransferConfig,
+    memory: Arc<dyn PoolMemory>,
+) -> Result<(Box<dyn Transport>, Wake), TransferError> {
     match &config.transport {
         TransportChoice::Tcp { bind, port } => {
             let (transport, wake) =
-                tcp::Tcp::start(tcp::Listen { bind: *bind, port: *port, has_lanes: false }, config, region)?;
+                tcp::Tcp::start(tcp::Listen { bind: *bind, port: *port, has_lanes: false }, config, memory)?;
             Ok((Box::new(transport), wake))
         }
         TransportChoice::Ucx { lanes, bind, port, devices, writes } => {
             let listen = tcp::Listen { bind: *bind, port: *port, has_lanes: true };
             let start = ucx::Start { lanes, listen, devices: devices.as_deref(), writes: *writes };
-            let (transport, wake) = ucx::Ucx::start(start, config, region)?;
+            let (transport, wake) = ucx::Ucx::start(start, config, memory)?;
             Ok((Box::new(transport), wake))
         }
     }

@@ -123,7 +123,7 @@ fn kv_goes_in_clear_where_that_is_allowed_and_only_there() {
         let copy = Arc::default();
         let (mut a, from, mut b, to) = connected_by(&Way { encrypt, ..tls() }, |address| tapped(address, &copy));
         let kv = [0xa5, 0x17, 0x3c].repeat(100);
-        a.region.write(0, &kv);
+        a.region.copy_in(0, &kv);
         b.transport.open_window(to, TicketId(5), window(0..BYTES));
         // Between messages, which are always encrypted.
         a.transport.send(from, vec![3]);

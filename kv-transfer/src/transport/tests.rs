@@ -4,9 +4,8 @@ use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
-use baton_types::{
-    Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
-};
+use baton_memory::HostPool;
+use baton_types::{Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass};
 use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // The crate's integration tests include it too.
@@ -39,7 +38,7 @@ impl Way {
 
 struct Side {
     transport: Box<dyn Transport>,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     events: Vec<Event>,
 }
 
@@ -54,14 +53,14 @@ impl Side {
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
         (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
-        let region = Region::anonymous(BYTES).unwrap();
+        let region = HostPool::new(BYTES).unwrap();
         let (transport, _) = start(&config, region.clone()).unwrap();
         Self { transport, region, events: Vec::new() }
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.region.read(at, &mut bytes);
+        self.region.copy_out(at, &mut bytes);
         bytes
     }
 }
@@ -133,7 +132,7 @@ fn messages_arrive_whole_and_in_order(choice: &Way) {
 fn writes_are_visible_once_flushed(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     let noise: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
-    a.region.write(0, &noise);
+    a.region.copy_in(0, &noise);
     b.transport.open_window(to, TicketId(5), Window::of(vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]));
     // Odd offsets and lengths, from a byte to a quarter of a mebibyte.
     let runs = [(0, 6000, 1), (100, 3, 5000), (5001, 200_000, 70_001), (1, 600_000, 262_144)];
@@ -285,7 +284,7 @@ fn tls_control() -> Way {
 
 fn only_what_an_open_window_covers_is_stored(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
-    a.region.write(0, &[9; 4096]);
+    a.region.copy_in(0, &[9; 4096]);
     b.transport.open_window(to, TicketId(5), window(1000..2000));
     b.transport.open_window(to, TicketId(6), window(3000..4000));
     b.transport.close_window(to, TicketId(6));

@@ -2,8 +2,7 @@
 
 use super::operation::Token;
 use super::status::Status;
-use crate::Region;
-use baton_types::PoolMemory;
+use baton_memory::HostPool;
 use std::cell::Cell;
 use std::ffi::CString;
 use std::mem::zeroed;
@@ -106,13 +105,13 @@ impl Drop for Context {
 /// A region registered with a context: peers with its key may write there.
 pub(crate) struct Memory {
     pub(super) handle: sys::ucp_mem_h,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     context: Rc<Context>,
 }
 
 impl Memory {
     /// Registers all of `region`, and keeps it mapped for as long as the registration lives.
-    pub(crate) fn register(context: &Rc<Context>, region: Arc<Region>) -> Result<Rc<Self>, Status> {
+    pub(crate) fn register(context: &Rc<Context>, region: Arc<HostPool>) -> Result<Rc<Self>, Status> {
         // SAFETY: as for the context's parameters.
         let mut params: sys::ucp_mem_map_params_t = unsafe { zeroed() };
         params.field_mask = u64::from(
@@ -120,7 +119,7 @@ impl Memory {
                 | sys::ucp_mem_map_params_field_UCP_MEM_MAP_PARAM_FIELD_LENGTH,
         );
         params.address = region.base().cast();
-        params.length = region.len();
+        params.length = region.bytes();
         let mut handle = null_mut();
         // SAFETY: the range is the region's mapping, which the new value keeps alive until it is unmapped from the context.
         Status::check(unsafe { sys::ucp_mem_map(context.handle, &params, &mut handle) })?;
@@ -129,7 +128,7 @@ impl Memory {
 
     /// Size of the registered region in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.region.len()
+        self.region.bytes()
     }
 
     /// Address of a range of the region.

@@ -75,6 +75,18 @@ impl Endpoint {
         });
     }
 
+    /// Sends bytes to the peer's [`super::Landing`], eagerly.
+    pub(crate) fn send(&self, token: Token, header: &[u8], bytes: Vec<u8>) {
+        // A vector that is moved keeps its bytes where they are.
+        let (from, len) = (bytes.as_ptr(), bytes.len());
+        self.post(token, Keeps::Bytes { _bytes: bytes }, |params| {
+            eager(params);
+            let (header, header_len) = (header.as_ptr().cast(), header.len());
+            // SAFETY: the endpoint is live; the header is copied by the call; the operation owns the bytes until it has ended.
+            unsafe { sys::ucp_am_send_nbx(self.handle, WRITE_ID, header, header_len, from.cast(), len, params) }
+        });
+    }
+
     /// Writes `len` bytes of the registered region at `offset` to the peer's address `to`.
     ///
     /// # Panics

@@ -27,6 +27,10 @@ pub(super) enum Keeps {
     Memory {
         _memory: Rc<Memory>,
     },
+    /// Bytes that it reads.
+    Bytes {
+        _bytes: Vec<u8>,
+    },
     Nothing,
 }
 

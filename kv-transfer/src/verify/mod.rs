@@ -7,7 +7,8 @@ pub(crate) use thread::VerifierThread;
 
 use crate::inbox::Inbox;
 use crate::role::{HandoffKey, Input};
-use baton_types::{KvPoolMap, PoolMemory};
+use baton_memory::PoolMemory;
+use baton_types::KvPoolMap;
 use std::sync::Arc;
 use work::Work;
 

@@ -1,7 +1,7 @@
 //! The verifier of a service: one thread.
 
 use super::{Job, Verifier};
-use crate::Region;
+use baton_memory::PoolMemory;
 use baton_types::KvPoolMap;
 use crossbeam_channel::{Sender, unbounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,13 +15,13 @@ pub(crate) struct VerifierThread {
 }
 
 impl VerifierThread {
-    pub(crate) fn start(region: Arc<Region>, map: KvPoolMap) -> std::io::Result<Self> {
+    pub(crate) fn start(memory: Arc<dyn PoolMemory>, map: KvPoolMap) -> std::io::Result<Self> {
         let (jobs, receiver) = unbounded::<Job>();
         let work = move || {
             for job in receiver {
                 let inbox = job.inbox.clone();
                 // The panic hook has reported the panic; the progress thread fails what waits for a sum.
-                if catch_unwind(AssertUnwindSafe(|| job.run(&*region, &map))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| job.run(&*memory, &map))).is_err() {
                     return inbox.fail();
                 }
             }
@@ -55,13 +55,14 @@ mod tests {
     use crate::message::SumRun;
     use crate::role::HandoffKey;
     use crate::verify::work::Work;
+    use baton_memory::HostPool;
     use baton_types::{Dtype, GroupBlocks, KvLayout};
 
     #[test]
     fn a_panic_is_told() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(Region::anonymous(map.bytes()).unwrap(), map).unwrap();
+        let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let no_blocks = Arc::new(GroupBlocks::default());
         let mut submit = || {

@@ -3,7 +3,8 @@
 use crate::checksum::{GRANULE, layer_sums};
 use crate::heads::Heads;
 use crate::message::SumRun;
-use baton_types::{GroupBlocks, KvPoolMap, PoolMemory, seeded};
+use baton_memory::PoolMemory;
+use baton_types::{GroupBlocks, KvPoolMap, seeded};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(crate) enum Verified {
     },
     /// How many checksums matched, or where one did not.
     Checked(Result<u64, String>),
+    /// The memory's device cannot compute the sums.
+    Failed(String),
 }
 
 pub(crate) enum Work {
@@ -42,7 +45,11 @@ impl Work {
                 let first_granule = tokens.start / GRANULE;
                 let sums = layer_sums(memory, map, &blocks.0[group], &heads, group, layer, tokens);
                 drop(hold);
-                Verified::Summed { epoch, run: SumRun { group: group as u8, layer: layer as u16, first_granule, sums } }
+                let run = |sums| SumRun { group: group as u8, layer: layer as u16, first_granule, sums };
+                match sums {
+                    Ok(sums) => Verified::Summed { epoch, run: run(sums) },
+                    Err(error) => Verified::Failed(error.to_string()),
+                }
             }
             Self::Check { tokens, blocks, heads, runs } => {
                 let check = |sums, run| Ok(sums + check(memory, map, tokens, &blocks, &heads, run)?);
@@ -69,7 +76,8 @@ fn check(
     let start = start.filter(|_| granules > 0 && run.sums.len().is_multiple_of(planes));
     let start = start.ok_or("checksums of positions that were not reserved")?;
     let end = (u64::from(start) + granules as u64 * u64::from(GRANULE)).min(u64::from(tokens)) as u32;
-    let found = layer_sums(memory, map, &blocks.0[group], heads, group, layer, start..end);
+    let found =
+        layer_sums(memory, map, &blocks.0[group], heads, group, layer, start..end).map_err(|e| e.to_string())?;
     if found.len() != run.sums.len() {
         return Err("checksums of positions that were not reserved".into());
     }

@@ -9,11 +9,12 @@ pub mod sockets;
 
 use baton_kv_transfer::shards::{Assembly, Joined};
 use baton_kv_transfer::*;
+use baton_memory::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
 use parts::Cached;
 pub use pool::{Hold, Pool};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -38,7 +39,51 @@ pub fn in_tls(test: impl FnOnce()) {
     CREDENTIALS.set(None);
 }
 
-/// Whether it is such a test that runs.
+/// Where the pool of an instance is.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    Host,
+    Remote,
+    Given(Arc<dyn PoolMemory>),
+}
+
+impl Memory {
+    fn allocate(self, bytes: usize) -> Arc<dyn PoolMemory> {
+        match self {
+            Self::Host => HostPool::new(bytes).unwrap(),
+            Self::Remote => RemotePool::new(bytes, RemoteConfig::default()).unwrap(),
+            Self::Given(memory) => memory,
+        }
+    }
+}
+
+thread_local! {
+    /// Where the pool of the instance of this name is.
+    static MEMORY: Cell<fn(&str) -> Memory> = const { Cell::new(host) };
+}
+
+/// Runs a test whose instances, all made on this thread, have their pools where `memory` says for their names.
+pub fn in_memory(memory: fn(&str) -> Memory, test: impl FnOnce()) {
+    MEMORY.set(memory);
+    test();
+    MEMORY.set(host);
+}
+
+fn host(_: &str) -> Memory {
+    Memory::Host
+}
+
+/// All pools are remote.
+pub fn remote(_: &str) -> Memory {
+    Memory::Remote
+}
+
+/// Sources (`p`) have remote pools, and sinks pools of the host.
+pub fn mixed(name: &str) -> Memory {
+    if name.starts_with('p') { Memory::Remote } else { Memory::Host }
+}
+
+/// Whether it is such a test that runs in TLS.
 pub fn is_in_tls() -> bool {
     CREDENTIALS.with_borrow(Option::is_some)
 }
@@ -224,7 +269,7 @@ impl TransferHooks for Gate {
 /// One instance.
 pub struct Node {
     pub transfer: KvTransfer,
-    pub region: Arc<Region>,
+    pub memory: Arc<dyn PoolMemory>,
     pub map: KvPoolMap,
     pub pool: Arc<Pool>,
     pub sink: Arc<TestSink>,
@@ -248,6 +293,8 @@ pub struct NodeConfig {
     pub joint: Option<Arc<Joint>>,
     pub credentials: Option<Arc<dyn Credentials>>,
     pub encrypt: bool,
+    /// Where its pool is.
+    pub memory: Memory,
 }
 
 impl NodeConfig {
@@ -270,6 +317,7 @@ impl NodeConfig {
             joint,
             credentials: CREDENTIALS.with_borrow(Clone::clone),
             encrypt: true,
+            memory: MEMORY.get()(name),
         }
     }
 
@@ -279,7 +327,7 @@ impl NodeConfig {
 
     pub fn try_start(self, transport: TransportChoice) -> Result<Node, TransferError> {
         let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
-        let region = Region::anonymous(map.bytes()).unwrap();
+        let memory = self.memory.allocate(map.bytes());
         let (order, weights) = ("test".into(), Dtype::Bf16.into());
         let (kv, kernel_revision) = (Dtype::Bf16, self.kernel_revision);
         let class = NumericsClass { order, weights, kv, kernel_revision };
@@ -312,8 +360,8 @@ impl NodeConfig {
             Some(_) => Arc::new(Joined::new(sink.clone())),
             None => sink.clone(),
         };
-        let transfer = KvTransfer::start(config, region.clone(), handler)?;
-        Ok(Node { transfer, region, map, pool, sink, gate })
+        let transfer = KvTransfer::start(config, memory.clone(), handler)?;
+        Ok(Node { transfer, memory, map, pool, sink, gate })
     }
 }
 
@@ -365,7 +413,7 @@ impl Node {
 
     /// Fills blocks with noise, the same for the same seed.
     pub fn fill(&self, blocks: &GroupBlocks, seed: u64) {
-        let mut state = seed | 1;
+        let (mut state, mut all) = (seed | 1, Vec::new());
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for layer in 0..group.layers.len() {
                 for &block in &blocks.0[g] {
@@ -375,10 +423,11 @@ impl Node {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                         *byte = (state >> 56) as u8;
                     }
-                    self.region.write(at, &noise);
+                    all.push((at, noise));
                 }
             }
         }
+        self.write_all(all);
     }
 
     /// Every byte of positions `0..tokens`, in an order that no block size enters.

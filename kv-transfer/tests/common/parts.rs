@@ -1,10 +1,16 @@
 //! Handoffs and gets of a part: what is there before, what may change, and what must not.
 
-use super::{Node, commit};
+use super::{Node, PATIENCE, commit};
 use baton_kv_transfer::*;
+use baton_memory::Rows;
 use baton_types::*;
 use std::ops::Range;
 use std::time::Instant;
+
+/// By when an operation on a pool must have ended.
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
 
 /// How many leading tokens of an offer a sink has.
 pub type Cached = Box<dyn Fn(&ReserveOffer) -> u32 + Send>;
@@ -35,19 +41,30 @@ impl Node {
     }
 
     pub fn read_all(&self, places: &[Range<usize>]) -> Vec<u8> {
-        let mut all = Vec::new();
-        for place in places {
-            let at = all.len();
-            all.resize(at + place.len(), 0);
-            self.region.read(place.start, &mut all[at..]);
-        }
-        all
+        // All at the same time: each read takes long if the pool is remote.
+        let read = |place: &Range<usize>| self.memory.read(Rows::run(place.start, place.len()), Vec::new());
+        let reads: Vec<_> = places.iter().map(read).collect();
+        reads.into_iter().flat_map(|read| read.wait(soon()).unwrap()).collect()
+    }
+
+    pub fn write_all(&self, writes: impl IntoIterator<Item = (usize, Vec<u8>)>) {
+        let write = |(at, bytes): (usize, Vec<u8>)| self.memory.write(Rows::run(at, bytes.len()), bytes);
+        let writes: Vec<_> = writes.into_iter().map(write).collect();
+        writes.into_iter().for_each(|write| drop(write.wait(soon()).unwrap()));
+    }
+
+    pub fn read(&self, at: usize, out: &mut [u8]) {
+        self.memory.read_by(soon(), at, out).unwrap();
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        self.memory.write_by(soon(), at, bytes).unwrap();
     }
 
     /// Every byte of the pool.
     pub fn whole_pool(&self) -> Vec<u8> {
         let mut all = vec![0; self.map.bytes()];
-        self.region.read(0, &mut all);
+        self.read(0, &mut all);
         all
     }
 

@@ -101,8 +101,8 @@ pub fn the_last_byte_of_every_length_is_compared(choice: &TransportChoice) {
         let last = (tokens - 1) % 16;
         let at = sink.map.token_range(0, 0, blocks.0[0][(tokens as usize - 1) / 16], plane, last..last + 1).end - 1;
         let mut byte = [0];
-        sink.region.read(at, &mut byte);
-        sink.region.write(at, &[byte[0] ^ 1]);
+        sink.read(at, &mut byte);
+        sink.write(at, &[byte[0] ^ 1]);
         source.gate.open(HoldPoint::Commit);
         let outcome = put.wait();
         assert!(matches!(outcome, Err(HandoffFailure::Corrupt(_))), "{tokens} tokens, plane {plane}: {outcome:?}");

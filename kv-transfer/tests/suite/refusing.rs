@@ -140,7 +140,7 @@ fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
     let plane = &node.map.layout().groups()[0].planes[0];
     let start = node.map.token_range(0, 0, blocks.0[0][0], 0, 0..1).start + head * plane.head_stride();
     let mut bytes = vec![0; 16];
-    node.region.read(start, &mut bytes);
+    node.read(start, &mut bytes);
     bytes
 }
 

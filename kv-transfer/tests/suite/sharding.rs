@@ -1,4 +1,4 @@
-//! Instances of several shards, stood in for by pools of host memory that hold a part of the KV heads each.
+//! Instances of several shards, stood in for by pools that hold a part of the KV heads each.
 
 use super::failing::{COMMIT, OFFER};
 use crate::common::*;
@@ -51,8 +51,9 @@ impl Sharded {
         HeadShard::try_new(index, self.of()).unwrap()
     }
 
-    /// Every head of every token that a shard holds, as its place in the region and its place in the whole.
-    fn each_head(&self, shard: usize, blocks: &GroupBlocks, mut with: impl FnMut(&Region, usize, [u32; 4])) {
+    /// Every head of every token that a shard holds, as its place in the pool and its place in the whole.
+    fn heads(&self, shard: usize, blocks: &GroupBlocks) -> Vec<(usize, [u32; 4])> {
+        let mut all = Vec::new();
         let node = &self.shards[shard];
         let (size, heads) = (node.map.layout().block_tokens(), HEADS / self.shards.len() as u32);
         for (layer, plane) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
@@ -61,10 +62,16 @@ impl Sharded {
                 let start = node.map.token_range(0, layer, block, plane, at..at + 1).start;
                 for head in 0..heads {
                     let whole = shard as u32 * heads + head;
-                    with(&node.region, start + (head * DIM * 2) as usize, [layer as u32, plane as u32, token, whole]);
+                    all.push((start + (head * DIM * 2) as usize, [layer as u32, plane as u32, token, whole]));
                 }
             }
         }
+        all
+    }
+
+    fn fill(&self, shard: usize, blocks: &GroupBlocks, seed: u32) {
+        let heads = self.heads(shard, blocks).into_iter();
+        self.shards[shard].write_all(heads.map(|(at, place)| (at, noise(seed, place).to_vec())));
     }
 
     /// Offers a sequence from every shard to every shard of `to` that holds heads of it, and sends it.
@@ -84,7 +91,7 @@ impl Sharded {
             let count = node.map.layout().blocks_for(TOKENS as usize);
             let hold = Arc::new(*node.pool.take(count, u64::from(seed)).expect("the pool has room"));
             let blocks = hold.blocks.clone();
-            self.each_head(index, &blocks, |region, at, place| region.write(at, &noise(seed, place)));
+            self.fill(index, &blocks, seed);
             for partner in self.shard(index as u16).partners(to.of()) {
                 let peer = Peer { shard: partner, ..to.shards[usize::from(partner)].peer() };
                 let (request_id, deadline) = (RequestId::try_new(request).unwrap(), Instant::now() + PATIENCE);
@@ -107,12 +114,13 @@ impl Sharded {
         for (index, part) in parts.iter().enumerate() {
             assert_eq!(part.tokens, commit(TOKENS).tokens);
             assert_eq!(part.cached_tokens, from);
-            self.each_head(index, part.hold.blocks(), |region, at, place| {
-                let mut bytes = [0; DIM as usize * 2];
-                region.read(at, &mut bytes);
+            let heads = self.heads(index, part.hold.blocks());
+            let ranges: Vec<_> = heads.iter().map(|(at, _)| *at..at + DIM as usize * 2).collect();
+            let all = self.shards[index].read_all(&ranges);
+            for ((_, place), bytes) in heads.into_iter().zip(all.chunks_exact(DIM as usize * 2)) {
                 let seed = if place[2] < from { CACHED_SEED } else { seed };
                 assert!(bytes == noise(seed, place), "{request}, shard {index}: other bytes at {place:?}");
-            });
+            }
         }
     }
 
@@ -196,7 +204,7 @@ pub fn all_legs_leave_out_the_same(choice: &TransportChoice) {
             // The same blocks are given again.
             let count = node.map.layout().blocks_for(TOKENS as usize);
             let hold = node.pool.take(count, 31 + index as u64).unwrap();
-            sink.each_head(index, &hold.blocks, |region, at, place| region.write(at, &noise(CACHED_SEED, place)));
+            sink.fill(index, &hold.blocks, CACHED_SEED);
         }
         for leg in source.offer(&sink, "part", 5) {
             assert_eq!(leg.wait().unwrap().tokens_moved, TOKENS - CACHED);

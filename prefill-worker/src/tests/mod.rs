@@ -5,7 +5,8 @@ mod reports;
 use crate::service::PrefillService;
 use crate::sink::NoSink;
 use baton_engine::SequencePhase;
-use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, Region, TransferConfig, TransferHooks, TransportChoice};
+use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, TransferConfig, TransferHooks, TransportChoice};
+use baton_memory::{HostPool, PoolMemory};
 use baton_node::TokioRuntime;
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
@@ -52,10 +53,10 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256,seed={}",
         start.0
     );
-    config.engine.threads = 1;
+    config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
     let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
-    let transfer = |name: &str, region: Arc<Region>| {
+    let transfer = |name: &str, memory: Arc<dyn PoolMemory>| {
         let party = Party { instance: InstanceId::try_new(name).unwrap(), incarnation: start };
         let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
         let (map, hooks) = (loaded.map.clone(), hooks.clone());
@@ -63,13 +64,13 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
             TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
         KvTransfer::start(
             config,
-            region,
+            memory,
             Arc::new(NoSink { engine: loaded.engine.clone(), members: Members::default() }),
         )
         .unwrap()
     };
     let (transfer, refusing) =
-        (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));
+        (transfer("p", loaded.memory.clone()), transfer("d", HostPool::new(loaded.map.bytes()).unwrap()));
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let runtime = Arc::new(TokioRuntime::current());
     let parts = Parts {

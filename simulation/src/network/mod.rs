@@ -11,9 +11,9 @@ pub use transport::SimulatedTransport;
 
 use crate::executor::{Executor, Process, Time, ms};
 use crate::invariant::Invariant;
-use baton_kv_transfer::Region;
 use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, Window};
-use baton_types::{Party, PoolMemory, TicketId};
+use baton_memory::HostPool;
+use baton_types::{Party, TicketId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -62,7 +62,7 @@ pub trait HeldBlocks: Send + Sync {
 struct Endpoint {
     party: Party,
     process: Process,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     events: VecDeque<Event>,
     wake: Arc<Notify>,
     held: Arc<dyn HeldBlocks>,
@@ -176,11 +176,11 @@ impl Network {
         &self,
         (party, process): (Party, Process),
         address: SocketAddr,
-        region: Arc<Region>,
+        region: Arc<HostPool>,
         wake: Arc<Notify>,
         held: Arc<dyn HeldBlocks>,
     ) -> SimulatedTransport {
-        let bytes = region.len() as u64;
+        let bytes = region.bytes() as u64;
         let endpoint = Endpoint { party, process, region, events: VecDeque::new(), wake, held };
         self.state.lock().endpoints.insert(address, endpoint);
         SimulatedTransport { network: self.clone(), process, address, bytes }
@@ -370,7 +370,7 @@ impl Network {
         let mut bytes = Vec::new();
         if self.carries() {
             bytes.resize(write.run.len, 0);
-            endpoint.region.read(write.run.from, &mut bytes);
+            endpoint.region.copy_out(write.run.from, &mut bytes);
             bytes[0] ^= u8::from(write.is_damaged);
         }
         write.bytes = Some(bytes);
@@ -419,7 +419,7 @@ impl Network {
                         format!("a write over {lane:?} under {ticket} reached {range:?}, {why}"),
                     );
                 }
-                endpoint.region.write(range.start, &bytes);
+                endpoint.region.copy_in(range.start, &bytes);
             }
         }
         drop(state);
@@ -462,8 +462,8 @@ impl Network {
         }
         if self.carries() {
             let mut bytes = vec![0; run.len];
-            owner.region.read(run.from, &mut bytes);
-            here.region.write(run.to, &bytes);
+            owner.region.copy_out(run.from, &mut bytes);
+            here.region.copy_in(run.to, &bytes);
         }
         state.tell(address, process, Event::Got(number, run.len));
     }

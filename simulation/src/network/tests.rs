@@ -7,6 +7,7 @@ use baton_kv_transfer::{
     BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutOutcome, PutRequest,
     QuarantinedBlocks, ReserveOffer, SinkHandler, TransferConfig, TransportChoice, VerifiedHandoff,
 };
+use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
 use baton_types::{
     BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
@@ -93,7 +94,7 @@ fn map() -> KvPoolMap {
 struct Pair {
     executor: Executor,
     network: Network,
-    ends: [(Process, KvTransfer, Arc<Region>); 2],
+    ends: [(Process, KvTransfer, Arc<HostPool>); 2],
     notes: Notes,
     breaches: Arc<Mutex<Vec<String>>>,
 }
@@ -124,7 +125,7 @@ impl Pair {
             let choice = TransportChoice::tcp([127, 0, 0, 1].into());
             let mut config = TransferConfig::new(party, compatibility, map(), choice);
             config.limits.quarantined_blocks_max = 4;
-            let region = Region::anonymous(map().bytes()).unwrap();
+            let region = HostPool::new(map().bytes()).unwrap();
             let held = Arc::new(GivenBack::default());
             let sink = Arc::new(Sink(notes.clone(), held.clone()));
             (process, start(site, config, region.clone(), sink, held).unwrap(), region)
@@ -135,8 +136,8 @@ impl Pair {
     /// Puts [`TOKENS`] from `a` to `b` while `meanwhile` happens, and says how that went.
     fn put(&self, meanwhile: impl FnOnce(&Self)) -> Option<PutOutcome> {
         let [(process, source, region), (_, sink, _)] = &self.ends;
-        let bytes: Vec<u8> = (0..region.len()).map(|i| (i % 251) as u8).collect();
-        region.write(0, &bytes);
+        let bytes: Vec<u8> = (0..region.bytes()).map(|i| (i % 251) as u8).collect();
+        region.copy_in(0, &bytes);
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
         let request = PutRequest {
             request_id: RequestId::try_new("r").unwrap(),
@@ -166,10 +167,10 @@ impl Pair {
             (0..2).all(|layer| {
                 (0..2).all(|plane| {
                     let within = token % 16..token % 16 + 1;
-                    let read = |region: &Region, block| {
+                    let read = |region: &HostPool, block| {
                         let range = map().token_range(0, layer, BlockId(block), plane, within.clone());
                         let mut bytes = vec![0; range.len()];
-                        region.read(range.start, &mut bytes);
+                        region.copy_out(range.start, &mut bytes);
                         bytes
                     };
                     read(from, token / 16) == read(to, SINK_BLOCKS[(token / 16) as usize])

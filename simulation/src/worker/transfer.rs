@@ -3,7 +3,8 @@
 use crate::executor::{Executor, Process, Time};
 use crate::network::{HeldBlocks, Network};
 use baton_kv_transfer::simulation::{Call, Calls, Driver, Job, Ports, Verifier};
-use baton_kv_transfer::{KvTransfer, Region, SinkHandler, TransferConfig, TransferError};
+use baton_kv_transfer::{KvTransfer, SinkHandler, TransferConfig, TransferError};
+use baton_memory::HostPool;
 use baton_types::KvPoolMap;
 use parking_lot::Mutex;
 use send_wrapper::SendWrapper;
@@ -49,7 +50,7 @@ pub struct Site {
 pub fn start(
     site: Site,
     config: TransferConfig,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     handler: Arc<dyn SinkHandler>,
     held: Arc<dyn HeldBlocks>,
 ) -> Result<KvTransfer, TransferError> {
@@ -129,7 +130,7 @@ struct OnThread<T> {
     does: T,
 }
 
-impl Verifier for OnThread<(Arc<Region>, KvPoolMap)> {
+impl Verifier for OnThread<(Arc<HostPool>, KvPoolMap)> {
     fn submit(&mut self, job: Job) {
         let (region, map) = self.does.clone();
         self.thread.does(move || job.run(&*region, &map));

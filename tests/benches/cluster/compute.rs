@@ -129,8 +129,11 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let settings = ModelSettings::default();
     let spec = models::open(&settings, &|_, _| ())?.spec().clone();
     gemm::measure(&spec, summary)?;
-    let loaded =
-        bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
+    let loaded = bring_up::load(
+        &settings,
+        &EngineSettings { threads: THREADS.into(), ..EngineSettings::default() },
+        &|_, _| (),
+    )?;
     let engine = &loaded.engine;
     check(engine)?;
     decode(engine, &spec, loaded.map.layout().bytes_per_token(), summary)?;

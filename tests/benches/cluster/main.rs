@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `classes`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `puts`, `compute`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more and is only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
@@ -13,8 +13,10 @@ mod handoff;
 mod index;
 mod machine;
 mod overload;
+mod peers;
 mod puts;
 mod router;
+mod start;
 mod statistics;
 mod summary;
 mod telemetry;
@@ -39,8 +41,8 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 9] =
-        ["handoff", "puts", "compute", "classes", "telemetry", "index", "cache", "router", "overload"];
+    const PARTS: [&str; 10] =
+        ["handoff", "puts", "compute", "classes", "start", "telemetry", "index", "cache", "router", "overload"];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
@@ -54,6 +56,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("classes") {
         classes::measure(&mut summary)?;
+    }
+    if wanted("start") {
+        start::measure(&mut summary)?;
     }
     if wanted("puts") {
         puts::measure(&mut summary)?;

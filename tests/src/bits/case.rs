@@ -1,5 +1,6 @@
 //! A case: one way to serve a world's requests. Cases are dealt like cards, so that every value of every dimension is used.
 
+use baton_kernels::cpu::SimdLevel;
 use baton_kv_transfer::{TransportChoice, UcxLanes};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -41,6 +42,8 @@ pub struct Setup {
     pub running: usize,
     /// Compute threads.
     pub threads: usize,
+    /// Instructions of the SIMD kernels; `None` uses the best that the machine has.
+    pub simd: Option<SimdLevel>,
     /// Whether the device delays its results.
     pub lagging: bool,
     /// Whether the pool has room for little more than one request, so that sequences are preempted or wait.
@@ -121,6 +124,7 @@ impl Case {
             chunk: 256,
             running,
             threads: 2,
+            simd: None,
             lagging: false,
             tight: true,
             cache: Caching::On,
@@ -143,6 +147,7 @@ impl Case {
             chunk: 100,
             running: 5,
             threads: 2,
+            simd: None,
             lagging: false,
             tight: false,
             cache,
@@ -161,6 +166,7 @@ impl Case {
             chunk: 64,
             running: sizes.len(),
             threads: 2,
+            simd: None,
             lagging: true,
             tight: false,
             cache: Caching::On,
@@ -219,6 +225,9 @@ pub struct Dealer {
     ucx: Deck<bool>,
     arrivals: Deck<Arrivals>,
     plans: Deck<(Route, bool)>,
+    /// Instructions of P and D, one pair a case.
+    levels: Vec<(SimdLevel, SimdLevel)>,
+    dealt: usize,
 }
 
 impl Dealer {
@@ -228,6 +237,14 @@ impl Dealer {
     pub const CHUNKS: [usize; 6] = [1, 7, 33, 64, 100, 256];
     /// Sizes of the running batch.
     pub const RUNNING: [usize; 3] = [1, 16, 5];
+
+    /// Deals P and D different instructions, each of these levels that the machine has to both; without two of them, its best to both.
+    pub fn with_instructions(mut self, levels: &[SimdLevel]) -> Self {
+        let levels: Vec<_> = levels.iter().copied().filter(|level| level.available()).collect();
+        let others = levels.iter().cycle().skip(1);
+        self.levels = levels.iter().copied().zip(others.copied()).filter(|(p, d)| p != d).collect();
+        self
+    }
 
     /// The same seed deals the same cases.
     pub fn new(seed: u64) -> Self {
@@ -254,6 +271,8 @@ impl Dealer {
                 (Local, false),
                 (Local, true),
             ]),
+            levels: Vec::new(),
+            dealt: 0,
         }
     }
 
@@ -269,6 +288,7 @@ impl Dealer {
             chunk,
             running,
             threads,
+            simd: None,
             lagging,
             tight,
             cache,
@@ -292,6 +312,10 @@ impl Dealer {
             plans,
             order,
         };
+        if let Some(&(p, d)) = self.levels.get(self.dealt % self.levels.len().max(1)) {
+            (case.p.simd, case.d.simd) = (Some(p), Some(d));
+        }
+        self.dealt += 1;
         if case.arrivals == Arrivals::Gathered && !case.can_gather() {
             // Gathering tests the full batch: give it room instead of dealing another value.
             (case.d.tight, case.d.running) = (false, case.plans.len());

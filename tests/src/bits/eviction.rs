@@ -4,8 +4,9 @@ use super::case::Read;
 use super::side::Side;
 use super::world::PATIENCE;
 use baton_kv_cache::SharedPool;
-use baton_kv_transfer::{HoldPoint, KvTransfer, Region, TransferHooks};
-use baton_types::{PoolMemory, RequestId};
+use baton_kv_transfer::{HoldPoint, KvTransfer, TransferHooks};
+use baton_memory::PoolMemory;
+use baton_types::RequestId;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -17,7 +18,7 @@ pub(super) const PRETENDED_PIN_MS: u64 = 1;
 pub(super) struct Eviction {
     read: Read,
     pool: SharedPool,
-    region: Arc<Region>,
+    memory: Arc<dyn PoolMemory>,
     /// D's transfer, once it exists: it ends its pins.
     pub(super) owner: Arc<OnceLock<KvTransfer>>,
     /// Number of gets affected.
@@ -27,7 +28,7 @@ pub(super) struct Eviction {
 impl Eviction {
     pub(super) fn of(d: &Side, read: Read) -> Self {
         let (owner, forced) = Default::default();
-        Self { read, pool: d.engine.pool(), region: d.region.clone(), owner, forced }
+        Self { read, pool: d.engine.pool(), memory: d.memory.clone(), owner, forced }
     }
 }
 
@@ -47,7 +48,8 @@ impl TransferHooks for Eviction {
             std::thread::yield_now();
         }
         self.pool.clear_cache();
-        self.region.write(0, &vec![0x11; self.region.len()]);
+        let overwritten = self.memory.write_by(deadline, 0, &vec![0x11; self.memory.bytes()]);
+        overwritten.expect("the pool's device works");
         self.forced.fetch_add(1, Ordering::SeqCst);
         false
     }

@@ -57,7 +57,7 @@ impl Link {
                 config.limits.pin_ms = PRETENDED_PIN_MS;
                 config.hazards = [Hazard::PretendedPins].into();
             }
-            anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
+            anyhow::Ok(KvTransfer::start(config, side.memory.clone(), handler)?)
         };
         let engine = d.engine.clone();
         let (claims, waiting, in_flight) = Default::default();

@@ -1,15 +1,16 @@
 //! A record of computed results: for each request and position the logits, and the KV of all tokens before it.
 
-use super::world::index_of;
+use super::world::{PATIENCE, index_of};
 use baton_engine::LogitObserver;
-use baton_kv_transfer::Region;
-use baton_types::{GroupBlocks, KvPoolMap, PoolMemory, RequestId, TokenId};
+use baton_memory::{PoolMemory, Rows};
+use baton_types::{GroupBlocks, KvPoolMap, RequestId, TokenId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The inputs that decided one token.
 #[derive(Clone, Debug)]
@@ -31,13 +32,13 @@ pub(super) struct Ledger {
 /// Records what one engine computes in a ledger.
 pub(super) struct Recorder {
     pub(super) ledger: Arc<Mutex<Ledger>>,
-    pub(super) region: Arc<Region>,
+    pub(super) memory: Arc<dyn PoolMemory>,
     pub(super) map: KvPoolMap,
 }
 
 impl LogitObserver for Recorder {
     fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]) {
-        let row = Row { logits: logits.to_vec(), kv: kv_hashes(&self.region, &self.map, blocks, position) };
+        let row = Row { logits: logits.to_vec(), kv: kv_hashes(&*self.memory, &self.map, blocks, position) };
         let (key, mut ledger) = ((index_of(id), position), self.ledger.lock());
         if ledger.rows.insert(key, row).is_some() {
             ledger.computed_twice = Some(key);
@@ -46,20 +47,28 @@ impl LogitObserver for Recorder {
 }
 
 /// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`.
-fn kv_hashes(region: &Region, map: &KvPoolMap, blocks: &GroupBlocks, tokens: usize) -> Vec<u64> {
+fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &GroupBlocks, tokens: usize) -> Vec<u64> {
+    let deadline = Instant::now() + PATIENCE;
     let size = map.layout().block_tokens() as usize;
     let mut hashes = Vec::new();
     for (g, group) in map.layout().groups().iter().enumerate() {
         let planes = group.planes.len();
         for layer in 0..group.layers.len() {
+            // All reads of a layer run at the same time: each one takes long if the pool is remote.
+            let read = |(block, plane): (usize, usize)| {
+                let within = 0..size.min(tokens - block * size) as u32;
+                let range = map.token_range(g, layer, blocks.0[g][block], plane, within);
+                memory.read(Rows::run(range.start, range.len()), Vec::new())
+            };
+            let places = (0..tokens.div_ceil(size)).flat_map(|block| (0..planes).map(move |plane| (block, plane)));
+            let reads: Vec<_> = places.map(read).collect();
+            let bytes = reads.into_iter().map(|read| read.wait(deadline).expect("the pool's device works"));
+            let bytes: Vec<Vec<u8>> = bytes.collect();
             for token in 0..tokens {
                 let mut hasher = DefaultHasher::new();
-                for plane in 0..planes {
-                    let within = (token % size) as u32;
-                    let range = map.token_range(g, layer, blocks.0[g][token / size], plane, within..within + 1);
-                    let mut bytes = vec![0; range.len()];
-                    region.read(range.start, &mut bytes);
-                    hasher.write(&bytes);
+                for (plane, shape) in group.planes.iter().enumerate() {
+                    let at = token % size * shape.token_stride();
+                    hasher.write(&bytes[token / size * planes + plane][at..at + shape.token_stride()]);
                 }
                 hashes.push(hasher.finish());
             }

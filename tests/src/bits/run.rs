@@ -8,6 +8,7 @@ use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, World, index_of, prefix};
 use anyhow::{Context, bail, ensure};
 use baton_engine::{Run, SequenceEvent, SequencePhase, SequenceRequest};
+use baton_kernels::cpu::SimdLevel;
 use baton_kv_cache::SharedPool;
 use baton_kv_transfer::PutHandle;
 use baton_types::{RequestId, TokenId};
@@ -39,6 +40,7 @@ impl Truth {
             chunk,
             running: 1,
             threads: 1,
+            simd: None,
             lagging: false,
             tight: false,
             cache: Caching::Off,
@@ -359,6 +361,10 @@ impl<'a> Running<'a> {
             coverage.note(threads, setup.threads);
             coverage.note(backend, if setup.lagging { "lagging" } else { "plain" });
         }
+        let instructions = [case.p.simd, case.d.simd].map(|simd| simd.unwrap_or_else(SimdLevel::detect));
+        coverage.note("P instructions", format!("{:?}", instructions[0]));
+        coverage.note("D instructions", format!("{:?}", instructions[1]));
+        coverage.note("P and D instructions", if instructions[0] == instructions[1] { "same" } else { "different" });
         coverage.note("P and D blocks", if case.p.block_tokens == case.d.block_tokens { "same" } else { "different" });
         coverage.note("arrivals", format!("{:?}", case.arrivals));
         for plan in &case.plans {

@@ -2,23 +2,24 @@
 
 use super::case::{Caching, Setup};
 use super::ledger::{Ledger, Recorder};
-use super::world::World;
+use super::world::{PATIENCE, World};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink, StepInput,
     StepModel, StepOutput,
 };
 use baton_kernels::numerics::ATTENTION_SLAB;
 use baton_kv_cache::ForkCopy;
-use baton_kv_transfer::Region;
-use baton_types::{Compatibility, Fence, KvPoolMap, PoolMemory};
+use baton_memory::PoolMemory;
+use baton_types::{Compatibility, Fence, KvPoolMap};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
 /// A running engine.
 pub(super) struct Side {
     pub(super) engine: EngineHandle,
-    pub(super) region: Arc<Region>,
+    pub(super) memory: Arc<dyn PoolMemory>,
     pub(super) map: KvPoolMap,
     pub(super) compatibility: Compatibility,
     pub(super) seen: Arc<Mutex<Seen>>,
@@ -48,22 +49,22 @@ impl Side {
             prefix_cache: (setup.cache != Caching::Off).then(PrefixCacheConfig::default),
             ..EngineConfig::default()
         };
-        let device = world.family.device(world.numerics, setup.threads, setup.lagging)?;
+        let device = world.family.device(world.numerics, setup)?;
         let mut model = Model::load(world.source.as_ref(), device.as_ref(), config.model_config(), &|_| ())?;
         let layout = model.layout(setup.block_tokens)?;
         let longest = layout.blocks_for(world.len_max() + 1);
         let blocks = if setup.tight { longest + 2 } else { longest * world.requests() };
         let (map, compatibility) = (KvPoolMap::try_new(layout.clone(), blocks as u32)?, model.compatibility(layout));
-        let region = Region::anonymous(map.bytes())?;
+        let memory = device.alloc_pool(&map)?;
         // NaN everywhere: a read of something never stored is noticed.
-        region.write(0, &vec![0xff; region.len()]);
-        model.bind(region.clone(), &map)?;
+        memory.write_by(Instant::now() + PATIENCE, 0, &vec![0xff; memory.bytes()])?;
+        model.bind(memory.clone(), &map)?;
         let seen = Arc::<Mutex<Seen>>::default();
         let watched = Watched { model, seen: seen.clone(), copies: setup.copies };
         let engine = Engine::start_with(watched, &map, config)?;
-        let recorder = Recorder { ledger: ledger.clone(), region: region.clone(), map: map.clone() };
+        let recorder = Recorder { ledger: ledger.clone(), memory: memory.clone(), map: map.clone() };
         engine.set_logit_observer(Some(Arc::new(recorder)));
-        Ok(Self { engine, region, map, compatibility, seen })
+        Ok(Self { engine, memory, map, compatibility, seen })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The subject of a reference run: a model, the backends that compute it, and the requests.
 
+use super::case::Setup;
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
@@ -38,9 +39,10 @@ impl Family {
     pub const MUTANTS: [Self; 3] = [Self::RowCount, Self::ChunkStart, Self::ThreadCount];
 
     /// A device of this family.
-    pub(super) fn device(self, numerics: Numerics, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Device>> {
+    pub(super) fn device(self, numerics: Numerics, setup: &Setup) -> anyhow::Result<Arc<dyn Device>> {
+        let &Setup { threads, simd, lagging, .. } = setup;
         let device: Arc<dyn Device> = match self {
-            Self::Cpu => CpuDevice::new(CpuConfig { threads, simd: None, numerics })?,
+            Self::Cpu => CpuDevice::new(CpuConfig { threads, simd, numerics })?,
             Self::Reference => ReferenceDevice::new(numerics),
             Self::RowCount => Mutant::new(MutantKind::RowCount, numerics),
             Self::ChunkStart => Mutant::new(MutantKind::ChunkStart, numerics),

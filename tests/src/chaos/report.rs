@@ -20,10 +20,11 @@ const COMMAND: &str = "make chaos";
 /// Minimum number of faults of a whole run that last longer than the data plane waits for a silent peer.
 const LONGEST_MIN: u64 = 10;
 /// Crates that a run tests.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "types",
     "proto",
     "text",
+    "memory",
     "kernels",
     "kv-cache",
     "kv-transfer",

@@ -10,19 +10,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-types", &[]),
     ("baton-proto", &["types"]),
     ("baton-text", &["types"]),
-    ("baton-kernels", &["types"]),
+    ("baton-memory", &["types"]),
+    ("baton-kernels", &["types", "memory"]),
     ("baton-kv-cache", &["types"]),
-    ("baton-kv-transfer", &["types"]),
-    ("baton-engine", &["types", "kernels", "kv-cache"]),
+    ("baton-kv-transfer", &["types", "memory"]),
+    ("baton-engine", &["types", "memory", "kernels", "kv-cache"]),
     ("baton-node", &["types", "proto"]),
     ("baton-router", &["types", "proto", "node", "text", "kv-cache"]),
-    ("baton-worker", &["types", "proto", "node", "text", "kernels", "kv-cache", "engine", "kv-transfer"]),
+    ("baton-worker", &["types", "proto", "node", "text", "memory", "kernels", "kv-cache", "engine", "kv-transfer"]),
     ("baton-prefill-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     (
         "baton-simulation",
         &[
             "types",
+            "memory",
             "kernels",
             "kv-cache",
             "kv-transfer",
@@ -55,7 +57,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const FREE: &[&str] = &["baton-tests", "xtask"];
 
 /// Crate, and the workspace crates that must not be linked into it, even indirectly.
-const NOT_LINKED: &[(&str, &[&str])] = &[("baton-router", &["kernels", "engine", "kv-transfer"])];
+const NOT_LINKED: &[(&str, &[&str])] = &[("baton-router", &["memory", "kernels", "engine", "kv-transfer"])];
 
 /// Takes the workspace's `cargo metadata`.
 pub(super) fn check(metadata: &Value) -> Vec<String> {

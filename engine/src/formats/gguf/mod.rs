@@ -9,7 +9,7 @@ mod text;
 mod value;
 
 use super::mmap::MappedFile;
-use super::{ModelSource, StoredTensor, TextSource, WeightsError};
+use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
 use crate::models::registry::RotaryRows;
 use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::storage::StorageFormat;
@@ -142,6 +142,16 @@ impl ModelSource for GgufModel {
 
     fn fingerprint(&self) -> Digest {
         *self.fingerprint.get_or_init(|| self.file.digest())
+    }
+
+    fn known_fingerprint(&self, known: &KnownFingerprints) -> Option<Digest> {
+        Some(*self.fingerprint.get_or_init(|| self.file.known_digest(known)))
+    }
+
+    fn release(&self, name: TensorName) {
+        if let Some(entry) = self.tensors.get(&name) {
+            self.file.release(entry.bytes.clone());
+        }
     }
 
     fn end_tokens(&self) -> &[TokenId] {

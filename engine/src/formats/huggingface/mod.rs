@@ -8,7 +8,8 @@ mod rope;
 mod tensors;
 mod text;
 
-use super::{ModelSource, StoredTensor, TextSource, WeightsError};
+use super::mmap::MappedFile;
+use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
 use crate::models::{DecoderSpec, TensorName};
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
 pub(crate) use json::JsonObject;
@@ -42,7 +43,7 @@ impl HuggingFaceModel {
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
         let end_tokens = generation::end_tokens(&config, generation.as_ref(), tokenizer_eos, spec.vocab)?;
         let sampling = generation.as_ref().map(generation::sampling).transpose()?.unwrap_or_default();
-        let config_digest = super::mmap::MappedFile::open(&config_path)?.digest();
+        let config_digest = MappedFile::open(&config_path)?.digest();
         // `models/x/.` and `.` have no name of their own.
         let real = folder.canonicalize().ok();
         let own = real.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
@@ -64,6 +65,18 @@ impl HuggingFaceModel {
         config::spec(&Self::config(&folder.join("config.json"), folder)?)
     }
 
+    /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.
+    fn digest(&self, digest: impl Fn(&MappedFile) -> Digest) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"hugging face folder, version 1\n");
+        let shards = self.tensors.shards().iter().map(|(name, file)| (name.as_str(), digest(file)));
+        for (name, digest) in std::iter::once(("config.json", self.config_digest)).chain(shards) {
+            // Names contain no line breaks, so the record is unambiguous.
+            hasher.update(format!("{name} {digest}\n").as_bytes());
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+
     fn config(path: &Path, folder: &Path) -> Result<JsonObject, WeightsError> {
         JsonObject::read(path)?.ok_or_else(|| {
             WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
@@ -81,18 +94,16 @@ impl ModelSource for HuggingFaceModel {
         tensor.ok_or_else(|| WeightsError::damaged(&self.folder, format!("there is no tensor {name}")))
     }
 
-    /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.
     fn fingerprint(&self) -> Digest {
-        *self.fingerprint.get_or_init(|| {
-            let mut hasher = blake3::Hasher::new();
-            hasher.update(b"hugging face folder, version 1\n");
-            let shards = self.tensors.shards().iter().map(|(name, file)| (name.as_str(), file.digest()));
-            for (name, digest) in std::iter::once(("config.json", self.config_digest)).chain(shards) {
-                // Names contain no line breaks, so the record is unambiguous.
-                hasher.update(format!("{name} {digest}\n").as_bytes());
-            }
-            Digest(*hasher.finalize().as_bytes())
-        })
+        *self.fingerprint.get_or_init(|| self.digest(MappedFile::digest))
+    }
+
+    fn known_fingerprint(&self, known: &KnownFingerprints) -> Option<Digest> {
+        Some(*self.fingerprint.get_or_init(|| self.digest(|file| file.known_digest(known))))
+    }
+
+    fn release(&self, name: TensorName) {
+        self.tensors.release(name);
     }
 
     fn end_tokens(&self) -> &[TokenId] {

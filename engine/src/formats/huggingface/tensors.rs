@@ -114,6 +114,13 @@ impl Tensors {
         &self.shards
     }
 
+    /// Gives memory back that holds a tensor.
+    pub(super) fn release(&self, name: TensorName) {
+        if let Some(place) = self.places.get(&name) {
+            self.shards[place.shard].1.release(place.bytes.clone());
+        }
+    }
+
     /// One tensor as it is stored.
     pub(super) fn stored(&self, name: TensorName) -> Option<StoredTensor<'_>> {
         let place = self.places.get(&name)?;

@@ -9,19 +9,25 @@ mod rope;
 
 use super::{Logits, Model, ModelConfig, ModelError, StepSegment};
 use crate::formats::{ModelSource, RandomModel};
-use baton_kernels::cpu::HeapPool;
 use baton_kernels::device::Device;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
-use baton_types::{BlockId, Dtype, Fence, KvPoolMap, PoolMemory, TokenId};
+use baton_memory::PoolMemory;
+use baton_types::{BlockId, Dtype, Fence, KvPoolMap, TokenId};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// No dimension is a multiple of a vector or a tile; K spans two GEMM slabs with a ragged end.
 const RAGGED: &str = "random:hidden=274,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=260,vocab=131,context=256,seed=3";
 
 /// Fills a fresh pool: NaN in every format, so that a read of a value that was never stored is detected.
 const NEVER_STORED: u8 = 0xff;
+
+/// By when an operation on a pool must have ended.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
 
 fn random(spec: &str) -> RandomModel {
     RandomModel::parse(spec).unwrap()
@@ -46,7 +52,7 @@ fn config(dtype: Dtype) -> ModelConfig {
 /// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
 #[derive(Clone)]
 struct Pool {
-    memory: Arc<HeapPool>,
+    memory: Arc<dyn PoolMemory>,
     map: KvPoolMap,
 }
 
@@ -65,7 +71,7 @@ impl Pool {
                 let at = (token % block_tokens) as u32;
                 let range = self.map.token_range(0, layer, blocks[token / block_tokens], plane, at..at + 1);
                 let mut out = vec![0; range.len()];
-                self.memory.read(range.start, &mut out);
+                self.memory.read_by(soon(), range.start, &mut out).unwrap();
                 bytes.extend(out);
             }
         }
@@ -100,7 +106,8 @@ impl Rig {
     fn new(source: &dyn ModelSource, device: &dyn Device, dtype: Dtype, block_tokens: u32) -> Self {
         let mut model = Model::load(source, device, config(dtype), &|_| ()).unwrap();
         let map = KvPoolMap::try_new(model.layout(block_tokens).unwrap(), 2 * 256 / block_tokens).unwrap();
-        let memory = Arc::new(HeapPool::new(map.bytes(), NEVER_STORED));
+        let memory = device.alloc_pool(&map).unwrap();
+        memory.write_by(soon(), 0, &vec![NEVER_STORED; map.bytes()]).unwrap();
         model.bind(memory.clone(), &map).unwrap();
         Self { model, pool: Pool { memory, map }, steps: TableSteps::default() }
     }

@@ -4,11 +4,10 @@ use super::{Batch, RAGGED, Rig, Rows, config, random, reference, tokens};
 use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepInput};
 use crate::models::{DecoderSpec, LayerTensor, TensorName};
-use baton_kernels::cpu::HeapPool;
 use baton_kernels::device::DeviceError;
+use baton_memory::HostPool;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
 use std::cell::RefCell;
-use std::sync::Arc;
 
 fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelError> {
     Model::load(source, &*reference(Dtype::F32), config, &|_| ())
@@ -71,7 +70,7 @@ fn pools_of_other_models() {
     {
         let layout = KvLayout::llama(16, layers, kv_heads, head_dim, dtype).unwrap();
         let map = KvPoolMap::try_new(layout, 4).unwrap();
-        let error = model.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map).unwrap_err();
+        let error = model.bind(HostPool::filled(map.bytes(), 0).unwrap(), &map).unwrap_err();
         assert!(matches!(error, ModelError::WrongLayout { .. }), "{error}");
     }
 }

@@ -22,6 +22,11 @@ use gemm::Outputs;
 /// Tasks per thread, so that a slow thread takes fewer.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Name of the layout of packed weights.
+pub(super) fn layout(level: SimdLevel) -> &'static str {
+    if level::has_tiles(level) { "tiles" } else { "pairs" }
+}
+
 /// `out = x * w^T` for all rows of `x` and each part of `w`; an output is `[rows, n]` of its part.
 pub(super) fn linear(threads: &Threads, x: &Rows, w: &Weights, store: Store, outs: &mut [&mut [f32]]) {
     assert!(outs.len() == w.parts().len() && outs.iter().zip(w.parts()).all(|(out, n)| out.len() == x.m() * n));

@@ -56,10 +56,8 @@ impl Weights {
         k: usize,
         mut row: impl FnMut(usize, usize, &mut [bf16]),
     ) -> Self {
-        let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
-        let panel_words = k.div_ceil(GROUP) * GROUP_WORDS;
-        let tiles = has_tiles(level);
-        let mut weights = Self { parts: parts.to_vec(), k, tiles, words: Buffer::zeroed(panels * panel_words) };
+        let mut weights = Self::zeroed(level, parts, k);
+        let (panel_words, tiles) = (weights.panel_words(), weights.tiles);
         let mut from = vec![bf16::ZERO; k.next_multiple_of(GROUP)];
         let mut first_panel = 0;
         for (part, &n) in parts.iter().enumerate() {
@@ -74,6 +72,23 @@ impl Weights {
             first_panel += n.div_ceil(PANEL);
         }
         weights
+    }
+
+    /// Weights of this shape that are all zero.
+    pub(in crate::cpu) fn zeroed(level: SimdLevel, parts: &[usize], k: usize) -> Self {
+        let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
+        let words = Buffer::zeroed(panels * k.div_ceil(GROUP) * GROUP_WORDS);
+        Self { parts: parts.to_vec(), k, tiles: has_tiles(level), words }
+    }
+
+    /// All packed words as bytes.
+    pub(in crate::cpu) fn bytes(&self) -> &[u8] {
+        self.words.bytes()
+    }
+
+    /// All packed words as bytes, to be written.
+    pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.words.bytes_mut()
     }
 
     /// Output features of each part.

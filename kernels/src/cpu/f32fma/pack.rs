@@ -97,6 +97,36 @@ impl Panels {
         Self { n, k, format }
     }
 
+    /// Panels of this shape that are all zero.
+    pub(in crate::cpu) fn zeroed(n: usize, k: usize, dtype: Dtype) -> Self {
+        let steps = n.div_ceil(PANEL) * k;
+        let format = match dtype {
+            Dtype::Bf16 => Format::Pairs(vec![PairStep::ZERO; steps]),
+            Dtype::F32 | Dtype::F16 => Format::Wide(vec![WideStep::ZERO; steps]),
+        };
+        Self { n, k, format }
+    }
+
+    /// All steps as bytes.
+    pub(in crate::cpu) fn bytes(&self) -> &[u8] {
+        let (at, len) = match &self.format {
+            Format::Pairs(steps) => (steps.as_ptr().cast(), size_of_val(&steps[..])),
+            Format::Wide(steps) => (steps.as_ptr().cast(), size_of_val(&steps[..])),
+        };
+        // SAFETY: steps are arrays of four-byte numbers as large as their alignment, without padding.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+
+    /// All steps as bytes, to be written.
+    pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
+        let (at, len) = match &mut self.format {
+            Format::Pairs(steps) => (steps.as_mut_ptr().cast(), size_of_val(&steps[..])),
+            Format::Wide(steps) => (steps.as_mut_ptr().cast(), size_of_val(&steps[..])),
+        };
+        // SAFETY: as above, borrowed mutably; any bytes are valid numbers.
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    }
+
     /// Widens row `row` into `out`.
     pub(in crate::cpu) fn row(&self, row: usize, out: &mut [f32]) {
         let panel = row / PANEL * self.k..(row / PANEL + 1) * self.k;

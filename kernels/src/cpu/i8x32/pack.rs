@@ -95,13 +95,9 @@ impl Weights {
         k: usize,
         stored: &[u8],
     ) -> Result<Self, NotFinite> {
-        let row_bytes = format.stored().row_bytes(k);
-        let row_bytes = row_bytes.unwrap_or_else(|| panic!("{k} elements are not whole blocks of {format:?}"));
-        assert_eq!(stored.len(), n * row_bytes, "[{n}, {k}] in {format:?}");
-        let panels = n.div_ceil(PANEL);
-        let mut weights = Self { format, n, k, bytes: Buffer::zeroed(0) };
-        let panel_bytes = weights.panel_bytes();
-        weights.bytes = Buffer::zeroed((panels * panel_bytes).div_ceil(size_of::<u32>()));
+        let mut weights = Self::zeroed(format, n, k);
+        let (panels, panel_bytes, row_bytes) = (weights.panels(), weights.panel_bytes(), stored.len() / n.max(1));
+        assert_eq!(Some(stored.len()), format.stored().row_bytes(k).map(|row| row * n), "[{n}, {k}] in {format:?}");
         let (to, finite) = (Shared(weights.bytes.as_mut_ptr().cast::<u8>()), AtomicBool::new(true));
         let per_task = (64usize << 10).div_ceil(panel_bytes.max(1));
         threads.run(panels.div_ceil(per_task), &|task| {
@@ -115,6 +111,22 @@ impl Weights {
             }
         });
         if finite.into_inner() { Ok(weights) } else { Err(NotFinite) }
+    }
+
+    /// Weights of this shape that are all zero.
+    ///
+    /// # Panics
+    /// If k elements are not whole blocks.
+    pub(crate) fn zeroed(format: Format, n: usize, k: usize) -> Self {
+        assert!(format.stored().row_bytes(k).is_some(), "{k} elements are not whole blocks of {format:?}");
+        let mut weights = Self { format, n, k, bytes: Buffer::zeroed(0) };
+        weights.bytes = Buffer::zeroed((weights.panels() * weights.panel_bytes()).div_ceil(size_of::<u32>()));
+        weights
+    }
+
+    /// All packed bytes, to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes.bytes_mut()
     }
 
     /// The stored format.

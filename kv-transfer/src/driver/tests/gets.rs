@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::GetRequest;
+use baton_memory::HostPool;
 
 /// A get of two blocks that are no neighbours, welcomed and granted.
 fn granted(driver: &mut Driver, notes: &Notes, now: Instant) -> HandoffKey {
@@ -27,7 +28,7 @@ fn granted(driver: &mut Driver, notes: &Notes, now: Instant) -> HandoffKey {
 fn a_get_reads_within_its_credit() {
     let mut limited = config("here");
     limited.limits.in_flight_bytes_max = 1; // At least one read is always in flight.
-    let region = Region::anonymous(limited.map.bytes()).unwrap();
+    let region = HostPool::new(limited.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(limited, region);
     let now = Instant::now();
     granted(&mut driver, &notes, now);
@@ -39,7 +40,7 @@ fn a_get_reads_within_its_credit() {
 fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     let mut two = config("here");
     (two.limits.quarantined_blocks_max, two.limits.started_handoffs_max) = (2, 1);
-    let region = Region::anonymous(two.map.bytes()).unwrap();
+    let region = HostPool::new(two.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(two, region);
     driver.transport =
         Box::new(Noting { notes: notes.clone(), message_bytes_max: Arc::default(), one_sided_gets: false });

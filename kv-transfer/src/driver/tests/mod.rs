@@ -9,9 +9,10 @@ use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
 use crate::window::Window;
 use crate::{
-    BlockHold, GrantReply, Peer, PutRequest, QuarantinedBlocks, Region, ReserveOffer, SinkHandler, TransferAddress,
+    BlockHold, GrantReply, Peer, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress,
     TransportChoice, VerifiedHandoff,
 };
+use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
 use baton_types::{
     BlockId, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass,
@@ -163,19 +164,19 @@ fn greeting() -> Box<Hello> {
 
 impl Driver {
     fn noting() -> (Self, Notes) {
-        Self::noting_over(Region::anonymous(config("here").map.bytes()).unwrap())
+        Self::noting_over(HostPool::new(config("here").map.bytes()).unwrap())
     }
 
-    fn noting_over(region: Arc<Region>) -> (Self, Notes) {
+    fn noting_over(region: Arc<HostPool>) -> (Self, Notes) {
         let (driver, notes, _) = Self::noting_limits(region);
         (driver, notes)
     }
 
-    fn noting_limits(region: Arc<Region>) -> (Self, Notes, Arc<Mutex<usize>>) {
+    fn noting_limits(region: Arc<HostPool>) -> (Self, Notes, Arc<Mutex<usize>>) {
         Self::noting_with(config("here"), region)
     }
 
-    fn noting_with(config: TransferConfig, region: Arc<Region>) -> (Self, Notes, Arc<Mutex<usize>>) {
+    fn noting_with(config: TransferConfig, region: Arc<HostPool>) -> (Self, Notes, Arc<Mutex<usize>>) {
         let (notes, limit) = (Notes::default(), Arc::default());
         let verifier = VerifierThread::start(region, config.map.clone()).unwrap();
         let ports = Ports {
@@ -391,7 +392,7 @@ fn who_has_not_proven_to_be_a_worker_is_heard_only_where_nobody_can() {
 #[test]
 fn messages_may_be_as_long_as_the_pool_needs_once_a_peer_has_greeted() {
     let map = config("here").map;
-    let (mut driver, _, limit) = Driver::noting_limits(Region::anonymous(map.bytes()).unwrap());
+    let (mut driver, _, limit) = Driver::noting_limits(HostPool::new(map.bytes()).unwrap());
     let now = Instant::now();
     driver.event(Event::Accepted { conn: CONN, proven: false }, now);
     assert_eq!(*limit.lock(), 0, "the transport bounds greetings");

@@ -7,7 +7,8 @@ use crate::heads::{Cut, Heads};
 use crate::message::{Commit, SumRun};
 use crate::verify::work::Work;
 use crate::{GetRequest, Hazard, Hazards, HeadShard, RefuseReason};
-use baton_types::{PoolMemory, TokenId};
+use baton_memory::HostPool;
+use baton_types::TokenId;
 use std::ops::Range;
 use tokio::sync::oneshot;
 
@@ -60,14 +61,14 @@ enum Adopted {
 struct Scene {
     driver: Driver,
     notes: Notes,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     worker: Arc<Claiming>,
     now: Instant,
 }
 
 impl Scene {
     fn new(hazards: Hazards) -> Self {
-        let region = Region::anonymous(config("here").map.bytes()).unwrap();
+        let region = HostPool::new(config("here").map.bytes()).unwrap();
         let ((mut driver, notes), worker) = (Driver::noting_over(region.clone()), Arc::<Claiming>::default());
         (driver.config.hazards, driver.calls) = (hazards, Box::new(Inline(worker.clone())));
         Self { driver, notes, region, worker, now: Instant::now() }
@@ -96,14 +97,14 @@ impl Scene {
 
     fn store(&self, of: ConnId, tokens: &[TokenId]) {
         self.places(of, tokens).into_iter().for_each(|(range, byte)| {
-            self.region.write(range.start, &vec![byte; range.len()]);
+            self.region.copy_in(range.start, &vec![byte; range.len()]);
         });
     }
 
     fn holds(&self, of: ConnId, tokens: &[TokenId]) -> bool {
         self.places(of, tokens).into_iter().all(|(range, byte)| {
             let mut bytes = vec![0; range.len()];
-            self.region.read(range.start, &mut bytes);
+            self.region.copy_out(range.start, &mut bytes);
             bytes.iter().all(|found| *found == byte)
         })
     }
@@ -115,7 +116,7 @@ impl Scene {
     /// Checksums of the bytes stored here.
     fn checksums(&self, ticket: TicketId) -> Message {
         let (map, blocks) = (&self.driver.config.map, &blocks().0[0]);
-        let sums = layer_sums(&*self.region, map, blocks, &self.heads(), 0, 0, 0..TOKENS);
+        let sums = layer_sums(&*self.region, map, blocks, &self.heads(), 0, 0, 0..TOKENS).unwrap();
         Message::Checksums { ticket, runs: vec![SumRun { group: 0, layer: 0, first_granule: 0, sums }] }
     }
 

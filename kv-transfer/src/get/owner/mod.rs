@@ -119,6 +119,7 @@ impl Owner {
                 OwnerInput::Written
             }
             Input::Verified(Verified::Summed { run, .. }) => OwnerInput::Summed(run),
+            Input::Verified(Verified::Failed(detail)) => OwnerInput::Revoked(detail),
             Input::Lost { .. } => OwnerInput::ConnectionLost,
             Input::Tick => {
                 if pretends(link) && now >= self.deadline {

@@ -125,7 +125,7 @@ impl Reader {
                 ReaderInput::Abort(HandoffFailure::Refused { reason: RefuseReason::Quarantine, detail })
             }
             Input::Verified(Verified::Checked(Ok(sums))) => ReaderInput::Verified { sums },
-            Input::Verified(Verified::Checked(Err(detail))) => ReaderInput::Corrupt(detail),
+            Input::Verified(Verified::Checked(Err(detail)) | Verified::Failed(detail)) => ReaderInput::Corrupt(detail),
             Input::Got { bytes } => {
                 self.in_flight -= bytes;
                 return self.post(link, now, effects);

@@ -134,7 +134,7 @@ impl Sink {
                 self.feed(SinkInput::Delivered(answer), link, now, effects);
             }
             Input::Verified(Verified::Checked(Ok(sums))) => self.feed(SinkInput::Verified { sums }, link, now, effects),
-            Input::Verified(Verified::Checked(Err(detail))) => {
+            Input::Verified(Verified::Checked(Err(detail)) | Verified::Failed(detail)) => {
                 self.feed(SinkInput::Corrupt(detail), link, now, effects);
             }
             Input::Heard(Message::Checksums { runs, .. }) => self.feed(SinkInput::Checksums(runs), link, now, effects),

@@ -2,6 +2,7 @@
 
 pub(crate) mod machine;
 
+use crate::hazards::hazard;
 use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
 use crate::plan::{LayerCopy, Move, check_blocks, check_from};
 use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
@@ -135,6 +136,10 @@ impl Source {
             Input::Verified(Verified::Summed { epoch, run }) => {
                 self.feed(SourceInput::Summed { epoch, run }, link, now, effects);
             }
+            Input::Verified(Verified::Failed(detail)) => {
+                tracing::error!(request_id = %self.request_id, detail, "the device cannot sum what is being put");
+                self.feed(SourceInput::DeviceFailed, link, now, effects);
+            }
             Input::Heard(message) => self.on_message(message, link, now, effects),
             Input::Rejected(failure) => self.feed(SourceInput::Refused(failure), link, now, effects),
             Input::Posted { epoch, bytes } => self.timings.put(epoch, bytes, now),
@@ -199,6 +204,9 @@ impl Source {
     fn poll_fences(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         while let Some(Launched { layer, tokens_end, fence }) = self.fences.front() {
             let input = match fence.poll() {
+                FenceStatus::Pending if hazard!(link.config, EarlyReads) => {
+                    SourceInput::LayerReady { layer: *layer, tokens_end: *tokens_end }
+                }
                 FenceStatus::Pending => break,
                 FenceStatus::Done => SourceInput::LayerReady { layer: *layer, tokens_end: *tokens_end },
                 FenceStatus::Failed => SourceInput::DeviceFailed,

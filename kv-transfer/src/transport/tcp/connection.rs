@@ -4,10 +4,10 @@ use super::frame::begins_frame;
 use super::frame_reader::{Arrived, FrameReader};
 use super::frame_writer::{FrameWriter, Kinds};
 use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, whole_records};
-use crate::Region;
 use crate::credentials::Credentials;
-use crate::region::Part;
+use crate::transport::pool::{Incoming, Pool};
 use crate::transport::{ConnId, Event};
+use baton_memory::host::Part;
 use mio::net::TcpStream;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes moved on one socket before other sockets are served.
 const TURN_BYTES: usize = 2 << 20;
-/// Bytes received at once, unless they go directly to the region. Fits a core's cache, and holds many records.
+/// Bytes received at once, unless they go directly to host memory. Fits a core's cache, and holds many records.
 const INBOX_BYTES: usize = 256 << 10;
 /// The same for peers that have not identified themselves: room for one record, which is more than a handshake or a greeting takes.
 const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
@@ -72,7 +72,7 @@ impl Secured {
 
 pub(super) struct Connection {
     stream: TcpStream,
-    region: Arc<Region>,
+    pool: Pool,
     pub(super) origin: Origin,
     secured: Option<Secured>,
     /// The service was notified of this connection.
@@ -97,7 +97,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         stream: TcpStream,
-        region: Arc<Region>,
+        pool: Pool,
         origin: Origin,
         secured: Option<Secured>,
         has_lanes: bool,
@@ -105,8 +105,8 @@ impl Connection {
         let dialled = matches!(origin, Origin::Dialled);
         Self {
             stream,
-            reader: FrameReader::new(region.clone(), dialled),
-            region,
+            reader: FrameReader::new(pool.clone(), dialled),
+            pool,
             announced: dialled,
             origin,
             secured,
@@ -148,6 +148,12 @@ impl Connection {
             events.push(Event::Accepted { conn: id, proven: false });
         }
         let read = self.readable && self.read(id, now, events)?;
+        if !self.reader.incoming.has_room() {
+            self.last_read = Some(now); // It is this side that does not read.
+        }
+        for flush in self.reader.incoming.advance(now)? {
+            self.writer.flushed(flush);
+        }
         let last_read = *self.last_read.get_or_insert(now);
         if now - last_read > silent_max {
             return Err(format!("nothing came for {} ms", silent_max.as_millis()));
@@ -163,6 +169,7 @@ impl Connection {
             self.writer.ping();
         }
         self.writer.check()?;
+        self.writer.stage(&self.pool, now)?;
         Ok(self.write(id, events)? || read)
     }
 
@@ -172,22 +179,20 @@ impl Connection {
             let next = self.writer.next();
             let (sent, framed) = match &mut self.secured {
                 None if next.is_none() => break,
-                None => {
-                    (self.region.send_parts(self.stream.as_fd(), &self.writer.gather(Kinds::All, TURN_BYTES)), true)
-                }
+                None => (self.pool.send_parts(&self.stream, &self.writer.gather(Kinds::All, TURN_BYTES)), true),
                 // A session that began in clear stays in clear.
                 Some(Secured { clear: true, proven: true, outbox, .. })
                     if next.is_some_and(|(is_put, begun)| is_put && (begun || outbox.waiting().is_empty())) =>
                 {
                     let parts = self.writer.gather(Kinds::Puts, TURN_BYTES);
-                    (self.region.send_parts(self.stream.as_fd(), &parts), true)
+                    (self.pool.send_parts(&self.stream, &parts), true)
                 }
                 Some(secured) => {
-                    encrypt(secured, &mut self.writer, &self.region, &mut self.inbox[self.from..self.to], id, events)?;
+                    encrypt(secured, &mut self.writer, &self.pool, &mut self.inbox[self.from..self.to], id, events)?;
                     if secured.outbox.waiting().is_empty() {
                         break;
                     }
-                    (self.region.send_parts(self.stream.as_fd(), &[Part::Own(secured.outbox.waiting())]), false)
+                    (self.pool.send_parts(&self.stream, &[Part::Own(secured.outbox.waiting())]), false)
                 }
             };
             match sent {
@@ -211,7 +216,7 @@ impl Connection {
 
     fn read(&mut self, id: ConnId, now: Instant, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
-        while self.readable && moved < TURN_BYTES {
+        while self.readable && moved < TURN_BYTES && self.reader.incoming.has_room() {
             match self.receive() {
                 Ok(n) => {
                     moved += n;
@@ -229,7 +234,7 @@ impl Connection {
         Ok(moved > 0)
     }
 
-    /// Receives once: the rest of a write in clear goes directly to the region, everything else to the inbox.
+    /// Receives once: the rest of a write in clear goes directly to host memory, everything else to the inbox.
     fn receive(&mut self) -> std::io::Result<usize> {
         let bytes = if self.is_unsettled() { UNSETTLED_INBOX_BYTES } else { INBOX_BYTES };
         if self.inbox.len() < bytes {
@@ -240,8 +245,8 @@ impl Connection {
         self.inbox.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         let clear = self.secured.is_none() || self.in_clear;
-        if let Some((offset, len)) = self.reader.landing().filter(|_| clear && self.to == 0) {
-            let n = self.region.receive_from(self.stream.as_fd(), offset, len, &mut self.inbox)?;
+        if let Some((host, offset, len)) = self.reader.landing().filter(|_| clear && self.to == 0) {
+            let n = host.receive_from(self.stream.as_fd(), offset, len, &mut self.inbox)?;
             self.reader.landed(n.min(len));
             self.to = n.saturating_sub(len);
             return Ok(n);
@@ -336,7 +341,7 @@ impl Connection {
             (Arrived::Attach(body), Some(lanes)) => lanes.push_back(LaneFrame::Attach(body)),
             (Arrived::Attach(_), None) => return Err("the peer speaks of lanes that this side does not have".into()),
             (Arrived::Flush { id, posted }, Some(lanes)) => lanes.push_back(LaneFrame::Flush { id, posted }),
-            (Arrived::Flush { id, .. }, None) => self.writer.flushed(id),
+            (Arrived::Flush { id, .. }, None) => self.reader.incoming.flush(id)?,
         }
         Ok(())
     }
@@ -344,6 +349,12 @@ impl Connection {
     /// The service was notified of this connection, and must be notified of its end.
     pub(super) fn was_announced(&self) -> bool {
         self.announced
+    }
+
+    /// Takes the writes that are being stored; nothing is read any more.
+    pub(super) fn take_incoming(&mut self) -> Incoming {
+        let fresh = Incoming::new(self.pool.clone());
+        std::mem::replace(&mut self.reader.incoming, fresh)
     }
 
     /// Makes one attempt to send what was queued before the end, such as a refusal or an alert.
@@ -361,14 +372,14 @@ fn begins_clear(bytes: &[u8]) -> bool {
 fn encrypt(
     secured: &mut Secured,
     writer: &mut FrameWriter,
-    region: &Region,
+    pool: &Pool,
     unread: &mut [u8],
     id: ConnId,
     events: &mut Vec<Event>,
 ) -> Result<(), String> {
     let kinds = if secured.clear { Kinds::AllButPuts } else { Kinds::All };
     while secured.proven && secured.outbox.waiting().len() < OUTBOX_BYTES {
-        let n = writer.copy(kinds, region, &mut secured.record);
+        let n = writer.copy(kinds, pool, &mut secured.record);
         if n == 0 {
             break;
         }

@@ -1,10 +1,12 @@
-//! Reads frames from pieces of any size: reports each complete frame, and stores writes as their bytes arrive.
+//! Reads frames from pieces of any size: reports each complete frame, and stores writes as their bytes arrive. Into memory that is not the
+//! host's they go from buffers, see [`Incoming`].
 
 use super::frame::{HEAD_BYTES, Head};
-use crate::Region;
 use crate::message::{GREETING_BYTES_MAX, MESSAGE_BYTES_MAX};
+use crate::transport::pool::{Incoming, Pool, STAGE_BYTES};
 use crate::transport::windows::Windows;
-use baton_types::{PoolMemory, TicketId};
+use baton_memory::HostPool;
+use baton_types::TicketId;
 use std::sync::Arc;
 
 /// A frame that arrived completely, apart from the bytes of writes.
@@ -45,7 +47,10 @@ enum Frame {
 const NO_FRAME: Frame = Frame::Head { bytes: [0; HEAD_BYTES], filled: 0 };
 
 pub(super) struct FrameReader {
-    region: Arc<Region>,
+    /// Writes that are being stored.
+    pub(super) incoming: Incoming,
+    /// Bytes of the current write that are not being stored yet.
+    staged: Vec<u8>,
     /// Ranges that the peer may write, by ticket.
     pub(super) windows: Windows,
     frame: Frame,
@@ -57,8 +62,15 @@ pub(super) struct FrameReader {
 
 impl FrameReader {
     /// Until a peer is `settled`, only its greeting is accepted.
-    pub(super) fn new(region: Arc<Region>, settled: bool) -> Self {
-        Self { region, windows: Windows::default(), frame: NO_FRAME, settled, message_bytes_max: MESSAGE_BYTES_MAX }
+    pub(super) fn new(pool: Pool, settled: bool) -> Self {
+        Self {
+            incoming: Incoming::new(pool),
+            staged: Vec::new(),
+            windows: Windows::default(),
+            frame: NO_FRAME,
+            settled,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+        }
     }
 
     /// Sets the longest message to accept from now on.
@@ -77,8 +89,11 @@ impl FrameReader {
     /// Stores nothing more under this ticket, not even the rest of a write that has begun.
     pub(super) fn close_window(&mut self, closed: TicketId) {
         self.windows.close(closed);
-        if let Frame::Put { ticket, store, .. } = &mut self.frame {
-            *store &= *ticket != closed;
+        if let Frame::Put { ticket, store, .. } = &mut self.frame
+            && *ticket == closed
+        {
+            *store = false;
+            self.staged.clear();
         }
     }
 
@@ -86,10 +101,10 @@ impl FrameReader {
         matches!(self.frame, Frame::Head { filled: 0, .. })
     }
 
-    /// Where the next bytes of the stream belong in the region, if they do: offset and length.
-    pub(super) fn landing(&self) -> Option<(usize, usize)> {
+    /// Where the next bytes of the stream belong in host memory, if they do: the memory, offset and length.
+    pub(super) fn landing(&self) -> Option<(&Arc<HostPool>, usize, usize)> {
         match self.frame {
-            Frame::Put { offset, left, store: true, .. } => Some((offset, left)),
+            Frame::Put { offset, left, store: true, .. } => Some((self.incoming.pool().host()?, offset, left)),
             _ => None,
         }
     }
@@ -134,11 +149,27 @@ impl FrameReader {
             Frame::Put { offset, left, store, .. } => {
                 let part = split(from, *left);
                 if *store {
-                    self.region.write(*offset, part);
+                    let (at, ends) = (*offset, part.len() == *left);
+                    self.store(at, part, ends);
                 }
                 self.landed(part.len());
                 Ok(None)
             }
+        }
+    }
+
+    /// Stores bytes of a write, the last ones if it `ends` with them.
+    fn store(&mut self, offset: usize, part: &[u8], ends: bool) {
+        if let Some(host) = self.incoming.pool().host() {
+            return host.copy_in(offset, part);
+        }
+        if self.staged.capacity() == 0 {
+            self.staged = self.incoming.buffer();
+        }
+        self.staged.extend_from_slice(part);
+        if ends || self.staged.len() >= STAGE_BYTES {
+            let bytes = std::mem::take(&mut self.staged);
+            self.incoming.store(offset + part.len() - bytes.len(), bytes);
         }
     }
 
@@ -166,7 +197,8 @@ impl FrameReader {
     /// A write outside of the region breaks the protocol. A write that no open window covers may be late, and is dropped.
     fn begin_put(&mut self, ticket: TicketId, offset: u64, len: usize) -> Result<Option<Arrived>, String> {
         let range = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(len)?));
-        let range = range.filter(|range| self.region.contains(range)).ok_or("a write outside of the region")?;
+        let range =
+            range.filter(|range| self.incoming.pool().contains(range)).ok_or("a write outside of the region")?;
         let store = self.windows.allow(ticket, &range);
         self.frame = Frame::Put { ticket, offset: range.start, left: len, store };
         Ok((!store).then_some(Arrived::Refused))
@@ -183,6 +215,7 @@ fn split<'a>(from: &mut &'a [u8], len: usize) -> &'a [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::pool::tests::host;
     use crate::window::Window;
 
     fn all(reader: &mut FrameReader, bytes: &[u8], only_puts: bool) -> Result<Vec<Arrived>, String> {
@@ -210,8 +243,8 @@ mod tests {
         ]
         .concat();
         for piece in [1, 2, 3, 7, 24, 25, 31, stream.len()] {
-            let region = Region::anonymous(4096).unwrap();
-            let mut reader = FrameReader::new(region.clone(), true);
+            let region = HostPool::new(4096).unwrap();
+            let mut reader = FrameReader::new(host(&region), true);
             reader.windows.open(TicketId(5), Window::of(std::iter::once(100..200).collect()));
             let pieces = stream.chunks(piece);
             let arrived: Vec<_> = pieces.flat_map(|piece| all(&mut reader, piece, false).unwrap()).collect();
@@ -219,7 +252,7 @@ mod tests {
             let expected = [Arrived::Message(b"abc".to_vec()), flush, Arrived::Refused, attach, Arrived::Flushed(3)];
             assert_eq!(arrived, expected.into_iter().chain([Arrived::Ping]).collect::<Vec<_>>(), "in {piece}s");
             let mut stored = [0; 400];
-            region.read(0, &mut stored);
+            region.copy_out(0, &mut stored);
             assert_eq!(&stored[100..106], b"stored");
             assert!(stored[..100].iter().chain(&stored[106..]).all(|&byte| byte == 0));
         }
@@ -228,7 +261,7 @@ mod tests {
     #[test]
     fn a_peer_that_has_not_said_who_it_is_may_send_a_greeting_and_nothing_else() {
         let refused = |head: Head| {
-            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), false);
+            let mut reader = FrameReader::new(host(&HostPool::new(4096).unwrap()), false);
             all(&mut reader, &head.encode(), false).is_err()
         };
         for head in [
@@ -249,7 +282,7 @@ mod tests {
     #[test]
     fn a_peer_that_has_greeted_sends_messages_as_long_as_they_may_be() {
         for (len, refused) in [(100, false), (101, true), (MESSAGE_BYTES_MAX, true)] {
-            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
+            let mut reader = FrameReader::new(host(&HostPool::new(4096).unwrap()), true);
             reader.limit_messages(100);
             assert_eq!(all(&mut reader, &Head::Message { len }.encode(), false).is_err(), refused, "{len}");
         }
@@ -257,12 +290,12 @@ mod tests {
 
     #[test]
     fn only_writes_may_come_in_clear() {
-        let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
+        let mut reader = FrameReader::new(host(&HostPool::new(4096).unwrap()), true);
         let put = frame(Head::Put { ticket: 1, offset: 0, len: 2 }, b"ab");
         assert_eq!(all(&mut reader, &put, true).unwrap(), [Arrived::Refused]);
         assert!(reader.is_between_frames());
         for head in [Head::Message { len: 1 }, Head::Flush { id: 1, posted: 0 }, Head::Flushed { id: 1 }, Head::Ping] {
-            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
+            let mut reader = FrameReader::new(host(&HostPool::new(4096).unwrap()), true);
             assert!(all(&mut reader, &head.encode(), true).is_err(), "{head:?}");
         }
     }

@@ -1,11 +1,13 @@
-//! The queue of outgoing frames: heads, own bodies, and bodies in the region. They are gathered for the socket, or copied to be encrypted.
+//! The queue of outgoing frames: heads, own bodies, and bodies in the pool. They are gathered for the socket, or copied to be encrypted.
+//! Bodies in memory that is not the host's are read into buffers first ([`Outgoing`]).
 
 use super::frame::{HEAD_BYTES, Head};
-use crate::Region;
 use crate::plan::CopyRun;
-use crate::region::{PARTS_MAX, Part};
-use baton_types::{PoolMemory, TicketId};
+use crate::transport::pool::{Outgoing, Pool, Progress, STAGE_BYTES, Staged};
+use baton_memory::host::{PARTS_MAX, Part};
+use baton_types::TicketId;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Most control bytes queued for a peer that does not read.
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
@@ -21,7 +23,10 @@ struct Out {
 enum Body {
     None,
     Own(Vec<u8>),
-    Region(CopyRun),
+    /// In host memory.
+    Pool(CopyRun),
+    /// In other memory.
+    Staged(Staged),
     /// No body either; counted, because the peer determines their number.
     FlushAnswer,
 }
@@ -32,12 +37,21 @@ impl Out {
             + match &self.body {
                 Body::None | Body::FlushAnswer => 0,
                 Body::Own(bytes) => bytes.len(),
-                Body::Region(run) => run.len,
+                Body::Pool(run) => run.len,
+                Body::Staged(staged) => staged.len,
             }
     }
 
     fn is_put(&self) -> bool {
-        matches!(self.body, Body::Region(_))
+        matches!(self.body, Body::Pool(_) | Body::Staged(_))
+    }
+
+    /// Whether its bytes can be sent.
+    fn is_ready(&self) -> bool {
+        match &self.body {
+            Body::Staged(staged) => staged.bytes().is_some(),
+            _ => true,
+        }
     }
 
     /// The bytes that are not written yet.
@@ -46,7 +60,8 @@ impl Out {
         let body = match &self.body {
             Body::None | Body::FlushAnswer => Part::Own(&[]),
             Body::Own(bytes) => Part::Own(&bytes[body_at..]),
-            Body::Region(run) => Part::Region { offset: run.from + body_at, len: run.len - body_at },
+            Body::Pool(run) => Part::Pool { offset: run.from + body_at, len: run.len - body_at },
+            Body::Staged(staged) => Part::Own(&staged.bytes().unwrap_or_default()[body_at..]),
         };
         let head = Part::Own(&self.head[self.written.min(HEAD_BYTES)..]);
         [head, body].into_iter().filter(|part| part.len() > 0)
@@ -62,12 +77,14 @@ pub(super) enum Kinds {
 }
 
 impl Kinds {
+    /// Whether a frame is of these kinds, and can be sent now.
     fn include(self, out: &Out) -> bool {
-        match self {
-            Self::All => true,
-            Self::Puts => out.is_put(),
-            Self::AllButPuts => !out.is_put(),
-        }
+        out.is_ready()
+            && match self {
+                Self::All => true,
+                Self::Puts => out.is_put(),
+                Self::AllButPuts => !out.is_put(),
+            }
     }
 }
 
@@ -76,6 +93,7 @@ pub(super) struct FrameWriter {
     queue: VecDeque<Out>,
     message_bytes: usize,
     flush_answers: usize,
+    outgoing: Outgoing,
 }
 
 impl FrameWriter {
@@ -93,9 +111,35 @@ impl FrameWriter {
         self.push(Head::Attach { len: body.len() }, Body::Own(body));
     }
 
-    pub(super) fn put(&mut self, ticket: TicketId, run: CopyRun) {
-        let head = Head::Put { ticket: ticket.0, offset: run.to as u64, len: run.len };
-        self.push(head, Body::Region(run));
+    /// Queues a write. If the pool is not in host memory, it goes in several frames.
+    pub(super) fn put(&mut self, pool: &Pool, ticket: TicketId, run: CopyRun) {
+        let piece_max = if pool.host().is_some() { run.len } else { STAGE_BYTES };
+        for at in (0..run.len).step_by(piece_max.max(1)) {
+            let run = CopyRun { from: run.from + at, to: run.to + at, len: piece_max.min(run.len - at) };
+            let head = Head::Put { ticket: ticket.0, offset: run.to as u64, len: run.len };
+            self.push(
+                head,
+                match pool.host() {
+                    Some(_) => Body::Pool(run),
+                    None => Body::Staged(Staged::new(run.from, run.len)),
+                },
+            );
+        }
+    }
+
+    /// Reads the next bodies that are not in host memory, as far as there is room for them.
+    pub(super) fn stage(&mut self, pool: &Pool, now: Instant) -> Result<(), String> {
+        if pool.host().is_some() {
+            return Ok(());
+        }
+        for out in &mut self.queue {
+            if let Body::Staged(staged) = &mut out.body
+                && self.outgoing.advance(pool, staged, now)? == Progress::NoRoom
+            {
+                break;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn flush(&mut self, id: u64, posted: u64) {
@@ -122,9 +166,9 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Whether the next frame is a write, and whether a part of it was sent.
+    /// Whether the next frame is a write, and whether a part of it was sent; `None` if no frame can be sent now.
     pub(super) fn next(&self) -> Option<(bool, bool)> {
-        self.queue.front().map(|out| (out.is_put(), out.written > 0))
+        self.queue.front().filter(|out| out.is_ready()).map(|out| (out.is_put(), out.written > 0))
     }
 
     /// The next bytes of frames of these kinds, without copying.
@@ -140,13 +184,16 @@ impl FrameWriter {
     }
 
     /// Copies the next bytes of frames of these kinds to the front of `to`; returns their number.
-    pub(super) fn copy(&self, kinds: Kinds, region: &Region, to: &mut [u8]) -> usize {
+    pub(super) fn copy(&self, kinds: Kinds, pool: &Pool, to: &mut [u8]) -> usize {
         let mut at = 0;
         for part in self.queue.iter().take_while(|out| kinds.include(out)).flat_map(Out::parts) {
             let n = part.len().min(to.len() - at);
             match part {
                 Part::Own(bytes) => to[at..at + n].copy_from_slice(&bytes[..n]),
-                Part::Region { offset, .. } => region.read(offset, &mut to[at..at + n]),
+                Part::Pool { offset, .. } => {
+                    let host = pool.host().expect("only host memory is sent from where it is");
+                    host.copy_out(offset, &mut to[at..at + n]);
+                }
             }
             at += n;
             if at == to.len() {
@@ -166,7 +213,11 @@ impl FrameWriter {
                 return;
             }
             match self.queue.pop_front().map(|out| out.body) {
-                Some(Body::Region(run)) => put_done(run.len),
+                Some(Body::Pool(run)) => put_done(run.len),
+                Some(Body::Staged(staged)) => {
+                    put_done(staged.len);
+                    self.outgoing.sent(staged);
+                }
                 Some(Body::Own(own)) => self.message_bytes -= own.len(),
                 Some(Body::FlushAnswer) => self.flush_answers -= 1,
                 Some(Body::None) | None => {}
@@ -181,16 +232,18 @@ impl FrameWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::pool::tests::host;
+    use baton_memory::HostPool;
 
-    fn filled() -> (FrameWriter, std::sync::Arc<Region>) {
-        let region = Region::anonymous(4096).unwrap();
-        region.write(100, b"0123456789");
-        let mut writer = FrameWriter::default();
+    fn filled() -> (FrameWriter, Pool) {
+        let memory = HostPool::new(4096).unwrap();
+        memory.copy_in(100, b"0123456789");
+        let (mut writer, pool) = (FrameWriter::default(), host(&memory));
         writer.message(b"abc".to_vec());
-        writer.put(TicketId(7), CopyRun { from: 100, to: 5, len: 10 });
-        writer.put(TicketId(7), CopyRun { from: 102, to: 50, len: 4 });
+        writer.put(&pool, TicketId(7), CopyRun { from: 100, to: 5, len: 10 });
+        writer.put(&pool, TicketId(7), CopyRun { from: 102, to: 50, len: 4 });
         writer.flush(1, 0);
-        (writer, region)
+        (writer, pool)
     }
 
     #[test]
@@ -206,11 +259,11 @@ mod tests {
         ]
         .concat();
         for piece in [1, 5, 24, 27, 60, 200] {
-            let (mut writer, region) = filled();
+            let (mut writer, pool) = filled();
             let (mut went, mut done, mut buffer) = (Vec::new(), Vec::new(), vec![0; piece]);
             while writer.next().is_some() {
                 let gathered: usize = writer.gather(Kinds::All, piece).iter().map(Part::len).sum();
-                let n = writer.copy(Kinds::All, &region, &mut buffer);
+                let n = writer.copy(Kinds::All, &pool, &mut buffer);
                 assert!(n > 0 && gathered >= n, "{gathered} and {n}");
                 went.extend_from_slice(&buffer[..n]);
                 writer.went(n, |bytes| done.push(bytes));
@@ -221,13 +274,13 @@ mod tests {
 
     #[test]
     fn writes_and_the_rest_can_be_taken_apart() {
-        let (mut writer, region) = filled();
+        let (mut writer, pool) = filled();
         let mut buffer = [0; 400];
         assert!(writer.gather(Kinds::Puts, 400).is_empty());
-        let n = writer.copy(Kinds::AllButPuts, &region, &mut buffer);
+        let n = writer.copy(Kinds::AllButPuts, &pool, &mut buffer);
         assert_eq!(n, HEAD_BYTES + 3);
         writer.went(n, |_| panic!("a message is no write"));
-        assert_eq!(writer.copy(Kinds::AllButPuts, &region, &mut buffer), 0);
+        assert_eq!(writer.copy(Kinds::AllButPuts, &pool, &mut buffer), 0);
         assert_eq!(writer.gather(Kinds::Puts, 400).iter().map(Part::len).sum::<usize>(), 2 * HEAD_BYTES + 14);
         writer.went(HEAD_BYTES + 1, |_| panic!("it is not complete"));
         assert_eq!(writer.next(), Some((true, true)));

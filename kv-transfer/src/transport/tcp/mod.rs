@@ -1,5 +1,6 @@
 //! The TCP transport: frames on one socket, in TLS where there are credentials. Every write is checked against the ticket's granted ranges
-//! before a byte is stored. Closing the socket fences the peer, because the peer reaches the region only through it.
+//! before a byte is stored. Closing the socket fences the peer, because the peer reaches the pool only through it. Writes that are on their
+//! way into memory of a device are waited for first.
 //!
 //! It is a complete transport, and also the control channel of others. Where lanes carry the writes, their connections are opened here.
 //! What the sides need to know of each other's lanes, and all messages, go over this channel.
@@ -11,13 +12,15 @@ mod frame_reader;
 mod frame_writer;
 mod tls;
 
+use super::pool::{Incoming, Pool};
 use super::{ConnId, Event, Transport, Wake};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
-use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
+use crate::{Credentials, TransferAddress, TransferConfig, TransferError};
 use accepting::{AcceptFailure, to_close};
+use baton_memory::PoolMemory;
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
@@ -37,6 +40,8 @@ const LISTENER: Token = Token(1);
 const WAKER: Token = Token(2);
 /// Lower tokens are not connections.
 const FIRST_CONNECTION: u64 = 3;
+/// How long the writes of an ended connection may take to be stored before its peer counts as not fenced.
+const ENDING_MAX: Duration = Duration::from_secs(5);
 /// Most connections accepted before existing connections are served.
 const ACCEPTED_A_TURN_MAX: usize = 64;
 
@@ -54,11 +59,13 @@ pub(crate) struct Tcp {
     ready: Events,
     listener: TcpListener,
     address: SocketAddr,
-    region: Arc<Region>,
+    pool: Pool,
     credentials: Option<Arc<dyn Credentials>>,
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
+    /// Connections that have ended, whose writes are still being stored.
+    ending: Vec<Ending>,
     /// Connections that a test prevents from being fenced: their sockets stay open and are not read.
     unfenced: Vec<Connection>,
     keeps_lost: bool,
@@ -76,7 +83,7 @@ impl Tcp {
     pub(super) fn start(
         listen: Listen,
         config: &TransferConfig,
-        region: Arc<Region>,
+        memory: Arc<dyn PoolMemory>,
     ) -> Result<(Self, Wake), TransferError> {
         let Listen { bind, port, has_lanes } = listen;
         if bind.is_unspecified() && config.advertise.is_none() {
@@ -92,6 +99,9 @@ impl Tcp {
         let mut listener = TcpListener::bind(SocketAddr::new(bind, port)).map_err(|e| failed("bind", e))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(|e| failed("poll", e))?;
         let waker = Waker::new(poll.registry(), WAKER).map_err(|e| failed("wake", e))?;
+        let waker = Arc::new(PollWaker(waker));
+        let mut pool = Pool::new(memory, waker.clone().into());
+        pool.counts_unstored = hazard!(config, UnstoredWrites);
         let bound = listener.local_addr().map_err(|e| failed("bind", e))?;
         let address = SocketAddr::new(config.advertise.unwrap_or(bound.ip()), bound.port());
         let tcp = Self {
@@ -99,11 +109,12 @@ impl Tcp {
             ready: Events::with_capacity(256),
             listener,
             address,
-            region,
+            pool,
             credentials: config.credentials.clone(),
             encrypt: config.encrypt,
             has_lanes,
             connections: BTreeMap::new(),
+            ending: Vec::new(),
             unfenced: Vec::new(),
             keeps_lost: has_lanes && hazard!(config, PretendedFences),
             next: FIRST_CONNECTION,
@@ -113,8 +124,12 @@ impl Tcp {
             connect_max: Duration::from_millis(config.limits.connect_ms),
             closed: Vec::new(),
         };
-        let wake = move || waker.wake().expect("an eventfd takes a wake-up at any time");
-        Ok((tcp, Box::new(wake)))
+        Ok((tcp, Box::new(move || waker.rouse())))
+    }
+
+    /// The pool, for lanes.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// The socket address it listens on, as published.
@@ -174,7 +189,7 @@ impl Tcp {
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut stream, Token(id.0 as usize), interest).map_err(|e| e.to_string())?;
-        let connection = Connection::new(stream, self.region.clone(), origin, secured, self.has_lanes);
+        let connection = Connection::new(stream, self.pool.clone(), origin, secured, self.has_lanes);
         self.connections.insert(id, connection);
         Ok(id)
     }
@@ -245,7 +260,9 @@ impl Tcp {
         if let Some(mut connection) = self.connections.remove(&id) {
             connection.last_words(id);
             if connection.was_announced() {
-                events.push(Event::Closed { conn: id, reason, fenced: true, unproven });
+                let incoming = connection.take_incoming();
+                self.ending.push(Ending { conn: id, reason, unproven, incoming, until: Instant::now() + ENDING_MAX });
+                self.end(Instant::now(), events);
             } else {
                 tracing::info!(reason, "closes a connection without a greeting");
             }
@@ -253,6 +270,43 @@ impl Tcp {
                 self.unfenced.push(connection);
             }
         }
+    }
+
+    /// Reports connections whose writes are all stored, or were not stored for too long: then the peer is not fenced.
+    fn end(&mut self, now: Instant, events: &mut Vec<Event>) {
+        for mut ending in std::mem::take(&mut self.ending) {
+            let fenced = ending.incoming.has_ended();
+            if fenced || now >= ending.until {
+                let Ending { conn, reason, unproven, .. } = ending;
+                events.push(Event::Closed { conn, reason, fenced, unproven });
+            } else {
+                self.ending.push(ending);
+            }
+        }
+    }
+}
+
+/// A connection without a socket, whose writes are being stored.
+struct Ending {
+    conn: ConnId,
+    reason: String,
+    unproven: bool,
+    incoming: Incoming,
+    until: Instant,
+}
+
+/// Ends a sleep of the transport.
+struct PollWaker(Waker);
+
+impl PollWaker {
+    fn rouse(&self) {
+        self.0.wake().expect("an eventfd takes a wake-up at any time");
+    }
+}
+
+impl std::task::Wake for PollWaker {
+    fn wake(self: Arc<Self>) {
+        self.rouse();
     }
 }
 
@@ -266,7 +320,7 @@ impl Transport for Tcp {
     }
 
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { address: 0, bytes: self.region.len() as u64, key: Vec::new() }
+        RemoteRegion { address: 0, bytes: self.pool.bytes() as u64, key: Vec::new() }
     }
 
     fn fences(&self) -> bool {
@@ -301,7 +355,7 @@ impl Transport for Tcp {
 
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.writer.put(ticket, run);
+            connection.writer.put(&self.pool, ticket, run);
         }
     }
 
@@ -353,6 +407,7 @@ impl Transport for Tcp {
         for (id, reason, unproven) in broken {
             self.remove(id, reason, unproven, events);
         }
+        self.end(now, events);
         any || events.len() > before
     }
 
@@ -360,10 +415,15 @@ impl Transport for Tcp {
         self.poll(timeout);
     }
 
-    fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
-        // Closes sockets with what was queued on them; nothing else refers to the region.
+    fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {
+        // Closes sockets with what was queued on them; only writes that are being stored still refer to the pool.
         for id in self.connections.keys().copied().collect::<Vec<_>>() {
             self.remove(id, "the service stops".into(), false, events);
+        }
+        self.ending.iter_mut().for_each(|ending| ending.until = ending.until.min(deadline));
+        while !self.ending.is_empty() {
+            self.end(Instant::now(), events);
+            std::thread::yield_now();
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How connections end: the channel closes, everything on the lanes is cancelled, then the worker is destroyed, which fences the peer.
 
 use super::connection::Lanes;
+use super::writing::Writing;
 use super::{Purpose, Ucx};
 use crate::hazards::hazard;
 use crate::transport::{ConnId, Event, Transport as _};
@@ -28,6 +29,12 @@ impl Ucx {
         connection.closing.get_or_insert_with(|| reason.to_owned());
         connection.forced = true;
         connection.force_at = Some(now + CLOSE_WAIT);
+        let unsent = connection.writing_mut().map(Writing::shut).unwrap_or_default();
+        connection.outstanding -= unsent.len();
+        for token in unsent {
+            self.operations.remove(&token);
+        }
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
         // Messages that wait for the lanes to be connected, such as a refusal.
         for message in connection.waiting.take().unwrap_or_default() {
             self.channel.send(conn, message);
@@ -59,7 +66,7 @@ impl Ucx {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
         let reason = connection.closing.take().unwrap_or_default();
-        let unproven = connection.unproven;
+        let (unproven, is_storing) = (connection.unproven, connection.is_storing());
         let fenced = match connection.lanes.take() {
             lanes @ Some(_) if hazard!(self, PretendedFences) => {
                 connection.lanes = lanes;
@@ -69,7 +76,7 @@ impl Ucx {
             Some(Lanes { endpoint, writing, worker }) => {
                 drop((endpoint, writing));
                 // The last reference: this destroys the worker.
-                Rc::into_inner(worker).is_some() && self.fences
+                Rc::into_inner(worker).is_some() && self.fences && !is_storing
             }
             // Without a worker there was no way to write.
             None => true,

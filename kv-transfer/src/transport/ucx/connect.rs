@@ -21,7 +21,7 @@ impl Ucx {
     /// worker's address.
     fn new_lanes(&self) -> Result<(Lanes, Vec<u8>), String> {
         let nonce: Nonce = rand::random();
-        let door = WriteWindows::new(self.region.clone(), nonce);
+        let door = WriteWindows::new(self.pool.clone(), nonce);
         let worker = Worker::new(&self.context, self.events.clone(), Some(door.clone()));
         let worker = worker.map_err(|e| format!("no worker for a connection: {e}"))?;
         let address = worker.address().map_err(|e| e.to_string())?;

@@ -63,6 +63,16 @@ impl Connection {
         Some(&mut self.lanes.as_mut()?.writing)
     }
 
+    /// Whether there is room for more writes of the peer. A connection that ends stores none.
+    pub(super) fn has_room(&self) -> bool {
+        self.forced || self.writing().is_none_or(|writing| writing.door.has_room())
+    }
+
+    /// Whether writes of the peer are still being stored; for a connection that ends.
+    pub(super) fn is_storing(&self) -> bool {
+        self.writing().is_some_and(|writing| writing.door.is_storing())
+    }
+
     pub(super) fn worker(&self) -> Option<&Rc<Worker>> {
         Some(&self.lanes.as_ref()?.worker)
     }
@@ -70,6 +80,6 @@ impl Connection {
     /// Only what `forget` destroys is left.
     pub(super) fn has_ended(&self, now: Instant) -> bool {
         let has_had_its_time = self.force_at.is_some_and(|at| now >= at);
-        self.forced && self.channel_is_gone && (self.outstanding == 0 || has_had_its_time)
+        self.forced && self.channel_is_gone && (has_had_its_time || (self.outstanding == 0 && !self.is_storing()))
     }
 }

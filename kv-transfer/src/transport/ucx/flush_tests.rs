@@ -7,7 +7,8 @@ use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
 use crate::transport::{ConnId, Event, Transport};
 use crate::window::Window;
-use crate::{Party, Region, TransferConfig, TransportChoice, UcxLanes, UcxWrites};
+use crate::{Party, TransferConfig, TransportChoice, UcxLanes, UcxWrites};
+use baton_memory::HostPool;
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, TicketId,
 };
@@ -34,7 +35,7 @@ impl Side {
         let config = TransferConfig::new(party, compatibility, map, choice);
         let listen = Listen { bind: LOOPBACK, port: 0, has_lanes: true };
         let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes: UcxWrites::ByLanes };
-        let (ucx, _) = Ucx::start(start, &config, Region::anonymous(4096).unwrap()).unwrap();
+        let (ucx, _) = Ucx::start(start, &config, HostPool::new(4096).unwrap()).unwrap();
         Self { ucx, events: Vec::new() }
     }
 

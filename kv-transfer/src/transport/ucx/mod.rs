@@ -20,6 +20,7 @@ mod writing;
 pub(crate) use sleeper::Sleeper;
 pub(crate) use starting::{Start, TCP_SEGMENTS};
 
+use super::pool::Pool;
 use super::tcp::{LaneFrame, Tcp};
 use super::{ConnId, Event, Transport};
 use crate::hazards::hazard;
@@ -27,13 +28,12 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation, Worker};
 use crate::window::Window;
-use crate::{Region, TransferAddress, UcxWrites};
+use crate::{TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Rounds of UCX progress before our own state is checked.
@@ -61,8 +61,9 @@ pub(crate) struct Ucx {
     connections: BTreeMap<ConnId, Connection>,
     /// Connections that a test prevents from being fenced.
     unfenced: Vec<Connection>,
+    /// The pool, registered; `None` if it is not in host memory: then writes in both directions are messages.
     memory: Option<Rc<Memory>>,
-    region: Arc<Region>,
+    pool: Pool,
     context: Rc<Context>,
     events: Rc<dyn AsRawFd>,
     channel: Tcp,
@@ -229,7 +230,10 @@ impl Transport for Ucx {
                 self.lane_frame(conn, frame, now);
             }
             let Some(worker) = self.connections.get(&conn).and_then(Connection::worker).cloned() else { continue };
-            moved |= turn(&worker);
+            if self.connections.get(&conn).is_some_and(Connection::has_room) {
+                moved |= turn(&worker);
+            }
+            self.post_staged(conn, now);
             self.look_at_door(conn, now, events);
             for (owner, status) in worker.take_failed() {
                 self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);

@@ -1,4 +1,4 @@
-//! Starts UCX: its settings, the control channel, the registered region.
+//! Starts UCX: its settings, the control channel, the registered memory.
 
 use super::{Ucx, lanes};
 use crate::hazards::hazard;
@@ -6,7 +6,8 @@ use crate::message::RemoteRegion;
 use crate::transport::Wake;
 use crate::transport::tcp::{Listen, Tcp};
 use crate::ucx::{Context, Memory, Status};
-use crate::{Region, TransferConfig, TransferError, UcxLanes, UcxWrites};
+use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
+use baton_memory::PoolMemory;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -30,7 +31,7 @@ impl Ucx {
     pub(crate) fn start(
         Start { lanes: chosen, listen, devices, writes }: Start<'_>,
         config: &TransferConfig,
-        region: Arc<Region>,
+        memory: Arc<dyn PoolMemory>,
     ) -> Result<(Self, Wake), TransferError> {
         let over_tcp = *chosen == UcxLanes::LoopbackTcp;
         if over_tcp && !listen.bind.is_loopback() {
@@ -77,12 +78,18 @@ impl Ucx {
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
         }
-        let (channel, wake) = Tcp::start(listen, config, region.clone())?;
+        let (channel, wake) = Tcp::start(listen, config, memory)?;
+        let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
-        let memory = Memory::register(&context, region.clone()).map_err(ucx("cannot register the region"))?;
-        let key = memory.key().map_err(ucx("no key"))?;
+        // Without host memory there is nothing to register: peers get no key, and send messages.
+        let (mut memory, mut remote) = (None, RemoteRegion { bytes: pool.bytes() as u64, ..RemoteRegion::default() });
+        if let Some(host) = pool.host() {
+            let registered = Memory::register(&context, host.clone()).map_err(ucx("cannot register the pool"))?;
+            (remote.address, remote.key) = (host.base() as u64, registered.key().map_err(ucx("no key"))?);
+            memory = Some(registered);
+        }
         let transport = Self {
-            remote: RemoteRegion { address: region.address(), bytes: region.len() as u64, key },
+            remote,
             fences,
             #[cfg(any(test, feature = "testing"))]
             hazards: config.hazards.clone(),
@@ -90,8 +97,8 @@ impl Ucx {
             operations: HashMap::new(),
             connections: BTreeMap::new(),
             unfenced: Vec::new(),
-            memory: Some(memory),
-            region,
+            memory,
+            pool,
             context,
             events: Rc::new(events) as Rc<dyn AsRawFd>,
             channel,

@@ -1,4 +1,5 @@
-//! How bytes reach a peer's region: by UCX puts where the lanes are one-sided, by our own messages elsewhere.
+//! How bytes reach a peer's pool: by UCX puts where the lanes are one-sided and both pools are registered host memory, by our own messages
+//! elsewhere. Bytes of a pool that is not in host memory pass through buffers on the way out and in ([`crate::transport::pool`]).
 //!
 //! Over TCP, UCX emulates a put: the peer's UCX stores it at the address it names and acknowledges it. If this side's socket is reset by
 //! then, UCX aborts the peer's process (`ucp_request_try_send`). A message is not acknowledged, and the peer's progress thread stores it
@@ -7,16 +8,17 @@
 
 use super::connection::Connection;
 use super::{Purpose, Ucx, lanes};
+use crate::UcxWrites;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::transport::pool::{Incoming, Outgoing, Pool, Progress, STAGE_BYTES, Staged};
 use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
-use crate::ucx::{HEADER_BYTES_MAX, Landing, RemoteKey};
-use crate::{Region, UcxWrites};
-use baton_types::{PoolMemory, TicketId};
+use crate::ucx::{Endpoint, HEADER_BYTES_MAX, Landing, RemoteKey, Token as Operation};
+use baton_types::TicketId;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Largest write sent as one message. Well within a segment of TCP lanes (`TCP_SEGMENTS`), because UCX would reassemble a message of
@@ -29,7 +31,7 @@ const FLUSHES_MAX: usize = 16;
 pub(super) type Nonce = [u8; NONCE_BYTES];
 pub(super) const NONCE_BYTES: usize = 16;
 const HEADER_BYTES: usize = NONCE_BYTES + 16;
-const _: () = assert!(HEADER_BYTES <= HEADER_BYTES_MAX);
+const _: () = assert!(HEADER_BYTES <= HEADER_BYTES_MAX && MESSAGE_BYTES_MAX <= STAGE_BYTES);
 
 /// How one side of a connection writes, and the state of the other side's writes.
 pub(super) struct Writing {
@@ -41,14 +43,55 @@ pub(super) struct Writing {
     ready: bool,
     /// Writes posted as messages.
     posted: u64,
+    /// Writes that wait for their bytes.
+    staged: VecDeque<StagedWrite>,
+    outgoing: Outgoing,
     pub(super) door: Rc<WriteWindows>,
     /// Flushes that the peer requested, with the number of writes that each waits for.
     flushes: Vec<(u64, u64)>,
 }
 
+/// A write from a pool that is not in host memory.
+struct StagedWrite {
+    token: Operation,
+    ticket: TicketId,
+    to: usize,
+    staged: Staged,
+}
+
 impl Writing {
     pub(super) fn new(door: Rc<WriteWindows>) -> Self {
-        Self { key: None, nonce: [0; NONCE_BYTES], ready: false, posted: 0, door, flushes: Vec::new() }
+        Self {
+            key: None,
+            nonce: [0; NONCE_BYTES],
+            ready: false,
+            posted: 0,
+            staged: VecDeque::new(),
+            outgoing: Outgoing::default(),
+            door,
+            flushes: Vec::new(),
+        }
+    }
+
+    /// Stores nothing more, and sends nothing more. Returns the operations that have not begun.
+    pub(super) fn shut(&mut self) -> Vec<Operation> {
+        self.door.shut.set(true);
+        self.staged.drain(..).map(|write| write.token).collect()
+    }
+
+    fn advance(&mut self, pool: &Pool, endpoint: &Endpoint, now: Instant) -> Result<(), String> {
+        for write in &mut self.staged {
+            if self.outgoing.advance(pool, &mut write.staged, now)? == Progress::NoRoom {
+                break;
+            }
+        }
+        while let Some(StagedWrite { token, ticket, to, staged }) =
+            self.staged.pop_front_if(|write| write.staged.bytes().is_some())
+        {
+            self.outgoing.passed_on(staged.len);
+            endpoint.send(token, &encode(&self.nonce, ticket, to), staged.into_bytes());
+        }
+        Ok(())
     }
 
     /// Sets the nonce that the peer requires.
@@ -64,20 +107,46 @@ impl Writing {
 
 /// Stores the peer's messages for which a window is open.
 pub(super) struct WriteWindows {
-    region: Arc<Region>,
+    pool: Pool,
+    /// Writes that are being stored in memory that is not the host's.
+    incoming: RefCell<Incoming>,
     nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
-    /// Writes received, stored or not.
+    /// Writes received that are not in `incoming`.
     came: Cell<u64>,
     refused: Cell<u64>,
     /// A message came that no correct peer sends.
     broken: Cell<bool>,
+    /// The connection ends.
+    shut: Cell<bool>,
 }
 
 impl WriteWindows {
-    pub(super) fn new(region: Arc<Region>, nonce: Nonce) -> Rc<Self> {
-        let (windows, came, refused, broken) = Default::default();
-        Rc::new(Self { region, nonce, windows, came, refused, broken })
+    pub(super) fn new(pool: Pool, nonce: Nonce) -> Rc<Self> {
+        let (windows, came, refused, broken, shut) = Default::default();
+        let incoming = RefCell::new(Incoming::new(pool.clone()));
+        Rc::new(Self { pool, incoming, nonce, windows, came, refused, broken, shut })
+    }
+
+    /// Whether there is room for more writes.
+    pub(super) fn has_room(&self) -> bool {
+        self.incoming.borrow().has_room()
+    }
+
+    /// Whether writes are being stored, after the connection has ended.
+    pub(super) fn is_storing(&self) -> bool {
+        !self.incoming.borrow_mut().has_ended()
+    }
+
+    fn store(&self, offset: usize, bytes: &[u8]) {
+        if let Some(host) = self.pool.host() {
+            host.copy_in(offset, bytes);
+            return self.came.set(self.came.get() + 1);
+        }
+        let mut incoming = self.incoming.borrow_mut();
+        let mut buffer = incoming.buffer();
+        buffer.extend_from_slice(bytes);
+        incoming.store(offset, buffer);
     }
 }
 
@@ -85,9 +154,9 @@ impl Landing for WriteWindows {
     fn land(&self, header: &[u8], bytes: &[u8]) {
         let place = decode(&self.nonce, header)
             .and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
-        match place.filter(|(_, range)| self.region.contains(range)) {
-            Some((ticket, range)) if self.windows.borrow().allow(ticket, &range) => {
-                self.region.write(range.start, bytes)
+        match place.filter(|(_, range)| self.pool.contains(range)) {
+            Some((ticket, range)) if self.windows.borrow().allow(ticket, &range) && !self.shut.get() => {
+                return self.store(range.start, bytes);
             }
             Some(_) => self.refused.set(self.refused.get() + 1),
             None => self.broken.set(true),
@@ -117,7 +186,8 @@ impl Ucx {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;
         let endpoint = lanes.endpoint.as_ref().ok_or("it is not wired up")?;
-        if self.writes == UcxWrites::OneSided || lanes::write_by_themselves(&endpoint.lanes()) {
+        let registered = self.memory.is_some() && !region.key.is_empty();
+        if registered && (self.writes == UcxWrites::OneSided || lanes::write_by_themselves(&endpoint.lanes())) {
             let key = endpoint.unpack(&region.key).map_err(|e| e.to_string())?;
             lanes.writing.key = Some((key, region.address));
         }
@@ -132,20 +202,35 @@ impl Ucx {
 
     pub(super) fn write(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         let Some(one_sided) = self.open_writing(conn).filter(|w| w.ready).map(Writing::is_one_sided) else { return };
-        let Some(memory) = self.memory.clone() else { return };
+        let memory = self.memory.clone();
         let piece_max = if one_sided { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
             let (from, to, len) = (run.from + at, run.to + at, piece_max.min(run.len - at));
             let token = self.begin(conn, Purpose::Put(len));
             let Some(lanes) = self.connections.get_mut(&conn).and_then(|c| c.lanes.as_mut()) else { return };
             let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
-            match &writing.key {
-                Some((key, base)) => endpoint.put(token, &memory, from, len, base + to as u64, key),
-                None => {
+            match (&writing.key, &memory) {
+                (Some((key, base)), Some(memory)) => endpoint.put(token, memory, from, len, base + to as u64, key),
+                (_, Some(memory)) => {
                     writing.posted += 1;
-                    endpoint.send_region(token, &encode(&writing.nonce, ticket, to), &memory, from, len);
+                    endpoint.send_region(token, &encode(&writing.nonce, ticket, to), memory, from, len);
+                }
+                (_, None) => {
+                    writing.posted += 1;
+                    writing.staged.push_back(StagedWrite { token, ticket, to, staged: Staged::new(from, len) });
                 }
             }
+        }
+    }
+
+    /// Sends the writes whose bytes were read, and reads those of the next.
+    pub(super) fn post_staged(&mut self, conn: ConnId, now: Instant) {
+        let Some(lanes) = self.connections.get_mut(&conn).filter(|c| !c.forced).and_then(|c| c.lanes.as_mut()) else {
+            return;
+        };
+        let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
+        if let Err(reason) = writing.advance(&self.pool, endpoint, now) {
+            self.force_close(conn, &reason, now);
         }
     }
 
@@ -182,11 +267,15 @@ impl Ucx {
     /// Checks which writes came in as messages.
     pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) {
         let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) else { return };
-        let came = writing.door.came.get();
+        let stored = writing.door.incoming.borrow_mut().advance(now);
+        let came = writing.door.came.get() + writing.door.incoming.borrow().stored();
         events.extend((0..writing.door.refused.take()).map(|_| Event::PutRefused(conn)));
         let done: Vec<u64> = writing.flushes.extract_if(.., |(_, posted)| *posted <= came).map(|(id, _)| id).collect();
         if writing.door.broken.take() {
             self.force_close(conn, "a write outside of the region", now);
+        }
+        if let Err(reason) = stored {
+            self.force_close(conn, &reason, now);
         }
         done.into_iter().for_each(|id| self.channel.flushed_lanes(conn, id));
     }

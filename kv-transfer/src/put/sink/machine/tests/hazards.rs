@@ -9,8 +9,9 @@ use super::{Expected, Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
 use crate::heads::{Cut, Heads};
 use crate::message::{Commit, SumRun};
-use crate::{HandoffFailure, Hazard, Hazards, HeadShard, Region};
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, TicketId, TokenId};
+use crate::{HandoffFailure, Hazard, Hazards, HeadShard};
+use baton_memory::HostPool;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, TicketId, TokenId};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ fn others() -> Vec<TokenId> {
 /// A pool whose KV is a function of the token.
 struct Pool {
     map: KvPoolMap,
-    region: Arc<Region>,
+    region: Arc<HostPool>,
     heads: Arc<Heads>,
 }
 
@@ -42,7 +43,7 @@ impl Pool {
         let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
         let heads = Cut::new(&layout, HeadShard::WHOLE, HeadShard::WHOLE).unwrap().sink;
         let map = KvPoolMap::try_new(layout, 4).unwrap();
-        let region = Region::anonymous(map.bytes()).unwrap();
+        let region = HostPool::new(map.bytes()).unwrap();
         Self { map, region, heads }
     }
 
@@ -62,7 +63,7 @@ impl Pool {
     /// Performs a source's writes.
     fn store(&self, tokens: &[TokenId], positions: Range<u32>) {
         for (range, right) in self.places(tokens, positions) {
-            self.region.write(range.start, &vec![right; range.len()]);
+            self.region.copy_in(range.start, &vec![right; range.len()]);
         }
     }
 
@@ -70,7 +71,7 @@ impl Pool {
     fn holds(&self, tokens: &[TokenId]) -> bool {
         self.places(tokens, 0..TOKENS).into_iter().all(|(range, right)| {
             let mut bytes = vec![0; range.len()];
-            self.region.read(range.start, &mut bytes);
+            self.region.copy_out(range.start, &mut bytes);
             bytes.iter().all(|byte| *byte == right)
         })
     }
@@ -79,7 +80,7 @@ impl Pool {
     fn sums(&self, positions: Range<u32>) -> Vec<SumRun> {
         let first_granule = positions.start / checksum::GRANULE;
         let run = |layer: usize| {
-            let sums = layer_sums(&*self.region, &self.map, &BLOCKS, &self.heads, 0, layer, positions.clone());
+            let sums = layer_sums(&*self.region, &self.map, &BLOCKS, &self.heads, 0, layer, positions.clone()).unwrap();
             SumRun { group: 0, layer: layer as u16, first_granule, sums }
         };
         vec![run(0), run(1)]
@@ -277,7 +278,7 @@ fn damaged(compares: bool) -> Adopted {
     pool.store(&ours(), 0..TOKENS);
     let sums = pool.sums(0..TOKENS);
     let (range, right) = pool.places(&ours(), 20..21).remove(0);
-    pool.region.write(range.start, &[right ^ 1]);
+    pool.region.copy_in(range.start, &[right ^ 1]);
     reservation.hear(&pool, 1, SinkInput::Checksums(sums));
     let delivered = reservation.hear(&pool, 2, pool.commit(ours(), TOKENS));
     adopted(&pool, delivered)

@@ -1,40 +1,47 @@
-//! Moves bytes between the region and a socket by system calls on raw addresses, without an extra copy and without a reference into the
-//! region.
+//! Moves bytes between a host pool and a socket by system calls on raw addresses, without an extra copy and without a reference into the
+//! pool.
 
-use super::Region;
+use super::HostPool;
 use std::io::{Error, ErrorKind, Result};
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most parts of one send, well below the system's `IOV_MAX` of 1,024.
-pub(crate) const PARTS_MAX: usize = 128;
+pub const PARTS_MAX: usize = 128;
 
-/// Bytes for a socket to send: our own, or of the region.
+/// Bytes for a socket to send: the sender's own, or the pool's.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part<'a> {
+pub enum Part<'a> {
     Own(&'a [u8]),
-    Region { offset: usize, len: usize },
+    Pool { offset: usize, len: usize },
 }
 
 impl Part<'_> {
-    pub(crate) const fn len(&self) -> usize {
+    /// Its bytes.
+    pub const fn len(&self) -> usize {
         match self {
             Self::Own(bytes) => bytes.len(),
-            Self::Region { len, .. } => *len,
+            Self::Pool { len, .. } => *len,
         }
+    }
+
+    /// Whether it has none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
 
-impl Region {
+impl HostPool {
     /// Sends up to [`PARTS_MAX`] parts, in order, to a stream socket and returns the number of bytes sent. Neither blocks nor raises
     /// `SIGPIPE`.
     ///
     /// # Panics
-    /// If a part is not within the region.
-    pub(crate) fn send_parts(&self, socket: BorrowedFd<'_>, parts: &[Part<'_>]) -> Result<usize> {
+    /// If a part is not within the pool.
+    pub fn send_parts(&self, socket: BorrowedFd<'_>, parts: &[Part<'_>]) -> Result<usize> {
         let vector = |part: &Part<'_>| match part {
             Part::Own(bytes) => libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
-            Part::Region { offset, len } => libc::iovec { iov_base: self.at(*offset, *len).cast(), iov_len: *len },
+            Part::Pool { offset, len } => libc::iovec { iov_base: self.at(*offset, *len).cast(), iov_len: *len },
         };
         let mut vectors: Vec<libc::iovec> = parts.iter().take(PARTS_MAX).map(vector).collect();
         // SAFETY: all fields of `msghdr` are numbers and pointers, for which zero is a value.
@@ -51,14 +58,8 @@ impl Region {
     /// an error.
     ///
     /// # Panics
-    /// If the range is not within the region.
-    pub(crate) fn receive_from(
-        &self,
-        socket: BorrowedFd<'_>,
-        offset: usize,
-        len: usize,
-        rest: &mut [u8],
-    ) -> Result<usize> {
+    /// If the range is not within the pool.
+    pub fn receive_from(&self, socket: BorrowedFd<'_>, offset: usize, len: usize, rest: &mut [u8]) -> Result<usize> {
         let body = libc::iovec { iov_base: self.at(offset, len).cast(), iov_len: len };
         let behind = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         let mut vectors = [body, behind];

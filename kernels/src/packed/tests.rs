@@ -1,0 +1,111 @@
+//! The folder, and the bound of its size.
+
+use super::evict::make_room;
+use super::{CacheError, PrivateFolder};
+use std::fs::{File, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// A file that was last used so many seconds ago.
+fn put(folder: &PrivateFolder, name: &str, bytes: usize, ago: u64) {
+    let mut replacement = folder.replace(name).unwrap();
+    replacement.file().write_all(&vec![1; bytes]).unwrap();
+    replacement.file().set_modified(SystemTime::now() - Duration::from_secs(ago)).unwrap();
+    replacement.finish().unwrap();
+}
+
+fn names(folder: &PrivateFolder) -> Vec<String> {
+    let mut names: Vec<_> = folder.list().unwrap().into_iter().map(|file| file.name).collect();
+    names.sort();
+    names
+}
+
+fn folder(root: &Path) -> PrivateFolder {
+    PrivateFolder::open(&root.join("a/b")).unwrap()
+}
+
+#[test]
+fn what_was_not_used_for_longest_goes_first() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = folder(root.path());
+    let fill = || {
+        for (name, ago) in [("a", 30), ("b", 10), ("c", 20)] {
+            put(&folder, &format!("{name}.packed"), 100, ago);
+            put(&folder, &format!("{name}.lock"), 0, ago);
+        }
+        put(&folder, "1-2.fingerprint", 1000, 99);
+    };
+    let both = |name: &str| [format!("{name}.lock"), format!("{name}.packed")];
+    for (bytes, but, left) in [
+        (100, "d.packed", vec!["a", "b", "c"]),
+        (101, "d.packed", vec!["b", "c"]),
+        (250, "d.packed", vec!["b"]),
+        (400, "d.packed", vec![]),
+        (200, "b.packed", vec!["a", "b", "c"]),
+        (201, "a.packed", vec!["a", "b"]),
+    ] {
+        fill();
+        assert!(make_room(&folder, bytes, 400, but).unwrap());
+        let expected: Vec<String> =
+            std::iter::once("1-2.fingerprint".to_owned()).chain(left.into_iter().flat_map(both)).collect();
+        assert_eq!(names(&folder), expected, "{bytes} {but}");
+    }
+    assert!(!make_room(&folder, 401, 400, "d.packed").unwrap(), "more than the bound");
+}
+
+#[test]
+fn what_others_write_counts_and_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = folder(root.path());
+    put(&folder, "a.packed", 100, 1);
+    let mut replacement = folder.replace("b.packed").unwrap();
+    replacement.file().set_len(150).unwrap();
+    assert!(make_room(&folder, 50, 300, "c.packed").unwrap());
+    assert_eq!(names(&folder).len(), 2);
+    assert!(!make_room(&folder, 200, 300, "c.packed").unwrap());
+    replacement.finish().unwrap();
+    assert_eq!(names(&folder), ["b.packed"]);
+}
+
+#[test]
+fn a_file_has_its_name_once_it_is_complete() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = folder(root.path());
+    let mut replacement = folder.replace("a").unwrap();
+    replacement.file().write_all(b"half").unwrap();
+    assert!(folder.read("a").unwrap().is_none());
+    folder.remove_unfinished().unwrap();
+    assert_eq!(names(&folder).len(), 1, "its writer is there");
+    drop(replacement);
+    assert_eq!(names(&folder), [""; 0]);
+}
+
+#[test]
+fn a_folder_that_is_not_private_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let at = root.path().join("folder");
+    let refused = |what: &str| match PrivateFolder::open(&at) {
+        Err(CacheError::Refused { what: said, .. }) => assert!(said.contains(what), "{said}"),
+        other => panic!("{what}: {other:?}"),
+    };
+    PrivateFolder::open(&at).unwrap();
+    for mode in [0o755, 0o770, 0o701] {
+        std::fs::set_permissions(&at, Permissions::from_mode(mode)).unwrap();
+        refused("0700");
+    }
+    std::fs::set_permissions(&at, Permissions::from_mode(0o700)).unwrap();
+    PrivateFolder::open(&at).unwrap();
+    // Only root can give a folder away.
+    if chown(&at, Some(65_534), None).is_ok() {
+        refused("65534");
+    }
+    std::fs::remove_dir(&at).unwrap();
+    symlink(root.path(), &at).unwrap();
+    refused("link");
+    std::fs::remove_file(&at).unwrap();
+    File::create(&at).unwrap();
+    refused("no folder");
+    assert!(PrivateFolder::open(&at.join("below")).is_err());
+}

@@ -1,0 +1,146 @@
+//! Pools of a remote device, and guards that are left out: what each of them prevents.
+
+mod common;
+
+use baton_kv_transfer::*;
+use baton_memory::{RemoteConfig, RemotePool};
+use baton_types::*;
+use common::*;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+const TOKENS: u32 = 40;
+
+fn choice() -> TransportChoice {
+    TransportChoice::tcp([127, 0, 0, 1].into())
+}
+
+fn node(name: &'static str, hazard: Option<Hazard>, memory: Memory) -> Node {
+    let mut config = NodeConfig::new(name, small(16), 24);
+    (config.hazards, config.memory) = (hazard.into(), memory);
+    config.start(choice())
+}
+
+fn bytes() -> usize {
+    KvPoolMap::try_new(small(16), 24).unwrap().bytes()
+}
+
+/// A handoff whose last layer the device stores only after the transfer knows of it. Whether the sink has what the device has stored.
+fn computed_late(hazard: Option<Hazard>) -> bool {
+    let (source, sink) = (node("p", hazard, Memory::Remote), node("d", None, Memory::Host));
+    let (put, blocks) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    let manual = Arc::new(ManualFence::default());
+    let fence: Fence = manual.clone();
+    (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &fence));
+    put.finish(commit(TOKENS));
+    match hazard {
+        Some(_) => eventually("the sink has it", || source.transfer.stats().sources == 0),
+        None => std::thread::sleep(Duration::from_millis(50)),
+    }
+    source.fill(&blocks, 2);
+    manual.set(FenceStatus::Done);
+    put.wait().unwrap();
+    let handoff = sink.sink.take_adopted("r").expect("adopted");
+    sink.bytes_of(handoff.hold.blocks(), TOKENS) == source.bytes_of(&blocks, TOKENS)
+}
+
+#[test]
+fn without_fences_kv_is_read_before_it_is_there() {
+    assert!(!computed_late(Some(Hazard::EarlyReads)));
+}
+
+#[test]
+fn kv_is_read_after_its_fence() {
+    assert!(computed_late(None));
+}
+
+/// A handoff to a sink whose device takes long to store what it is given.
+fn stored_late(hazard: Option<Hazard>, choice: &TransportChoice) -> PutOutcome {
+    let slow = RemoteConfig { write_delay: Duration::from_millis(100), ..RemoteConfig::default() };
+    let mut config = NodeConfig::new("d", small(16), 24);
+    config.hazards = hazard.into();
+    config.memory = Memory::Given(RemotePool::new(bytes(), slow).unwrap());
+    let (source, sink) = (NodeConfig::new("p", small(16), 24).start(choice.clone()), config.start(choice.clone()));
+    let (put, blocks) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    source.send_all(&put, TOKENS);
+    let outcome = put.wait();
+    if outcome.is_ok() {
+        sink.check_adopted("r", &source, &blocks, TOKENS);
+    }
+    outcome
+}
+
+fn choices() -> [TransportChoice; 2] {
+    [choice(), TransportChoice::ucx(UcxLanes::SharedMemory, [127, 0, 0, 1].into())]
+}
+
+#[test]
+fn without_the_guard_writes_count_before_they_are_stored() {
+    for choice in choices() {
+        let outcome = stored_late(Some(Hazard::UnstoredWrites), &choice);
+        assert!(matches!(outcome, Err(HandoffFailure::Corrupt(_))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn writes_count_once_they_are_stored() {
+    for choice in choices() {
+        stored_late(None, &choice).unwrap();
+    }
+}
+
+/// Blocks of an aborted handoff are free only when the device has stored the last write.
+#[test]
+fn blocks_are_free_once_the_last_write_is_stored() {
+    for choice in choices() {
+        let memory = RemotePool::new(bytes(), RemoteConfig::default()).unwrap();
+        let mut config = NodeConfig::new("d", small(16), 24);
+        config.memory = Memory::Given(memory.clone());
+        let (source, sink) = (NodeConfig::new("p", small(16), 24).start(choice.clone()), config.start(choice.clone()));
+        source.gate.hold(HoldPoint::Commit);
+        let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
+        eventually("granted", || source.transfer.stats().tickets + sink.transfer.stats().tickets > 0);
+        memory.hold();
+        source.launch(&put, TOKENS, TOKENS);
+        eventually("everything is sent", || source.transfer.stats().total.puts > 0);
+        std::thread::sleep(Duration::from_millis(50));
+        put.abort("the test gives up");
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!sink.pool.is_whole(), "writes are on their way");
+        memory.release();
+        eventually("all is free", || sink.is_quiet() && source.is_quiet());
+        assert!(put.wait().is_err());
+    }
+}
+
+/// A seeded defect: the device's memory passes for the host's, at an address that nobody may access.
+#[test]
+fn a_transfer_that_takes_a_remote_pool_for_host_memory_ends_its_process() {
+    let child = |role: &str| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["role_of_the_other_process", "--exact", "--ignored", "--nocapture"]);
+        child.env("BATON_TEST_OTHER_PROCESS", role).status().unwrap()
+    };
+    assert!(child("remote").success());
+    assert_eq!(child("passing for host").signal(), Some(libc::SIGSEGV));
+}
+
+#[test]
+#[ignore = "the other process of a test"]
+fn role_of_the_other_process() {
+    let role = std::env::var("BATON_TEST_OTHER_PROCESS").unwrap();
+    let memory = match role.as_str() {
+        "remote" => RemotePool::new(bytes(), RemoteConfig::default()),
+        _ => RemotePool::passing_for_host(bytes(), RemoteConfig::default()),
+    };
+    // In TLS the bytes are read here; the system would only refuse to read them.
+    in_tls(|| {
+        let (source, sink) = (node("p", None, Memory::Given(memory.unwrap())), node("d", None, Memory::Host));
+        let (put, blocks) = source.offer(&sink.peer(), "r", TOKENS, 1);
+        source.send_all(&put, TOKENS);
+        put.wait().unwrap();
+        sink.check_adopted("r", &source, &blocks, TOKENS);
+    });
+}

@@ -1,0 +1,66 @@
+//! The interface to pool memory.
+
+use crate::{MemoryError, Pending, Rows};
+use baton_types::MemoryKind;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One region that holds KV blocks, reached by asynchronous operations.
+///
+/// An operation owns its buffer until it ends, and gives it back with its result. Nothing can read or refill a buffer that a device still
+/// uses:
+///
+/// ```compile_fail
+/// # use baton_memory::{HostPool, PoolMemory, Rows};
+/// # let pool = HostPool::new(4096).unwrap();
+/// let mut staged = vec![1; 64];
+/// let write = PoolMemory::write(&*pool, Rows::run(0, 64), staged);
+/// staged.fill(2); // The write has not ended.
+/// ```
+///
+/// Two operations are ordered only if the second one starts after the first one ended. A step of the device that stores to the same bytes
+/// is ordered by its fence. A peer may write under a grant at any time, so no code forms a reference into the memory.
+pub trait PoolMemory: Send + Sync + fmt::Debug {
+    /// Where the memory is.
+    fn kind(&self) -> MemoryKind;
+
+    /// Size in bytes.
+    fn bytes(&self) -> usize;
+
+    /// Reads rows into a buffer, whose contents and length are replaced.
+    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>>;
+
+    /// Writes a buffer, as long as the rows, and gives it back once the bytes are visible to every later operation.
+    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>>;
+
+    /// Copies rows to other rows of the same length that do not overlap them.
+    fn copy(&self, from: Rows, to: Rows) -> Pending<()>;
+
+    /// The [checksum](crate::checksum) of each of these rows.
+    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>>;
+
+    /// For backends, which look for their own type.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+impl dyn PoolMemory {
+    /// Reads contiguous bytes and waits for them.
+    ///
+    /// # Errors
+    /// As the operation, and [`MemoryError::Late`].
+    pub fn read_by(&self, deadline: Instant, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
+        let bytes = self.read(Rows::run(offset, out.len()), Vec::new()).wait(deadline)?;
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    /// Writes contiguous bytes and waits until they are stored.
+    ///
+    /// # Errors
+    /// As the operation, and [`MemoryError::Late`].
+    pub fn write_by(&self, deadline: Instant, offset: usize, data: &[u8]) -> Result<(), MemoryError> {
+        self.write(Rows::run(offset, data.len()), data.to_vec()).wait(deadline).map(drop)
+    }
+}

@@ -1,0 +1,152 @@
+//! Other engines on the same work, where `make bench-peers` installed them: `tests/peers/peer.py`, one process for each.
+
+use crate::THREADS;
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+/// Longest wait for an answer: a measurement begins by computing the prompts of its sequences.
+const ANSWER_MAX: Duration = Duration::from_secs(600);
+
+/// What a process says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Name(String),
+    Missing(String),
+    Seconds(f64),
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// A prompt of so many tokens.
+    Prefill(usize),
+    /// One step of so many sequences with so many tokens each.
+    Decode(usize, usize),
+}
+
+impl Work {
+    /// Tokens that it computes.
+    pub(crate) fn tokens(self) -> usize {
+        match self {
+            Self::Prefill(tokens) => tokens,
+            Self::Decode(sequences, _) => sequences,
+        }
+    }
+
+    /// For names of figures.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Prefill(tokens) => format!("pp{tokens}"),
+            Self::Decode(sequences, context) => format!("b{sequences}_context{context}"),
+        }
+    }
+}
+
+/// An engine on a model file.
+pub(crate) struct Peer {
+    /// For names of figures.
+    pub(crate) key: String,
+    /// Its version, and the instructions that it says it uses.
+    pub(crate) name: String,
+    child: Child,
+    to: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Peer {
+    fn start(engine: &str, weights: &str, model: &Path) -> anyhow::Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut command = Command::new(installed().join("bin/python"));
+        command.arg(root.join("peers/peer.py")).arg(engine).arg(model).arg(THREADS.to_string());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let (to, from) = (to.context("stdin is piped")?, from.context("stdout is piped")?);
+        let (sender, answers) = sync_channel(1);
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let key = format!("{}_{weights}", engine.replace('.', "_"));
+        let mut peer = Self { key, name: String::new(), child, to, answers };
+        match peer.answer()? {
+            Answer::Name(name) => peer.name = format!("{name}, {weights}"),
+            Answer::Missing(why) => bail!("{why}"),
+            other => bail!("it said {other:?} of itself"),
+        }
+        Ok(peer)
+    }
+
+    fn answer(&mut self) -> anyhow::Result<Answer> {
+        let line = self.answers.recv_timeout(ANSWER_MAX).with_context(|| format!("{} does not answer", self.key))?;
+        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.key))
+    }
+
+    fn say(&mut self, line: &str) -> anyhow::Result<f64> {
+        writeln!(self.to, "{line}")?;
+        match self.answer()? {
+            Answer::Seconds(seconds) => Ok(seconds),
+            other => bail!("{} said {other:?} to {line:?}", self.key),
+        }
+    }
+
+    /// Seconds of a prompt or a step.
+    pub(crate) fn measure(&mut self, work: Work) -> anyhow::Result<f64> {
+        self.say(&match work {
+            Work::Prefill(tokens) => format!("prefill {tokens}"),
+            Work::Decode(sequences, context) => format!("decode {sequences} {context}"),
+        })
+    }
+
+    /// Gives back what sequences hold.
+    pub(crate) fn release(&mut self) -> anyhow::Result<()> {
+        self.say("release").map(drop)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn installed() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers")
+}
+
+/// The engines that are installed, each on the model's file and on the same weights in F16. Those that do not run are named.
+pub(crate) fn all(model: &Path) -> anyhow::Result<Vec<Peer>> {
+    let folder = installed();
+    if !folder.join(".installed").exists() {
+        eprintln!("  no peers: `make bench-peers` installs them");
+        return Ok(Vec::new());
+    }
+    let wide = folder.join("f16.gguf");
+    if !wide.exists() {
+        let expand = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/expand.py");
+        let status = Command::new(folder.join("bin/python")).arg(expand).arg(model).arg(&wide).status()?;
+        anyhow::ensure!(status.success(), "cannot write {}", wide.display());
+    }
+    let mut peers = Vec::new();
+    for engine in ["llama.cpp", "openvino"] {
+        for (weights, file) in [("q4_1", model), ("f16", &wide)] {
+            match Peer::start(engine, weights, file) {
+                Ok(peer) => {
+                    eprintln!("  {}: {}", peer.key, peer.name);
+                    peers.push(peer);
+                }
+                Err(error) => eprintln!("  {engine} on {weights} is left out: {error:#}"),
+            }
+        }
+    }
+    Ok(peers)
+}
