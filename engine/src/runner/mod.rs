@@ -127,7 +127,8 @@ impl<M: StepModel> Runner<M> {
     }
 
     pub(crate) fn leases(&self) -> impl Iterator<Item = &Lease> {
-        self.sequences.keys().filter_map(|key| self.scheduler.lease(*key))
+        let retired = self.steps.iter().flat_map(|step| &step.retired).filter_map(|retired| retired.lease.as_ref());
+        self.sequences.keys().filter_map(|key| self.scheduler.lease(*key)).chain(retired)
     }
 
     /// Finishes the oldest step, if any, and launches as many as may run. An error comes from the device or is a defect: no KV can be trusted
@@ -185,6 +186,9 @@ impl<M: StepModel> Runner<M> {
             Some(failure) => (ErrorKind::Internal, failure),
             None => (ErrorKind::Unavailable, SubmitError::Stopped.to_string()),
         };
+        // Steps that are left failed with the device.
+        let retired: Vec<_> = self.steps.drain(..).flat_map(|step| step.retired).collect();
+        retired.into_iter().for_each(|retired| self.release(retired));
         // More may have come between the last check and the stop.
         let late = self.shared.mailbox.take().submissions;
         late.into_iter().for_each(|submission| self.accept(submission));
@@ -192,9 +196,6 @@ impl<M: StepModel> Runner<M> {
             let lease = self.scheduler.remove(key);
             self.end_sequence(key, lease, SequenceEvent::Failed { kind, message: message.clone() });
         }
-        // Steps that are left failed with the device.
-        let retired: Vec<_> = self.steps.drain(..).flat_map(|step| step.retired).collect();
-        retired.into_iter().for_each(|retired| self.release(retired));
         self.publish();
     }
 

@@ -62,8 +62,11 @@ impl<M: StepModel> Runner<M> {
 
     /// Waits for the oldest step; `false` if there is none. Until then its sequences keep their blocks.
     pub(super) fn finish_oldest(&mut self) -> Result<bool, ModelError> {
-        let Some(step) = self.steps.pop_front() else { return Ok(false) };
+        if self.steps.is_empty() {
+            return Ok(false);
+        }
         let output = self.model.finish()?;
+        let Some(step) = self.steps.pop_front() else { return Ok(false) };
         let now = self.shared.clock.now();
         // A step that was launched ahead began when the one before it was done.
         let began = self.finished_at.replace(now).map_or(step.launched, |before| before.max(step.launched));

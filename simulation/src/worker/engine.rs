@@ -107,11 +107,17 @@ pub(super) struct OnDevice {
     steps: VecDeque<Arc<DeviceStep>>,
     /// When the oldest of them is over.
     over_at: Arc<Mutex<Time>>,
+    /// Whether steps are launched ahead.
+    is_asynchronous: bool,
 }
 
 impl StepModel for OnDevice {
     fn vocab(&self) -> usize {
         VOCAB as usize
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.is_asynchronous
     }
 
     fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
@@ -208,7 +214,8 @@ impl OnDevice {
         };
         let (table, samplers) = (SlotTable::new(slots_max), Arc::new(Mutex::new(SlotSamplers::new(slots_max, vocab))));
         let (steps, over_at) = (VecDeque::new(), Arc::default());
-        Self { memory, executor, process, device, limits, table, samplers, steps, over_at }
+        let is_asynchronous = executor.draw(|random| random.below(2)) == 0;
+        Self { memory, executor, process, device, limits, table, samplers, steps, over_at, is_asynchronous }
     }
 
     fn note_over(&self) {

@@ -98,6 +98,24 @@ impl World {
 
     /// Plans one step, carries it out, and describes it in one line: `name:position+rows`, with a star where a token is sampled.
     fn step(&mut self) -> String {
+        let (line, batch) = self.launch();
+        let mut line = vec![line];
+        for s in batch {
+            line.extend(self.finish(s));
+        }
+        line.retain(|part| !part.is_empty());
+        if line.is_empty() { "idle".into() } else { line.join(" ") }
+    }
+
+    /// Notes that rows of a launched step are computed.
+    fn finish(&mut self, s: Segment) -> Vec<String> {
+        self.scheduler.advance(s.key, s.rows, s.samples, self.now);
+        let forked = if s.samples { self.scheduler.fork_for_waiting(s.key) } else { Vec::new() };
+        forked.iter().map(|copy| format!("copy {}", copy.tokens)).collect()
+    }
+
+    /// Plans one step, launches it, and describes it.
+    fn launch(&mut self) -> (String, Vec<Segment>) {
         let (mut scheduler, now) =
             (std::mem::replace(&mut self.scheduler, Scheduler::new(config(), self.pool.clone())), self.now);
         let decisions = scheduler.plan(now, self);
@@ -116,14 +134,12 @@ impl World {
         for s in &decisions.batch {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
-            self.scheduler.advance(s.key, s.rows, s.samples, now);
-            let forked = if s.samples { self.scheduler.fork_for_waiting(s.key) } else { Vec::new() };
-            line.extend(forked.iter().map(|copy| format!("copy {}", copy.tokens)));
+            self.scheduler.launched(s.key, s.rows, s.samples);
         }
         if decisions.starved {
             line.push("starved".into());
         }
-        if line.is_empty() { "idle".into() } else { line.join(" ") }
+        (line.join(" "), decisions.batch)
     }
 
     fn check(&mut self, steps: usize, expected: Expect) {
@@ -158,6 +174,43 @@ fn sequences_join_and_leave_at_every_step() {
         b:6+1*
     "#]],
     );
+}
+
+#[test]
+fn a_step_is_planned_as_if_the_one_before_were_done() {
+    let mut w = World::new(32, config());
+    w.prompt(10);
+    w.prompt(3);
+    let (mut lines, mut running) = (Vec::new(), std::collections::VecDeque::new());
+    for _ in 0..5 {
+        let (line, batch) = w.launch();
+        lines.push(line);
+        running.push_back(batch);
+        if running.len() == 2 {
+            running.pop_front().unwrap().into_iter().for_each(|segment| drop(w.finish(segment)));
+        }
+    }
+    expect![[r#"
+        start a a:0+8
+        start b a:8+2* b:0+3*
+        a:10+1* b:3+1*
+        a:11+1* b:4+1*
+        a:12+1* b:5+1*"#]]
+    .assert_eq(&lines.join("\n"));
+}
+
+#[test]
+fn blocks_of_a_running_step_are_not_taken_and_it_is_not_followed_by_another() {
+    let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.prompt(7);
+    w.prompt(7);
+    let (_, first) = w.launch();
+    let (_, second) = w.launch();
+    first.into_iter().for_each(|segment| drop(w.finish(segment)));
+    // Both hold two blocks, and `a` needs a third: those of `b` are in a step.
+    assert_eq!(w.launch().0, "starved");
+    second.into_iter().for_each(|segment| drop(w.finish(segment)));
+    assert_eq!(w.launch().0, "preempt b a:8+1*");
 }
 
 #[test]
