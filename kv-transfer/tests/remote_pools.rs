@@ -9,7 +9,7 @@ use common::*;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TOKENS: u32 = 40;
 
@@ -35,13 +35,15 @@ fn computed_late(hazard: Option<Hazard>) -> bool {
     let fence: Fence = manual.clone();
     (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &fence));
     put.finish(commit(TOKENS));
-    match hazard {
-        Some(_) => eventually("the sink has it", || source.transfer.stats().sources == 0),
-        None => std::thread::sleep(Duration::from_millis(50)),
+    if hazard.is_some() {
+        put.wait().unwrap();
+        source.fill(&blocks, 2);
+    } else {
+        std::thread::sleep(Duration::from_millis(50));
+        source.fill(&blocks, 2);
+        manual.set(FenceStatus::Done);
+        put.wait().unwrap();
     }
-    source.fill(&blocks, 2);
-    manual.set(FenceStatus::Done);
-    put.wait().unwrap();
     let handoff = sink.sink.take_adopted("r").expect("adopted");
     sink.bytes_of(handoff.hold.blocks(), TOKENS) == source.bytes_of(&blocks, TOKENS)
 }
@@ -91,28 +93,37 @@ fn writes_count_once_they_are_stored() {
     }
 }
 
-/// Blocks of an aborted handoff are free only when the device has stored the last write.
+/// A handoff that ends while the sink's device stores its writes: its blocks are free only when the last one is stored.
+fn ends_while_writes_are_stored(choice: &TransportChoice, end: impl FnOnce(&Node, &PutHandle)) {
+    let memory = RemotePool::new(bytes(), RemoteConfig::default()).unwrap();
+    let mut config = NodeConfig::new("d", small(16), 24);
+    config.memory = Memory::Given(memory.clone());
+    let (source, sink) = (NodeConfig::new("p", small(16), 24).start(choice.clone()), config.start(choice.clone()));
+    source.gate.hold(HoldPoint::Commit);
+    let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    eventually("it is granted", || sink.transfer.stats().tickets > 0);
+    memory.hold();
+    source.launch(&put, TOKENS, TOKENS);
+    eventually("something is sent", || source.transfer.stats().total.puts > 0);
+    std::thread::sleep(Duration::from_millis(50));
+    end(&source, &put);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!sink.pool.is_whole(), "writes are on their way");
+    memory.release();
+    eventually("all is free", || sink.is_quiet() && source.is_quiet());
+    assert!(put.wait().is_err());
+}
+
 #[test]
-fn blocks_are_free_once_the_last_write_is_stored() {
+fn blocks_of_an_aborted_handoff_are_free_once_its_writes_are_stored() {
     for choice in choices() {
-        let memory = RemotePool::new(bytes(), RemoteConfig::default()).unwrap();
-        let mut config = NodeConfig::new("d", small(16), 24);
-        config.memory = Memory::Given(memory.clone());
-        let (source, sink) = (NodeConfig::new("p", small(16), 24).start(choice.clone()), config.start(choice.clone()));
-        source.gate.hold(HoldPoint::Commit);
-        let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
-        eventually("granted", || source.transfer.stats().tickets + sink.transfer.stats().tickets > 0);
-        memory.hold();
-        source.launch(&put, TOKENS, TOKENS);
-        eventually("everything is sent", || source.transfer.stats().total.puts > 0);
-        std::thread::sleep(Duration::from_millis(50));
-        put.abort("the test gives up");
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!sink.pool.is_whole(), "writes are on their way");
-        memory.release();
-        eventually("all is free", || sink.is_quiet() && source.is_quiet());
-        assert!(put.wait().is_err());
+        ends_while_writes_are_stored(&choice, |_, put| put.abort("the test gives up"));
     }
+}
+
+#[test]
+fn blocks_of_a_lost_source_are_free_once_its_writes_are_stored() {
+    ends_while_writes_are_stored(&choice(), |source, _| source.transfer.stop(Instant::now()));
 }
 
 /// A seeded defect: the device's memory passes for the host's, at an address that nobody may access.

@@ -15,7 +15,7 @@ use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_memory::PoolMemory;
 use baton_node::config::ByteSize;
 use baton_node::host;
-use baton_types::{Compatibility, Dtype, KvPoolMap, ModelCard};
+use baton_types::{Compatibility, Dtype, KvPoolMap, MemoryKind, ModelCard};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,10 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    // Before anything is downloaded; other devices have memory of their own.
+    if engine.device != DeviceKind::Cuda {
+        check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    }
     let source = models::open(model, progress)?;
     let numerics = numerics(engine, source.as_ref())?;
     let kept = match engine.device {
@@ -60,7 +63,9 @@ pub fn load_on(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    if device.info().memory == MemoryKind::Host {
+        check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    }
     start(device, models::open(model, progress)?, model, engine, progress)
 }
 

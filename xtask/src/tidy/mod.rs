@@ -14,13 +14,14 @@ mod images;
 mod length;
 mod links;
 mod modules;
+mod pools;
 mod protobuf;
 mod simulation;
 mod words;
 
 /// What `tidy` checks, in one line.
 pub(crate) const SUMMARY: &str = "dependency direction, unsafe fences, protobuf edges, clocks of pure cores, environment, hazards, \
-     state machines of the simulation, module style, what images are built from, file length, banned words, links";
+     state machines of the simulation, who names host memory, module style, what images are built from, file length, banned words, links";
 
 /// One tracked text file.
 #[derive(Clone)]
@@ -85,6 +86,7 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<ExitCode> {
     findings.extend(environment::check(&product));
     findings.extend(simulation::check(&product));
     findings.extend(modules::check(&sources));
+    findings.extend(pools::check(&product));
     findings.extend(images::check(&sources));
     findings.extend(length::check(&sources));
     findings.extend(words::check(&product));

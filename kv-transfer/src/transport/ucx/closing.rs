@@ -1,7 +1,6 @@
 //! How connections end: the channel closes, everything on the lanes is cancelled, then the worker is destroyed, which fences the peer.
 
 use super::connection::Lanes;
-use super::writing::Writing;
 use super::{Purpose, Ucx};
 use crate::hazards::hazard;
 use crate::transport::{ConnId, Event, Transport as _};
@@ -25,22 +24,22 @@ impl Ucx {
 
     /// Ends a connection and cancels the operations on its lanes. Makes one attempt to send what is queued on its channel.
     pub(super) fn force_close(&mut self, conn: ConnId, reason: &str, now: Instant) {
+        let pretends = hazard!(self, PretendedFences);
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
         connection.closing.get_or_insert_with(|| reason.to_owned());
         connection.forced = true;
         connection.force_at = Some(now + CLOSE_WAIT);
-        let unsent = connection.writing_mut().map(Writing::shut).unwrap_or_default();
-        connection.outstanding -= unsent.len();
-        for token in unsent {
-            self.operations.remove(&token);
-        }
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
         // Messages that wait for the lanes to be connected, such as a refusal.
         for message in connection.waiting.take().unwrap_or_default() {
             self.channel.send(conn, message);
         }
+        if let Some(writing) = connection.writing_mut().filter(|_| !pretends) {
+            let unsent = writing.shut();
+            connection.outstanding -= unsent.len();
+            unsent.iter().for_each(|token| drop(self.operations.remove(token)));
+        }
         self.channel.close(conn, reason);
-        if !hazard!(self, PretendedFences) {
+        if !pretends {
             // Its key stays until closing has ended every write that uses it.
             self.on_endpoint(conn, Purpose::Close, |endpoint, token| endpoint.close(token));
         }
