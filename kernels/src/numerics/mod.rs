@@ -9,8 +9,8 @@ pub mod round;
 pub use class::Numerics;
 pub use exp::{exp, silu};
 
-/// Revision of the canonical orders. Increase it with any change that can change a bit.
-pub const KERNEL_REVISION: u32 = 1;
+/// Revision of the canonical orders, of sampling too. Increase it with any change that can change a bit or a token.
+pub const KERNEL_REVISION: u32 = 2;
 
 /// Products summed into one GEMM slab. Long enough to make slab totals negligible, short enough to bound the error of one chain.
 pub const K_SLAB: usize = 256;

@@ -28,14 +28,3 @@ pub(super) fn exp(x: f32) -> f32 {
     let power = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
     if x < UNDERFLOW { 0.0 } else { mantissa * power }
 }
-
-/// `exp((logit - best) / temperature)` of every logit, where `best` is the largest: weights of at most 1, in proportion to the
-/// probabilities.
-pub(super) fn weights(logits: &[f32], best: f32, temperature: f32) -> Vec<f32> {
-    logits.iter().map(|&logit| exp((logit - best) / temperature)).collect()
-}
-
-/// The sum in f64, in the order given.
-pub(super) fn sum(weights: &[f32]) -> f64 {
-    weights.iter().map(|&w| f64::from(w)).sum()
-}

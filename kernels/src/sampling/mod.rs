@@ -5,6 +5,9 @@
 //! and migration need no sampler state besides the tokens. Log-probabilities (`logprobs`) describe the model: whole vocabulary, before
 //! bias, penalties and temperature.
 //!
+//! Sums are of whole numbers (`shares`), and selections are by radix (`order`), so that every device repeats them. `docs/numerics.md` is the
+//! specification.
+//!
 //! The sampler does not know where logits come from, and keeps no state of its own.
 
 mod constraints;
@@ -14,6 +17,7 @@ mod history;
 mod logprobs;
 mod order;
 mod random;
+mod shares;
 #[cfg(test)]
 mod tests;
 

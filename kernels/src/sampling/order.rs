@@ -2,7 +2,7 @@
 
 use baton_types::TokenId;
 
-/// The most likely token; ties go to the lowest id. `logits` must be finite and not empty.
+/// The most likely token; ties go to the lowest id. `logits` must not be empty.
 pub(super) fn most_likely(logits: &[f32]) -> TokenId {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {
@@ -13,56 +13,61 @@ pub(super) fn most_likely(logits: &[f32]) -> TokenId {
     best as TokenId
 }
 
-/// Tokens in descending order, sorted only as far as needed: a top-p of ten tokens does not sort a vocabulary of a hundred thousand.
-pub(super) struct Descending {
-    /// Keys; the first `sorted` are the largest, in descending order.
-    keys: Vec<u64>,
-    sorted: usize,
-}
-
-impl Descending {
-    /// All tokens of a vocabulary.
-    pub(super) fn new(logits: &[f32]) -> Self {
-        Self {
-            keys: logits.iter().enumerate().map(|(token, &logit)| key(logit, token as TokenId)).collect(),
-            sorted: 0,
-        }
-    }
-
-    /// The `rank`-th most likely token, counted from 0; `None` past the end.
-    pub(super) fn get(&mut self, rank: usize) -> Option<TokenId> {
-        if rank >= self.sorted {
-            self.sort_to(rank + 1);
-        }
-        self.keys.get(rank).map(|&key| !(key as u32))
-    }
-
-    /// The `n` most likely tokens, most likely first.
-    pub(super) fn top(mut self, n: usize) -> Vec<TokenId> {
-        self.sort_to(n);
-        self.keys.iter().take(n).map(|&key| !(key as u32)).collect()
-    }
-
-    /// Sorts at least the first `n`. Grows at least fourfold, so that reading the whole order stays O(n log n).
-    fn sort_to(&mut self, n: usize) {
-        let end = n.max(4 * self.sorted).max(32).min(self.keys.len());
-        if end <= self.sorted {
-            return;
-        }
-        let rest = &mut self.keys[self.sorted..];
-        let chunk = end - self.sorted;
-        if chunk < rest.len() {
-            rest.select_nth_unstable_by(chunk - 1, |a, b| b.cmp(a));
-        }
-        rest[..chunk].sort_unstable_by(|a, b| b.cmp(a));
-        self.sorted = end;
-    }
-}
-
-/// A number that orders like (logit, then lower id). The upper half maps the bits of a finite f32 to an order-preserving
-/// integer: negative numbers have all bits flipped, others only the sign. No two keys are equal, so any sort gives the same result.
-fn key(logit: f32, token: TokenId) -> u64 {
+/// A number that orders like (logit, then lower id). The upper half maps the bits of an f32 that is a number to an order-preserving
+/// integer: negative numbers have all bits flipped, others only the sign. No two keys are equal.
+pub(super) fn key(logit: f32, token: TokenId) -> u64 {
     let bits = (logit + 0.0).to_bits(); // -0.0 + 0.0 is 0.0: both zeros tie
     let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     u64::from(ordered) << 32 | u64::from(!token)
+}
+
+/// Keys of a vocabulary, by token.
+pub(super) fn keys(logits: &[f32]) -> Vec<u64> {
+    logits.iter().enumerate().map(|(token, &logit)| key(logit, token as TokenId)).collect()
+}
+
+/// Bits of a radix digit, from the top of a key.
+const DIGIT: u32 = 8;
+
+/// The smallest of the largest keys whose shares together reach `enough`; 0 if all do not. A radix selection: each pass sums the shares of
+/// each digit, and goes on with the keys of the digit at which they reach it. As keys differ, one is left after the last pass.
+pub(super) fn least_of_largest(keys: &[u64], share: impl Fn(usize) -> u64, enough: u64) -> u64 {
+    let (mut reached, mut candidates) = (0, Vec::new());
+    for pass in 0..u64::BITS / DIGIT {
+        let digit = |key: u64| (key >> (u64::BITS - DIGIT * (pass + 1))) as usize & ((1 << DIGIT) - 1);
+        let mut sums = [0; 1 << DIGIT];
+        if pass == 0 {
+            keys.iter().enumerate().for_each(|(token, &key)| sums[digit(key)] += share(token));
+        } else {
+            candidates.iter().for_each(|&token: &usize| sums[digit(keys[token])] += share(token));
+        }
+        let mut next = sums.len();
+        while next > 0 && reached < enough {
+            next -= 1;
+            reached += sums[next];
+        }
+        if reached < enough {
+            return 0;
+        }
+        // The sum without this digit; its keys are looked at more closely.
+        reached -= sums[next];
+        if pass == 0 {
+            candidates = (0..keys.len()).filter(|&token| digit(keys[token]) == next).collect();
+        } else {
+            candidates.retain(|&token| digit(keys[token]) == next);
+        }
+        if let [last] = candidates[..] {
+            return keys[last];
+        }
+    }
+    unreachable!("keys differ")
+}
+
+/// The `n` most likely tokens, most likely first.
+pub(super) fn top(logits: &[f32], n: usize) -> Vec<TokenId> {
+    let keys = keys(logits);
+    let least = if n < keys.len() { least_of_largest(&keys, |_| 1, n as u64) } else { 0 };
+    let mut top: Vec<u64> = if n == 0 { Vec::new() } else { keys.into_iter().filter(|key| *key >= least).collect() };
+    top.sort_unstable_by(|a, b| b.cmp(a));
+    top.into_iter().map(|key| !(key as u32)).collect()
 }

@@ -1,7 +1,7 @@
 //! Which token is chosen: greedy, ties, filters at their limits, invalid logits, determinism.
 
 use super::{logits, sample_at};
-use crate::sampling::order::Descending;
+use crate::sampling::order::{keys, least_of_largest, top};
 use crate::sampling::{History, SampleError, random, sample};
 use baton_types::{SamplingParams, TokenId};
 use proptest::prelude::*;
@@ -112,15 +112,24 @@ fn random_numbers_have_known_values() {
 
 proptest! {
     #[test]
-    fn descending_order_is_a_full_sort(values in prop::collection::vec(-4i8..4, 1..400), ranks in prop::collection::vec(0usize..500, 1..8)) {
-        let logits: Vec<f32> = values.iter().map(|&v| f32::from(v) / 2.0).collect();
+    fn a_radix_selection_is_the_head_of_a_full_sort(values in prop::collection::vec((-4i8..4, 0u64..9), 1..400), n in 0usize..500, enough in 1u64..2000) {
+        let logits: Vec<f32> = values.iter().map(|(value, _)| f32::from(*value) / 2.0).collect();
         let mut sorted: Vec<TokenId> = (0..logits.len() as TokenId).collect();
         sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
-        let mut order = Descending::new(&logits);
-        for &rank in &ranks {
-            prop_assert_eq!(order.get(rank), sorted.get(rank).copied());
+        // The shortest head whose shares reach `enough`, or all.
+        let (mut sum, mut head) = (0, Vec::new());
+        for &token in &sorted {
+            if sum < enough {
+                head.push(token);
+                sum += values[token as usize].1;
+            }
         }
-        sorted.truncate(ranks[0]);
-        prop_assert_eq!(Descending::new(&logits).top(ranks[0]), sorted);
+        head.sort_unstable();
+        let keys = keys(&logits);
+        let least = least_of_largest(&keys, |token| values[token].1, enough);
+        let kept: Vec<TokenId> = (0..keys.len()).filter(|&at| keys[at] >= least).map(|at| at as TokenId).collect();
+        prop_assert_eq!(kept, head);
+        sorted.truncate(n);
+        prop_assert_eq!(top(&logits, n), sorted);
     }
 }

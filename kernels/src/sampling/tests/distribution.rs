@@ -52,10 +52,7 @@ fn brute_force(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId
     };
     let scaled = |l: f32| (f64::from(l) / f64::from(params.temperature)).exp();
     let mut tokens = normalize(logits.iter().enumerate().map(|(i, &l)| (i as TokenId, scaled(l))).collect());
-    let filtered = params.top_k != 0 || params.top_p < 1.0;
-    if filtered {
-        tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    }
+    tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     if params.top_k != 0 {
         tokens.truncate(params.top_k as usize);
         tokens = normalize(tokens);
@@ -69,6 +66,7 @@ fn brute_force(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId
         });
         tokens = normalize(tokens);
     }
+    tokens.sort_by_key(|(token, _)| *token);
     let mut sum = 0.0;
     let drawn = tokens.iter().find(|(_, p)| {
         sum += p;

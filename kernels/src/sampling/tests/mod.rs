@@ -4,6 +4,7 @@ mod choice;
 mod distribution;
 mod penalties;
 mod probabilities;
+mod recorded;
 
 use super::{History, Sampled, sample};
 use baton_types::SamplingParams;
