@@ -103,7 +103,7 @@ pub struct Handoffs {
 impl Handoffs {
     /// Starts receiving handoffs for an engine, with at most `claims_max` claims at once.
     pub fn start(engine: &EngineHandle, members: Members, claims_max: usize, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * engine.block_tokens() as u64;
+        let pool_tokens = u64::from(engine.pool().shape().limiting().blocks) * engine.block_tokens() as u64;
         // Twice the pool: while sequences that fill the pool run, as many tokens may be on their way.
         let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };
         let handoffs = Self::new(engine.clone(), members, limits);

@@ -3,7 +3,7 @@
 use crate::grants::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
-use baton_kv_cache::SharedPool;
+use baton_kv_cache::{PoolShape, SharedPool};
 use baton_kv_transfer::{
     CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, TransferConfig,
     TransportChoice,
@@ -16,8 +16,8 @@ use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::fence::AlreadyDone;
 use baton_types::{
-    BlockId, Digest, ErrorKind, Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, SamplingParams,
-    SequenceSpec, Share, TokenId,
+    BlockId, BlockTable, BlockTables, Digest, ErrorKind, Fence, Incarnation, InstanceId, Party, RequestId,
+    SamplingParams, SequenceSpec, Share, TokenId,
 };
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
@@ -196,13 +196,13 @@ fn source_as(identity: &Identity) -> KvTransfer {
 async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> String {
     let (source, transfer) = (source_as(identity), &service.parts.transfer);
     let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
-    let lease = SharedPool::try_new(1, 1).unwrap().try_lease(&[1]).unwrap();
+    let lease = SharedPool::try_new(PoolShape::full(1, 1, 16)).unwrap().try_lease(&[1]).unwrap();
     let get = GetRequest {
         request_id: RequestId::try_new("get").unwrap(),
         name: vec![0; 16],
         from: 0,
         tokens: BLOCK_TOKENS,
-        blocks: lease.blocks().clone(),
+        blocks: lease.tables().clone(),
         deadline: Instant::now() + FOREVER,
         hold: Box::new(LeaseHold::new(lease, &owner.party, BLOCK_TOKENS as usize)),
     };
@@ -231,7 +231,7 @@ async fn only_registered_workers_are_told_of_the_cache() {
 
 /// Offers KV of this many tokens.
 fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) -> PutHandle {
-    let blocks = GroupBlocks(vec![(0..tokens.div_ceil(BLOCK_TOKENS)).map(BlockId).collect()]);
+    let blocks = BlockTables(vec![BlockTable::from_start((0..tokens.div_ceil(BLOCK_TOKENS)).map(BlockId).collect())]);
     let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
     let sink = &service.parts.transfer;
     let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };

@@ -2,8 +2,9 @@
 
 use crate::error::EngineError;
 use crate::model::ModelConfig;
-use baton_kv_cache::CacheConfig;
-use baton_types::{Dtype, KvLayout, KvPoolMap, TokenId, WATERMARK_BLOCKS};
+use baton_kernels::device::STEPS_MAX;
+use baton_kv_cache::{CacheConfig, PoolShape};
+use baton_types::{Dtype, KvLayout, KvPoolMap, PoolDemand, TokenId, WATERMARK_BLOCKS};
 use std::time::Duration;
 
 /// Formats and bounds of one engine. Build it with `EngineConfig { .., ..EngineConfig::default() }.try_new()`.
@@ -57,13 +58,13 @@ impl PrefixCacheConfig {
 
     /// The bounds in blocks.
     pub(crate) fn of_pool(&self, map: &KvPoolMap) -> CacheConfig {
-        let blocks = map.blocks() as usize;
+        let shape = PoolShape::from(map);
+        let blocks = shape.limiting().blocks as usize;
         let percent = |percent: u32| blocks * percent as usize / 100;
         CacheConfig {
-            block_tokens: map.layout().block_tokens() as usize,
             pinned_max: percent(self.pinned_percent_max),
             pinned_of_one_max: percent(self.pinned_percent_of_one_max),
-            changes_max: blocks * Self::CHANGES_PER_BLOCK,
+            changes_max: map.total_blocks() / shape.groups.len() * Self::CHANGES_PER_BLOCK,
         }
     }
 }
@@ -129,10 +130,26 @@ impl EngineConfig {
         }
     }
 
-    /// The pool that fits `kv_cache_bytes`: as many blocks as fit, at least one sequence's smallest and the watermark.
+    /// Most positions of one sequence that launched steps compute at once.
+    pub fn launched_tokens_max(&self) -> usize {
+        STEPS_MAX * self.chunk_tokens_max
+    }
+
+    /// What decides how `kv_cache_bytes` divides over the groups of a layout.
+    pub fn pool_demand(&self) -> PoolDemand {
+        PoolDemand {
+            sequences: self.running_max,
+            tokens_max: self.model_len_max,
+            chunk_max: self.launched_tokens_max(),
+            watermark: self.watermark_blocks as usize,
+        }
+    }
+
+    /// The pool that fits `kv_cache_bytes`: as many blocks as fit, of each group at least one sequence's smallest and the watermark.
     pub fn pool_map(&self, layout: KvLayout) -> Result<KvPoolMap, EngineError> {
         let block_bytes = layout.bytes_per_block() as u64;
-        let blocks = layout.blocks_in(self.kv_cache_bytes);
+        let divided = layout.divide(self.kv_cache_bytes, &self.pool_demand());
+        let blocks = divided.iter().copied().min().map_or(0, u64::from);
         let blocks_min = u64::from(self.watermark_blocks) + 1;
         if blocks < blocks_min {
             let needed = blocks_min * block_bytes;
@@ -144,7 +161,7 @@ impl EngineConfig {
                 needed,
             });
         }
-        Ok(KvPoolMap::try_new(layout, u32::try_from(blocks).unwrap_or(u32::MAX))?)
+        Ok(KvPoolMap::with_blocks(layout, divided)?)
     }
 }
 
@@ -177,7 +194,7 @@ mod tests {
             kv_cache_bytes: blocks * block + spare,
             ..EngineConfig::default()
         };
-        assert_eq!(config(9, block - 1).pool_map(layout()).unwrap().blocks(), 9);
+        assert_eq!(config(9, block - 1).pool_map(layout()).unwrap().group_blocks(), [9]);
         let error = config(4, 1).pool_map(layout()).unwrap_err();
         assert!(matches!(error, EngineError::PoolTooSmall { blocks: 4, blocks_min: 5, .. }), "{error}");
     }

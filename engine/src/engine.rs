@@ -63,9 +63,12 @@ fn assemble<M: StepModel>(
     clock: Arc<dyn Clock>,
 ) -> Result<(EngineHandle, Runner<M>), EngineError> {
     let shared = Shared::new(config.try_new()?, map, model.vocab(), clock)?;
-    let (len_max, sequences) = (shared.len_max(), shared.pool_tokens / shared.len_max());
+    let len_max = shared.len_max();
+    let needs = shared.pool.shape().blocks_at_once(len_max, shared.config.launched_tokens_max());
+    let sequences = needs.iter().zip(map.group_blocks()).map(|(needed, blocks)| *blocks as usize / needed).min();
+    let sequences = sequences.unwrap_or(0);
     tracing::info!(
-        blocks = map.blocks(),
+        blocks = ?map.group_blocks(),
         block_tokens = shared.block_tokens,
         len_max,
         sequences,

@@ -1,6 +1,6 @@
 //! Hooks with which tests hold sequences in a phase and inspect what was computed for them. Not used in production.
 
-use baton_types::{GroupBlocks, RequestId};
+use baton_types::{BlockTables, RequestId};
 
 /// Phase of a sequence, for a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl<F: Fn(&RequestId, SequencePhase) -> bool + Send + Sync> SequenceGate for F 
 
 /// Observes the logits that determine each token, so that tests compare bits and not only tokens. Called on the engine thread.
 pub trait LogitObserver: Send + Sync {
-    /// `logits` (`[vocab]`, before penalties and temperature) will determine the token at `position` of `id`; `blocks` hold the KV of all
-    /// positions before it.
-    fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]);
+    /// `logits` (`[vocab]`, before penalties and temperature) will determine the token at `position` of `id`; `blocks` hold the KV of the
+    /// positions before it, of a window that of the last ones.
+    fn computed(&self, id: &RequestId, position: usize, blocks: &BlockTables, logits: &[f32]);
 }

@@ -7,7 +7,7 @@ use crate::health::Heartbeat;
 use crate::mailbox::{Asked, Submission, is_counted};
 use crate::scheduler::{Accounts, Awaited, SequenceKey};
 use crate::shared::Shared;
-use baton_kv_cache::{HASH_TOKENS, Keep, Lease, PrefixHash, Reserve, SharedPool};
+use baton_kv_cache::{Fill, HASH_TOKENS, Keep, Lease, PrefixHash, Reserve, SharedPool};
 use baton_types::{Share, seeded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,11 +110,13 @@ impl EngineHandle {
         if shared.starved.load(Ordering::Acquire) {
             return None;
         }
+        let keep_free = vec![shared.config.watermark_blocks as usize; shared.pool.groups()];
         let wanted = || Reserve {
             hashes: block_hashes,
             reuse_tokens_max: tokens.saturating_sub(1),
-            blocks: tokens.div_ceil(shared.block_tokens),
-            keep_free: shared.config.watermark_blocks as usize,
+            tokens,
+            fill: Fill::Received { peer_block_tokens: None },
+            keep_free: &keep_free,
             now: self.now(),
         };
         shared.pool.try_reserve(wanted()).or_else(|| {
@@ -149,7 +151,7 @@ impl EngineHandle {
     /// Places and blocks of the sequences here by tenant, as of the last step.
     pub fn accounts(&self) -> Accounts {
         let shared = self.shared();
-        let blocks = shared.pool.blocks_per_group().saturating_sub(shared.config.watermark_blocks) as usize;
+        let blocks = shared.pool.shape().limiting().blocks.saturating_sub(shared.config.watermark_blocks) as usize;
         let held = shared.accounts.lock().clone();
         held.unwrap_or_else(|| Accounts::new(shared.config.running_max, blocks))
     }
@@ -161,7 +163,7 @@ impl EngineHandle {
         let shared = self.shared();
         let awaited = reservation.map(|Reservation { turn, share, tokens }| {
             let share = if seeded!(IgnoredShares) { Share::default() } else { share };
-            Awaited { turn, share, blocks: tokens.div_ceil(shared.block_tokens) }
+            Awaited { turn, share, tokens }
         });
         if std::mem::replace(&mut *shared.awaited.lock(), awaited) != awaited {
             shared.mailbox.wake();
@@ -247,8 +249,8 @@ impl EngineHandle {
         self.check_fits(len)?;
         match run {
             Run::Adopted { .. } if len < 2 => invalid("an adopted sequence has a prompt and a token behind it".into()),
-            Run::Adopted { lease, .. } if lease.blocks_min() * shared.block_tokens + 1 < len => {
-                invalid(format!("{} adopted blocks do not hold {} tokens", lease.blocks_min(), len - 1))
+            Run::Adopted { lease, .. } if lease.blocks_end() * shared.block_tokens + 1 < len => {
+                invalid(format!("{} adopted blocks do not hold {} tokens", lease.blocks_end(), len - 1))
             }
             _ => Ok(()),
         }

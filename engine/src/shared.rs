@@ -7,8 +7,8 @@ use crate::gate::{LogitObserver, SequenceGate};
 use crate::health::Health;
 use crate::mailbox::Mailbox;
 use crate::scheduler::{Accounts, Awaited, Prefix};
-use baton_kv_cache::{Keep, Pin, SharedPool};
-use baton_types::{Clock, KvPoolMap};
+use baton_kv_cache::{Keep, Pin, PoolShape, SharedPool};
+use baton_types::{Clock, GroupKind, KvPoolMap};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,9 +31,12 @@ pub(crate) struct Shared {
     pub(crate) health: Health,
     /// Whether the engine thread has ended, where it has one.
     pub(crate) ended: (Mutex<bool>, Condvar),
+    /// Whether a group has a window, whose blocks sequences exchange.
+    pub(crate) has_windows: bool,
     /// Model layers that have KV.
     pub(crate) layers: Vec<u32>,
     pub(crate) vocab: usize,
+    /// Longest sequence that fits the empty pool.
     pub(crate) pool_tokens: usize,
 }
 
@@ -45,10 +48,11 @@ impl Shared {
         vocab: usize,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, EngineError> {
-        let (groups, blocks) = (map.layout().groups().len(), map.blocks());
+        let shape = PoolShape::from(map);
+        let pool_tokens = shape.tokens_max(config.launched_tokens_max());
         let pool = match &config.prefix_cache {
-            Some(cache) => SharedPool::with_cache(groups, blocks, cache.of_pool(map))?,
-            None => SharedPool::try_new(groups, blocks)?,
+            Some(cache) => SharedPool::with_cache(shape, cache.of_pool(map))?,
+            None => SharedPool::try_new(shape)?,
         };
         let block_tokens = map.layout().block_tokens() as usize;
         let shared = Arc::new(Self {
@@ -56,7 +60,8 @@ impl Shared {
             pool: pool.clone(),
             vocab,
             block_tokens,
-            pool_tokens: blocks as usize * block_tokens,
+            pool_tokens,
+            has_windows: map.layout().groups().iter().any(|group| matches!(group.kind, GroupKind::Window(_))),
             layers: map.layout().groups().iter().flat_map(|group| group.layers.iter().copied()).collect(),
             gate: RwLock::default(),
             logits: RwLock::default(),

@@ -11,7 +11,7 @@ use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kv_cache::{Lease, PrefixHasher};
 use baton_memory::{Pending, PoolMemory, Rows};
-use baton_types::{BlockId, Digest, Fence, GroupBlocks, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
+use baton_types::{BlockId, BlockTables, Digest, Fence, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl SequenceSink for Sink {
 struct Unwatched(Arc<Mutex<Option<Lease>>>);
 
 impl PrefillObserver for Unwatched {
-    fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
+    fn started(&mut self, _blocks: &BlockTables, _now: Instant) {}
     fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
     fn prefilled(&mut self, lease: Lease) {
         *self.0.lock().unwrap() = Some(lease);

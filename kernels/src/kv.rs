@@ -27,17 +27,22 @@ pub struct KvBinding {
 }
 
 impl KvBinding {
-    /// Checks that `memory` is of the host, that `map` fits it, and that it has what attention needs: a `full` group 0 whose planes `k` and
-    /// `v` have equal heads and dim.
+    /// Checks that `memory` is of the host, that `map` fits it, and that it has what attention needs: one group, full or with a window, whose
+    /// planes `k` and `v` have equal heads and dim.
     pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
         let Some(memory) = HostPool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
         }
-        let group = &map.layout().groups()[0];
-        if group.kind != GroupKind::Full {
-            return refuse(format!("group 0 is {:?}, only full attention is implemented", group.kind));
+        let [group] = map.layout().groups() else {
+            return refuse(format!("{} groups, one is implemented", map.layout().groups().len()));
+        };
+        if !matches!(group.kind, GroupKind::Full | GroupKind::Window(_)) {
+            return refuse(format!(
+                "a group of kind {:?}: only attention over keys and values is implemented",
+                group.kind
+            ));
         }
         let plane = |name| group.planes.iter().position(|p| p.name() == name);
         let (Some(k), Some(v)) = (plane("k"), plane("v")) else {
@@ -60,6 +65,11 @@ impl KvBinding {
         self.map.layout().groups()[0].planes[self.k].dim() as usize
     }
 
+    /// Which positions its blocks keep.
+    pub(crate) fn kind(&self) -> GroupKind {
+        self.map.layout().groups()[0].kind
+    }
+
     /// Layers of group 0.
     pub fn layers(&self) -> usize {
         self.map.layout().groups()[0].layers.len()
@@ -67,8 +77,8 @@ impl KvBinding {
 
     /// What bounds a step of `program` on this pool.
     pub(crate) fn limits(&self, program: &Program, bounds: Bounds, vocab: usize) -> StepLimits {
-        let (layers, block_tokens, blocks) = (program.layers(), self.block_tokens(), self.map.blocks());
-        StepLimits { bounds, vocab, layers, block_tokens, blocks }
+        let (layers, block_tokens, blocks) = (program.layers(), self.block_tokens(), self.map.blocks(0));
+        StepLimits { bounds, vocab, layers, block_tokens, blocks, kind: self.kind() }
     }
 
     pub(crate) fn block_tokens(&self) -> usize {

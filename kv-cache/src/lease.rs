@@ -1,16 +1,17 @@
 //! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
-use crate::cached_pool::Computed;
-use crate::{Keep, PrefixHash, SharedPool};
-use baton_types::{GroupBlocks, seeded};
+use crate::cached_pool::{Computed, Table};
+use crate::{Keep, PoolShape, PrefixHash, SharedPool};
+use baton_types::{BlockTables, GroupBlocks, seeded};
 use std::fmt;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Blocks of one sequence. Blocks that came from the prefix cache, or were stored in it, are shared and never written again; the rest
 /// belong to this lease alone. Dropping it returns all of them.
 pub struct Lease {
     pool: SharedPool,
-    blocks: GroupBlocks,
+    tables: BlockTables,
     /// Rows that were cached before this lease was made.
     cached: usize,
     /// Rows that are known to be cached: the next store begins after them.
@@ -19,6 +20,8 @@ pub struct Lease {
     added: usize,
     /// Blocks that were replaced by cached ones; they may still be read.
     spare: GroupBlocks,
+    /// Index of the first block that is filled whole, by group.
+    whole: Vec<usize>,
 }
 
 /// A copy that a forked sequence needs before it continues: of the block that both sequences would write.
@@ -33,23 +36,29 @@ pub struct ForkCopy {
 }
 
 impl Lease {
-    pub(crate) fn new(pool: SharedPool, blocks: GroupBlocks, cached: usize) -> Self {
-        let spare = GroupBlocks(vec![Vec::new(); blocks.0.len()]);
-        Self { pool, blocks, cached, stored: 0, added: 0, spare }
+    pub(crate) fn new(pool: SharedPool, table: Table) -> Self {
+        let Table { tables, cached, whole } = table;
+        let spare = GroupBlocks(vec![Vec::new(); tables.0.len()]);
+        Self { pool, tables, cached, stored: 0, added: 0, spare, whole }
     }
 
     /// The blocks, in the order of the tokens they hold.
-    pub fn blocks(&self) -> &GroupBlocks {
-        &self.blocks
+    pub fn tables(&self) -> &BlockTables {
+        &self.tables
     }
 
-    /// Number of leading blocks of each group whose KV was present when the lease was made: cached, or shared with the lease that it is a
-    /// fork of.
+    /// The ids of its blocks.
+    pub fn blocks(&self) -> GroupBlocks {
+        self.tables.ids()
+    }
+
+    /// Number of leading blocks whose KV was present when the lease was made: cached, or shared with the lease that it is a fork of. Of a
+    /// group with a window, it holds only the last of them.
     pub fn cached_blocks(&self) -> usize {
         self.cached
     }
 
-    /// Number of leading blocks of each group that this lease has stored, with a retention time.
+    /// Number of leading blocks that this lease has stored, with a retention time.
     pub fn kept_blocks(&self) -> usize {
         self.stored
     }
@@ -59,17 +68,42 @@ impl Lease {
         self.added
     }
 
-    /// Adds `n` blocks in each group, or none at all (returns `false`).
-    pub fn grow(&mut self, n: usize) -> bool {
-        let per_group = vec![n; self.blocks.0.len()];
-        let Some(more) = self.pool.change(|state| state.allocate(&per_group, Some(&self.blocks))) else { return false };
-        self.blocks.0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
-        true
+    /// Holds what is needed to compute these positions, none before which is computed later: first returns blocks that left their windows,
+    /// then adds blocks in each group, or none at all (returns `false`). No launched step may still use the returned ones.
+    pub fn hold(&mut self, positions: Range<usize>) -> bool {
+        let Self { pool, tables, .. } = self;
+        let PoolShape { block_tokens, groups } = pool.shape();
+        pool.exchange(|state| {
+            let mut missing = Vec::with_capacity(groups.len());
+            for (group, shape) in groups.iter().enumerate() {
+                let live = shape.kind.live(positions.clone(), *block_tokens);
+                if shape.kind.is_by_position() {
+                    state.retire(tables, group, live.start);
+                }
+                missing.push(live.end.saturating_sub(tables.0[group].end()));
+            }
+            if missing.iter().all(|n| *n == 0) {
+                return true;
+            }
+            let ends: Vec<_> = tables.0.iter().map(|table| table.blocks.last().copied()).collect();
+            let Some(more) = state.allocate(&missing, Some(&ends)) else { return false };
+            tables.0.iter_mut().zip(more.0).for_each(|(table, more)| table.blocks.extend(more));
+            true
+        })
     }
 
-    /// Number of blocks in the group that has the fewest: `block_tokens` times this is the lease's capacity.
-    pub fn blocks_min(&self) -> usize {
-        self.blocks.0.iter().map(Vec::len).min().unwrap_or(0)
+    /// Blocks of each group that [`Lease::hold`] would add for positions up to `end`.
+    pub fn missing(&self, end: usize) -> Vec<usize> {
+        let PoolShape { block_tokens, groups } = self.pool.shape();
+        let groups = groups.iter().zip(&self.tables.0);
+        groups.map(|(group, table)| group.kind.live(0..end, *block_tokens).end.saturating_sub(table.end())).collect()
+    }
+
+    /// Index after the last block, in the group that ends first: `block_tokens` times this is the lease's capacity.
+    pub fn blocks_end(&self) -> usize {
+        let shape = self.pool.shape();
+        let groups = shape.groups.iter().zip(&self.tables.0).filter(|(group, _)| group.kind.is_by_position());
+        groups.map(|(_, table)| table.end()).min().unwrap_or(0)
     }
 
     /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `hashes` (one per 16
@@ -79,51 +113,60 @@ impl Lease {
     /// # Panics
     /// If one of the blocks is cached under another hash: the tokens differ from those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
-        let Self { pool, blocks, spare, stored, .. } = self;
-        let computed = Computed { hashes, tokens, keep, now };
-        let (stored, added) = pool.change(|state| state.store(blocks, spare, *stored, &computed));
+        let Self { pool, tables, spare, stored, whole, .. } = self;
+        let computed = Computed { hashes, tokens, keep, now, whole };
+        let (stored, added) = pool.change(|state| state.store(tables, spare, *stored, &computed));
         (self.stored, self.added) = (stored, self.added + added);
     }
 
     /// Returns the blocks that [`Lease::store`] replaced; they must no longer be read.
     pub fn let_go_of_spares(&mut self) {
         if seeded!(DoubleFree) {
-            return self.pool.give_back(&self.spare);
+            return self.pool.give_back_uncached(&self.spare);
         }
         let groups = self.spare.0.len();
         let spare = std::mem::replace(&mut self.spare, GroupBlocks(vec![Vec::new(); groups]));
-        self.pool.give_back(&spare);
+        self.pool.give_back_uncached(&spare);
     }
 
-    /// A lease for a second sequence that begins with the same `tokens` tokens. It shares the whole blocks among them and gets `fresh`
-    /// blocks of its own after those. If the last of the tokens are in a partial block, which both would write, a copy must be made. `None`
-    /// if there is no room for the fresh blocks with `keep_free` left.
+    /// A lease for a second sequence of `len` tokens that begins with the same `tokens` tokens. It shares the whole blocks among them and
+    /// gets fresh blocks of its own after those. If the last of the tokens are in a partial block, which both would write, a copy must be
+    /// made. `None` if there is no room for the fresh blocks with `keep_free` left, or this lease no longer holds what position `tokens`
+    /// needs: blocks that left the window, or the state at that position.
     ///
     /// # Panics
-    /// If the lease does not hold that many tokens, `block_tokens` is not that of the pool's cache, or there is something to copy and no
-    /// fresh block.
-    pub fn fork(
-        &self,
-        tokens: usize,
-        block_tokens: usize,
-        (fresh, keep_free): (usize, usize),
-    ) -> Option<(Self, Option<ForkCopy>)> {
-        let (mut whole, mut rest) = (tokens / block_tokens, tokens % block_tokens);
+    /// If the lease never held that many tokens, or there is something to copy and no fresh block.
+    pub fn fork(&self, tokens: usize, len: usize, keep_free: &[usize]) -> Option<(Self, Option<ForkCopy>)> {
+        let shape = self.pool.shape();
+        let size = shape.block_tokens;
+        let (mut whole, mut rest) = (tokens / size, tokens % size);
         if seeded!(ForkShares) && rest > 0 {
             (whole, rest) = (whole + 1, 0);
         }
-        assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
+        assert!(tokens.div_ceil(size) <= self.blocks_end(), "{tokens} tokens of {}", self.blocks_end());
+        let fresh = len.div_ceil(size).saturating_sub(whole);
         assert!(rest == 0 || fresh > 0, "a block for the last {rest} of {tokens} tokens");
-        let (mut blocks, own) = self.pool.change(|state| {
+        let kinds = shape.groups.iter().map(|group| group.kind);
+        let rows: Vec<_> = kinds.clone().map(|kind| kind.first_for(tokens, size).min(whole)..whole).collect();
+        let needed = rows.iter().map(|rows| rows.start..rows.end + usize::from(rest > 0));
+        let holds = self.tables.0.iter().zip(needed).all(|(table, needed)| table.covers(&needed));
+        if !holds || kinds.into_iter().any(|kind| !kind.is_by_position()) {
+            return None;
+        }
+        let (mut tables, own) = self.pool.change(|state| {
             // All or none, so the fresh blocks come first.
-            let own = state.allocate_keeping(&vec![fresh; self.blocks.0.len()], keep_free)?;
-            Some((state.share(&self.blocks, whole), own))
+            let own = state.allocate_keeping(&vec![fresh; rows.len()], keep_free)?;
+            Some((state.share(&self.tables, &rows), own))
         })?;
-        let row = |table: &GroupBlocks, row: usize| GroupBlocks(table.0.iter().map(|group| vec![group[row]]).collect());
-        let copy = (rest > 0).then(|| ForkCopy { from: row(&self.blocks, whole), to: row(&own, 0), tokens: rest });
-        blocks.0.iter_mut().zip(own.0).for_each(|(table, own)| table.extend(own));
+        let copy = (rest > 0).then(|| {
+            let from = self.tables.0.iter().map(|table| table.get(whole).into_iter().collect()).collect();
+            let to = own.0.iter().map(|own| own[..1].to_vec()).collect();
+            ForkCopy { from: GroupBlocks(from), to: GroupBlocks(to), tokens: rest }
+        });
+        tables.0.iter_mut().zip(own.0).for_each(|(table, own)| table.blocks.extend(own));
         // It has stored nothing: its sequence's retention time may differ from this one's.
-        Some((Self::new(self.pool.clone(), blocks, self.cached.min(whole)), copy))
+        let table = Table { tables, cached: self.cached.min(whole), whole: self.whole.clone() };
+        Some((Self::new(self.pool.clone(), table), copy))
     }
 
     /// Quarantines the blocks that belong to this lease alone, because `owner` (a label for one peer) may still write them. They count as
@@ -132,9 +175,8 @@ impl Lease {
     /// # Panics
     /// If the lease was forked and shares blocks that are not cached.
     pub fn quarantine(mut self, owner: u64) -> Quarantined {
-        let groups = self.blocks.0.len();
-        let blocks = std::mem::replace(&mut self.blocks, GroupBlocks(vec![Vec::new(); groups]));
-        let blocks = self.pool.lock().quarantine(&blocks, owner);
+        let tables = std::mem::take(&mut self.tables);
+        let blocks = self.pool.lock().quarantine(&tables, owner);
         // The margin of `try_lease_keeping` is waived once no block is referenced, so callers that wait for that must retry.
         self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
@@ -143,14 +185,14 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.give_back(&self.blocks);
-        self.pool.give_back(&self.spare);
+        self.pool.give_back(&self.tables);
+        self.pool.give_back_uncached(&self.spare);
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lease").field(&self.blocks).finish()
+        f.debug_tuple("Lease").field(&self.tables).finish()
     }
 }
 

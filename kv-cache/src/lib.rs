@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Every block is in one state at any instant: free, referenced by one or more [`Lease`]s, cached without a lease, or in one
-//! [`Quarantined`]. Leases share cached blocks, and the blocks that a fork has in common with its origin. Shared blocks are never written.
+//! [`Quarantined`]. Each group of a layout has blocks of its own: of a group with a window, a lease holds only those that later positions
+//! attend to ([`Lease::hold`]), and a cached prefix needs only those before its end. Leases share cached blocks, and the blocks that a fork has in common with its origin. Shared blocks are never written.
 //!
 //! This crate knows neither kernels nor the bytes of a block. It does no I/O, reads no clock and has no thread.
 
@@ -22,15 +23,17 @@ pub mod hash;
 pub mod index;
 pub mod lease;
 pub mod pool;
+pub mod shape;
 pub mod shared;
 #[cfg(test)]
 mod tests;
 
 pub use cache::{CacheConfig, CacheCounts, Change, ChangeCursor, Keep, Pin};
-pub use cached_pool::Reserve;
+pub use cached_pool::{Fill, Reserve};
 pub use feed::{CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};
 pub use lease::{ForkCopy, Lease, Quarantined};
 pub use pool::{BlockCounts, BlockPool, BlockState, PoolError};
+pub use shape::{PoolGroup, PoolShape};
 pub use shared::SharedPool;

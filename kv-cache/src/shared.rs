@@ -1,9 +1,9 @@
 //! The pool as shared by threads: allocation, notifications when blocks are returned, and the cache's changes for its followers.
 
 use crate::cache::{Change, ChangeCursor};
-use crate::cached_pool::{CachedPool, Reserve};
-use crate::{BlockCounts, BlockState, CacheConfig, CacheCounts, Lease, PoolError, PrefixHash};
-use baton_types::{BlockId, GroupBlocks};
+use crate::cached_pool::{CachedPool, Reserve, Table};
+use crate::{BlockCounts, BlockState, CacheConfig, CacheCounts, Lease, PoolError, PoolShape, PrefixHash};
+use baton_types::{BlockId, BlockTables, GroupBlocks};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -15,6 +15,7 @@ type Listener = Arc<dyn Fn() + Send + Sync>;
 pub struct SharedPool(Arc<Inner>);
 
 struct Inner {
+    shape: PoolShape,
     state: Mutex<CachedPool>,
     on_freed: RwLock<Vec<Listener>>,
     on_changed: RwLock<Vec<Listener>>,
@@ -23,32 +24,37 @@ struct Inner {
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl SharedPool {
     /// A pool without a prefix cache, see [`crate::BlockPool::try_new`].
-    pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
-        Self::of(groups, blocks, None)
+    pub fn try_new(shape: PoolShape) -> Result<Self, PoolError> {
+        Self::of(shape, None)
     }
 
-    /// A pool whose full blocks, once stored, stay cached until their memory is needed or they expire.
-    pub fn with_cache(groups: usize, blocks: u32, cache: CacheConfig) -> Result<Self, PoolError> {
-        Self::of(groups, blocks, Some(cache))
+    /// A pool whose full blocks, once stored, stay cached until their memory is needed or they expire. A pool with a group of states caches
+    /// nothing.
+    pub fn with_cache(shape: PoolShape, cache: CacheConfig) -> Result<Self, PoolError> {
+        Self::of(shape, Some(cache))
     }
 
-    fn of(groups: usize, blocks: u32, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
-        let state = Mutex::new(CachedPool::try_new(groups, blocks, cache)?);
-        Ok(Self(Arc::new(Inner { state, on_freed: RwLock::default(), on_changed: RwLock::default() })))
+    fn of(shape: PoolShape, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
+        let state = Mutex::new(CachedPool::try_new(shape.clone(), cache)?);
+        Ok(Self(Arc::new(Inner { shape, state, on_freed: RwLock::default(), on_changed: RwLock::default() })))
+    }
+
+    pub fn shape(&self) -> &PoolShape {
+        &self.0.shape
     }
 
     pub fn groups(&self) -> usize {
-        self.lock().pool().groups()
-    }
-
-    /// Blocks in each group.
-    pub fn blocks_per_group(&self) -> u32 {
-        self.lock().pool().blocks()
+        self.0.shape.groups.len()
     }
 
     /// Blocks by state, over all groups.
     pub fn counts(&self) -> BlockCounts {
         self.lock().counts()
+    }
+
+    /// Blocks of one group by state.
+    pub fn counts_of(&self, group: usize) -> BlockCounts {
+        self.lock().pool().counts_of(group)
     }
 
     /// Contents of the cache, in blocks of one group; zero if there is no cache.
@@ -57,13 +63,19 @@ impl SharedPool {
     }
 
     /// Blocks of each group available for the next lease: free ones, and unused cached ones.
-    pub fn free_min(&self) -> usize {
+    pub fn available(&self) -> Vec<usize> {
         self.lock().available()
     }
 
-    /// The value of [`SharedPool::free_min`] if these leases were dropped. Blocks that they share with other leases stay held.
-    pub fn free_min_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> usize {
-        self.lock().available_without(leases.map(Lease::blocks))
+    /// The value of [`SharedPool::available`] if these leases were dropped. Blocks that they share with other leases stay held, and so do
+    /// those that a pin may keep.
+    pub fn available_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> Vec<usize> {
+        self.lock().available_without(leases.map(Lease::tables))
+    }
+
+    /// The smallest number of [`SharedPool::available`].
+    pub fn free_min(&self) -> usize {
+        self.available().into_iter().min().unwrap_or(0)
     }
 
     /// Blocks quarantined under `owner`, over all groups, for a bound per peer.
@@ -71,14 +83,11 @@ impl SharedPool {
         self.lock().pool().quarantined_by(owner)
     }
 
-    /// Whether leases hold the block, or a peer may still write it, in every group.
+    /// Whether leases hold the block, or a peer may still write it.
     #[doc(hidden)] // For simulations.
-    pub fn is_held(&self, block: BlockId) -> bool {
-        let state = self.lock();
-        let pool = state.pool();
-        (0..pool.groups()).all(|group| {
-            matches!(pool.state(group, block), BlockState::Referenced { .. } | BlockState::Quarantined { .. })
-        })
+    pub fn is_held(&self, group: usize, block: BlockId) -> bool {
+        let state = self.lock().pool().state(group, block);
+        matches!(state, BlockState::Referenced { .. } | BlockState::Quarantined { .. })
     }
 
     /// Leases `blocks_per_group[g]` blocks of each group, or none at all.
@@ -92,17 +101,21 @@ impl SharedPool {
     /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow. The margin is
     /// waived while no block is referenced, so that a request that fits the empty pool is not refused forever.
     pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
-        self.lease(|state| Some((state.allocate_keeping(blocks_per_group, free_min)?, 0)))
+        self.lease(|state| {
+            let blocks = state.allocate_keeping(blocks_per_group, &vec![free_min; blocks_per_group.len()])?;
+            let whole = vec![0; blocks.0.len()];
+            Some(Table { tables: BlockTables::from_start(blocks), cached: 0, whole })
+        })
     }
 
     /// Leases blocks, the first of which come from the cache, or none at all.
     pub fn try_reserve(&self, wanted: Reserve<'_>) -> Option<Lease> {
-        self.lease(|state| state.reserve(wanted).map(|table| (table.blocks, table.cached)))
+        self.lease(|state| state.reserve(wanted))
     }
 
-    fn lease(&self, take: impl FnOnce(&mut CachedPool) -> Option<(GroupBlocks, usize)>) -> Option<Lease> {
-        let (blocks, cached) = self.change(take)?;
-        Some(Lease::new(self.clone(), blocks, cached))
+    fn lease(&self, take: impl FnOnce(&mut CachedPool) -> Option<Table>) -> Option<Lease> {
+        let table = self.change(take)?;
+        Some(Lease::new(self.clone(), table))
     }
 
     /// Runs an operation that may evict or store, and notifies the cache's followers if it did.
@@ -123,9 +136,9 @@ impl SharedPool {
         self.lock().cached_tokens(hashes)
     }
 
-    /// The blocks of that cached prefix.
+    /// The blocks of that cached prefix which the next position needs.
     #[doc(hidden)] // For simulations.
-    pub fn cached_blocks(&self, hashes: &[PrefixHash]) -> GroupBlocks {
+    pub fn cached_blocks(&self, hashes: &[PrefixHash]) -> BlockTables {
         self.lock().cached_blocks(hashes)
     }
 
@@ -158,7 +171,7 @@ impl SharedPool {
         let room = state.available();
         let any = take(&mut state);
         // The end of a pin makes blocks available.
-        let more = state.available() > room;
+        let more = is_more(&room, &state.available());
         drop(state);
         if any {
             self.notify_changed();
@@ -195,10 +208,30 @@ impl SharedPool {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn give_back(&self, blocks: &GroupBlocks) {
-        if blocks.total() > 0 && self.lock().let_go(blocks) {
+    pub(crate) fn give_back(&self, tables: &BlockTables) {
+        if tables.total() > 0 && self.lock().let_go(tables) {
             self.notify_freed();
         }
+    }
+
+    /// Returns blocks that are not cached.
+    pub(crate) fn give_back_uncached(&self, blocks: &GroupBlocks) {
+        if blocks.total() > 0 && self.lock().let_go_uncached(blocks) {
+            self.notify_freed();
+        }
+    }
+
+    /// Runs an operation that may return some blocks and take others, and notifies of both.
+    pub(crate) fn exchange<T>(&self, act: impl FnOnce(&mut CachedPool) -> T) -> T {
+        let (result, more) = self.change(|state| {
+            let before = state.available();
+            let result = act(state);
+            (result, is_more(&before, &state.available()))
+        });
+        if more {
+            self.notify_freed();
+        }
+        result
     }
 
     pub(crate) fn notify_freed(&self) {
@@ -208,6 +241,11 @@ impl SharedPool {
     pub(crate) fn notify_changed(&self) {
         tell(&self.0.on_changed);
     }
+}
+
+/// Whether any group has more available blocks than before.
+fn is_more(before: &[usize], after: &[usize]) -> bool {
+    before.iter().zip(after).any(|(before, after)| after > before)
 }
 
 fn tell(listeners: &RwLock<Vec<Listener>>) {
@@ -232,7 +270,7 @@ mod tests {
 
     #[test]
     fn dropping_a_lease_frees_and_tells() {
-        let pool = SharedPool::try_new(2, 4).unwrap();
+        let pool = SharedPool::try_new(PoolShape::full(2, 4, 16)).unwrap();
         let told = Arc::new(AtomicUsize::new(0));
         let seen = told.clone();
         let inside = pool.clone();
@@ -243,9 +281,9 @@ mod tests {
         });
         let mut lease = pool.try_lease(&[1, 2]).unwrap();
         assert_eq!(pool.counts(), counts(5, 3, 0));
-        assert!(lease.grow(2));
-        assert!(!lease.grow(1), "the second group is full");
-        assert_eq!((pool.counts(), lease.blocks_min()), (counts(1, 7, 0), 3));
+        assert!(lease.hold(0..64));
+        assert!(!lease.hold(0..65), "the second group is full");
+        assert_eq!((pool.counts(), lease.blocks_end()), (counts(0, 8, 0), 4));
         assert_eq!(told.load(Ordering::Relaxed), 0);
         drop(lease);
         assert_eq!((pool.counts(), told.load(Ordering::Relaxed)), (counts(8, 0, 0), 1));
@@ -253,7 +291,7 @@ mod tests {
 
     #[test]
     fn only_release_ends_a_quarantine() {
-        let pool = SharedPool::try_new(1, 4).unwrap();
+        let pool = SharedPool::try_new(PoolShape::full(1, 4, 16)).unwrap();
         let held = pool.try_lease(&[3]).unwrap().quarantine(9);
         assert_eq!((pool.counts(), pool.quarantined_by(9)), (counts(1, 0, 3), 3));
         assert!(pool.try_lease(&[2]).is_none());
@@ -265,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_margin_is_kept_only_while_something_runs() {
-        let pool = SharedPool::try_new(1, 8).unwrap();
+        let pool = SharedPool::try_new(PoolShape::full(1, 8, 16)).unwrap();
         let whole = pool.try_lease_keeping(&[8], 2).expect("an empty pool takes what fits it");
         drop(whole);
         let _running = pool.try_lease(&[1]).unwrap();
@@ -275,7 +313,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_the_margin_is_told_of_a_quarantine() {
-        let pool = SharedPool::try_new(1, 8).unwrap();
+        let pool = SharedPool::try_new(PoolShape::full(1, 8, 16)).unwrap();
         let told = Arc::new(AtomicUsize::new(0));
         let seen = told.clone();
         pool.on_freed(move || _ = seen.fetch_add(1, Ordering::Relaxed));

@@ -116,8 +116,8 @@ impl Bare {
 
 /// Rate in GB/s at which checksums over one layer's blocks of a pool are computed; the best of several rounds.
 pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &HostPool) -> f64 {
-    let blocks: Vec<_> = (0..map.blocks()).map(baton_types::BlockId).collect();
-    let tokens = map.blocks() * map.layout().block_tokens();
+    let blocks = baton_types::BlockTable::from_start((0..map.blocks(0)).map(baton_types::BlockId).collect());
+    let tokens = map.blocks(0) * map.layout().block_tokens();
     let bytes = map.layout().groups()[0].token_bytes() * tokens as usize;
     let whole = HeadShard::WHOLE;
     let heads = Cut::new(map.layout(), whole, whole).expect("a whole shares every head with itself").source;

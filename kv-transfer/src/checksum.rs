@@ -6,7 +6,7 @@
 use crate::heads::Heads;
 pub(crate) use baton_memory::checksum::ALGORITHM;
 use baton_memory::{MemoryError, PoolMemory, Rows};
-use baton_types::{BlockId, KvLayout, KvPoolMap};
+use baton_types::{BlockTable, KvLayout, KvPoolMap};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const SUM_WAIT: Duration = Duration::from_secs(30);
 /// Where the bytes of each sum of [`layer_sums`] lie.
 fn layer_rows(
     map: &KvPoolMap,
-    blocks: &[BlockId],
+    blocks: &BlockTable,
     heads: &Heads,
     group: usize,
     layer: usize,
@@ -31,7 +31,7 @@ fn layer_rows(
     let planes = &map.layout().groups()[group].planes;
     let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * planes.len());
     for first in tokens.clone().step_by(GRANULE as usize) {
-        let block = blocks[(first / block_tokens) as usize];
+        let block = blocks.get((first / block_tokens) as usize).expect("tables were checked to hold what is summed");
         let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
         for (plane, shape) in planes.iter().enumerate() {
             let heads = &heads[group][plane];
@@ -52,7 +52,7 @@ fn layer_rows(
 pub(crate) fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
-    blocks: &[BlockId],
+    blocks: &BlockTable,
     heads: &Heads,
     group: usize,
     layer: usize,
@@ -77,7 +77,7 @@ mod tests {
     use crate::HeadShard;
     use crate::heads::Cut;
     use baton_memory::HostPool;
-    use baton_types::Dtype;
+    use baton_types::{BlockId, Dtype};
 
     /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.
     #[test]
@@ -88,11 +88,12 @@ mod tests {
         let noise: Vec<u8> =
             (0..map.bytes() as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 41) as u8).collect();
         region.copy_in(0, &noise);
-        let blocks = [BlockId(2), BlockId(0), BlockId(1)];
+        let table = BlockTable::from_start([2, 0, 1].map(BlockId).to_vec());
+        let blocks = &table.blocks;
         let shards = [HeadShard::WHOLE, HeadShard::try_new(1, 2).unwrap()];
         for (shard, tokens) in shards.into_iter().flat_map(|shard| (1..=33).map(move |tokens| (shard, tokens))) {
             let heads = Cut::new(&layout, HeadShard::WHOLE, shard).unwrap().source;
-            let sums = || layer_sums(&*region, &map, &blocks, &heads, 0, 0, 0..tokens).unwrap();
+            let sums = || layer_sums(&*region, &map, &table, &heads, 0, 0, 0..tokens).unwrap();
             let before = sums();
             let covered = |at: usize| {
                 (0..tokens).any(|token| {

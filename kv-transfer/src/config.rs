@@ -200,7 +200,7 @@ impl TransferLimits {
     /// [`TransferLimits::quarantined_blocks_max`] of a pool.
     pub(crate) fn quarantined_blocks_of(&self, map: &KvPoolMap) -> usize {
         match self.quarantined_blocks_max {
-            0 => (map.blocks() as usize * map.layout().groups().len() / 4).max(1),
+            0 => (map.total_blocks() / 4).max(1),
             max => max,
         }
     }

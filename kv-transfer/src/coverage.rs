@@ -3,15 +3,11 @@
 use crate::checksum::GRANULE;
 use crate::message::SumRun;
 use baton_types::KvLayout;
-use std::ops::Range;
 
 /// One bit for each granule of each layer; it stands for all planes.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     groups: Vec<Group>,
-    /// The first granule of each layer, and the number of granules.
-    start: usize,
-    granules: usize,
     bits: Vec<u64>,
 }
 
@@ -21,26 +17,29 @@ struct Group {
     first: usize,
     layers: usize,
     planes: usize,
+    /// The first granule of each layer, and the number of granules.
+    start: usize,
+    granules: usize,
 }
 
 impl Coverage {
-    /// Starts with nothing covered of these positions, which begin at a granule.
-    pub(crate) fn new(layout: &KvLayout, positions: Range<u32>) -> Self {
-        let start = (positions.start / GRANULE) as usize;
-        let granules = (positions.end.div_ceil(GRANULE) as usize).saturating_sub(start);
+    /// Starts with nothing covered of the positions from `starts[group]` on, which begin at a granule.
+    pub(crate) fn new(layout: &KvLayout, starts: &[u32], end: u32) -> Self {
         let mut bits = 0;
-        let groups = layout.groups().iter().map(|group| {
+        let groups = layout.groups().iter().zip(starts).map(|(group, start)| {
+            let start = (start / GRANULE) as usize;
+            let granules = (end.div_ceil(GRANULE) as usize).saturating_sub(start);
             let (first, layers) = (bits, group.layers.len());
             bits += layers * granules;
-            Group { first, layers, planes: group.planes.len() }
+            Group { first, layers, planes: group.planes.len(), start, granules }
         });
         let groups = groups.collect();
-        Self { groups, start, granules, bits: vec![0; bits.div_ceil(64)] }
+        Self { groups, bits: vec![0; bits.div_ceil(64)] }
     }
 
     /// Number of checksums that cover everything.
     pub(crate) fn sums(&self) -> u64 {
-        self.groups.iter().map(|group| (group.layers * self.granules * group.planes) as u64).sum()
+        self.groups.iter().map(|group| (group.layers * group.granules * group.planes) as u64).sum()
     }
 
     /// Adds a run. The error says why no correct source sends it.
@@ -48,11 +47,11 @@ impl Coverage {
         let group = self.groups.get(usize::from(run.group)).filter(|group| usize::from(run.layer) < group.layers);
         let group = group.ok_or("checksums of a layer that does not exist")?;
         let count = run.sums.len() / group.planes;
-        let first = (run.first_granule as usize)
-            .checked_sub(self.start)
-            .filter(|first| count > 0 && run.sums.len().is_multiple_of(group.planes) && first + count <= self.granules);
+        let first = (run.first_granule as usize).checked_sub(group.start).filter(|first| {
+            count > 0 && run.sums.len().is_multiple_of(group.planes) && first + count <= group.granules
+        });
         let first = first.ok_or("checksums of positions that were not reserved")?;
-        let start = group.first + usize::from(run.layer) * self.granules + first;
+        let start = group.first + usize::from(run.layer) * group.granules + first;
         for bit in start..start + count {
             let (word, mask) = (&mut self.bits[bit / 64], 1 << (bit % 64));
             if *word & mask != 0 {
@@ -77,7 +76,7 @@ mod tests {
     fn every_part_counts_once() {
         // Two layers of k and v, three granules each, the last one not full.
         let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
-        let coverage = Coverage::new(&layout, 0..33);
+        let coverage = Coverage::new(&layout, &vec![0; layout.groups().len()], 33);
         assert_eq!(coverage.sums(), 12);
         let steps = [
             (run(0, 1, 1, 4), Ok(())),
@@ -97,7 +96,7 @@ mod tests {
     #[test]
     fn what_lies_before_the_start_is_no_part() {
         let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
-        let coverage = Coverage::new(&layout, 32..65);
+        let coverage = Coverage::new(&layout, &vec![32; layout.groups().len()], 65);
         assert_eq!(coverage.sums(), 12);
         let steps = [
             (run(0, 0, 0, 2), Err("not reserved")),

@@ -2,16 +2,18 @@
 
 use crate::hazards::hazard;
 use crate::heads::Cut;
-use crate::message::{Hello, PARTIAL_SINCE, RemoteRegion};
+use crate::message::{Hello, PARTIAL_SINCE, RemoteRegion, TABLES};
 use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
-use baton_types::{KvPoolMap, Mismatch, seeded};
+use baton_types::{GroupKind, KvPoolMap, Mismatch, seeded};
 
 /// Terms that a greeting settled.
 #[derive(Debug)]
 pub(crate) struct Terms {
     /// A mismatch refuses every handoff in both directions. The connection stays open to report it.
     compatible: Result<(), Mismatch>,
+    /// Why the layout cannot be moved, likewise.
+    movable: Result<(), &'static str>,
     pub(crate) party: Party,
     /// Protocol version in use.
     pub(crate) protocol: u32,
@@ -36,8 +38,17 @@ impl Terms {
             false => config.compatibility.check(&theirs.compatibility),
         };
         let partners = |range: std::ops::Range<u16>| range.end - range.start;
+        let has = |of: fn(GroupKind) -> bool| whole.groups().iter().any(|group| of(group.kind));
+        let movable = if has(|kind| kind == GroupKind::State) {
+            Err("the layout has states, which are not moved")
+        } else if has(|kind| matches!(kind, GroupKind::Window(_))) && theirs.capabilities & TABLES == 0 {
+            Err("the layout has windows, and the peer takes only tables that begin with position 0")
+        } else {
+            Ok(())
+        };
         Self {
             compatible,
+            movable,
             party: theirs.party.clone(),
             protocol: config.protocol.common(theirs.protocol).unwrap_or_default(),
             shard: theirs.shard.index(),
@@ -51,7 +62,9 @@ impl Terms {
 
     /// Fails if this connection cannot carry any handoff.
     pub(crate) fn check(&self) -> Result<(), HandoffFailure> {
-        self.compatible.clone().map_err(|mismatch| HandoffFailure::Incompatible { peer: self.party.clone(), mismatch })
+        let incompatible = |mismatch| HandoffFailure::Incompatible { peer: self.party.clone(), mismatch };
+        self.compatible.clone().map_err(incompatible)?;
+        self.movable.map_err(|detail| HandoffFailure::Protocol(detail.into()))
     }
 
     /// Whether a transfer may begin after position 0.
@@ -75,13 +88,13 @@ impl Terms {
 pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
     Box::new(Hello {
         protocol: config.protocol,
-        capabilities: 0,
+        capabilities: TABLES,
         required: 0,
         party: config.party.clone(),
         expects,
         compatibility: config.compatibility.clone(),
         shard: config.shard,
-        pool_blocks: config.map.blocks(),
+        pool_blocks: config.map.group_blocks().to_vec(),
         region,
     })
 }

@@ -1,6 +1,6 @@
 //! Shards of an instance: which of its KV heads one pool holds, and which heads one leg of a handoff moves.
 
-use baton_types::{KvLayout, KvPlane};
+use baton_types::{KvGroup, KvLayout, KvPlane};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -89,8 +89,16 @@ impl Cut {
 
     /// Bytes of one position, in all layers.
     pub(crate) fn bytes(&self, layout: &KvLayout) -> u64 {
-        let layers = layout.groups().iter().map(|group| group.layers.len());
-        layers.zip(&self.token_bytes).map(|(layers, bytes)| (layers * bytes) as u64).sum()
+        self.bytes_from(layout, &vec![0; layout.groups().len()], 1)
+    }
+
+    /// Bytes of the positions from `starts[group]` to `tokens`, in all layers.
+    pub(crate) fn bytes_from(&self, layout: &KvLayout, starts: &[u32], tokens: u32) -> u64 {
+        let groups = layout.groups().iter().zip(&self.token_bytes).zip(starts);
+        let bytes = |((group, bytes), start): ((&KvGroup, &usize), &u32)| {
+            (group.layers.len() * bytes) as u64 * u64::from(tokens.saturating_sub(*start))
+        };
+        groups.map(bytes).sum()
     }
 }
 

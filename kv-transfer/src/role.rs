@@ -10,7 +10,7 @@ use crate::{
     CommitPayload, GetOutcome, HandoffFailure, HoldPoint, PinQuestion, PutOutcome, RefuseReason, ReserveOffer,
     TransferConfig, VerifiedHandoff,
 };
-use baton_types::{Fence, GroupBlocks, RequestId, TicketId};
+use baton_types::{BlockTables, Fence, RequestId, TicketId};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub(crate) enum Input {
         tokens_end: usize,
         fence: Fence,
     },
+    /// The source's blocks from now on: a window's come while its sequence is computed.
+    Grown(BlockTables),
     /// Every layer was launched; the payload goes with the commit.
     Finish(CommitPayload),
     /// This side aborts, whichever side began the handoff.
@@ -44,7 +46,7 @@ pub(crate) enum Input {
     Granted(Box<dyn BlockHold>),
     /// The worker pinned blocks for a get.
     Pinned {
-        blocks: GroupBlocks,
+        blocks: BlockTables,
         hold: Box<dyn Any + Send>,
     },
     /// The worker has no free blocks, or nothing to pin.
@@ -178,7 +180,7 @@ pub(crate) struct Link<'a> {
 
 impl Link<'_> {
     /// What moves from this side's blocks to the peer's.
-    pub(crate) fn outward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
+    pub(crate) fn outward(&self, ours: &Arc<BlockTables>, theirs: &Arc<BlockTables>) -> Option<Arc<Move>> {
         let terms = self.terms?;
         let cut = terms.outward.as_ref()?;
         let source = End { map: self.config.map.clone(), blocks: ours.clone(), heads: cut.source.clone() };
@@ -187,7 +189,7 @@ impl Link<'_> {
     }
 
     /// What moves from the peer's blocks to this side's.
-    pub(crate) fn inward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
+    pub(crate) fn inward(&self, ours: &Arc<BlockTables>, theirs: &Arc<BlockTables>) -> Option<Arc<Move>> {
         let terms = self.terms?;
         let cut = terms.inward.as_ref()?;
         let source = End { map: terms.map.clone(), blocks: theirs.clone(), heads: cut.source.clone() };

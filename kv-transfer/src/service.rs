@@ -4,7 +4,7 @@ use crate::calls::CallThread;
 use crate::driver::{Driver, Ports};
 use crate::handler::SinkHandler;
 use crate::inbox::{Command, Inbox};
-use crate::plan::{check_blocks, check_from};
+use crate::plan::{check_begin, check_blocks, check_from, got_from};
 use crate::transport;
 use crate::verify::VerifierThread;
 use crate::{
@@ -118,7 +118,7 @@ impl KvTransfer {
         if request.tokens == 0 {
             return Err(TransferError::Blocks("a handoff of no tokens".into()));
         }
-        check_blocks(&self.shared.config.map, &request.blocks.0, request.tokens).map_err(TransferError::Blocks)?;
+        check_begin(&self.shared.config.map, &request.blocks, request.tokens).map_err(TransferError::Blocks)?;
         let (sender, outcome) = oneshot::channel();
         let key = self.shared.inbox.put(peer.clone(), request, sender)?;
         Ok(PutHandle::new(self.shared.inbox.clone(), key, outcome))
@@ -135,7 +135,8 @@ impl KvTransfer {
         }
         let (map, from, tokens) = (&self.shared.config.map, request.from, request.tokens);
         check_from(map, from, tokens).map_err(TransferError::Blocks)?;
-        check_blocks(map, &request.blocks.0, tokens - from).map_err(TransferError::Blocks)?;
+        let starts = got_from(map.layout(), map.layout(), from, tokens);
+        check_blocks(map, &request.blocks, &starts, tokens - from).map_err(TransferError::Blocks)?;
         let (sender, outcome) = oneshot::channel();
         let key = self.shared.inbox.get(peer.clone(), request, sender)?;
         Ok(GetHandle::new(self.shared.inbox.clone(), key, outcome))
@@ -256,7 +257,7 @@ mod tests {
     use super::*;
     use crate::Trial;
     use crate::trial::Hold;
-    use baton_types::{BlockId, Dtype, GroupBlocks, InstanceId, KvLayout, KvPoolMap, RequestId};
+    use baton_types::{BlockId, BlockTables, Dtype, GroupBlocks, InstanceId, KvLayout, KvPoolMap, RequestId};
 
     fn started(name: &str) -> Trial {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 4).unwrap();
@@ -276,7 +277,7 @@ mod tests {
         let trial = started("t");
         let peer = Trial::peer(InstanceId::try_new("p").unwrap(), trial.address());
         for (blocks, fits) in [(1, false), (2, true), (5, false)] {
-            let blocks_of_it = GroupBlocks(vec![(0..blocks).map(BlockId).collect()]);
+            let blocks_of_it = BlockTables::from_start(GroupBlocks(vec![(0..blocks).map(BlockId).collect()]));
             let request = GetRequest {
                 request_id: RequestId::try_new("r").unwrap(),
                 name: Vec::new(),

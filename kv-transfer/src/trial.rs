@@ -9,8 +9,8 @@ use crate::{
 use baton_memory::{HostPool, PoolError};
 use baton_types::fence::AlreadyDone;
 use baton_types::{
-    BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvPoolMap, NumericsClass,
-    RequestId,
+    BlockId, BlockTables, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvPoolMap,
+    NumericsClass, RequestId,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Trial {
 
     /// Tokens that one handoff can carry.
     pub fn tokens_max(&self) -> u32 {
-        self.map.blocks() / 2 * self.map.layout().block_tokens()
+        self.map.blocks(0) / 2 * self.map.layout().block_tokens()
     }
 
     pub const fn transfer(&self) -> &KvTransfer {
@@ -146,14 +146,14 @@ pub enum TrialError {
     Failed(#[from] HandoffFailure),
 }
 
-fn scattered(map: &KvPoolMap) -> GroupBlocks {
-    GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
+fn scattered(map: &KvPoolMap) -> BlockTables {
+    BlockTables::from_start(GroupBlocks(vec![(0..map.blocks(0)).step_by(2).map(BlockId).collect()]))
 }
 
-pub(crate) struct Hold(pub(crate) GroupBlocks);
+pub(crate) struct Hold(pub(crate) BlockTables);
 
 impl BlockHold for Hold {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.0
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {

@@ -1,6 +1,6 @@
 //! Which bytes of the local region the writes under one ticket may reach.
 
-use baton_types::{BlockId, KvPoolMap};
+use baton_types::{BlockId, BlockTables, KvPoolMap};
 use std::ops::Range;
 
 /// The ranges of one ticket. Every layer of a group has the same blocks at the same offsets, so the ranges are stored once for all its
@@ -20,13 +20,14 @@ struct Band {
 impl Window {
     /// The blocks that hold positions from `from` on, which begins a block. Blocks with earlier positions may be shared with other
     /// sequences.
-    pub(crate) fn granted(map: &KvPoolMap, blocks: &[Vec<BlockId>], from: u32) -> Self {
+    pub(crate) fn granted(map: &KvPoolMap, blocks: &BlockTables, from: u32) -> Self {
         let kept = (from / map.layout().block_tokens()) as usize;
-        let bands = map.layout().groups().iter().zip(blocks).enumerate().map(|(g, (group, blocks))| {
-            let block_bytes = group.token_bytes() * map.layout().block_tokens() as usize;
-            let layer_bytes = block_bytes * map.blocks() as usize;
+        let bands = map.layout().groups().iter().zip(&blocks.0).enumerate().map(|(g, (group, table))| {
+            let block_bytes = group.layer_block_bytes(map.layout().block_tokens());
+            let layer_bytes = block_bytes * map.blocks(g) as usize;
             let start = map.plane_offset(g, 0, BlockId(0), 0);
-            let mut blocks: Vec<usize> = blocks.iter().skip(kept).map(|block| block.0 as usize).collect();
+            let granted = table.blocks.iter().skip(kept.saturating_sub(table.first));
+            let mut blocks: Vec<usize> = granted.map(|block| block.0 as usize).collect();
             blocks.sort_unstable();
             let mut ranges: Vec<Range<usize>> = Vec::new();
             for block in blocks {
@@ -58,7 +59,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_types::{Dtype, KvLayout};
+    use baton_types::{BlockTable, Dtype, KvLayout};
 
     /// 16 bytes a token and layer, 256 a block, two layers of four blocks.
     fn map() -> KvPoolMap {
@@ -70,7 +71,8 @@ mod tests {
         for (from, open) in
             [(0, vec![0..768, 1024..1792]), (16, vec![0..512, 1024..1536]), (32, vec![256..512, 1280..1536])]
         {
-            let window = Window::granted(&map(), &[[2, 0, 1].map(BlockId).to_vec()], from);
+            let table = BlockTable::from_start([2, 0, 1].map(BlockId).to_vec());
+            let window = Window::granted(&map(), &BlockTables(vec![table]), from);
             for start in (0..2048).step_by(64) {
                 for len in [1, 64, 256, 512] {
                     let inside = open.iter().any(|o| o.start <= start && start + len <= o.end);

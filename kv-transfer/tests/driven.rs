@@ -147,14 +147,14 @@ impl Verifier for Compare {
     }
 }
 
-fn blocks() -> GroupBlocks {
-    GroupBlocks(vec![BLOCKS.map(BlockId).to_vec()])
+fn blocks() -> BlockTables {
+    BlockTables::from_start(GroupBlocks(vec![BLOCKS.map(BlockId).to_vec()]))
 }
 
-struct Blocks(GroupBlocks);
+struct Blocks(BlockTables);
 
 impl BlockHold for Blocks {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.0
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {

@@ -79,7 +79,7 @@ fn get_given_up((readers, owners): (&str, &str), in_flight: usize, by_reader: bo
     let (reader, owner) = (ours.start(choice_of(readers)), config("d", in_flight).start(choice_of(owners)));
     owner.serve("s", TOKENS, 5);
     let (get, blocks) = reader.get(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
-    begun(&reader, blocks.0[0][0]);
+    begun(&reader, blocks.0[0].blocks[0]);
     owner.evict("s");
     if by_reader {
         get.abort("nobody wants it any more");
@@ -181,7 +181,7 @@ fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
     // It goes without a word.
     owner.gate.bend(|message| if message[3] == NOT_HELD { Vec::new() } else { vec![message] });
     let (get, blocks) = reader.get(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
-    begun(&reader, blocks.0[0][0]);
+    begun(&reader, blocks.0[0].blocks[0]);
     owner.transfer.stop(Instant::now());
     let failure = get.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::PeerLost(_)), "{failure}");

@@ -3,7 +3,7 @@
 use baton_engine::api::PrefillObserver;
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{CommitPayload, HandoffFailure, KvTransfer, Peer, PutHandle, PutRequest, TransferError};
-use baton_types::{ErrorKind, Fence, GroupBlocks, RequestError, RequestId};
+use baton_types::{BlockTables, ErrorKind, Fence, RequestError, RequestId};
 use parking_lot::Mutex;
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -46,7 +46,7 @@ pub(crate) fn prompt_put(target: PutTarget) -> (PutObserver, PromptPut) {
 }
 
 impl PrefillObserver for PutObserver {
-    fn started(&mut self, blocks: &GroupBlocks, _now: Instant) {
+    fn started(&mut self, blocks: &BlockTables, _now: Instant) {
         let to = &self.target;
         let request = PutRequest {
             request_id: to.request_id.clone(),
@@ -57,6 +57,12 @@ impl PrefillObserver for PutObserver {
         };
         *self.put.handle.lock() = Some(to.transfer.put(&to.peer, request));
         self.put.begun.notify_one();
+    }
+
+    fn grown(&mut self, blocks: &BlockTables) {
+        if let Some(Ok(handle)) = &*self.put.handle.lock() {
+            handle.grown(blocks.clone());
+        }
     }
 
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {

@@ -135,7 +135,7 @@ fn idle(cluster: &Scheduled, worker: &SimulatedWorker) {
     if left > 0 {
         wrong(Invariant::Quiet, format!("handoffs are left when all is quiet: {stats:?}, {counts:?}"));
     }
-    let max = cluster.schedule().shape.quarantined_max(worker.memory.map.blocks());
+    let max = cluster.schedule().shape.quarantined_max(worker.memory.map.blocks(0));
     if let Some((peer, blocks)) = stats.quarantined.iter().find(|(_, blocks)| !is_fenced && **blocks > max) {
         wrong(Invariant::QuarantineBound, format!("{peer} left {blocks} blocks in quarantine, {max} are its bound"));
     }

@@ -131,7 +131,7 @@ impl Memory {
     pub fn blocks_of(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = BlockId> + use<'_> {
         let layout = self.map.layout();
         let block_bytes = layout.bytes_per_block() / layout.groups()[0].layers.len();
-        let blocks = self.map.blocks() as usize;
+        let blocks = self.map.blocks(0) as usize;
         (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(move |at| BlockId((at % blocks) as u32))
     }
 

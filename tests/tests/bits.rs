@@ -150,6 +150,21 @@ fn the_same_check_catches_each_mutant() {
     }
 }
 
+/// A sliding window in every layer: blocks that left it go to other sequences, and only what the next position needs is handed off.
+#[test]
+fn of_a_window_only_what_is_needed_is_held_and_moved() {
+    for (window, class) in [(40, Numerics::default()), (70, Numerics::Bf16x32)] {
+        let world = World::windowed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap().in_class(class);
+        let truth = Truth::compute(world).unwrap();
+        let (sizes, mut dealer) = (truth.sizes(), Dealer::new(u64::from(window)));
+        let routes = [Route::Local, Route::Remote];
+        let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
+        let getting = Dealer::BLOCKS.map(|blocks| Case::getting(blocks, false, Read::Undisturbed, &sizes));
+        let coverage = equal(&truth, made.chain(getting).chain((0..4).map(|_| dealer.deal(&sizes))));
+        println!("{coverage}");
+    }
+}
+
 /// Samples of one request at once: whoever computes the prompt first parts with it at its end, and the copy of its last block is needed.
 #[test]
 fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {

@@ -43,7 +43,7 @@ fn the_pool_of_a_worker_agrees() -> Result<()> {
         let layout = loaded.map.layout();
         ensure!(sized["bytes_per_token"] == layout.bytes_per_token(), "{sized}, {layout}");
         ensure!(
-            sized["blocks"] == loaded.map.blocks() && sized["blocks"] == loaded.engine.load().blocks.total,
+            sized["blocks"] == loaded.map.blocks(0) && sized["blocks"] == loaded.engine.load().blocks.total,
             "{sized}"
         );
         let region = loaded.map.bytes() as u64;
@@ -51,7 +51,7 @@ fn the_pool_of_a_worker_agrees() -> Result<()> {
         for context in sized["contexts"].as_array().into_iter().flatten() {
             let tokens = context["tokens"].as_u64().unwrap_or_default() as usize;
             let blocks = layout.blocks_for(tokens);
-            ensure!(context["sequences"] == loaded.map.blocks() as usize / blocks, "{context}");
+            ensure!(context["sequences"] == loaded.map.blocks(0) as usize / blocks, "{context}");
             ensure!(context["bytes"] == blocks * layout.bytes_per_block(), "{context}");
         }
         ensure!(sized["contexts"].as_array().map(Vec::len) == Some(3), "{sized}");

@@ -12,7 +12,7 @@ use baton_tests::gates::Phase;
 use baton_tests::quiet::{QUIET_MAX, until_quiet, until_unreferenced};
 use baton_tests::scrape::sum;
 use baton_tests::service::Service;
-use baton_types::{GroupBlocks, RequestId};
+use baton_types::{BlockTables, RequestId};
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::RunningWorker;
 use parking_lot::Mutex;
@@ -195,7 +195,7 @@ struct Hang {
 }
 
 impl LogitObserver for Hang {
-    fn computed(&self, id: &RequestId, position: usize, _: &GroupBlocks, _: &[f32]) {
+    fn computed(&self, id: &RequestId, position: usize, _: &BlockTables, _: &[f32]) {
         if position == self.position && id.as_str().starts_with(&self.request) {
             let released = self.released.lock().take();
             released.map(|released| released.recv_timeout(2 * WAIT_MAX));

@@ -10,7 +10,7 @@ use baton_tests::processes::{baton, binary, send};
 use baton_tests::quiet::until_quiet;
 use baton_tests::scrape::find;
 use baton_tests::service::Service;
-use baton_types::{GroupBlocks, RequestId};
+use baton_types::{BlockTables, RequestId};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -214,7 +214,7 @@ async fn a_status_that_is_watched_goes_on_until_it_is_interrupted() -> anyhow::R
 struct Hang(Mutex<Option<Receiver<()>>>, OnceLock<Instant>);
 
 impl LogitObserver for Hang {
-    fn computed(&self, _: &RequestId, _: usize, _: &GroupBlocks, _: &[f32]) {
+    fn computed(&self, _: &RequestId, _: usize, _: &BlockTables, _: &[f32]) {
         let released = self.0.lock().take();
         if let Some(released) = released {
             let _ = self.1.set(Instant::now());

@@ -1,33 +1,77 @@
-//! How many bytes a layout needs, and how many blocks fit into memory. Pools are sized by these numbers, and `baton kv-size` prints them.
+//! How many bytes a layout needs, and how many blocks of each group fit into memory. Pools are sized by these numbers, and `baton kv-size`
+//! prints them.
 
 use crate::{GroupKind, KvGroup, KvLayout};
+
+/// What decides how the memory of a pool divides over the groups of its layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolDemand {
+    /// Most sequences that run at once.
+    pub sequences: usize,
+    /// Length of the longest of them.
+    pub tokens_max: usize,
+    /// Most positions of one that are computed at once.
+    pub chunk_max: usize,
+    /// Blocks of each group that admission keeps free.
+    pub watermark: usize,
+}
 
 impl KvGroup {
     /// Most blocks of `block_tokens` tokens that a sequence of `tokens` tokens needs in this group. A window may begin and end within a
     /// block, so it can need one block more than its length alone.
     pub fn blocks_for(&self, tokens: u64, block_tokens: u32) -> u64 {
-        let all = tokens.div_ceil(u64::from(block_tokens));
+        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
+        self.kind.blocks_at_once(tokens, 1, block_tokens as usize) as u64
+    }
+
+    /// Blocks that are of use to sequences that run at once; `None` if there is no limit.
+    ///
+    /// A window group has what the windows of all running sequences can hold at once, and a quarter more for cached prefixes: a hit needs the
+    /// window before its end, and nothing of the rest. A group of states has one for each sequence, and as many for checkpoints.
+    fn blocks_of_use(&self, demand: &PoolDemand, block_tokens: u32) -> Option<u64> {
+        let PoolDemand { sequences, tokens_max, chunk_max, watermark } = *demand;
+        let one = self.kind.blocks_at_once(tokens_max, chunk_max, block_tokens as usize) as u64;
+        let running = one.saturating_mul(sequences as u64);
         match self.kind {
-            GroupKind::Full | GroupKind::Latent => all,
-            GroupKind::Window(window) => {
-                all.min(u64::from(window).saturating_sub(1).div_ceil(u64::from(block_tokens)) + 1)
-            }
-            GroupKind::State => all.min(1),
+            GroupKind::Full | GroupKind::Latent => None,
+            GroupKind::Window(_) => Some(running.saturating_add(running.div_ceil(4)).saturating_add(watermark as u64)),
+            GroupKind::State => Some(running.saturating_mul(2).saturating_add(watermark as u64)),
         }
     }
 }
 
 impl KvLayout {
-    /// Blocks, each of every group, that fit into `bytes`.
-    pub fn blocks_in(&self, bytes: u64) -> u64 {
-        bytes / self.bytes_per_block() as u64
+    /// Divides `bytes` over the groups: blocks of each, in the order of the groups; zeros where there is not enough for one block of each.
+    ///
+    /// Every group gets the same number of blocks, because a block of each belongs to the same positions, but none more than is of use to
+    /// the sequences that run at once. What a window group leaves goes to the others. If all groups have such a limit, the memory that is
+    /// left makes all of them larger, for cached prefixes.
+    pub fn divide(&self, bytes: u64, demand: &PoolDemand) -> Vec<u32> {
+        let limits: Vec<Option<u64>> =
+            self.groups().iter().map(|group| group.blocks_of_use(demand, self.block_tokens())).collect();
+        let has_unlimited = limits.iter().any(Option::is_none);
+        let counts = |each: u64| -> Vec<u64> {
+            let limited = |limit: &Option<u64>| limit.filter(|_| has_unlimited).map_or(each, |limit| limit.min(each));
+            limits.iter().map(limited).collect()
+        };
+        let fits = |each: u64| {
+            let groups = self.groups().iter().zip(counts(each));
+            let sum = groups.map(|(g, n)| u128::from(n) * g.block_bytes(self.block_tokens()) as u128).sum::<u128>();
+            sum <= u128::from(bytes)
+        };
+        // The largest number that fits; more blocks never take less memory.
+        let (mut fit, mut over) = (0, u64::from(u32::MAX) + 1);
+        while over - fit > 1 {
+            let middle = fit + (over - fit) / 2;
+            if fits(middle) { fit = middle } else { over = middle }
+        }
+        counts(fit).into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect()
     }
 
     /// Bytes of the blocks that one sequence of `tokens` tokens needs when it shares none; `None` if they exceed a `u64`.
     pub fn sequence_bytes(&self, tokens: u64) -> Option<u64> {
         let groups = self.groups().iter().map(|group| {
-            let token_bytes = group.layers.len() as u64 * group.token_bytes() as u64;
-            let block_bytes = token_bytes * u64::from(self.block_tokens());
+            let block_bytes = group.block_bytes(self.block_tokens()) as u64;
             group.blocks_for(tokens, self.block_tokens()).checked_mul(block_bytes)
         });
         groups.into_iter().try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
@@ -47,11 +91,18 @@ mod tests {
     use super::*;
     use crate::{Dtype, KvPlane};
 
+    const DEMAND: PoolDemand = PoolDemand { sequences: 4, tokens_max: 4096, chunk_max: 64, watermark: 4 };
+
+    fn group(kind: GroupKind, layer: u32) -> KvGroup {
+        let planes = vec![KvPlane::try_new("k", 1, 8, Dtype::Bf16).unwrap()];
+        KvGroup { kind, layers: vec![layer], planes }
+    }
+
     #[test]
     fn sequences_take_whole_blocks() {
         // 2 * 2 layers * 1 head * 8 elements * 2 bytes = 64 bytes a token, 1,024 a block.
         let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
-        assert_eq!(layout.blocks_in(10 * 1_024 + 1_023), 10);
+        assert_eq!(layout.divide(10 * 1_024 + 1_023, &DEMAND), [10]);
         assert_eq!([1, 16, 17].map(|t| layout.sequence_bytes(t)), [Some(1_024), Some(1_024), Some(2_048)]);
         assert_eq!([16, 17, 48, 161].map(|t| layout.sequences_in(10 * 1_024 + 1_023, t)), [10, 5, 3, 0]);
         assert_eq!((layout.sequence_bytes(u64::MAX), layout.sequences_in(u64::MAX, u64::MAX)), (None, 0));
@@ -59,17 +110,44 @@ mod tests {
 
     #[test]
     fn a_window_needs_its_length_and_one_more_block_at_most() {
-        let group = |kind| {
-            let planes = vec![KvPlane::try_new("k", 1, 8, Dtype::Bf16).unwrap()];
-            KvGroup { kind, layers: vec![0], planes }
-        };
-        let window = group(GroupKind::Window(32));
+        let window = group(GroupKind::Window(32), 0);
         // 32 tokens that begin in the middle of a block: 15 + 16 + 1 in three blocks.
         assert_eq!([1, 16, 17, 33, 1_000].map(|t| window.blocks_for(t, 16)), [1, 1, 2, 3, 3]);
         // 33 = 1 + 32 tokens: never in more than three blocks, wherever they begin.
-        assert_eq!(group(GroupKind::Window(33)).blocks_for(1_000, 16), 3);
-        assert_eq!(group(GroupKind::Window(1)).blocks_for(1_000, 16), 1);
-        assert_eq!(group(GroupKind::State).blocks_for(1_000, 16), 1);
-        assert_eq!(group(GroupKind::Latent).blocks_for(1_000, 16), 63);
+        assert_eq!(group(GroupKind::Window(33), 0).blocks_for(1_000, 16), 3);
+        assert_eq!(group(GroupKind::Window(1), 0).blocks_for(1_000, 16), 1);
+        assert_eq!(group(GroupKind::State, 0).blocks_for(1_000, 16), 1);
+        assert_eq!(group(GroupKind::Latent, 0).blocks_for(1_000, 16), 63);
+    }
+
+    /// A block of one of these groups takes 256 bytes, one state 16.
+    #[test]
+    fn memory_divides_by_what_each_group_can_use() {
+        // A window of 33 and a chunk of 64 tokens: at most 7 blocks a sequence; 28 for four, 7 for cached prefixes, the watermark.
+        let window = GroupKind::Window(33);
+        let cases: [(&[GroupKind], u64, &[u32]); 8] = [
+            (&[GroupKind::Full], 2_560, &[10]),
+            (&[GroupKind::Full, window], 20 * 256, &[10, 10]),
+            (&[GroupKind::Full, window], 78 * 256, &[39, 39]),
+            (&[GroupKind::Full, window], 1_039 * 256 + 255, &[1_000, 39]),
+            (&[window, GroupKind::Latent, window], 1_078 * 256, &[39, 1_000, 39]),
+            (&[window], 1_000 * 256, &[1_000]),
+            (&[GroupKind::Full, GroupKind::State], 1_000 * 256 + 12 * 16, &[1_000, 12]),
+            (&[GroupKind::Full, window], 511, &[0, 0]),
+        ];
+        for (kinds, bytes, expected) in cases {
+            let groups = kinds.iter().enumerate().map(|(layer, kind)| group(*kind, layer as u32)).collect();
+            let layout = KvLayout::try_new(16, groups).unwrap();
+            assert_eq!(layout.divide(bytes, &DEMAND), expected, "{kinds:?} in {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_short_context_limits_windows_too() {
+        let groups = vec![group(GroupKind::Full, 0), group(GroupKind::Window(4096), 1)];
+        let layout = KvLayout::try_new(16, groups).unwrap();
+        let demand = PoolDemand { tokens_max: 32, ..DEMAND };
+        // Two blocks a sequence: 8, 2 for cached prefixes, the watermark.
+        assert_eq!(layout.divide(1_014 * 256, &demand), [1_000, 14]);
     }
 }

@@ -4,10 +4,9 @@
 //! neighbouring blocks is therefore one contiguous range, and so is a run of tokens within one plane of one block,
 //! whatever the block size: pools with different block sizes exchange runs of tokens.
 
-use crate::{Attention, BlockId, Dtype, TokenKv};
+use crate::{Attention, Dtype, TokenKv};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::ops::Range;
 
 /// Which part of the past a group of layers stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,7 +18,7 @@ pub enum GroupKind {
     Window(u32),
     /// One compressed latent per position (MLA).
     Latent,
-    /// A fixed-size recurrent state.
+    /// A recurrent state: a fixed number of bytes for each sequence, and as many for each checkpoint of it.
     State,
 }
 
@@ -75,6 +74,9 @@ impl KvPlane {
 }
 
 /// Layers that share a block table.
+///
+/// A block holds the KV of `block_tokens` positions. In a group of kind [`GroupKind::State`] it holds one state, whose planes are
+/// `[heads, dim]`: the running state of a sequence, or a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvGroup {
     /// What the group keeps.
@@ -86,9 +88,24 @@ pub struct KvGroup {
 }
 
 impl KvGroup {
-    /// Bytes of one token in one layer, all planes.
+    /// Bytes of one token in one layer, all planes; of one state in a group of that kind.
     pub fn token_bytes(&self) -> usize {
         self.planes.iter().map(KvPlane::token_stride).sum()
+    }
+
+    /// Rows of each plane of a block: `block_tokens`, or 1 in a group of states.
+    pub fn block_rows(&self, block_tokens: u32) -> u32 {
+        if self.kind == GroupKind::State { 1 } else { block_tokens }
+    }
+
+    /// Bytes of one block in one layer, all planes.
+    pub fn layer_block_bytes(&self, block_tokens: u32) -> usize {
+        self.token_bytes() * self.block_rows(block_tokens) as usize
+    }
+
+    /// Bytes of one block in all layers.
+    pub fn block_bytes(&self, block_tokens: u32) -> usize {
+        self.layers.len() * self.layer_block_bytes(block_tokens)
     }
 }
 
@@ -138,9 +155,18 @@ pub enum LayoutError {
     /// No groups or too many, or a group without layers or planes or with repeated layers.
     #[error("KV groups need ascending layers, planes with distinct names, and 1 to 8 groups: {0}")]
     Groups(String),
-    /// The pool would not fit in an address space.
-    #[error("a pool of {blocks} blocks overflows")]
-    PoolSize { blocks: u32 },
+    /// The pool would not fit in an address space, or has not one number of blocks, at least 1, for each group.
+    #[error("a pool of {blocks:?} blocks is impossible, or overflows")]
+    PoolSize {
+        /// Blocks of each group.
+        blocks: Vec<u32>,
+    },
+    /// A window of no tokens.
+    #[error("group {group} has a window of 0 tokens; a token attends to itself at least")]
+    Window {
+        /// Index of the group.
+        group: usize,
+    },
 }
 
 impl LayoutError {
@@ -172,6 +198,9 @@ impl KvLayout {
         for (g, group) in groups.iter().enumerate() {
             if group.layers.is_empty() || group.planes.is_empty() || group.planes.len() > 8 {
                 return Err(LayoutError::Groups(format!("group {g} has no layers, or not 1 to 8 planes")));
+            }
+            if group.kind == GroupKind::Window(0) {
+                return Err(LayoutError::Window { group: g });
             }
             if !group.layers.is_sorted() || group.layers.iter().any(|&l| l > 4096 || !seen.insert(l)) {
                 return Err(LayoutError::Groups(format!("group {g} repeats a layer or is not sorted")));
@@ -208,17 +237,18 @@ impl KvLayout {
         &self.groups
     }
 
-    /// Bytes of one token over all groups and layers: `2 * layers * kv_heads * head_dim * bytes` for Llama.
+    /// Bytes of one token over all layers that store one: `2 * layers * kv_heads * head_dim * bytes` for Llama. States are not counted.
     pub fn bytes_per_token(&self) -> usize {
-        self.groups.iter().map(|g| g.layers.len() * g.token_bytes()).sum()
+        let by_position = self.groups.iter().filter(|g| g.kind != GroupKind::State);
+        by_position.map(|g| g.layers.len() * g.token_bytes()).sum()
     }
 
     /// Bytes of one block of every group, all layers.
     pub fn bytes_per_block(&self) -> usize {
-        self.bytes_per_token() * self.block_tokens as usize
+        self.groups.iter().map(|g| g.block_bytes(self.block_tokens)).sum()
     }
 
-    /// Blocks per group that `tokens` positions need.
+    /// Blocks of a full group that `tokens` positions need.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens as usize)
     }
@@ -237,81 +267,6 @@ impl fmt::Display for KvLayout {
     }
 }
 
-/// Block ids per group: `blocks[group][i]` holds tokens `i * block_tokens ..`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupBlocks(pub Vec<Vec<BlockId>>);
-
-impl GroupBlocks {
-    /// Total number of blocks over all groups.
-    pub fn total(&self) -> usize {
-        self.0.iter().map(Vec::len).sum()
-    }
-}
-
-/// A layout applied to one pool of `blocks` blocks per group: the address arithmetic of a region.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvPoolMap {
-    layout: KvLayout,
-    blocks: u32,
-}
-
-#[allow(missing_docs, reason = "the names of methods say it")]
-impl KvPoolMap {
-    /// Applies `layout` to a pool with `blocks` blocks in each group.
-    pub fn try_new(layout: KvLayout, blocks: u32) -> Result<Self, LayoutError> {
-        let bytes = (layout.bytes_per_block() as u128) * u128::from(blocks);
-        if blocks == 0 || bytes > (isize::MAX as u128) {
-            return Err(LayoutError::PoolSize { blocks });
-        }
-        Ok(Self { layout, blocks })
-    }
-
-    pub fn layout(&self) -> &KvLayout {
-        &self.layout
-    }
-
-    /// Blocks in each group.
-    pub fn blocks(&self) -> u32 {
-        self.blocks
-    }
-
-    /// Size of the region in bytes.
-    pub fn bytes(&self) -> usize {
-        self.layout.bytes_per_block() * self.blocks as usize
-    }
-
-    /// Offset of plane `plane` of block `block` in the `layer`-th layer *of group* `group`, in bytes.
-    ///
-    /// # Panics
-    /// If an index is out of range.
-    pub fn plane_offset(&self, group: usize, layer: usize, block: BlockId, plane: usize) -> usize {
-        assert!(block.0 < self.blocks, "block {block} of a pool of {}", self.blocks);
-        let tokens = self.layout.block_tokens as usize;
-        let g = &self.layout.groups[group];
-        assert!(layer < g.layers.len(), "layer {layer} of a group of {}", g.layers.len());
-        let before: usize = self.layout.groups[..group].iter().map(|g| g.layers.len() * g.token_bytes()).sum();
-        let block_bytes = g.token_bytes() * tokens;
-        let group_base = before * tokens * self.blocks as usize;
-        let planes_before: usize = g.planes[..plane].iter().map(KvPlane::token_stride).sum();
-        group_base + (layer * self.blocks as usize + block.0 as usize) * block_bytes + planes_before * tokens
-    }
-
-    /// Byte range of tokens `tokens` (within the block) of one plane of one block; see [`KvPoolMap::plane_offset`].
-    pub fn token_range(
-        &self,
-        group: usize,
-        layer: usize,
-        block: BlockId,
-        plane: usize,
-        tokens: Range<u32>,
-    ) -> Range<usize> {
-        assert!(tokens.end <= self.layout.block_tokens, "tokens {tokens:?} of a block");
-        let base = self.plane_offset(group, layer, block, plane);
-        let stride = self.layout.groups[group].planes[plane].token_stride();
-        base + tokens.start as usize * stride..base + tokens.end as usize * stride
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,30 +275,6 @@ mod tests {
     fn llama_3_8b_has_128_kib_per_token() {
         let layout = KvLayout::llama(16, 32, 8, 128, Dtype::Bf16).unwrap();
         assert_eq!(layout.bytes_per_token(), 128 << 10);
-    }
-
-    #[test]
-    fn addresses_tile_the_region_without_overlap() {
-        let planes = |names: &[&str]| {
-            names.iter().enumerate().map(|(i, n)| KvPlane::try_new(*n, 1 + i as u32, 3, Dtype::Bf16).unwrap()).collect()
-        };
-        let groups = vec![
-            KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: planes(&["k", "v"]) },
-            KvGroup { kind: GroupKind::Window(32), layers: vec![1], planes: planes(&["k", "v", "s"]) },
-        ];
-        let map = KvPoolMap::try_new(KvLayout::try_new(32, groups).unwrap(), 3).unwrap();
-        let mut covered = vec![0u8; map.bytes()];
-        for (g, group) in map.layout().groups().iter().enumerate() {
-            for layer in 0..group.layers.len() {
-                for block in 0..3 {
-                    for plane in 0..group.planes.len() {
-                        let range = map.token_range(g, layer, BlockId(block), plane, 0..32);
-                        covered[range].iter_mut().for_each(|c| *c += 1);
-                    }
-                }
-            }
-        }
-        assert!(covered.iter().all(|&c| c == 1));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! This crate does no I/O and contains no protobuf and no numeric kernel. Of an async runtime it has only the trait that tasks use.
 
 pub mod attention;
+pub mod blocks;
 pub mod bundle;
 mod capacity;
 pub mod class;
@@ -18,13 +19,16 @@ pub mod instance;
 pub mod layout;
 pub mod memory;
 pub mod places;
+pub mod pool_map;
 pub mod runtime;
 pub mod sampling;
 pub mod sequence;
 pub mod share;
 
 pub use attention::{Attention, SlidingWindow, TokenKv};
+pub use blocks::{BlockTable, BlockTables, GroupBlocks};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
+pub use capacity::PoolDemand;
 pub use class::{Compatibility, Digest, Mismatch, NumericsClass, WeightFormat};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
@@ -32,8 +36,9 @@ pub use events::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEv
 pub use fence::{Fence, FencePoll, FenceStatus};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
-pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
+pub use layout::{GroupKind, KvGroup, KvLayout, KvPlane, LayoutError, WATERMARK_BLOCKS};
 pub use memory::MemoryKind;
+pub use pool_map::KvPoolMap;
 pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

@@ -11,6 +11,7 @@ use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
+use baton_kv_cache::PoolShape;
 use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_memory::PoolMemory;
 use baton_node::config::ByteSize;
@@ -96,7 +97,7 @@ fn start(
     let layout = source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
     // A model file may declare a context of any length; rotary tables are made for no more positions than the pool holds.
-    let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
+    let pool_tokens = PoolShape::from(&map).tokens_max(config.launched_tokens_max());
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
     let load = |fraction| progress("loading weights", fraction);
     let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;

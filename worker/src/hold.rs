@@ -2,7 +2,7 @@
 
 use baton_kv_cache::{Lease, Quarantined};
 use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
-use baton_types::{GroupBlocks, Party, seeded};
+use baton_types::{BlockTables, Party, seeded};
 use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -19,7 +19,7 @@ impl LeaseHold {
     /// cache.
     pub fn new(lease: Lease, peer: &Party, block_tokens: usize) -> Self {
         let mut cached_tokens = lease.cached_blocks() * block_tokens;
-        if seeded!(PartialGrantOffByOne) && cached_tokens > 0 && lease.blocks_min() > lease.cached_blocks() + 1 {
+        if seeded!(PartialGrantOffByOne) && cached_tokens > 0 && lease.blocks_end() > lease.cached_blocks() + 1 {
             cached_tokens += block_tokens;
         }
         Self { lease, owner: owner(peer), cached_tokens: cached_tokens as u32 }
@@ -39,8 +39,8 @@ pub fn owner(peer: &Party) -> u64 {
 }
 
 impl BlockHold for LeaseHold {
-    fn blocks(&self) -> &GroupBlocks {
-        self.lease.blocks()
+    fn blocks(&self) -> &BlockTables {
+        self.lease.tables()
     }
 
     fn cached_tokens(&self) -> u32 {

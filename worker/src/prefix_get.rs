@@ -5,12 +5,12 @@
 
 use crate::hold::LeaseHold;
 use baton_engine::{EngineHandle, SequenceRequest};
-use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
+use baton_kv_cache::{Fill, HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
 use baton_kv_transfer::{
     GetRequest, HandoffFailure, KvTransfer, Peer, PinQuestion, PinReply, RefuseReason, TransferError,
 };
 use baton_node::membership::Members;
-use baton_types::{GroupBlocks, KvLayout};
+use baton_types::{BlockTable, BlockTables, KvLayout};
 use std::time::Duration;
 
 /// Most tokens of one get, limited by the length of its name.
@@ -102,9 +102,15 @@ pub async fn get_prefix(
     if tokens <= from {
         return Ok(None);
     }
-    let blocks = tokens / ours;
-    let keep_free = engine.config().watermark_blocks as usize;
-    let wanted = Reserve { hashes: &hashes, reuse_tokens_max: from, blocks, keep_free, now: engine.now() };
+    let keep_free = vec![engine.config().watermark_blocks as usize; pool.groups()];
+    let wanted = Reserve {
+        hashes: &hashes,
+        reuse_tokens_max: from,
+        tokens,
+        fill: Fill::Received { peer_block_tokens: Some(get.block_tokens) },
+        keep_free: &keep_free,
+        now: engine.now(),
+    };
     let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
     let lease = room.ok_or(PrefixGetError::NoRoom(tokens))?;
     let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(get.time_min);
@@ -143,7 +149,14 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
         return reply.refuse(RefuseReason::UnknownRequest, "that prefix is not cached here, or not all of it");
     }
     let reuse_tokens_max = blocks * ours;
-    let wanted = Reserve { hashes: &hashes, reuse_tokens_max, blocks, keep_free: 0, now: engine.now() };
+    let wanted = Reserve {
+        hashes: &hashes,
+        reuse_tokens_max,
+        tokens,
+        fill: Fill::Received { peer_block_tokens: None },
+        keep_free: &[],
+        now: engine.now(),
+    };
     match reserve_exactly(&engine.pool(), wanted, blocks) {
         Some(lease) => reply.pin(behind(&lease, question.from as usize / ours), Box::new(lease)),
         None => reply.refuse(RefuseReason::UnknownRequest, "that prefix was evicted just now"),
@@ -156,9 +169,13 @@ fn reserve_exactly(pool: &SharedPool, wanted: Reserve<'_>, cached_blocks: usize)
     pool.try_reserve(wanted).filter(|lease| lease.cached_blocks() == cached_blocks)
 }
 
-/// The blocks of a lease from index `first` on.
-fn behind(lease: &Lease, first: usize) -> GroupBlocks {
-    GroupBlocks(lease.blocks().0.iter().map(|group| group[first..].to_vec()).collect())
+/// The blocks of a lease from index `first` on, which count from there.
+fn behind(lease: &Lease, first: usize) -> BlockTables {
+    let tables = lease.tables().0.iter().map(|table| {
+        let left_out = first.saturating_sub(table.first).min(table.blocks.len());
+        BlockTable { first: table.first.saturating_sub(first), blocks: table.blocks[left_out..].to_vec() }
+    });
+    BlockTables(tables.collect())
 }
 
 /// The smallest number of tokens that is whole blocks on both sides: the least common multiple.
@@ -178,7 +195,7 @@ fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_kv_cache::{CacheConfig, Keep};
+    use baton_kv_cache::{CacheConfig, Keep, PoolShape};
     use baton_kv_transfer::TransferAddress;
     use baton_types::{Incarnation, InstanceId, Party};
     use std::time::Instant;
@@ -212,10 +229,17 @@ mod tests {
 
     /// A pool with the hashes of three blocks of 16 tokens, this many of which are cached.
     fn pool_with(cached: usize) -> (SharedPool, Vec<PrefixHash>) {
-        let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
-        let pool = SharedPool::with_cache(1, 8, cache).unwrap();
+        let cache = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
+        let pool = SharedPool::with_cache(PoolShape::full(1, 8, 16), cache).unwrap();
         let hashes: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
-        let wanted = Reserve { hashes: &hashes, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: Instant::now() };
+        let wanted = Reserve {
+            hashes: &hashes,
+            reuse_tokens_max: 0,
+            tokens: 48,
+            fill: Fill::Received { peer_block_tokens: None },
+            keep_free: &[],
+            now: Instant::now(),
+        };
         let mut lease = pool.try_reserve(wanted).unwrap();
         lease.store(&hashes, cached * 16, Keep::idle(Duration::from_secs(60)), Instant::now());
         drop(lease);
@@ -228,7 +252,14 @@ mod tests {
         for (cached, looked) in [(3, 3), (2, 3), (0, 3), (3, 2)] {
             let (pool, hashes) = pool_with(cached);
             let reuse_tokens_max = 48;
-            let wanted = Reserve { hashes: &hashes, reuse_tokens_max, blocks: 3, keep_free: 0, now: Instant::now() };
+            let wanted = Reserve {
+                hashes: &hashes,
+                reuse_tokens_max,
+                tokens: 48,
+                fill: Fill::Received { peer_block_tokens: None },
+                keep_free: &[],
+                now: Instant::now(),
+            };
             let lease = reserve_exactly(&pool, wanted, looked);
             assert_eq!(lease.is_some(), cached == looked, "{cached} blocks are cached, {looked} were when it looked");
             drop(lease);

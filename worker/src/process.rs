@@ -14,6 +14,7 @@ use crate::service::{Claims, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
 use baton_kernels::device::Device;
+use baton_kv_cache::PoolShape;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
@@ -323,7 +324,7 @@ fn record(
         endpoint,
         card: loaded.card.clone(),
         protocol,
-        capacity_tokens: u64::from(loaded.map.blocks()) * u64::from(layout.block_tokens()),
+        capacity_tokens: u64::from(PoolShape::from(&loaded.map).limiting().blocks) * u64::from(layout.block_tokens()),
         layout,
         class: loaded.compatibility.class.clone(),
         running_max: config.engine.running_max as u32,

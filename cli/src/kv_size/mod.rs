@@ -8,9 +8,9 @@ mod report;
 use crate::stdout;
 use anyhow::Context as _;
 use baton_node::config::ByteSize;
-use baton_types::{Attention, Dtype};
+use baton_types::{Attention, Dtype, PoolDemand, WATERMARK_BLOCKS};
 use baton_worker::models::{self, DEFAULT_MODEL};
-use baton_worker::settings::ModelSettings;
+use baton_worker::settings::{EngineSettings, ModelSettings};
 use clap::Args;
 use error::KvSizeError;
 use report::Report;
@@ -21,8 +21,8 @@ const CONTEXTS: [u64; 4] = [2_048, 8_192, 32_768, 131_072];
 /// Bytes per parameter on GPUs by default: bf16.
 const PARAMETER_BYTES: u64 = 2;
 
-/// Printed for known models that are not of the Llama family, or that have a window.
-const NOT_SERVED: &str = "the engine computes Llama-family models with attention over the whole context";
+/// Printed for known models of other families than those that the engine computes.
+const NOT_SERVED: &str = "the engine does not compute models of this family";
 
 /// Arguments of `baton kv-size`.
 #[derive(Args, Debug)]
@@ -86,7 +86,15 @@ fn report(args: &KvSizeArgs) -> Result<Report, KvSizeError> {
         contexts.extend(CONTEXTS.into_iter().filter(|&tokens| model.context == 0 || tokens < model.context));
         contexts.extend((model.context > 0).then_some(model.context));
     }
-    Ok(Report { model: args.model.clone(), layout, weights_bytes, memory, contexts, refused: model.refused })
+    let longest = if model.context == 0 { contexts.iter().copied().max().unwrap_or(0) } else { model.context };
+    let EngineSettings { running_max, chunk_tokens_max, .. } = EngineSettings::default();
+    let demand = PoolDemand {
+        sequences: running_max,
+        tokens_max: usize::try_from(longest).unwrap_or(usize::MAX),
+        chunk_max: chunk_tokens_max,
+        watermark: WATERMARK_BLOCKS as usize,
+    };
+    Ok(Report { model: args.model.clone(), layout, weights_bytes, memory, demand, contexts, refused: model.refused })
 }
 
 /// The GPU memory left after weights and reserve.

@@ -36,7 +36,7 @@ const fn heads(
 }
 
 const fn sliding(window: Window, named: Named) -> Named {
-    Named { window, served: false, ..named }
+    Named { served: matches!(window, Window::All(_)), window, ..named }
 }
 
 /// A model whose architecture the engine does not support.
@@ -156,7 +156,13 @@ mod tests {
             assert!(NAMED.iter().filter(|other| other.name == named.name).count() == 1, "{}", named.name);
         }
         let served = |name| find(name).unwrap().1;
-        assert!(served("llama-3-8b") && !served("mistral-7b-v0.1") && !served("falcon-7b") && !served("deepseek-v3"));
+        assert!(
+            served("llama-3-8b")
+                && served("mistral-7b-v0.1")
+                && !served("gemma-2-9b")
+                && !served("falcon-7b")
+                && !served("deepseek-v3")
+        );
         assert!(find("llama-9").is_none() && names().contains("deepseek-v3"));
     }
 }

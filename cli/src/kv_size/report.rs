@@ -1,7 +1,7 @@
 //! The sizes as a table and as JSON.
 
 use crate::stdout::grouped;
-use baton_types::{GroupKind, KvGroup, KvLayout};
+use baton_types::{GroupKind, KvLayout, PoolDemand};
 use serde_json::{Value, json};
 
 /// Units of sizes that people read.
@@ -15,6 +15,8 @@ pub(super) struct Report {
     pub(super) weights_bytes: Option<u64>,
     /// Bytes for KV, if given.
     pub(super) memory: Option<u64>,
+    /// How a worker divides it over the groups.
+    pub(super) demand: PoolDemand,
     /// Context lengths in tokens.
     pub(super) contexts: Vec<u64>,
     /// Why the engine does not serve the model.
@@ -22,13 +24,21 @@ pub(super) struct Report {
 }
 
 impl Report {
+    /// Blocks of each group.
+    fn blocks(&self) -> Option<Vec<u32>> {
+        self.memory.map(|memory| self.layout.divide(memory, &self.demand))
+    }
+
     /// For scripts: unknown values are null.
     pub(super) fn json(&self) -> Value {
         let layout = &self.layout;
-        let group = |g: &KvGroup| {
-            let bytes_per_token = g.layers.len() * g.token_bytes();
-            json!({"kind": kind(g.kind), "layers": g.layers.len(), "bytes_per_token": bytes_per_token})
-        };
+        let blocks = self.blocks();
+        let groups = layout.groups().iter().enumerate().map(|(index, g)| {
+            let bytes = g.layers.len() * g.token_bytes();
+            let (per_token, per_state) = if g.kind.is_by_position() { (bytes, None) } else { (0, Some(bytes)) };
+            json!({"kind": kind(g.kind), "layers": g.layers.len(), "bytes_per_token": per_token,
+                "bytes_per_state": per_state, "blocks": blocks.as_ref().map(|blocks| blocks[index])})
+        });
         let context = |&tokens: &u64| {
             json!({"tokens": tokens, "bytes": layout.sequence_bytes(tokens),
                 "sequences": self.memory.map(|memory| layout.sequences_in(memory, tokens))})
@@ -36,9 +46,9 @@ impl Report {
         json!({
             "model": self.model, "block_tokens": layout.block_tokens(), "kv": layout.groups()[0].planes[0].dtype().name(),
             "bytes_per_token": layout.bytes_per_token(), "bytes_per_block": layout.bytes_per_block(),
-            "groups": layout.groups().iter().map(group).collect::<Vec<_>>(),
+            "groups": groups.collect::<Vec<_>>(),
             "weights_bytes": self.weights_bytes, "kv_bytes": self.memory,
-            "blocks": self.memory.map(|memory| layout.blocks_in(memory)),
+            "blocks": blocks.map(|blocks| blocks.into_iter().map(u64::from).sum::<u64>()),
             "contexts": self.contexts.iter().map(context).collect::<Vec<_>>(),
             "refused": self.refused,
         })
@@ -54,8 +64,14 @@ impl Report {
         if let Some(weights) = self.weights_bytes {
             lines.push(format!("Weights: {}", size(weights)));
         }
-        if let Some(memory) = self.memory {
-            lines.push(format!("Memory for KV: {}, {} blocks", size(memory), grouped(layout.blocks_in(memory))));
+        if let (Some(memory), Some(blocks)) = (self.memory, self.blocks()) {
+            let all = blocks.iter().copied().map(u64::from).sum();
+            lines.push(format!("Memory for KV: {}, {} blocks", size(memory), grouped(all)));
+            let groups = layout.groups().iter().zip(&blocks).filter(|_| blocks.len() > 1);
+            lines.extend(groups.map(|(group, blocks)| {
+                let bytes = size(group.block_bytes(layout.block_tokens()) as u64);
+                format!("  {}: {} blocks of {bytes}", kind_name(group.kind), grouped(u64::from(*blocks)))
+            }));
         }
         if let Some(refused) = &self.refused {
             lines.push(format!("The model cannot be served: {refused}"));
@@ -85,6 +101,15 @@ fn kind(kind: GroupKind) -> Value {
     }
 }
 
+fn kind_name(kind: GroupKind) -> String {
+    match kind {
+        GroupKind::Full => "full".into(),
+        GroupKind::Window(tokens) => format!("window of {} tokens", grouped(u64::from(tokens))),
+        GroupKind::Latent => "latent".into(),
+        GroupKind::State => "states".into(),
+    }
+}
+
 /// A size in the largest unit that it reaches, with up to two decimals.
 pub(super) fn size(bytes: u64) -> String {
     let Some((unit, factor)) = UNITS.into_iter().find(|(_, factor)| bytes >= *factor) else {
@@ -97,7 +122,31 @@ pub(super) fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_types::Dtype;
+    use baton_types::{Dtype, KvGroup, KvPlane};
+
+    const DEMAND: PoolDemand = PoolDemand { sequences: 64, tokens_max: 8_192, chunk_max: 256, watermark: 4 };
+
+    #[test]
+    fn each_group_has_blocks_of_its_own() {
+        let planes = || vec![KvPlane::try_new("k", 1, 8, Dtype::Bf16).unwrap()];
+        let group = |kind, layer| KvGroup { kind, layers: vec![layer], planes: planes() };
+        let groups = vec![group(GroupKind::Full, 0), group(GroupKind::Window(1_024), 1)];
+        let report = Report {
+            model: "mixed".into(),
+            layout: KvLayout::try_new(16, groups).unwrap(),
+            weights_bytes: None,
+            memory: Some(1 << 30),
+            demand: DEMAND,
+            contexts: vec![8_192],
+            refused: None,
+        };
+        // (1,023 + 256 - 1) / 16 + 1 = 81 blocks of a window and a chunk, for 64 sequences; a quarter for cached prefixes; the watermark.
+        let window = 64 * 81 * 5 / 4 + 4;
+        let full = (1 << 30) / 256 - window;
+        let json = report.json();
+        assert_eq!((&json["groups"][0]["blocks"], &json["groups"][1]["blocks"]), (&full.into(), &window.into()));
+        assert!(report.table().contains("  window of 1,024 tokens: 6,484 blocks of 256 B"), "{}", report.table());
+    }
 
     #[test]
     fn people_read_units_and_commas() {
@@ -106,6 +155,7 @@ mod tests {
             layout: KvLayout::llama(16, 32, 8, 128, Dtype::Bf16).unwrap(),
             weights_bytes: None,
             memory: Some(40 << 30),
+            demand: DEMAND,
             contexts: vec![2_048, 8_192],
             refused: None,
         };

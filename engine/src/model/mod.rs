@@ -86,7 +86,7 @@ impl Model {
         &self.config
     }
 
-    /// The KV layout with this block size: one `full` group with planes `k` and `v`.
+    /// The KV layout with this block size: one group with planes `k` and `v`.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
         self.spec.kv_layout(block_tokens, self.config.kv)
     }

@@ -1,6 +1,6 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
-use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
+use baton_types::{Attention, Dtype, KvLayout, LayoutError, SlidingWindow, TokenKv};
 use std::sync::Arc;
 
 /// Dimensions and constants of a decoder: an embedding, layers around an f32 residual stream, RMSNorm, and the output matrix.
@@ -117,7 +117,8 @@ impl DecoderSpec {
         Ok(vec![layer; count])
     }
 
-    /// What attention stores. Layers with a window are counted as the others, since the pool does not yet free blocks that left a window.
+    /// What attention stores. Where only some layers have a window, or windows differ, those are counted as the others: the kernels compute
+    /// on one group of blocks.
     ///
     /// # Panics
     /// If there are no layers.
@@ -125,10 +126,14 @@ impl DecoderSpec {
         // `check`: all layers store the same per token.
         let AttentionSpec { kv_heads, head_dim, .. } = self.layers[0].attention;
         let kv = TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
-        Attention { layers: self.layers.len() as u32, kv, window: None }
+        let layers = self.layers.len() as u32;
+        let window = self.layers[0].attention.window;
+        let window = window.filter(|_| self.layers.iter().all(|layer| layer.attention.window == window));
+        let window = window.map(|tokens| SlidingWindow { tokens, layers: (0..layers).collect() });
+        Attention { layers, kv, window }
     }
 
-    /// The KV layout with this block size: one `full` group with planes `k` and `v`, for layers with a window too (see
+    /// The KV layout with this block size: one group with planes `k` and `v`, with a window where all layers have the same (see
     /// [`DecoderSpec::attention`]).
     ///
     /// # Panics

@@ -94,9 +94,11 @@ impl Conditions for Now<'_> {
 
 impl<M: StepModel> Runner<M> {
     pub(crate) fn new(model: M, shared: Arc<Shared>) -> Self {
+        let steps_max = if model.is_asynchronous() { STEPS_MAX } else { 1 };
         let config = SchedulerConfig {
             block_tokens: shared.block_tokens,
             chunk_tokens_max: shared.config.chunk_tokens_max,
+            steps_max,
             running_max: shared.config.running_max,
             watermark_blocks: shared.config.watermark_blocks as usize,
             stall: shared.config.stall,
@@ -104,7 +106,6 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
-        let steps_max = if model.is_asynchronous() { STEPS_MAX } else { 1 };
         Self {
             model,
             shared,
@@ -265,7 +266,7 @@ impl<M: StepModel> Runner<M> {
                 continue;
             };
             let cached = self.scheduler.computed(*key);
-            sequence.start(lease.blocks(), cached, &self.shared.layers, now);
+            sequence.start(lease.tables(), cached, &self.shared.layers, now);
             // The turn of an adopted sequence came with its grant.
             if std::mem::take(&mut sequence.counted) {
                 self.shared.mailbox.turn_came(*key);

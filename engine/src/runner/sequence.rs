@@ -6,7 +6,7 @@ use crate::scheduler::Arrival;
 use baton_kernels::step::Join;
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
-use baton_types::{Fence, FinishReason, GroupBlocks, TokenId};
+use baton_types::{BlockTables, Fence, FinishReason, TokenId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -80,7 +80,7 @@ impl Sequence {
     }
 
     /// Reports that it left the queue, with the KV of `cached` tokens present already.
-    pub(super) fn start(&mut self, blocks: &GroupBlocks, cached: usize, layers: &[u32], now: Instant) {
+    pub(super) fn start(&mut self, blocks: &BlockTables, cached: usize, layers: &[u32], now: Instant) {
         self.tell(SequenceEvent::Started { at: now });
         let Some(observer) = &mut self.observer else { return };
         observer.started(blocks, now);

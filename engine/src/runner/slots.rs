@@ -2,7 +2,7 @@
 
 use crate::scheduler::{Segment, SequenceKey};
 use baton_kernels::step::{Delta, Join};
-use baton_types::BlockId;
+use baton_types::{BlockId, BlockTable};
 use std::collections::BTreeMap;
 
 /// The slots. A sequence takes one with its first step and keeps it until it ends, loses its blocks, or another needs it more.
@@ -15,7 +15,7 @@ pub(super) struct Slots {
 
 struct Held {
     slot: usize,
-    /// Its block table on the device.
+    /// Its block table on the device, from index 0 on. Entries that left a window stay as they were: they are not used.
     blocks: Vec<BlockId>,
 }
 
@@ -44,17 +44,20 @@ impl Slots {
     pub(super) fn place(
         &mut self,
         key: SequenceKey,
-        blocks: &[BlockId],
+        table: &BlockTable,
         batch: &[Segment],
         deltas: &mut Vec<Delta>,
         join: impl FnOnce() -> Join,
     ) -> usize {
         if let Some(Held { slot, blocks: known }) = self.held.get_mut(&key) {
-            let keep = known.iter().zip(blocks).take_while(|(known, block)| known == block).count();
-            if keep < known.len() || keep < blocks.len() {
+            let same = known.iter().skip(table.first).zip(&table.blocks).take_while(|(known, block)| known == block);
+            // A table's first block is never behind the last known one: it has all that the steps before used.
+            let keep = table.first.min(known.len()) + same.count();
+            if keep < known.len() || keep < table.end() {
+                let blocks = table.blocks[keep - table.first..].to_vec();
                 known.truncate(keep);
-                known.extend_from_slice(&blocks[keep..]);
-                deltas.push(Delta::Blocks { slot: *slot, keep, blocks: blocks[keep..].to_vec() });
+                known.extend_from_slice(&blocks);
+                deltas.push(Delta::Blocks { slot: *slot, keep, blocks });
             }
             return *slot;
         }
@@ -64,8 +67,10 @@ impl Slots {
             self.tell_left(deltas);
         }
         let slot = self.free.pop().unwrap_or_else(|| unreachable!("a batch has at most as many sequences as slots"));
-        self.held.insert(key, Held { slot, blocks: blocks.to_vec() });
-        deltas.push(Delta::Join(Box::new(Join { slot, blocks: blocks.to_vec(), ..join() })));
+        let blocks: Vec<BlockId> =
+            std::iter::repeat_n(BlockId(0), table.first).chain(table.blocks.iter().copied()).collect();
+        self.held.insert(key, Held { slot, blocks: blocks.clone() });
+        deltas.push(Delta::Join(Box::new(Join { slot, blocks, ..join() })));
         slot
     }
 }

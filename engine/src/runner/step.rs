@@ -113,8 +113,8 @@ impl<M: StepModel> Runner<M> {
             sequence.launched_at.get_or_insert(launched);
             let Segment { key, position, rows, samples, .. } = *segment;
             // The engine computes only layouts of one group; the lease supports several.
-            let blocks = &lease.blocks().0[0];
-            let slot = self.slots.place(key, blocks, segments, &mut step.deltas, || sequence.join());
+            let table = &lease.tables().0[0];
+            let slot = self.slots.place(key, table, segments, &mut step.deltas, || sequence.join());
             // A token that is not known yet is what a launched step samples.
             let tokens = &sequence.request.tokens;
             let id = |position: usize| tokens.get(position).map_or(RowId::LastSampled, |token| RowId::Token(*token));
@@ -123,7 +123,10 @@ impl<M: StepModel> Runner<M> {
             if samples && returns_logits {
                 step.logit_rows.push(step.ids.len() - 1);
             }
-            if sequence.observer.is_some() {
+            if let Some(observer) = &mut sequence.observer {
+                if self.shared.has_windows {
+                    observer.grown(lease.tables());
+                }
                 step.observed = 0..self.shared.layers.len() as u32;
             }
         }
@@ -145,7 +148,7 @@ impl<M: StepModel> Runner<M> {
         if let (Some(logits), Some(observer), Some(lease)) =
             (logits, &*self.shared.logits.read(), self.scheduler.lease(key))
         {
-            observer.computed(&request.id, request.tokens.len(), lease.blocks(), logits);
+            observer.computed(&request.id, request.tokens.len(), lease.tables(), logits);
         }
         let sampled = match result {
             Ok(sampled) => sampled,

@@ -234,14 +234,15 @@ pub struct Totals {
     pub running: usize,
     /// Sum of their lengths.
     pub running_tokens: usize,
-    /// Blocks of a group that sequences hold; a shared block counts once per holder.
+    /// Blocks that sequences hold of the group that limits how many tokens fit; a shared block counts once per holder.
     pub blocks: usize,
     /// Tokens in those: computed ones, and those of prompts in progress.
     pub held_tokens: usize,
 }
 
 impl Totals {
-    pub(super) fn of<'a>(entries: impl Iterator<Item = &'a Entry>) -> Self {
+    /// Blocks are those of `group`, of `block_tokens` tokens each.
+    pub(super) fn of<'a>(entries: impl Iterator<Item = &'a Entry>, group: usize, block_tokens: usize) -> Self {
         entries.fold(Self::default(), |mut sum, entry| {
             match entry.stage {
                 Stage::Waiting => sum.waiting += 1,
@@ -251,8 +252,10 @@ impl Totals {
                 }
             }
             if let Some(lease) = &entry.lease {
-                sum.blocks += lease.blocks_min();
-                sum.held_tokens += if entry.is_prefilled() { entry.computed } else { entry.len };
+                let table = &lease.tables().0[group];
+                let tokens = if entry.is_prefilled() { entry.computed } else { entry.len };
+                sum.blocks += table.blocks.len();
+                sum.held_tokens += tokens.min(table.end() * block_tokens).saturating_sub(table.first * block_tokens);
             }
             sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() - entry.expected };
             sum

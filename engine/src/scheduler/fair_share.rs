@@ -1,11 +1,12 @@
 //! Shares of tenants with one priority: of places, of blocks, and of the rows of a chunk.
 //!
-//! A tenant's share is its weight's part of places and blocks among the tenants with work here, and at least one sequence. In order, its
+//! A tenant's share is its weight's part of places and blocks (of the group that limits how many tokens fit) among the tenants with work here, and at least one sequence. In order, its
 //! sequences that fit into the share are within it. The others are beyond it, come last, and get only what no other sequence needs. Whether
 //! a sequence is within the share depends on which sequences exist, not on which run. So between two arrivals or ends, no two sequences
 //! take blocks from each other in turn.
 
 use super::entry::{Entry, Stage, Standing};
+use super::memory::has;
 use super::{Awaited, Scheduler, SequenceKey};
 use crate::fair::Wish;
 use baton_types::{Share, TenantLabel};
@@ -103,8 +104,11 @@ impl PrefillRows {
 impl Scheduler {
     /// Determines which sequences are beyond their tenant's share, and so the order of all.
     pub(super) fn note_shares(&mut self) {
-        let blocks = (self.pool.blocks_per_group() as usize).saturating_sub(self.config.watermark_blocks);
-        let blocks_of = |entry: &Entry| entry.len.div_ceil(self.config.block_tokens);
+        let group = self.pool.shape().limiting();
+        let blocks = (group.blocks as usize).saturating_sub(self.config.watermark_blocks);
+        let (chunk, size) = (self.chunk(), self.config.block_tokens);
+        let blocks_for = |tokens: usize| group.kind.blocks_at_once(tokens, chunk, size);
+        let blocks_of = |entry: &Entry| blocks_for(entry.len);
         let mut all = Accounts::new(self.config.running_max, blocks);
         self.entries.values().for_each(|entry| all.add(entry.share, blocks_of(entry)));
         let mut accounts = all.without_sequences();
@@ -118,7 +122,7 @@ impl Scheduler {
         let mut awaited = self.awaited;
         let mut reserve = |accounts: &mut Accounts, before: Option<SequenceKey>| {
             let comes = awaited.take_if(|awaited| before.is_none_or(|key| awaited.turn < key));
-            comes.map(|Awaited { share, blocks, .. }| accounts.is_beyond(share, blocks))
+            comes.map(|Awaited { share, tokens, .. }| accounts.is_beyond(share, blocks_for(tokens)))
         };
         for (key, entry) in &mut self.entries {
             if let Some(is_beyond) = reserve(&mut accounts, Some(*key)) {
@@ -156,19 +160,19 @@ impl Scheduler {
     /// blocks. `false` if launched steps must be done first.
     pub(super) fn reclaim_for_awaited(&mut self, preempted: &mut Vec<SequenceKey>) -> bool {
         let Some(awaited) = self.awaited.filter(|_| !self.awaited_is_beyond) else { return true };
-        let (place, needed) = (self.awaited_place(&awaited), awaited.blocks + self.config.watermark_blocks);
+        let (place, needed) = (self.awaited_place(&awaited), self.kept(Some(awaited)));
         let beyond = |scheduler: &Self| {
             let beyond = scheduler.after(place).filter(|(_, entry)| entry.is_beyond && entry.is_preemptable());
             beyond.map(|(place, _)| place).max()
         };
         let can = {
             let given = self.after(place).filter(|(_, entry)| entry.is_beyond && entry.may_be_preempted());
-            self.pool.free_min_without(given.filter_map(|(_, entry)| entry.lease.as_ref())) >= needed
+            has(&self.pool.available_without(given.filter_map(|(_, entry)| entry.lease.as_ref())), &needed)
         };
-        if can && self.pool.free_min() < needed && self.has_launched() {
+        if can && !has(&self.pool.available(), &needed) && self.has_launched() {
             return false;
         }
-        while can && self.pool.free_min() < needed {
+        while can && !has(&self.pool.available(), &needed) {
             let Some(victim) = beyond(self) else { break };
             self.preempt(victim.key(), preempted);
         }
@@ -207,8 +211,8 @@ impl Scheduler {
                 continue;
             }
             if entry.stage == Stage::Waiting && entry.lease.is_none() {
-                let needed = entry.len.div_ceil(self.config.block_tokens);
-                if !*waits.entry(share.tenant).or_insert_with(|| self.can_reclaim(*key, needed)) {
+                let needed = self.needs(entry.len);
+                if !*waits.entry(share.tenant).or_insert_with(|| self.can_reclaim(*key, &needed)) {
                     continue;
                 }
             }

@@ -22,9 +22,9 @@ impl Scheduler {
         self.fork(*computed, new)
     }
 
-    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in three cases: a
-    /// sequence before it waits for blocks, more sequences hold blocks than may run at once, or there is no room for its own block above
-    /// the watermark and the reservation before it.
+    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in four cases: a
+    /// sequence before it waits for blocks, more sequences hold blocks than may run at once, there is no room for its own block above
+    /// the watermark and the reservation before it, or the other one no longer has the blocks because they left its window.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
         let place = self.place(waiting);
         let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);
@@ -33,12 +33,10 @@ impl Scheduler {
         if overtakes || hold >= self.config.running_max || len == 1 {
             return None;
         }
-        let block_tokens = self.config.block_tokens;
         // All but the last token, whose logits it needs.
         let tokens = len - 1;
-        let fresh = len.div_ceil(block_tokens) - tokens / block_tokens;
-        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
-        let (lease, copy) = self.entries[&computed].lease.as_ref()?.fork(tokens, block_tokens, (fresh, kept))?;
+        let kept = self.kept(self.awaited_before(waiting));
+        let (lease, copy) = self.entries[&computed].lease.as_ref()?.fork(tokens, len, &kept)?;
         self.entries.get_mut(&waiting)?.admit(lease, tokens);
         copy
     }

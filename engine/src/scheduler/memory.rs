@@ -3,52 +3,75 @@
 use super::entry::{Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
+use std::ops::Range;
 use std::time::Instant;
 
+/// Whether as many blocks of each group are available.
+pub(super) fn has(available: &[usize], needed: &[usize]) -> bool {
+    available.iter().zip(needed).all(|(available, needed)| available >= needed)
+}
+
 impl Scheduler {
-    /// Ensures that the blocks of `key` hold `positions` tokens, by preempting later sequences. `false` if there are still too few blocks:
-    /// they are held outside the scheduler or pinned, and will be released.
-    pub(super) fn ensure(&mut self, key: SequenceKey, positions: usize, preempted: &mut Vec<SequenceKey>) -> bool {
-        let needed = positions.div_ceil(self.config.block_tokens);
+    /// Most positions of a sequence that launched steps compute at once.
+    pub(super) fn chunk(&self) -> usize {
+        self.config.steps_max * self.config.chunk_tokens_max
+    }
+
+    /// Blocks of each group that a sequence of `len` tokens needs at once.
+    pub(super) fn needs(&self, len: usize) -> Vec<usize> {
+        self.pool.shape().blocks_at_once(len, self.chunk())
+    }
+
+    /// Blocks of each group that are kept for a reservation, and for growth.
+    pub(super) fn kept(&self, awaited: Option<Awaited>) -> Vec<usize> {
+        let shape = self.pool.shape();
+        let for_it = awaited.map_or_else(|| vec![0; shape.groups.len()], |it| shape.blocks_received(it.tokens));
+        for_it.into_iter().map(|blocks| blocks + self.config.watermark_blocks).collect()
+    }
+
+    /// Ensures that the blocks of `key` hold what computing these positions needs, by preempting later sequences; returns blocks that only
+    /// earlier positions need. `false` if there are still too few blocks: they are held outside the scheduler or pinned, and will be
+    /// released.
+    pub(super) fn ensure(
+        &mut self,
+        key: SequenceKey,
+        positions: Range<usize>,
+        preempted: &mut Vec<SequenceKey>,
+    ) -> bool {
         loop {
             let Some(lease) = self.entries.get_mut(&key).and_then(|e| e.lease.as_mut()) else { return false };
-            let missing = needed.saturating_sub(lease.blocks_min());
-            if missing == 0 || lease.grow(missing) {
+            if lease.hold(positions.clone()) {
                 return true;
             }
-            let reclaimed = self.can_reclaim(key, missing) && self.preempt_last_after(key, preempted);
+            let missing = lease.missing(positions.end);
+            let reclaimed = self.can_reclaim(key, &missing) && self.preempt_last_after(key, preempted);
             if !reclaimed && !self.waives_pins(key) {
                 return false;
             }
         }
     }
 
-    /// Blocks of a group that a sequence holds.
-    pub(super) fn held_blocks(&self, key: SequenceKey) -> usize {
-        self.lease(key).map_or(0, Lease::blocks_min)
-    }
-
     /// Gets blocks for all `len` tokens of a waiting sequence: above the watermark, or from later sequences. A sequence after a reservation
     /// leaves the blocks that the reservation needs.
     pub(super) fn admit(&mut self, key: SequenceKey, now: Instant, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
-        let needed = self.entries[&key].len.div_ceil(self.config.block_tokens);
+        let needed = self.needs(self.entries[&key].len);
         if let Some(awaited) = self.awaited_before(key) {
             // The watermark is not waived for an empty pool: the reservation will use the pool next.
-            let kept = awaited.blocks + self.config.watermark_blocks;
-            let leaves_enough = self.pool.free_min() >= needed + kept;
-            return if leaves_enough { self.reserve(key, kept, now) } else { None };
+            let kept = self.kept(Some(awaited));
+            let all: Vec<usize> = needed.iter().zip(&kept).map(|(needed, kept)| needed + kept).collect();
+            return if has(&self.pool.available(), &all) { self.reserve(key, &kept, now) } else { None };
         }
-        if let Some(lease) = self.reserve(key, self.config.watermark_blocks, now) {
+        if let Some(lease) = self.reserve(key, &self.kept(None), now) {
             return Some(lease);
         }
         // The watermark protects earlier sequences, which can preempt later ones.
-        while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, needed) {
-            if let Some(lease) = self.reserve(key, 0, now) {
+        while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, &needed) {
+            if let Some(lease) = self.reserve(key, &[], now) {
                 return Some(lease);
             }
             self.preempt_last_after(key, preempted);
         }
-        if preempted.is_empty() && !self.waives_pins(key) { None } else { self.reserve(key, 0, now) }
+        if preempted.is_empty() && !self.waives_pins(key) { None } else { self.reserve(key, &[], now) }
     }
 
     /// Ends pins for the first sequence: nothing else would free blocks before the pins end, and every other sequence waits for it.
@@ -67,9 +90,11 @@ impl Scheduler {
 
     /// Whether quarantined blocks alone leave no room for `len` tokens, even if no other sequence used the pool.
     pub(super) fn quarantine_keeps_out(&self, len: usize) -> bool {
-        let quarantined = self.pool.counts().quarantined.div_ceil(self.pool.groups());
-        let needed = len.div_ceil(self.config.block_tokens);
-        quarantined > 0 && needed + quarantined > self.pool.blocks_per_group() as usize
+        let mut needs = self.needs(len).into_iter().enumerate();
+        needs.any(|(group, needed)| {
+            let counts = self.pool.counts_of(group);
+            counts.quarantined > 0 && needed + counts.quarantined > counts.total
+        })
     }
 
     /// The reservation, if its turn is before that of `key`.
@@ -77,19 +102,19 @@ impl Scheduler {
         self.awaited.filter(|awaited| self.awaited_place(awaited) < self.place(key))
     }
 
-    /// Whether `needed` blocks would be free if every sequence after `key` were preempted. Checked first, so that no sequence is preempted
+    /// Whether `needed` blocks of each group would be free if every sequence after `key` were preempted. Checked first, so that no sequence is preempted
     /// in vain.
-    pub(super) fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
+    pub(super) fn can_reclaim(&self, key: SequenceKey, needed: &[usize]) -> bool {
         let held =
             self.after(self.place(key)).filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
-        self.pool.free_min_without(held) >= needed
+        has(&self.pool.available_without(held), needed)
     }
 
     /// Whether `key` would get `needed` blocks if launched steps were done: by preemption of sequences after it, or, for the first, by the
     /// end of pins.
-    pub(super) fn can_reclaim_launched(&self, key: SequenceKey, needed: usize) -> bool {
+    pub(super) fn can_reclaim_launched(&self, key: SequenceKey, needed: &[usize]) -> bool {
         let held = self.after(self.place(key)).filter(|(_, e)| e.may_be_preempted());
-        let suffices = self.pool.free_min_without(held.filter_map(|(_, e)| e.lease.as_ref())) >= needed;
+        let suffices = has(&self.pool.available_without(held.filter_map(|(_, e)| e.lease.as_ref())), needed);
         self.has_launched() && (suffices || self.is_first(key))
     }
 

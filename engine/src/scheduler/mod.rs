@@ -3,8 +3,9 @@
 //! Rules, in the order of sequences: higher priority first, then sequences within their tenant's share, then by [`SequenceKey`] (earlier
 //! start, then earlier arrival). With one tenant this is the order of arrivals.
 //! - Every running sequence that needs one row gets it in each step. Prefill gets the rest of `chunk_tokens_max`.
-//! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark. No sequence overtakes one that waits for
-//!   blocks.
+//! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark, in every group: of a group with a window,
+//!   those that its window and one chunk need at once. No sequence overtakes one that waits for blocks.
+//! - Before each step, a sequence returns the blocks that left its windows, and gets those that the step needs.
 //! - A reservation for a peer that waits for blocks has a place in this order: later sequences leave it the blocks that it needs.
 //! - Tenants of one priority that have prompts to compute share the rows of each chunk by weight.
 //! - A reservation within its tenant's share takes blocks from sequences beyond theirs.
@@ -48,6 +49,8 @@ pub struct SchedulerConfig {
     /// Tokens of a block.
     pub block_tokens: usize,
     pub chunk_tokens_max: usize,
+    /// Steps that may be launched at once.
+    pub steps_max: usize,
     pub running_max: usize,
     pub watermark_blocks: usize,
     pub stall: Duration,
@@ -62,8 +65,8 @@ pub struct Awaited {
     pub turn: SequenceKey,
     /// The tenant that asks, and its weight.
     pub share: Share,
-    /// Blocks of each group.
-    pub blocks: usize,
+    /// Tokens that the blocks are to hold.
+    pub tokens: usize,
 }
 
 /// Conditions outside the scheduler at one instant.
@@ -177,6 +180,6 @@ impl Scheduler {
 
     /// Sums over all sequences.
     pub fn totals(&self) -> Totals {
-        Totals::of(self.entries.values())
+        Totals::of(self.entries.values(), self.pool.shape().limiting_index(), self.config.block_tokens)
     }
 }

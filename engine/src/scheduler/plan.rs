@@ -156,14 +156,16 @@ impl Scheduler {
             return;
         }
         let before = decisions.preempted.len();
-        if !self.ensure(key, position + rows, &mut decisions.preempted) {
+        // A launched step reads what its own positions need.
+        let computed = self.entries[&key].computed;
+        if !self.ensure(key, computed..position + rows, &mut decisions.preempted) {
             if self.quarantine_keeps_out(position + rows) && self.preempt(key, &mut decisions.preempted) {
                 // It returns to the queue until the quarantine ends, and its blocks are free for others.
                 pass.running = self.totals().running;
                 return;
             }
-            let missing = (position + rows).div_ceil(self.config.block_tokens) - self.held_blocks(key);
-            pass.waits |= self.can_reclaim_launched(key, missing);
+            let missing = self.lease(key).map(|lease| lease.missing(position + rows)).unwrap_or_default();
+            pass.waits |= self.can_reclaim_launched(key, &missing);
             decisions.starved = true;
             pass.closed = true;
             return;
@@ -197,7 +199,7 @@ impl Scheduler {
             let Some(lease) = lease else {
                 // The end of a quarantine is unknown, so a sequence that waits for it does not hold up others.
                 if !self.quarantine_keeps_out(len) {
-                    pass.waits |= self.can_reclaim_launched(key, len.div_ceil(self.config.block_tokens));
+                    pass.waits |= self.can_reclaim_launched(key, &self.needs(len));
                     // A sequence that makes way for a reservation does not count as starved, or the reservation would get no blocks.
                     decisions.starved |= self.awaited_before(key).is_none();
                     pass.closed = true;
@@ -224,19 +226,31 @@ impl Scheduler {
 
     /// Gives rows that a tenant could not use, for lack of blocks or a place, to sequences that are already in prefill. Those have blocks
     /// for their whole prompts, so no sequence loses any. If these rows were lost, two sequences could wait for each other.
-    fn use_up(&self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
+    fn use_up(&mut self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
         let mut left = pass.prefill.unused();
-        let running = pass.ready.iter().map(|key| (*key, &self.entries[key]));
-        for (key, entry) in running.filter(|(_, entry)| entry.stage == Stage::Running && !entry.is_decode()) {
+        for key in pass.ready.iter().copied() {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            if entry.stage != Stage::Running || entry.is_decode() {
+                continue;
+            }
             let segment = decisions.batch.iter_mut().find(|segment| segment.key == key);
             let rows = segment.as_ref().map_or(0, |segment| segment.rows);
-            let covered = entry.lease.as_ref().map_or(0, |lease| lease.blocks_min() * self.config.block_tokens);
-            let more = left.min(entry.pending() - rows).min(covered.saturating_sub(entry.position() + rows));
+            let mut more = left.min(entry.pending() - rows);
             if more == 0 || !conditions.is_open(key, entry.running_phase()) {
                 continue;
             }
+            // Where it exchanges blocks of a window, it has as many as it needs at once.
+            let Some(lease) = &mut entry.lease else { continue };
+            let position = entry.computed + entry.launched_rows;
+            if !lease.hold(entry.computed..position + rows + more) {
+                let covered = lease.blocks_end() * self.config.block_tokens;
+                more = more.min(covered.saturating_sub(position + rows));
+            }
+            if more == 0 {
+                continue;
+            }
             left -= more;
-            let (position, samples) = (entry.position(), rows + more == entry.pending());
+            let samples = rows + more == entry.pending();
             match segment {
                 Some(segment) => (segment.rows, segment.samples) = (rows + more, samples),
                 None => decisions.batch.push(Segment { key, position, rows: more, samples, decode: false }),

@@ -3,7 +3,7 @@
 use super::entry::{Entry, Stage};
 use super::{Scheduler, SequenceKey};
 use crate::api::Reuse;
-use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
+use baton_kv_cache::{Fill, HASH_TOKENS, Lease, PrefixHash, Reserve};
 use std::time::{Duration, Instant};
 
 /// A sequence waits at most this many times the time that the common tokens take at the measured rate.
@@ -82,11 +82,11 @@ impl Scheduler {
     }
 
     /// Blocks for a waiting sequence, including those cached for it.
-    pub(super) fn reserve(&self, key: SequenceKey, keep_free: usize, now: Instant) -> Option<Lease> {
+    pub(super) fn reserve(&self, key: SequenceKey, keep_free: &[usize], now: Instant) -> Option<Lease> {
         let entry = &self.entries[&key];
-        let blocks = entry.len.div_ceil(self.config.block_tokens);
-        let (hashes, reuse_tokens_max) = (entry.hashes(), entry.len - 1);
-        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max, blocks, keep_free, now })
+        let (hashes, tokens) = (entry.hashes(), entry.len);
+        let fill = Fill::Computed { chunk: self.chunk() };
+        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max: tokens - 1, tokens, fill, keep_free, now })
     }
 
     /// Whether a waiting sequence should wait while a running one computes their common prefix.

@@ -118,7 +118,7 @@ impl<'a> HeadRows<'a> {
     /// The map is asked once, since it checks and multiplies anew for every block: its blocks of a layer follow one another.
     pub(super) fn new(source: HeadSource<'a>) -> Self {
         let HeadSource { pool, layer, plane, head, blocks } = source;
-        let total = pool.map.blocks();
+        let total = pool.map.blocks(0);
         let offset = |block| pool.offset(layer, plane, BlockId(block), 0);
         let block_bytes = if total > 1 { offset(1) - offset(0) } else { 0 };
         assert_eq!(offset(total - 1), offset(0) + (total as usize - 1) * block_bytes);

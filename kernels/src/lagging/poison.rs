@@ -38,6 +38,8 @@ pub(super) fn still_read(pool: &KvBinding, stores: &[StepSegment], reads: &[Pend
         }
     }
     reads.iter().flat_map(|read| &read.segments).any(|s| {
-        pool.runs(&s.blocks, 0..s.end()).any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
+        let first = pool.kind().live(s.position..s.end(), pool.block_tokens()).start * pool.block_tokens();
+        let mut read = pool.runs(&s.blocks, first..s.end());
+        read.any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
     })
 }

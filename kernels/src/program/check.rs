@@ -4,7 +4,7 @@ use super::{HeadNorms, Norm, Op, Program, Project, Qkv};
 use crate::device::{Bounds, DeviceError, Weight};
 use crate::kv::KvBinding;
 use crate::numerics::PARTITIONS_MAX;
-use baton_types::BlockId;
+use baton_types::{BlockId, GroupKind};
 
 /// Columns of the activations of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,6 +124,12 @@ impl Program {
     /// Checks that the pool has the layers and heads that the program stores.
     pub(crate) fn check_pool(&self, pool: &KvBinding) -> Check {
         for op in &self.ops {
+            if let (Op::Attend(op), GroupKind::Window(held)) = (op, pool.kind()) {
+                let fits = op.window.is_some_and(|window| window <= held);
+                require("bind", fits, || {
+                    format!("the pool keeps {held} tokens, layer {} has a window of {:?}", op.layer, op.window)
+                })?;
+            }
             let Op::Qkv(op) = op else { continue };
             let layers = pool.layers();
             require("bind", (op.layer as usize) < layers, || format!("layer {} of a group of {layers}", op.layer))?;
@@ -185,7 +191,7 @@ impl Qkv {
 pub(crate) fn copy_kv(kv: &KvBinding, from: BlockId, to: BlockId, tokens: usize) -> Check {
     let op = "copy_kv";
     require(op, from != to, || format!("block {from} onto itself"))?;
-    require(op, from.0.max(to.0) < kv.map.blocks(), || format!("{from} to {to} in a pool of {}", kv.map.blocks()))?;
+    require(op, from.0.max(to.0) < kv.map.blocks(0), || format!("{from} to {to} in a pool of {}", kv.map.blocks(0)))?;
     require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))
 }
 

@@ -4,6 +4,7 @@ use crate::host::{KvStep, Scores};
 use crate::numerics::{exp, lanes, round};
 use crate::step::StepSegment;
 use baton_types::BlockId;
+use std::ops::Range;
 
 /// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
 pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
@@ -22,13 +23,13 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
     }
 }
 
-/// Reads tokens `0 .. tokens` of one plane, widened: `[tokens, kv_heads * dim]`.
-pub(super) fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Vec<f32> {
+/// Reads `tokens` of one plane, widened: `[tokens.end, kv_heads * dim]`, with zeros for those before. Blocks that left a window are not read.
+pub(super) fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: Range<usize>) -> Vec<f32> {
     let pool = step.kv;
     let cols = pool.heads() * pool.dim();
-    let (mut out, mut bytes) = (vec![0.0; tokens * cols], Vec::new());
-    let mut rest = out.as_mut_slice();
-    for run in pool.runs(blocks, 0..tokens) {
+    let (mut out, mut bytes) = (vec![0.0; tokens.end * cols], Vec::new());
+    let mut rest = &mut out[tokens.start * cols..];
+    for run in pool.runs(blocks, tokens) {
         bytes.resize(run.tokens * pool.token_stride(plane), 0);
         pool.memory.copy_out(pool.offset(step.layer, plane, run.block, run.token), &mut bytes);
         let (now, later) = rest.split_at_mut(run.tokens * cols);
@@ -52,8 +53,8 @@ pub(crate) fn attend(
     let group = cols / kv_cols;
     let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols));
     for segment in step.segments {
-        let tokens = segment.position + segment.rows;
-        let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.blocks, tokens));
+        let tokens = scores.first(segment.position)..segment.position + segment.rows;
+        let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.blocks, tokens.clone()));
         for (i, (q, out)) in rows.by_ref().take(segment.rows).enumerate() {
             let (first, visible) = (scores.first(segment.position + i), segment.position + i + 1);
             let bounds: Vec<usize> =

@@ -21,7 +21,7 @@ pub(crate) fn attend(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32
     let mut first_row = 0;
     for segment in step.segments {
         for kv_head in 0..kv_heads {
-            let head = HeadKv::load(step, segment, kv_head);
+            let head = HeadKv::load(step, segment, kv_head, scores.first(segment.position));
             for row in 0..segment.rows {
                 let position = segment.position + row;
                 let at = (first_row + row) * cols + kv_head * group_cols;
@@ -43,17 +43,17 @@ pub(crate) struct HeadKv {
 }
 
 impl HeadKv {
-    /// Reads all tokens of the segment's sequence.
+    /// Reads the tokens of the segment's sequence from `first` on. Those before, whose blocks may be gone, are zeros.
     ///
     /// # Panics
     /// If the planes k and v are not bf16.
-    pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, head: usize) -> Self {
+    pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, head: usize, first: usize) -> Self {
         let (pool, dim) = (step.kv, step.kv.dim());
         let mut bytes = vec![0; dim * 2];
         let [k, v] = pool.planes().map(|plane| {
             assert_eq!(pool.dtype(plane), Dtype::Bf16, "attention of bf16x32 reads bf16");
-            let mut out = Vec::with_capacity(segment.end() * dim);
-            for run in pool.runs(&segment.blocks, 0..segment.end()) {
+            let mut out = vec![bf16::ZERO; first * dim];
+            for run in pool.runs(&segment.blocks, first..segment.end()) {
                 for token in run.token..run.token + run.tokens {
                     let at = pool.offset(step.layer, plane, run.block, token);
                     pool.memory.copy_out(at + head * dim * 2, &mut bytes);

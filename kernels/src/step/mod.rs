@@ -28,7 +28,7 @@ pub struct StepSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
     pub position: usize,
     pub rows: usize,
-    /// Block table of the group, covering at least `position + rows` tokens.
+    /// Block table of the group, covering at least `position + rows` tokens. Entries before the group's window are never used.
     pub blocks: Vec<BlockId>,
 }
 

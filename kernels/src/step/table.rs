@@ -2,7 +2,7 @@
 
 use super::{Delta, Join, RowId, SlotRows, StepInput, StepOutput, StepSegment};
 use crate::device::{Bounds, DeviceError, STEPS_MAX};
-use baton_types::BlockId;
+use baton_types::{BlockId, GroupKind};
 use std::collections::VecDeque;
 
 /// What bounds a step: its program, its vocabulary and its pool.
@@ -16,6 +16,8 @@ pub struct StepLimits {
     pub block_tokens: usize,
     /// Blocks of the pool.
     pub blocks: u32,
+    /// Which positions the blocks of a sequence keep: entries of a table that left a window are not used.
+    pub kind: GroupKind,
 }
 
 /// A sequence in a slot.
@@ -129,7 +131,7 @@ impl SlotTable {
             check_rows_of(slot, rows, ids, limits)?;
             segments.push(StepSegment { position: rows.position, rows: rows.rows, blocks: slot.blocks.clone() });
         }
-        check_stores(&segments, limits.block_tokens)?;
+        check_stores(&segments, limits)?;
         Ok(segments)
     }
 
@@ -272,14 +274,15 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
 }
 
 /// Checks that no segment's table has a block that another one stores to: rows of one step are not ordered.
-fn check_stores(segments: &[StepSegment], size: usize) -> Result<(), DeviceError> {
+fn check_stores(segments: &[StepSegment], limits: &StepLimits) -> Result<(), DeviceError> {
+    let size = limits.block_tokens;
     let mut stored: Vec<(BlockId, usize)> = Vec::new();
     for (index, s) in segments.iter().enumerate() {
         stored.extend(s.blocks[s.position / size..s.end().div_ceil(size)].iter().map(|block| (*block, index)));
     }
     stored.sort_unstable();
     for (index, s) in segments.iter().enumerate() {
-        for block in &s.blocks[..s.end().div_ceil(size)] {
+        for block in &s.blocks[limits.kind.live(s.position..s.end(), size)] {
             let at = stored.partition_point(|(other, _)| other < block);
             let writers = stored[at..].iter().take_while(|(other, _)| other == block);
             if let Some((_, other)) = writers.into_iter().find(|(_, writer)| *writer != index) {

@@ -197,7 +197,7 @@ impl Layer {
 
     fn blocks(&self, sequence: usize) -> Vec<BlockId> {
         // Interleaved and backwards: neighbours in the sequence are never neighbours in memory.
-        let total = self.map.blocks();
+        let total = self.map.blocks(0);
         let stride = total / self.blocks_each as u32;
         (0..self.blocks_each as u32).map(|i| BlockId(total - 1 - (i * stride + sequence as u32))).collect()
     }

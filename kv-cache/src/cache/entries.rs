@@ -26,7 +26,7 @@ pub(crate) struct Pinned {
     pub(crate) until: Instant,
 }
 
-/// One cached block (one of each group) and its place in the tree of prefixes.
+/// One cached block (at most one of each group) and its place in the tree of prefixes.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) hash: PrefixHash,
@@ -70,8 +70,8 @@ struct Ends {
 pub(crate) struct Entries {
     groups: usize,
     entries: Vec<Entry>,
-    /// Blocks of each entry, one per group: `[entries, groups]`, flattened.
-    blocks: Vec<BlockId>,
+    /// Blocks of each entry by group: `[entries, groups]`, flattened.
+    blocks: Vec<Option<BlockId>>,
     vacant: Vec<EntryId>,
     evictable: Ends,
     pinned: Ends,
@@ -89,13 +89,13 @@ impl Entries {
         self.entries.len() - self.vacant.len()
     }
 
-    /// Adds an entry that a lease holds; `blocks` has one block of each group.
+    /// Adds an entry that a lease holds; `blocks` has at most one block of each group.
     pub(crate) fn add(
         &mut self,
         hash: PrefixHash,
         parent: Option<EntryId>,
         ttl: Duration,
-        blocks: impl Iterator<Item = BlockId>,
+        blocks: impl Iterator<Item = Option<BlockId>>,
     ) -> EntryId {
         let entry = Entry { hash, parent, children: 0, ttl, pinned: None, idle: None, before: None, behind: None };
         let id = match self.vacant.pop() {
@@ -105,7 +105,7 @@ impl Entries {
             }
             None => {
                 self.entries.push(entry);
-                self.blocks.resize(self.entries.len() * self.groups, BlockId(0));
+                self.blocks.resize(self.entries.len() * self.groups, None);
                 EntryId(self.entries.len() as u32 - 1)
             }
         };
@@ -136,8 +136,13 @@ impl Entries {
     }
 
     /// Its block of each group.
-    pub(crate) fn blocks(&self, id: EntryId) -> &[BlockId] {
+    pub(crate) fn blocks(&self, id: EntryId) -> &[Option<BlockId>] {
         &self.blocks[id.0 as usize * self.groups..][..self.groups]
+    }
+
+    /// Its block of one group.
+    pub(crate) fn block_mut(&mut self, id: EntryId, group: usize) -> &mut Option<BlockId> {
+        &mut self.blocks[id.0 as usize * self.groups + group]
     }
 
     /// Number of entries in a queue.

@@ -6,18 +6,25 @@
 //!             └────────────────────── a lease finds it <────────────┘
 //! ```
 //!
-//! A lease that holds a cached block holds all blocks before it. So after an idle block there are only idle blocks: queues are filled from
-//! the deepest block up, and their order alone evicts leaves first. A block that a lease holds is never in a queue.
+//! Groups are of two sorts. The *main* groups decide whether an entry exists: those that keep all positions, or the widest window where there
+//! are none. All others are *side* groups: their blocks come and go while the entry stays. A lease that holds a block of a side group holds
+//! those of the main groups at the same index.
+//!
+//! Where main groups keep all positions, a lease that holds a cached block holds all blocks before it. So after an idle block there are only
+//! idle blocks: queues are filled from the deepest block up, and their order alone evicts leaves first. Where the main group has a window,
+//! entries stand alone: a hit needs only those within the window before its end. A block that a lease holds is never in a queue.
 
 mod changes;
 mod entries;
+mod sides;
 
-use crate::{HASH_TOKENS, PrefixHash};
-use baton_types::BlockId;
+use crate::{HASH_TOKENS, PoolShape, PrefixHash};
+use baton_types::{BlockId, GroupKind, seeded};
 pub(crate) use changes::Changes;
 pub use changes::{Change, ChangeCursor};
 pub(crate) use entries::EntryId;
 use entries::{Entries, Line, Pinned};
+use sides::Sides;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
@@ -25,9 +32,7 @@ use std::time::{Duration, Instant};
 /// Bounds of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Tokens of a block: a multiple of [`HASH_TOKENS`].
-    pub block_tokens: usize,
-    /// Most blocks that may be pinned in total.
+    /// Most blocks that may be pinned in total. Of a side group, pins keep at most the same share of its blocks.
     pub pinned_max: usize,
     /// Most blocks that the pins of one owner may hold.
     pub pinned_of_one_max: usize,
@@ -99,10 +104,16 @@ impl Hasher for SpreadHasher {
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixCache {
     config: CacheConfig,
+    shape: PoolShape,
+    /// Groups whose blocks every entry has.
+    main: Vec<usize>,
+    /// Whether main groups keep all positions, so that an entry needs those before it.
+    is_tree: bool,
+    sides: Sides,
     by_hash: HashMap<PrefixHash, EntryId, BuildHasherDefault<SpreadHasher>>,
     entries: Entries,
-    /// By block of the first group.
-    entry_of: Vec<Option<EntryId>>,
+    /// By group and block.
+    entry_of: Vec<Vec<Option<EntryId>>>,
     pinned_by: HashMap<u64, usize>,
     changes: Changes,
     counts: CacheCounts,
@@ -110,27 +121,71 @@ pub(crate) struct PrefixCache {
     now: Option<Instant>,
 }
 
+/// The cached blocks that a prompt begins with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hit {
+    /// Length of the cached prefix in blocks.
+    pub(crate) blocks: usize,
+    /// Index of the first entry: with windows alone, a hit needs no entry before it.
+    first: usize,
+    entries: Vec<EntryId>,
+}
+
+impl Hit {
+    /// The entry of the block at an index.
+    ///
+    /// # Panics
+    /// If the hit does not need that block.
+    pub(crate) fn entry(&self, index: usize) -> EntryId {
+        self.entries[index - self.first]
+    }
+}
+
 impl PrefixCache {
-    pub(crate) fn new(config: CacheConfig, groups: usize, blocks: u32) -> Self {
+    pub(crate) fn new(config: CacheConfig, shape: &PoolShape) -> Self {
+        let main = shape.main();
+        let all = main.first().map_or(0, |group| shape.groups[*group].blocks as usize).max(1);
+        let pinned_max = shape
+            .groups
+            .iter()
+            .enumerate()
+            .map(|(g, group)| (!main.contains(&g)).then(|| config.pinned_max * group.blocks as usize / all));
         Self {
             config,
             by_hash: HashMap::default(),
-            entries: Entries::new(groups),
-            entry_of: vec![None; blocks as usize],
+            entries: Entries::new(shape.groups.len()),
+            entry_of: shape.groups.iter().map(|group| vec![None; group.blocks as usize]).collect(),
             pinned_by: HashMap::new(),
             changes: Changes::new(config.changes_max),
             counts: CacheCounts::default(),
             now: None,
+            is_tree: main.iter().all(|group| !matches!(shape.groups[*group].kind, GroupKind::Window(_))),
+            sides: Sides::new(pinned_max),
+            main,
+            shape: shape.clone(),
         }
     }
 
     /// Groups of [`HASH_TOKENS`] in a block.
     fn stride(&self) -> usize {
-        self.config.block_tokens / HASH_TOKENS
+        self.shape.block_tokens / HASH_TOKENS
     }
 
     pub(crate) fn block_tokens(&self) -> usize {
-        self.config.block_tokens
+        self.shape.block_tokens
+    }
+
+    pub(crate) fn is_main(&self, group: usize) -> bool {
+        self.main.contains(&group)
+    }
+
+    /// The first main group, whose table represents those of all main groups.
+    pub(crate) fn first_main(&self) -> usize {
+        self.main[0]
+    }
+
+    pub(crate) fn is_tree(&self) -> bool {
+        self.is_tree
     }
 
     /// Hash of the block at `index` of a prompt, if the hashes cover all of it.
@@ -138,37 +193,66 @@ impl PrefixCache {
         hashes.get((index + 1) * self.stride() - 1).copied()
     }
 
-    /// The cached blocks that a prompt begins with, at most `blocks_max`.
-    pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize) -> Vec<EntryId> {
-        let hash = |index| self.hash_of(hashes, index);
-        (0..blocks_max).map_while(|index| self.by_hash.get(&hash(index)?).copied()).collect()
+    /// The longest cached prefix of a prompt, at most `blocks_max` blocks: its end is one at which every group has all blocks that the next
+    /// position needs.
+    pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize) -> Hit {
+        let size = self.shape.block_tokens;
+        let kinds: Vec<GroupKind> = self.shape.groups.iter().map(|group| group.kind).collect();
+        let mut found: Vec<Option<EntryId>> = Vec::new();
+        // Where the run of blocks that ends here begins, by group.
+        let mut starts = vec![0; kinds.len()];
+        let mut blocks = 0;
+        for index in 0..blocks_max {
+            let Some(hash) = self.hash_of(hashes, index) else { break };
+            let id = self.by_hash.get(&hash).copied();
+            if id.is_none() && self.is_tree {
+                break;
+            }
+            found.push(id);
+            let row = id.map(|id| self.entries.blocks(id));
+            for (group, start) in starts.iter_mut().enumerate() {
+                if row.is_none_or(|row| row[group].is_none()) {
+                    *start = index + 1;
+                }
+            }
+            let holds = |(kind, start): (&GroupKind, &usize)| *start <= kind.first_for((index + 1) * size, size);
+            if id.is_some() && kinds.iter().zip(&starts).all(holds) {
+                blocks = index + 1;
+            }
+        }
+        let first = kinds[self.first_main()].first_for(blocks * size, size).min(blocks);
+        let entries = found[first..blocks].iter().flatten().copied().collect();
+        Hit { blocks, first, entries }
     }
 
     pub(crate) fn by_hash(&self, hash: &PrefixHash) -> Option<EntryId> {
         self.by_hash.get(hash).copied()
     }
 
-    pub(crate) fn by_block(&self, first_group: BlockId) -> Option<EntryId> {
-        self.entry_of[first_group.0 as usize]
+    pub(crate) fn by_block(&self, group: usize, block: BlockId) -> Option<EntryId> {
+        self.entry_of[group][block.0 as usize]
     }
 
-    pub(crate) fn blocks(&self, id: EntryId) -> &[BlockId] {
+    pub(crate) fn blocks(&self, id: EntryId) -> &[Option<BlockId>] {
         self.entries.blocks(id)
     }
 
-    /// Number of blocks that may be evicted.
-    pub(crate) fn evictable(&self) -> usize {
-        self.entries.waiting(Line::Evictable)
+    /// Number of blocks of a group that may be evicted.
+    pub(crate) fn evictable_of(&self, group: usize) -> usize {
+        if self.is_main(group) { self.entries.waiting(Line::Evictable) } else { self.sides.evictable(group) }
     }
 
-    /// Whether the block may be evicted.
-    pub(crate) fn is_evictable(&self, id: EntryId) -> bool {
-        self.entries.of(id).line() == Some(Line::Evictable)
+    /// Whether the entry's block of a group may be evicted.
+    pub(crate) fn is_evictable(&self, group: usize, id: EntryId) -> bool {
+        if self.is_main(group) {
+            return self.entries.of(id).line() == Some(Line::Evictable);
+        }
+        self.sides.is_evictable(group, id)
     }
 
-    /// Whether a block stays cached even while unused.
-    pub(crate) fn is_pinned(&self, first_group: BlockId) -> bool {
-        self.by_block(first_group).is_some_and(|id| self.entries.of(id).pinned.is_some())
+    /// Whether a block may stay cached even while unused.
+    pub(crate) fn is_pinned(&self, group: usize, block: BlockId) -> bool {
+        self.by_block(group, block).is_some_and(|id| self.entries.of(id).pinned.is_some())
     }
 
     /// Advances the time, which never goes back, and returns it.
@@ -176,16 +260,37 @@ impl PrefixCache {
         *self.now.insert(self.now.map_or(now, |known| known.max(now)))
     }
 
-    /// A lease holds the block from now on.
-    pub(crate) fn hold(&mut self, id: EntryId) {
-        self.entries.leave_line(id);
+    /// A lease holds the entry's block of a group from now on.
+    pub(crate) fn hold(&mut self, group: usize, id: EntryId) {
+        if self.is_main(group) {
+            self.entries.leave_line(id);
+        } else {
+            self.sides.leave(group, id);
+        }
     }
 
-    /// The last lease dropped the block.
+    /// The last lease dropped the entry's blocks of the main groups.
     pub(crate) fn wait(&mut self, id: EntryId) {
         // Every cached block was stored at some time, so a time is known.
         if let Some(now) = self.now {
             self.entries.wait(id, now);
+        }
+    }
+
+    /// The last lease dropped the entry's block of a side group.
+    pub(crate) fn wait_side(&mut self, group: usize, id: EntryId) {
+        let is_pinned = self.entries.of(id).pinned.is_some() && !seeded!(EvictedPin);
+        self.sides.wait(group, id, is_pinned);
+    }
+
+    /// The block left the window of the last sequence that held it. A pin does not keep it: what is pinned is what sequences still hold when
+    /// they end.
+    pub(crate) fn retire(&mut self, group: usize, id: EntryId) {
+        if self.is_main(group) {
+            self.wait(id);
+            self.unpin(id);
+        } else {
+            self.sides.wait(group, id, false);
         }
     }
 
@@ -195,14 +300,24 @@ impl PrefixCache {
         hash: PrefixHash,
         parent: Option<EntryId>,
         ttl: Duration,
-        blocks: impl Iterator<Item = BlockId>,
+        blocks: impl Iterator<Item = Option<BlockId>>,
     ) -> EntryId {
         let id = self.entries.add(hash, parent, ttl, blocks);
-        self.entry_of[self.entries.blocks(id)[0].0 as usize] = Some(id);
+        for (of_group, block) in self.entry_of.iter_mut().zip(self.entries.blocks(id)) {
+            if let Some(block) = block {
+                of_group[block.0 as usize] = Some(id);
+            }
+        }
         self.by_hash.insert(hash, id);
         self.counts.stored += 1;
         self.changes.push(true, hash);
         id
+    }
+
+    /// Gives an entry the block that it lacks in a side group; a lease holds the block.
+    pub(crate) fn complete(&mut self, id: EntryId, group: usize, block: BlockId) {
+        *self.entries.block_mut(id, group) = Some(block);
+        self.entry_of[group][block.0 as usize] = Some(id);
     }
 
     /// Extends how long a block that a lease holds is kept. The first blocks of a prefix are pinned first, while the quota lasts.
@@ -247,6 +362,7 @@ impl PrefixCache {
                 self.pinned_by.remove(&pinned.owner);
             }
         }
+        self.sides.unpin(id);
         if self.entries.of(id).line().is_some() {
             self.wait(id);
         }
@@ -259,35 +375,70 @@ impl PrefixCache {
         !pinned.is_empty()
     }
 
-    /// The block to evict next.
+    /// The entry to evict next.
     pub(crate) fn oldest(&self) -> Option<EntryId> {
         self.entries.first(Line::Evictable)
     }
 
-    /// Evicts a block.
+    /// The entry whose block of a side group is to be evicted next.
+    pub(crate) fn oldest_of(&self, group: usize) -> Option<EntryId> {
+        self.sides.oldest(group)
+    }
+
+    /// Evicts an entry; returns its blocks.
     ///
     /// # Panics
     /// If it is pinned.
-    pub(crate) fn evict(&mut self, id: EntryId) {
+    pub(crate) fn evict(&mut self, id: EntryId) -> Vec<Option<BlockId>> {
         assert!(self.entries.of(id).pinned.is_none(), "a pinned block makes room");
         self.counts.evicted += 1;
-        self.remove(id);
+        self.remove(id)
     }
 
-    fn remove(&mut self, id: EntryId) {
-        let (hash, block) = (self.entries.of(id).hash, self.entries.blocks(id)[0]);
+    /// Evicts the block of an entry in a side group, and returns it.
+    pub(crate) fn evict_side(&mut self, group: usize, id: EntryId) -> Option<BlockId> {
+        self.sides.leave(group, id);
+        let block = self.entries.block_mut(id, group).take()?;
+        self.entry_of[group][block.0 as usize] = None;
+        Some(block)
+    }
+
+    /// The entry, if no hit can end with it or after it: nothing continues it, and it lacks a block that such a hit needs.
+    pub(crate) fn useless(&self, id: EntryId) -> Option<EntryId> {
+        let entry = self.entries.of(id);
+        let lacks = |group: usize| {
+            let needs = self.shape.groups[group].kind.first_for(self.shape.block_tokens, self.shape.block_tokens) == 0;
+            needs && self.entries.blocks(id)[group].is_none()
+        };
+        let is_end = self.is_tree && entry.children == 0 && entry.line() == Some(Line::Evictable);
+        (is_end && self.sides.groups().any(lacks)).then_some(id)
+    }
+
+    pub(crate) fn parent(&self, id: EntryId) -> Option<EntryId> {
+        self.entries.of(id).parent
+    }
+
+    fn remove(&mut self, id: EntryId) -> Vec<Option<BlockId>> {
+        let (hash, row) = (self.entries.of(id).hash, self.entries.blocks(id).to_vec());
         self.entries.remove(id);
         self.by_hash.remove(&hash);
-        self.entry_of[block.0 as usize] = None;
+        for (group, block) in row.iter().enumerate() {
+            self.sides.leave(group, id);
+            if let Some(block) = block {
+                self.entry_of[group][block.0 as usize] = None;
+            }
+        }
         self.changes.push(false, hash);
+        row
     }
 
-    /// Ends expired pins and evicts expired blocks; returns these blocks, in rows with one of each group.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Vec<BlockId>> {
+    /// Ends expired pins and evicts expired blocks; returns these blocks, in rows by group.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Vec<Option<BlockId>>> {
         let now = self.at(now);
         if self.counts.pinned > 0 {
             // Idle ones in queue order, so that leaves stay in front.
-            let (idle, all) = (self.entries.in_line(Line::Pinned), self.entry_of.iter().flatten().copied());
+            let (idle, all) =
+                (self.entries.in_line(Line::Pinned), self.entry_of[self.first_main()].iter().flatten().copied());
             let pinned: Vec<EntryId> = idle.into_iter().chain(all).collect();
             for id in pinned {
                 if self.entries.of(id).pinned.is_some_and(|pinned| pinned.until <= now) {
@@ -302,9 +453,8 @@ impl PrefixCache {
             let entry = self.entries.of(id);
             if entry.children == 0 && entry.is_over(now) {
                 over.extend(entry.parent);
-                rows.push(self.entries.blocks(id).to_vec());
                 self.counts.expired += 1;
-                self.remove(id);
+                rows.push(self.remove(id));
             }
         }
         rows
@@ -312,20 +462,23 @@ impl PrefixCache {
 
     /// Moves the idle end of a prefix to the front of the queue: no continuation is expected.
     pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
-        let chain = self.find(hashes, usize::MAX);
+        let chain = self.find(hashes, usize::MAX).entries;
         let mut next = 0;
         let cold = chain.iter().rev().take_while(|id| {
             let entry = self.entries.of(**id);
-            let is_end = entry.children == next;
+            let is_end = entry.children == next || !self.is_tree;
             next = 1;
             is_end && entry.line() == Some(Line::Evictable)
         });
         let cold: Vec<EntryId> = cold.copied().collect();
-        cold.into_iter().rev().for_each(|id| self.entries.wait_in_front(id));
+        for id in cold.into_iter().rev() {
+            self.entries.wait_in_front(id);
+            self.sides.wait_in_front(id);
+        }
     }
 
     pub(crate) fn counts(&self) -> CacheCounts {
-        CacheCounts { blocks: self.entries.len(), evictable: self.evictable(), ..self.counts }
+        CacheCounts { blocks: self.entries.len(), evictable: self.entries.waiting(Line::Evictable), ..self.counts }
     }
 
     pub(crate) fn changes(&self) -> &Changes {

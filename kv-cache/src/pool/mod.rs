@@ -47,27 +47,27 @@ pub struct BlockCounts {
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a pool needs 1 to {} groups and at least 1 block, got {groups} groups of {blocks} blocks",
+    "a pool needs 1 to {} groups with at least 1 block each, got {groups} groups, the smallest of {blocks} blocks",
     BlockPool::GROUPS_MAX
 )]
 pub struct PoolError {
     pub groups: usize,
-    /// Blocks requested in each.
+    /// Fewest blocks requested in one.
     pub blocks: u32,
 }
 
-/// The states of `groups x blocks` blocks. Every transition is checked: a block in another state than the caller assumes is a defect that
+/// The states of all blocks, by group. Every transition is checked: a block in another state than the caller assumes is a defect that
 /// would corrupt a sequence's KV, so it panics.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     groups: Vec<Group>,
-    counts: BlockCounts,
 }
 
 #[derive(Clone, Debug)]
 struct Group {
     states: Vec<BlockState>,
     free: FreeRuns,
+    counts: BlockCounts,
 }
 
 #[allow(missing_docs, reason = "the names of methods say it")]
@@ -75,33 +75,31 @@ impl BlockPool {
     /// Most groups of a layout, as in `types`.
     pub const GROUPS_MAX: usize = 8;
 
-    /// A pool with all blocks free: `blocks` in each of `groups` groups.
-    pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
-        if groups == 0 || groups > Self::GROUPS_MAX || blocks == 0 {
-            return Err(PoolError { groups, blocks });
+    /// A pool with all blocks free: `blocks[g]` in group `g`.
+    pub fn try_new(blocks: &[u32]) -> Result<Self, PoolError> {
+        let (groups, fewest) = (blocks.len(), blocks.iter().copied().min().unwrap_or(0));
+        if groups == 0 || groups > Self::GROUPS_MAX || fewest == 0 {
+            return Err(PoolError { groups, blocks: fewest });
         }
-        let group = Group { states: vec![BlockState::Free; blocks as usize], free: FreeRuns::new(blocks) };
-        let total = groups * blocks as usize;
-        Ok(Self { groups: vec![group; groups], counts: BlockCounts { total, free: total, ..BlockCounts::default() } })
+        let group = |&blocks: &u32| {
+            let count = BlockCounts { total: blocks as usize, free: blocks as usize, ..BlockCounts::default() };
+            Group { states: vec![BlockState::Free; blocks as usize], free: FreeRuns::new(blocks), counts: count }
+        };
+        Ok(Self { groups: blocks.iter().map(group).collect() })
     }
 
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// Blocks in each group.
-    pub fn blocks(&self) -> u32 {
-        self.groups[0].states.len() as u32
-    }
-
     /// Blocks by state, over all groups.
     pub fn counts(&self) -> BlockCounts {
-        self.counts
+        self.groups.iter().fold(BlockCounts::default(), |sum, group| sum + group.counts)
     }
 
-    /// Free blocks of the group that has the fewest.
-    pub fn free_min(&self) -> usize {
-        self.groups.iter().map(|g| g.free.count()).min().unwrap_or(0)
+    /// Blocks of one group by state.
+    pub fn counts_of(&self, group: usize) -> BlockCounts {
+        self.groups[group].counts
     }
 
     /// Free blocks of one group.
@@ -124,19 +122,19 @@ impl BlockPool {
     }
 
     /// Takes `per_group[g]` free blocks of each group, or none at all. Blocks come in ascending contiguous runs where possible, starting
-    /// after the last block of `after` (the table to grow).
+    /// after the block of `after` (the last ones of the tables to grow).
     ///
     /// # Panics
     /// If `per_group` or `after` have another number of groups than the pool.
-    pub fn allocate(&mut self, per_group: &[usize], after: Option<&GroupBlocks>) -> Option<GroupBlocks> {
+    pub fn allocate(&mut self, per_group: &[usize], after: Option<&[Option<BlockId>]>) -> Option<GroupBlocks> {
         assert_eq!(per_group.len(), self.groups.len(), "groups of the request");
-        assert!(after.is_none_or(|a| a.0.len() == self.groups.len()), "groups of the table to grow");
+        assert!(after.is_none_or(|a| a.len() == self.groups.len()), "groups of the tables to grow");
         if self.groups.iter().zip(per_group).any(|(group, &n)| group.free.count() < n) {
             return None;
         }
         let mut blocks = Vec::with_capacity(self.groups.len());
         for (g, (group, &n)) in self.groups.iter_mut().zip(per_group).enumerate() {
-            let next = after.and_then(|a| a.0[g].last()).map(|b| b.0 + 1);
+            let next = after.and_then(|a| a[g]).map(|b| b.0 + 1);
             blocks.push(group.free.take(n, next));
         }
         let blocks = GroupBlocks(blocks);
@@ -215,11 +213,25 @@ impl BlockPool {
     fn shift(&mut self, group: usize, id: BlockId, to: BlockState) {
         let group = &mut self.groups[group];
         let state = &mut group.states[id.0 as usize];
-        *self.counts.of(*state) -= 1;
-        *self.counts.of(to) += 1;
+        *group.counts.of(*state) -= 1;
+        *group.counts.of(to) += 1;
         *state = to;
         if to == BlockState::Free {
             group.free.put(id.0);
+        }
+    }
+}
+
+impl std::ops::Add for BlockCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            total: self.total + other.total,
+            free: self.free + other.free,
+            referenced: self.referenced + other.referenced,
+            cached: self.cached + other.cached,
+            quarantined: self.quarantined + other.quarantined,
         }
     }
 }

@@ -7,8 +7,9 @@ fn ids(blocks: &GroupBlocks) -> Vec<Vec<u32>> {
 
 /// Recomputes the counts from the states alone.
 fn check_books(pool: &BlockPool) {
-    let mut counts = BlockCounts { total: pool.groups() * pool.blocks() as usize, ..BlockCounts::default() };
+    let mut counts = BlockCounts::default();
     for group in &pool.groups {
+        counts.total += group.states.len();
         let mut free = Vec::new();
         for (id, state) in group.states.iter().enumerate() {
             *counts.of(*state) += 1;
@@ -30,6 +31,11 @@ fn free(pool: &mut BlockPool, blocks: &GroupBlocks) {
     }
 }
 
+/// The last block of each group.
+fn last(blocks: &GroupBlocks) -> Vec<Option<BlockId>> {
+    blocks.0.iter().map(|ids| ids.last().copied()).collect()
+}
+
 fn quarantine(pool: &mut BlockPool, blocks: &GroupBlocks, owner: u64) {
     for (group, ids) in blocks.0.iter().enumerate() {
         ids.iter().for_each(|&id| pool.quarantine(group, id, owner));
@@ -38,19 +44,19 @@ fn quarantine(pool: &mut BlockPool, blocks: &GroupBlocks, owner: u64) {
 
 #[test]
 fn allocation_is_all_or_none_over_the_groups() {
-    let mut pool = BlockPool::try_new(2, 4).unwrap();
+    let mut pool = BlockPool::try_new(&[4; 2]).unwrap();
     let first = pool.allocate(&[1, 4], None).unwrap();
     let before = pool.counts();
     assert_eq!(pool.allocate(&[1, 1], None), None);
     assert_eq!(pool.counts(), before);
-    assert_eq!(pool.free_min(), 0);
+    assert_eq!((pool.free_of(0), pool.free_of(1)), (3, 0));
     free(&mut pool, &first);
     assert_eq!(pool.counts(), BlockCounts { total: 8, free: 8, ..BlockCounts::default() });
 }
 
 #[test]
 fn neighbours_go_together() {
-    let mut pool = BlockPool::try_new(1, 10).unwrap();
+    let mut pool = BlockPool::try_new(&[10; 1]).unwrap();
     let mut take = |n: usize| pool.allocate(&[n], None).unwrap();
     let (a, b, c) = (take(3), take(2), take(1));
     assert_eq!((ids(&a), ids(&b), ids(&c)), (vec![vec![0, 1, 2]], vec![vec![3, 4]], vec![vec![5]]));
@@ -60,14 +66,14 @@ fn neighbours_go_together() {
     assert_eq!(ids(&d), [[6, 7, 8, 9]]);
     free(&mut pool, &c);
     // A growing table takes the block after its last one although lower ids are free.
-    assert_eq!(ids(&pool.allocate(&[1], Some(&b)).unwrap()), [[5]]);
-    assert_eq!(ids(&pool.allocate(&[1], Some(&d)).unwrap()), [[0]]);
+    assert_eq!(ids(&pool.allocate(&[1], Some(&last(&b))).unwrap()), [[5]]);
+    assert_eq!(ids(&pool.allocate(&[1], Some(&last(&d))).unwrap()), [[0]]);
 }
 
 #[test]
 #[should_panic(expected = "block 1 is Free, not Referenced")]
 fn freeing_twice_panics() {
-    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let mut pool = BlockPool::try_new(&[2; 1]).unwrap();
     pool.allocate(&[1], None).unwrap();
     pool.dereference(0, BlockId(1), false);
 }
@@ -75,7 +81,7 @@ fn freeing_twice_panics() {
 #[test]
 #[should_panic(expected = "not Quarantined { owner: 8 }")]
 fn another_owner_cannot_release() {
-    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let mut pool = BlockPool::try_new(&[2; 1]).unwrap();
     let blocks = pool.allocate(&[1], None).unwrap();
     quarantine(&mut pool, &blocks, 7);
     assert_eq!((pool.quarantined_by(7), pool.quarantined_by(8)), (1, 0));
@@ -84,7 +90,7 @@ fn another_owner_cannot_release() {
 
 #[test]
 fn a_shared_block_is_free_or_cached_once_the_last_lease_is_gone() {
-    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let mut pool = BlockPool::try_new(&[2; 1]).unwrap();
     let block = pool.allocate(&[1], None).unwrap().0[0][0];
     pool.reference(0, block);
     assert_eq!((pool.dereference(0, block, true), pool.counts().referenced), (false, 1));
@@ -100,7 +106,7 @@ fn a_shared_block_is_free_or_cached_once_the_last_lease_is_gone() {
 #[test]
 #[should_panic(expected = "not Cached")]
 fn a_block_in_use_is_not_evicted() {
-    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let mut pool = BlockPool::try_new(&[2; 1]).unwrap();
     let block = pool.allocate(&[1], None).unwrap().0[0][0];
     pool.evict(0, block);
 }
@@ -108,7 +114,7 @@ fn a_block_in_use_is_not_evicted() {
 #[test]
 #[should_panic(expected = "not one lease's")]
 fn a_shared_block_is_not_quarantined() {
-    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let mut pool = BlockPool::try_new(&[2; 1]).unwrap();
     let block = pool.allocate(&[1], None).unwrap().0[0][0];
     pool.reference(0, block);
     pool.quarantine(0, block, 1);
@@ -117,7 +123,10 @@ fn a_shared_block_is_not_quarantined() {
 #[test]
 fn impossible_pools_are_refused() {
     for (groups, blocks) in [(0, 4), (9, 4), (1, 0)] {
-        assert_eq!(BlockPool::try_new(groups, blocks).unwrap_err(), PoolError { groups, blocks });
+        assert_eq!(
+            BlockPool::try_new(&vec![blocks; groups]).unwrap_err(),
+            PoolError { groups, blocks: if groups == 0 { 0 } else { blocks } }
+        );
     }
 }
 
@@ -144,8 +153,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn random_operations_keep_the_books(groups in 1usize..4, blocks in 1u32..24, steps in steps()) {
-        let mut pool = BlockPool::try_new(groups, blocks).unwrap();
+    fn random_operations_keep_the_books(blocks in proptest::collection::vec(1u32..24, 1..4), steps in steps()) {
+        let groups = blocks.len();
+        let mut pool = BlockPool::try_new(&blocks).unwrap();
         let (mut held, mut quarantined) = (Vec::<GroupBlocks>::new(), Vec::<(GroupBlocks, u64)>::new());
         for step in steps {
             match step {
@@ -157,7 +167,7 @@ proptest! {
                 }
                 Step::Grow(i, n) if !held.is_empty() => {
                     let i = i % held.len();
-                    if let Some(more) = pool.allocate(&n[..groups], Some(&held[i])) {
+                    if let Some(more) = pool.allocate(&n[..groups], Some(&last(&held[i]))) {
                         prop_assert!(more.0.iter().zip(&n).all(|(ids, &n)| ids.len() == n));
                         held[i].0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
                     }
@@ -182,7 +192,7 @@ proptest! {
                 owned.sort_unstable();
                 owned.dedup();
                 prop_assert_eq!(owned.len(), n);
-                prop_assert_eq!(pool.groups[g].free.count() + n, blocks as usize);
+                prop_assert_eq!(pool.groups[g].free.count() + n, blocks[g] as usize);
             }
             for owner in 0..3 {
                 let expected: usize = quarantined.iter().filter(|(_, o)| *o == owner).map(|(b, _)| b.total()).sum();

@@ -1,11 +1,12 @@
 //! Short cases of the cache's behaviour. Blocks have 16 tokens unless stated otherwise: each symbol of a prompt is a block.
 
 use super::{TTL, hashes, pool};
-use crate::{BlockCounts, Change, Keep, Lease, Pin, PrefixHash, Reserve, SharedPool};
+use crate::{BlockCounts, Change, Fill, Keep, Lease, Pin, PrefixHash, Reserve, SharedPool};
 use std::time::{Duration, Instant};
 
 fn reserve(pool: &SharedPool, hashes: &[PrefixHash], blocks: usize, now: Instant) -> Option<Lease> {
-    pool.try_reserve(Reserve { hashes, reuse_tokens_max: blocks * 128, blocks, keep_free: 0, now })
+    let (tokens, fill) = (blocks * pool.shape().block_tokens, Fill::Computed { chunk: 16 });
+    pool.try_reserve(Reserve { hashes, reuse_tokens_max: tokens, tokens, fill, keep_free: &[], now })
 }
 
 /// Computes and caches a prompt of whole blocks, and drops its lease.
@@ -42,7 +43,9 @@ fn the_last_token_is_always_computed() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());
     cache(&pool, b"ab", now);
     let hashes = hashes(b"ab");
-    let again = pool.try_reserve(Reserve { hashes: &hashes, reuse_tokens_max: 31, blocks: 2, keep_free: 0, now });
+    let fill = Fill::Computed { chunk: 16 };
+    let wanted = Reserve { hashes: &hashes, reuse_tokens_max: 31, tokens: 32, fill, keep_free: &[], now };
+    let again = pool.try_reserve(wanted);
     assert_eq!(again.unwrap().cached_blocks(), 1);
 }
 
@@ -209,15 +212,15 @@ fn what_is_cold_goes_first_up_to_where_others_join() {
 fn a_fork_shares_whole_blocks_and_copies_the_one_that_both_write() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());
     let lease = reserve(&pool, &[], 3, now).unwrap();
-    let (fork, copy) = lease.fork(40, 16, (1, 0)).unwrap();
+    let (fork, copy) = lease.fork(40, 48, &[]).unwrap();
     let copy = copy.unwrap();
     assert_eq!((copy.tokens, &copy.from.0[0]), (8, &vec![lease.blocks().0[0][2]]));
     assert_eq!(fork.blocks().0[0], [&lease.blocks().0[0][..2], &copy.to.0[0]].concat());
     assert_eq!(pool.counts().referenced, 4);
     drop(lease);
     assert_eq!(pool.counts().referenced, 3, "the fork keeps what it shares");
-    let (even, copy) = fork.fork(32, 16, (0, 0)).unwrap();
-    assert_eq!((even.blocks_min(), copy), (2, None));
+    let (even, copy) = fork.fork(32, 32, &[]).unwrap();
+    assert_eq!((even.blocks_end(), copy), (2, None));
     drop((fork, even));
     assert_eq!(pool.counts().free, 6);
 }

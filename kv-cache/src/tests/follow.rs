@@ -2,8 +2,8 @@
 
 use super::{TTL, hashes};
 use crate::{
-    Applied, CacheConfig, CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate, Keep, PrefixHash, PrefixIndex, Reserve,
-    SharedPool,
+    Applied, CacheConfig, CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate, Fill, Keep, PoolShape, PrefixHash,
+    PrefixIndex, Reserve, SharedPool,
 };
 use baton_types::{Incarnation, InstanceId};
 use proptest::prelude::*;
@@ -11,13 +11,14 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 fn pool(blocks: u32, changes_max: usize) -> SharedPool {
-    let config = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max };
-    SharedPool::with_cache(1, blocks, config).unwrap()
+    let config = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max };
+    SharedPool::with_cache(PoolShape::full(1, blocks, 16), config).unwrap()
 }
 
 /// Caches a prompt, or as much of it as there is room for.
 fn cache(pool: &SharedPool, hashes: &[PrefixHash], now: Instant) {
-    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, blocks: hashes.len(), keep_free: 0, now };
+    let fill = Fill::Computed { chunk: 16 };
+    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, tokens: hashes.len() * 16, fill, keep_free: &[], now };
     if let Some(mut lease) = pool.try_reserve(wanted) {
         lease.store(hashes, hashes.len() * 16, Keep::idle(TTL), now);
     }
@@ -105,7 +106,7 @@ fn snapshots_come_in_parts_and_changes_in_the_meantime_behind_them() {
 
 #[test]
 fn a_pool_without_a_cache_tells_nothing() {
-    let mut feed = CacheFeed::new(SharedPool::try_new(1, 8).unwrap());
+    let mut feed = CacheFeed::new(SharedPool::try_new(PoolShape::full(1, 8, 16)).unwrap());
     assert_eq!(feed.next_update(), None);
 }
 

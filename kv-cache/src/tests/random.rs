@@ -2,13 +2,26 @@
 
 use super::model::Model;
 use super::{TTL, hashes};
-use crate::{Pin, PrefixHash, Reserve};
+use crate::{Fill, Pin, PoolGroup, PoolShape, PrefixHash, Reserve};
+use baton_types::GroupKind::{self, Full, Latent, Window};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Operations over all shapes below.
 const OPERATIONS: usize = 100_000;
-/// Groups, blocks of each, tokens of a block: from pools in which nearly everything is evicted to one in which nothing is.
-const SHAPES: [(usize, u32, usize); 5] = [(1, 12, 16), (1, 40, 16), (2, 16, 32), (3, 24, 48), (1, 24, 128)];
+/// Tokens of a block, and the groups with their blocks: from pools in which nearly everything is evicted to one in which nothing is.
+const SHAPES: [(usize, &[(GroupKind, u32)]); 11] = [
+    (16, &[(Full, 12)]),
+    (16, &[(Full, 40)]),
+    (32, &[(Full, 16), (Full, 16)]),
+    (48, &[(Full, 24), (Full, 24), (Full, 24)]),
+    (128, &[(Full, 24)]),
+    (16, &[(Full, 24), (Window(30), 9)]),
+    (16, &[(Window(17), 14), (Full, 16), (Window(40), 16)]),
+    (32, &[(Latent, 20), (Window(1), 12), (Full, 18)]),
+    (16, &[(Window(33), 14)]),
+    (32, &[(Window(100), 30)]),
+    (16, &[(Window(20), 12), (Window(50), 20)]),
+];
 
 /// A prompt of few symbols, so that most share a prefix with others; up to a few blocks long.
 fn prompt(random: &mut StdRng, stride: usize) -> Vec<PrefixHash> {
@@ -17,24 +30,51 @@ fn prompt(random: &mut StdRng, stride: usize) -> Vec<PrefixHash> {
     hashes(&symbols)
 }
 
+/// Blocks of each group that a lease must get beside the cached ones.
+fn fresh(shape: &PoolShape, tokens: usize, fill: Fill, found: usize) -> Vec<usize> {
+    let (size, end) = (shape.block_tokens, tokens.div_ceil(shape.block_tokens));
+    let of = |group: &PoolGroup| match (group.kind, fill) {
+        (Window(_), Fill::Computed { chunk }) => (end - found).min(group.kind.blocks_at_once(tokens, chunk, size)),
+        (Window(_), Fill::Received { .. }) => end - found.max(group.kind.first_for(tokens, size).min(end)),
+        _ => end - found,
+    };
+    shape.groups.iter().map(of).collect()
+}
+
 fn reserve(model: &mut Model, random: &mut StdRng, stride: usize) {
     let hashes = prompt(random, stride);
-    let blocks = hashes.len().div_ceil(stride) + random.random_range(0..2);
+    let size = 16 * stride;
+    let rows = hashes.len() / stride;
+    // What a peer fills is known by its hashes here, so it is whole rows of them.
+    let received = rows > 0 && random.random_bool(0.3);
+    let tokens = match received {
+        true => rows * size,
+        false => (hashes.len().div_ceil(stride) + random.random_range(0..2)) * size - random.random_range(0..size),
+    };
     let reuse_tokens_max = (hashes.len() * 16 + random.random_range(0..16)).saturating_sub(1);
     let keep_free = random.random_range(0..3);
-    let found = model.find(&hashes, blocks.min(reuse_tokens_max / (16 * stride)));
+    let found = model.find(&hashes, tokens.div_ceil(size).min(reuse_tokens_max / size));
+    let chunk = random.random_range(1..3 * size);
+    let peer_block_tokens = Some(size);
+    let fill = if received { Fill::Received { peer_block_tokens } } else { Fill::Computed { chunk } };
+    let position = if received { tokens } else { found * size };
+    let wanted = fresh(&model.shape, tokens, fill, found);
     let margin = if model.pool.counts().referenced > 0 { keep_free } else { 0 };
-    let fits = model.room(&hashes, found) >= blocks - found + margin;
-    let lease =
-        model.pool.try_reserve(Reserve { hashes: &hashes, reuse_tokens_max, blocks, keep_free, now: model.now });
-    assert_eq!(lease.is_some(), fits);
+    let fits = model.room(&hashes, found, position).fits(&wanted, margin);
+    let keep_free = vec![keep_free; model.shape.groups.len()];
+    let reserve = Reserve { hashes: &hashes, reuse_tokens_max, tokens, fill, keep_free: &keep_free, now: model.now };
+    let lease = model.pool.try_reserve(reserve);
+    assert!(fits.is_none_or(|fits| lease.is_some() == fits), "{wanted:?}");
     if let Some(lease) = lease {
-        assert_eq!((lease.cached_blocks(), lease.blocks_min()), (found, blocks));
-        let pin = random.random_bool(0.1).then(|| {
+        assert_eq!(lease.cached_blocks(), found);
+        let pin = (model.is_tree && random.random_bool(0.1)).then(|| {
             let until = model.now + TTL.mul_f64(random.random_range(0.5..3.0));
             Pin { owner: random.random_range(0..2), until }
         });
         model.take(lease, hashes, pin);
+        if received {
+            model.complete(model.held.len() - 1, rows);
+        }
     }
 }
 
@@ -43,17 +83,16 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
     let index = if held > 0 { random.random_range(0..held) } else { 0 };
     match random.random_range(0..100) {
         0..25 => reserve(model, random, stride),
-        25..50 if held > 0 => {
-            model.complete(index, random.random_range(0..8));
+        25..52 if held > 0 => {
+            model.advance(index, random.random_range(1..4));
             if random.random_bool(0.8) {
                 model.store(index);
             }
         }
-        50..55 if held > 0 => model.grow(index, random.random_range(1..3)),
         55..61 if held > 0 => {
             // Of the computed part: the rest of an incomplete row is copied.
             let (block_tokens, complete) = (stride * 16, model.held[index].complete);
-            let rest = if complete < model.held[index].lease.blocks_min() { block_tokens - 1 } else { 0 };
+            let rest = if complete < model.held[index].lease.blocks_end() { block_tokens - 1 } else { 0 };
             let tokens = random.random_range(0..=complete) * block_tokens;
             model.fork(index, tokens + random.random_range(0..=rest));
         }
@@ -65,7 +104,7 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
                 quarantined.release();
             }
         }
-        92..95 => {
+        92..95 if model.is_tree => {
             let hashes = prompt(random, stride);
             model.chill(&hashes);
         }
@@ -80,9 +119,10 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
 #[test]
 fn random_operations_agree_with_the_model() {
     let mut counts = crate::CacheCounts::default();
-    for (seed, (groups, blocks, block_tokens)) in SHAPES.into_iter().enumerate() {
+    for (seed, (block_tokens, groups)) in SHAPES.into_iter().enumerate() {
         let mut random = StdRng::seed_from_u64(seed as u64);
-        let mut model = Model::new(groups, blocks, block_tokens);
+        let groups = groups.iter().map(|(kind, blocks)| PoolGroup { kind: *kind, blocks: *blocks }).collect();
+        let mut model = Model::new(PoolShape { block_tokens, groups });
         for _ in 0..OPERATIONS / SHAPES.len() {
             step(&mut model, &mut random, block_tokens / 16);
             model.check();

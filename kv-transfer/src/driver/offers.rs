@@ -8,7 +8,7 @@ use super::table::Role;
 use crate::greeting::Terms;
 use crate::hazards::hazard;
 use crate::message::{Direction, Message, Offer};
-use crate::plan::check_from;
+use crate::plan::{blocks_filled, check_from};
 use crate::role::{Counted, HandoffKey, Input};
 use crate::transport::ConnId;
 use crate::{Party, RefuseReason, get, put};
@@ -84,8 +84,9 @@ impl Driver {
         if offer.shards > 1 && !self.calls.joins_legs() {
             return refuse(RefuseReason::Protocol, "sequences of several shards are not taken here".into());
         }
-        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
-        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
+        let map = &self.config.map;
+        let needed = blocks_filled(map.layout(), 0, offer.tokens).into_iter().zip(map.group_blocks());
+        if offer.tokens == 0 || needed.into_iter().any(|(needed, blocks)| needed > *blocks as usize) {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
         let open = self.table.sinks();

@@ -1,7 +1,7 @@
 //! The request and the report of a get.
 
 use crate::{BlockHold, HandoffFailure};
-use baton_types::{GroupBlocks, RequestId};
+use baton_types::{BlockTables, RequestId};
 use std::fmt;
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub struct GetRequest {
     /// Positions `from..tokens` are moved.
     pub tokens: u32,
     /// Blocks of this instance that receive only these positions, per group: the first block begins with position `from`.
-    pub blocks: GroupBlocks,
+    pub blocks: BlockTables,
     /// After this instant the get fails, whatever its state.
     pub deadline: Instant,
     /// Keeps the blocks from reuse. It is returned with the report, or dropped once nothing can write to the blocks any more. Where the owner

@@ -1,13 +1,13 @@
 //! The worker's blocks while the transfer service holds them.
 
-use baton_types::GroupBlocks;
+use baton_types::BlockTables;
 use std::any::Any;
 
 /// Blocks that a peer may write: granted ones, or those of a get. Dropping the hold returns them to the pool, so the service drops it only
 /// after a fence.
 pub trait BlockHold: Send {
     /// The blocks, per group, covering at least the positions of the offer. Not queried for a get.
-    fn blocks(&self) -> &GroupBlocks;
+    fn blocks(&self) -> &BlockTables;
     /// Leading positions whose KV is in the blocks already. They are not moved. Their blocks, which other sequences may share, are never
     /// written: the peer may write only the blocks behind them.
     ///

@@ -2,7 +2,7 @@
 
 use super::hold::BlockHold;
 use crate::RefuseReason;
-use baton_types::GroupBlocks;
+use baton_types::BlockTables;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl fmt::Debug for GrantReply {
 type Tell<T> = Box<dyn FnOnce(T) + Send>;
 
 /// Blocks that a peer may get and the hold that keeps them, or why there are none.
-pub(crate) type PinAnswer = Result<(GroupBlocks, Box<dyn Any + Send>), (RefuseReason, String)>;
+pub(crate) type PinAnswer = Result<(BlockTables, Box<dyn Any + Send>), (RefuseReason, String)>;
 
 /// The reply to one [`crate::SinkHandler::pin`], from any thread, now or later. Dropping it refuses.
 pub struct PinReply(Option<Tell<PinAnswer>>);
@@ -80,7 +80,7 @@ impl PinReply {
 
     /// Lets the peer get these blocks. They cover the requested positions, and the first one begins with [`crate::PinQuestion::from`].
     /// `hold` keeps them from reuse and is dropped as soon as the get or the pin has ended.
-    pub fn pin(mut self, blocks: GroupBlocks, hold: Box<dyn Any + Send>) {
+    pub fn pin(mut self, blocks: BlockTables, hold: Box<dyn Any + Send>) {
         self.answer(Ok((blocks, hold)));
     }
 

@@ -7,7 +7,7 @@ use crate::{
     CommitPayload, GetOutcome, GetRequest, HandoffFailure, Party, Peer, PutOutcome, PutRequest, RefuseReason,
     TransferError,
 };
-use baton_types::{Fence, RequestId};
+use baton_types::{BlockTables, Fence, RequestId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -104,12 +104,21 @@ impl Inbox {
         Ok(key)
     }
 
+    /// Counts as a launch towards the bound of the queue.
+    pub(crate) fn grown(&self, key: HandoffKey, blocks: BlockTables) {
+        self.push_launch(key, Input::Grown(blocks));
+    }
+
     pub(crate) fn launched(&self, key: HandoffKey, layer: u32, tokens_end: usize, fence: Fence) {
+        self.push_launch(key, Input::Launched { layer, tokens_end, fence });
+    }
+
+    fn push_launch(&self, key: HandoffKey, input: Input) {
         let mut state = self.state.lock();
         let Some(queued) = state.begun.get_mut(&key) else { return };
         *queued += 1;
         let command = match *queued {
-            n if n <= Self::LAUNCHES_MAX => Command::Input(key, Input::Launched { layer, tokens_end, fence }),
+            n if n <= Self::LAUNCHES_MAX => Command::Input(key, input),
             n if n == Self::LAUNCHES_MAX + 1 => Command::Input(key, aborted("too many launches are queued".into())),
             _ => return,
         };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{QuarantinedBlocks, TransferAddress};
 use baton_types::fence::AlreadyDone;
-use baton_types::{GroupBlocks, Incarnation, InstanceId};
+use baton_types::{BlockTables, Incarnation, InstanceId};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 fn open(inbox: &Inbox) -> Result<HandoffKey, TransferError> {
     let party = Party { instance: InstanceId::try_new("d").unwrap(), incarnation: Incarnation(1) };
     let peer = Peer { party, address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
-    let (request_id, blocks) = (RequestId::try_new("r").unwrap(), GroupBlocks::default());
+    let (request_id, blocks) = (RequestId::try_new("r").unwrap(), BlockTables::default());
     let request = PutRequest { request_id, tokens: 1, blocks, deadline: Instant::now(), hold: Box::new(()) };
     inbox.put(peer, request, oneshot::channel().0)
 }
@@ -42,7 +42,7 @@ fn handoffs_and_their_launches_are_bounded() {
     assert!(open(&inbox).is_ok());
 }
 
-struct Counted(Arc<AtomicUsize>, GroupBlocks);
+struct Counted(Arc<AtomicUsize>, BlockTables);
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
@@ -52,7 +52,7 @@ impl QuarantinedBlocks for Counted {
     fn release(self: Box<Self>) {}
 }
 impl BlockHold for Counted {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.1
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
@@ -67,7 +67,7 @@ impl BlockHold for Counted {
 fn an_answer_is_taken_once_and_only_while_the_offer_stands() {
     let inbox = Inbox::new(1, Box::new(|| {}));
     let dropped = Arc::new(AtomicUsize::new(0));
-    let hold = || Box::new(Counted(dropped.clone(), GroupBlocks::default()));
+    let hold = || Box::new(Counted(dropped.clone(), BlockTables::default()));
     let r = RequestId::try_new("r").unwrap();
     let (first, second) = (inbox.offer(&r), inbox.offer(&r));
     inbox.answered(first, Input::Granted(hold()));

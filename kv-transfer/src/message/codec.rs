@@ -4,7 +4,7 @@ use super::hello::{read_party, write_party};
 use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{CommitPayload, GetRequest, RefuseReason};
-use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
+use baton_types::{BlockId, BlockTable, BlockTables, RequestId, TicketId};
 
 const MAGIC: u16 = 0x4b42; // "BK"
 const VERSION: u8 = 1;
@@ -32,7 +32,11 @@ impl Message {
                 write_offer(&mut w, offer);
             }
             Self::Grant { handoff, ticket, blocks, from } => {
-                write_from(&mut w, *from);
+                if begins_late(blocks) {
+                    w.u32(*from);
+                } else {
+                    write_from(&mut w, *from);
+                }
                 w.u64(*handoff);
                 w.u64(ticket.0);
                 write_blocks(&mut w, blocks);
@@ -113,6 +117,7 @@ impl Message {
             Self::Reject { .. } => 3,
             Self::Offer(offer) if offer.from > 0 => 19,
             Self::Offer(_) => 4,
+            Self::Grant { blocks, .. } if begins_late(blocks) => 20,
             Self::Grant { from, .. } if *from > 0 => 18,
             Self::Grant { .. } => 5,
             Self::Refuse { .. } => 6,
@@ -122,6 +127,7 @@ impl Message {
             Self::Nack { .. } => 10,
             Self::Abort { .. } => 11,
             Self::Aborted { .. } => 12,
+            Self::Ask { blocks, .. } if begins_late(blocks) => 21,
             Self::Ask { .. } => 13,
             Self::Confirm { .. } => 14,
             Self::Held { .. } => 15,
@@ -136,7 +142,7 @@ impl Message {
             2 => Self::Welcome(Box::new(Hello::read(r)?)),
             3 => Self::Reject { reason: read_reason(r)?, detail: read_detail(r)? },
             4 => Self::Offer(Box::new(read_offer(r, 0)?)),
-            5 => read_grant(r, 0)?,
+            5 => read_grant(r, 0, false)?,
             6 => Self::Refuse { handoff: r.u64("handoff")?, reason: read_reason(r)?, detail: read_detail(r)? },
             7 => Self::Checksums {
                 ticket: read_ticket(r)?,
@@ -159,19 +165,24 @@ impl Message {
                 flushed: read_bool(r)?,
                 detail: read_detail(r)?,
             },
-            13 => Self::Ask { ticket: read_ticket(r)?, blocks: read_blocks(r)? },
+            13 => Self::Ask { ticket: read_ticket(r)?, blocks: read_blocks(r, false)? },
             14 => Self::Confirm { ticket: read_ticket(r)? },
             15 => Self::Held { ticket: read_ticket(r)?, algorithm: r.u16("algorithm")?, sums: r.u64("checksums")? },
             16 => Self::NotHeld { ticket: read_ticket(r)?, detail: read_detail(r)? },
             17 => Self::Unpin { handoff: r.u64("handoff")? },
             18 => {
                 let from = read_from(r)?;
-                read_grant(r, from)?
+                read_grant(r, from, false)?
             }
             19 => {
                 let from = read_from(r)?;
                 Self::Offer(Box::new(read_offer(r, from)?))
             }
+            20 => {
+                let from = r.u32("first position")?;
+                read_grant(r, from, true)?
+            }
+            21 => Self::Ask { ticket: read_ticket(r)?, blocks: read_blocks(r, true)? },
             _ => return Err(WireError::new("the kind of message", "is unknown")),
         })
     }
@@ -191,8 +202,8 @@ fn read_from(r: &mut Reader<'_>) -> Result<u32, WireError> {
     }
 }
 
-fn read_grant(r: &mut Reader<'_>, from: u32) -> Result<Message, WireError> {
-    let (handoff, ticket, blocks) = (r.u64("handoff")?, read_ticket(r)?, read_blocks(r)?);
+fn read_grant(r: &mut Reader<'_>, from: u32, with_first: bool) -> Result<Message, WireError> {
+    let (handoff, ticket, blocks) = (r.u64("handoff")?, read_ticket(r)?, read_blocks(r, with_first)?);
     Ok(Message::Grant { handoff, ticket, blocks, from })
 }
 
@@ -248,12 +259,34 @@ fn read_commit(r: &mut Reader<'_>) -> Result<Commit, WireError> {
     })
 }
 
-fn write_blocks(w: &mut Writer, blocks: &GroupBlocks) {
-    w.list(&blocks.0, |w, group| w.u32s(group.iter().map(|block| block.0)));
+/// Whether a table begins after position 0. Then the message has a kind of its own, which older peers are never sent.
+fn begins_late(blocks: &BlockTables) -> bool {
+    blocks.0.iter().any(|table| table.first > 0)
 }
 
-fn read_blocks(r: &mut Reader<'_>) -> Result<GroupBlocks, WireError> {
-    r.list(8, 4, "groups", |r| r.u32s(BLOCKS_MAX, "blocks", BlockId)).map(GroupBlocks)
+fn write_blocks(w: &mut Writer, blocks: &BlockTables) {
+    let with_first = begins_late(blocks);
+    w.list(&blocks.0, |w, table| {
+        if with_first {
+            w.u32(table.first as u32);
+        }
+        w.u32s(table.blocks.iter().map(|block| block.0));
+    });
+}
+
+fn read_blocks(r: &mut Reader<'_>, with_first: bool) -> Result<BlockTables, WireError> {
+    let tables = r.list(8, 4, "groups", |r| {
+        let first = if with_first { r.u32("first block")? as usize } else { 0 };
+        if first > BLOCKS_MAX {
+            return Err(WireError::new("first block", "is beyond any sequence"));
+        }
+        Ok(BlockTable { first, blocks: r.u32s(BLOCKS_MAX, "blocks", BlockId)? })
+    })?;
+    let tables = BlockTables(tables);
+    match with_first && !begins_late(&tables) {
+        true => Err(WireError::new("first block", "is 0 in all groups")),
+        false => Ok(tables),
+    }
 }
 
 fn read_ticket(r: &mut Reader<'_>) -> Result<TicketId, WireError> {

@@ -1,5 +1,6 @@
 //! The greeting: the sender's identity, its KV layout, and the location of its region.
 
+use super::TABLES;
 use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
 use baton_types::{
@@ -30,7 +31,8 @@ pub(crate) struct Hello {
     pub compatibility: Compatibility,
     /// Which part of the layout of `compatibility` the sender's pool holds.
     pub shard: HeadShard,
-    pub pool_blocks: u32,
+    /// Blocks of each group of the sender's pool.
+    pub pool_blocks: Vec<u32>,
     pub region: RemoteRegion,
 }
 
@@ -40,7 +42,8 @@ const KEY_BYTES_MAX: usize = 4096;
 impl Hello {
     /// The sender's pool, if its size is possible.
     pub(crate) fn map(&self) -> Option<KvPoolMap> {
-        let map = KvPoolMap::try_new(self.shard.part(&self.compatibility.layout)?, self.pool_blocks).ok()?;
+        let map =
+            KvPoolMap::with_blocks(self.shard.part(&self.compatibility.layout)?, self.pool_blocks.clone()).ok()?;
         (map.bytes() as u64 <= self.region.bytes).then_some(map)
     }
 
@@ -56,10 +59,15 @@ impl Hello {
         write_layout(w, &self.compatibility.layout);
         w.u16(self.shard.index());
         w.u16(self.shard.of());
-        w.u32(self.pool_blocks);
+        // Peers without the capability read this number alone: 0, which they refuse, where groups differ.
+        let (first, same) = (self.pool_blocks.first(), self.pool_blocks.windows(2).all(|pair| pair[0] == pair[1]));
+        w.u32(first.copied().filter(|_| same).unwrap_or(0));
         w.u64(self.region.address);
         w.u64(self.region.bytes);
         w.bytes(&self.region.key);
+        if !same {
+            w.u32s(self.pool_blocks.iter().copied());
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -71,9 +79,14 @@ impl Hello {
         let layout = read_layout(r)?;
         let shard =
             HeadShard::try_new(r.u16("shard")?, r.u16("shard")?).ok_or(WireError::new("shard", "cannot exist"))?;
-        let pool_blocks = r.u32("pool size")?;
+        let each = r.u32("pool size")?;
         let (address, bytes) = (r.u64("region")?, r.u64("region")?);
         let key = r.bytes(KEY_BYTES_MAX, "region key")?.to_vec();
+        let groups = layout.groups().len();
+        let pool_blocks = match each {
+            0 if capabilities & TABLES > 0 => r.u32s(groups, "pool sizes", |blocks| blocks)?,
+            each => vec![each; groups],
+        };
         let compatibility = Compatibility { model, layout, class };
         let region = RemoteRegion { address, bytes, key };
         Ok(Self { protocol, capabilities, required, party, expects, compatibility, shard, pool_blocks, region })

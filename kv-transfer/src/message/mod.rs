@@ -12,10 +12,13 @@ pub(crate) use hello::Hello;
 pub use hello::RemoteRegion;
 
 use crate::{Party, RefuseReason};
-use baton_types::{GroupBlocks, KvPoolMap, RequestId, TicketId, TokenId};
+use baton_types::{BlockTables, GroupKind, KvPoolMap, RequestId, TicketId, TokenId};
 
 /// Oldest protocol version in which a transfer may begin after position 0.
 pub(crate) const PARTIAL_SINCE: u32 = 2;
+
+/// Capability bit: takes tables that begin after position 0, and pools whose groups differ in size.
+pub(crate) const TABLES: u64 = 1;
 
 /// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
@@ -28,9 +31,12 @@ const MESSAGE_BYTES_MIN: usize = 512 << 10;
 /// Most bytes of a message for each token of its sequence: 4 for its id, and as many for its checksums or blocks.
 const MESSAGE_BYTES_PER_TOKEN: usize = 8;
 
-/// Longest message that a peer needs to send to the owner of this pool, which holds its sequences whole.
+/// Longest message that a peer needs to send to the owner of this pool, which holds its sequences whole, unless every group has a window.
 pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
-    let tokens = map.blocks() as usize * map.layout().block_tokens() as usize;
+    if map.layout().groups().iter().all(|group| matches!(group.kind, GroupKind::Window(_))) {
+        return MESSAGE_BYTES_MAX;
+    }
+    let tokens = map.group_blocks().iter().copied().max().unwrap_or(0) as usize * map.layout().block_tokens() as usize;
     tokens.saturating_mul(MESSAGE_BYTES_PER_TOKEN).saturating_add(MESSAGE_BYTES_MIN).min(MESSAGE_BYTES_MAX)
 }
 
@@ -123,8 +129,9 @@ pub(crate) enum Message {
     Grant {
         handoff: u64,
         ticket: TicketId,
-        /// For a put: all blocks of the sequence. For a get: those from its `from` on.
-        blocks: GroupBlocks,
+        /// For a put: the blocks of the sequence, of a window only those that the position after it needs. For a get: the same of its
+        /// positions, whose blocks count from its `from`.
+        blocks: BlockTables,
         /// First position that a put moves; 0 for a get, where the offer specifies it.
         from: u32,
     },
@@ -165,7 +172,7 @@ pub(crate) enum Message {
     /// Reader: write the pinned blocks into these blocks of mine.
     Ask {
         ticket: TicketId,
-        blocks: GroupBlocks,
+        blocks: BlockTables,
     },
     /// Reader: everything is copied; did the pin hold?
     Confirm {

@@ -2,8 +2,8 @@ use super::*;
 use crate::message::RemoteRegion;
 use crate::{HeadShard, Party};
 use baton_types::{
-    BlockId, Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane,
-    NumericsClass, ProtocolRange,
+    BlockId, BlockTable, Compatibility, Digest, Dtype, GroupBlocks, GroupKind, Incarnation, InstanceId, KvGroup,
+    KvLayout, KvPlane, NumericsClass, ProtocolRange,
 };
 use proptest::prelude::*;
 
@@ -27,14 +27,20 @@ fn hello() -> Hello {
         expects: party("d-0"),
         compatibility: Compatibility { model: Digest([9; 32]), layout, class },
         shard: HeadShard::try_new(1, 3).unwrap(),
-        pool_blocks: 77,
+        pool_blocks: vec![77; 2],
         region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3] },
     }
 }
 
+/// Tables of a full group and of one with a window.
+fn late() -> BlockTables {
+    let table = |first, ids: &[u32]| BlockTable { first, blocks: ids.iter().copied().map(BlockId).collect() };
+    BlockTables(vec![table(0, &[5, 6, 7]), table(2, &[9])])
+}
+
 fn samples() -> Vec<Message> {
     let ticket = TicketId(0xfeed);
-    let blocks = GroupBlocks(vec![vec![BlockId(1), BlockId(9)], vec![]]);
+    let blocks = BlockTables::from_start(GroupBlocks(vec![vec![BlockId(1), BlockId(9)], vec![]]));
     let runs = vec![SumRun { group: 1, layer: 4, first_granule: 6, sums: vec![1, u64::MAX] }];
     let request_id = RequestId::try_new("r").unwrap();
     let offer = Offer {
@@ -63,7 +69,10 @@ fn samples() -> Vec<Message> {
         Message::Checksums { ticket, runs },
         Message::Commit(Box::new(commit)),
         Message::Ack { ticket },
-        Message::Ask { ticket, blocks: GroupBlocks(vec![vec![BlockId(3)]]) },
+        Message::Grant { handoff: 4, ticket, blocks: late(), from: 0 },
+        Message::Grant { handoff: 4, ticket, blocks: late(), from: 64 },
+        Message::Ask { ticket, blocks: late() },
+        Message::Ask { ticket, blocks: BlockTables::from_start(GroupBlocks(vec![vec![BlockId(3)]])) },
         Message::Confirm { ticket },
         Message::Held { ticket, algorithm: 1, sums: 8 },
         Message::NotHeld { ticket, detail: "x".into() },
@@ -94,7 +103,7 @@ fn is_greeting(message: &Message) -> bool {
 /// Peers of protocol 1 know only kinds up to 17, in exactly these bytes.
 #[test]
 fn the_whole_is_said_as_ever_and_a_part_by_kinds_of_its_own() {
-    let grant = |from| Message::Grant { handoff: 4, ticket: TicketId(9), blocks: GroupBlocks(vec![]), from };
+    let grant = |from| Message::Grant { handoff: 4, ticket: TicketId(9), blocks: BlockTables(vec![]), from };
     let whole = grant(0).encode();
     assert_eq!(whole, [[0x42, 0x4b, 1, 5].as_slice(), &4u64.to_le_bytes(), &9u64.to_le_bytes(), &[0; 4]].concat());
     let part = grant(96).encode();
@@ -166,7 +175,7 @@ impl Held for Message {
                 size_of::<Offer>() + names + offer.name.capacity()
             }
             Self::Grant { blocks, .. } | Self::Ask { blocks, .. } => {
-                vec_held(&blocks.0, |group| vec_held(group, |_| 0))
+                vec_held(&blocks.0, |table| vec_held(&table.blocks, |_| 0))
             }
             Self::Checksums { runs, .. } => vec_held(runs, |run| vec_held(&run.sums, |_| 0)),
             Self::Commit(commit) => size_of::<Commit>() + vec_held(&commit.tokens, |_| 0) + commit.extra.capacity(),
@@ -213,10 +222,10 @@ fn lists_of_the_emptiest_take_four_times_their_bytes_at_most() {
         Message::Grant {
             handoff: 1,
             ticket: TicketId(1),
-            blocks: GroupBlocks(vec![vec![BlockId(0); count]; 8]),
+            blocks: BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0); count]; 8])),
             from: 0,
         },
-        Message::Ask { ticket: TicketId(1), blocks: GroupBlocks(vec![vec![]; 8]) },
+        Message::Ask { ticket: TicketId(1), blocks: BlockTables::from_start(GroupBlocks(vec![vec![]; 8])) },
     ];
     for message in longest {
         let bytes = message.encode();

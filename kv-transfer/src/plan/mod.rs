@@ -1,7 +1,7 @@
 //! Plans the contiguous copies between two pools whose block sizes may differ.
 
 use crate::heads::Heads;
-use baton_types::{BlockId, GroupBlocks, KvPoolMap};
+use baton_types::{BlockId, BlockTable, BlockTables, GroupKind, KvLayout, KvPoolMap};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct CopyRun {
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'a> {
     pub map: &'a KvPoolMap,
-    pub blocks: &'a [BlockId],
+    pub blocks: &'a BlockTable,
     /// The heads that take part.
     pub heads: &'a Heads,
 }
@@ -30,7 +30,8 @@ impl Side<'_> {
 
     /// The location of `token`: its block, and its position in the block.
     fn locate(&self, token: u32) -> (BlockId, u32) {
-        (self.blocks[(token / self.block_tokens()) as usize], token % self.block_tokens())
+        let block = self.blocks.get((token / self.block_tokens()) as usize);
+        (block.expect("tables were checked to hold what moves"), token % self.block_tokens())
     }
 
     fn offset(&self, group: usize, layer: usize, plane: usize, token: u32) -> usize {
@@ -104,7 +105,7 @@ const BLOCKS_AT_ONCE: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) map: KvPoolMap,
-    pub(crate) blocks: Arc<GroupBlocks>,
+    pub(crate) blocks: Arc<BlockTables>,
     pub(crate) heads: Arc<Heads>,
 }
 
@@ -120,6 +121,19 @@ pub(crate) struct Move {
     pub(crate) source: End,
     pub(crate) sink: End,
     pub(crate) run_bytes_max: usize,
+}
+
+impl Move {
+    /// The same move out of other blocks of the source: a window's come while its sequence is computed.
+    pub(crate) fn from_blocks(&self, blocks: &Arc<BlockTables>) -> Self {
+        let end = |end: &End, blocks: &Arc<BlockTables>| End {
+            map: end.map.clone(),
+            blocks: blocks.clone(),
+            heads: end.heads.clone(),
+        };
+        let (source, sink) = (end(&self.source, blocks), end(&self.sink, &self.sink.blocks));
+        Self { source, sink, run_bytes_max: self.run_bytes_max }
+    }
 }
 
 /// The copy of one layer, whose runs are planned as they are taken. So a long sequence delays others only as long as [`BLOCKS_AT_ONCE`]
@@ -149,11 +163,11 @@ impl LayerCopy {
         Self { runs: VecDeque::from([run]), ..Self::new(of, 0, 0, 0..0) }
     }
 
-    /// Copies of every layer, over all tokens.
-    pub(crate) fn all_layers(of: &Arc<Move>, tokens: u32) -> Vec<Self> {
+    /// Copies of every layer, of the positions from `starts[group]` on.
+    pub(crate) fn all_layers(of: &Arc<Move>, starts: &[u32], tokens: u32) -> Vec<Self> {
         let groups = of.source.map.layout().groups().iter().enumerate();
         let layers = groups.flat_map(|(group, shape)| (0..shape.layers.len()).map(move |layer| (group, layer)));
-        layers.map(|(group, layer)| Self::new(of.clone(), group, layer, 0..tokens)).collect()
+        layers.map(|(group, layer)| Self::new(of.clone(), group, layer, starts[group]..tokens)).collect()
     }
 
     /// The next run, if one is left.
@@ -175,26 +189,77 @@ impl LayerCopy {
     }
 }
 
-/// Checks that `blocks` can hold positions `0..tokens` of `map`: one table per group, long enough, each block once and in the pool.
-pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32) -> Result<(), String> {
-    let groups = map.layout().groups().len();
-    if blocks.len() != groups {
-        return Err(format!("{} block tables for {groups} groups", blocks.len()));
+/// The first position that moves, by group, of a sequence of `tokens` positions of which the sink has those before `from`.
+///
+/// A group with a window moves only the blocks that position `tokens` attends to, those that both sides hold. Both sides compute the same.
+pub(crate) fn first_moved(ours: &KvLayout, theirs: &KvLayout, from: u32, tokens: u32) -> Vec<u32> {
+    let sizes = [ours, theirs].map(|layout| layout.block_tokens() as usize);
+    let first = |kind: GroupKind| {
+        let held = sizes.map(|size| (kind.first_for(tokens as usize, size) * size) as u32);
+        held.into_iter().fold(from, u32::max).min(tokens)
+    };
+    ours.groups().iter().map(|group| first(group.kind)).collect()
+}
+
+/// [`first_moved`] for a get, whose positions count from its first one.
+pub(crate) fn got_from(ours: &KvLayout, theirs: &KvLayout, from: u32, tokens: u32) -> Vec<u32> {
+    first_moved(ours, theirs, from, tokens).into_iter().map(|first| first - from).collect()
+}
+
+/// Checks that `blocks` can hold positions `starts[group]..tokens` of `map`, and full groups all before: one table per group, long enough,
+/// each block once and in the pool.
+pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &BlockTables, starts: &[u32], tokens: u32) -> Result<(), String> {
+    let groups = map.layout().groups();
+    if blocks.0.len() != groups.len() {
+        return Err(format!("{} block tables for {} groups", blocks.0.len(), groups.len()));
     }
     let needed = map.layout().blocks_for(tokens as usize);
-    for (g, table) in blocks.iter().enumerate() {
-        if table.len() < needed {
-            return Err(format!("group {g} has {} blocks, {tokens} tokens need {needed}", table.len()));
+    for (g, table) in blocks.0.iter().enumerate() {
+        let is_window = matches!(groups[g].kind, GroupKind::Window(_));
+        let first = if is_window { (starts[g] / map.layout().block_tokens()) as usize } else { 0 };
+        if table.first > first || table.end() < needed {
+            let held = format!("blocks {} to {}", table.first, table.end());
+            return Err(format!("group {g} has {held}, {tokens} tokens need {first} to {needed}"));
         }
-        if let Some(block) = table.iter().find(|b| b.0 >= map.blocks()) {
-            return Err(format!("block {block} of group {g} is outside the pool of {}", map.blocks()));
+    }
+    check_ids(map, blocks)
+}
+
+/// Checks that each block is there once and in the pool, and that there is a table for each group.
+fn check_ids(map: &KvPoolMap, blocks: &BlockTables) -> Result<(), String> {
+    let groups = map.layout().groups().len();
+    if blocks.0.len() != groups {
+        return Err(format!("{} block tables for {groups} groups", blocks.0.len()));
+    }
+    for (g, table) in blocks.0.iter().enumerate() {
+        if let Some(block) = table.blocks.iter().find(|b| b.0 >= map.blocks(g)) {
+            return Err(format!("block {block} of group {g} is outside the pool of {}", map.blocks(g)));
         }
-        let mut seen = vec![false; map.blocks() as usize];
-        if let Some(twice) = table.iter().find(|block| std::mem::replace(&mut seen[block.0 as usize], true)) {
+        let mut seen = vec![false; map.blocks(g) as usize];
+        if let Some(twice) = table.blocks.iter().find(|block| std::mem::replace(&mut seen[block.0 as usize], true)) {
             return Err(format!("block {twice} of group {g} is there twice"));
         }
     }
     Ok(())
+}
+
+/// Checks the tables with which a put begins: [`check_blocks`], but a window's blocks may come later.
+pub(crate) fn check_begin(map: &KvPoolMap, blocks: &BlockTables, tokens: u32) -> Result<(), String> {
+    let groups = map.layout().groups().iter().zip(&blocks.0);
+    let full = groups.filter(|(group, _)| !matches!(group.kind, GroupKind::Window(_)));
+    let needed = map.layout().blocks_for(tokens as usize);
+    match full.into_iter().position(|(_, table)| table.first > 0 || table.end() < needed) {
+        Some(_) => check_blocks(map, blocks, &vec![0; blocks.0.len()], tokens),
+        None => check_ids(map, blocks),
+    }
+}
+
+/// Blocks of all groups that the positions from `from` on take, for a sequence of `tokens` positions that a peer fills.
+pub(crate) fn blocks_filled(layout: &KvLayout, from: u32, tokens: u32) -> Vec<usize> {
+    let size = layout.block_tokens() as usize;
+    let end = layout.blocks_for(tokens as usize);
+    let first = |kind: GroupKind| kind.first_for(tokens as usize, size).max(from as usize / size);
+    layout.groups().iter().map(|group| end.saturating_sub(first(group.kind))).collect()
 }
 
 /// Checks that the positions of a sequence of `tokens` from `from` on are a part that begins at a block boundary of `map`.

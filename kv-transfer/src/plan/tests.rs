@@ -13,8 +13,8 @@ fn map(block_tokens: u32, blocks: u32) -> KvPoolMap {
     KvPoolMap::try_new(KvLayout::llama(block_tokens, 2, 1, 4, Dtype::Bf16).unwrap(), blocks).unwrap()
 }
 
-fn ids(ids: &[u32]) -> Vec<BlockId> {
-    ids.iter().copied().map(BlockId).collect()
+fn ids(ids: &[u32]) -> BlockTable {
+    BlockTable::from_start(ids.iter().copied().map(BlockId).collect())
 }
 
 /// 16 bytes a token and layer: 8 of k, 8 of v.
@@ -47,7 +47,8 @@ fn different_block_sizes_exchange_planes_of_the_finer_one() {
 /// A copy is planned a bounded number of blocks at a time, and the result is the same.
 #[test]
 fn a_long_copy_is_planned_in_pieces() {
-    let (map, blocks) = (map(16, 1000), Arc::new(GroupBlocks(vec![(0..1000).map(BlockId).collect()])));
+    let (map, blocks) =
+        (map(16, 1000), Arc::new(BlockTables(vec![BlockTable::from_start((0..1000).map(BlockId).collect())])));
     let end = || End { map: map.clone(), blocks: blocks.clone(), heads: heads(&map) };
     let plan = Arc::new(Move { source: end(), sink: end(), run_bytes_max: 1 << 30 });
     let mut copy = LayerCopy::new(plan, 0, 1, 16..15_990);
@@ -67,15 +68,73 @@ fn long_runs_are_cut() {
     assert_eq!(lengths, [200, 200, 112]);
 }
 
+/// A full group, and one with a window of 40 tokens.
+fn mixed(block_tokens: u32) -> KvPoolMap {
+    let group = |kind, layer| {
+        let planes = vec![KvPlane::try_new("k", 1, 8, Dtype::Bf16).unwrap()];
+        KvGroup { kind, layers: vec![layer], planes }
+    };
+    let groups = vec![group(GroupKind::Full, 0), group(GroupKind::Window(40), 1)];
+    KvPoolMap::with_blocks(KvLayout::try_new(block_tokens, groups).unwrap(), vec![16, 8]).unwrap()
+}
+
+#[test]
+fn of_a_window_moves_what_both_sides_hold_for_the_next_position() {
+    let (fine, coarse) = (mixed(16), mixed(64));
+    // Position 200 attends to 161 and later: in blocks of 16 from 160 on, in blocks of 64 from 128 on.
+    let cases = [
+        (&fine, &fine, 0, 200, [0, 160]),
+        (&coarse, &coarse, 0, 200, [0, 128]),
+        (&fine, &coarse, 0, 200, [0, 160]),
+        (&coarse, &fine, 64, 200, [64, 160]),
+        (&fine, &fine, 176, 200, [176, 176]),
+        (&fine, &fine, 0, 30, [0, 0]),
+    ];
+    for (ours, theirs, from, tokens, expected) in cases {
+        assert_eq!(first_moved(ours.layout(), theirs.layout(), from, tokens), expected, "from {from} of {tokens}");
+    }
+    assert_eq!(got_from(fine.layout(), coarse.layout(), 64, 200), [0, 96]);
+    assert_eq!(blocks_filled(fine.layout(), 0, 200), [13, 3]);
+    assert_eq!(blocks_filled(fine.layout(), 176, 200), [2, 2]);
+}
+
+#[test]
+fn grants_of_windows_are_checked_from_their_first_position_on() {
+    let map = mixed(16);
+    let check = |first, window: &[u32]| {
+        let window = BlockTable { first, ..ids(window) };
+        let blocks = BlockTables(vec![ids(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]), window]);
+        check_blocks(&map, &blocks, &[0, 160], 200).err().unwrap_or_default()
+    };
+    assert_eq!([check(10, &[3, 1, 2]), check(9, &[0, 3, 1, 2])], ["", ""]);
+    assert_eq!(check(11, &[1, 2]), "group 1 has blocks 11 to 13, 200 tokens need 10 to 13");
+    assert_eq!(check(10, &[1, 2]), "group 1 has blocks 10 to 12, 200 tokens need 10 to 13");
+    assert_eq!(check(10, &[1, 2, 8]), "block 8 of group 1 is outside the pool of 8");
+}
+
+#[test]
+fn a_window_moves_between_tables_that_begin_late() {
+    let map = mixed(16);
+    let (a, b) = (BlockTable { first: 10, ..ids(&[4, 5, 6]) }, BlockTable { first: 9, ..ids(&[0, 3, 2, 1]) });
+    let heads = heads(&map);
+    let (source, sink) = (Side { map: &map, blocks: &a, heads: &heads }, Side { map: &map, blocks: &b, heads: &heads });
+    let mut runs = Vec::new();
+    copies(source, sink, 1, 0, 160..200, 1 << 20, |run| runs.push(run));
+    // 16 bytes a token; the group begins behind the 16 blocks of the full one.
+    let at = |block: usize| (16 + block) * 256;
+    let run = |from, to, tokens: usize| CopyRun { from: at(from), to: at(to), len: tokens * 16 };
+    assert_eq!(runs, [run(4, 3, 16), run(5, 2, 16), run(6, 1, 8)]);
+}
+
 #[test]
 fn grants_are_checked() {
     let map = map(16, 4);
     let check = |blocks: &[&[u32]], tokens| {
-        let blocks: Vec<_> = blocks.iter().map(|b| ids(b)).collect();
-        check_blocks(&map, &blocks, tokens).err().unwrap_or_default()
+        let blocks = BlockTables(blocks.iter().map(|b| ids(b)).collect());
+        check_blocks(&map, &blocks, &[0], tokens).err().unwrap_or_default()
     };
     assert_eq!(check(&[&[0, 3]], 32), "");
-    assert_eq!(check(&[&[0, 3]], 33), "group 0 has 2 blocks, 33 tokens need 3");
+    assert_eq!(check(&[&[0, 3]], 33), "group 0 has blocks 0 to 2, 33 tokens need 0 to 3");
     assert_eq!(check(&[&[0, 4]], 1), "block 4 of group 0 is outside the pool of 4");
     assert_eq!(check(&[&[1, 1]], 1), "block 1 of group 0 is there twice");
     assert_eq!(check(&[], 1), "0 block tables for 1 groups");
@@ -114,7 +173,7 @@ proptest! {
         let shuffled = |blocks: u32, seed: u64| {
             let mut ids: Vec<_> = (0..blocks).map(BlockId).collect();
             ids.sort_by_key(|b| (u64::from(b.0) + 1).wrapping_mul(seed | 1) >> 7);
-            ids
+            BlockTable::from_start(ids)
         };
         let (from, to) = (KvPoolMap::try_new(layout(a, &planes), 20).unwrap(), KvPoolMap::try_new(layout(b, &planes), 20).unwrap());
         let (source, sink) = (shuffled(20, seed), shuffled(20, seed.rotate_left(20)));

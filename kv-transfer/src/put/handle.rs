@@ -4,7 +4,7 @@ use super::request::{CommitPayload, PutOutcome};
 use crate::HandoffFailure;
 use crate::inbox::Inbox;
 use crate::role::HandoffKey;
-use baton_types::Fence;
+use baton_types::{BlockTables, Fence};
 use std::fmt;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -27,6 +27,12 @@ impl PutHandle {
     /// as soon as there is a grant; an incomplete last block waits for [`PutHandle::finish`].
     pub fn layer_launched(&self, layer: u32, tokens_end: usize, fence: &Fence) {
         self.inbox.launched(self.key, layer, tokens_end, fence.clone());
+    }
+
+    /// The blocks of the sequence from now on, before the layers that use them are launched. Blocks that leave a window are none of those
+    /// that move.
+    pub fn grown(&self, blocks: BlockTables) {
+        self.inbox.grown(self.key, blocks);
     }
 
     /// No more layers will be launched: everything left is written, then the commit is sent.

@@ -1,7 +1,7 @@
 //! The request and the report of a put.
 
 use crate::HandoffFailure;
-use baton_types::{GroupBlocks, RequestId, TokenId};
+use baton_types::{BlockTables, RequestId, TokenId};
 use std::any::Any;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub struct PutRequest {
     /// Positions whose KV moves: `0..tokens`.
     pub tokens: u32,
     /// Source blocks that hold them, per group.
-    pub blocks: GroupBlocks,
+    pub blocks: BlockTables,
     /// After this instant the handoff fails, whatever its state.
     pub deadline: Instant,
     /// Keeps the source blocks from reuse; dropped once nothing can read them any more.

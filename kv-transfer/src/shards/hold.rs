@@ -2,14 +2,14 @@
 //! leg that could still write is fenced.
 
 use crate::{BlockHold, QuarantinedBlocks};
-use baton_types::GroupBlocks;
+use baton_types::BlockTables;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
 
 /// Blocks under several legs.
 pub(super) struct Shared {
-    blocks: GroupBlocks,
+    blocks: BlockTables,
     /// Every leg moves the positions after these.
     cached_tokens: u32,
     state: Mutex<State>,
@@ -57,7 +57,7 @@ impl Drop for Shared {
 pub(super) struct Leg(Arc<Shared>);
 
 impl BlockHold for Leg {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.0.blocks
     }
     fn cached_tokens(&self) -> u32 {
@@ -104,10 +104,10 @@ mod tests {
     #[derive(Default)]
     struct Fate(AtomicBool, AtomicBool);
 
-    struct Noting(Arc<Fate>, GroupBlocks);
+    struct Noting(Arc<Fate>, BlockTables);
 
     impl BlockHold for Noting {
-        fn blocks(&self) -> &GroupBlocks {
+        fn blocks(&self) -> &BlockTables {
             &self.1
         }
         fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
@@ -136,8 +136,8 @@ mod tests {
 
     fn legs() -> (Box<Leg>, Box<Leg>, impl Fn() -> (bool, bool)) {
         let fate = Arc::<Fate>::default();
-        let hold = Box::new(Noting(fate.clone(), GroupBlocks::default()));
-        let (blocks, state) = (GroupBlocks::default(), Mutex::new(State::Held(hold)));
+        let hold = Box::new(Noting(fate.clone(), BlockTables::default()));
+        let (blocks, state) = (BlockTables::default(), Mutex::new(State::Held(hold)));
         let shared = Arc::new(Shared { blocks, cached_tokens: 0, state });
         let told = move || (fate.0.load(Ordering::SeqCst), fate.1.load(Ordering::SeqCst));
         (Box::new(Leg(shared.clone())), Box::new(Leg(shared)), told)

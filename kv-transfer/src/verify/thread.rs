@@ -56,7 +56,7 @@ mod tests {
     use crate::role::HandoffKey;
     use crate::verify::work::Work;
     use baton_memory::HostPool;
-    use baton_types::{Dtype, GroupBlocks, KvLayout};
+    use baton_types::{BlockTables, Dtype, KvLayout};
 
     #[test]
     fn a_panic_is_told() {
@@ -64,7 +64,7 @@ mod tests {
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
         let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
-        let no_blocks = Arc::new(GroupBlocks::default());
+        let no_blocks = Arc::new(BlockTables::default());
         let mut submit = || {
             let work = Work::Check { tokens: 16, blocks: no_blocks.clone(), heads: Arc::default(), runs: runs.clone() };
             verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), work });

@@ -4,7 +4,7 @@ use crate::checksum::{GRANULE, layer_sums};
 use crate::heads::Heads;
 use crate::message::SumRun;
 use baton_memory::PoolMemory;
-use baton_types::{GroupBlocks, KvPoolMap, seeded};
+use baton_types::{BlockTables, KvPoolMap, seeded};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ pub(crate) enum Work {
         group: usize,
         layer: usize,
         tokens: Range<u32>,
-        blocks: Arc<GroupBlocks>,
+        blocks: Arc<BlockTables>,
         heads: Arc<Heads>,
         /// Keeps the blocks from reuse while they are read.
         hold: Arc<dyn Any + Send + Sync>,
     },
     /// Compare what arrived with what was sent.
-    Check { tokens: u32, blocks: Arc<GroupBlocks>, heads: Arc<Heads>, runs: Vec<SumRun> },
+    Check { tokens: u32, blocks: Arc<BlockTables>, heads: Arc<Heads>, runs: Vec<SumRun> },
 }
 
 impl Work {
@@ -64,7 +64,7 @@ fn check(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
     tokens: u32,
-    blocks: &GroupBlocks,
+    blocks: &BlockTables,
     heads: &Heads,
     run: &SumRun,
 ) -> Result<u64, String> {

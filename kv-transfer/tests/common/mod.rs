@@ -371,7 +371,7 @@ impl Node {
     }
 
     /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.
-    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (PutHandle, GroupBlocks) {
+    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (PutHandle, BlockTables) {
         self.offer_until(to, request, tokens, seed, Instant::now() + PATIENCE)
     }
 
@@ -382,7 +382,7 @@ impl Node {
         tokens: u32,
         seed: u64,
         deadline: Instant,
-    ) -> (PutHandle, GroupBlocks) {
+    ) -> (PutHandle, BlockTables) {
         let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
         let blocks = hold.blocks.clone();
         self.fill(&blocks, seed);
@@ -392,7 +392,7 @@ impl Node {
     }
 
     /// Lets peers read a sequence of `tokens` of noise under this name, until [`Node::evict`].
-    pub fn serve(&self, name: &str, tokens: u32, seed: u64) -> GroupBlocks {
+    pub fn serve(&self, name: &str, tokens: u32, seed: u64) -> BlockTables {
         let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
         let blocks = hold.blocks.clone();
         self.fill(&blocks, seed);
@@ -406,17 +406,17 @@ impl Node {
     }
 
     /// Begins to read what a peer serves, as request `r`.
-    pub fn get(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (GetHandle, GroupBlocks) {
+    pub fn get(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (GetHandle, BlockTables) {
         let (get, blocks) = self.get_part(from, name, 0..tokens, deadline);
         (get.unwrap(), blocks)
     }
 
     /// Fills blocks with noise, the same for the same seed.
-    pub fn fill(&self, blocks: &GroupBlocks, seed: u64) {
+    pub fn fill(&self, blocks: &BlockTables, seed: u64) {
         let (mut state, mut all) = (seed | 1, Vec::new());
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for layer in 0..group.layers.len() {
-                for &block in &blocks.0[g] {
+                for &block in &blocks.0[g].blocks {
                     let at = self.map.plane_offset(g, layer, block, 0);
                     let mut noise = vec![0u8; group.token_bytes() * self.map.layout().block_tokens() as usize];
                     for byte in &mut noise {
@@ -431,7 +431,7 @@ impl Node {
     }
 
     /// Every byte of positions `0..tokens`, in an order that no block size enters.
-    pub fn bytes_of(&self, blocks: &GroupBlocks, tokens: u32) -> Vec<u8> {
+    pub fn bytes_of(&self, blocks: &BlockTables, tokens: u32) -> Vec<u8> {
         self.read_all(&self.places(blocks, 0..tokens))
     }
 
@@ -451,7 +451,7 @@ impl Node {
     }
 
     /// Adopted under this name, with the bytes of the source's blocks; gives the blocks back.
-    pub fn check_adopted(&self, request: &str, source: &Node, blocks: &GroupBlocks, tokens: u32) {
+    pub fn check_adopted(&self, request: &str, source: &Node, blocks: &BlockTables, tokens: u32) {
         let handoff = self.sink.take_adopted(request).expect("adopted");
         assert_eq!(handoff.tokens, commit(tokens).tokens);
         assert_eq!(handoff.kv_tokens, tokens);

@@ -26,13 +26,13 @@ impl Node {
     }
 
     /// Where each of these positions is, in an order that no block size enters.
-    pub fn places(&self, blocks: &GroupBlocks, positions: Range<u32>) -> Vec<Range<usize>> {
+    pub fn places(&self, blocks: &BlockTables, positions: Range<u32>) -> Vec<Range<usize>> {
         let size = self.map.layout().block_tokens();
         let mut places = Vec::new();
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for (layer, plane) in (0..group.layers.len()).flat_map(|l| (0..group.planes.len()).map(move |p| (l, p))) {
                 for token in positions.clone() {
-                    let (block, at) = (blocks.0[g][(token / size) as usize], token % size);
+                    let (block, at) = (blocks.0[g].get((token / size) as usize).expect("it is held"), token % size);
                     places.push(self.map.token_range(g, layer, block, plane, at..at + 1));
                 }
             }
@@ -70,8 +70,8 @@ impl Node {
 
     /// Fills the whole pool with noise.
     pub fn fill_pool(&self, seed: u64) {
-        let all = self.map.layout().groups().iter().map(|_| (0..self.map.blocks()).map(BlockId).collect());
-        self.fill(&GroupBlocks(all.collect()), seed);
+        let all = self.map.layout().groups().iter().map(|_| (0..self.map.blocks(0)).map(BlockId).collect());
+        self.fill(&BlockTables::from_start(GroupBlocks(all.collect())), seed);
     }
 
     /// Begins to read positions of what a peer serves, as request `r`, if that can be.
@@ -81,7 +81,7 @@ impl Node {
         name: &str,
         positions: Range<u32>,
         deadline: Instant,
-    ) -> (Result<GetHandle, TransferError>, GroupBlocks) {
+    ) -> (Result<GetHandle, TransferError>, BlockTables) {
         let count = self.map.layout().blocks_for(positions.len());
         let hold = self.pool.take(count, 3).expect("the pool has room");
         let (blocks, name) = (hold.blocks.clone(), name.as_bytes().to_vec());
@@ -95,7 +95,7 @@ impl Node {
     pub fn take_part(
         &self,
         request: &str,
-        (source, blocks): (&Node, &GroupBlocks),
+        (source, blocks): (&Node, &BlockTables),
         positions: Range<u32>,
         pool: &mut [u8],
     ) -> VerifiedHandoff {

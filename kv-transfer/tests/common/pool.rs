@@ -1,7 +1,7 @@
 //! Block pools that count.
 
 use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
-use baton_types::{BlockId, GroupBlocks, KvPoolMap};
+use baton_types::{BlockId, BlockTables, GroupBlocks, KvPoolMap};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,8 +16,8 @@ pub struct Pool {
 
 impl Pool {
     pub fn new(map: &KvPoolMap) -> Arc<Self> {
-        let free = map.layout().groups().iter().map(|_| (0..map.blocks()).collect()).collect();
-        let (blocks, block_tokens) = (map.blocks(), map.layout().block_tokens());
+        let free = map.layout().groups().iter().map(|_| (0..map.blocks(0)).collect()).collect();
+        let (blocks, block_tokens) = (map.blocks(0), map.layout().block_tokens());
         Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks, block_tokens })
     }
 
@@ -36,14 +36,14 @@ impl Pool {
             ids.iter().for_each(|b| assert!(f.remove(b)));
             ids.into_iter().map(BlockId).collect()
         };
-        let blocks = GroupBlocks(free.iter_mut().map(take).collect());
+        let blocks = BlockTables::from_start(GroupBlocks(free.iter_mut().map(take).collect()));
         Some(Box::new(Hold { pool: self.clone(), blocks, cached: 0 }))
     }
 
-    fn give_back(&self, blocks: &GroupBlocks) {
+    fn give_back(&self, blocks: &BlockTables) {
         let mut free = self.free.lock().unwrap();
-        for (free, blocks) in free.iter_mut().zip(&blocks.0) {
-            blocks.iter().for_each(|b| assert!(free.insert(b.0), "block {b} is freed twice"));
+        for (free, table) in free.iter_mut().zip(&blocks.0) {
+            table.blocks.iter().for_each(|b| assert!(free.insert(b.0), "block {b} is freed twice"));
         }
     }
 
@@ -59,16 +59,17 @@ impl Pool {
 /// Blocks taken from a pool; dropped, they are back.
 pub struct Hold {
     pool: Arc<Pool>,
-    pub blocks: GroupBlocks,
+    pub blocks: BlockTables,
     /// Leading tokens that were in them before.
     pub cached: u32,
 }
 
 impl Hold {
     /// Those that hold positions from `from` on.
-    pub fn blocks_from(&self, from: u32) -> GroupBlocks {
+    pub fn blocks_from(&self, from: u32) -> BlockTables {
         let kept = (from / self.pool.block_tokens) as usize;
-        GroupBlocks(self.blocks.0.iter().map(|group| group[kept..].to_vec()).collect())
+        let groups = self.blocks.0.iter().map(|table| table.blocks[kept..].to_vec());
+        BlockTables::from_start(GroupBlocks(groups.collect()))
     }
 }
 
@@ -79,7 +80,7 @@ impl Drop for Hold {
 }
 
 impl BlockHold for Hold {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.blocks
     }
     fn cached_tokens(&self) -> u32 {
@@ -88,7 +89,8 @@ impl BlockHold for Hold {
     fn quarantine(mut self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
         // What was never open to the peer is back at once.
         let (pool, kept) = (self.pool.clone(), (self.cached / self.pool.block_tokens) as usize);
-        let blocks = GroupBlocks(self.blocks.0.iter_mut().map(|group| group.split_off(kept)).collect());
+        let groups = self.blocks.0.iter_mut().map(|table| table.blocks.split_off(kept));
+        let blocks = BlockTables::from_start(GroupBlocks(groups.collect()));
         *pool.quarantined.lock().unwrap() += blocks.total();
         Box::new(Quarantined { pool, blocks })
     }
@@ -99,7 +101,7 @@ impl BlockHold for Hold {
 
 struct Quarantined {
     pool: Arc<Pool>,
-    blocks: GroupBlocks,
+    blocks: BlockTables,
 }
 
 impl QuarantinedBlocks for Quarantined {

@@ -99,7 +99,8 @@ pub fn the_last_byte_of_every_length_is_compared(choice: &TransportChoice) {
         source.send_all(&put, tokens);
         eventually("everything has arrived", || source.transfer.stats().held == 1);
         let last = (tokens - 1) % 16;
-        let at = sink.map.token_range(0, 0, blocks.0[0][(tokens as usize - 1) / 16], plane, last..last + 1).end - 1;
+        let at =
+            sink.map.token_range(0, 0, blocks.0[0].blocks[(tokens as usize - 1) / 16], plane, last..last + 1).end - 1;
         let mut byte = [0];
         sink.read(at, &mut byte);
         sink.write(at, &[byte[0] ^ 1]);
@@ -325,7 +326,7 @@ pub fn a_panic_fails_everything_and_shows(choice: &TransportChoice) {
     assert_eq!(pending.wait(), Err(HandoffFailure::Stopped));
     assert!(!sink.transfer.healthy());
     let request_id = RequestId::try_new("late").unwrap();
-    let blocks = GroupBlocks(vec![vec![BlockId(0)]]);
+    let blocks = BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0)]]));
     let late = PutRequest { request_id, tokens: 16, blocks, deadline: Instant::now() + PATIENCE, hold: Box::new(()) };
     match sink.transfer.put(&source.peer(), late) {
         Ok(late) => assert_eq!(late.wait(), Err(HandoffFailure::Stopped)), // It came while the service was ending.

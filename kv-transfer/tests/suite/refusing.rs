@@ -136,9 +136,9 @@ pub fn peers_that_connect_take_no_place_of_those_connected_to(choice: &Transport
 }
 
 /// The beginning of a head of the first token, where a node's own layout has it.
-fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
+fn head_of(node: &Node, blocks: &BlockTables, head: usize) -> Vec<u8> {
     let plane = &node.map.layout().groups()[0].planes[0];
-    let start = node.map.token_range(0, 0, blocks.0[0][0], 0, 0..1).start + head * plane.head_stride();
+    let start = node.map.token_range(0, 0, blocks.0[0].blocks[0], 0, 0..1).start + head * plane.head_stride();
     let mut bytes = vec![0; 16];
     node.read(start, &mut bytes);
     bytes
@@ -148,7 +148,7 @@ fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
 fn to_other_heads(
     choice: &TransportChoice,
     hazard: Option<Hazard>,
-) -> (Result<PutReport, HandoffFailure>, Node, Node, GroupBlocks) {
+) -> (Result<PutReport, HandoffFailure>, Node, Node, BlockTables) {
     let start = |name, heads, dim| {
         let mut config = NodeConfig::new(name, KvLayout::llama(16, 2, heads, dim, Dtype::Bf16).unwrap(), 24);
         config.hazards = hazard.into();
@@ -233,7 +233,7 @@ pub fn another_class_or_layout_is_refused_with_both_sides_named(choice: &Transpo
 pub fn impossible_blocks_are_refused_at_once(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
     let open = |blocks: Vec<u32>, tokens| {
-        let blocks = GroupBlocks(vec![blocks.into_iter().map(BlockId).collect()]);
+        let blocks = BlockTables::from_start(GroupBlocks(vec![blocks.into_iter().map(BlockId).collect()]));
         let request_id = RequestId::try_new("r").unwrap();
         let deadline = Instant::now() + PATIENCE;
         source.transfer.put(&sink.peer(), PutRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) })

@@ -52,13 +52,13 @@ impl Sharded {
     }
 
     /// Every head of every token that a shard holds, as its place in the pool and its place in the whole.
-    fn heads(&self, shard: usize, blocks: &GroupBlocks) -> Vec<(usize, [u32; 4])> {
+    fn heads(&self, shard: usize, blocks: &BlockTables) -> Vec<(usize, [u32; 4])> {
         let mut all = Vec::new();
         let node = &self.shards[shard];
         let (size, heads) = (node.map.layout().block_tokens(), HEADS / self.shards.len() as u32);
         for (layer, plane) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             for token in 0..TOKENS {
-                let (block, at) = (blocks.0[0][(token / size) as usize], token % size);
+                let (block, at) = (blocks.0[0].blocks[(token / size) as usize], token % size);
                 let start = node.map.token_range(0, layer, block, plane, at..at + 1).start;
                 for head in 0..heads {
                     let whole = shard as u32 * heads + head;
@@ -69,7 +69,7 @@ impl Sharded {
         all
     }
 
-    fn fill(&self, shard: usize, blocks: &GroupBlocks, seed: u32) {
+    fn fill(&self, shard: usize, blocks: &BlockTables, seed: u32) {
         let heads = self.heads(shard, blocks).into_iter();
         self.shards[shard].write_all(heads.map(|(at, place)| (at, noise(seed, place).to_vec())));
     }

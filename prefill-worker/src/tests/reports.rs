@@ -2,7 +2,7 @@
 
 use super::{FOREVER, pair};
 use baton_kv_cache::{
-    Applied, CacheChange, CacheUpdate, Keep, PrefixHash, PrefixHasher, PrefixIndex, Reserve, SharedPool,
+    Applied, CacheChange, CacheUpdate, Fill, Keep, PrefixHash, PrefixHasher, PrefixIndex, Reserve, SharedPool,
 };
 use baton_kv_transfer::KvTransfer;
 use baton_node::membership::conformance;
@@ -70,7 +70,9 @@ fn prompt(salt: u32, groups: u32) -> Vec<PrefixHash> {
 
 fn cache(pool: &SharedPool, hashes: &[PrefixHash]) {
     let now = Instant::now();
-    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, blocks: hashes.len(), keep_free: 0, now };
+    let fill = Fill::Computed { chunk: 16 };
+    let tokens = hashes.len() * 16;
+    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, tokens, fill, keep_free: &[], now };
     let mut lease = pool.try_reserve(wanted).unwrap();
     lease.store(hashes, hashes.len() * 16, Keep::idle(FOREVER), now);
 }
@@ -130,7 +132,7 @@ async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
     let mut reports = watch(&service, true).await;
     let mut first = Some(told(&mut reports).await);
     // More changes than the feed remembers. This thread is the runtime's only one, so no report is sent meanwhile.
-    let rounds = 4 * pool.blocks_per_group() / 40;
+    let rounds = 4 * pool.shape().limiting().blocks / 40;
     for salt in 0..rounds {
         cache(&pool, &prompt(salt, 40));
         pool.clear_cache();

@@ -1,5 +1,6 @@
 //! Cost of a choice, in seconds.
 
+use super::view::tokens_held;
 use super::{Demand, Standing, Thresholds, Worker};
 
 /// Compute time counts once for the request itself, and once more for the requests queued behind it on the same worker,
@@ -185,7 +186,7 @@ pub(super) fn token_s(worker: &Worker, standing: Standing) -> f64 {
 /// other sequences run.
 pub(super) fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
     let block = u64::from(worker.record.layout.block_tokens());
-    let whole = (demand.prompt_tokens + 1).next_multiple_of(block);
+    let whole = tokens_held(&worker.record, demand.prompt_tokens + 1);
     let is_empty = worker.load.free_tokens >= worker.record.capacity_tokens;
     let keeps_margin = !is_empty && !worker.load.waives_margin;
     let margin = if keeps_margin { u64::from(baton_types::WATERMARK_BLOCKS) * block } else { 0 };

@@ -88,7 +88,19 @@ pub(crate) struct Own {
 
 /// Longest sequence that a worker accepts, prompt and answer together, in tokens: a longer one would end early.
 pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
-    u64::from(record.card.context_max).min(record.capacity_tokens)
+    let context_max = u64::from(record.card.context_max);
+    if tokens_held(record, context_max) <= record.capacity_tokens {
+        context_max
+    } else {
+        context_max.min(record.capacity_tokens)
+    }
+}
+
+/// Tokens of the blocks that a sequence of `tokens` tokens holds at once on a worker: if all layers have a window, no more than that.
+pub(super) fn tokens_held(record: &InstanceRecord, tokens: u64) -> u64 {
+    let block_tokens = record.layout.block_tokens();
+    let blocks = record.layout.groups().iter().map(|group| group.blocks_for(tokens, block_tokens)).max();
+    blocks.unwrap_or(0).saturating_mul(u64::from(block_tokens))
 }
 
 /// One worker. Draining, unhealthy and stale workers are not in a view.

@@ -2,7 +2,7 @@ use super::*;
 use crate::placement::{Measured, Own};
 use crate::port::{CacheReport, CacheReportChange as Change};
 use crate::testing::{layout, record};
-use baton_kv_cache::{CacheConfig, CacheFeed, FeedChange, Keep, PrefixHasher, Reserve, SharedPool};
+use baton_kv_cache::{CacheConfig, CacheFeed, FeedChange, Fill, Keep, PoolShape, PrefixHasher, Reserve, SharedPool};
 use baton_types::{Digest, Role, SystemClock};
 use prometheus_client::registry::Registry;
 
@@ -136,13 +136,14 @@ fn a_full_index_refuses_the_rest() {
 
 #[test]
 fn the_index_follows_a_real_pool() {
-    let config = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
-    let pool = SharedPool::with_cache(1, 16, config).unwrap();
+    let config = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
+    let pool = SharedPool::with_cache(PoolShape::full(1, 16, 16), config).unwrap();
     let (prefixes, p, now) = (prefixes(100), start("p", 1), Instant::now());
     let prompt = hashes(12);
     let (mut follower, mut feed) = (prefixes.follow(&p), CacheFeed::new(pool.clone()));
     for groups in [3, 6, 12] {
-        let wanted = Reserve { hashes: &prompt, reuse_tokens_max: 16 * groups, blocks: groups, keep_free: 0, now };
+        let (tokens, fill) = (16 * groups, Fill::Computed { chunk: 16 });
+        let wanted = Reserve { hashes: &prompt, reuse_tokens_max: tokens, tokens, fill, keep_free: &[], now };
         let mut lease = pool.try_reserve(wanted).unwrap();
         lease.store(&prompt, 16 * groups, Keep::idle(Duration::from_secs(9)), now);
         drop(lease);

@@ -10,8 +10,8 @@ use baton_kv_transfer::{
 use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
 use baton_types::{
-    BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
-    NumericsClass, RequestId,
+    BlockId, BlockTable, BlockTables, Compatibility, Digest, Dtype, Fence, Incarnation, InstanceId, KvLayout,
+    KvPoolMap, NumericsClass, RequestId,
 };
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ impl HeldBlocks for GivenBack {
     }
 }
 
-struct Held(Notes, GroupBlocks, Arc<GivenBack>);
+struct Held(Notes, BlockTables, Arc<GivenBack>);
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -48,7 +48,7 @@ impl Drop for Held {
 }
 
 impl BlockHold for Held {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.1
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
@@ -82,8 +82,8 @@ impl SinkHandler for Sink {
     }
 }
 
-fn blocks(ids: [u32; 3]) -> GroupBlocks {
-    GroupBlocks(vec![ids.map(BlockId).to_vec()])
+fn blocks(ids: [u32; 3]) -> BlockTables {
+    BlockTables(vec![BlockTable::from_start(ids.map(BlockId).to_vec())])
 }
 
 fn map() -> KvPoolMap {

@@ -210,7 +210,8 @@ impl OnDevice {
             vocab,
             layers: crate::model::layers(),
             block_tokens: map.layout().block_tokens() as usize,
-            blocks: map.blocks(),
+            blocks: map.blocks(0),
+            kind: map.layout().groups()[0].kind,
         };
         let (table, samplers) = (SlotTable::new(slots_max), Arc::new(Mutex::new(SlotSamplers::new(slots_max, vocab))));
         let (steps, over_at) = (VecDeque::new(), Arc::default());

@@ -25,7 +25,7 @@ struct Freed {
 
 impl OfPool {
     pub(super) fn new(pool: SharedPool, memory: Memory) -> Arc<Self> {
-        let freed = Freed { times: 0, last: vec![0; memory.map.blocks() as usize] };
+        let freed = Freed { times: 0, last: vec![0; memory.map.blocks(0) as usize] };
         let held = Arc::new(Self { pool, memory, freed: Mutex::new(freed) });
         // Weak: the pool keeps its listeners.
         let told = Arc::downgrade(&held);
@@ -38,7 +38,7 @@ impl OfPool {
         freed.times += 1;
         let times = freed.times;
         let blocks = (0..).map(baton_types::BlockId).zip(&mut freed.last);
-        blocks.filter(|(block, _)| !self.pool.is_held(*block)).for_each(|(_, last)| *last = times);
+        blocks.filter(|(block, _)| !self.pool.is_held(0, *block)).for_each(|(_, last)| *last = times);
     }
 }
 
@@ -50,7 +50,7 @@ impl HeldBlocks for OfPool {
     fn are_held_since(&self, mark: u64, range: Range<usize>) -> bool {
         let freed = self.freed.lock();
         let mut blocks = self.memory.blocks_of(range);
-        blocks.all(|block| self.pool.is_held(block) && freed.last[block.0 as usize] <= mark)
+        blocks.all(|block| self.pool.is_held(0, block) && freed.last[block.0 as usize] <= mark)
     }
 
     fn quarantined_of(&self, peer: &Party) -> usize {

@@ -355,7 +355,7 @@ fn record(
             bundle: None,
         },
         protocol: ProtocolRange::CURRENT,
-        capacity_tokens: u64::from(memory.map.blocks()) * u64::from(layout.block_tokens()),
+        capacity_tokens: u64::from(memory.map.blocks(0)) * u64::from(layout.block_tokens()),
         shards: vec![Shard {
             transfer_address: transfer.address().to_bytes(),
             layers: 0..layout.groups()[0].layers.len() as u32,

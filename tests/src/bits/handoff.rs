@@ -11,7 +11,7 @@ use baton_kv_transfer::{
     PutRequest, RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
 };
 use baton_node::membership::Members;
-use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
+use baton_types::{BlockTables, Fence, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
 use baton_worker::prefix_get::{self, CachedPrefix, PrefixGet, PrefixGetError};
 use parking_lot::Mutex;
@@ -227,7 +227,7 @@ struct Loader {
 }
 
 impl PrefillObserver for Loader {
-    fn started(&mut self, blocks: &GroupBlocks, now: Instant) {
+    fn started(&mut self, blocks: &BlockTables, now: Instant) {
         let request = PutRequest {
             request_id: self.request_id.clone(),
             tokens: self.tokens,
@@ -236,6 +236,12 @@ impl PrefillObserver for Loader {
             hold: Box::new(self.shipment.pouch.clone()),
         };
         *self.shipment.outgoing.lock() = Some(self.transfer.put(&self.peer, request));
+    }
+
+    fn grown(&mut self, blocks: &BlockTables) {
+        if let Some(Ok(outgoing)) = &*self.shipment.outgoing.lock() {
+            outgoing.grown(blocks.clone());
+        }
     }
 
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {

@@ -3,7 +3,7 @@
 use super::world::{PATIENCE, index_of};
 use baton_engine::LogitObserver;
 use baton_memory::{PoolMemory, Rows};
-use baton_types::{GroupBlocks, KvPoolMap, RequestId, TokenId};
+use baton_types::{BlockTables, GroupKind, KvPoolMap, RequestId, TokenId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +37,7 @@ pub(super) struct Recorder {
 }
 
 impl LogitObserver for Recorder {
-    fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]) {
+    fn computed(&self, id: &RequestId, position: usize, blocks: &BlockTables, logits: &[f32]) {
         let row = Row { logits: logits.to_vec(), kv: kv_hashes(&*self.memory, &self.map, blocks, position) };
         let (key, mut ledger) = ((index_of(id), position), self.ledger.lock());
         if ledger.rows.insert(key, row).is_some() {
@@ -46,29 +46,40 @@ impl LogitObserver for Recorder {
     }
 }
 
-/// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`.
-fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &GroupBlocks, tokens: usize) -> Vec<u64> {
+/// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`; 0 for those that the next position does not attend to.
+fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &BlockTables, tokens: usize) -> Vec<u64> {
     let deadline = Instant::now() + PATIENCE;
     let size = map.layout().block_tokens() as usize;
     let mut hashes = Vec::new();
     for (g, group) in map.layout().groups().iter().enumerate() {
         let planes = group.planes.len();
+        // What left a window may be gone.
+        let first = match group.kind {
+            GroupKind::Window(window) => (tokens + 1).saturating_sub(window as usize),
+            _ => 0,
+        };
         for layer in 0..group.layers.len() {
             // All reads of a layer run at the same time: each one takes long if the pool is remote.
             let read = |(block, plane): (usize, usize)| {
                 let within = 0..size.min(tokens - block * size) as u32;
-                let range = map.token_range(g, layer, blocks.0[g][block], plane, within);
+                let id = blocks.0[g].get(block).expect("what the next position attends to is held");
+                let range = map.token_range(g, layer, id, plane, within);
                 memory.read(Rows::run(range.start, range.len()), Vec::new())
             };
-            let places = (0..tokens.div_ceil(size)).flat_map(|block| (0..planes).map(move |plane| (block, plane)));
+            let places =
+                (first / size..tokens.div_ceil(size)).flat_map(|block| (0..planes).map(move |plane| (block, plane)));
             let reads: Vec<_> = places.map(read).collect();
             let bytes = reads.into_iter().map(|read| read.wait(deadline).expect("the pool's device works"));
             let bytes: Vec<Vec<u8>> = bytes.collect();
             for token in 0..tokens {
+                if token < first {
+                    hashes.push(0);
+                    continue;
+                }
                 let mut hasher = DefaultHasher::new();
                 for (plane, shape) in group.planes.iter().enumerate() {
                     let at = token % size * shape.token_stride();
-                    hasher.write(&bytes[token / size * planes + plane][at..at + shape.token_stride()]);
+                    hasher.write(&bytes[(token / size - first / size) * planes + plane][at..at + shape.token_stride()]);
                 }
                 hashes.push(hasher.finish());
             }

@@ -81,6 +81,22 @@ impl World {
     /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64. With an even seed, K
     /// of attention output and MLP down is in four partitions, of two and of three slabs, the last of each ragged.
     pub fn random(family: Family, seed: u64, layers: usize, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
+        Self::random_with(family, seed, layers, lengths, outputs, "")
+    }
+
+    /// [`World::random`] of two layers, whose tokens attend to the last `window` ones.
+    pub fn windowed(family: Family, seed: u64, window: u32, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
+        Self::random_with(family, seed, 2, lengths, outputs, &format!(",window={window}"))
+    }
+
+    fn random_with(
+        family: Family,
+        seed: u64,
+        layers: usize,
+        lengths: &[usize],
+        outputs: u32,
+        more: &str,
+    ) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         // Odd, so that no power of two divides them and K is one partition.
         let mut odd = |low: usize, high: usize| low + 2 * rng.random_range(0..(high - low) / 2);
@@ -95,7 +111,7 @@ impl World {
         let heads = kv_heads * group;
         let spec = format!(
             "random:hidden={hidden},layers={layers},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},\
-             vocab={vocab},context=256,tied={tied},seed={seed}"
+             vocab={vocab},context=256,tied={tied},seed={seed}{more}"
         );
         // Most prompts share half or all of their tokens with another one.
         let mut prompts: Vec<Vec<TokenId>> = Vec::new();

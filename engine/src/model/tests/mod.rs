@@ -58,7 +58,7 @@ struct Pool {
 
 impl Pool {
     fn blocks(&self, sequence: u32) -> Vec<BlockId> {
-        (0..self.map.blocks()).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
+        (0..self.map.blocks(0)).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
     }
 
     /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{PrefillObserver, SequencePhase};
 use baton_kv_cache::Lease;
-use baton_types::{Fence, GroupBlocks};
+use baton_types::{BlockTables, Fence};
 use stand_in::{Hook, LAYERS, continuation};
 use std::sync::Mutex;
 
@@ -21,7 +21,7 @@ impl Observer {
 }
 
 impl PrefillObserver for Observer {
-    fn started(&mut self, blocks: &GroupBlocks, _now: Instant) {
+    fn started(&mut self, blocks: &BlockTables, _now: Instant) {
         self.log.lock().unwrap().push(format!("{} blocks", blocks.total()));
     }
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, _fence: &Fence) {

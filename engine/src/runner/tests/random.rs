@@ -4,7 +4,7 @@
 use super::*;
 use crate::PrefillObserver;
 use baton_kv_cache::Lease;
-use baton_types::{Fence, GroupBlocks};
+use baton_types::{BlockTables, Fence};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use stand_in::continuation;
@@ -15,7 +15,7 @@ use std::sync::Mutex;
 struct Unwatched(Arc<Mutex<Option<Lease>>>);
 
 impl PrefillObserver for Unwatched {
-    fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
+    fn started(&mut self, _blocks: &BlockTables, _now: Instant) {}
     fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
     fn prefilled(&mut self, lease: Lease) {
         *self.0.lock().unwrap() = Some(lease);
@@ -78,7 +78,7 @@ fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
             1 => match engine.reserve(tokens.len(), &request.block_hashes()) {
                 // As a transfer would: KV that is not cached comes from outside, together with the first token.
                 Some(lease) if max_tokens > 1 => {
-                    let (blocks, cached) = (&lease.blocks().0[0], lease.cached_blocks());
+                    let (blocks, cached) = (&lease.blocks().0.swap_remove(0), lease.cached_blocks());
                     assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
                     kv.receive(&blocks[cached..], &tokens[cached * BLOCK..]);
                     request.tokens.extend(continuation(&tokens, 1));

@@ -7,7 +7,7 @@ use baton_kernels::device::Bounds;
 use baton_kernels::step::{RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockId, Fence, TokenId};
+use baton_types::{BlockId, Fence, GroupKind, TokenId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -90,7 +90,8 @@ impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
         let bounds = Bounds { rows_max: 64, logit_rows_max: SLOTS_MAX, slots_max: SLOTS_MAX, positions_max: 1024 };
         let blocks = (kv.0.lock().unwrap().len() / BLOCK) as u32;
-        let limits = StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, blocks };
+        let limits =
+            StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, blocks, kind: GroupKind::Full };
         let (table, samplers) = (SlotTable::new(SLOTS_MAX), SlotSamplers::new(SLOTS_MAX, VOCAB));
         Self { kv, hooks, limits, table, samplers, launched: VecDeque::new() }
     }

@@ -211,13 +211,13 @@ fn a_reservation_below_its_share_takes_blocks_from_those_beyond_theirs() {
     w.step();
     w.share = tenant(2, 1);
     let turn = w.turn(0, 8);
-    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 2 }));
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, tokens: 8 }));
     assert_eq!(w.step(), "preempt d a:7+1* b:7+1* c:7+1*");
     assert!(w.pool.free_min() >= 3, "two, and the watermark");
     // A sequence of the tenant that has most takes nothing from its own tenant.
     w.share = tenant(1, 1);
     let turn = w.turn(0, 8);
-    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 6 }));
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, tokens: 24 }));
     assert_eq!(w.step(), "a:8+1* b:8+1* c:8+1* starved", "the one that was preempted lacks blocks");
 }
 
@@ -232,7 +232,7 @@ fn a_reservation_takes_blocks_for_the_watermark_too() {
     assert_eq!(w.pool.free_min(), 2);
     w.share = tenant(2, 1);
     let turn = w.turn(0, 8);
-    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 2 }));
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, tokens: 8 }));
     assert_eq!(w.step(), "preempt d a:7+1* b:7+1* c:7+1*");
     assert_eq!(w.pool.free_min(), 4);
 }

@@ -85,7 +85,7 @@ fn nobody_is_preempted_for_blocks_that_others_hold_too() {
     let mut w = World::new(3, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.prompt(8);
     let lease = w.pool.try_lease(&[1]).unwrap();
-    let outside = lease.fork(4, 4, (0, 0)).unwrap().0;
+    let outside = lease.fork(4, 4, &[]).unwrap().0;
     w.add(0, Arrival { computed: 3, lease: Some(lease), ..w.arrival(4) });
     w.check(
         3,
@@ -308,7 +308,7 @@ fn who_comes_after_a_waiting_reservation_leaves_it_its_blocks() {
     );
     let b = w.prompt(12); // Before the reservation: it gets what comes free first.
     let turn = w.turn(0, 20);
-    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 5 }));
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, tokens: 20 }));
     w.prompt(4); // After it: fits, and would keep the reservation from ever fitting.
     w.check(
         1,

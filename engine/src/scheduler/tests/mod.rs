@@ -4,9 +4,10 @@ mod fair_share;
 mod memory;
 mod prefix_sharing;
 mod random;
+mod windows;
 
 use super::*;
-use baton_kv_cache::BlockCounts;
+use baton_kv_cache::{BlockCounts, PoolShape};
 use expect_test::{Expect, expect};
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
@@ -49,6 +50,7 @@ fn config() -> SchedulerConfig {
     SchedulerConfig {
         block_tokens: 4,
         chunk_tokens_max: 8,
+        steps_max: 1,
         running_max: 4,
         watermark_blocks: 1,
         stall: 5 * SECOND,
@@ -58,7 +60,7 @@ fn config() -> SchedulerConfig {
 
 impl World {
     fn new(blocks: u32, config: SchedulerConfig) -> Self {
-        let pool = SharedPool::try_new(1, blocks).unwrap();
+        let pool = SharedPool::try_new(PoolShape::full(1, blocks, 4)).unwrap();
         let scheduler = Scheduler::new(config, pool.clone());
         let now = Instant::now();
         let (names, full, held) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());

@@ -6,9 +6,9 @@ use baton_kv_cache::{CacheConfig, Keep, PrefixHash};
 /// A world with a cache, and its steps with this many rows.
 fn world(blocks: u32, chunk_tokens_max: usize) -> World {
     let config = SchedulerConfig { block_tokens: 16, chunk_tokens_max, ..config() };
-    let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 100 };
+    let cache = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max: 100 };
     let mut w = World::new(blocks, config);
-    w.pool = SharedPool::with_cache(1, blocks, cache).unwrap();
+    w.pool = SharedPool::with_cache(PoolShape::full(1, blocks, 16), cache).unwrap();
     w.scheduler = Scheduler::new(config, w.pool.clone());
     w
 }

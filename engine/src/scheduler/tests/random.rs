@@ -63,7 +63,7 @@ impl Run {
         prop_assert!(decisions.batch.len() <= self.config.running_max);
         let mut written = BTreeSet::new();
         for s in &decisions.batch {
-            let blocks = &scheduler.lease(s.key).unwrap().blocks().0[0];
+            let blocks = scheduler.lease(s.key).unwrap().blocks().0.swap_remove(0);
             prop_assert!(blocks.len() * 4 >= s.position + s.rows, "blocks for every row");
             let writes = &blocks[s.position / 4..(s.position + s.rows).div_ceil(4)];
             prop_assert!(writes.iter().all(|b| written.insert(*b)), "one writer per block");

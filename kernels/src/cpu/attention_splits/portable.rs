@@ -7,7 +7,8 @@ use crate::reference::attention_splits::HeadKv;
 pub(super) fn run(task: &Task<'_>) {
     let (item, heads, rows) = (task.item, task.heads, &task.rows);
     assert!(task.keep.is_none() && task.splits == item.splits, "items stay whole");
-    let head = HeadKv::load(rows.step, &rows.step.segments[item.segment], item.kv_head);
+    let first = rows.scores.first(item.position);
+    let head = HeadKv::load(rows.step, &rows.step.segments[item.segment], item.kv_head, first);
     for query in 0..item.rows * heads.group {
         let (position, at) = (item.position + query / heads.group, heads.offset(item, query));
         // SAFETY: the item's rows and heads lie in the output and belong to this task.

@@ -6,7 +6,7 @@ use baton_memory::HostPool;
 
 /// A get of two blocks that are no neighbours, welcomed and granted.
 fn granted(driver: &mut Driver, notes: &Notes, now: Instant) -> HandoffKey {
-    let apart = || GroupBlocks(vec![vec![BlockId(0), BlockId(2)]]);
+    let apart = || BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0), BlockId(2)]]));
     let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let request = GetRequest {
         request_id: RequestId::try_new("r").unwrap(),

@@ -15,8 +15,8 @@ use crate::{
 use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
 use baton_types::{
-    BlockId, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass,
-    RequestId, TicketId,
+    BlockId, BlockTables, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
+    NumericsClass, RequestId, TicketId,
 };
 use std::any::Any;
 
@@ -83,13 +83,13 @@ impl Transport for Noting {
 }
 
 /// Blocks that record what happens to them.
-struct Held(Notes, GroupBlocks);
+struct Held(Notes, BlockTables);
 
 /// The same, with cached tokens.
 struct HeldPart(Held, u32);
 
 impl BlockHold for HeldPart {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         self.0.blocks()
     }
     fn cached_tokens(&self) -> u32 {
@@ -109,7 +109,7 @@ impl Drop for Held {
     }
 }
 impl BlockHold for Held {
-    fn blocks(&self) -> &GroupBlocks {
+    fn blocks(&self) -> &BlockTables {
         &self.1
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
@@ -139,8 +139,8 @@ impl SinkHandler for Granting {
 
 const CONN: ConnId = ConnId(1);
 
-fn blocks() -> GroupBlocks {
-    GroupBlocks(vec![vec![BlockId(0)]])
+fn blocks() -> BlockTables {
+    BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0)]]))
 }
 
 fn party(name: &str) -> Party {
@@ -411,7 +411,7 @@ fn messages_may_be_as_long_as_the_pool_needs_once_a_peer_has_greeted() {
         extra: vec![0; crate::CommitPayload::EXTRA_BYTES_MAX],
     };
     assert!(Message::Commit(Box::new(commit)).encode().len() <= message_bytes_max(&map));
-    let all = GroupBlocks(vec![(0..tokens / 16).map(BlockId).collect(); 8]);
+    let all = BlockTables::from_start(GroupBlocks(vec![(0..tokens / 16).map(BlockId).collect(); 8]));
     let grant = Message::Grant { handoff: 1, ticket: TicketId(1), blocks: all, from: 0 };
     assert!(grant.encode().len() <= message_bytes_max(&map));
 }
@@ -451,7 +451,7 @@ struct HavingMost(Notes);
 impl SinkHandler for HavingMost {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
         assert!(offer.partial);
-        let blocks = GroupBlocks(vec![vec![BlockId(0), BlockId(1), BlockId(2)]]);
+        let blocks = BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0), BlockId(1), BlockId(2)]]));
         reply.grant(Box::new(HeldPart(Held(self.0.clone(), blocks), 32)));
     }
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {

@@ -87,7 +87,7 @@ impl Scene {
 
     /// Where the KV of a sequence is, and which bytes an incarnation of the peer computes there.
     fn places(&self, of: ConnId, tokens: &[TokenId]) -> Vec<(Range<usize>, u8)> {
-        let (map, block) = (&self.driver.config.map, blocks().0[0][0]);
+        let (map, block) = (&self.driver.config.map, blocks().0[0].blocks[0]);
         let place = |position: u32, plane: usize| {
             let right = (tokens[position as usize] as usize * 7 + plane * 50 + of.0 as usize * 100) as u8;
             (map.token_range(0, 0, block, plane, position..position + 1), right)

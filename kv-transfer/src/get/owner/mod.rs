@@ -5,11 +5,11 @@ pub(crate) mod machine;
 use crate::handler::PinQuestion;
 use crate::hazards::hazard;
 use crate::message::{Message, Offer, checksum_messages};
-use crate::plan::{LayerCopy, Move, check_blocks};
+use crate::plan::{LayerCopy, Move, check_blocks, got_from};
 use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
-use baton_types::{GroupBlocks, RequestId, TicketId, seeded};
+use baton_types::{BlockTables, RequestId, TicketId, seeded};
 use machine::{OwnerAction, OwnerInput};
 use std::any::Any;
 use std::sync::Arc;
@@ -30,8 +30,10 @@ pub(crate) struct Owner {
     request_id: RequestId,
     /// Number of positions to get. Under the ticket, they count from the first one.
     moved: u32,
+    /// The first of them that moves, by group.
+    starts: Vec<u32>,
     deadline: Instant,
-    blocks: Arc<GroupBlocks>,
+    blocks: Arc<BlockTables>,
     hold: Option<Box<dyn Any + Send>>,
     /// What to write, where the reader asked for writes.
     moves: Option<Arc<Move>>,
@@ -51,7 +53,12 @@ impl Owner {
         let deadline = now + Duration::from_millis(u64::from(offer.deadline_ms).min(limits.pin_ms));
         // With the hazard, an expired pin is confirmed anyway.
         let confirm_by = if pretends(link) { deadline + Duration::from_secs(3600) } else { deadline };
-        let layers = link.config.map.layout().groups().iter().map(|group| group.layers.len()).sum();
+        let ours = link.config.map.layout();
+        let theirs = link.terms.map_or(ours, |terms| terms.map.layout());
+        let starts = got_from(ours, theirs, offer.from, offer.tokens);
+        let moved = offer.tokens - offer.from;
+        let groups = ours.groups().iter().zip(&starts).filter(|(_, start)| **start < moved);
+        let layers = groups.map(|(group, _)| group.layers.len()).sum();
         let Offer { handoff: number, request_id, sink: reader, name, from, tokens, .. } = offer;
         let question = PinQuestion { request_id: request_id.clone(), reader, proven, name, from, tokens, deadline };
         effects.push(Effect::Pin(question));
@@ -59,7 +66,8 @@ impl Owner {
             machine: machine::Owner::new(ticket, layers, confirm_by, limits.flush()),
             number,
             request_id,
-            moved: tokens - from,
+            moved,
+            starts,
             deadline,
             blocks: Arc::default(),
             hold: None,
@@ -85,7 +93,7 @@ impl Owner {
 
     pub(crate) fn handle(&mut self, input: Input, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let input = match input {
-            Input::Pinned { blocks, hold } => match check_blocks(&link.config.map, &blocks.0, self.moved) {
+            Input::Pinned { blocks, hold } => match check_blocks(&link.config.map, &blocks, &self.starts, self.moved) {
                 Ok(()) => {
                     (self.blocks, self.hold) = (Arc::new(blocks), Some(hold));
                     OwnerInput::Pinned
@@ -99,7 +107,7 @@ impl Owner {
             Input::Abort(HandoffFailure::Aborted(reason)) => OwnerInput::Revoked(reason),
             Input::Abort(_) => OwnerInput::Revoked("the instance is going away".into()),
             Input::Heard(Message::Ask { blocks, .. }) => {
-                let fits = |map| check_blocks(map, &blocks.0, self.moved).is_ok();
+                let fits = |map| check_blocks(map, &blocks, &self.starts, self.moved).is_ok();
                 self.moves = match link.terms.is_some_and(|terms| fits(&terms.map)) {
                     true => link.outward(&self.blocks, &Arc::new(blocks)),
                     false => None,
@@ -138,7 +146,7 @@ impl Owner {
         for action in self.machine.handle(now, input) {
             match action {
                 OwnerAction::SendGrant => {
-                    let blocks = GroupBlocks::clone(&self.blocks);
+                    let blocks = BlockTables::clone(&self.blocks);
                     effects.push(Effect::Send(Message::Grant { handoff, ticket, blocks, from: 0 }));
                 }
                 OwnerAction::SendRefuse { reason, detail } => {
@@ -167,8 +175,10 @@ impl Owner {
     fn sum(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
         let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) else { return };
         for (group, shape) in link.config.map.layout().groups().iter().enumerate() {
-            for layer in 0..shape.layers.len() {
-                let (tokens, blocks, heads) = (0..self.moved, self.blocks.clone(), cut.source.clone());
+            let tokens = self.starts[group]..self.moved;
+            let layers = if tokens.is_empty() { 0 } else { shape.layers.len() };
+            for layer in 0..layers {
+                let (tokens, blocks, heads) = (tokens.clone(), self.blocks.clone(), cut.source.clone());
                 let work = Work::Sum { epoch: EPOCH, group, layer, tokens, blocks, heads, hold: Arc::new(()) };
                 effects.push(Effect::Verify(work));
             }
@@ -185,7 +195,7 @@ impl Owner {
     /// Queues writes of everything.
     fn write(&self, effects: &mut Vec<Effect>) {
         let (Some(moves), ticket) = (&self.moves, self.machine.ticket) else { return };
-        let copies = LayerCopy::all_layers(moves, self.moved);
+        let copies = LayerCopy::all_layers(moves, &self.starts, self.moved);
         effects.extend(copies.into_iter().map(|copy| Effect::Put { epoch: EPOCH, ticket, copy }));
         effects.push(Effect::Flush { epoch: EPOCH });
     }

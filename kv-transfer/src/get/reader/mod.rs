@@ -5,12 +5,12 @@ pub(crate) mod machine;
 use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::handler::{BlockHold, QuarantinedBlocks};
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{LayerCopy, check_blocks};
+use crate::plan::{LayerCopy, check_blocks, got_from};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, TransferConfig, checksum};
-use baton_types::{GroupBlocks, InstanceId, RequestId, TicketId};
+use baton_types::{BlockTables, InstanceId, RequestId, TicketId};
 use machine::{ReaderAction, ReaderInput};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,9 @@ pub(crate) struct Reader {
     /// First position to get, and how many. Under the ticket, positions count from the first one.
     from: u32,
     moved: u32,
-    blocks: Arc<GroupBlocks>,
+    /// The first of them that moves, by group; known with the greeting.
+    starts: Vec<u32>,
+    blocks: Arc<BlockTables>,
     /// Keeps `blocks` reserved until nothing writes to them any more.
     hold: Option<Box<dyn BlockHold>>,
     quarantined: Option<Box<dyn QuarantinedBlocks>>,
@@ -34,7 +36,7 @@ pub(crate) struct Reader {
     /// A grant that a test hook holds before anything is read, or that waits for admission.
     held: Option<TicketId>,
     /// Blocks of the owner, once it granted them.
-    remote: Arc<GroupBlocks>,
+    remote: Arc<BlockTables>,
     /// One-sided reads that are not posted yet, and bytes of those in flight.
     copies: VecDeque<LayerCopy>,
     in_flight: usize,
@@ -51,6 +53,7 @@ impl Reader {
         let GetRequest { request_id, name, from, tokens, blocks, deadline, hold } = request;
         let deadline = deadline.min(now + Duration::from_millis(config.limits.handoff_ms));
         let (layout, wait, moved) = (config.map.layout(), config.limits.abort(), tokens - from);
+        let starts = vec![0; layout.groups().len()];
         #[allow(unused_mut)] // Hazards are set.
         let mut machine = machine::Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
         #[cfg(any(test, feature = "testing"))]
@@ -62,6 +65,7 @@ impl Reader {
             owner,
             from,
             moved,
+            starts,
             blocks: Arc::new(blocks),
             hold: Some(hold),
             quarantined: None,
@@ -148,6 +152,13 @@ impl Reader {
         if let Err(failure) = terms.check().and_then(|()| part()) {
             return self.feed(ReaderInput::Refused(failure), link, now, effects);
         }
+        let ours = link.config.map.layout();
+        self.starts = got_from(ours, terms.map.layout(), self.from, self.from + self.moved);
+        if let Err(detail) = check_blocks(&link.config.map, &self.blocks, &self.starts, self.moved) {
+            let failure = HandoffFailure::Protocol(format!("this side's blocks cannot be: {detail}"));
+            return self.feed(ReaderInput::Refused(failure), link, now, effects);
+        }
+        self.machine.start_at(ours, &self.starts, self.moved);
         self.offered = true;
         let offer = Offer {
             handoff: link.key.0,
@@ -172,7 +183,7 @@ impl Reader {
             }
             Message::Grant { ticket, blocks, .. } => {
                 let fits = link.terms.ok_or("no pool".to_owned());
-                match fits.and_then(|terms| check_blocks(&terms.map, &blocks.0, self.moved)) {
+                match fits.and_then(|terms| check_blocks(&terms.map, &blocks, &self.starts, self.moved)) {
                     Ok(()) => {
                         (self.remote, self.held) = (Arc::new(blocks), Some(ticket));
                         effects.push(Effect::Await(ticket));
@@ -235,8 +246,8 @@ impl Reader {
                     posts = true;
                 }
                 ReaderAction::SendAsk => {
-                    let blocks = GroupBlocks::clone(&self.blocks);
-                    effects.push(Effect::OpenWindow(ticket, Window::granted(&link.config.map, &blocks.0, 0)));
+                    let blocks = BlockTables::clone(&self.blocks);
+                    effects.push(Effect::OpenWindow(ticket, Window::granted(&link.config.map, &blocks, 0)));
                     effects.push(Effect::Send(Message::Ask { ticket, blocks }));
                 }
                 ReaderAction::SendConfirm => effects.push(Effect::Send(Message::Confirm { ticket })),
@@ -261,7 +272,7 @@ impl Reader {
                     self.end(Err(failure), effects);
                 }
                 ReaderAction::Adopt => {
-                    let bytes = (link.config.map.layout().bytes_per_token() * self.moved as usize) as u64;
+                    let bytes = self.bytes(link);
                     if let Some(hold) = self.hold.take() {
                         self.end(Ok(GetReport { bytes, hold }), effects);
                     }
@@ -284,9 +295,17 @@ impl Reader {
         }
     }
 
+    /// KV bytes that move.
+    fn bytes(&self, link: &Link<'_>) -> u64 {
+        let groups = link.config.map.layout().groups().iter().zip(&self.starts);
+        let bytes =
+            groups.map(|(group, start)| group.layers.len() * group.token_bytes() * (self.moved - start) as usize);
+        bytes.sum::<usize>() as u64
+    }
+
     fn queue_copies(&mut self, link: &Link<'_>) {
         if let Some(moves) = link.inward(&self.blocks, &self.remote) {
-            self.copies.extend(LayerCopy::all_layers(&moves, self.moved));
+            self.copies.extend(LayerCopy::all_layers(&moves, &self.starts, self.moved));
         }
     }
 

@@ -5,12 +5,12 @@ pub(crate) mod machine;
 use crate::handler::{BlockHold, QuarantinedBlocks, ReserveOffer, SinkTimings, VerifiedHandoff};
 use crate::hazards::hazard;
 use crate::message::{Commit, Message, Offer};
-use crate::plan::{check_blocks, check_from};
+use crate::plan::{blocks_filled, check_blocks, check_from, first_moved};
 use crate::role::{Counted, Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, checksum};
-use baton_types::{GroupBlocks, InstanceId, KvLayout, TicketId};
+use baton_types::{BlockTables, InstanceId, KvLayout, TicketId};
 use machine::{Expected, SinkAction, SinkInput};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(crate) struct Sink {
     asked: bool,
     /// The source's number for the put.
     number: u64,
-    blocks: Arc<GroupBlocks>,
+    blocks: Arc<BlockTables>,
     hold: Option<Box<dyn BlockHold>>,
     quarantined: Option<Box<dyn QuarantinedBlocks>>,
     offered_at: Instant,
@@ -102,15 +102,14 @@ impl Sink {
 
     /// The peer that writes, and the number of blocks that it may write, or could if everything were granted.
     pub(crate) fn at_stake(&self, layout: &KvLayout) -> (&InstanceId, usize) {
-        let moved = self.offer.tokens.saturating_sub(self.machine.from());
-        let needed = layout.blocks_for(moved as usize) * layout.groups().len();
+        let needed = blocks_filled(layout, self.machine.from(), self.offer.tokens).into_iter().sum::<usize>();
         (&self.offer.source.instance, needed.max(self.writable(layout)))
     }
 
     /// Number of blocks that the source may write: those granted, without those that were cached here before.
     pub(crate) fn writable(&self, layout: &KvLayout) -> usize {
         let kept = (self.machine.from() / layout.block_tokens()) as usize;
-        self.blocks.0.iter().map(|group| group.len().saturating_sub(kept)).sum()
+        self.blocks.0.iter().map(|table| table.end().saturating_sub(kept.max(table.first))).sum()
     }
 
     pub(crate) fn accepts(message: &Message) -> bool {
@@ -162,7 +161,9 @@ impl Sink {
     /// The worker granted blocks.
     fn granted(&mut self, hold: Box<dyn BlockHold>, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let (map, tokens, from) = (&link.config.map, self.offer.tokens, hold.cached_tokens());
-        let fits = check_blocks(map, &hold.blocks().0, tokens).and_then(|()| check_from(map, from, tokens));
+        let theirs = link.terms.map_or(map.layout(), |terms| terms.map.layout());
+        let starts = first_moved(map.layout(), theirs, from, tokens);
+        let fits = check_blocks(map, hold.blocks(), &starts, tokens).and_then(|()| check_from(map, from, tokens));
         let fits = fits.and_then(|()| match from > 0 && !self.offer.partial {
             true => Err(format!("{from} tokens are cached, and the source can leave out none")),
             false => Ok(()),
@@ -170,6 +171,12 @@ impl Sink {
         if let Err(detail) = fits {
             tracing::error!(request_id = %self.offer.request_id, detail, "the worker's grant does not fit the offer");
             return self.refuse(RefuseReason::NoRoom, detail, link, now, effects);
+        }
+        if let Some(cut) =
+            link.terms.and_then(|terms| terms.inward.as_ref()).filter(|_| starts.iter().any(|s| *s > from))
+        {
+            let bytes = cut.bytes_from(map.layout(), &starts, tokens);
+            self.machine.start_at(starts, bytes);
         }
         self.blocks = Arc::new(hold.blocks().clone());
         self.hold = Some(hold);
@@ -203,9 +210,9 @@ impl Sink {
         for action in self.machine.handle(now, input) {
             match action {
                 SinkAction::SendGrant => {
-                    let (blocks, from) = (GroupBlocks::clone(&self.blocks), self.machine.from());
+                    let (blocks, from) = (BlockTables::clone(&self.blocks), self.machine.from());
                     let open_from = if hazard!(link.config, WindowsOfAllBlocks) { 0 } else { from };
-                    let window = Window::granted(&link.config.map, &blocks.0, open_from);
+                    let window = Window::granted(&link.config.map, &blocks, open_from);
                     effects.push(Effect::OpenWindow(ticket, window));
                     effects.push(Effect::Send(Message::Grant { handoff, ticket, blocks, from }));
                 }

@@ -4,13 +4,13 @@ pub(crate) mod machine;
 
 use crate::hazards::hazard;
 use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
-use crate::plan::{LayerCopy, Move, check_blocks, check_from};
+use crate::plan::{LayerCopy, Move, check_blocks, check_from, first_moved};
 use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
 use crate::put::timings::Timings;
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, HoldPoint, Party, TransferConfig, checksum};
-use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
+use baton_types::{BlockTables, Fence, FenceStatus, RequestId, TicketId};
 use machine::{ABORT_EPOCH, SourceAction, SourceInput};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -28,7 +28,7 @@ pub(crate) struct Source {
     request_id: RequestId,
     sink: Party,
     tokens: u32,
-    blocks: Arc<GroupBlocks>,
+    blocks: Arc<BlockTables>,
     /// Dropped once no write and no checksum reads the blocks; verifier jobs share it.
     hold: Option<Arc<dyn Any + Send + Sync>>,
     outcome: Option<oneshot::Sender<PutOutcome>>,
@@ -131,6 +131,10 @@ impl Source {
                 }
                 self.poll_fences(link, now, effects);
             }
+            Input::Grown(blocks) => {
+                self.blocks = Arc::new(blocks);
+                self.moves = self.moves.take().map(|moves| Arc::new(moves.from_blocks(&self.blocks)));
+            }
             Input::Finish(commit) => self.finish(commit, link, now, effects),
             Input::Abort(failure) => self.feed(SourceInput::Abort(failure), link, now, effects),
             Input::Verified(Verified::Summed { epoch, run }) => {
@@ -223,6 +227,10 @@ impl Source {
                     if let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) {
                         self.machine.cut(cut.token_bytes.clone());
                     }
+                    if let Some(terms) = link.terms {
+                        let (ours, theirs) = (link.config.map.layout(), terms.map.layout());
+                        self.machine.start_at(first_moved(ours, theirs, from, self.tokens));
+                    }
                     self.moves = link.outward(&self.blocks, &Arc::new(blocks));
                     self.timings.granted_at = Some(now);
                     effects.push(Effect::Await(ticket));
@@ -244,12 +252,13 @@ impl Source {
         self.feed(input, link, now, effects);
     }
 
-    fn check_grant(&self, blocks: &GroupBlocks, from: u32, link: &Link<'_>) -> Result<(), String> {
+    fn check_grant(&self, blocks: &BlockTables, from: u32, link: &Link<'_>) -> Result<(), String> {
         let terms = link.terms.ok_or("no pool")?;
         if from > 0 && !terms.moves_parts() {
             return Err("a part, in a protocol that has none".into());
         }
-        check_blocks(&terms.map, &blocks.0, self.tokens)?;
+        let starts = first_moved(link.config.map.layout(), terms.map.layout(), from, self.tokens);
+        check_blocks(&terms.map, blocks, &starts, self.tokens)?;
         check_from(&terms.map, from, self.tokens)
     }
 
@@ -271,9 +280,11 @@ impl Source {
 
     /// Carries out what the state machine decides.
     fn feed(&mut self, input: SourceInput, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
+        let mut lacks = false;
         for action in self.machine.handle(now, input) {
             let ticket = self.machine.ticket().unwrap_or(TicketId(0));
             match action {
+                SourceAction::Copy { group, ref tokens, .. } if !self.holds(group, tokens, link) => lacks = true,
                 SourceAction::Copy { epoch, group, layer, tokens } => {
                     self.copy(epoch, group, layer, tokens, effects);
                 }
@@ -299,6 +310,17 @@ impl Source {
                 SourceAction::Done(result) => self.end(result, link, now, effects),
             }
         }
+        if lacks {
+            let failure = HandoffFailure::Aborted("a layer was launched for blocks that were not named".into());
+            self.feed(SourceInput::Abort(failure), link, now, effects);
+        }
+    }
+
+    /// Whether the blocks of a group hold these positions.
+    fn holds(&self, group: usize, tokens: &Range<u32>, link: &Link<'_>) -> bool {
+        let size = link.config.map.layout().block_tokens();
+        let indices = (tokens.start / size) as usize..tokens.end.div_ceil(size) as usize;
+        self.blocks.0.get(group).is_some_and(|table| table.covers(&indices))
     }
 
     /// Queues the writes of one copy, and has its checksums computed meanwhile.

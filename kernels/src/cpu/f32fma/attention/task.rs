@@ -60,9 +60,13 @@ impl Kernel for SlabTask<'_> {
         for slab in slabs.clone() {
             let start = slab * ATTENTION_SLAB;
             let end = (start + ATTENTION_SLAB).min(item.position + item.rows);
-            source.widen(s, start..end, stride, &mut scratch.keys);
+            // Tokens before the window of the first row may be gone. Scores are computed for them too, and dropped: zeros instead.
+            let from = scores.first(item.position).clamp(start, end);
+            let gone = (from - start) * stride;
+            scratch.keys[..gone].fill(0.0);
+            source.widen(s, from..end, stride, &mut scratch.keys[gone..]);
             let value_source = HeadSource { plane: v, ..source };
-            value_source.widen(s, start..end, stride, &mut scratch.values);
+            value_source.widen(s, from..end, stride, &mut scratch.values[gone..]);
             if slab + 1 < slabs.end {
                 let next = end..(end + ATTENTION_SLAB).min(item.position + item.rows);
                 source.prefetch(s, next.clone());

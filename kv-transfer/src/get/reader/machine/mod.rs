@@ -100,8 +100,13 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// A get of `tokens` positions, counted from the first that is read.
+    /// Only the positions from `starts[group]` on move. Call it before the grant.
+    pub(crate) fn start_at(&mut self, layout: &KvLayout, starts: &[u32], tokens: u32) {
+        self.received = Coverage::new(layout, starts, tokens);
+    }
+
     pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
-        let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
+        let (state, received) = (State::Offering, Coverage::new(layout, &vec![0; layout.groups().len()], tokens));
         Self {
             algorithm,
             deadline,

@@ -96,6 +96,8 @@ pub(crate) struct Sink {
     expected: Expected,
     /// First position to move; known with the grant.
     from: u32,
+    /// The same by group, and the bytes that move, where groups differ.
+    limit: Option<(Vec<u32>, u64)>,
     deadline: Instant,
     abort_wait: Duration,
     state: State,
@@ -126,13 +128,15 @@ impl Sink {
         abort_wait: Duration,
     ) -> Self {
         let (state, committed, commit) = (State::Claimed, false, None);
-        let (from, received, verified) = (0, Coverage::new(layout, 0..expected.tokens), 0);
+        let starts = vec![0; layout.groups().len()];
+        let (from, received, verified) = (0, Coverage::new(layout, &starts, expected.tokens), 0);
         let layout = layout.clone();
         Self {
             ticket,
             layout,
             expected,
             from,
+            limit: None,
             deadline,
             abort_wait,
             state,
@@ -150,6 +154,11 @@ impl Sink {
         self.hazards = hazards.clone();
     }
 
+    /// Groups move different positions: those from `starts[group]` on, `bytes` in total. Call it before the grant.
+    pub(crate) fn start_at(&mut self, starts: Vec<u32>, bytes: u64) {
+        self.limit = Some((starts, bytes));
+    }
+
     /// First position to move; 0 before the grant.
     pub(crate) fn from(&self) -> u32 {
         self.from
@@ -157,7 +166,8 @@ impl Sink {
 
     /// KV bytes to move.
     pub(crate) fn bytes(&self) -> u64 {
-        self.expected.token_bytes * u64::from(self.expected.tokens.saturating_sub(self.from))
+        let all = self.expected.token_bytes * u64::from(self.expected.tokens.saturating_sub(self.from));
+        self.limit.as_ref().map_or(all, |(_, bytes)| *bytes)
     }
 
     /// Whether blocks are granted that the source may write.
@@ -178,7 +188,9 @@ impl Sink {
                 State::Claimed => {
                     self.state = State::Reserved;
                     self.from = from;
-                    self.received = Coverage::new(&self.layout, from..self.expected.tokens);
+                    let all = vec![from; self.layout.groups().len()];
+                    let starts = self.limit.as_ref().map_or(&all, |(starts, _)| starts);
+                    self.received = Coverage::new(&self.layout, starts, self.expected.tokens);
                     actions.push(SinkAction::SendGrant);
                 }
                 // The handoff ended meanwhile: no peer knows of these blocks.

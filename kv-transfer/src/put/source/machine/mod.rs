@@ -113,6 +113,8 @@ pub(crate) struct Source {
     tokens: u32,
     /// First position to move; known with the grant.
     from: u32,
+    /// The same by group, where groups differ.
+    starts: Vec<u32>,
     deadline: Instant,
     epoch_bytes: u64,
     flush_wait: Duration,
@@ -147,12 +149,14 @@ impl Source {
         let (state, epochs) = (State::Offering, VecDeque::from([Epoch::default()]));
         let (from, ticket, finished, first_epoch, sums, bytes) = (0, None, false, 0, 0, 0);
         let token_bytes = layout.groups().iter().map(KvGroup::token_bytes).collect();
+        let starts = vec![0; layout.groups().len()];
         Self {
             layout,
             token_bytes,
             layers,
             tokens,
             from,
+            starts,
             deadline,
             epoch_bytes,
             flush_wait,
@@ -171,6 +175,11 @@ impl Source {
     /// Restricts the copies to some heads: this many bytes of each token move. Call it before the grant.
     pub(crate) fn cut(&mut self, token_bytes: Vec<usize>) {
         self.token_bytes = token_bytes;
+    }
+
+    /// Restricts the copies of each group to the positions from these on. Call it before the grant.
+    pub(crate) fn start_at(&mut self, starts: Vec<u32>) {
+        self.starts = starts;
     }
 
     pub(crate) fn ticket(&self) -> Option<TicketId> {
@@ -199,7 +208,9 @@ impl Source {
             }
             SourceInput::Granted { ticket, from } if matches!(self.state, State::Offering) => {
                 (self.ticket, self.from) = (Some(ticket), from);
-                self.copied.fill(from);
+                for (copied, place) in self.copied.iter_mut().zip(&self.layers) {
+                    *copied = place.map_or(from, |(group, _)| from.max(self.starts[group]));
+                }
                 self.state = State::Writing;
                 self.copy_ready(&mut actions);
             }

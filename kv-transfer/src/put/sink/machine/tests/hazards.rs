@@ -11,7 +11,7 @@ use crate::heads::{Cut, Heads};
 use crate::message::{Commit, SumRun};
 use crate::{HandoffFailure, Hazard, Hazards, HeadShard};
 use baton_memory::HostPool;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, TicketId, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap, TicketId, TokenId};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ impl Pool {
     fn sums(&self, positions: Range<u32>) -> Vec<SumRun> {
         let first_granule = positions.start / checksum::GRANULE;
         let run = |layer: usize| {
-            let sums = layer_sums(&*self.region, &self.map, &BLOCKS, &self.heads, 0, layer, positions.clone()).unwrap();
+            let table = BlockTable::from_start(BLOCKS.to_vec());
+            let sums = layer_sums(&*self.region, &self.map, &table, &self.heads, 0, layer, positions.clone()).unwrap();
             SumRun { group: 0, layer: layer as u16, first_granule, sums }
         };
         vec![run(0), run(1)]
