@@ -84,10 +84,11 @@ impl KnownFingerprints {
         }
         let settled = before.is_settled();
         let digest = compute();
-        if settled && Identity::of(file).is_ok_and(|after| after == before) {
-            if let Err(error) = self.remember(&before, digest) {
-                tracing::warn!(%error, "a fingerprint cannot be remembered");
-            }
+        if settled
+            && Identity::of(file).is_ok_and(|after| after == before)
+            && let Err(error) = self.remember(&before, digest)
+        {
+            tracing::warn!(%error, "a fingerprint cannot be remembered");
         }
         digest
     }
