@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(rows.places(3, 6).collect::<Vec<_>>(), [103..104, 110..114, 120..121]);
         assert_eq!(rows.places(5, 0).count(), 0);
         let dense = Rows { stride: 4, ..rows };
-        assert_eq!(dense.places(3, 6).collect::<Vec<_>>(), [103..109]);
+        assert_eq!((dense.places(3, 6).next(), dense.places(3, 6).count()), (Some(103..109), 1));
         assert_eq!(Rows::run(7, 0).places(0, 0).count(), 0);
     }
 

@@ -234,7 +234,14 @@ fn read_bytes(source: &dyn ModelSource) -> anyhow::Result<[usize; CLASSES.len()]
     Ok([wide, wide, stored])
 }
 
-pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
+/// Measures the named works, or all of them.
+pub(crate) fn measure(summary: &mut Summary, names: &[String]) -> anyhow::Result<()> {
+    let is_known = |name: &String| WORKS.iter().any(|work| work.name() == *name);
+    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
+        anyhow::bail!("no work {unknown:?}: {}", WORKS.map(Work::name).join(", "));
+    }
+    let wanted = |work: &Work| names.is_empty() || names.contains(&work.name());
+
     eprintln!("numerics classes of the default model on {THREADS} threads");
     let source = models::open(&ModelSettings::default(), &|_, _| ())?;
     let cache = environment::cache_home().context("there is no home folder")?;
@@ -249,7 +256,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     }
     let (bytes, mut roofs) = (read_bytes(source.as_ref())?, Roofs::default());
     let mut all = Vec::new();
-    for work in WORKS {
+    for work in WORKS.into_iter().filter(wanted) {
         eprintln!("  {}", work.name());
         roofs.round(bytes);
         all.push((work, rates(work, &mut subjects, &mut peers)?));
@@ -259,7 +266,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
         figures(*work, rates, &subjects, &peers, summary);
     }
     for subject in &mut subjects {
-        TIMED.into_iter().try_for_each(|work| subject.operations(work, summary))?;
+        TIMED.into_iter().filter(wanted).try_for_each(|work| subject.operations(work, summary))?;
     }
     ensure!(wrong.is_empty(), "no figures of {}", wrong.join("; "));
     Ok(())

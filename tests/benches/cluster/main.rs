@@ -1,6 +1,7 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
 //! `handoff`, `puts`, `compute`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more and is only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
+//! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
@@ -29,13 +30,14 @@ use summary::Summary;
 const THREADS: usize = 2;
 
 fn main() -> anyhow::Result<()> {
-    let (mut parts, mut router) = (Vec::new(), None);
+    let (mut parts, mut works, mut router) = (Vec::new(), Vec::new(), None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--router-binary" => {
                 router = Some(PathBuf::from(arguments.next().context("--router-binary takes a path")?))
             }
+            "--work" => works.push(arguments.next().context("--work takes a name, such as pp512")?),
             "--bench" => {} // Cargo adds it.
             _ => parts.push(argument),
         }
@@ -55,7 +57,7 @@ fn main() -> anyhow::Result<()> {
         compute::measure(&mut summary)?;
     }
     if wanted("classes") {
-        classes::measure(&mut summary)?;
+        classes::measure(&mut summary, &works)?;
     }
     if wanted("start") {
         start::measure(&mut summary)?;

@@ -64,7 +64,7 @@ impl Out {
             Body::Staged(staged) => Part::Own(&staged.bytes().unwrap_or_default()[body_at..]),
         };
         let head = Part::Own(&self.head[self.written.min(HEAD_BYTES)..]);
-        [head, body].into_iter().filter(|part| part.len() > 0)
+        [head, body].into_iter().filter(|part| !part.is_empty())
     }
 }
 

@@ -36,7 +36,9 @@ impl Ucx {
         if let Some(writing) = connection.writing_mut().filter(|_| !pretends) {
             let unsent = writing.shut();
             connection.outstanding -= unsent.len();
-            unsent.iter().for_each(|token| drop(self.operations.remove(token)));
+            for token in &unsent {
+                self.operations.remove(token);
+            }
         }
         self.channel.close(conn, reason);
         if !pretends {
