@@ -15,6 +15,8 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
 pub fn token_logprobs(logits: &[f32], chosen: TokenId, n: usize) -> TokenLogprobs {
     let total = log_sum_exp(logits);
     let logprob = |token: TokenId| (f64::from(logits[token as usize]) - total) as f32;
-    let best = if n == 0 { Vec::new() } else { top(logits, n) };
-    TokenLogprobs { chosen: logprob(chosen), top: best.into_iter().map(|token| (token, logprob(token))).collect() }
+    TokenLogprobs {
+        chosen: logprob(chosen),
+        top: top(logits, n).into_iter().map(|token| (token, logprob(token))).collect(),
+    }
 }

@@ -29,7 +29,7 @@ pub(super) fn keys(logits: &[f32]) -> Vec<u64> {
 /// Bits of a radix digit, from the top of a key.
 const DIGIT: u32 = 8;
 
-/// The smallest of the largest keys whose shares together reach `enough`; 0 if all do not. A radix selection: each pass sums the shares of
+/// The smallest of the largest keys whose shares together reach `enough`, at least 1; 0 if all do not. A radix selection: each pass sums the shares of
 /// each digit, and goes on with the keys of the digit at which they reach it. As keys differ, one is left after the last pass.
 pub(super) fn least_of_largest(keys: &[u64], share: impl Fn(usize) -> u64, enough: u64) -> u64 {
     let (mut reached, mut candidates) = (0, Vec::new());
@@ -65,9 +65,12 @@ pub(super) fn least_of_largest(keys: &[u64], share: impl Fn(usize) -> u64, enoug
 
 /// The `n` most likely tokens, most likely first.
 pub(super) fn top(logits: &[f32], n: usize) -> Vec<TokenId> {
+    if n == 0 {
+        return Vec::new();
+    }
     let keys = keys(logits);
     let least = if n < keys.len() { least_of_largest(&keys, |_| 1, n as u64) } else { 0 };
-    let mut top: Vec<u64> = if n == 0 { Vec::new() } else { keys.into_iter().filter(|key| *key >= least).collect() };
+    let mut top: Vec<u64> = keys.into_iter().filter(|key| *key >= least).collect();
     top.sort_unstable_by(|a, b| b.cmp(a));
     top.into_iter().map(|key| !(key as u32)).collect()
 }
