@@ -142,7 +142,8 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
     if !rest.is_empty() || hashes.len() * HASH_TOKENS < tokens {
         return reply.refuse(RefuseReason::Protocol, "the name is no chain of prefixes as long as what is asked for");
     }
-    let hashes: Vec<PrefixHash> = hashes.iter().map(|hash| PrefixHash(*hash)).collect();
+    // What is asked for, and nothing after it: a longer prefix may be cached where this one is not.
+    let hashes: Vec<PrefixHash> = hashes[..tokens / HASH_TOKENS].iter().map(|hash| PrefixHash(*hash)).collect();
     let blocks = tokens.div_ceil(ours);
     // Only looks up what is cached: allocates nothing.
     if engine.pool().cached_tokens(&hashes) < blocks * ours {

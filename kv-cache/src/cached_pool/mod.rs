@@ -345,8 +345,7 @@ impl BlockPool {
         spare: &mut GroupBlocks,
         whole: &[usize],
     ) {
-        for group in 0..tables.0.len() {
-            let table = &mut tables.0[group];
+        for (group, table) in tables.0.iter_mut().enumerate() {
             let Some(own) = table.get(row) else { continue };
             match cache.blocks(id)[group] {
                 Some(cached) if cached == own => {}

@@ -89,8 +89,18 @@ impl CachedPool {
     pub(crate) fn reserve(&mut self, wanted: Reserve<'_>) -> Option<Table> {
         let blocks_max = wanted.tokens.div_ceil(self.shape.block_tokens);
         let hit = self.find(wanted.hashes, wanted.reuse_tokens_max, blocks_max);
+        if let Some(table) = self.take(&hit, &wanted) {
+            return Some(table);
+        }
+        // A window's cached blocks and its fresh ones may together be more than a sequence needs at once. Without the hit, the cached ones
+        // may be evicted: whatever fits the pool fits so.
+        if hit.blocks > 0 { self.take(&Hit::default(), &wanted) } else { None }
+    }
+
+    /// Takes the blocks of a hit, and fresh ones, or none at all.
+    fn take(&mut self, hit: &Hit, wanted: &Reserve<'_>) -> Option<Table> {
         let kinds: Vec<GroupKind> = self.shape.groups.iter().map(|group| group.kind).collect();
-        let parts: Vec<Part> = kinds.iter().map(|kind| Part::of(*kind, &self.shape, &wanted, hit.blocks)).collect();
+        let parts: Vec<Part> = kinds.iter().map(|kind| Part::of(*kind, &self.shape, wanted, hit.blocks)).collect();
         let fresh: Vec<usize> = parts.iter().map(|part| part.fresh).collect();
         // Blocks that it found cached cannot be evicted for it.
         let idle = |group: usize, part: &Part| {
@@ -104,14 +114,14 @@ impl CachedPool {
             return None;
         }
         let mut tables = BlockTables(vec![BlockTable::default(); parts.len()]);
-        self.hold_cached(&hit, &parts, &mut tables, wanted.now);
+        self.hold_cached(hit, &parts, &mut tables, wanted.now);
         let ends = tables.0.iter().map(|table| table.blocks.last().copied()).collect::<Vec<_>>();
         let more = self.allocate(&fresh, Some(&ends)).expect("as many are there");
         let mut whole = Vec::with_capacity(parts.len());
         for (group, (table, more)) in tables.0.iter_mut().zip(more.0).enumerate() {
-            table.first = parts[group].first(kinds[group], &self.shape, &wanted);
+            table.first = parts[group].first(kinds[group], &self.shape, wanted);
             table.blocks.extend(more);
-            whole.push(first_whole(kinds[group], &self.shape, &wanted, table.first, hit.blocks));
+            whole.push(first_whole(kinds[group], &self.shape, wanted, table.first, hit.blocks));
         }
         Some(Table { tables, cached: hit.blocks, whole })
     }

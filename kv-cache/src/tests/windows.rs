@@ -152,3 +152,15 @@ fn states_are_neither_cached_nor_shared() {
     cache(&pool, b"abcd");
     assert_eq!((cached(&pool, b"abcd"), pool.counts().free), (0, 11));
 }
+
+/// Cached and fresh blocks of a window may be more than a sequence needs at once. Then it computes its prompt again, instead of waiting for
+/// blocks that nobody holds.
+#[test]
+fn a_hit_that_does_not_fit_beside_fresh_blocks_is_left_out() {
+    // A window of 32 and a chunk of 32 tokens touch five blocks at most.
+    let pool = pool(&[(Window(32), 6)]);
+    cache(&pool, b"abcdefgh");
+    assert_eq!(cached(&pool, b"abcdefghijklmn"), 8);
+    let lease = reserve(&pool, b"abcdefghijklmn", Fill::Computed { chunk: 32 }).expect("the pool is not in use");
+    assert_eq!((lease.cached_blocks(), held(&lease)), (0, vec![(0, 5)]));
+}

@@ -11,7 +11,7 @@ use crate::message::{Direction, Message, Offer};
 use crate::plan::{blocks_filled, check_from};
 use crate::role::{Counted, HandoffKey, Input};
 use crate::transport::ConnId;
-use crate::{Party, RefuseReason, get, put};
+use crate::{CommitPayload, Party, RefuseReason, get, put};
 use baton_types::{InstanceId, TicketId, seeded};
 use std::time::Instant;
 
@@ -86,7 +86,9 @@ impl Driver {
         }
         let map = &self.config.map;
         let needed = blocks_filled(map.layout(), 0, offer.tokens).into_iter().zip(map.group_blocks());
-        if offer.tokens == 0 || needed.into_iter().any(|(needed, blocks)| needed > *blocks as usize) {
+        // A pool of windows alone has room for any length; no commit carries more tokens than this.
+        let is_endless = offer.tokens as usize > CommitPayload::TOKENS_MAX;
+        if offer.tokens == 0 || is_endless || needed.into_iter().any(|(needed, blocks)| needed > *blocks as usize) {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
         let open = self.table.sinks();

@@ -125,7 +125,7 @@ pub(crate) struct Move {
 
 impl Move {
     /// The same move out of other blocks of the source: a window's come while its sequence is computed.
-    pub(crate) fn from_blocks(&self, blocks: &Arc<BlockTables>) -> Self {
+    pub(crate) fn with_source(&self, blocks: &Arc<BlockTables>) -> Self {
         let end = |end: &End, blocks: &Arc<BlockTables>| End {
             map: end.map.clone(),
             blocks: blocks.clone(),
@@ -235,8 +235,10 @@ fn check_ids(map: &KvPoolMap, blocks: &BlockTables) -> Result<(), String> {
         if let Some(block) = table.blocks.iter().find(|b| b.0 >= map.blocks(g)) {
             return Err(format!("block {block} of group {g} is outside the pool of {}", map.blocks(g)));
         }
-        let mut seen = vec![false; map.blocks(g) as usize];
-        if let Some(twice) = table.blocks.iter().find(|block| std::mem::replace(&mut seen[block.0 as usize], true)) {
+        // Not a mark for each block of the pool: a peer tells how large its pool is.
+        let mut ids = table.blocks.clone();
+        ids.sort_unstable();
+        if let Some([twice, _]) = ids.array_windows().find(|[a, b]| a == b) {
             return Err(format!("block {twice} of group {g} is there twice"));
         }
     }

@@ -133,7 +133,7 @@ impl Source {
             }
             Input::Grown(blocks) => {
                 self.blocks = Arc::new(blocks);
-                self.moves = self.moves.take().map(|moves| Arc::new(moves.from_blocks(&self.blocks)));
+                self.moves = self.moves.take().map(|moves| Arc::new(moves.with_source(&self.blocks)));
             }
             Input::Finish(commit) => self.finish(commit, link, now, effects),
             Input::Abort(failure) => self.feed(SourceInput::Abort(failure), link, now, effects),
