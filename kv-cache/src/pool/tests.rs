@@ -186,13 +186,13 @@ proptest! {
             }
             check_books(&pool);
             // One owner per block: held and quarantined blocks are disjoint, and together they are all blocks that are not free.
-            for g in 0..groups {
+            for (g, &blocks) in blocks.iter().enumerate().take(groups) {
                 let mut owned: Vec<_> = held.iter().chain(quarantined.iter().map(|(b, _)| b)).flat_map(|b| b.0[g].clone()).collect();
                 let n = owned.len();
                 owned.sort_unstable();
                 owned.dedup();
                 prop_assert_eq!(owned.len(), n);
-                prop_assert_eq!(pool.groups[g].free.count() + n, blocks[g] as usize);
+                prop_assert_eq!(pool.groups[g].free.count() + n, blocks as usize);
             }
             for owner in 0..3 {
                 let expected: usize = quarantined.iter().filter(|(_, o)| *o == owner).map(|(b, _)| b.total()).sum();
