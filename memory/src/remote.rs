@@ -33,7 +33,7 @@ impl Default for RemoteConfig {
     }
 }
 
-/// Pool memory that the host reaches only by operations, see the [module](self).
+/// Pool memory that the host reaches only by operations.
 pub struct RemotePool {
     /// The device's own mapping.
     device: Arc<HostPool>,

@@ -1,6 +1,6 @@
 //! Packed weights on disk, so that a device packs those of a model once.
 //!
-//! A file holds the packed weights of one model in one packing. Its name is the digest of a [`Key`]: the model's fingerprint, the numerics
+//! A file holds the packed weights of one model in one packing. Its name is the digest of a `Key`: the model's fingerprint, the numerics
 //! class, the revisions of kernels and packing, and the layout that the instruction set wants. It lies in a [`PrivateFolder`], comes there by
 //! renaming a complete file, and each weight has a digest, which is compared whenever the weight is read. What is damaged is packed again. A
 //! disk that cannot be written to costs time and nothing else.
