@@ -44,10 +44,7 @@ impl PrivateFolder {
         if !metadata.is_dir() {
             return Err(CacheError::refused(path, "it is no folder, or a symbolic link"));
         }
-        check_owner(path, &metadata)?;
-        if metadata.mode() & FOREIGN != 0 {
-            return Err(CacheError::refused(path, "others may enter it: its mode should be 0700"));
-        }
+        check_private(path, &metadata, "others may enter it: its mode should be 0700")?;
         Ok(Self { path: path.to_owned() })
     }
 
@@ -189,17 +186,17 @@ fn check_file(path: &Path, file: &File) -> Result<(), CacheError> {
     if !metadata.is_file() {
         return Err(CacheError::refused(path, "it is no regular file"));
     }
-    check_owner(path, &metadata)?;
-    if metadata.mode() & FOREIGN != 0 {
-        return Err(CacheError::refused(path, "others may read or write it: its mode should be 0600"));
-    }
-    Ok(())
+    check_private(path, &metadata, "others may read or write it: its mode should be 0600")
 }
 
-fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
+/// Checks that it is this user's, and nobody else's by its mode; `foreign` says what is wrong with a mode that lets others in.
+fn check_private(path: &Path, metadata: &Metadata, foreign: &str) -> Result<(), CacheError> {
     let user = rustix::process::geteuid().as_raw();
     if metadata.uid() != user {
         return Err(CacheError::refused(path, &format!("it belongs to user {}, not {user}", metadata.uid())));
+    }
+    if metadata.mode() & FOREIGN != 0 {
+        return Err(CacheError::refused(path, foreign));
     }
     Ok(())
 }

@@ -225,9 +225,8 @@ pub struct Dealer {
     ucx: Deck<bool>,
     arrivals: Deck<Arrivals>,
     plans: Deck<(Route, bool)>,
-    /// Instructions of P and D, one pair a case.
+    /// Instructions of P and D, one pair a case, the next one first.
     levels: Vec<(SimdLevel, SimdLevel)>,
-    dealt: usize,
 }
 
 impl Dealer {
@@ -272,7 +271,6 @@ impl Dealer {
                 (Local, true),
             ]),
             levels: Vec::new(),
-            dealt: 0,
         }
     }
 
@@ -312,10 +310,10 @@ impl Dealer {
             plans,
             order,
         };
-        if let Some(&(p, d)) = self.levels.get(self.dealt % self.levels.len().max(1)) {
+        if let Some(&(p, d)) = self.levels.first() {
             (case.p.simd, case.d.simd) = (Some(p), Some(d));
+            self.levels.rotate_left(1);
         }
-        self.dealt += 1;
         if case.arrivals == Arrivals::Gathered && !case.can_gather() {
             // Gathering tests the full batch: give it room instead of dealing another value.
             (case.d.tight, case.d.running) = (false, case.plans.len());
