@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::amx;
-use crate::cpu::{bf16x32, i8x32};
+use crate::cpu::{bf16x32, i8x32, stored};
 
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,10 @@ impl SimdLevel {
 
     /// The best level of this machine whose known answers are right: what differs from them is not used.
     pub fn detect() -> Self {
-        let right = |level: &Self| level.available() && bf16x32::known_answers(*level) && i8x32::known_answers(*level);
+        let right = |level: &Self| {
+            let level = *level;
+            bf16x32::known_answers(level) && i8x32::known_answers(level) && stored::known_answers(level)
+        };
         Self::ALL.into_iter().rev().find(right).unwrap_or(Self::Portable)
     }
 

@@ -1,6 +1,6 @@
 //! Matrices and inputs of GEMMs, packed for the arithmetic of their class.
 
-use super::{CpuKernels, bf16x32, f32fma, i8x32};
+use super::{CpuKernels, bf16x32, f32fma, i8x32, stored};
 use crate::device::{DeviceError, PartShape, StoredRows};
 use crate::host::Store;
 use crate::numerics::Numerics;
@@ -8,7 +8,7 @@ use half::bf16;
 
 /// Revision of the packed forms: to be increased with any change of their bytes, or kept ones would be taken for the new form. A test
 /// compares the bytes with recorded digests.
-const PACKING_REVISION: u32 = 1;
+const PACKING_REVISION: u32 = 2;
 
 /// Packed matrices that are multiplied together.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Matrix {
 enum Packed {
     F32(Vec<f32fma::Panels>),
     Bf16(bf16x32::Weights),
-    I8(Vec<i8x32::Weights>),
+    I8(Vec<stored::Weights>),
 }
 
 /// Rows as a product takes them; the buffers are reused.
@@ -49,10 +49,9 @@ impl Matrix {
             let panels = parts.iter().map(|part| f32fma::Panels::pack(k, weights, part)).collect();
             return Ok(Self { groups: vec![Packed::F32(panels)], k });
         }
-        let integers = |part: &StoredRows<'_>| kernels.numerics == Numerics::I8x32 && part.format.is_quantized();
-        let groups = parts.chunk_by(|a, b| integers(a) == integers(b)).map(|parts| {
-            if integers(&parts[0]) {
-                pack_integers(kernels, k, parts)
+        let groups = parts.chunk_by(|a, b| a.format.is_quantized() == b.format.is_quantized()).map(|parts| {
+            if parts[0].format.is_quantized() {
+                Ok(Packed::of_stored(kernels, pack_stored(kernels, k, parts)?))
             } else {
                 Ok(Packed::Bf16(pack_bf16(kernels, k, parts)))
             }
@@ -70,17 +69,14 @@ impl Matrix {
             let panels = parts.iter().map(|part| f32fma::Panels::zeroed(part.rows, k, weights)).collect();
             return Ok(Self { groups: vec![Packed::F32(panels)], k });
         }
-        let format = |part: &PartShape| match kernels.numerics {
-            Numerics::I8x32 => i8x32::Format::of(part.format),
-            _ => None,
-        };
-        let groups = parts.chunk_by(|a, b| format(a).is_some() == format(b).is_some()).map(|parts| {
-            let integers: Vec<_> = parts.iter().filter_map(|part| Some((part.rows, format(part)?))).collect();
-            if integers.is_empty() {
+        let groups = parts.chunk_by(|a, b| a.format.is_quantized() == b.format.is_quantized()).map(|parts| {
+            let stored = parts.iter().filter_map(|part| Some((part.rows, stored::Format::of(part.format)?)));
+            let stored: Vec<_> = stored.map(|(n, format)| stored::Weights::zeroed(format, n, k)).collect();
+            if stored.is_empty() {
                 let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
                 return Packed::Bf16(bf16x32::Weights::zeroed(kernels.simd, &heights, k));
             }
-            Packed::I8(integers.into_iter().map(|(n, format)| i8x32::Weights::zeroed(format, n, k)).collect())
+            Packed::of_stored(kernels, stored)
         });
         Ok(Self { groups: groups.collect(), k })
     }
@@ -91,8 +87,8 @@ impl Matrix {
         for group in &self.groups {
             match group {
                 Packed::F32(parts) => slices.extend(parts.iter().map(f32fma::Panels::bytes)),
-                Packed::Bf16(weights) => slices.push(weights.bytes()),
-                Packed::I8(parts) => slices.extend(parts.iter().map(i8x32::Weights::bytes)),
+                Packed::Bf16(weights) => slices.extend(weights.bytes()),
+                Packed::I8(parts) => slices.extend(parts.iter().map(stored::Weights::bytes)),
             }
         }
         slices
@@ -104,8 +100,8 @@ impl Matrix {
         for group in &mut self.groups {
             match group {
                 Packed::F32(parts) => slices.extend(parts.iter_mut().map(f32fma::Panels::bytes_mut)),
-                Packed::Bf16(weights) => slices.push(weights.bytes_mut()),
-                Packed::I8(parts) => slices.extend(parts.iter_mut().map(i8x32::Weights::bytes_mut)),
+                Packed::Bf16(weights) => slices.extend(weights.bytes_mut()),
+                Packed::I8(parts) => slices.extend(parts.iter_mut().map(stored::Weights::bytes_mut)),
             }
         }
         slices
@@ -130,14 +126,24 @@ fn pack_bf16(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> bf16x3
     })
 }
 
-fn pack_integers(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Packed, DeviceError> {
+fn pack_stored(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Vec<stored::Weights>, DeviceError> {
     let pack = |part: &StoredRows<'_>| {
-        let format = i8x32::Format::of(part.format)
+        let format = stored::Format::of(part.format)
             .ok_or_else(|| DeviceError::Shape { op: "load", message: format!("{:?} has no integers", part.format) })?;
-        i8x32::Weights::pack(&kernels.threads, format, part.rows, k, part.bytes)
+        stored::Weights::pack(&kernels.threads, format, part.rows, k, part.bytes)
             .map_err(|error| DeviceError::Shape { op: "load", message: error.to_string() })
     };
-    Ok(Packed::I8(parts.iter().map(pack).collect::<Result<_, _>>()?))
+    parts.iter().map(pack).collect()
+}
+
+impl Packed {
+    /// Quantized parts, which stay as the file stores them: `i8x32` takes their integers, `bf16x32` their values.
+    fn of_stored(kernels: &CpuKernels, parts: Vec<stored::Weights>) -> Self {
+        match kernels.numerics {
+            Numerics::I8x32 => Self::I8(parts),
+            Numerics::F32Fma { .. } | Numerics::Bf16x32 => Self::Bf16(bf16x32::Weights::stored(kernels.simd, parts)),
+        }
+    }
 }
 
 impl Input {

@@ -18,6 +18,7 @@ mod matrix;
 mod pool_memory;
 pub mod roofline;
 mod simd;
+mod stored;
 mod threads;
 
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};

@@ -5,6 +5,7 @@
 use super::GROUP;
 use super::pack::{GROUP_WORDS, PANEL, Rows, Weights};
 use super::tile::{self, Sums, Tile};
+use super::words::{parts, with_words};
 use crate::host::Store;
 use std::ops::Range;
 
@@ -124,25 +125,58 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     let passes = (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1));
     let per_pass = blocks.div_ceil(passes).max(1);
     let strip = (STRIP_ROWS / x.height()).max(1);
-    let mut totals = [Total([0.0; PANEL]); STRIP_ROWS];
     for first in (0..blocks).step_by(per_pass) {
-        let end_block = (first + per_pass).min(blocks);
+        let blocks = first..(first + per_pass).min(blocks);
         for panel in panels.clone() {
-            for at in (first..end_block).step_by(strip) {
-                let blocks = at..(at + strip).min(end_block);
-                let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
-                let totals = &mut totals[..rows.len()];
-                totals.fill(Total([0.0; PANEL]));
-                rows.clone().for_each(|row| epilogue.expect(row, panel));
-                for from in (0..w.groups()).step_by(TILE_GROUPS) {
-                    let w = &w.panel(panel)[from * GROUP_WORDS..(from + TILE_GROUPS).min(w.groups()) * GROUP_WORDS];
-                    let ahead = Ahead::of_blocks(w, end_block - first, at - first);
-                    run_strip(x, w, from, blocks.clone(), ahead, totals);
-                }
-                rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
+            if blocks.len() <= strip {
+                one_strip(x, w, panel, blocks.clone(), epilogue);
+            } else {
+                with_words(x.level(), w, panel, 0..w.groups(), |words| {
+                    strips(x, w, words, panel, blocks.clone(), strip, epilogue);
+                });
             }
         }
     }
+}
+
+/// All blocks of rows, in strips, times one panel.
+fn strips(
+    x: &Rows,
+    w: &Weights,
+    words: &[u32],
+    panel: usize,
+    blocks: Range<usize>,
+    strip: usize,
+    epilogue: &mut impl Epilogue,
+) {
+    let mut totals = [Total([0.0; PANEL]); STRIP_ROWS];
+    for at in blocks.clone().step_by(strip) {
+        let now = at..(at + strip).min(blocks.end);
+        let rows = x.block_rows(now.start).start..x.block_rows(now.end - 1).end;
+        let totals = &mut totals[..rows.len()];
+        totals.fill(Total([0.0; PANEL]));
+        rows.clone().for_each(|row| epilogue.expect(row, panel));
+        for from in (0..w.groups()).step_by(TILE_GROUPS) {
+            let words = &words[from * GROUP_WORDS..(from + TILE_GROUPS).min(w.groups()) * GROUP_WORDS];
+            let ahead = Ahead::of_blocks(w, words, blocks.len(), at - blocks.start);
+            run_strip(x, words, from, now.clone(), ahead, totals);
+        }
+        rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
+    }
+}
+
+/// Blocks of at most [`STRIP_ROWS`] rows times one panel.
+fn one_strip(x: &Rows, w: &Weights, panel: usize, blocks: Range<usize>, epilogue: &mut impl Epilogue) {
+    let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
+    let totals = &mut [Total([0.0; PANEL]); STRIP_ROWS][..rows.len()];
+    rows.clone().for_each(|row| epilogue.expect(row, panel));
+    for groups in parts(w, TILE_GROUPS) {
+        with_words(x.level(), w, panel, groups.clone(), |words| {
+            let ahead = Ahead::of_blocks(w, words, blocks.len(), 0);
+            run_strip(x, words, groups.start, blocks.clone(), ahead, totals);
+        });
+    }
+    rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
 }
 
 /// Prefetches of a tile.
@@ -153,19 +187,30 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// What block `block` of `blocks` prefetches while they pass over `w`: each a share of the memory that follows, so that reading it takes
+    /// What block `block` of `blocks` prefetches while they pass over `words`: each a share of the memory that follows, so that reading it takes
     /// as long as computing.
-    fn of_blocks(w: &[u32], blocks: usize, block: usize) -> Self {
+    fn of_blocks(w: &Weights, words: &[u32], blocks: usize, block: usize) -> Self {
+        if !w.has_words() {
+            return Self::nothing(words);
+        }
         let stride = LINE.div_ceil(blocks);
-        let far = size_of_val(w).min(AHEAD_MAX) + block * (size_of_val(w) / LINE) * stride;
-        Self { at: w.as_ptr().wrapping_byte_add(far), stride }
+        let far = size_of_val(words).min(AHEAD_MAX) + block * (size_of_val(words) / LINE) * stride;
+        Self { at: words.as_ptr().wrapping_byte_add(far), stride }
     }
 
-    /// What one pass of `rows` rows over `w` prefetches: as many bytes of what follows `w`. A single row waits for memory all
+    /// For words that were just made: whoever makes them reads ahead.
+    fn nothing(words: &[u32]) -> Self {
+        Self { at: words.as_ptr(), stride: 0 }
+    }
+
+    /// What one pass of `rows` rows over `words` prefetches: as many bytes of what follows them. A single row waits for memory all
     /// the time and needs only a bridge over the ends of pages (10 % faster than a panel ahead); more rows need more ahead.
-    pub(super) fn of_stream(rows: usize, w: &[u32]) -> Self {
-        let far = if rows == 1 { PAGE } else { size_of_val(w).min(AHEAD_MAX) };
-        Self { at: w.as_ptr().wrapping_byte_add(far), stride: LINE }
+    pub(super) fn of_stream(w: &Weights, words: &[u32], rows: usize) -> Self {
+        if !w.has_words() {
+            return Self::nothing(words);
+        }
+        let far = if rows == 1 { PAGE } else { size_of_val(words).min(AHEAD_MAX) };
+        Self { at: words.as_ptr().wrapping_byte_add(far), stride: LINE }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::gemm::{Ahead, Epilogue, Total};
 use super::pack::{PANEL, Rows, Weights};
 use super::tile::{self, Tile};
+use super::words::{parts, with_words};
 use std::ops::Range;
 
 /// Most rows of [`gemv`].
@@ -22,20 +23,23 @@ pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     for panel in panels {
         totals.fill(Total([0.0; PANEL]));
         (0..x.m()).for_each(|row| epilogue.expect(row, panel));
-        let words = w.panel(panel);
-        let ahead = Ahead::of_stream(x.m(), words);
-        let tile = Tile {
-            x: x.block(0, 0).as_ptr(),
-            w: words.as_ptr(),
-            blocks: 1,
-            skip: 0,
-            groups: w.groups(),
-            sums: totals.as_mut_ptr().cast(),
-            ahead: ahead.at,
-            ahead_stride: ahead.stride,
-        };
-        // SAFETY: the operands hold these groups and rows by their slices; the instructions were checked.
-        unsafe { tile::run(x.level(), x.m(), tile) };
+        for groups in parts(w, w.groups()) {
+            with_words(x.level(), w, panel, groups.clone(), |words| {
+                let ahead = Ahead::of_stream(w, words, x.m());
+                let tile = Tile {
+                    x: x.block(0, groups.start).as_ptr(),
+                    w: words.as_ptr(),
+                    blocks: 1,
+                    skip: 0,
+                    groups: groups.len(),
+                    sums: totals.as_mut_ptr().cast(),
+                    ahead: ahead.at,
+                    ahead_stride: ahead.stride,
+                };
+                // SAFETY: the operands hold these groups and rows by their slices; the instructions were checked.
+                unsafe { tile::run(x.level(), x.m(), tile) };
+            });
+        }
         for (row, total) in totals.iter().enumerate().take(x.m()) {
             epilogue.put(row, panel, &total.0);
         }

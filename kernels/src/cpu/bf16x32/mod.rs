@@ -10,6 +10,7 @@ mod pack;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod words;
 
 pub(super) use known::known_answers;
 pub(super) use pack::{Rows, Weights};

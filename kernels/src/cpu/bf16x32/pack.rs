@@ -9,7 +9,9 @@
 use super::level::{has_tiles, pair_words, tile_rows};
 use super::{GROUP, Shared, SimdLevel, Threads};
 use crate::cpu::buffer::Buffer;
+use crate::cpu::stored;
 use half::bf16;
+use std::ops::Range;
 
 /// Output features of one panel: two vectors of 16.
 pub(crate) const PANEL: usize = 32;
@@ -35,8 +37,8 @@ const fn halves_of(pair: usize, tiles: bool) -> [usize; 2] {
     if tiles { [pair * 2, pair * 2 + 1] } else { [first_of(pair) + 2, first_of(pair)] }
 }
 
-/// One or several stacked weights `[n, k]` in bf16 as panels of [`PANEL`] features, each `[groups, 16 pairs, PANEL]` pair words: one sequential stream of two
-/// bytes a weight, for GEMM and GEMV alike. Features beyond `n` and elements beyond `k` are zero.
+/// One or several stacked weights `[n, k]` in bf16 as panels of [`PANEL`] features, each `[groups, 16 pairs, PANEL]` pair words: one sequential stream,
+/// for GEMM and GEMV alike. Features beyond `n` and elements beyond `k` are zero.
 #[derive(Debug)]
 pub(crate) struct Weights {
     /// Output features of each part.
@@ -44,7 +46,22 @@ pub(crate) struct Weights {
     k: usize,
     /// Packed for TDPBF16PS.
     tiles: bool,
-    words: Buffer,
+    form: Form,
+}
+
+/// What memory holds of weights.
+#[derive(Debug)]
+enum Form {
+    /// The words of all panels.
+    Words(Buffer),
+    /// Each part as the file stores it; a panel's words are made when they are used.
+    Stored(Vec<stored::Weights>),
+}
+
+/// The words of weights that are all zero.
+fn zeros(parts: &[usize], k: usize) -> Buffer {
+    let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
+    Buffer::zeroed(panels * k.div_ceil(GROUP) * GROUP_WORDS)
 }
 
 impl Weights {
@@ -56,14 +73,14 @@ impl Weights {
         k: usize,
         mut row: impl FnMut(usize, usize, &mut [bf16]),
     ) -> Self {
-        let mut weights = Self::zeroed(level, parts, k);
-        let (panel_words, tiles) = (weights.panel_words(), weights.tiles);
+        let (panel_words, tiles) = (k.div_ceil(GROUP) * GROUP_WORDS, has_tiles(level));
+        let mut words = zeros(parts, k);
         let mut from = vec![bf16::ZERO; k.next_multiple_of(GROUP)];
         let mut first_panel = 0;
         for (part, &n) in parts.iter().enumerate() {
             for feature in 0..n {
                 row(part, feature, &mut from[..k]);
-                let panel = &mut weights.words[(first_panel + feature / PANEL) * panel_words..][..panel_words];
+                let panel = &mut words[(first_panel + feature / PANEL) * panel_words..][..panel_words];
                 for (at, word) in panel[feature % PANEL..].iter_mut().step_by(PANEL).enumerate() {
                     let [low, high] = halves_of(at % PAIRS, tiles).map(|k| from[at / PAIRS * GROUP + k].to_bits());
                     *word = u32::from(high) << 16 | u32::from(low);
@@ -71,24 +88,39 @@ impl Weights {
             }
             first_panel += n.div_ceil(PANEL);
         }
-        weights
+        Self { parts: parts.to_vec(), k, tiles, form: Form::Words(words) }
     }
 
     /// Weights of this shape that are all zero.
     pub(in crate::cpu) fn zeroed(level: SimdLevel, parts: &[usize], k: usize) -> Self {
-        let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
-        let words = Buffer::zeroed(panels * k.div_ceil(GROUP) * GROUP_WORDS);
-        Self { parts: parts.to_vec(), k, tiles: has_tiles(level), words }
+        Self { parts: parts.to_vec(), k, tiles: has_tiles(level), form: Form::Words(zeros(parts, k)) }
     }
 
-    /// All packed words as bytes.
-    pub(in crate::cpu) fn bytes(&self) -> &[u8] {
-        self.words.bytes()
+    /// Weights that stay as the file stores them, for kernels of `level`.
+    ///
+    /// # Panics
+    /// If parts differ in k.
+    pub(in crate::cpu) fn stored(level: SimdLevel, parts: Vec<stored::Weights>) -> Self {
+        let k = parts.first().map_or(0, stored::Weights::k);
+        assert!(parts.iter().all(|part| part.k() == k), "parts of one K");
+        let heights = parts.iter().map(stored::Weights::n).collect();
+        Self { parts: heights, k, tiles: has_tiles(level), form: Form::Stored(parts) }
     }
 
-    /// All packed words as bytes, to be written.
-    pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.words.bytes_mut()
+    /// What memory holds, in order.
+    pub(in crate::cpu) fn bytes(&self) -> Vec<&[u8]> {
+        match &self.form {
+            Form::Words(words) => vec![words.bytes()],
+            Form::Stored(parts) => parts.iter().map(stored::Weights::bytes).collect(),
+        }
+    }
+
+    /// What memory holds, in order, to be written.
+    pub(in crate::cpu) fn bytes_mut(&mut self) -> Vec<&mut [u8]> {
+        match &mut self.form {
+            Form::Words(words) => vec![words.bytes_mut()],
+            Form::Stored(parts) => parts.iter_mut().map(stored::Weights::bytes_mut).collect(),
+        }
     }
 
     /// Output features of each part.
@@ -116,13 +148,51 @@ impl Weights {
         self.k.div_ceil(GROUP)
     }
 
-    fn panel_words(&self) -> usize {
-        self.groups() * GROUP_WORDS
+    /// Whether memory holds the words: where it does not, [`Weights::expand`] makes them.
+    pub(crate) fn has_words(&self) -> bool {
+        matches!(self.form, Form::Words(_))
     }
 
-    /// The words of one panel, `[groups, 16, PANEL]`.
-    pub(crate) fn panel(&self, panel: usize) -> &[u32] {
-        &self.words[panel * self.panel_words()..(panel + 1) * self.panel_words()]
+    /// The words of some groups of a panel, `[groups, 16, PANEL]`.
+    ///
+    /// # Panics
+    /// If memory does not hold them.
+    pub(crate) fn words(&self, panel: usize, groups: Range<usize>) -> &[u32] {
+        let Form::Words(words) = &self.form else { unreachable!("words of stored weights") };
+        let first = panel * self.groups();
+        &words[(first + groups.start) * GROUP_WORDS..(first + groups.end) * GROUP_WORDS]
+    }
+
+    /// Makes the words of some groups of a panel in `to`, of [`GROUP_WORDS`] words a group.
+    ///
+    /// # Panics
+    /// If memory holds the words, or there is no such panel or group.
+    pub(crate) fn expand(&self, level: SimdLevel, panel: usize, groups: Range<usize>, to: &mut [u32]) {
+        const HALVES: usize = PANEL / stored::PANEL;
+        let Form::Stored(parts) = &self.form else { unreachable!("weights that are words already") };
+        let (part, panel) = self.locate(panel);
+        let part = &parts[part];
+        for half in 0..HALVES {
+            let (from, first) = (panel * HALVES + half, half * stored::PANEL);
+            if from < part.panels() {
+                let order = stored::Order { tiles: self.tiles, stride: PANEL, first };
+                stored::expand(level, part.format(), part.panel(from), groups.clone(), order, to);
+            } else {
+                to.chunks_exact_mut(PANEL).for_each(|to| to[first..].fill(0));
+            }
+        }
+    }
+
+    /// The part of a panel, and the panel's index in it.
+    fn locate(&self, panel: usize) -> (usize, usize) {
+        let mut rest = panel;
+        for (part, n) in self.parts.iter().enumerate() {
+            match rest.checked_sub(n.div_ceil(PANEL)) {
+                Some(further) => rest = further,
+                None => return (part, rest),
+            }
+        }
+        panic!("panel {panel} of {}", self.panels());
     }
 
     /// Writes feature `feature` of the first part, widened, to `out`: the embedding of a token.
@@ -131,7 +201,11 @@ impl Weights {
     /// If there is no such feature or `out` is not of length k.
     pub(crate) fn row(&self, feature: usize, out: &mut [f32]) {
         assert!(feature < self.parts[0] && out.len() == self.k, "feature {feature}, {} of {}", out.len(), self.k);
-        let panel = self.panel(feature / PANEL);
+        if let Form::Stored(parts) = &self.form {
+            parts[0].row(feature, out);
+            return out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        }
+        let panel = self.words(feature / PANEL, 0..self.groups());
         for (out, words) in out.chunks_mut(GROUP).zip(panel.chunks_exact(GROUP_WORDS)) {
             for pair in 0..PAIRS {
                 let word = words[pair * PANEL + feature % PANEL];

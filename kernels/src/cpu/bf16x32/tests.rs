@@ -2,9 +2,11 @@
 
 use super::gemm::{Outputs, gemm};
 use super::gemv::{GEMV_ROWS_MAX, gemv};
-use super::{Rows, SimdLevel, Threads, Weights};
+use super::{Rows, SimdLevel, Threads, Weights, linear};
+use crate::cpu::stored;
 use crate::host::Store;
 use crate::numerics::flushed;
+use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 use half::bf16;
 
@@ -117,6 +119,54 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
             let want = if store == Store::Add { before(i) + total } else { total };
             assert!(same(*got, want), "{level:?} {values:?} [{m}, {n}, {k}] {store:?} at {i}: {got:e} is not {want:e}");
         }
+    }
+}
+
+/// The same product with weights that stay as a file stores them, and with their bf16.
+fn check_stored(level: SimdLevel, m: usize, heights: [usize; 2], k: usize) {
+    let (format, mut random) = (StorageFormat::Q4_1, Random((m * 31 + k) as u64));
+    let bytes = heights.map(|n| {
+        let mut bytes: Vec<u8> = (0..n * format.row_bytes(k).unwrap()).map(|_| random.bits() as u8).collect();
+        bytes.chunks_exact_mut(format.block().1).for_each(|block| (block[1], block[3]) = (0x2c, 0xa8));
+        bytes
+    });
+    let threads = Threads::none();
+    let parts =
+        [0, 1].map(|i| stored::Weights::pack(&threads, stored::Format::Q4_1, heights[i], k, &bytes[i]).unwrap());
+    let expanded = Weights::pack(level, &heights, k, |part, feature, out| {
+        let mut row = vec![0.0; k];
+        format.expand(&bytes[part][feature * format.row_bytes(k).unwrap()..][..format.row_bytes(k).unwrap()], &mut row);
+        out.iter_mut().zip(&row).for_each(|(to, x)| *to = bf16::from_f32(*x));
+    });
+    let weights = Weights::stored(level, parts.into());
+    let (mut rows, mut want) = (vec![0.0; k], vec![0.0; k]);
+    for feature in [0, heights[0] - 1] {
+        weights.row(feature, &mut rows);
+        expanded.row(feature, &mut want);
+        assert_eq!(rows, want, "row {feature}");
+    }
+    let x: Vec<f32> = (0..m * k).map(|_| random.unit()).collect();
+    let mut rows = Rows::default();
+    rows.pack(&threads, level, &x, m, k);
+    let [got, want] = [&weights, &expanded].map(|weights| {
+        let mut outs = heights.map(|n| vec![0.25; m * n]);
+        let [first, second] = &mut outs;
+        linear(&threads, &rows, weights, Store::Add, &mut [first, second]);
+        outs
+    });
+    assert_eq!(got, want, "{level:?} [{m}, {heights:?}, {k}]");
+}
+
+#[test]
+fn weights_as_the_file_stores_them_have_the_bits_of_their_bf16() {
+    for level in SimdLevel::ALL.into_iter().filter(|level| level.available()) {
+        // Few rows take parts of a panel, many a whole one; parts end within a panel, and K within and beyond a tile's groups.
+        for m in [1, 3, 5, 32, 33, 200] {
+            check_stored(level, m, [40, 65], 576);
+        }
+        check_stored(level, 2, [16, 1], 32);
+        check_stored(level, 40, [33, 32], 4160);
+        check_stored(level, 600, [32, 16], 1536);
     }
 }
 

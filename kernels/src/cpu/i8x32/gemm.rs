@@ -2,12 +2,11 @@
 //!
 //! A panel is read from memory once for as many rows as half of the second-level cache holds; tasks are panels times such passes of rows.
 
-use super::formats::Format;
 use super::level::Level;
-use super::pack::Weights;
 use super::quantize::{ROWS_MAX, Record, Rows};
 use super::tile::{self, Sums, Tile, TileSums};
 use super::{BLOCK, PANEL};
+use crate::cpu::stored::{Format, Weights};
 use crate::host::Store;
 use std::ops::Range;
 

@@ -3,8 +3,9 @@
 
 use super::gemm::{Epilogue, gemm};
 use super::level::Level;
-use super::{BLOCK, Format, PANEL, Rows, Threads, Weights};
+use super::{BLOCK, PANEL, Rows, Threads, Weights};
 use crate::cpu::SimdLevel;
+use crate::cpu::stored::Format;
 
 /// Blocks of K of a case.
 const BLOCKS: usize = 3;

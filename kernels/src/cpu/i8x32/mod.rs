@@ -3,29 +3,23 @@
 //! Subnormals cannot occur, except as activations that become 0: every scale and minimum of weights is a multiple of 2^-24, hence so is every
 //! term, and a scale of activations is at least 2^-79 and a multiple of 2^-102. So every sum is a multiple of 2^-126: zero or normal.
 
-mod formats;
 mod gemm;
 mod known;
 mod level;
-mod pack;
 mod quantize;
 #[cfg(test)]
 mod tests;
 mod tile;
 
-pub(super) use formats::Format;
 pub(super) use known::known_answers;
-pub(super) use pack::Weights;
 pub(super) use quantize::Rows;
 
+use super::stored::{PANEL, Weights};
 use super::{Shared, SimdLevel, threads::Threads};
 use crate::host::Store;
 use crate::quantized::BLOCK;
 use gemm::Output;
 use level::Level;
-
-/// Output features of a panel of packed weights.
-const PANEL: usize = 16;
 
 /// Tasks per thread, so that a slow thread delays the end by a part of its share.
 const TASKS_PER_THREAD: usize = 4;

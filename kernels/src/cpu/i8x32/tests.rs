@@ -1,8 +1,9 @@
 //! Kernels of every instruction set against the scalar dot product.
 
 use super::level::Level;
-use super::{BLOCK, Format, Rows, Threads, Weights, linear};
+use super::{BLOCK, Rows, Threads, Weights, linear};
 use crate::cpu::SimdLevel;
+use crate::cpu::stored::Format;
 use crate::host::Store;
 use crate::quantized::{self, Activations};
 use crate::storage::StorageFormat;

@@ -5,9 +5,8 @@
 //! A panel is two halves of 8 features, one after the other: the second finds its half of every line in the first-level cache.
 
 use super::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Stored, Tile, TileSums};
-use crate::cpu::i8x32::formats::{Format, Kind};
-use crate::cpu::i8x32::pack::Layout;
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
+use crate::cpu::stored::{Format, Kind, Layout};
 use std::arch::x86_64::*;
 
 /// 8 f16 at `at`, widened.

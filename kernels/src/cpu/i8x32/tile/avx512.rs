@@ -4,9 +4,8 @@
 //! memory by the instruction itself. A row has two chains of 4, whose starts are the corrections of the offset, and then 3 roundings.
 
 use super::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Run, Stored, Sums, Tile, TileSums};
-use crate::cpu::i8x32::formats::{Format, Kind};
-use crate::cpu::i8x32::pack::Layout;
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
+use crate::cpu::stored::{Format, Kind, Layout};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::offset_of;

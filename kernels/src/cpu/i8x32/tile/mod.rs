@@ -7,10 +7,9 @@ mod avx512;
 mod portable;
 
 use super::PANEL;
-use super::formats::Format;
 use super::level::Level;
-use super::pack::Layout;
 use super::quantize::{ROWS_MAX, Record};
+use crate::cpu::stored::{Format, Layout};
 use std::ops::Range;
 
 /// Sums of one row and the features of a panel.

@@ -1,9 +1,8 @@
 //! Tiles in scalar code.
 
 use super::{Sums, Tile, TileSums};
-use crate::cpu::i8x32::formats::{Format, Kind};
-use crate::cpu::i8x32::pack::unpack;
 use crate::cpu::i8x32::{BLOCK, PANEL};
+use crate::cpu::stored::{Format, Kind, unpack};
 
 /// As [`super::run`].
 pub(super) fn tile(format: Format, rows: usize, tile: &Tile<'_>, sums: &mut TileSums) {

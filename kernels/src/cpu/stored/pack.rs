@@ -1,6 +1,4 @@
-//! Weights repacked for the kernels.
-//!
-//! A panel of 16 features is one sequential stream of *groups*: what shares a stored block, 1 or 8 blocks of 32. A group is a header with
+//! The packed form. A panel of 16 features is one sequential stream of *groups*: what shares a stored block, 1 or 8 blocks of 32. A group is a header with
 //! the scales, then its blocks. Integers are in *words* of 4 k: word `j` of 8 holds `k = 4j..4j + 4` of one feature, a vector of words those of 16
 //! features. Bytes, for 16 features:
 //!

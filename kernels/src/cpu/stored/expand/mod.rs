@@ -1,0 +1,261 @@
+//! Blocks of a panel as pairs of bf16, in the order of `bf16x32`.
+//!
+//! Each value is the format's product and sum, then rounded to bf16. Products are exact, so a fused multiply-add gives the same bits: d has 11
+//! significant bits, sc times q at most 13.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use super::formats::{Format, Kind};
+use super::pack::Layout;
+use super::{BLOCK, PANEL, SimdLevel};
+use std::ops::Range;
+
+/// Pair words of a block.
+const PAIRS: usize = BLOCK / 2;
+
+/// Where pair words go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    /// Pairs of neighbours, as TDPBF16PS takes them; else k in the high half and k + 2 in the low one, as VDPBF16PS does.
+    pub(crate) tiles: bool,
+    /// Words from one pair to the next.
+    pub(crate) stride: usize,
+    /// Words before the first of each pair.
+    pub(crate) first: usize,
+}
+
+/// Writes the weights of some blocks of a panel of `format`, rounded to bf16, as pair words `[blocks, 16 pairs, stride]`, 16 of each stride.
+///
+/// # Panics
+/// If a block does not exist, `to` does not have the words of all blocks, or the processor lacks the level.
+pub(crate) fn expand(
+    level: SimdLevel,
+    format: Format,
+    panel: &[u8],
+    blocks: Range<usize>,
+    order: Order,
+    to: &mut [u32],
+) {
+    let layout = Layout::of(format);
+    assert!(level.available() && order.first + PANEL <= order.stride);
+    assert!(blocks.end <= panel.len() / layout.group() * layout.blocks);
+    assert!(to.len() >= blocks.len() * PAIRS * order.stride);
+    let to = to.as_mut_ptr().wrapping_add(order.first);
+    // SAFETY: the level is available, the panel has the blocks, and `to` has the words of all pairs.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if level >= SimdLevel::Avx512 {
+            return avx512::expand(format, panel, blocks, order, to);
+        } else if level == SimdLevel::Avx2Fma {
+            return avx2::expand(format, panel, blocks, order, to);
+        }
+        all::<portable::Portable>(format, panel, blocks, order, to);
+    }
+}
+
+/// Vectors of some features. Operations are on each feature's word, or where they say so on each of its four bytes.
+///
+/// A function of an implementation may be called only where the processor has its instructions.
+trait Lanes {
+    /// Features of a vector.
+    const WIDTH: usize;
+    type Int: Copy;
+    type Float: Copy;
+
+    /// # Safety
+    /// As for all of them; `from` is readable for a word of each feature.
+    unsafe fn words(from: *const u8) -> Self::Int;
+    /// A byte of each feature, widened.
+    /// # Safety
+    /// `from` is readable for them.
+    unsafe fn bytes(from: *const u8) -> Self::Int;
+    /// An f16 of each feature, widened.
+    /// # Safety
+    /// `from` is readable for them.
+    unsafe fn halves(from: *const u8) -> Self::Float;
+    /// # Safety
+    /// `to` is writable for a word of each feature.
+    unsafe fn store(x: Self::Int, to: *mut u32);
+
+    fn splat(x: u32) -> Self::Int;
+    fn and(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn or(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn add(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn shift_left(x: Self::Int, by: u32) -> Self::Int;
+    fn shift_right(x: Self::Int, by: u32) -> Self::Int;
+    /// Of signed integers.
+    fn float(x: Self::Int) -> Self::Float;
+    fn bits(x: Self::Float) -> Self::Int;
+    fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b + c` for an exact product: with one rounding or two.
+    fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// The upper halves of `high`, above those of `low`.
+    fn pair(high: Self::Int, low: Self::Int) -> Self::Int;
+}
+
+/// One copy of the loops for each format, so that their branches on it are gone.
+///
+/// # Safety
+/// The processor has the instructions of `L`; the panel has the blocks; `to` is writable for 16 words at each stride of all pairs.
+#[inline(always)]
+unsafe fn all<L: Lanes>(format: Format, panel: &[u8], blocks: Range<usize>, order: Order, to: *mut u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match format {
+            Format::Q4_0 => each::<L>(Format::Q4_0, panel, blocks, order, to),
+            Format::Q4_1 => each::<L>(Format::Q4_1, panel, blocks, order, to),
+            Format::Q8_0 => each::<L>(Format::Q8_0, panel, blocks, order, to),
+            Format::Q4K => each::<L>(Format::Q4K, panel, blocks, order, to),
+            Format::Q5K => each::<L>(Format::Q5K, panel, blocks, order, to),
+            Format::Q6K => each::<L>(Format::Q6K, panel, blocks, order, to),
+        }
+    }
+}
+
+/// # Safety
+/// As [`all`].
+#[inline(always)]
+unsafe fn each<L: Lanes>(format: Format, panel: &[u8], blocks: Range<usize>, order: Order, to: *mut u32) {
+    let layout = Layout::of(format);
+    for (at, block) in blocks.enumerate() {
+        let (group, sub) = (block / layout.blocks, block % layout.blocks);
+        let header = panel.as_ptr().wrapping_add(group * layout.group());
+        let stored = header.wrapping_add(layout.header + sub * layout.block);
+        fetch(stored, layout.lines());
+        for first in (0..PANEL).step_by(L::WIDTH) {
+            let to = to.wrapping_add(at * PAIRS * order.stride + first);
+            // SAFETY: the group's bytes and the block's words, of these features.
+            unsafe {
+                let scales = Scales::<L>::read(format, header, sub, first);
+                let stored = stored.wrapping_add(first * 4);
+                half::<L>(format, stored, 0, &scales, order, to);
+                half::<L>(format, stored, 1, &scales, order, to.wrapping_add(PAIRS / 2 * order.stride));
+            }
+        }
+    }
+}
+
+/// Bytes ahead of those being expanded that are fetched into the first-level cache.
+const AHEAD: usize = 4 << 10;
+
+/// Fetches what follows, which would otherwise be waited for.
+#[inline(always)]
+fn fetch(_stored: *const u8, _lines: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0.._lines {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(_stored.wrapping_add(AHEAD + line * 64).cast()) };
+    }
+}
+
+/// The pairs of the first or second 16 values.
+///
+/// # Safety
+/// As [`each`], for the features of one vector.
+#[inline(always)]
+unsafe fn half<L: Lanes>(
+    format: Format,
+    stored: *const u8,
+    half: usize,
+    scales: &Scales<L>,
+    order: Order,
+    to: *mut u32,
+) {
+    for word in 0..4 {
+        // SAFETY: the caller's promise.
+        let ints = unsafe { integers::<L>(format, stored, half * 4 + word) };
+        let [a, b, c, d] = [
+            scales.value(format, half, L::and(ints, L::splat(0xff))),
+            scales.value(format, half, L::and(L::shift_right(ints, 8), L::splat(0xff))),
+            scales.value(format, half, L::and(L::shift_right(ints, 16), L::splat(0xff))),
+            scales.value(format, half, L::shift_right(ints, 24)),
+        ];
+        let pairs = if order.tiles { [L::pair(b, a), L::pair(d, c)] } else { [L::pair(a, c), L::pair(b, d)] };
+        for (pair, words) in pairs.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { L::store(words, to.wrapping_add((word * 2 + pair) * order.stride)) };
+        }
+    }
+}
+
+/// The unsigned integers of word `j`, as bytes.
+///
+/// # Safety
+/// As [`each`], for the features of one vector.
+#[inline(always)]
+unsafe fn integers<L: Lanes>(format: Format, stored: *const u8, j: usize) -> L::Int {
+    // SAFETY: the caller's promise.
+    let vector = |index: usize| unsafe { L::words(stored.wrapping_add(index * PANEL * 4)) };
+    if format == Format::Q8_0 {
+        return vector(j);
+    }
+    let nibbles = L::and(L::shift_right(vector(j % 4), (j / 4 * 4) as u32), L::splat(0x0f0f_0f0f));
+    let high = match format {
+        Format::Q5K => L::and(L::shift_right(vector(4), j as u32), L::splat(0x0101_0101)),
+        Format::Q6K => L::and(L::shift_right(vector(4 + j / 4), (j % 4 * 2) as u32), L::splat(0x0303_0303)),
+        _ => return nibbles,
+    };
+    L::or(nibbles, L::shift_left(high, 4))
+}
+
+/// Scales and minima of a block.
+struct Scales<L: Lanes> {
+    /// Of the first and of the second 16 integers.
+    scale: [L::Float; 2],
+    min: L::Float,
+}
+
+impl<L: Lanes> Scales<L> {
+    /// Those of block `sub` of a group, of the features from `first` on.
+    ///
+    /// # Safety
+    /// `header` is readable for a header of the format; the processor has the instructions.
+    #[inline(always)]
+    unsafe fn read(format: Format, header: *const u8, sub: usize, first: usize) -> Self {
+        // SAFETY: the caller's promise.
+        let (halves, bytes) = unsafe {
+            let halves = |at: usize| L::halves(header.wrapping_add(at + 2 * first));
+            let bytes = |part: usize| L::bytes(header.wrapping_add(64 + sub * 32 + part * PANEL + first));
+            match format {
+                Format::Q4_0 | Format::Q8_0 => ([halves(0); 2], [L::splat(0); 2]),
+                Format::Q4_1 => ([halves(0), halves(32)], [L::splat(0); 2]),
+                Format::Q4K | Format::Q5K => ([halves(0), halves(32)], [bytes(0), bytes(1)]),
+                Format::Q6K => ([halves(0); 2], [bytes(0), bytes(1)]),
+            }
+        };
+        let ([d, m], [a, b]) = (halves, bytes);
+        match format {
+            Format::Q4_0 | Format::Q8_0 | Format::Q4_1 => Self { scale: [d; 2], min: m },
+            Format::Q4K | Format::Q5K => Self { scale: [L::mul(d, L::float(a)); 2], min: L::mul(m, L::float(b)) },
+            Format::Q6K => Self { scale: [a, b].map(|sc| L::mul(d, L::float(signed::<L>(sc)))), min: d },
+        }
+    }
+
+    /// The values of `ints`, rounded to bf16 in the upper halves.
+    #[inline(always)]
+    fn value(&self, format: Format, half: usize, ints: L::Int) -> L::Int {
+        let q = match format.offset() {
+            0 => ints,
+            offset => L::add(ints, L::splat(offset.wrapping_neg() as u32)),
+        };
+        let value = match format.kind() {
+            Kind::Min => L::mul_add(L::float(q), self.scale[half], self.min),
+            Kind::One | Kind::Two => L::mul(L::float(q), self.scale[half]),
+        };
+        let bits = L::bits(value);
+        let odd = L::and(L::shift_right(bits, 16), L::splat(1));
+        L::add(L::add(bits, odd), L::splat(0x7fff))
+    }
+}
+
+/// Bytes as signed integers: `(x ^ 0x80) - 0x80`, the first as a sum without its carry.
+#[inline(always)]
+fn signed<L: Lanes>(bytes: L::Int) -> L::Int {
+    let flipped = L::and(L::add(bytes, L::splat(0x80)), L::splat(0xff));
+    L::add(flipped, L::splat(0x80u32.wrapping_neg()))
+}
