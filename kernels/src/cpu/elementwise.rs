@@ -3,7 +3,7 @@
 use super::simd::{Kernel, LANES, Simd, silu};
 use super::{CpuKernels, Shared};
 use crate::device::RopeTable;
-use crate::host::KvStep;
+use crate::host::{KvStep, NormOf};
 use crate::numerics;
 
 /// Elements below which waking threads costs more than the work.
@@ -24,22 +24,26 @@ unsafe fn rows_of<'a>(out: Shared<f32>, cols: usize, start: usize, end: usize) -
     unsafe { std::slice::from_raw_parts_mut(out.get().add(start * cols), (end - start) * cols) }
 }
 
-pub(super) fn rms_norm(kernels: &CpuKernels, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-    let cols = gain.len();
+pub(super) fn rms_norm(kernels: &CpuKernels, x: &[f32], norm: NormOf<'_>, out: &mut [f32]) {
+    let cols = norm.gain.len();
     assert_eq!(x.len(), out.len());
     let shared = Shared(out.as_mut_ptr());
     pieces(kernels, x.len() / cols, cols, &|start, end| {
         // SAFETY: `pieces` gives each row to one task.
         let out = unsafe { rows_of(shared, cols, start, end) };
-        kernels.level.run(RmsNorm { x: &x[start * cols..end * cols], gain, eps, out });
+        kernels.level.run(RmsNorm { rows: Rows::From { x: &x[start * cols..end * cols], out }, norm });
     });
 }
 
-struct RmsNorm<'a> {
-    x: &'a [f32],
-    gain: &'a [f32],
-    eps: f32,
-    out: &'a mut [f32],
+/// Rows to norm.
+pub(super) enum Rows<'a> {
+    From { x: &'a [f32], out: &'a mut [f32] },
+    InPlace(&'a mut [f32]),
+}
+
+pub(super) struct RmsNorm<'a> {
+    pub(super) rows: Rows<'a>,
+    pub(super) norm: NormOf<'a>,
 }
 
 impl Kernel for RmsNorm<'_> {
@@ -47,15 +51,33 @@ impl Kernel for RmsNorm<'_> {
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        let cols = self.gain.len();
-        for (x, out) in self.x.chunks_exact(cols).zip(self.out.chunks_exact_mut(cols)) {
-            let mean = s.merge(square_lanes(s, x)) / cols as f32;
-            let r = 1.0 / (mean + self.eps).sqrt();
-            for ((out, x), gain) in out.iter_mut().zip(x).zip(self.gain) {
-                *out = (x * r) * gain;
+        let NormOf { gain, eps } = self.norm;
+        match self.rows {
+            Rows::From { x, out } => {
+                for (x, out) in x.chunks_exact(gain.len()).zip(out.chunks_exact_mut(gain.len())) {
+                    let r = factor(s, x, eps);
+                    for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
+                        *out = (x * r) * gain;
+                    }
+                }
+            }
+            Rows::InPlace(x) => {
+                for x in x.chunks_exact_mut(gain.len()) {
+                    let r = factor(s, x, eps);
+                    for (x, gain) in x.iter_mut().zip(gain) {
+                        *x = (*x * r) * gain;
+                    }
+                }
             }
         }
     }
+}
+
+/// What a row is multiplied by.
+#[inline(always)]
+fn factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let mean = s.merge(square_lanes(s, x)) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
 }
 
 /// Lane sums of squares, the tail padded with zeros.
@@ -79,30 +101,37 @@ fn square_lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
 }
 
 /// Rotates every head of every row of the step.
-pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
+pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, table: &RopeTable, x: &mut [f32]) {
     let rows = step.rows();
     if rows == 0 {
         return;
     }
-    let (cols, half) = (x.len() / rows, rope.dim / 2);
-    let positions: Vec<usize> = step.positions().collect();
+    let cols = x.len() / rows;
     let shared = Shared(x.as_mut_ptr());
     pieces(kernels, rows, cols, &|start, end| {
         // SAFETY: `pieces` gives each row to one task.
         let x = unsafe { rows_of(shared, cols, start, end) };
-        for (row, &position) in x.chunks_exact_mut(cols).zip(&positions[start..end]) {
-            let table = position * half..(position + 1) * half;
-            let (cos, sin) = (&rope.cos[table.clone()], &rope.sin[table]);
-            kernels.level.run(Rotate { row, head_dim: step.kv.dim(), cos, sin });
+        for (row, position) in x.chunks_exact_mut(cols).zip(step.positions_of(start..end)) {
+            kernels.level.run(Rotate::new(row, step.kv.dim(), table, position));
         }
     });
 }
 
-struct Rotate<'a> {
+/// Rotates the heads of a row.
+pub(super) struct Rotate<'a> {
     row: &'a mut [f32],
     head_dim: usize,
     cos: &'a [f32],
     sin: &'a [f32],
+}
+
+impl<'a> Rotate<'a> {
+    #[inline(always)]
+    pub(super) fn new(row: &'a mut [f32], head_dim: usize, table: &'a RopeTable, position: usize) -> Self {
+        let half = table.dim / 2;
+        let at = position * half..(position + 1) * half;
+        Self { row, head_dim, cos: &table.cos[at.clone()], sin: &table.sin[at] }
+    }
 }
 
 impl Kernel for Rotate<'_> {
@@ -135,9 +164,9 @@ pub(super) fn silu_mul(kernels: &CpuKernels, gate: &mut [f32], up: &[f32]) {
     });
 }
 
-struct SiluMul<'a> {
-    gate: &'a mut [f32],
-    up: &'a [f32],
+pub(super) struct SiluMul<'a> {
+    pub(super) gate: &'a mut [f32],
+    pub(super) up: &'a [f32],
 }
 
 impl Kernel for SiluMul<'_> {

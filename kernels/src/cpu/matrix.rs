@@ -1,6 +1,9 @@
 //! Matrices and inputs of GEMMs, packed for the arithmetic of their class.
 
-use super::{CpuKernels, bf16x32, f32fma, i8x32, stored};
+use super::fused::{Columns, share};
+use super::source::Source;
+use super::target::Target;
+use super::{CpuKernels, Shared, bf16x32, f32fma, i8x32, stored};
 use crate::device::{DeviceError, PartShape, StoredRows};
 use crate::host::Store;
 use crate::numerics::Numerics;
@@ -9,6 +12,12 @@ use half::bf16;
 /// Revision of the packed forms: to be increased with any change of their bytes, or kept ones would be taken for the new form. A test
 /// compares the bytes with recorded digests.
 const PACKING_REVISION: u32 = 2;
+
+/// Features that a task of [`linear`] takes together: whole panels of every class.
+const LINEAR_UNIT: usize = 32;
+
+/// Tasks per thread, so that a slow thread takes fewer.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Packed matrices that are multiplied together.
 #[derive(Debug)]
@@ -146,18 +155,88 @@ impl Packed {
     }
 }
 
+impl Packed {
+    /// Number of parts.
+    fn parts(&self) -> usize {
+        match self {
+            Self::F32(parts) => parts.len(),
+            Self::Bf16(weights) => weights.parts().len(),
+            Self::I8(parts) => parts.len(),
+        }
+    }
+}
+
+/// How the kernels take rows of an input.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiles {
+    /// Most rows of a tile.
+    pub(super) rows_max: usize,
+    /// Bytes of a packed row.
+    pub(super) row_bytes: usize,
+}
+
+impl Matrix {
+    /// Elements of a row.
+    pub(super) fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The tiles of its products.
+    pub(super) fn tiles(&self, kernels: &CpuKernels) -> Tiles {
+        let (rows_max, row_bytes) = match &self.groups[0] {
+            Packed::F32(_) => (f32fma::TILE_ROWS, self.k * size_of::<f32>()),
+            Packed::Bf16(_) => bf16x32::rows(kernels.simd, self.k),
+            Packed::I8(_) => i8x32::rows(self.k),
+        };
+        Tiles { rows_max, row_bytes }
+    }
+
+    /// The group of a part, and its number there.
+    fn part(&self, mut part: usize) -> (&Packed, usize) {
+        for group in &self.groups {
+            if part < group.parts() {
+                return (group, part);
+            }
+            part -= group.parts();
+        }
+        panic!("a matrix without part {part}");
+    }
+
+    /// Output features of a part.
+    pub(super) fn height(&self, part: usize) -> usize {
+        match self.part(part) {
+            (Packed::F32(parts), part) => parts[part].n,
+            (Packed::Bf16(weights), part) => weights.parts()[part],
+            (Packed::I8(parts), part) => parts[part].n(),
+        }
+    }
+
+    /// Products of all rows of an input for this matrix with the target's features of a part, which begin with a panel.
+    pub(super) fn product(&self, kernels: &CpuKernels, x: &Input, part: usize, partitions: usize, target: Target) {
+        match self.part(part) {
+            (Packed::F32(parts), part) => f32fma::product(kernels.level, &x.f32, &parts[part], partitions, target),
+            (Packed::Bf16(weights), part) => bf16x32::product(&x.bf16, weights, part, target),
+            (Packed::I8(parts), part) => i8x32::product(kernels.simd, &x.i8, &parts[part], target),
+        }
+    }
+}
+
+/// Rows that are copied at once.
+const COPIED_ROWS: usize = 8;
+
 impl Input {
-    /// Rounds `rows` rows of `x` for products with `w`.
-    pub(super) fn round(&mut self, kernels: &CpuKernels, x: &[f32], rows: usize, w: &Matrix) {
-        let (threads, k, x) = (&kernels.threads, w.k, &x[..rows * w.k]);
+    /// Rounds `rows` rows for products with `w`.
+    pub(super) fn fill(&mut self, kernels: &CpuKernels, w: &Matrix, rows: usize, source: &mut Source<'_>) {
         for group in &w.groups {
             match group {
                 Packed::F32(_) => {
                     self.f32.clear();
-                    self.f32.extend_from_slice(x);
+                    for first in (0..rows).step_by(COPIED_ROWS) {
+                        self.f32.extend_from_slice(source.rows(first..(first + COPIED_ROWS).min(rows)));
+                    }
                 }
-                Packed::Bf16(_) => self.bf16.pack(threads, kernels.simd, x, rows, k),
-                Packed::I8(_) => i8x32::quantize(threads, kernels.simd, x, rows, k, &mut self.i8),
+                Packed::Bf16(_) => self.bf16.pack(kernels.simd, rows, w.k, source),
+                Packed::I8(_) => i8x32::quantize(kernels.simd, rows, w.k, source, &mut self.i8),
             }
         }
     }
@@ -170,24 +249,21 @@ pub(super) fn linear(
     w: &Matrix,
     partitions: usize,
     store: Store,
-    mut outs: &mut [&mut [f32]],
+    outs: &mut [&mut [f32]],
 ) {
-    for group in &w.groups {
-        let parts = match group {
-            Packed::F32(parts) => parts.len(),
-            Packed::Bf16(weights) => weights.parts().len(),
-            Packed::I8(parts) => parts.len(),
-        };
-        let (now, later) = outs.split_at_mut(parts);
-        outs = later;
-        match group {
-            Packed::F32(parts) => {
-                for (part, out) in parts.iter().zip(now) {
-                    f32fma::linear(kernels, &x.f32, part, partitions, store, out);
-                }
-            }
-            Packed::Bf16(weights) => bf16x32::linear(&kernels.threads, &x.bf16, weights, store, now),
-            Packed::I8(parts) => i8x32::linear(&kernels.threads, kernels.simd, &x.i8, parts, store, now),
-        }
-    }
+    let heights: Vec<usize> = (0..outs.len()).map(|part| w.height(part)).collect();
+    assert_eq!(outs.len(), w.groups.iter().map(Packed::parts).sum::<usize>());
+    let rows = outs[0].len() / heights[0];
+    assert!(outs.iter().zip(&heights).all(|(out, n)| out.len() == rows * n));
+    let outs: Vec<_> = outs.iter_mut().map(|out| Shared(out.as_mut_ptr())).collect();
+    let columns = Columns { parts: &heights, unit: LINEAR_UNIT };
+    let tasks = (kernels.threads.count() * TASKS_PER_THREAD).min(columns.units());
+    kernels.threads.run(tasks, &|task| {
+        columns.each(share(columns.units(), task, tasks), usize::MAX, |part, features| {
+            let n = heights[part];
+            // SAFETY: the output is `[rows, n]`, and no two tasks have the same features of a part.
+            let target = unsafe { Target::new(outs[part].get().add(features.start), n, features, store) };
+            w.product(kernels, x, part, partitions, target);
+        });
+    });
 }

@@ -12,21 +12,27 @@ mod bf16x32;
 mod buffer;
 mod elementwise;
 mod f32fma;
+mod fused;
 mod i8x32;
 mod level;
+mod lines;
 mod matrix;
 mod pool_memory;
 pub mod roofline;
 mod simd;
+mod source;
 mod stored;
+mod target;
 mod threads;
 
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store, Timed, Times};
+use crate::host::{HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times};
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
-use baton_types::Digest;
+use baton_types::{Digest, TokenId};
+use pool_memory::StoreColumns;
 use simd::{Avx2, Kernel, Portable, Simd};
+use source::Source;
 use std::sync::Arc;
 use threads::Threads;
 
@@ -164,11 +170,11 @@ impl HostKernels for CpuKernels {
     }
 
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-        elementwise::rms_norm(self, x, gain, eps, out);
+        elementwise::rms_norm(self, x, NormOf { gain, eps }, out);
     }
 
     fn input(&self, x: &[f32], rows: usize, w: &Matrix, input: &mut Input) {
-        input.round(self, x, rows, w);
+        input.fill(self, w, rows, &mut Source::dense(x, w.k()));
     }
 
     fn linear(&self, x: &Input, w: &Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
@@ -178,7 +184,9 @@ impl HostKernels for CpuKernels {
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
         elementwise::rope(self, step, rope, q);
         elementwise::rope(self, step, rope, k);
-        pool_memory::store(step, [k, v]);
+        for (plane, data) in [&*k, v].into_iter().enumerate() {
+            self.level.run(StoreColumns { step, plane, rows: 0..step.rows(), first: 0, data });
+        }
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
@@ -192,6 +200,34 @@ impl HostKernels for CpuKernels {
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
         elementwise::silu_mul(self, gate, up);
+    }
+
+    fn embed(&self, table: &Matrix, ids: &[TokenId], residual: &mut [f32]) {
+        fused::embed(self, table, ids, residual);
+    }
+
+    fn qkv(
+        &self,
+        w: &Matrix,
+        op: &QkvOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        query: &mut [f32],
+        _: &mut Scratch<Input>,
+    ) {
+        fused::qkv(self, w, op, step, residual, query);
+    }
+
+    fn project(&self, w: &Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32], _: &mut Scratch<Input>) {
+        fused::project(self, w, op, x, residual);
+    }
+
+    fn gate_up(&self, w: &Matrix, norm: NormOf<'_>, residual: &[f32], inner: &mut [f32], _: &mut Scratch<Input>) {
+        fused::gate_up(self, w, norm, residual, inner);
+    }
+
+    fn head(&self, w: &Matrix, norm: NormOf<'_>, residual: &[f32], logits: &mut [f32], _: &mut Scratch<Input>) {
+        fused::head(self, w, norm, residual, logits);
     }
 }
 

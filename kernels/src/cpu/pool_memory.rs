@@ -1,30 +1,48 @@
 //! Loads from and stores to a KV pool through raw pointers: a NIC may be writing other blocks of it at the same time.
 
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::host::KvStep;
 use crate::kv::KvBinding;
 use baton_types::{BlockId, Dtype};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
-pub(super) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
-    let pool = step.kv;
-    let cols = pool.heads() * pool.dim();
-    for (plane, data) in pool.planes().into_iter().zip(kv) {
-        let mut rest = data;
-        for segment in step.segments {
-            for run in pool.runs(&segment.blocks, segment.position..segment.end()) {
-                let (now, later) = rest.split_at(run.tokens * cols);
-                rest = later;
-                let to = address(pool, step.layer, plane, run.block, run.token, run.tokens);
-                // SAFETY: `address` checked room for `run.tokens` rows of `cols` elements; the plan's blocks belong to this engine to
-                // write.
-                unsafe {
-                    match pool.dtype(plane) {
-                        Dtype::F32 => put(now, to, |x| x),
-                        Dtype::F16 => put(now, to, |x| f16::from_f32(x).to_bits()),
-                        Dtype::Bf16 => put(now, to, |x| bf16::from_f32(x).to_bits()),
+/// Columns of rows of a plane (0: keys, 1: values), to be stored at their positions, rounded to the plane's type.
+pub(super) struct StoreColumns<'a> {
+    pub(super) step: KvStep<'a>,
+    pub(super) plane: usize,
+    /// Rows of the batch.
+    pub(super) rows: Range<usize>,
+    /// The first column.
+    pub(super) first: usize,
+    /// `[rows, columns]`
+    pub(super) data: &'a [f32],
+}
+
+impl Kernel for StoreColumns<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, _: S) {
+        let Self { step, rows, first, data, .. } = self;
+        let pool = step.kv;
+        let plane = pool.planes()[self.plane];
+        let (dtype, columns) = (pool.dtype(plane), data.len() / rows.len().max(1));
+        assert!(first + columns <= pool.heads() * pool.dim());
+        let mut data = data.chunks_exact(columns.max(1));
+        for (segment, positions) in step.parts(rows) {
+            for run in pool.runs(&segment.blocks, positions) {
+                let block = address(pool, step.layer, plane, run.block, run.token, run.tokens);
+                for (token, data) in data.by_ref().take(run.tokens).enumerate() {
+                    // SAFETY: `address` checked room for `run.tokens` whole rows, and the columns are of a row; the plan's blocks belong to
+                    // this engine to write.
+                    unsafe {
+                        let to = block.add(token * pool.token_stride(plane) + first * dtype.bytes());
+                        match dtype {
+                            Dtype::F32 => put(data, to, |x| x),
+                            Dtype::F16 => put(data, to, |x| f16::from_f32(x).to_bits()),
+                            Dtype::Bf16 => put(data, to, to_bf16),
+                        }
                     }
                 }
             }
@@ -32,8 +50,17 @@ pub(super) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
     }
 }
 
+/// Rounds to bf16 as [`half::bf16::from_f32`] does, without a branch on the rounding.
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    ((if x.is_nan() { bits | 0x40_0000 } else { nearest }) >> 16) as u16
+}
+
 /// # Safety
 /// `to` is writable for as many `T` as `data` has elements.
+#[inline(always)]
 unsafe fn put<T>(data: &[f32], to: *mut u8, round: impl Fn(f32) -> T) {
     for (i, &x) in data.iter().enumerate() {
         // SAFETY: the caller's promise; planes are aligned to their element, but nothing here needs it.

@@ -1,58 +1,74 @@
 //! A persistent set of threads that share the tasks of one operation at a time.
 //!
-//! Only microseconds pass between the operations of a step, so workers spin for a moment before they park. Tasks are claimed from a
-//! counter: any thread may run any task, and no result may depend on which.
+//! Only microseconds pass between the operations of a step, so threads spin for a moment before they park. Tasks are dealt in contiguous
+//! shares, one a thread: a thread meets the same part of a weight in every step, and reads it as one stream. Who is done with its own share
+//! takes tasks of the others. So any thread may run any task, and no result may depend on which.
+//!
+//! A job is handed over by one atomic word: no thread takes a lock unless somebody is parked.
+
+mod cores;
 
 use parking_lot::{Condvar, Mutex};
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins for more work before it parks: longer than the gap between two operations, shorter than a time slice.
+/// How long a thread spins for what comes next before it parks: longer than the gap between two operations, shorter than a time slice.
 const SPIN: Duration = Duration::from_micros(60);
 
-/// Claims and task function of one call of [`Threads::run`].
+/// Bits of [`Common::state`]: threads inside of the job, whether it may be entered, and above them the number of jobs so far.
+const INSIDE: u64 = (1 << 16) - 1;
+const OPEN: u64 = 1 << 16;
+const POSTED: u64 = 1 << 17;
+
+/// What one call of [`Threads::run`] does.
+#[derive(Clone, Copy)]
 struct Job {
-    /// The caller's closure. Valid while the job is in [`Slot::job`] or a worker counts in [`Slot::active`].
+    /// The caller's closure. Valid while the job is open or a thread is inside.
     task: *const (dyn Fn(usize) + Sync),
     tasks: usize,
-    next: AtomicUsize,
+    /// Into how many shares they are divided.
+    shares: usize,
 }
 
 impl Job {
-    fn work(&self) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.tasks {
-                return;
-            }
-            // SAFETY: `Threads::run` returns only after every thread that entered the job has left it, so the closure lives.
-            unsafe { (*self.task)(index) };
-        }
+    /// The first task of share `i`.
+    fn share(&self, i: usize) -> usize {
+        (self.tasks as u128 * i as u128 / self.shares as u128) as usize
     }
 }
 
+/// The next task of a share, on a cache line of its own.
 #[derive(Default)]
-struct Slot {
-    job: Option<*const Job>,
-    stop: bool,
-}
+#[repr(align(128))]
+struct Share(AtomicUsize);
 
-// SAFETY: the pointer is dereferenced only by workers that entered under the lock, while `Threads::run` keeps the job alive.
-unsafe impl Send for Slot {}
-
-#[derive(Default)]
+/// What all threads see.
 struct Common {
-    slot: Mutex<Slot>,
+    state: AtomicU64,
+    /// Written by the caller of [`Threads::run`] while the job is closed and nobody is inside.
+    job: UnsafeCell<Option<Job>>,
+    /// One of each thread, the caller's first.
+    shares: Box<[Share]>,
+    /// Workers that are parked, or about to be. Changed under `park`.
+    parked: AtomicUsize,
+    /// Whether the caller is parked until the last worker leaves.
+    caller_waits: AtomicBool,
+    park: Mutex<()>,
     wake: Condvar,
-    /// Number of jobs posted so far; spinning workers watch it.
-    posted: AtomicU64,
-    /// Workers inside the current job. Raised under the lock of `slot`.
-    active: AtomicUsize,
+    done: Condvar,
+    stop: AtomicBool,
     panicked: AtomicBool,
 }
+
+// SAFETY: `job` is written only as its field says, and read only by threads that entered after it was opened; its pointer is of a closure
+// that is `Sync`.
+unsafe impl Send for Common {}
+// SAFETY: as above.
+unsafe impl Sync for Common {}
 
 /// The threads. Dropping them joins all workers.
 pub(super) struct Threads {
@@ -63,47 +79,77 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// `count` threads, the caller of [`Threads::run`] being one of them.
+    /// `count` threads, the caller of [`Threads::run`] being one of them. Workers are pinned where [`cores`] says.
     pub(super) fn start(count: usize) -> std::io::Result<Self> {
-        let mut threads = Self::none();
+        let mut threads = Self::of(count);
+        let cores = cores::one_each(count);
         for i in 1..count {
-            let common = threads.common.clone();
-            threads
-                .workers
-                .push(std::thread::Builder::new().name(format!("kernels-{i}")).spawn(move || common.serve())?);
+            let (common, core) = (threads.common.clone(), cores.get(i).copied());
+            let serve = move || {
+                core.into_iter().for_each(cores::pin);
+                common.serve(i);
+            };
+            threads.workers.push(std::thread::Builder::new().name(format!("kernels-{i}")).spawn(serve)?);
         }
         Ok(threads)
     }
 
     /// The caller's thread alone.
     pub(super) fn none() -> Self {
-        Self { common: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) }
+        Self::of(1)
+    }
+
+    fn of(count: usize) -> Self {
+        let common = Common {
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            shares: (0..count).map(|_| Share::default()).collect(),
+            parked: AtomicUsize::new(0),
+            caller_waits: AtomicBool::new(false),
+            park: Mutex::new(()),
+            wake: Condvar::new(),
+            done: Condvar::new(),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        };
+        Self { common: Arc::new(common), workers: Vec::new(), turn: Mutex::new(()) }
     }
 
     pub(super) fn count(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `task(i)` for every `i < tasks`, each once, and returns when all are done.
+    /// Calls `task(i)` for every `i < tasks`, each once, and returns when all are done. Each thread takes a share of neighbouring tasks first.
+    /// A task must not call this again.
     ///
     /// # Panics
     /// If a task panicked.
     pub(super) fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run_in(self.count(), tasks, task);
+    }
+
+    /// As [`Threads::run`], but all threads take the tasks in their order, for tasks of which the first are the longest.
+    pub(super) fn run_in_order(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run_in(1, tasks, task);
+    }
+
+    fn run_in(&self, shares: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         if tasks <= 1 || self.workers.is_empty() {
             return (0..tasks).for_each(task);
         }
         let _turn = self.turn.lock();
-        // SAFETY: only the lifetime changes, and `leave` below runs before this frame ends, unwinding or not.
+        // SAFETY: only the lifetime changes, and `close` below runs before this frame ends, unwinding or not.
         let task =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(task) };
-        let job = Job { task, tasks, next: AtomicUsize::new(0) };
-        self.common.post(&job);
-        let outcome = catch_unwind(AssertUnwindSafe(|| job.work()));
+        let job = Job { task, tasks, shares };
+        self.common.post(job);
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.common.work(job, 0)));
         if outcome.is_err() {
-            job.next.store(tasks, Ordering::Relaxed);
+            self.common.abandon(tasks);
         }
-        self.common.leave();
+        self.common.close();
         if let Err(panic) = outcome {
+            self.common.panicked.store(false, Ordering::Relaxed);
             std::panic::resume_unwind(panic);
         }
         assert!(!self.common.panicked.swap(false, Ordering::Relaxed), "a kernel task panicked");
@@ -112,9 +158,9 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.common.slot.lock().stop = true;
-        self.common.posted.fetch_add(1, Ordering::Release);
-        self.common.wake.notify_all();
+        self.common.stop.store(true, Ordering::SeqCst);
+        self.common.state.fetch_add(POSTED, Ordering::SeqCst);
+        self.common.wake_parked();
         for worker in self.workers.drain(..) {
             worker.join().ok(); // Its panics were reported by `run`.
         }
@@ -122,61 +168,115 @@ impl Drop for Threads {
 }
 
 impl Common {
-    fn post(&self, job: &Job) {
-        let mut slot = self.slot.lock();
-        slot.job = Some(job);
-        self.posted.fetch_add(1, Ordering::Release);
-        self.wake.notify_all();
+    fn post(&self, job: Job) {
+        // SAFETY: the job is closed and the last `close` saw nobody inside; who enters now sees it closed, and does not look.
+        unsafe { *self.job.get() = Some(job) };
+        for (i, share) in self.shares.iter().enumerate().take(job.shares) {
+            share.0.store(job.share(i), Ordering::Relaxed);
+        }
+        self.state.fetch_add(POSTED | OPEN, Ordering::SeqCst);
+        self.wake_parked();
     }
 
-    /// Withdraws the job and waits for the workers inside it. Each has at most one task left to finish.
-    fn leave(&self) {
-        self.slot.lock().job = None;
-        let mut spins = 0u32;
-        while self.active.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    /// Runs tasks until none is left, those of thread `me` first.
+    fn work(&self, job: Job, me: usize) {
+        let me = me.min(job.shares - 1);
+        for i in (me..job.shares).chain(0..me) {
+            let (next, end) = (&self.shares[i].0, job.share(i + 1));
+            // Looking first leaves the line of a finished share to whoever has it.
+            while next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= end {
+                    break;
+                }
+                // SAFETY: `Threads::run` returns only after every thread that entered the job has left it, so the closure lives.
+                unsafe { (*job.task)(task) };
+            }
         }
     }
 
-    fn serve(&self) {
+    /// Leaves no task to anybody.
+    fn abandon(&self, tasks: usize) {
+        self.shares.iter().for_each(|share| share.0.store(tasks, Ordering::Relaxed));
+    }
+
+    /// Closes the job and waits for the workers inside it. Each has at most one task left to finish.
+    fn close(&self) {
+        self.state.fetch_sub(OPEN, Ordering::SeqCst);
+        let is_empty = || self.state.load(Ordering::SeqCst) & INSIDE == 0;
+        if spin_until(&is_empty) {
+            return;
+        }
+        // A worker that lost its core may need this one.
+        let mut park = self.park.lock();
+        self.caller_waits.store(true, Ordering::SeqCst);
+        while !is_empty() {
+            self.done.wait(&mut park);
+        }
+        self.caller_waits.store(false, Ordering::SeqCst);
+    }
+
+    fn wake_parked(&self) {
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            drop(self.park.lock());
+            self.wake.notify_all();
+        }
+    }
+
+    /// Serves as worker `me` until the stop.
+    fn serve(&self, me: usize) {
         let mut seen = 0;
         loop {
-            self.spin_for_work(seen);
-            let mut slot = self.slot.lock();
-            let job = loop {
-                if slot.stop {
-                    return;
-                }
-                let posted = self.posted.load(Ordering::Acquire);
-                match slot.job {
-                    Some(job) if posted != seen => {
-                        seen = posted;
-                        break job;
-                    }
-                    // Withdrawn before this worker came, or no new job.
-                    _ if posted != seen => seen = posted,
-                    _ => self.wake.wait(&mut slot),
-                }
-            };
-            self.active.fetch_add(1, Ordering::Relaxed);
-            drop(slot);
-            // SAFETY: entered under the lock while the job was posted; `leave` waits until `active` falls again.
-            let job = unsafe { &*job };
-            if catch_unwind(AssertUnwindSafe(|| job.work())).is_err() {
-                self.panicked.store(true, Ordering::Relaxed);
-                job.next.store(job.tasks, Ordering::Relaxed);
+            self.wait_for_job(seen);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
             }
-            self.active.fetch_sub(1, Ordering::Release);
+            let before = self.state.fetch_add(1, Ordering::SeqCst);
+            seen = before / POSTED;
+            if before & OPEN != 0 {
+                // SAFETY: it was open when this thread entered, so it is not written before this thread leaves.
+                let job = unsafe { *self.job.get() };
+                let work = || job.into_iter().for_each(|job| self.work(job, me));
+                if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                    self.panicked.store(true, Ordering::Relaxed);
+                    self.abandon(job.map_or(0, |job| job.tasks));
+                }
+            }
+            let after = self.state.fetch_sub(1, Ordering::SeqCst) - 1;
+            if after & (OPEN | INSIDE) == 0 && self.caller_waits.load(Ordering::SeqCst) {
+                drop(self.park.lock());
+                self.done.notify_one();
+            }
         }
     }
 
-    fn spin_for_work(&self, seen: u64) {
-        let start = Instant::now();
-        while self.posted.load(Ordering::Acquire) == seen && start.elapsed() < SPIN {
-            for _ in 0..32 {
-                std::hint::spin_loop();
+    /// Waits until more than `seen` jobs have been posted.
+    fn wait_for_job(&self, seen: u64) {
+        let is_posted = || self.state.load(Ordering::SeqCst) / POSTED != seen;
+        if spin_until(&is_posted) {
+            return;
+        }
+        let mut park = self.park.lock();
+        self.parked.fetch_add(1, Ordering::SeqCst);
+        while !is_posted() {
+            self.wake.wait(&mut park);
+        }
+        self.parked.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Spins until `holds`, at most for [`SPIN`]. Whether it does.
+fn spin_until(holds: &impl Fn() -> bool) -> bool {
+    let mut start = None;
+    loop {
+        for _ in 0..32 {
+            if holds() {
+                return true;
             }
+            std::hint::spin_loop();
+        }
+        if start.get_or_insert_with(Instant::now).elapsed() >= SPIN {
+            return holds();
         }
     }
 }
@@ -188,15 +288,45 @@ mod tests {
     #[test]
     fn every_task_runs_once() {
         let threads = Threads::start(3).unwrap();
-        for tasks in [0, 1, 2, 7, 100] {
-            for _ in 0..50 {
+        for tasks in [0, 1, 2, 3, 7, 100] {
+            for _ in 0..200 {
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                threads.run(tasks, &|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                let count = |i: usize| _ = counts[i].fetch_add(1, Ordering::Relaxed);
+                threads.run(tasks, &count);
+                threads.run_in_order(tasks, &count);
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 2));
             }
         }
+    }
+
+    #[test]
+    fn parked_threads_wake_for_a_job_and_for_the_end() {
+        let threads = Threads::start(3).unwrap();
+        for _ in 0..20 {
+            while threads.common.parked.load(Ordering::SeqCst) < 2 {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            // All three must meet: no thread can run two of these tasks.
+            let meeting = std::sync::Barrier::new(3);
+            threads.run(3, &|_| drop(meeting.wait()));
+        }
+        drop(threads);
+    }
+
+    #[test]
+    fn a_caller_that_waits_long_parks_and_is_woken() {
+        let threads = Threads::start(2).unwrap();
+        for _ in 0..20 {
+            let meeting = std::sync::Barrier::new(2);
+            let slow = std::thread::current().id();
+            threads.run(2, &|_| {
+                meeting.wait();
+                if std::thread::current().id() != slow {
+                    std::thread::sleep(SPIN * 4);
+                }
+            });
+        }
+        assert!(!threads.common.caller_waits.load(Ordering::SeqCst));
     }
 
     #[test]

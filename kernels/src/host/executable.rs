@@ -1,15 +1,14 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
-use super::{HostKernels, KvStep, Loaded, Scores, Shared, Store};
-use crate::device::{Bounds, DeviceError, Executable, LayerObserver, RopeTable};
+use super::{HostKernels, KvStep, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared};
+use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
 use crate::kv::KvBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Op, Program};
-use crate::step::{SlotSamplers, SlotTable, StepInput, StepOutput, StepSegment};
+use crate::step::{Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind};
-use std::borrow::Cow;
+use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, TokenId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -59,16 +58,11 @@ struct Qkv<M> {
 /// The activations of one step, at their largest size; an operation uses the rows of the step.
 struct Activations {
     residual: Vec<f32>,
-    /// The residual stream after a norm.
-    normed: Vec<f32>,
     query: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
     attended: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    /// Heads after their norm, and rows that are being selected.
-    scratch: Vec<f32>,
+    inner: Vec<f32>,
+    /// Rows that are being selected.
+    selected: Vec<f32>,
     logits: Vec<f32>,
 }
 
@@ -80,10 +74,18 @@ pub(super) struct HostExecutable<K: HostKernels> {
     sizes: Sizes,
     bounds: Bounds,
     activations: Activations,
-    input: K::Input,
+    scratch: Scratch<K::Input>,
     pool: Option<KvBinding>,
     slots: SlotTable,
     samplers: SlotSamplers,
+    /// What the running step needs of its slots.
+    step: Launched,
+    /// Its selected rows as segments of their own.
+    selected: Segments,
+    /// The token of each of its rows.
+    ids: Vec<TokenId>,
+    /// Every layer's: a step is computed when it is launched.
+    fence: Fence,
     /// Output of the steps that were launched and not finished.
     launched: VecDeque<StepOutput>,
 }
@@ -104,18 +106,15 @@ fn zeros(rows: usize, cols: usize, what: &str) -> Result<Vec<f32>, DeviceError> 
 impl Activations {
     fn alloc(sizes: &Sizes, bounds: &Bounds) -> Result<Self, DeviceError> {
         let rows = |cols, what| zeros(bounds.rows_max, cols, what);
+        // A step never selects more rows than it has.
+        let logit_rows = bounds.logit_rows_max.min(bounds.rows_max);
         Ok(Self {
             residual: rows(sizes.hidden, "the residual stream")?,
-            normed: rows(sizes.hidden, "normed rows")?,
             query: rows(sizes.query, "queries")?,
-            key: rows(sizes.kv, "keys")?,
-            value: rows(sizes.kv, "values")?,
             attended: rows(sizes.query, "attention")?,
-            gate: rows(sizes.ffn, "gates")?,
-            up: rows(sizes.ffn, "up projections")?,
-            scratch: rows(sizes.hidden.max(sizes.query), "selected rows")?,
-            // A step never selects more rows than it has.
-            logits: zeros(bounds.logit_rows_max.min(bounds.rows_max), sizes.vocab, "logits")?,
+            inner: rows(sizes.ffn, "gates")?,
+            selected: zeros(logit_rows, sizes.hidden.max(sizes.query), "selected rows")?,
+            logits: zeros(logit_rows, sizes.vocab, "logits")?,
         })
     }
 }
@@ -132,10 +131,14 @@ impl<K: HostKernels> HostExecutable<K> {
             sizes,
             bounds,
             activations,
-            input: K::Input::default(),
+            scratch: Scratch::default(),
             pool: None,
             slots: SlotTable::new(bounds.slots_max),
             samplers: SlotSamplers::new(bounds.slots_max, sizes.vocab),
+            step: Launched::default(),
+            selected: Segments::default(),
+            ids: Vec::new(),
+            fence: Arc::new(AlreadyDone),
             launched: VecDeque::new(),
         })
     }
@@ -195,42 +198,57 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        let tables = self.slots.launch(step, &kv.limits(&self.program, self.bounds, self.sizes.vocab))?;
-        let (ids, selected) = (self.samplers.begin(step), step.selected_rows());
-        let fence: Fence = Arc::new(AlreadyDone);
-        let mut run = Run {
-            kernels: &self.shared.kernels,
-            kv,
-            a: &mut self.activations,
-            input: &mut self.input,
-            hidden: self.sizes.hidden,
-        };
-        let (mut rows, mut segments) = (ids.len(), Cow::Borrowed(tables.as_slice()));
+        let limits = kv.limits(&self.program, self.bounds, self.sizes.vocab);
+        self.slots.launch(step, &limits, &mut self.step)?;
+        self.samplers.begin(step, &mut self.ids);
+        let Launched { segments: all, selected } = &self.step;
+        let (kernels, a, scratch) = (&self.shared.kernels, &mut self.activations, &mut self.scratch);
+        let hidden = self.sizes.hidden;
+        let (mut rows, mut segments) = (self.ids.len(), all.as_slice());
         let (mut query, mut output) = (0, StepOutput::default());
         for op in &self.ops {
+            let residual = &mut a.residual[..rows * hidden];
             match op {
-                Resolved::Embed(table) => run.embed(table, &ids),
+                Resolved::Embed(table) => kernels.embed(table.matrix(), &self.ids, residual),
                 Resolved::Qkv(op) => {
                     query = op.query;
-                    run.qkv(op, &segments, rows);
+                    let step_of = KvStep { kv, layer: op.layer as usize, segments };
+                    kernels.qkv(op.weight.matrix(), &op.of(), step_of, residual, &mut a.query[..rows * query], scratch);
                     if step.observed.contains(&op.layer) {
-                        observer(op.layer, &fence);
+                        observer(op.layer, &self.fence);
                     }
                 }
-                Resolved::Attend { layer, scores } => run.attend(*layer, *scores, &segments, rows * query),
-                Resolved::Out(op) => run.out(op, rows),
-                Resolved::GateUp(norm, weight, ffn) => run.gate_up(norm, weight, *ffn, rows),
-                Resolved::Down(op) => run.down(op, rows),
+                Resolved::Attend { layer, scores } => {
+                    let step_of = KvStep { kv, layer: *layer, segments };
+                    let len = rows * query;
+                    kernels.attend(step_of, &a.query[..len], *scores, &mut a.attended[..len]);
+                }
+                Resolved::Out(op) => {
+                    let x = &a.attended[..rows * op.k];
+                    kernels.project(op.weight.matrix(), &op.of(Role::Out, rows), x, residual, scratch);
+                }
+                Resolved::GateUp(norm, weight, ffn) => {
+                    kernels.gate_up(weight.matrix(), norm.of(), residual, &mut a.inner[..rows * ffn], scratch);
+                }
+                Resolved::Down(op) => {
+                    let x = &a.inner[..rows * op.k];
+                    kernels.project(op.weight.matrix(), &op.of(Role::Down, rows), x, residual, scratch);
+                }
                 Resolved::Select => {
                     if selected.is_empty() {
                         break;
                     }
-                    run.select(&selected, query);
+                    select(selected, hidden, &mut a.residual, &mut a.selected);
+                    select(selected, query, &mut a.query, &mut a.selected);
                     rows = selected.len();
-                    segments = Cow::Owned(select_segments(&tables, &selected));
+                    self.selected.select(all.as_slice(), selected);
+                    segments = self.selected.as_slice();
                 }
-                Resolved::Head(norm, weight) => run.head(norm, weight, rows * self.sizes.vocab, rows),
-                Resolved::Sample => output = self.samplers.sample(step, &run.a.logits[..rows * self.sizes.vocab]),
+                Resolved::Head(norm, weight) => {
+                    let logits = &mut a.logits[..rows * self.sizes.vocab];
+                    kernels.head(weight.matrix(), norm.of(), residual, logits, scratch);
+                }
+                Resolved::Sample => output = self.samplers.sample(step, &a.logits[..rows * self.sizes.vocab]),
             }
         }
         self.launched.push_back(output);
@@ -252,123 +270,35 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
     }
 }
 
-/// Each selected row as a segment of its own.
-fn select_segments(segments: &[StepSegment], rows: &[usize]) -> Vec<StepSegment> {
-    let mut firsts = Vec::with_capacity(segments.len());
-    let mut first = 0;
-    for segment in segments {
-        firsts.push(first);
-        first += segment.rows;
+/// Moves the selected rows to the front, by way of `scratch`.
+fn select(rows: &[usize], cols: usize, x: &mut [f32], scratch: &mut [f32]) {
+    for (to, &row) in scratch.chunks_exact_mut(cols).zip(rows) {
+        to.copy_from_slice(&x[row * cols..(row + 1) * cols]);
     }
-    let one = |row: &usize| {
-        let index = firsts.partition_point(|first| first <= row) - 1;
-        let position = segments[index].position + row - firsts[index];
-        StepSegment { position, rows: 1, blocks: segments[index].blocks.clone() }
-    };
-    rows.iter().map(one).collect()
+    x[..rows.len() * cols].copy_from_slice(&scratch[..rows.len() * cols]);
 }
 
-/// The operations over the activations of one step.
-struct Run<'a, K: HostKernels> {
-    kernels: &'a K,
-    kv: &'a KvBinding,
-    a: &'a mut Activations,
-    input: &'a mut K::Input,
-    hidden: usize,
+impl Norm {
+    fn of(&self) -> NormOf<'_> {
+        NormOf { gain: &self.gain, eps: self.eps }
+    }
 }
 
-/// `out = x * w^T` for each part of a weight.
-fn project<K: HostKernels>(
-    kernels: &K,
-    x: &[f32],
-    rows: usize,
-    weight: &K::Matrix,
-    input: &mut K::Input,
-    outs: &mut [&mut [f32]],
-) {
-    kernels.input(x, rows, weight, input);
-    kernels.linear(input, weight, 1, Store::Set, outs);
+impl<M> Projection<M> {
+    fn of(&self, role: Role, rows: usize) -> ProjectOf {
+        ProjectOf { role, partitions: self.partitions, rows }
+    }
 }
 
-impl<K: HostKernels> Run<'_, K> {
-    fn embed(&mut self, table: &Loaded<K::Matrix>, ids: &[u32]) {
-        for (row, &id) in self.a.residual.chunks_exact_mut(self.hidden).zip(ids) {
-            self.kernels.row(table.matrix(), id as usize, row);
+impl<M> Qkv<M> {
+    fn of(&self) -> QkvOf<'_> {
+        QkvOf {
+            norm: self.norm.of(),
+            bias: self.bias.as_deref(),
+            query: self.query,
+            kv: self.kv,
+            head_norms: self.head_norms.as_ref().map(|norms| norms.each_ref().map(Norm::of)),
+            rope: &self.rope,
         }
-    }
-
-    fn norm(&mut self, norm: &Norm, rows: usize) {
-        let len = rows * self.hidden;
-        self.kernels.rms_norm(&self.a.residual[..len], &norm.gain, norm.eps, &mut self.a.normed[..len]);
-    }
-
-    fn qkv(&mut self, op: &Qkv<K::Matrix>, segments: &[StepSegment], rows: usize) {
-        self.norm(&op.norm, rows);
-        let a = &mut *self.a;
-        let normed = &a.normed[..rows * self.hidden];
-        let (q, k, v) = (&mut a.query[..rows * op.query], &mut a.key[..rows * op.kv], &mut a.value[..rows * op.kv]);
-        project(self.kernels, normed, rows, op.weight.matrix(), self.input, &mut [&mut *q, &mut *k, &mut *v]);
-        if let Some(bias) = &op.bias {
-            let (of_query, rest) = bias.split_at(op.query);
-            let (of_key, of_value) = rest.split_at(op.kv);
-            for (x, bias) in [(&mut *q, of_query), (&mut *k, of_key), (&mut *v, of_value)] {
-                x.chunks_exact_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
-            }
-        }
-        if let Some([query, key]) = &op.head_norms {
-            for (x, norm) in [(&mut *q, query), (&mut *k, key)] {
-                let heads = &mut a.scratch[..x.len()];
-                self.kernels.rms_norm(x, &norm.gain, norm.eps, heads);
-                x.copy_from_slice(heads);
-            }
-        }
-        let step = KvStep { kv: self.kv, layer: op.layer as usize, segments };
-        self.kernels.rope_store(step, &op.rope, q, k, v);
-    }
-
-    fn attend(&mut self, layer: usize, scores: Scores, segments: &[StepSegment], len: usize) {
-        let step = KvStep { kv: self.kv, layer, segments };
-        self.kernels.attend(step, &self.a.query[..len], scores, &mut self.a.attended[..len]);
-    }
-
-    fn out(&mut self, op: &Projection<K::Matrix>, rows: usize) {
-        let residual = &mut self.a.residual[..rows * self.hidden];
-        let attended = &self.a.attended[..rows * op.k];
-        let weight = op.weight.matrix();
-        self.kernels.input(attended, rows, weight, self.input);
-        self.kernels.linear(self.input, weight, op.partitions, Store::Add, &mut [residual]);
-    }
-
-    fn gate_up(&mut self, norm: &Norm, weight: &Loaded<K::Matrix>, ffn: usize, rows: usize) {
-        self.norm(norm, rows);
-        let a = &mut *self.a;
-        let (normed, len) = (&a.normed[..rows * self.hidden], rows * ffn);
-        project(self.kernels, normed, rows, weight.matrix(), self.input, &mut [&mut a.gate[..len], &mut a.up[..len]]);
-        self.kernels.silu_mul(&mut a.gate[..len], &a.up[..len]);
-    }
-
-    fn down(&mut self, op: &Projection<K::Matrix>, rows: usize) {
-        let residual = &mut self.a.residual[..rows * self.hidden];
-        let inner = &self.a.gate[..rows * op.k];
-        let weight = op.weight.matrix();
-        self.kernels.input(inner, rows, weight, self.input);
-        self.kernels.linear(self.input, weight, op.partitions, Store::Add, &mut [residual]);
-    }
-
-    /// Moves the selected rows of residual stream and query to the front.
-    fn select(&mut self, rows: &[usize], query: usize) {
-        let a = &mut *self.a;
-        for (x, cols) in [(&mut a.residual, self.hidden), (&mut a.query, query)] {
-            for (to, &row) in a.scratch.chunks_exact_mut(cols).zip(rows) {
-                to.copy_from_slice(&x[row * cols..(row + 1) * cols]);
-            }
-            x[..rows.len() * cols].copy_from_slice(&a.scratch[..rows.len() * cols]);
-        }
-    }
-
-    fn head(&mut self, norm: &Norm, weight: &Loaded<K::Matrix>, len: usize, rows: usize) {
-        self.norm(norm, rows);
-        let normed = &self.a.normed[..rows * self.hidden];
-        project(self.kernels, normed, rows, weight.matrix(), self.input, &mut [&mut self.a.logits[..len]]);
     }
 }

@@ -5,6 +5,7 @@
 mod device;
 mod executable;
 mod kept;
+mod parts;
 mod timed;
 
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
@@ -12,10 +13,12 @@ use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
 use crate::packed::PackedCache;
 use crate::step::{StepSegment, rows_of};
-use baton_types::Digest;
+use baton_types::{Digest, TokenId};
 use parking_lot::RwLock;
+use std::ops::Range;
 use std::sync::Arc;
 
+pub use parts::Scratch;
 pub(crate) use timed::Timed;
 pub use timed::Times;
 
@@ -45,6 +48,22 @@ impl KvStep<'_> {
         rows_of(self.segments)
     }
 
+    /// The segments that `rows` belong to, each with their positions in it.
+    pub(crate) fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = (&StepSegment, Range<usize>)> {
+        let mut end = 0;
+        self.segments.iter().filter_map(move |segment| {
+            let first = end;
+            end += segment.rows;
+            let (from, to) = (rows.start.max(first), rows.end.min(end));
+            (from < to).then(|| (segment, segment.position + from - first..segment.position + to - first))
+        })
+    }
+
+    /// The position of each of `rows`.
+    pub(crate) fn positions_of(&self, rows: Range<usize>) -> impl Iterator<Item = usize> {
+        self.parts(rows).flat_map(|(_, positions)| positions)
+    }
+
     /// The position of each row.
     pub(crate) fn positions(&self) -> impl Iterator<Item = usize> + '_ {
         self.segments.iter().flat_map(|s| s.position..s.end())
@@ -67,7 +86,46 @@ impl Scores {
     }
 }
 
+/// RMSNorm of rows or heads as long as `gain`.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug)]
+pub struct NormOf<'a> {
+    pub gain: &'a [f32],
+    pub eps: f32,
+}
+
+/// All of [`Qkv`](crate::program::Qkv) but its matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvOf<'a> {
+    /// Of the residual stream.
+    pub norm: NormOf<'a>,
+    /// Of query, key and value.
+    pub bias: Option<&'a [f32]>,
+    /// Columns of the query.
+    pub query: usize,
+    /// Columns of the key, and of the value.
+    pub kv: usize,
+    /// Of query and key.
+    pub head_norms: Option<[NormOf<'a>; 2]>,
+    /// Rotates query and key.
+    pub rope: &'a RopeTable,
+}
+
+/// What `Out` or `Down` adds to the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectOf {
+    /// [`Role::Out`] or [`Role::Down`].
+    pub role: Role,
+    /// Of K, see [`Project`](crate::program::Project).
+    pub partitions: usize,
+    /// Rows of the step.
+    pub rows: usize,
+}
+
 /// The arithmetic of a host device. Shapes are checked before a call; all activations are dense and row-major.
+///
+/// The operations of a program ([`HostKernels::embed`], [`HostKernels::qkv`] and so on) consist of parts, which are here too: the conformance
+/// tests compare every part. By default an operation is its parts, one after another; kernels may fuse them as long as no bit changes.
 #[allow(missing_docs, reason = "the names of methods say it")]
 pub trait HostKernels: Send + Sync + 'static {
     /// A matrix in the format of these kernels.
@@ -133,6 +191,71 @@ pub trait HostKernels: Send + Sync + 'static {
 
     /// SwiGLU in place: `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
+
+    /// The operation `Embed`: a row of the table for each id, widened.
+    fn embed(&self, table: &Self::Matrix, ids: &[TokenId], residual: &mut [f32]) {
+        let cols = residual.len() / ids.len().max(1);
+        for (out, id) in residual.chunks_exact_mut(cols.max(1)).zip(ids) {
+            self.row(table, *id as usize, out);
+        }
+    }
+
+    /// The operation `Qkv`, of all rows of `residual`: the query is set, key and value are stored to the pool.
+    fn qkv(
+        &self,
+        w: &Self::Matrix,
+        op: &QkvOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        query: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::qkv(self, w, op, step, residual, query, scratch);
+    }
+
+    /// The operations `Out` and `Down`: `residual += x * w^T`.
+    fn project(
+        &self,
+        w: &Self::Matrix,
+        op: &ProjectOf,
+        x: &[f32],
+        residual: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::project(self, w, op, x, residual, scratch);
+    }
+
+    /// The operation `GateUp`, of all rows of `residual`.
+    fn gate_up(
+        &self,
+        w: &Self::Matrix,
+        norm: NormOf<'_>,
+        residual: &[f32],
+        inner: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::gate_up(self, w, norm, residual, inner, scratch);
+    }
+
+    /// The operation `Head`, of all rows of `residual`.
+    fn head(
+        &self,
+        w: &Self::Matrix,
+        norm: NormOf<'_>,
+        residual: &[f32],
+        logits: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::head(self, w, norm, residual, logits, scratch);
+    }
 }
 
 /// A loaded weight.

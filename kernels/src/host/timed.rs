@@ -1,8 +1,9 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
-use super::{HostKernels, KvStep, Scores, Store};
+use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
+use baton_types::TokenId;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,8 +34,7 @@ pub(crate) struct Timed<K> {
 }
 
 impl<K: HostKernels> HostKernels for Timed<K> {
-    /// With what the matrix is used for.
-    type Matrix = (Role, K::Matrix);
+    type Matrix = K::Matrix;
     type Input = K::Input;
 
     fn name(&self) -> String {
@@ -49,36 +49,28 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.revision()
     }
 
-    fn pack(&self, role: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<Self::Matrix, DeviceError> {
-        Ok((role, self.inner.pack(role, k, parts)?))
+    fn pack(&self, role: Role, k: usize, parts: &[StoredRows<'_>]) -> Result<K::Matrix, DeviceError> {
+        self.inner.pack(role, k, parts)
     }
 
-    fn row(&self, matrix: &Self::Matrix, row: usize, out: &mut [f32]) {
-        self.times.of("embed", || self.inner.row(&matrix.1, row, out));
+    fn row(&self, matrix: &K::Matrix, row: usize, out: &mut [f32]) {
+        self.inner.row(matrix, row, out);
     }
 
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-        self.times.of("norm", || self.inner.rms_norm(x, gain, eps, out));
+        self.inner.rms_norm(x, gain, eps, out);
     }
 
-    fn input(&self, x: &[f32], rows: usize, w: &Self::Matrix, input: &mut K::Input) {
-        self.times.of("round", || self.inner.input(x, rows, &w.1, input));
+    fn input(&self, x: &[f32], rows: usize, w: &K::Matrix, input: &mut K::Input) {
+        self.inner.input(x, rows, w, input);
     }
 
-    fn linear(&self, x: &K::Input, w: &Self::Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        let name = match w.0 {
-            Role::Qkv => "qkv",
-            Role::Out => "out",
-            Role::GateUp => "gate_up",
-            Role::Down => "down",
-            Role::Embedding | Role::Head => "head",
-            Role::Vector => "vector",
-        };
-        self.times.of(name, || self.inner.linear(x, &w.1, partitions, store, outs));
+    fn linear(&self, x: &K::Input, w: &K::Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        self.inner.linear(x, w, partitions, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        self.times.of("rope_store", || self.inner.rope_store(step, rope, q, k, v));
+        self.inner.rope_store(step, rope, q, k, v);
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
@@ -86,6 +78,49 @@ impl<K: HostKernels> HostKernels for Timed<K> {
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        self.times.of("activation", || self.inner.silu_mul(gate, up));
+        self.inner.silu_mul(gate, up);
+    }
+
+    fn embed(&self, table: &K::Matrix, ids: &[TokenId], residual: &mut [f32]) {
+        self.times.of("embed", || self.inner.embed(table, ids, residual));
+    }
+
+    fn qkv(
+        &self,
+        w: &K::Matrix,
+        op: &QkvOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        query: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("qkv", || self.inner.qkv(w, op, step, residual, query, scratch));
+    }
+
+    fn project(&self, w: &K::Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32], scratch: &mut Scratch<K::Input>) {
+        let name = if op.role == Role::Out { "out" } else { "down" };
+        self.times.of(name, || self.inner.project(w, op, x, residual, scratch));
+    }
+
+    fn gate_up(
+        &self,
+        w: &K::Matrix,
+        norm: NormOf<'_>,
+        residual: &[f32],
+        inner: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("gate_up", || self.inner.gate_up(w, norm, residual, inner, scratch));
+    }
+
+    fn head(
+        &self,
+        w: &K::Matrix,
+        norm: NormOf<'_>,
+        residual: &[f32],
+        logits: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("head", || self.inner.head(w, norm, residual, logits, scratch));
     }
 }

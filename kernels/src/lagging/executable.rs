@@ -6,7 +6,7 @@ use super::stream::{Job, LateFence, Stream, Work};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::KvBinding;
 use crate::program::{Op, Program, check};
-use crate::step::{Delta, SlotRows, SlotTable, StepInput, StepOutput, StepSegment};
+use crate::step::{Delta, Launched, SlotRows, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::{PoolMemory, RemotePool};
 use baton_types::{BlockId, Fence, KvPoolMap, seeded};
 use std::sync::Arc;
@@ -100,7 +100,9 @@ impl Executable for LateExecutable {
         let limits = self.pool()?.limits(&self.program, self.bounds, self.vocab);
         // Slots change only with a step that is enqueued.
         drop(self.stream.wait_for_room(&self.config)?);
-        let segments = self.slots.launch(step, &limits)?;
+        let mut launched = Launched::default();
+        self.slots.launch(step, &limits, &mut launched)?;
+        let segments = launched.segments.as_slice().to_vec();
         let mut sent = step.clone();
         // The stream waits at every layer, whether or not somebody observes it.
         sent.observed = 0..limits.layers;

@@ -7,12 +7,14 @@
 mod mask;
 mod output;
 mod samplers;
+mod segments;
 mod table;
 mod tables;
 
 pub use mask::LateMask;
 pub use output::{Logits, SlotOutput, StepOutput};
 pub use samplers::SlotSamplers;
+pub use segments::{Launched, Segments};
 pub use table::{SlotTable, StepLimits};
 pub use tables::TableSteps;
 
@@ -140,14 +142,27 @@ impl StepInput {
 
     /// The rows whose logits are computed: those that sample, then those whose logits come back, each once.
     pub fn selected_rows(&self) -> Vec<usize> {
-        let mut rows: Vec<usize> = self.sampling_rows().collect();
-        let sampling = rows.len();
-        let more = self.logit_rows.iter().copied().filter(|row| rows.binary_search(row).is_err());
-        let mut more: Vec<usize> = more.collect();
-        more.sort_unstable();
-        more.dedup();
-        debug_assert!(rows[..sampling].is_sorted(), "segments are in order of their rows");
-        rows.extend(more);
+        let mut rows = Vec::new();
+        self.select_into(&mut rows);
         rows
+    }
+
+    /// The same, into memory that is reused.
+    pub(crate) fn select_into(&self, rows: &mut Vec<usize>) {
+        rows.clear();
+        rows.extend(self.sampling_rows());
+        debug_assert!(rows.is_sorted(), "segments are in order of their rows");
+        if self.logit_rows.is_empty() {
+            return;
+        }
+        let sampling = rows.len();
+        let samples = |rows: &[usize], row| rows[..sampling].binary_search(&row).is_ok();
+        for &row in &self.logit_rows {
+            if !samples(rows, row) {
+                rows.push(row);
+            }
+        }
+        rows[sampling..].sort_unstable();
+        rows.dedup();
     }
 }

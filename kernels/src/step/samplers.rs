@@ -60,11 +60,11 @@ impl SlotSamplers {
         Self { slots: vec![None; slots_max], vocab }
     }
 
-    /// Begins a step: sequences join and leave. Returns the token of each row.
+    /// Begins a step: sequences join and leave. Sets `ids` to the token of each row.
     ///
     /// # Panics
     /// If the step names a slot that is not there.
-    pub fn begin(&mut self, step: &StepInput) -> Vec<TokenId> {
+    pub fn begin(&mut self, step: &StepInput, ids: &mut Vec<TokenId>) {
         for delta in &step.deltas {
             match delta {
                 Delta::Join(join) => self.slots[join.slot] = Some(Sampler::from(&**join)),
@@ -77,7 +77,8 @@ impl SlotSamplers {
             RowId::Token(token) => *token,
             RowId::LastSampled => self.slots[slot].as_ref().map_or(0, |sampler| sampler.last),
         };
-        step.ids.iter().zip(slots).map(token).collect()
+        ids.clear();
+        ids.extend(step.ids.iter().zip(slots).map(token));
     }
 
     /// Ends a step: samples from the logits of [`StepInput::selected_rows`], `[rows, vocab]`.

@@ -1,6 +1,6 @@
 //! The launching side's view of the slots: block tables and lengths. A step is checked against it before anything is enqueued.
 
-use super::{Delta, Join, RowId, SlotRows, StepInput, StepOutput, StepSegment};
+use super::{Delta, Join, Launched, RowId, SlotRows, StepInput, StepOutput, StepSegment};
 use crate::device::{Bounds, DeviceError, STEPS_MAX};
 use baton_types::{BlockId, GroupKind};
 use std::collections::VecDeque;
@@ -48,6 +48,17 @@ pub struct SlotTable {
     joins: u64,
     /// Drafts of each launched step, oldest first.
     launched: VecDeque<Vec<Drafted>>,
+    checks: Checks,
+}
+
+/// Memory of the checks of a step.
+#[derive(Debug, Default)]
+struct Checks {
+    undo: Undo,
+    /// Slots that the step has named.
+    named: Vec<bool>,
+    /// Blocks that it stores to, each with its segment.
+    stored: Vec<(BlockId, usize)>,
 }
 
 /// A slot before a step that may yet be refused.
@@ -60,7 +71,7 @@ fn refuse<T>(message: String) -> Result<T, DeviceError> {
 impl SlotTable {
     /// Free slots.
     pub fn new(slots_max: usize) -> Self {
-        Self { slots: vec![None; slots_max], joins: 0, launched: VecDeque::new() }
+        Self { slots: vec![None; slots_max], joins: 0, launched: VecDeque::new(), checks: Checks::default() }
     }
 
     /// Steps that are launched and not finished.
@@ -68,20 +79,19 @@ impl SlotTable {
         self.launched.len()
     }
 
-    /// Checks every bound of a step, so that no operation gets an index out of range, and notes it as launched. Returns its segments with
-    /// their block tables. A refused step changes nothing.
-    pub fn launch(&mut self, step: &StepInput, limits: &StepLimits) -> Result<Vec<StepSegment>, DeviceError> {
-        let mut undo = Vec::new();
+    /// Checks every bound of a step, so that no operation gets an index out of range, and notes it as launched. Writes its segments with their
+    /// block tables, and its selected rows, to `to`. A refused step changes nothing but that.
+    pub fn launch(&mut self, step: &StepInput, limits: &StepLimits, to: &mut Launched) -> Result<(), DeviceError> {
         let joins = self.joins;
-        let checked = self.check(step, limits, &mut undo);
-        let segments = match checked {
-            Ok(segments) => segments,
-            Err(error) => {
-                undo.into_iter().rev().for_each(|(slot, before)| self.slots[slot] = before);
-                self.joins = joins;
-                return Err(error);
-            }
-        };
+        let mut checks = std::mem::take(&mut self.checks);
+        let checked = self.check(step, limits, &mut checks, to);
+        if checked.is_err() {
+            checks.undo.drain(..).rev().for_each(|(slot, before)| self.slots[slot] = before);
+            self.joins = joins;
+        }
+        checks.undo.clear();
+        self.checks = checks;
+        checked?;
         let mut drafts = Vec::new();
         for rows in step.segments.iter().filter(|rows| rows.samples > 0) {
             let Some(slot) = &mut self.slots[rows.slot] else { continue };
@@ -93,7 +103,7 @@ impl SlotTable {
             slot.tokens = (rows.samples == 1).then_some(tokens + 1);
         }
         self.launched.push_back(drafts);
-        Ok(segments)
+        Ok(())
     }
 
     /// The oldest launched step is finished, with this output. Where it accepted drafts, the slot's length is known again.
@@ -111,16 +121,20 @@ impl SlotTable {
         &mut self,
         step: &StepInput,
         limits: &StepLimits,
-        undo: &mut Undo,
-    ) -> Result<Vec<StepSegment>, DeviceError> {
+        checks: &mut Checks,
+        to: &mut Launched,
+    ) -> Result<(), DeviceError> {
         let launched = self.launched.len();
         if launched >= STEPS_MAX {
             return refuse(format!("{launched} steps are not finished: finish one first"));
         }
-        step.check_rows(limits)?;
-        step.deltas.iter().try_for_each(|delta| self.apply(delta, limits, undo))?;
-        let mut segments = Vec::with_capacity(step.segments.len());
-        let (mut first, mut named) = (0, vec![false; self.slots.len()]);
+        step.check_rows(limits, &mut to.selected)?;
+        step.deltas.iter().try_for_each(|delta| self.apply(delta, limits, &mut checks.undo))?;
+        to.segments.clear();
+        let named = &mut checks.named;
+        named.clear();
+        named.resize(self.slots.len(), false);
+        let mut first = 0;
         for rows in &step.segments {
             let ids = &step.ids[first..first + rows.rows];
             first += rows.rows;
@@ -129,10 +143,9 @@ impl SlotTable {
                 return refuse(format!("two segments of slot {}", rows.slot));
             }
             check_rows_of(slot, rows, ids, limits)?;
-            segments.push(StepSegment { position: rows.position, rows: rows.rows, blocks: slot.blocks.clone() });
+            to.segments.push(rows.position, rows.rows, &slot.blocks);
         }
-        check_stores(&segments, limits)?;
-        Ok(segments)
+        check_stores(to.segments.as_slice(), limits, &mut checks.stored)
     }
 
     fn slot(&self, index: usize) -> Result<&Slot, DeviceError> {
@@ -208,8 +221,8 @@ impl Join {
 }
 
 impl StepInput {
-    /// Checks numbers of rows, and ids.
-    fn check_rows(&self, limits: &StepLimits) -> Result<(), DeviceError> {
+    /// Checks numbers of rows, and ids; selects rows.
+    fn check_rows(&self, limits: &StepLimits, selected: &mut Vec<usize>) -> Result<(), DeviceError> {
         let (rows, bounds) = (self.ids.len(), &limits.bounds);
         if rows == 0 || rows > bounds.rows_max {
             return refuse(format!("{rows} rows, 1 to {} fit", bounds.rows_max));
@@ -228,7 +241,8 @@ impl StepInput {
         if let Some(row) = self.logit_rows.iter().find(|&&row| row >= rows) {
             return refuse(format!("logit row {row} of {rows}"));
         }
-        let selected = self.selected_rows().len();
+        self.select_into(selected);
+        let selected = selected.len();
         if selected > bounds.logit_rows_max {
             return refuse(format!("{selected} rows sample or return logits, {} fit", bounds.logit_rows_max));
         }
@@ -274,9 +288,13 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
 }
 
 /// Checks that no segment's table has a block that another one stores to: rows of one step are not ordered.
-fn check_stores(segments: &[StepSegment], limits: &StepLimits) -> Result<(), DeviceError> {
+fn check_stores(
+    segments: &[StepSegment],
+    limits: &StepLimits,
+    stored: &mut Vec<(BlockId, usize)>,
+) -> Result<(), DeviceError> {
     let size = limits.block_tokens;
-    let mut stored: Vec<(BlockId, usize)> = Vec::new();
+    stored.clear();
     for (index, s) in segments.iter().enumerate() {
         stored.extend(s.blocks[s.position / size..s.end().div_ceil(size)].iter().map(|block| (*block, index)));
     }

@@ -4,7 +4,7 @@ use super::BLOCK;
 use crate::model::{ModelError, StepInput, StepOutput};
 use crate::step_model::StepModel;
 use baton_kernels::device::Bounds;
-use baton_kernels::step::{RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
+use baton_kernels::step::{Launched, RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, GroupKind, TokenId};
@@ -121,7 +121,9 @@ impl StepModel for StandIn {
         if let Some(hook) = &mut self.hooks.before_step {
             hook(step)?;
         }
-        let segments = self.table.launch(step, &self.limits)?;
+        let mut launched = Launched::default();
+        self.table.launch(step, &self.limits, &mut launched)?;
+        let segments = launched.segments.as_slice().to_vec();
         for (id, (blocks, position)) in step.ids.iter().zip(rows(&segments)) {
             self.kv.store(blocks, position, if let RowId::Token(token) = id { *token } else { TokenId::MAX });
         }
@@ -134,7 +136,8 @@ impl StepModel for StandIn {
 
     fn finish(&mut self) -> Result<StepOutput, ModelError> {
         let (step, segments) = self.launched.pop_front().expect("a step was launched");
-        let ids = self.samplers.begin(&step);
+        let mut ids = Vec::new();
+        self.samplers.begin(&step, &mut ids);
         let rows: Vec<_> = rows(&segments).collect();
         for ((id, token), (blocks, position)) in step.ids.iter().zip(ids).zip(&rows) {
             if *id == RowId::LastSampled {

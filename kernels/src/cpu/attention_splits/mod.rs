@@ -10,8 +10,6 @@ mod avx2;
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]
 mod flush;
-#[cfg(target_arch = "x86_64")]
-mod lines;
 mod plan;
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -84,7 +82,7 @@ pub(super) fn attend(
     plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable);
     let states = Shared(plan.states.as_mut_ptr());
     let plan_ref = &plan;
-    threads.run(plan.pieces.len(), &|i| {
+    threads.run_in_order(plan.pieces.len(), &|i| {
         let piece = &plan_ref.pieces[i];
         // SAFETY: offsets were counted item by item, so each item has its own part of the states.
         let keep = plan_ref.divided.then(|| unsafe { states.get().add(plan_ref.offsets[piece.item]) });

@@ -1,9 +1,9 @@
 //! The work of a task: each block of keys and values is packed once for all its queries, and every tile of queries then goes through scores,
 //! weights and weighted values while they are in the first-level cache. A [`Kernels`] has the loops for some instructions.
 
-use super::lines::Lines;
 use super::plan::{Heads, Item};
 use super::{Rows, Task};
+use crate::cpu::lines::Lines;
 use crate::cpu::pool_memory::{HeadRows, HeadSource};
 use crate::numerics::flushed::GROUP;
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, exp};

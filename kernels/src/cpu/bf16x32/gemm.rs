@@ -6,7 +6,7 @@ use super::GROUP;
 use super::pack::{GROUP_WORDS, PANEL, Rows, Weights};
 use super::tile::{self, Sums, Tile};
 use super::words::{parts, with_words};
-use crate::host::Store;
+use crate::cpu::target::Target;
 use std::ops::Range;
 
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
@@ -37,75 +37,22 @@ pub(super) trait Epilogue {
     fn expect(&self, _row: usize, _panel: usize) {}
 }
 
-/// Where the sums of one part go.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    to: *mut f32,
-    n: usize,
-    first_panel: usize,
+/// Stores the sums of some features of a part.
+pub(super) struct Features {
+    pub(super) target: Target,
+    /// Of the part.
+    pub(super) first_panel: usize,
 }
 
-/// Stores sums to the output `[m, n]` of each part. Tasks may share them if their panels differ.
-#[derive(Clone, Debug)]
-pub(super) struct Outputs {
-    parts: Vec<Part>,
-    store: Store,
-}
-
-// SAFETY: `new` demands that no two tasks store to the same element.
-unsafe impl Send for Outputs {}
-// SAFETY: as above.
-unsafe impl Sync for Outputs {}
-
-impl Outputs {
-    /// One output for each part of `w`.
-    ///
-    /// # Safety
-    /// Each of `to` is valid for `[m, n]` elements while this value lives, of every m that is put; uses on several threads take different
-    /// panels.
-    pub(super) unsafe fn new(w: &Weights, to: impl Iterator<Item = *mut f32>, store: Store) -> Self {
-        let mut first_panel = 0;
-        let part = |(to, &n): (*mut f32, &usize)| {
-            let part = Part { to, n, first_panel };
-            first_panel += n.div_ceil(PANEL);
-            part
-        };
-        Self { parts: to.zip(w.parts()).map(part).collect(), store }
-    }
-
-    /// The part of a panel, and the panel's first feature in it.
+impl Epilogue for Features {
     #[inline(always)]
-    fn part(&self, panel: usize) -> (Part, usize) {
-        let part = self.parts.iter().rev().find(|part| part.first_panel <= panel).unwrap_or(&self.parts[0]);
-        (*part, (panel - part.first_panel) * PANEL)
-    }
-}
-
-impl Epilogue for &Outputs {
-    /// Fetches the output's cache lines: stores retire in order, so one that misses would hold up the next tile's.
-    #[inline(always)]
-    fn expect(&self, _row: usize, _panel: usize) {
-        #[cfg(target_arch = "x86_64")]
-        for at in [0, 16, PANEL - 1] {
-            let (part, first) = self.part(_panel);
-            let at = part.to.wrapping_add(_row * part.n + first + at);
-            // SAFETY: a hint for any address.
-            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
-        }
+    fn expect(&self, row: usize, panel: usize) {
+        self.target.expect::<PANEL>(row, (panel - self.first_panel) * PANEL);
     }
 
     #[inline(always)]
     fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]) {
-        let (part, first) = self.part(panel);
-        // SAFETY: the promise of `new`.
-        let to =
-            unsafe { std::slice::from_raw_parts_mut(part.to.add(row * part.n + first), PANEL.min(part.n - first)) };
-        match (self.store, <&mut [f32; PANEL]>::try_from(&mut *to)) {
-            (Store::Set, Ok(to)) => *to = *sums,
-            (Store::Add, Ok(to)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
-            (Store::Set, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
-            (Store::Add, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
-        }
+        self.target.put(row, (panel - self.first_panel) * PANEL, sums);
     }
 }
 

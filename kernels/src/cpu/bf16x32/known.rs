@@ -4,7 +4,8 @@
 use super::gemm::{Epilogue, gemm};
 use super::gemv::gemv;
 use super::pack::{PANEL, Rows, Weights};
-use super::{GROUP, SimdLevel, Threads};
+use super::{GROUP, SimdLevel};
+use crate::cpu::source::Source;
 use half::bf16;
 
 /// K of every case: two groups.
@@ -105,11 +106,11 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> bool {
         }
     });
     let mut check = Check { first_case: 0, right: true };
-    let (threads, mut rows) = (Threads::none(), Rows::default());
-    rows.pack(&threads, level, &x, CASES.len(), K);
+    let mut rows = Rows::default();
+    rows.pack(level, CASES.len(), K, &mut Source::dense(&x, K));
     gemm(&rows, &w, 0..w.panels(), &mut check);
     for x in x.chunks(K) {
-        rows.pack(&threads, level, x, 1, K);
+        rows.pack(level, 1, K, &mut Source::dense(x, K));
         gemv(&rows, &w, 0..w.panels(), &mut check);
         check.first_case += 1;
     }

@@ -15,37 +15,34 @@ mod words;
 pub(super) use known::known_answers;
 pub(super) use pack::{Rows, Weights};
 
-use super::{Shared, SimdLevel, threads::Threads};
-use crate::host::Store;
+use super::SimdLevel;
+use super::target::Target;
 use crate::numerics::flushed::GROUP;
-use gemm::Outputs;
+use gemm::Features;
+use pack::PANEL;
 
-/// Tasks per thread, so that a slow thread takes fewer.
-const TASKS_PER_THREAD: usize = 4;
+/// Most rows of a tile, and bytes of a packed row of `k` elements.
+pub(super) fn rows(level: SimdLevel, k: usize) -> (usize, usize) {
+    (level::tile_rows(level), k.div_ceil(GROUP) * GROUP / 2 * level::pair_words(level) * size_of::<u32>())
+}
 
 /// Name of the layout of packed weights.
 pub(super) fn layout(level: SimdLevel) -> &'static str {
     if level::has_tiles(level) { "tiles" } else { "pairs" }
 }
 
-/// `out = x * w^T` for all rows of `x` and each part of `w`; an output is `[rows, n]` of its part.
-pub(super) fn linear(threads: &Threads, x: &Rows, w: &Weights, store: Store, outs: &mut [&mut [f32]]) {
-    assert!(outs.len() == w.parts().len() && outs.iter().zip(w.parts()).all(|(out, n)| out.len() == x.m() * n));
+/// Products of all rows of `x` with the target's features of part `part`, which begin with a panel.
+pub(super) fn product(x: &Rows, w: &Weights, part: usize, target: Target) {
     if x.m() == 0 {
         return;
     }
-    // A stream of weights is divided once for each thread, so that each reads one sequence.
-    let streams = x.m() <= gemv::GEMV_ROWS_MAX;
-    let tasks = threads.count() * if streams { 1 } else { TASKS_PER_THREAD };
-    let each = w.panels().div_ceil(tasks).max(1);
-    // SAFETY: the outputs have `[m, n]` elements each, and tasks take different panels.
-    let outputs = unsafe { Outputs::new(w, outs.iter_mut().map(|out| out.as_mut_ptr()), store) };
-    threads.run(w.panels().div_ceil(each), &|task| {
-        let panels = task * each..((task + 1) * each).min(w.panels());
-        if streams {
-            gemv::gemv(x, w, panels, &mut &outputs);
-        } else {
-            gemm::gemm(x, w, panels, &mut &outputs);
-        }
-    });
+    let (first_panel, features) = (w.first_panel(part), target.features());
+    assert!(features.start.is_multiple_of(PANEL) && features.end <= w.parts()[part], "{features:?} of part {part}");
+    let panels = first_panel + features.start / PANEL..first_panel + features.end.div_ceil(PANEL);
+    let mut epilogue = Features { target, first_panel };
+    if x.m() <= gemv::GEMV_ROWS_MAX {
+        gemv::gemv(x, w, panels, &mut epilogue);
+    } else {
+        gemm::gemm(x, w, panels, &mut epilogue);
+    }
 }

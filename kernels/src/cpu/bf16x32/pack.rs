@@ -7,8 +7,9 @@
 //! in the high one, k even: the elements in their own order.
 
 use super::level::{has_tiles, pair_words, tile_rows};
-use super::{GROUP, Shared, SimdLevel, Threads};
+use super::{GROUP, SimdLevel};
 use crate::cpu::buffer::Buffer;
+use crate::cpu::source::Source;
 use crate::cpu::stored;
 use half::bf16;
 use std::ops::Range;
@@ -18,9 +19,6 @@ pub(crate) const PANEL: usize = 32;
 
 /// Pair words of a group.
 pub(crate) const PAIRS: usize = GROUP / 2;
-
-/// Elements below which waking threads costs more than the work.
-const TASK_ELEMENTS: usize = 16 << 10;
 
 /// Words of one group of a panel.
 pub(crate) const GROUP_WORDS: usize = PAIRS * PANEL;
@@ -133,6 +131,11 @@ impl Weights {
         self.k
     }
 
+    /// The first panel of a part.
+    pub(crate) fn first_panel(&self, part: usize) -> usize {
+        self.parts[..part].iter().map(|n| n.div_ceil(PANEL)).sum()
+    }
+
     /// Whether they are packed for kernels of `level`.
     pub(crate) fn suit(&self, level: SimdLevel) -> bool {
         self.tiles == has_tiles(level)
@@ -238,31 +241,19 @@ impl Default for Rows {
 }
 
 impl Rows {
-    /// Packs `x`, `[m, k]`, for kernels of `level`, into the memory of earlier rows where it suffices.
-    ///
-    /// # Panics
-    /// If `x` is not of length m * k.
-    pub(in crate::cpu) fn pack(&mut self, threads: &Threads, level: SimdLevel, x: &[f32], m: usize, k: usize) {
-        assert_eq!(x.len(), m * k);
+    /// Packs `m` rows of `k` elements for kernels of `level`, into the memory of earlier rows where it suffices.
+    pub(in crate::cpu) fn pack(&mut self, level: SimdLevel, m: usize, k: usize, source: &mut Source<'_>) {
         let row_words = k.div_ceil(GROUP) * PAIRS * pair_words(level);
         let height = m.div_ceil(m.div_ceil(tile_rows(level)).max(1)).max(1);
         if self.words.len() < m * row_words {
             self.words = Buffer::zeroed(m * row_words);
         }
         (self.level, self.m, self.k, self.height) = (level, m, k, height);
-        let blocks = m.div_ceil(height);
-        let piece = (TASK_ELEMENTS / (height * k).max(1)).max(1);
-        let words = Shared(self.words.as_mut_ptr());
-        threads.run(blocks.div_ceil(piece), &|task| {
-            for block in task * piece..((task + 1) * piece).min(blocks) {
-                let rows = block * height..((block + 1) * height).min(m);
-                // SAFETY: the block's own words, as `words` has `m * row_words`.
-                let to = unsafe {
-                    std::slice::from_raw_parts_mut(words.get().add(rows.start * row_words), rows.len() * row_words)
-                };
-                put_rows(level, &x[rows.start * k..rows.end * k], k, to);
-            }
-        });
+        for first in (0..m).step_by(height) {
+            let rows = first..(first + height).min(m);
+            let to = &mut self.words[rows.start * row_words..rows.end * row_words];
+            put_rows(level, source.rows(rows), k, to);
+        }
     }
 
     /// Rows.

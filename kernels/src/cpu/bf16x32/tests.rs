@@ -1,9 +1,11 @@
 //! Kernels of every instruction set against the scalar dot product, on values that reach the class's corners.
 
-use super::gemm::{Outputs, gemm};
+use super::gemm::{Features, gemm};
 use super::gemv::{GEMV_ROWS_MAX, gemv};
-use super::{Rows, SimdLevel, Threads, Weights, linear};
+use super::{Rows, SimdLevel, Target, Weights, product};
+use crate::cpu::source::Source;
 use crate::cpu::stored;
+use crate::cpu::threads::Threads;
 use crate::host::Store;
 use crate::numerics::flushed;
 use crate::storage::StorageFormat;
@@ -98,7 +100,7 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
         assert!(row.iter().zip(stored).all(|(a, b)| same(*a, b.to_f32())), "row {feature}");
     }
     let mut rows = Rows::default();
-    rows.pack(&Threads::none(), level, &x, m, k);
+    rows.pack(level, m, k, &mut Source::dense(&x, k));
     let rounded: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
     let before = |i: usize| i as f32 * 0.25;
     for (store, streams) in [(Store::Set, false), (Store::Add, false), (Store::Set, true), (Store::Add, true)] {
@@ -107,11 +109,12 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
         }
         let mut out: Vec<f32> = (0..m * n).map(before).collect();
         // SAFETY: `out` has `[m, n]` elements, and this is the only task.
-        let outputs = unsafe { Outputs::new(&weights, std::iter::once(out.as_mut_ptr()), store) };
+        let target = unsafe { Target::new(out.as_mut_ptr(), n, 0..n, store) };
+        let mut epilogue = Features { target, first_panel: 0 };
         if streams {
-            gemv(&rows, &weights, 0..weights.panels(), &mut &outputs);
+            gemv(&rows, &weights, 0..weights.panels(), &mut epilogue);
         } else {
-            gemm(&rows, &weights, 0..weights.panels(), &mut &outputs);
+            gemm(&rows, &weights, 0..weights.panels(), &mut epilogue);
         }
         for (i, got) in out.iter().enumerate() {
             let (x, w) = (&rounded[i / n * k..][..k], &w[i % n * k..][..k]);
@@ -147,11 +150,14 @@ fn check_stored(level: SimdLevel, m: usize, heights: [usize; 2], k: usize) {
     }
     let x: Vec<f32> = (0..m * k).map(|_| random.unit()).collect();
     let mut rows = Rows::default();
-    rows.pack(&threads, level, &x, m, k);
+    rows.pack(level, m, k, &mut Source::dense(&x, k));
     let [got, want] = [&weights, &expanded].map(|weights| {
         let mut outs = heights.map(|n| vec![0.25; m * n]);
-        let [first, second] = &mut outs;
-        linear(&threads, &rows, weights, Store::Add, &mut [first, second]);
+        for (part, (out, n)) in outs.iter_mut().zip(heights).enumerate() {
+            // SAFETY: `out` has `[m, n]` elements, and this is the only task.
+            let target = unsafe { Target::new(out.as_mut_ptr(), n, 0..n, Store::Add) };
+            product(&rows, weights, part, target);
+        }
         outs
     });
     assert_eq!(got, want, "{level:?} [{m}, {heights:?}, {k}]");

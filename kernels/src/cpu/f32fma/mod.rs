@@ -5,5 +5,5 @@ mod linear;
 mod pack;
 
 pub(super) use attention::attend;
-pub(super) use linear::linear;
+pub(super) use linear::{TILE_ROWS, product};
 pub(super) use pack::Panels;

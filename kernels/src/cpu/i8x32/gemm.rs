@@ -7,7 +7,7 @@ use super::quantize::{ROWS_MAX, Record, Rows};
 use super::tile::{self, Sums, Tile, TileSums};
 use super::{BLOCK, PANEL};
 use crate::cpu::stored::{Format, Weights};
-use crate::host::Store;
+use crate::cpu::target::Target;
 use std::ops::Range;
 
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
@@ -23,44 +23,15 @@ pub(super) trait Epilogue {
     fn put(&mut self, row: usize, first: usize, sums: &[f32; PANEL]);
 }
 
-/// Stores sums to `[m, n]` f32. Tasks may share it if their features or rows differ.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Output {
-    to: *mut f32,
-    n: usize,
-    store: Store,
-}
-
-// SAFETY: `new` demands that no two tasks store to the same element.
-unsafe impl Send for Output {}
-// SAFETY: as above.
-unsafe impl Sync for Output {}
-
-impl Output {
-    /// # Safety
-    /// `to` is valid for `[m, n]` elements while this value lives, of every m that is put; copies on several threads take different elements.
-    pub(super) unsafe fn new(to: *mut f32, n: usize, store: Store) -> Self {
-        Self { to, n, store }
-    }
-}
-
-impl Epilogue for Output {
+impl Epilogue for Target {
     #[inline(always)]
     fn put(&mut self, row: usize, first: usize, sums: &[f32; PANEL]) {
-        // SAFETY: the promise of `new`.
-        let to =
-            unsafe { std::slice::from_raw_parts_mut(self.to.add(row * self.n + first), PANEL.min(self.n - first)) };
-        match (self.store, <&mut [f32; PANEL]>::try_from(&mut *to)) {
-            (Store::Set, Ok(to)) => *to = *sums,
-            (Store::Add, Ok(to)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
-            (Store::Set, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
-            (Store::Add, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
-        }
+        Target::put(*self, row, first, sums);
     }
 }
 
 /// Blocks of rows that pass over the panels together.
-pub(super) fn pass(x: &Rows) -> usize {
+fn pass(x: &Rows) -> usize {
     let passes = (x.m() * x.k() / BLOCK * size_of::<Record>()).div_ceil(ROW_BYTES).clamp(1, x.blocks().max(1));
     x.blocks().div_ceil(passes).max(1)
 }

@@ -5,6 +5,7 @@ use super::gemm::{Epilogue, gemm};
 use super::level::Level;
 use super::{BLOCK, PANEL, Rows, Threads, Weights};
 use crate::cpu::SimdLevel;
+use crate::cpu::source::Source;
 use crate::cpu::stored::Format;
 
 /// Blocks of K of a case.
@@ -144,7 +145,8 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> bool {
             };
             let mut check = Check { expected: case.expected, right: true };
             for count in [5, 1] {
-                rows.quantize(&threads, level, &case.x().repeat(count), count, BLOCKS * BLOCK);
+                let x = case.x().repeat(count);
+                rows.quantize(level, count, BLOCKS * BLOCK, &mut Source::dense(&x, BLOCKS * BLOCK));
                 gemm(level, &rows, &w, 0..rows.blocks(), 0..1, &mut check);
             }
             check.right

@@ -1,8 +1,9 @@
 //! Kernels of every instruction set against the scalar dot product.
 
 use super::level::Level;
-use super::{BLOCK, Rows, Threads, Weights, linear};
+use super::{BLOCK, Rows, Target, Threads, Weights, product};
 use crate::cpu::SimdLevel;
+use crate::cpu::source::Source;
 use crate::cpu::stored::Format;
 use crate::host::Store;
 use crate::quantized::{self, Activations};
@@ -111,7 +112,7 @@ fn check(level: SimdLevel, threads: &Threads, format: StorageFormat, rows: usize
     let weights = [pack(0), pack(1)];
     let x = activations(rows * k, &mut random);
     let mut input = Rows::default();
-    input.quantize(threads, Level::of(level), &x, rows, k);
+    input.quantize(Level::of(level), rows, k, &mut Source::dense(&x, k));
     let scalar: Vec<Activations> = x.chunks(BLOCK).map(Activations::new).collect();
     let per_row = k / BLOCK;
     let wide = bytes.each_ref().map(|bytes| quantized::blocks(format, bytes));
@@ -126,8 +127,15 @@ fn check(level: SimdLevel, threads: &Threads, format: StorageFormat, rows: usize
     let before = |i: usize| i as f32 * 0.25;
     for store in [Store::Set, Store::Add] {
         let mut outs = heights.map(|n| (0..rows * n).map(before).collect::<Vec<f32>>());
-        let [first, second] = &mut outs;
-        linear(threads, level, &input, &weights, store, &mut [first, second]);
+        for ((out, w), n) in outs.iter_mut().zip(&weights).zip(heights) {
+            // From the first panel, and from a later one.
+            let middle = if n > 16 { 16 } else { n };
+            for features in [0..middle, middle..n].into_iter().filter(|features| !features.is_empty()) {
+                // SAFETY: `out` has `[rows, n]` elements, and this is the only task.
+                let target = unsafe { Target::new(out[features.start..].as_mut_ptr(), n, features, store) };
+                product(level, &input, w, target);
+            }
+        }
         for ((out, wide), n) in outs.iter().zip(&wide).zip(heights) {
             for (i, got) in out.iter().enumerate() {
                 let (row, feature) = (i / n, i % n);

@@ -25,6 +25,24 @@ const TASK_SLABS_MIN: usize = 4;
 
 thread_local! {
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+    static PLAN: Cell<Plan> = const { Cell::new(Plan::new()) };
+}
+
+/// The tasks of one call, in memory that the next call reuses.
+#[derive(Default)]
+struct Plan {
+    items: Vec<Item>,
+    pieces: Vec<Piece>,
+    /// Of the states of each item, if items are divided.
+    offsets: Vec<usize>,
+    /// States of divided items: `[item][query][slab]`.
+    states: Vec<f32>,
+}
+
+/// Slabs of an item.
+struct Piece {
+    item: usize,
+    slabs: Range<usize>,
 }
 
 /// Some rows of one segment and one KV head.
@@ -66,25 +84,25 @@ pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], 
     assert_eq!(q.len(), out.len());
     let heads =
         Heads { cols, dim, stride: dim.next_multiple_of(crate::cpu::simd::LANES), group: cols / dim / kv_heads };
-    let items = items(step, kv_heads, scores);
-    let pieces = pieces(&items, kernels.threads.count() * TASKS_PER_THREAD);
-    let split = pieces.len() > items.len();
-
-    // States of divided items: `[item][query][slab]`.
-    let mut offsets = Vec::with_capacity(items.len());
+    let mut plan = PLAN.take();
+    plan.collect_items(step, kv_heads, scores);
+    plan.divide(kernels.threads.count() * TASKS_PER_THREAD);
+    let split = plan.pieces.len() > plan.items.len();
+    plan.offsets.clear();
     let mut states = 0;
     if split {
-        for item in &items {
-            offsets.push(states);
+        for item in &plan.items {
+            plan.offsets.push(states);
             states += item.rows * heads.group * item.slabs.len() * heads.state();
         }
     }
-    let mut states = vec![0.0; states];
-    let states_at = Shared(states.as_mut_ptr());
+    plan.states.resize(states.max(plan.states.len()), 0.0);
+    let states_at = Shared(plan.states.as_mut_ptr());
+    let Plan { items, pieces, offsets, .. } = &plan;
     let out = Shared(out.as_mut_ptr());
 
-    kernels.threads.run(pieces.len(), &|i| {
-        let (index, ref slabs) = pieces[i];
+    kernels.threads.run_in_order(pieces.len(), &|i| {
+        let Piece { item: index, ref slabs } = pieces[i];
         let item = &items[index];
         let mut scratch = SCRATCH.take();
         // SAFETY: offsets were counted item by item, so each item has its own part of `states`.
@@ -112,44 +130,50 @@ pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], 
             kernels.level.run(Merge { heads, item, scores, states, out: out.get() });
         });
     }
+    PLAN.set(plan);
 }
 
-/// All rows and KV heads, those with the most tokens to read first.
-fn items(step: KvStep<'_>, kv_heads: usize, scores: Scores) -> Vec<Item> {
-    let mut items = Vec::new();
-    let mut first = 0;
-    for (segment, s) in step.segments.iter().enumerate() {
-        for start in (0..s.rows).step_by(TASK_ROWS) {
-            let rows = (s.rows - start).min(TASK_ROWS);
-            let position = s.position + start;
-            let slabs = scores.first(position) / ATTENTION_SLAB..(position + rows).div_ceil(ATTENTION_SLAB);
-            items.extend((0..kv_heads).map(|kv_head| Item {
-                segment,
-                row: first + start,
-                rows,
-                position,
-                kv_head,
-                slabs: slabs.clone(),
-            }));
-        }
-        first += s.rows;
+impl Plan {
+    const fn new() -> Self {
+        Self { items: Vec::new(), pieces: Vec::new(), offsets: Vec::new(), states: Vec::new() }
     }
-    items.sort_by_key(|item| std::cmp::Reverse(item.slabs.len() * item.rows));
-    items
-}
 
-/// The tasks: whole items, or items divided by slabs if there are too few items.
-fn pieces(items: &[Item], wanted: usize) -> Vec<(usize, Range<usize>)> {
-    let total: usize = items.iter().map(|item| item.slabs.len()).sum();
-    let each = if items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted).max(TASK_SLABS_MIN) };
-    let mut out = Vec::with_capacity(items.len().max(wanted));
-    for (i, item) in items.iter().enumerate() {
-        let mut start = item.slabs.start;
-        while start < item.slabs.end {
-            let end = start.saturating_add(each).min(item.slabs.end);
-            out.push((i, start..end));
-            start = end;
+    /// All rows and KV heads, those with the most tokens to read first.
+    fn collect_items(&mut self, step: KvStep<'_>, kv_heads: usize, scores: Scores) {
+        self.items.clear();
+        let mut first = 0;
+        for (segment, s) in step.segments.iter().enumerate() {
+            for start in (0..s.rows).step_by(TASK_ROWS) {
+                let rows = (s.rows - start).min(TASK_ROWS);
+                let position = s.position + start;
+                let slabs = scores.first(position) / ATTENTION_SLAB..(position + rows).div_ceil(ATTENTION_SLAB);
+                self.items.extend((0..kv_heads).map(|kv_head| Item {
+                    segment,
+                    row: first + start,
+                    rows,
+                    position,
+                    kv_head,
+                    slabs: slabs.clone(),
+                }));
+            }
+            first += s.rows;
+        }
+        self.items
+            .sort_unstable_by_key(|item| (std::cmp::Reverse(item.slabs.len() * item.rows), item.row, item.kv_head));
+    }
+
+    /// The tasks: whole items, or items divided by slabs if there are fewer than wanted.
+    fn divide(&mut self, wanted: usize) {
+        let total: usize = self.items.iter().map(|item| item.slabs.len()).sum();
+        let each = if self.items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted).max(TASK_SLABS_MIN) };
+        self.pieces.clear();
+        for (index, item) in self.items.iter().enumerate() {
+            let mut start = item.slabs.start;
+            while start < item.slabs.end {
+                let end = start.saturating_add(each).min(item.slabs.end);
+                self.pieces.push(Piece { item: index, slabs: start..end });
+                start = end;
+            }
         }
     }
-    out
 }

@@ -1,92 +1,57 @@
-//! GEMM: divides the output into tasks, panels by blocks of rows. The arithmetic of one tile is in [`tile`].
+//! GEMM: divides the rows into blocks and tiles. The arithmetic of one tile is in [`tile`].
 
 mod tile;
 
 use super::pack::{Format, PANEL, Panels, Step};
+use crate::cpu::Level;
 use crate::cpu::simd::{Kernel, Simd};
-use crate::cpu::{CpuKernels, Shared};
-use crate::host::Store;
+use crate::cpu::target::Target;
+use std::ops::Range;
 use tile::{Output, Tile};
 
-/// Bytes of x that one task reads for every panel: half of a common L2; the rest is for the panel and the output.
+/// Bytes of x that are read for every panel: half of a common L2; the rest is for the panel and the output.
 const ROW_BLOCK_BYTES: usize = 512 << 10;
 
 /// Most rows of one tile: 6 x 2 accumulators leave room for two weight vectors and a broadcast in 16 registers.
-const TILE_ROWS: usize = 6;
+pub(in crate::cpu) const TILE_ROWS: usize = 6;
 
-/// Tasks per thread, so that a slow thread takes fewer.
-const TASKS_PER_THREAD: usize = 4;
-
-/// Panels that a one-row tile processes at once; tasks begin at multiples of it.
+/// Panels that a one-row tile processes at once.
 const PANELS_AT_ONCE: usize = 4;
 
 /// Farthest distance of prefetching weights: a quarter of a common L2.
 const AHEAD_BYTES: usize = 256 << 10;
 
-pub(in crate::cpu) fn linear(
-    kernels: &CpuKernels,
-    x: &[f32],
-    w: &Panels,
-    partitions: usize,
-    store: Store,
-    out: &mut [f32],
-) {
-    let rows = x.len() / w.k;
-    assert!(x.len() == rows * w.k && out.len() == rows * w.n);
+/// Products of all rows of `x` with the target's features, which begin with a panel.
+pub(in crate::cpu) fn product(level: Level, x: &[f32], w: &Panels, partitions: usize, target: Target) {
+    let (rows, features) = (x.len() / w.k, target.features());
+    assert!(x.len() == rows * w.k, "{} elements are no rows of {}", x.len(), w.k);
+    assert!(features.start.is_multiple_of(PANEL) && features.end <= w.n, "{features:?} of {}", w.n);
     match &w.format {
-        Format::Pairs(steps) => blocks(kernels, x, w, steps, partitions, store, out, rows),
-        Format::Wide(steps) => blocks(kernels, x, w, steps, partitions, store, out, rows),
+        Format::Pairs(steps) => blocks(level, x, w, steps, partitions, target),
+        Format::Wide(steps) => blocks(level, x, w, steps, partitions, target),
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the product as the op states it, and its panels by their format")]
-fn blocks<W: Step>(
-    kernels: &CpuKernels,
-    x: &[f32],
-    w: &Panels,
-    steps: &[W],
-    partitions: usize,
-    store: Store,
-    out: &mut [f32],
-    rows: usize,
-) {
-    if rows == 0 {
-        return;
-    }
+fn blocks<W: Step>(level: Level, x: &[f32], w: &Panels, steps: &[W], partitions: usize, target: Target) {
+    let (all, features) = (x.len() / w.k, target.features());
     let rows_max = (ROW_BLOCK_BYTES / (4 * w.k) / TILE_ROWS).max(1) * TILE_ROWS;
-    let row_blocks = rows.div_ceil(rows_max);
-    let block_rows = rows.div_ceil(row_blocks).next_multiple_of(TILE_ROWS);
-    let panels = w.n.div_ceil(PANEL);
-    let tasks = kernels.threads.count() * TASKS_PER_THREAD;
-    let task_panels = panels.div_ceil(tasks.div_ceil(row_blocks)).next_multiple_of(PANELS_AT_ONCE);
-    let panel_tasks = panels.div_ceil(task_panels);
-    let out = Shared(out.as_mut_ptr());
-    let level = kernels.level;
-    kernels.threads.run(row_blocks * panel_tasks, &|task| {
-        let (block, chunk) = (task / panel_tasks, task % panel_tasks);
-        level.run(Block {
-            x,
-            w,
-            steps,
-            partitions,
-            store,
-            out: out.get(),
-            rows: (block * block_rows).min(rows)..((block + 1) * block_rows).min(rows),
-            panels: chunk * task_panels..((chunk + 1) * task_panels).min(panels),
-        });
-    });
+    let each = all.div_ceil(all.div_ceil(rows_max).max(1)).next_multiple_of(TILE_ROWS);
+    let panels = features.start / PANEL..features.end.div_ceil(PANEL);
+    for first in (0..all).step_by(each) {
+        let rows = first..(first + each).min(all);
+        level.run(Block { x, w, steps, partitions, target, rows, panels: panels.clone() });
+    }
 }
 
-/// Rows by panels of one task; no other task shares an output element with it.
+/// Rows by panels; no other task shares an output element with it.
 struct Block<'a, W> {
     x: &'a [f32],
     w: &'a Panels,
     steps: &'a [W],
     partitions: usize,
-    store: Store,
-    out: *mut f32,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    target: Target,
+    rows: Range<usize>,
+    panels: Range<usize>,
 }
 
 impl<W: Step> Kernel for Block<'_, W> {
@@ -142,17 +107,16 @@ impl<W: Step> Block<'_, W> {
 
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, simd: S, row: usize, panel: usize, ahead: usize) {
-        let (k, n) = (self.w.k, self.w.n);
-        assert!(panel * PANEL < n && row + R <= self.rows.end);
-        // SAFETY: the first element of the tile lies within the output.
-        let first = unsafe { self.out.add(row * n + panel * PANEL) };
+        let (k, end) = (self.w.k, self.target.features().end);
+        assert!(panel * PANEL < end && row + R <= self.rows.end);
+        let (first, n) = (self.target.at(row, panel * PANEL), self.target.stride());
         simd.run(Tile::<W, R, P> {
             x: &self.x[row * k..(row + R) * k],
             panels: std::array::from_fn(|p| &self.steps[(panel + p) * k..(panel + p + 1) * k]),
             partitions: self.partitions,
             ahead,
-            output: Output { first, n, features: n - panel * PANEL },
-            store: self.store,
+            output: Output { first, n, features: end - panel * PANEL },
+            store: self.target.store(),
         });
     }
 }

@@ -1,8 +1,9 @@
 //! Activations in the kernels' layout, quantized once per GEMM input.
 
+use super::BLOCK;
 use super::level::Level;
-use super::{BLOCK, Shared, Threads};
 use crate::cpu::buffer::Buffer;
+use crate::cpu::source::Source;
 use crate::quantized::LARGEST_MIN;
 
 #[cfg(target_arch = "x86_64")]
@@ -10,9 +11,6 @@ mod simd;
 
 /// Most rows of a tile.
 pub(crate) const ROWS_MAX: usize = 16;
-
-/// Elements below which waking threads costs more than the work.
-const TASK_ELEMENTS: usize = 16 << 10;
 
 /// 32 activations of one row and what kernels need of them: 64 bytes.
 #[repr(C, align(64))]
@@ -47,12 +45,12 @@ impl Default for Rows {
 }
 
 impl Rows {
-    /// Quantizes `x`, `[m, k]`, into the memory of earlier rows where it suffices. All levels give equal bits.
+    /// Quantizes `m` rows of `k` elements into the memory of earlier rows where it suffices. All levels give equal bits.
     ///
     /// # Panics
-    /// If `x` is not of length m * k, k is not whole blocks, or the processor lacks the level.
-    pub(crate) fn quantize(&mut self, threads: &Threads, level: Level, x: &[f32], m: usize, k: usize) {
-        assert!(x.len() == m * k && k.is_multiple_of(BLOCK) && level.available(), "[{m}, {k}] of {}", x.len());
+    /// If k is not whole blocks, or the processor lacks the level.
+    pub(in crate::cpu) fn quantize(&mut self, level: Level, m: usize, k: usize, source: &mut Source<'_>) {
+        assert!(k.is_multiple_of(BLOCK) && level.available(), "{k} elements");
         let blocks = k / BLOCK;
         // Even heights: 17 rows are 9 and 8, not 16 and 1.
         let height = m.div_ceil(m.div_ceil(ROWS_MAX).max(1)).max(1);
@@ -61,18 +59,15 @@ impl Rows {
             self.records = Buffer::zeroed(bytes / size_of::<u32>());
         }
         (self.m, self.k, self.height) = (m, k, height);
-        let to = Shared(self.records.as_mut_ptr().cast::<Record>());
-        let per_task = (TASK_ELEMENTS / (height * k).max(1)).max(1) * height;
-        threads.run(m.div_ceil(per_task), &|task| {
-            for row in task * per_task..((task + 1) * per_task).min(m) {
-                let first = row / height * height;
-                let rows = height.min(m - first);
-                // SAFETY: records `[blocks, rows]` of this row's block begin at `first * blocks`; only this task writes those of its rows.
-                let to = unsafe { to.get().add(first * blocks + row - first) };
-                // SAFETY: as above, every `rows`-th of `blocks`; `level` is available.
-                unsafe { quantize_row(level, &x[row * k..(row + 1) * k], to, rows) };
+        let to = self.records.as_mut_ptr().cast::<Record>();
+        for first in (0..m).step_by(height) {
+            let count = height.min(m - first);
+            for (row, x) in source.rows(first..first + count).chunks_exact(k).enumerate() {
+                // SAFETY: records `[blocks, count]` of this block of rows begin at `first * blocks`; a row has every `count`-th of them.
+                // `level` is available.
+                unsafe { quantize_row(level, x, to.add(first * blocks + row), count) };
             }
-        });
+        }
     }
 
     /// Rows.

@@ -7,15 +7,15 @@ struct Line([u8; 64]);
 
 /// A buffer aligned to 64 bytes that only grows.
 #[derive(Default)]
-pub(super) struct Lines(Vec<Line>);
+pub(in crate::cpu) struct Lines(Vec<Line>);
 
 impl Lines {
-    pub(super) const fn new() -> Self {
+    pub(in crate::cpu) const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Room for `len` elements: what was last written there, or zeros.
-    pub(super) fn room<T>(&mut self, len: usize) -> *mut T {
+    pub(in crate::cpu) fn room<T>(&mut self, len: usize) -> *mut T {
         let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
         if self.0.len() < lines {
             self.0.resize(lines, Line([0; 64]));

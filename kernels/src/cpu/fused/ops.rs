@@ -1,0 +1,203 @@
+//! The operations, and how each finishes its products.
+
+use super::{Columns, Fused, Piece};
+use crate::cpu::elementwise::{RmsNorm, Rotate, Rows, SiluMul};
+use crate::cpu::matrix::Matrix;
+use crate::cpu::pool_memory::StoreColumns;
+use crate::cpu::simd::{Kernel, Simd};
+use crate::cpu::target::Target;
+use crate::cpu::{CpuKernels, Shared};
+use crate::device::RopeTable;
+use crate::host::{KvStep, NormOf, ProjectOf, QkvOf, Store};
+use baton_types::TokenId;
+use std::ops::Range;
+
+/// Columns that tasks take together where nothing else demands more: whole panels of every class.
+const UNIT: usize = 32;
+
+/// Rows of one task of `Embed`.
+const EMBED_ROWS: usize = 4;
+
+pub(in crate::cpu) fn embed(kernels: &CpuKernels, table: &Matrix, ids: &[TokenId], residual: &mut [f32]) {
+    let k = table.k();
+    assert_eq!(residual.len(), ids.len() * k);
+    let out = Shared(residual.as_mut_ptr());
+    kernels.threads.run(ids.len().div_ceil(EMBED_ROWS), &|task| {
+        for row in task * EMBED_ROWS..((task + 1) * EMBED_ROWS).min(ids.len()) {
+            // SAFETY: a row of the residual stream, of one task.
+            let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(row * k), k) };
+            table.row(ids[row] as usize, out);
+        }
+    });
+}
+
+pub(in crate::cpu) fn project(kernels: &CpuKernels, w: &Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32]) {
+    let fused = Fused { kernels, w, x: &x[..op.rows * w.k()], norm: None };
+    fused.whole(op.partitions, Store::Add, residual);
+}
+
+pub(in crate::cpu) fn head(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>, residual: &[f32], logits: &mut [f32]) {
+    let fused = Fused { kernels, w, x: residual, norm: Some(norm) };
+    fused.whole(1, Store::Set, logits);
+}
+
+impl Fused<'_> {
+    /// Products with the only part of the matrix, which nothing follows.
+    fn whole(&self, partitions: usize, store: Store, out: &mut [f32]) {
+        let (kernels, w, n) = (self.kernels, self.w, self.w.height(0));
+        assert_eq!(out.len() * w.k(), self.x.len() * n);
+        let out = Shared(out.as_mut_ptr());
+        self.run(Columns { parts: &[n], unit: UNIT }, false, &|piece| {
+            // SAFETY: rows and columns of the output, of one piece.
+            let target = unsafe { piece.target_in(out, n, store) };
+            w.product(kernels, piece.input, 0, partitions, target);
+        });
+    }
+}
+
+impl Piece<'_> {
+    /// Its rows and columns of an output of `n` columns.
+    ///
+    /// # Safety
+    /// The output has them, and no other piece has the same.
+    unsafe fn target_in(&self, out: Shared<f32>, n: usize, store: Store) -> Target {
+        // SAFETY: the caller's promise.
+        unsafe { Target::new(out.get().add(self.rows.start * n + self.columns.start), n, self.columns.clone(), store) }
+    }
+
+    /// Its rows and columns in memory of the thread.
+    fn target_in_tile(&mut self) -> Target {
+        let to = self.tile.room::<f32>(self.rows.len() * self.columns.len());
+        // SAFETY: room for as many; the memory is of this thread, and nothing else uses it during the piece.
+        unsafe { Target::new(to, self.columns.len(), self.columns.clone(), Store::Set) }
+    }
+}
+
+pub(in crate::cpu) fn qkv(
+    kernels: &CpuKernels,
+    w: &Matrix,
+    op: &QkvOf<'_>,
+    step: KvStep<'_>,
+    residual: &[f32],
+    query: &mut [f32],
+) {
+    let dim = step.kv.dim();
+    let parts = [op.query, op.kv, op.kv];
+    assert_eq!(query.len(), step.rows() * op.query);
+    let query = Shared(query.as_mut_ptr());
+    // Whole heads.
+    let columns = Columns { parts: &parts, unit: dim * (UNIT / gcd(dim, UNIT)) };
+    let fused = Fused { kernels, w, x: residual, norm: Some(op.norm) };
+    fused.run(columns, true, &|mut piece| {
+        let target = if piece.part == 0 {
+            // SAFETY: rows and columns of the query, of one piece.
+            unsafe { piece.target_in(query, op.query, Store::Set) }
+        } else {
+            piece.target_in_tile()
+        };
+        w.product(kernels, piece.input, piece.part, 1, target);
+        let first = [0, op.query, op.query + op.kv][piece.part];
+        let of_part = first + piece.columns.start..first + piece.columns.end;
+        kernels.level.run(Heads {
+            step,
+            target,
+            rows: piece.rows,
+            columns: piece.columns,
+            bias: op.bias.map(|bias| &bias[of_part]),
+            norm: op.head_norms.and_then(|norms| norms.get(piece.part).copied()),
+            rope: (piece.part < 2).then_some(op.rope),
+            plane: piece.part.checked_sub(1),
+        });
+    });
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Finishes heads of query, key or value.
+struct Heads<'a> {
+    step: KvStep<'a>,
+    /// The products.
+    target: Target,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    bias: Option<&'a [f32]>,
+    norm: Option<NormOf<'a>>,
+    rope: Option<&'a RopeTable>,
+    /// Where they are stored, if the products are dense and not the query's.
+    plane: Option<usize>,
+}
+
+impl Kernel for Heads<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let Self { step, target, rows, columns, bias, norm, rope, plane } = self;
+        let dim = step.kv.dim();
+        if bias.is_some() || norm.is_some() || rope.is_some() {
+            for (row, position) in step.positions_of(rows.clone()).enumerate() {
+                // SAFETY: a row of the piece's target.
+                let x = unsafe { std::slice::from_raw_parts_mut(target.at(row, columns.start), columns.len()) };
+                if let Some(bias) = bias {
+                    x.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+                }
+                if let Some(norm) = norm {
+                    RmsNorm { rows: Rows::InPlace(x), norm }.call(s);
+                }
+                if let Some(rope) = rope {
+                    Rotate::new(x, dim, rope, position).call(s);
+                }
+            }
+        }
+        if let Some(plane) = plane {
+            // SAFETY: the piece's tile, `[rows, columns]`.
+            let data = unsafe {
+                std::slice::from_raw_parts(target.at(0, columns.start).cast_const(), rows.len() * columns.len())
+            };
+            StoreColumns { step, plane, rows, first: columns.start, data }.call(s);
+        }
+    }
+}
+
+pub(in crate::cpu) fn gate_up(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>, residual: &[f32], inner: &mut [f32]) {
+    let ffn = w.height(0);
+    assert_eq!(inner.len() * w.k(), residual.len() * ffn);
+    let inner = Shared(inner.as_mut_ptr());
+    let fused = Fused { kernels, w, x: residual, norm: Some(norm) };
+    fused.run(Columns { parts: &[ffn], unit: UNIT }, true, &|mut piece| {
+        // SAFETY: rows and columns of the output, of one piece.
+        let gate = unsafe { piece.target_in(inner, ffn, Store::Set) };
+        let up = piece.target_in_tile();
+        w.product(kernels, piece.input, 0, 1, gate);
+        w.product(kernels, piece.input, 1, 1, up);
+        kernels.level.run(Activate { gate, up, rows: piece.rows.len() });
+    });
+}
+
+/// `gate = silu(gate) * up` for all rows.
+struct Activate {
+    gate: Target,
+    up: Target,
+    rows: usize,
+}
+
+impl Kernel for Activate {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let columns = self.gate.features();
+        for row in 0..self.rows {
+            // SAFETY: a row of both targets.
+            let (gate, up) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(self.gate.at(row, columns.start), columns.len()),
+                    std::slice::from_raw_parts(self.up.at(row, columns.start).cast_const(), columns.len()),
+                )
+            };
+            SiluMul { gate, up }.call(s);
+        }
+    }
+}
