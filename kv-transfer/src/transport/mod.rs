@@ -9,6 +9,8 @@
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
+mod incoming;
+mod outgoing;
 mod pool;
 pub(crate) mod tcp;
 pub(crate) mod ucx;

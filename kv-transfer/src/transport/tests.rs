@@ -13,6 +13,8 @@ use std::ops::Range;
 mod authority;
 #[path = "proving_tests.rs"]
 mod proving;
+#[path = "storing_tests.rs"]
+mod storing;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 1 << 20;
@@ -44,6 +46,12 @@ struct Side {
 
 impl Side {
     fn start(way: &Way) -> Self {
+        let region = HostPool::new(BYTES).unwrap();
+        Self::over(way, region.clone(), region)
+    }
+
+    /// A side whose pool is `memory`, of which a test sees `region`.
+    fn over(way: &Way, memory: Arc<dyn PoolMemory>, region: Arc<HostPool>) -> Self {
         let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
         let class =
             NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
@@ -53,8 +61,7 @@ impl Side {
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
         (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
-        let region = HostPool::new(BYTES).unwrap();
-        let (transport, _) = start(&config, region.clone()).unwrap();
+        let (transport, _) = start(&config, memory).unwrap();
         Self { transport, region, events: Vec::new() }
     }
 
@@ -103,7 +110,14 @@ fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
 
 /// The same, where the first side connects to the address that this makes from the other's.
 fn connected_by(choice: &Way, dials: impl FnOnce(TransferAddress) -> TransferAddress) -> (Side, ConnId, Side, ConnId) {
-    let (mut a, mut b) = (Side::start(choice), Side::start(choice));
+    connect(Side::start(choice), Side::start(choice), dials)
+}
+
+fn connect(
+    mut a: Side,
+    mut b: Side,
+    dials: impl FnOnce(TransferAddress) -> TransferAddress,
+) -> (Side, ConnId, Side, ConnId) {
     let from = a.transport.connect(&dials(b.transport.address())).unwrap();
     let to = until(&mut b, &mut a, "accepted", accepted);
     a.transport.send(from, vec![1]);

@@ -3,9 +3,10 @@
 use super::frame::begins_frame;
 use super::frame_reader::{Arrived, FrameReader};
 use super::frame_writer::{FrameWriter, Kinds};
-use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, whole_records};
+use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, first_record, whole_records};
 use crate::credentials::Credentials;
-use crate::transport::pool::{Incoming, Pool};
+use crate::transport::incoming::Incoming;
+use crate::transport::pool::Pool;
 use crate::transport::{ConnId, Event};
 use baton_memory::host::Part;
 use mio::net::TcpStream;
@@ -85,6 +86,8 @@ pub(super) struct Connection {
     inbox: Box<[u8]>,
     from: usize,
     to: usize,
+    /// What is in the inbox waits for room in the pool's buffers.
+    paused: bool,
     /// The current incoming frame is in clear.
     in_clear: bool,
     /// Frames that belong to lanes.
@@ -116,6 +119,7 @@ impl Connection {
             inbox: Box::default(),
             from: 0,
             to: 0,
+            paused: false,
             in_clear: false,
             lane_frames: has_lanes.then(VecDeque::new),
             heard: false,
@@ -147,13 +151,16 @@ impl Connection {
             self.announced = true;
             events.push(Event::Accepted { conn: id, proven: false });
         }
-        let read = self.readable && self.read(id, now, events)?;
-        if !self.reader.incoming.has_room() {
+        let read = self.read(id, now, events)?;
+        let had_room = self.reader.incoming.has_room();
+        if !had_room {
             self.last_read = Some(now); // It is this side that does not read.
         }
-        for flush in self.reader.incoming.advance(now)? {
+        for flush in self.reader.incoming.advance(now).map_err(|e| e.to_string())? {
             self.writer.flushed(flush);
         }
+        // More can be read at once.
+        let made_room = !had_room && self.reader.incoming.has_room();
         let last_read = *self.last_read.get_or_insert(now);
         if now - last_read > silent_max {
             return Err(format!("nothing came for {} ms", silent_max.as_millis()));
@@ -170,7 +177,7 @@ impl Connection {
         }
         self.writer.check()?;
         self.writer.stage(&self.pool, now)?;
-        Ok(self.write(id, events)? || read)
+        Ok(self.write(id, events)? || read || made_room)
     }
 
     pub(super) fn write(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<bool, String> {
@@ -188,7 +195,9 @@ impl Connection {
                     (self.pool.send_parts(&self.stream, &parts), true)
                 }
                 Some(secured) => {
-                    encrypt(secured, &mut self.writer, &self.pool, &mut self.inbox[self.from..self.to], id, events)?;
+                    // Nothing of what is paused was shown to the session.
+                    let unread = if self.paused { &mut [] } else { &mut self.inbox[self.from..self.to] };
+                    encrypt(secured, &mut self.writer, &self.pool, unread, id, events)?;
                     if secured.outbox.waiting().is_empty() {
                         break;
                     }
@@ -216,6 +225,10 @@ impl Connection {
 
     fn read(&mut self, id: ConnId, now: Instant, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
+        if self.paused && self.reader.incoming.has_room() {
+            moved += self.to - self.from;
+            self.take_in(id, events)?;
+        }
         while self.readable && moved < TURN_BYTES && self.reader.incoming.has_room() {
             match self.receive() {
                 Ok(n) => {
@@ -260,9 +273,10 @@ impl Connection {
         }
     }
 
-    /// Processes the complete parts of the inbox.
+    /// Processes the complete parts of the inbox, as far as there is room for writes.
     fn take_in(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
         let mut arrived = Vec::new();
+        self.paused = false;
         loop {
             let before = self.from;
             self.take_once(&mut arrived)?;
@@ -271,6 +285,10 @@ impl Connection {
             arrived.drain(..).try_for_each(|frame| self.act(id, frame, events))?;
             if self.from == self.to || self.from == before {
                 break;
+            }
+            if !self.reader.incoming.has_room() {
+                self.paused = true;
+                return Ok(());
             }
         }
         if self.to - self.from == self.inbox.len() {
@@ -287,14 +305,25 @@ impl Connection {
         self.in_clear &= !reader.is_between_frames();
         match &mut self.secured {
             Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
-                // During the handshake there are only records.
-                let len = if secured.proven { whole_records(bytes) } else { bytes.len() };
-                let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {
+                // During the handshake there are only records. A pool elsewhere may have no room for the writes of a second one.
+                let is_host = self.pool.host().is_some();
+                let len = match secured.proven {
+                    true if is_host => whole_records(bytes),
+                    true => first_record(bytes),
+                    false => bytes.len(),
+                };
+                let mut take = |mut plain: &[u8]| {
                     while !plain.is_empty() {
                         arrived.extend(reader.take(&mut plain, false)?);
                     }
                     Ok(())
-                });
+                };
+                let mut read = secured.session.read(&mut bytes[..len], &mut secured.outbox, &mut take);
+                if secured.proven && !is_host && read == Ok(0) {
+                    // What TLS itself has to say may take several records.
+                    let len = whole_records(bytes);
+                    read = secured.session.read(&mut bytes[..len], &mut secured.outbox, &mut take);
+                }
                 secured.failed |= read.is_err() && !self.heard;
                 self.from += read?;
             }
@@ -304,7 +333,7 @@ impl Connection {
                 }
                 let (mut rest, only_puts) = (&*bytes, secured.is_some());
                 self.in_clear = only_puts;
-                while !rest.is_empty() {
+                while !rest.is_empty() && reader.incoming.has_room() {
                     arrived.extend(reader.take(&mut rest, only_puts)?);
                     if only_puts && reader.is_between_frames() {
                         break;
@@ -341,7 +370,7 @@ impl Connection {
             (Arrived::Attach(body), Some(lanes)) => lanes.push_back(LaneFrame::Attach(body)),
             (Arrived::Attach(_), None) => return Err("the peer speaks of lanes that this side does not have".into()),
             (Arrived::Flush { id, posted }, Some(lanes)) => lanes.push_back(LaneFrame::Flush { id, posted }),
-            (Arrived::Flush { id, .. }, None) => self.reader.incoming.flush(id)?,
+            (Arrived::Flush { id, .. }, None) => self.reader.incoming.flush(id).map_err(|e| e.to_string())?,
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::message::{GREETING_BYTES_MAX, MESSAGE_BYTES_MAX};
-use crate::transport::pool::{Incoming, Pool, STAGE_BYTES};
+use crate::transport::incoming::Incoming;
+use crate::transport::pool::{Pool, STAGE_BYTES};
 use crate::transport::windows::Windows;
 use baton_memory::HostPool;
 use baton_types::TicketId;

@@ -3,7 +3,8 @@
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::plan::CopyRun;
-use crate::transport::pool::{Outgoing, Pool, Progress, STAGE_BYTES, Staged};
+use crate::transport::outgoing::{Outgoing, Progress, Staged};
+use crate::transport::pool::{Pool, STAGE_BYTES};
 use baton_memory::host::{PARTS_MAX, Part};
 use baton_types::TicketId;
 use std::collections::VecDeque;

@@ -12,7 +12,8 @@ mod frame_reader;
 mod frame_writer;
 mod tls;
 
-use super::pool::{Incoming, Pool};
+use super::incoming::Incoming;
+use super::pool::Pool;
 use super::{ConnId, Event, Transport, Wake};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;

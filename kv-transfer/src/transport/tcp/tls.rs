@@ -219,14 +219,19 @@ fn act<Data>(
 /// Number of bytes at the front in complete records, up to the first byte that does not begin one.
 pub(super) fn whole_records(bytes: &[u8]) -> usize {
     let mut at = 0;
-    while let Some(header) = bytes.get(at..at + HEADER_BYTES).filter(|header| begins_record(header[0])) {
-        let end = at + HEADER_BYTES + usize::from(u16::from_be_bytes([header[3], header[4]]));
-        if end > bytes.len() {
-            break;
+    loop {
+        match first_record(&bytes[at..]) {
+            0 => return at,
+            len => at += len,
         }
-        at = end;
     }
-    at
+}
+
+/// Length of the record at the front, or 0 if there is no complete one.
+pub(super) fn first_record(bytes: &[u8]) -> usize {
+    let header = bytes.get(..HEADER_BYTES).filter(|header| begins_record(header[0]));
+    let end = header.map(|header| HEADER_BYTES + usize::from(u16::from_be_bytes([header[3], header[4]])));
+    end.filter(|end| *end <= bytes.len()).unwrap_or(0)
 }
 
 /// Whether a record of TLS begins with this byte: a change of ciphers, an alert, a handshake, or data.

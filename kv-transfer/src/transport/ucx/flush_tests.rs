@@ -40,11 +40,11 @@ impl Side {
     }
 
     fn came(&self, conn: ConnId) -> u64 {
-        self.ucx.connections[&conn].writing().unwrap().door.came.get()
+        self.ucx.connections[&conn].writing().unwrap().door.stored()
     }
 
     fn set_came(&self, conn: ConnId, came: u64) {
-        self.ucx.connections[&conn].writing().unwrap().door.came.set(came);
+        self.ucx.connections[&conn].writing().unwrap().door.incoming.borrow_mut().set_stored(came);
     }
 
     /// Pending flushes, with the number of writes that each waits for.

@@ -26,7 +26,7 @@ use super::{ConnId, Event, Transport};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation, Worker};
+use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation};
 use crate::window::Window;
 use crate::{TransferAddress, UcxWrites};
 use baton_types::TicketId;
@@ -224,17 +224,15 @@ impl Transport for Ucx {
         let (before, mut heard) = (events.len(), Vec::new());
         let mut moved = self.channel.progress(now, &mut heard);
         heard.into_iter().for_each(|event| self.channel_event(event, now, events));
-        self.unfenced.iter().filter_map(Connection::worker).for_each(|worker| moved |= turn(worker));
+        self.unfenced.iter().for_each(|connection| moved |= turn(connection));
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             for frame in self.channel.lane_frames(conn) {
                 self.lane_frame(conn, frame, now);
             }
             let Some(worker) = self.connections.get(&conn).and_then(Connection::worker).cloned() else { continue };
-            if self.connections.get(&conn).is_some_and(Connection::has_room) {
-                moved |= turn(&worker);
-            }
+            moved |= self.connections.get(&conn).is_some_and(turn);
             self.post_staged(conn, now);
-            self.look_at_door(conn, now, events);
+            moved |= self.look_at_door(conn, now, events);
             for (owner, status) in worker.take_failed() {
                 self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);
             }
@@ -277,7 +275,8 @@ impl Transport for Ucx {
     }
 }
 
-/// Progresses a worker for a bounded number of rounds; returns whether anything moved.
-fn turn(worker: &Rc<Worker>) -> bool {
-    (0..TURNS).take_while(|_| worker.progress()).count() > 0
+/// Progresses a connection's worker for a bounded number of rounds, while there is room for what they bring; returns whether anything moved.
+fn turn(connection: &Connection) -> bool {
+    let Some(worker) = connection.worker() else { return false };
+    (0..TURNS).take_while(|_| connection.has_room() && worker.progress()).count() > 0
 }

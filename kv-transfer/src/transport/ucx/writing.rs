@@ -11,7 +11,9 @@ use super::{Purpose, Ucx, lanes};
 use crate::UcxWrites;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::transport::pool::{Incoming, Outgoing, Pool, Progress, STAGE_BYTES, Staged};
+use crate::transport::incoming::{Incoming, StoreError};
+use crate::transport::outgoing::{Outgoing, Progress, Staged};
+use crate::transport::pool::{Pool, STAGE_BYTES};
 use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
 use crate::ucx::{Endpoint, HEADER_BYTES_MAX, Landing, RemoteKey, Token as Operation};
@@ -108,12 +110,10 @@ impl Writing {
 /// Stores the peer's messages for which a window is open.
 pub(super) struct WriteWindows {
     pool: Pool,
-    /// Writes that are being stored in memory that is not the host's.
+    /// The writes that came, and those that are being stored in memory that is not the host's.
     incoming: RefCell<Incoming>,
     nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
-    /// Writes received that are not in `incoming`.
-    came: Cell<u64>,
     refused: Cell<u64>,
     /// A message came that no correct peer sends.
     broken: Cell<bool>,
@@ -123,14 +123,24 @@ pub(super) struct WriteWindows {
 
 impl WriteWindows {
     pub(super) fn new(pool: Pool, nonce: Nonce) -> Rc<Self> {
-        let (windows, came, refused, broken, shut) = Default::default();
+        let (windows, refused, broken, shut) = Default::default();
         let incoming = RefCell::new(Incoming::new(pool.clone()));
-        Rc::new(Self { pool, incoming, nonce, windows, came, refused, broken, shut })
+        Rc::new(Self { pool, incoming, nonce, windows, refused, broken, shut })
     }
 
     /// Whether there is room for more writes.
     pub(super) fn has_room(&self) -> bool {
         self.incoming.borrow().has_room()
+    }
+
+    /// Takes what is stored. An error closes the connection.
+    fn advance(&self, now: Instant) -> Result<(), StoreError> {
+        self.incoming.borrow_mut().advance(now).map(drop)
+    }
+
+    /// Number of writes that came and are stored, or were refused, with all those that came before them.
+    fn stored(&self) -> u64 {
+        self.incoming.borrow().stored()
     }
 
     /// Whether writes are being stored, after the connection has ended.
@@ -139,11 +149,14 @@ impl WriteWindows {
     }
 
     fn store(&self, offset: usize, bytes: &[u8]) {
+        let mut incoming = self.incoming.borrow_mut();
         if let Some(host) = self.pool.host() {
             host.copy_in(offset, bytes);
-            return self.came.set(self.came.get() + 1);
+            return incoming.is_over();
         }
-        let mut incoming = self.incoming.borrow_mut();
+        if bytes.is_empty() {
+            return incoming.is_over();
+        }
         let mut buffer = incoming.buffer();
         buffer.extend_from_slice(bytes);
         incoming.store(offset, buffer);
@@ -161,7 +174,7 @@ impl Landing for WriteWindows {
             Some(_) => self.refused.set(self.refused.get() + 1),
             None => self.broken.set(true),
         }
-        self.came.set(self.came.get() + 1);
+        self.incoming.borrow_mut().is_over();
     }
 }
 
@@ -264,20 +277,28 @@ impl Ucx {
         }
     }
 
-    /// Checks which writes came in as messages.
-    pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) {
-        let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) else { return };
-        let stored = writing.door.incoming.borrow_mut().advance(now);
-        let came = writing.door.came.get() + writing.door.incoming.borrow().stored();
+    /// Checks which writes came in as messages, and answers flushes. Returns whether there is room for writes again.
+    pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) -> bool {
+        let Some(connection) = self.connections.get_mut(&conn) else { return false };
+        let forced = connection.forced;
+        let Some(writing) = connection.writing_mut() else { return false };
         events.extend((0..writing.door.refused.take()).map(|_| Event::PutRefused(conn)));
-        let done: Vec<u64> = writing.flushes.extract_if(.., |(_, posted)| *posted <= came).map(|(id, _)| id).collect();
         if writing.door.broken.take() {
             self.force_close(conn, "a write outside of the region", now);
+            return false;
         }
-        if let Err(reason) = stored {
-            self.force_close(conn, &reason, now);
+        let had_room = writing.door.has_room();
+        if let Err(error) = writing.door.advance(now) {
+            self.force_close(conn, &error.to_string(), now);
+            return false;
         }
+        let stored = writing.door.stored();
+        // The peer of a connection that ends is told nothing more.
+        let is_done = |(_, posted): &mut (u64, u64)| *posted <= stored && !forced;
+        let done: Vec<u64> = writing.flushes.extract_if(.., is_done).map(|(id, _)| id).collect();
+        let has_room = writing.door.has_room();
         done.into_iter().for_each(|id| self.channel.flushed_lanes(conn, id));
+        !had_room && has_room
     }
 }
 

@@ -1,0 +1,285 @@
+//! Writes of one peer on their way into memory that is not the host's, within fixed bounds, and what waits for those before it.
+
+use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
+use baton_memory::{MemoryError, Pending, Rows};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Most flushes of one peer that wait for writes. A service has at most one in progress on each connection.
+const FLUSHES_MAX: usize = 64;
+/// Most writes that are being stored before the connection is broken. A transport stops reading at [`STAGED_OPERATIONS_MAX`]; what it still
+/// delivers after that is one record of TLS or one round of UCX's progress: a segment of 256 KiB with messages of 48 bytes or more.
+const WRITES_MAX: usize = 16 << 10;
+
+/// Why writes of a peer are not stored, or no longer. The connection is closed for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StoreError {
+    #[error("cannot write the pool: {0}")]
+    Failed(MemoryError),
+    #[error("the pool's device does not answer a write")]
+    Late,
+    #[error("the peer asks for flushes and does not wait for the answers")]
+    Flushes,
+    #[error("more than {WRITES_MAX} writes of the peer are being stored")]
+    Writes,
+}
+
+/// Writes of one peer on their way into the pool, in the order of their arrival, and flushes that wait for those before them. Writes into
+/// host memory end at once and are only counted.
+pub(super) struct Incoming {
+    pool: Pool,
+    queue: VecDeque<Entry>,
+    bytes: usize,
+    writes: usize,
+    flushes: usize,
+    stored: u64,
+    free: Vec<Vec<u8>>,
+    /// From then on nothing is stored, counted or answered.
+    failed: Option<StoreError>,
+}
+
+enum Entry {
+    Write {
+        write: Pending<Vec<u8>>,
+        len: usize,
+        until: Instant,
+    },
+    /// So many writes of which nothing is to be stored any more.
+    Over(u64),
+    Flush(u64),
+}
+
+impl Incoming {
+    pub(super) fn new(pool: Pool) -> Self {
+        let (queue, free) = (VecDeque::new(), Vec::new());
+        Self { pool, queue, bytes: 0, writes: 0, flushes: 0, stored: 0, free, failed: None }
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// An empty buffer for the bytes of one write.
+    pub(super) fn buffer(&mut self) -> Vec<u8> {
+        self.free.pop().unwrap_or_default()
+    }
+
+    /// Begins to store bytes. A write beyond the bound is not stored; [`Incoming::advance`] reports it.
+    pub(super) fn store(&mut self, offset: usize, bytes: Vec<u8>) {
+        if self.writes >= WRITES_MAX {
+            self.failed.get_or_insert(StoreError::Writes);
+        }
+        if self.failed.is_some() {
+            return;
+        }
+        let len = bytes.len();
+        let write = self.pool.start_write(Rows::run(offset, len), bytes);
+        (self.bytes, self.writes) = (self.bytes + len, self.writes + 1);
+        self.queue.push_back(Entry::Write { write, len, until: Instant::now() + OPERATION_MAX });
+    }
+
+    /// Counts a write of which nothing is to be stored any more, because it is stored, was refused or has no bytes. It counts after those
+    /// before it.
+    pub(super) fn is_over(&mut self) {
+        match self.queue.back_mut() {
+            None => self.stored += 1,
+            Some(Entry::Over(writes)) => *writes += 1,
+            Some(_) => self.queue.push_back(Entry::Over(1)),
+        }
+    }
+
+    /// A flush that is to be answered once everything before it is stored.
+    pub(super) fn flush(&mut self, id: u64) -> Result<(), StoreError> {
+        self.flushes += 1;
+        if self.flushes > FLUSHES_MAX {
+            return Err(StoreError::Flushes);
+        }
+        match self.pool.counts_unstored {
+            true => self.queue.push_front(Entry::Flush(id)),
+            false => self.queue.push_back(Entry::Flush(id)),
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for more writes of the peer.
+    pub(super) fn has_room(&self) -> bool {
+        self.bytes < STAGED_BYTES_MAX && self.writes < STAGED_OPERATIONS_MAX
+    }
+
+    /// Number of writes that are over, with all those that came before them.
+    pub(super) fn stored(&self) -> u64 {
+        let waiting = |entry: &Entry| match entry {
+            Entry::Write { .. } => 1,
+            Entry::Over(writes) => *writes,
+            Entry::Flush(_) => 0,
+        };
+        match self.pool.counts_unstored {
+            true => self.stored + self.queue.iter().map(waiting).sum::<u64>(),
+            false => self.stored,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_stored(&mut self, stored: u64) {
+        self.stored = stored;
+    }
+
+    /// Takes what has ended; returns the flushes to answer. A failure fails the connection, because bytes of the peer are lost. After it,
+    /// every further call fails too.
+    pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<u64>, StoreError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut flushed = Vec::new();
+        while let Some(entry) = self.queue.front_mut() {
+            match entry {
+                Entry::Over(writes) => self.stored += *writes,
+                Entry::Flush(id) => {
+                    flushed.push(*id);
+                    self.flushes -= 1;
+                }
+                Entry::Write { write, len, until } => match write.poll_or_wake(self.pool.waker()) {
+                    None if now > *until => return Err(self.fail(StoreError::Late)),
+                    None => break,
+                    Some(Ok(mut buffer)) => {
+                        (self.bytes, self.writes) = (self.bytes - *len, self.writes - 1);
+                        self.stored += 1;
+                        buffer.clear();
+                        keep(&mut self.free, buffer);
+                    }
+                    Some(Err(error)) => {
+                        self.queue.pop_front();
+                        return Err(self.fail(StoreError::Failed(error)));
+                    }
+                },
+            }
+            self.queue.pop_front();
+        }
+        Ok(flushed)
+    }
+
+    fn fail(&mut self, error: StoreError) -> StoreError {
+        self.failed = Some(error.clone());
+        error
+    }
+
+    /// Waits for what is on its way, after the connection has ended. Whether nothing can be stored any more.
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.queue.retain_mut(|entry| match entry {
+            Entry::Flush(_) | Entry::Over(_) => false,
+            Entry::Write { write, .. } => write.poll_or_wake(self.pool.waker()).is_none(),
+        });
+        self.queue.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::pool::STAGE_BYTES;
+    use crate::transport::pool::tests::{remote, soon};
+
+    #[test]
+    fn a_flush_waits_for_the_writes_before_it() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool);
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        incoming.flush(7).unwrap();
+        incoming.store(128, vec![2; 64]);
+        assert_eq!((incoming.advance(Instant::now()), incoming.stored()), (Ok(vec![]), 0));
+        memory.release();
+        let mut flushed = Vec::new();
+        soon(|| {
+            flushed.extend(incoming.advance(Instant::now()).unwrap());
+            incoming.stored() == 2
+        });
+        assert_eq!(flushed, [7]);
+    }
+
+    /// The hazard: a flush that is answered while its writes are on their way.
+    #[test]
+    fn without_the_guard_a_flush_overtakes_its_writes() {
+        let (memory, mut pool) = remote();
+        pool.counts_unstored = true;
+        let mut incoming = Incoming::new(pool);
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        incoming.flush(7).unwrap();
+        assert_eq!((incoming.advance(Instant::now()), incoming.stored()), (Ok(vec![7]), 1));
+        let mut stored = [0; 1];
+        memory.device_side().copy_out(64, &mut stored);
+        assert_eq!(stored, [0]);
+    }
+
+    #[test]
+    fn a_write_that_stores_nothing_counts_after_those_before_it() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool);
+        incoming.is_over();
+        assert_eq!(incoming.stored(), 1);
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        (0..3).for_each(|_| incoming.is_over());
+        assert_eq!((incoming.advance(Instant::now()), incoming.stored()), (Ok(vec![]), 1));
+        memory.release();
+        soon(|| incoming.advance(Instant::now()).is_ok() && incoming.stored() == 5);
+    }
+
+    #[test]
+    fn after_a_write_that_failed_nothing_counts_and_no_flush_is_answered() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool);
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        incoming.store((1 << 20) - 8, vec![0; 64]);
+        incoming.flush(7).unwrap();
+        incoming.store(128, vec![2; 64]);
+        incoming.is_over();
+        memory.release();
+        soon(|| incoming.advance(Instant::now()).is_err());
+        soon(|| incoming.has_ended());
+        assert!(matches!(incoming.advance(Instant::now()), Err(StoreError::Failed(_))), "it fails from then on");
+        assert_eq!(incoming.stored(), 1);
+    }
+
+    #[test]
+    fn writes_that_are_being_stored_are_bounded() {
+        let (memory, pool) = remote();
+        let (mut large, mut small) = (Incoming::new(pool.clone()), Incoming::new(pool));
+        memory.hold();
+        (0..8).for_each(|_| large.store(0, vec![0; STAGE_BYTES]));
+        (0..STAGED_OPERATIONS_MAX).for_each(|_| small.store(0, vec![0; 1]));
+        assert_eq!((large.has_room(), small.has_room()), (false, false));
+        // What stores nothing takes no room, however much comes of it.
+        (0..1_000_000).for_each(|_| small.is_over());
+        assert_eq!(small.queue.len(), STAGED_OPERATIONS_MAX + 1);
+        memory.release();
+        let now = Instant::now();
+        soon(|| large.advance(now).unwrap().is_empty() && large.has_room());
+        soon(|| small.advance(now).unwrap().is_empty() && small.has_room());
+        // A transport that does not stop.
+        memory.hold();
+        (0..=WRITES_MAX).for_each(|_| small.store(0, vec![0; 1]));
+        assert_eq!(small.advance(now), Err(StoreError::Writes));
+        assert!(small.queue.len() <= WRITES_MAX + 1);
+        memory.release();
+        soon(|| small.has_ended());
+    }
+
+    #[test]
+    fn a_device_that_fails_or_hangs_is_told() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool.clone());
+        incoming.store((1 << 20) - 8, vec![0; 64]);
+        soon(|| incoming.advance(Instant::now()).is_err());
+        assert!(incoming.has_ended());
+        memory.hold();
+        let mut incoming = Incoming::new(pool);
+        incoming.store(0, vec![0; 64]);
+        assert_eq!(incoming.advance(Instant::now() + 2 * OPERATION_MAX), Err(StoreError::Late));
+        assert!(!incoming.has_ended());
+        memory.release();
+        soon(|| incoming.has_ended());
+    }
+}

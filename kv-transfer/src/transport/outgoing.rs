@@ -1,0 +1,137 @@
+//! Bytes that one connection sends out of memory that is not the host's: read into buffers first, within fixed bounds.
+
+use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
+use baton_memory::{Pending, Rows};
+use std::time::Instant;
+
+/// Bytes of the pool that are to be sent: read into a buffer when there is room for it.
+#[derive(Debug)]
+pub(super) struct Staged {
+    pub(super) from: usize,
+    pub(super) len: usize,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waiting,
+    Reading(Pending<Vec<u8>>, Instant),
+    Ready(Vec<u8>),
+    /// The device failed. The connection is closed for it.
+    Failed,
+}
+
+impl Staged {
+    pub(super) fn new(from: usize, len: usize) -> Self {
+        Self { from, len, stage: Stage::Waiting }
+    }
+
+    /// The bytes, once they are here.
+    pub(super) fn bytes(&self) -> Option<&[u8]> {
+        match &self.stage {
+            Stage::Ready(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        match self.stage {
+            Stage::Ready(bytes) => bytes,
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Buffers of the bytes that one connection sends.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    bytes: usize,
+    entries: usize,
+    free: Vec<Vec<u8>>,
+}
+
+impl Outgoing {
+    /// Advances one entry of a queue, in the order of the queue. Returns whether its bytes are here; later entries may be advanced either
+    /// way, until one finds no room.
+    pub(super) fn advance(&mut self, pool: &Pool, staged: &mut Staged, now: Instant) -> Result<Progress, String> {
+        if matches!(staged.stage, Stage::Waiting) {
+            let fits = self.bytes + staged.len <= STAGED_BYTES_MAX && self.entries < STAGED_OPERATIONS_MAX;
+            if self.entries > 0 && !fits {
+                return Ok(Progress::NoRoom);
+            }
+            (self.bytes, self.entries) = (self.bytes + staged.len, self.entries + 1);
+            let buffer = self.free.pop().unwrap_or_default();
+            let read = pool.start_read(Rows::run(staged.from, staged.len), buffer);
+            staged.stage = Stage::Reading(read, now + OPERATION_MAX);
+        }
+        if let Stage::Reading(read, until) = &mut staged.stage {
+            match read.poll_or_wake(pool.waker()) {
+                Some(Ok(bytes)) => staged.stage = Stage::Ready(bytes),
+                Some(Err(error)) => {
+                    staged.stage = Stage::Failed;
+                    return Err(format!("cannot read the pool: {error}"));
+                }
+                None if now > *until => return Err("the pool's device does not answer a read".into()),
+                None => return Ok(Progress::Runs),
+            }
+        }
+        Ok(Progress::Ready)
+    }
+
+    /// The bytes of an entry were sent; its buffer may be used again.
+    pub(super) fn sent(&mut self, staged: Staged) {
+        self.passed_on(staged.len);
+        keep(&mut self.free, staged.into_bytes());
+    }
+
+    /// The bytes of an entry were passed on together with their buffer.
+    pub(super) fn passed_on(&mut self, len: usize) {
+        (self.bytes, self.entries) = (self.bytes - len, self.entries - 1);
+    }
+}
+
+/// State of an entry after [`Outgoing::advance`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Ready,
+    Runs,
+    NoRoom,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::pool::STAGE_BYTES;
+    use crate::transport::pool::tests::{remote, soon};
+
+    /// So many reads are begun of entries of this length, until there is no room.
+    fn reads_at_once(entries: usize, len: usize) -> usize {
+        let (memory, pool) = remote();
+        let mut outgoing = Outgoing::default();
+        memory.hold();
+        let mut puts: Vec<_> = (0..entries).map(|_| Staged::new(0, len)).collect();
+        let now = Instant::now();
+        let states = puts.iter_mut().map(|put| outgoing.advance(&pool, put, now).unwrap());
+        let begun = states.take_while(|state| *state == Progress::Runs).count();
+        assert!(begun < entries);
+        memory.release();
+        soon(|| outgoing.advance(&pool, &mut puts[0], now).unwrap() == Progress::Ready);
+        assert_eq!(outgoing.advance(&pool, &mut puts[begun], now).unwrap(), Progress::NoRoom);
+        outgoing.sent(puts.remove(0));
+        assert_ne!(outgoing.advance(&pool, &mut puts[begun - 1], now).unwrap(), Progress::NoRoom);
+        begun
+    }
+
+    #[test]
+    fn reads_that_run_are_bounded_in_bytes_and_in_number() {
+        assert_eq!(reads_at_once(9, STAGE_BYTES), STAGED_BYTES_MAX / STAGE_BYTES);
+        assert_eq!(reads_at_once(1000, 1), STAGED_OPERATIONS_MAX);
+    }
+
+    #[test]
+    fn a_device_that_fails_is_told() {
+        let (_memory, pool) = remote();
+        let (mut outgoing, mut put) = (Outgoing::default(), Staged::new(1 << 20, 8));
+        soon(|| outgoing.advance(&pool, &mut put, Instant::now()).is_err());
+    }
+}
