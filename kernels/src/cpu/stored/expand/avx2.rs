@@ -79,10 +79,6 @@ impl Lanes for Avx2 {
         op!(_mm256_cvtepi32_ps(x))
     }
     #[inline(always)]
-    fn bits(x: __m256) -> __m256i {
-        op!(_mm256_castps_si256(x))
-    }
-    #[inline(always)]
     fn mul(a: __m256, b: __m256) -> __m256 {
         op!(_mm256_mul_ps(a, b))
     }
@@ -91,7 +87,18 @@ impl Lanes for Avx2 {
         op!(_mm256_fmadd_ps(a, b, c))
     }
     #[inline(always)]
-    fn pair(high: __m256i, low: __m256i) -> __m256i {
+    fn pair(high: __m256, low: __m256) -> __m256i {
+        let (high, low) = (rounded(high), rounded(low));
         op!(_mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(low), high))
     }
+}
+
+/// Rounded to bf16, in the upper halves.
+#[inline(always)]
+fn rounded(x: __m256) -> __m256i {
+    op!({
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff))
+    })
 }

@@ -1,7 +1,7 @@
 //! Blocks of a panel as pairs of bf16, in the order of `bf16x32`.
 //!
 //! Each value is the format's product and sum, then rounded to bf16. Products are exact, so a fused multiply-add gives the same bits: d has 11
-//! significant bits, sc times q at most 13.
+//! significant bits, sc times q at most 13. None is subnormal: all are multiples of 2^-24.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -48,7 +48,9 @@ pub(crate) fn expand(
     // SAFETY: the level is available, the panel has the blocks, and `to` has the words of all pairs.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if level >= SimdLevel::Avx512 {
+        if level >= SimdLevel::Avx512Bf16 {
+            return avx512::expand_bf16(format, panel, blocks, order, to);
+        } else if level >= SimdLevel::Avx512 {
             return avx512::expand(format, panel, blocks, order, to);
         } else if level == SimdLevel::Avx2Fma {
             return avx2::expand(format, panel, blocks, order, to);
@@ -89,12 +91,11 @@ trait Lanes {
     fn shift_right(x: Self::Int, by: u32) -> Self::Int;
     /// Of signed integers.
     fn float(x: Self::Int) -> Self::Float;
-    fn bits(x: Self::Float) -> Self::Int;
     fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c` for an exact product: with one rounding or two.
     fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
-    /// The upper halves of `high`, above those of `low`.
-    fn pair(high: Self::Int, low: Self::Int) -> Self::Int;
+    /// Rounds both to bf16, to nearest even: `high` in the upper half of each word, `low` in the lower one. No value is NaN or subnormal.
+    fn pair(high: Self::Float, low: Self::Float) -> Self::Int;
 }
 
 /// One copy of the loops for each format, so that their branches on it are gone.
@@ -236,20 +237,17 @@ impl<L: Lanes> Scales<L> {
         }
     }
 
-    /// The values of `ints`, rounded to bf16 in the upper halves.
+    /// The values of `ints`.
     #[inline(always)]
-    fn value(&self, format: Format, half: usize, ints: L::Int) -> L::Int {
+    fn value(&self, format: Format, half: usize, ints: L::Int) -> L::Float {
         let q = match format.offset() {
             0 => ints,
             offset => L::add(ints, L::splat(offset.wrapping_neg() as u32)),
         };
-        let value = match format.kind() {
+        match format.kind() {
             Kind::Min => L::mul_add(L::float(q), self.scale[half], self.min),
             Kind::One | Kind::Two => L::mul(L::float(q), self.scale[half]),
-        };
-        let bits = L::bits(value);
-        let odd = L::and(L::shift_right(bits, 16), L::splat(1));
-        L::add(L::add(bits, odd), L::splat(0x7fff))
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Lanes;
 use crate::cpu::stored::PANEL;
-use half::f16;
+use half::{bf16, f16};
 
 /// All features of a panel.
 pub(super) struct Portable;
@@ -61,16 +61,14 @@ impl Lanes for Portable {
     fn float(x: Self::Int) -> Self::Float {
         each(x, |x| x as i32 as f32)
     }
-    fn bits(x: Self::Float) -> Self::Int {
-        each(x, f32::to_bits)
-    }
     fn mul(a: Self::Float, b: Self::Float) -> Self::Float {
         both(a, b, |a, b| a * b)
     }
     fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
         both(both(a, b, |a, b| a * b), c, |product, c| product + c)
     }
-    fn pair(high: Self::Int, low: Self::Int) -> Self::Int {
-        both(high, low, |high, low| high & 0xffff_0000 | low >> 16)
+    fn pair(high: Self::Float, low: Self::Float) -> Self::Int {
+        let round = |x| u32::from(bf16::from_f32(x).to_bits());
+        both(high, low, |high, low| round(high) << 16 | round(low))
     }
 }
