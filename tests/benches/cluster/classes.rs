@@ -223,15 +223,22 @@ fn rates(work: Work, subjects: &mut [Subject], peers: &mut [Peer]) -> anyhow::Re
     Ok(rates)
 }
 
-/// Bytes of weights that a decode step reads in each class: two for each weight, or what the file takes.
-fn read_bytes(source: &dyn ModelSource) -> anyhow::Result<[usize; CLASSES.len()]> {
+/// Bytes of the matrices of a model whose quantized ones stay as the file stores them; all others have two for each weight.
+pub(crate) fn stored_bytes(source: &dyn ModelSource) -> anyhow::Result<usize> {
     let spec = source.spec();
-    let mut stored = 0;
+    let mut bytes = 0;
     for name in spec.tensor_names().filter(|name| !name.is_vector()) {
-        stored += source.stored(name)?.bytes.len();
+        let stored = source.stored(name)?;
+        let wide = 2 * spec.tensor_dims(name).iter().product::<usize>();
+        bytes += if stored.format.is_quantized() { stored.bytes.len() } else { wide };
     }
-    let wide = 2 * spec.parameters() as usize;
-    Ok([wide, wide, stored])
+    Ok(bytes)
+}
+
+/// Bytes of weights that a decode step reads in each class.
+fn read_bytes(source: &dyn ModelSource) -> anyhow::Result<[usize; CLASSES.len()]> {
+    let (wide, stored) = (2 * source.spec().parameters() as usize, stored_bytes(source)?);
+    Ok([wide, stored, stored])
 }
 
 /// Measures the named works, or all of them.

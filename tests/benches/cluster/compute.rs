@@ -1,5 +1,6 @@
 //! The default model on its engine, without a network: decode against the bandwidth of reading memory, and tokens per second.
 
+use crate::classes::stored_bytes;
 use crate::statistics::{best, median};
 use crate::summary::{Figure, Summary, Target};
 use crate::{THREADS, gemm};
@@ -97,13 +98,13 @@ impl Output {
     }
 }
 
-/// Bytes of the matrices that a decode step reads: all but the embedding, of which it reads one row unless it is the output too.
-fn matrix_bytes(spec: &DecoderSpec) -> usize {
+/// Floating point operations for each token in the matrices of the layers.
+fn layer_operations(spec: &DecoderSpec) -> usize {
     let layer = |layer: &LayerSpec| {
         let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
         spec.hidden * (2 * q + 2 * kv + 3 * layer.ffn)
     };
-    2 * (spec.layers.iter().map(layer).sum::<usize>() + spec.vocab * spec.hidden)
+    2 * spec.layers.iter().map(layer).sum::<usize>()
 }
 
 /// A prompt of any tokens, different in each sequence.
@@ -127,7 +128,8 @@ fn check(engine: &EngineHandle) -> anyhow::Result<()> {
 pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     eprintln!("compute of the default model on {THREADS} threads");
     let settings = ModelSettings::default();
-    let spec = models::open(&settings, &|_, _| ())?.spec().clone();
+    let source = models::open(&settings, &|_, _| ())?;
+    let (spec, weights) = (source.spec().clone(), stored_bytes(source.as_ref())?);
     gemm::measure(&spec, summary)?;
     let loaded = bring_up::load(
         &settings,
@@ -136,13 +138,14 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     )?;
     let engine = &loaded.engine;
     check(engine)?;
-    decode(engine, &spec, loaded.map.layout().bytes_per_token(), summary)?;
+    decode(engine, weights, loaded.map.layout().bytes_per_token(), summary)?;
     prefill(engine, &spec, summary)?;
     ensure!(engine.stop(), "the engine does not stop");
     Ok(())
 }
 
-fn decode(engine: &EngineHandle, spec: &DecoderSpec, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
+/// `weights` and `kv_bytes`: bytes of all matrices, and of the KV of a token.
+fn decode(engine: &EngineHandle, weights: usize, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
     let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
     let (mut read, mut one, mut eight) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
@@ -157,7 +160,7 @@ fn decode(engine: &EngineHandle, spec: &DecoderSpec, kv_bytes: usize, summary: &
     }
     let (read, one, eight) = (best(read), best(one), best(eight));
     let context = DECODE_PROMPT + DECODE_TOKENS / 2;
-    let bytes = matrix_bytes(spec) + context * kv_bytes;
+    let bytes = weights + context * kv_bytes;
     let rate = bytes as f64 * one / 1e9;
     let of = format!(
         "bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each",
@@ -173,7 +176,7 @@ fn prefill(engine: &EngineHandle, spec: &DecoderSpec, summary: &mut Summary) -> 
     for len in [512, 1024, 2048] {
         let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1)?.output()?.at[0]));
         let rate = len as f64 / median(times.collect::<anyhow::Result<_>>()?);
-        let gemms = (matrix_bytes(spec) - 2 * spec.vocab * spec.hidden) as f64 * rate / 1e9;
+        let gemms = layer_operations(spec) as f64 * rate / 1e9;
         let of = format!("{gemms:.0} GFLOP/s in the layers' GEMMs alone; attention and all else included in the time");
         summary.add(&format!("prefill_{len}"), Figure { of: Some(of), ..Figure::plain(rate, "tokens/s") }, None);
     }
