@@ -9,7 +9,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
 use std::time::{Duration, Instant};
 
 const KV_HEADS: usize = 3;
@@ -48,13 +48,13 @@ impl Batch {
         let layout = KvLayout::llama(BLOCK as u32, 1, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");
         let each = tokens.div_ceil(BLOCK);
         let map = KvPoolMap::try_new(layout, (each * sequences) as u32).expect("map");
-        let kv = KvBinding::try_new(HostPool::filled(map.bytes(), 0).unwrap(), &map).expect("bind");
+        let kv = KvBinding::try_new(HostPool::filled(map.bytes(), 0).unwrap(), &map, 0).expect("bind");
         let rope = RopeTable { cos: vec![1.0; tokens * DIM / 2], sin: vec![0.0; tokens * DIM / 2], dim: DIM };
         let segments = |position: usize, rows: usize| -> Vec<StepSegment> {
             // Scattered: 641 is prime and divides no pool of these shapes.
             let blocks =
                 |s| (0..each).map(|b| BlockId(((b * sequences + s) * 641 % (each * sequences)) as u32)).collect();
-            (0..sequences).map(|s| StepSegment { position, rows, blocks: blocks(s) }).collect()
+            (0..sequences).map(|s| StepSegment { position, rows, table: BlockTable::from_start(blocks(s)) }).collect()
         };
         let (cols, all) = (KV_HEADS * DIM, sequences * tokens);
         let (mut k, v, mut q) = (data(all * cols, 3), data(all * cols, 4), data(all * HEADS * DIM, 5));

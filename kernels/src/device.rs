@@ -243,7 +243,7 @@ pub trait Executable: Send {
     /// it asked for. A device failure fails the step that it belongs to.
     fn finish(&mut self) -> Result<StepOutput, DeviceError>;
 
-    /// Copies the KV of the first `tokens` tokens of block `from` to block `to` in all layers, after everything enqueued before; waits
-    /// until it is done.
-    fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError>;
+    /// Copies the KV of the first `tokens` tokens of block `from` to block `to`, in all layers of a group, after everything enqueued before;
+    /// waits until it is done.
+    fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError>;
 }

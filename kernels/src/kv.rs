@@ -1,10 +1,11 @@
-//! A KV pool of the host as addressed by kernels: planes `k` and `v` of group 0.
+//! A KV pool of the host as addressed by kernels: planes `k` and `v` of each group, and the place of each layer.
 
 use crate::device::{Bounds, DeviceError};
+use crate::host::KvStep;
 use crate::program::Program;
-use crate::step::StepLimits;
+use crate::step::{GroupLimits, Segments, StepLimits};
 use baton_memory::{HostPool, PoolMemory};
-use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap};
+use baton_types::{BlockId, BlockTable, Dtype, GroupKind, KvGroup, KvPoolMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,68 +18,70 @@ pub(crate) struct Run {
     pub(crate) tokens: usize,
 }
 
-/// A pool and its map, checked to match.
+/// One group of a pool, checked to have what attention needs.
 #[derive(Clone, Debug)]
 pub struct KvBinding {
     pub(crate) memory: Arc<HostPool>,
     pub(crate) map: KvPoolMap,
+    group: usize,
     k: usize,
     v: usize,
 }
 
 impl KvBinding {
-    /// Checks that `memory` is of the host, that `map` fits it, and that it has what attention needs: one group, full or with a window, whose
-    /// planes `k` and `v` have equal heads and dim.
-    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, DeviceError> {
+    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what attention needs: it is full or has a window, and
+    /// its planes `k` and `v` have equal heads and dim.
+    ///
+    /// # Panics
+    /// If the layout has no such group.
+    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap, group: usize) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
         let Some(memory) = HostPool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
         }
-        let [group] = map.layout().groups() else {
-            return refuse(format!("{} groups, one is implemented", map.layout().groups().len()));
-        };
-        if !matches!(group.kind, GroupKind::Full | GroupKind::Window(_)) {
-            return refuse(format!(
-                "a group of kind {:?}: only attention over keys and values is implemented",
-                group.kind
-            ));
+        let KvGroup { kind, planes, .. } = &map.layout().groups()[group];
+        if !matches!(kind, GroupKind::Full | GroupKind::Window(_)) {
+            return refuse(format!("a group of kind {kind:?}: only attention over keys and values is implemented"));
         }
-        let plane = |name| group.planes.iter().position(|p| p.name() == name);
+        let plane = |name| planes.iter().position(|p| p.name() == name);
         let (Some(k), Some(v)) = (plane("k"), plane("v")) else {
-            return refuse("group 0 needs planes k and v".into());
+            return refuse(format!("group {group} needs planes k and v"));
         };
-        let shape = |p: usize| (group.planes[p].heads(), group.planes[p].dim());
+        let shape = |p: usize| (planes[p].heads(), planes[p].dim());
         if shape(k) != shape(v) {
             return refuse(format!("k is {:?} [heads, dim] but v is {:?}", shape(k), shape(v)));
         }
-        Ok(Self { memory, map: map.clone(), k, v })
+        Ok(Self { memory, map: map.clone(), group, k, v })
+    }
+
+    fn group(&self) -> &KvGroup {
+        &self.map.layout().groups()[self.group]
     }
 
     /// Number of KV heads.
     pub fn heads(&self) -> usize {
-        self.map.layout().groups()[0].planes[self.k].heads() as usize
+        self.group().planes[self.k].heads() as usize
     }
 
     /// Elements of one head's key or value.
     pub fn dim(&self) -> usize {
-        self.map.layout().groups()[0].planes[self.k].dim() as usize
+        self.group().planes[self.k].dim() as usize
     }
 
     /// Which positions its blocks keep.
     pub(crate) fn kind(&self) -> GroupKind {
-        self.map.layout().groups()[0].kind
+        self.group().kind
     }
 
-    /// Layers of group 0.
+    /// Layers of the group.
     pub fn layers(&self) -> usize {
-        self.map.layout().groups()[0].layers.len()
+        self.group().layers.len()
     }
 
-    /// What bounds a step of `program` on this pool.
-    pub(crate) fn limits(&self, program: &Program, bounds: Bounds, vocab: usize) -> StepLimits {
-        let (layers, block_tokens, blocks) = (program.layers(), self.block_tokens(), self.map.blocks(0));
-        StepLimits { bounds, vocab, layers, block_tokens, blocks, kind: self.kind() }
+    /// Blocks of the group.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.map.blocks(self.group)
     }
 
     pub(crate) fn block_tokens(&self) -> usize {
@@ -91,27 +94,30 @@ impl KvBinding {
     }
 
     pub(crate) fn dtype(&self, plane: usize) -> Dtype {
-        self.map.layout().groups()[0].planes[plane].dtype()
+        self.group().planes[plane].dtype()
     }
 
     /// Bytes from one token to the next within a block's plane.
     pub(crate) fn token_stride(&self, plane: usize) -> usize {
-        self.map.layout().groups()[0].planes[plane].token_stride()
+        self.group().planes[plane].token_stride()
     }
 
     /// Byte offset of head 0 of a token; head `h` follows at `h * dim` elements.
     pub(crate) fn offset(&self, layer: usize, plane: usize, block: BlockId, token: usize) -> usize {
-        self.map.plane_offset(0, layer, block, plane) + token * self.token_stride(plane)
+        self.map.plane_offset(self.group, layer, block, plane) + token * self.token_stride(plane)
     }
 
-    /// Divides `tokens` of a sequence at block boundaries.
-    pub(crate) fn runs<'a>(&self, blocks: &'a [BlockId], tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
-        let size = self.block_tokens();
+    /// Divides `tokens` of a sequence at block boundaries. Its table has the blocks of all of them.
+    pub(crate) fn runs<'a>(&self, table: &'a BlockTable, tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
+        let (size, first) = (self.block_tokens(), table.first);
         let mut at = tokens.start;
         std::iter::from_fn(move || {
             (at < tokens.end).then(|| {
-                let run =
-                    Run { block: blocks[at / size], token: at % size, tokens: (size - at % size).min(tokens.end - at) };
+                let run = Run {
+                    block: table.blocks[at / size - first],
+                    token: at % size,
+                    tokens: (size - at % size).min(tokens.end - at),
+                };
                 at += run.tokens;
                 run
             })
@@ -127,5 +133,78 @@ impl KvBinding {
                 self.memory.copy_in(self.offset(layer, plane, to, 0), &rows);
             }
         }
+    }
+}
+
+/// Where the KV of a model's layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerPlace {
+    pub(crate) group: usize,
+    /// The layer within the group.
+    pub(crate) layer: usize,
+}
+
+/// A pool on which a program runs: its groups, and the place of each layer.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolBinding {
+    groups: Vec<KvBinding>,
+    /// By layer of the program.
+    places: Vec<LayerPlace>,
+    limits: StepLimits,
+}
+
+impl PoolBinding {
+    /// Binds every group, and finds the layers of `program`.
+    pub(crate) fn try_new(
+        memory: Arc<dyn PoolMemory>,
+        map: &KvPoolMap,
+        program: &Program,
+        bounds: Bounds,
+        vocab: usize,
+    ) -> Result<Self, DeviceError> {
+        let groups = (0..map.layout().groups().len()).map(|group| KvBinding::try_new(memory.clone(), map, group));
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let place = |layer: u32| {
+            let of_group = |kv: &KvBinding| kv.group().layers.iter().position(|other| *other == layer);
+            let mut all = groups.iter().enumerate();
+            let place = all.find_map(|(group, kv)| Some(LayerPlace { group, layer: of_group(kv)? }));
+            let message = || format!("layer {layer} is in no group of the pool");
+            place.ok_or_else(|| DeviceError::Shape { op: "bind", message: message() })
+        };
+        let places = (0..program.layers()).map(place).collect::<Result<Vec<_>, _>>()?;
+        let limits = StepLimits {
+            bounds,
+            vocab,
+            layers: program.layers(),
+            block_tokens: map.layout().block_tokens() as usize,
+            groups: groups.iter().map(|kv| GroupLimits { kind: kv.kind(), blocks: kv.blocks() }).collect(),
+        };
+        let pool = Self { groups, places, limits };
+        program.check_pool(&pool)?;
+        Ok(pool)
+    }
+
+    pub(crate) fn groups(&self) -> &[KvBinding] {
+        &self.groups
+    }
+
+    pub(crate) fn place(&self, layer: u32) -> LayerPlace {
+        self.places[layer as usize]
+    }
+
+    /// The group of a layer.
+    pub(crate) fn of_layer(&self, layer: u32) -> &KvBinding {
+        &self.groups[self.place(layer).group]
+    }
+
+    /// A layer's part of a step, whose segments come by group.
+    pub(crate) fn step<'a>(&'a self, layer: u32, segments: &'a [Segments]) -> KvStep<'a> {
+        let LayerPlace { group, layer } = self.place(layer);
+        KvStep { kv: &self.groups[group], layer, segments: segments[group].as_slice() }
+    }
+
+    /// What bounds a step.
+    pub(crate) fn limits(&self) -> &StepLimits {
+        &self.limits
     }
 }

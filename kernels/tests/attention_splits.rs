@@ -8,7 +8,7 @@ use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
 use common::{Random, cpu, pool};
 use half::bf16;
 use proptest::prelude::*;
@@ -77,7 +77,7 @@ impl Batch {
                     memory.copy_in(range.start, &bytes);
                 }
             }
-            segments.push(StepSegment { position, rows, blocks });
+            segments.push(StepSegment { position, rows, table: BlockTable::from_start(blocks) });
         }
         let q = |(_, rows): &(usize, usize)| -> Vec<f32> {
             (0..rows * cols * case.group).map(|_| case.values.query(&mut random)).collect()
@@ -248,7 +248,7 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
     let mut out = Vec::new();
     for (segment, q) in batch.segments.iter().zip(&batch.q) {
         let element = |plane: usize, token: usize, head: usize, d: usize| -> f64 {
-            let at = batch.kv_at(segment.blocks[token / block], plane, token % block) + (head * dim + d) * 2;
+            let at = batch.kv_at(segment.table.blocks[token / block], plane, token % block) + (head * dim + d) * 2;
             let mut bytes = [0; 2];
             batch.memory.copy_out(at, &mut bytes);
             bf16::from_le_bytes(bytes).to_f64()

@@ -9,7 +9,7 @@ use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::numerics::exp;
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
 use common::{cpu, pool};
 use half::bf16;
 use std::f32::consts::LN_2;
@@ -68,7 +68,8 @@ impl Sequence {
             if seen + after > tokens {
                 continue;
             }
-            let segments = [StepSegment { position: seen - before - 1, rows, blocks: Vec::clone(&blocks) }];
+            let segments =
+                [StepSegment { position: seen - before - 1, rows, table: BlockTable::from_start(Vec::clone(&blocks)) }];
             let step = KvStep { kv: &kv, layer: 0, segments: &segments };
             let scores = Scores { scale: self.scale, window: self.window };
             let q = [1.0, 0.0].repeat(rows);

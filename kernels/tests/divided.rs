@@ -7,7 +7,7 @@ use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::{ATTENTION_SLAB, Numerics};
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
 use common::{Kernels, Random, cpu, pool, reference};
 
 const BLOCK: usize = 64;
@@ -41,7 +41,7 @@ fn rows(kernels: &dyn Kernels, heads: Heads, seen: std::ops::RangeInclusive<usiz
     let angles = tokens * heads.dim / 2;
     let rope = RopeTable { cos: vec![1.0; angles], sin: vec![0.0; angles], dim: heads.dim };
     let table: Vec<BlockId> = (0..blocks as u32).rev().map(BlockId).collect();
-    let segments = |position, rows| [StepSegment { position, rows, blocks: table.clone() }];
+    let segments = |position, rows| [StepSegment { position, rows, table: BlockTable::from_start(table.clone()) }];
     let mut values = |rows: usize, cols: usize, sign: f32| {
         let mut data = random.floats(rows * cols, 1.0);
         if heads.sign == Sign::Negative && sign != 0.0 {

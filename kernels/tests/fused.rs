@@ -10,7 +10,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
-use baton_types::{BlockId, Dtype, KvLayout};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
 use common::{Random, pool};
 use proptest::prelude::*;
 
@@ -143,7 +143,7 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         .enumerate()
         .map(|(i, &(position, rows))| {
             let blocks = (0..each).rev().map(|block| BlockId((block * step.len() + i) as u32)).collect();
-            StepSegment { position, rows, blocks }
+            StepSegment { position, rows, table: BlockTable::from_start(blocks) }
         })
         .collect();
     let rows: usize = step.iter().map(|(_, rows)| rows).sum();

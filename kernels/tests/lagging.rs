@@ -103,7 +103,7 @@ fn every_wait_ends() {
     let is_late = |result| matches!(result, Err(DeviceError::Failed(message)) if message.contains("within"));
     assert!(is_late(tiny.finish().map(|_| ())));
     assert!(is_late(launch(&mut tiny)), "the queue is full");
-    assert!(is_late(tiny.executable.copy_kv(BlockId(4), BlockId(5), 1)));
+    assert!(is_late(tiny.executable.copy_kv(0, BlockId(4), BlockId(5), 1)));
     lagging.release();
     let until = Instant::now() + Duration::from_secs(20);
     let logits = loop {

@@ -91,7 +91,7 @@ fn a_copy_is_used_like_the_original() {
         let mut tiny = Tiny::new(&*device, false);
         tiny.step(&rows(0, 11, &[5])).unwrap();
         let want = tiny.step(&rows(11, 1, &[5])).unwrap();
-        tiny.executable.copy_kv(BlockId(5), BlockId(3), 11).unwrap();
+        tiny.executable.copy_kv(0, BlockId(5), BlockId(3), 11).unwrap();
         assert!(tiny.kv(3, 11) == tiny.kv(5, 11) && tiny.kv(3, 12) != tiny.kv(5, 12), "{}", device.info().name);
         assert!(tiny.step(&rows(11, 1, &[3])).unwrap() == want, "{}", device.info().name);
     }
@@ -118,19 +118,23 @@ fn steps_that_break_a_bound_are_refused() {
         check("token 11 of a vocabulary of 11", |s| s.ids[6] = 11);
         check("sequences hold 40", |s| s.segments[0].position = 37);
         check("sequences hold 40", |s| s.segments[0].position = usize::MAX);
-        check("1 blocks for 23 positions", |s| s.segments[0].blocks.truncate(1));
-        check("block 8 of a pool of 8", |s| s.segments[0].blocks[1] = BlockId(BLOCKS));
+        check("1 blocks for 23 positions", |s| s.segments[0].table.blocks.truncate(1));
+        check("block 8 of a pool of 8", |s| s.segments[0].table.blocks[1] = BlockId(BLOCKS));
         check("0 rows from position 0", |s| {
             let mut empty = s.segments[1].clone();
             empty.rows = 0;
             s.segments.push(empty);
         });
-        check("segment 1 stores to block 2, which segment 0 uses too", |s| s.segments[1].blocks = vec![BlockId(2)]);
-        check("segment 1 stores to block 5, which segment 0 uses too", |s| s.segments[1].blocks = vec![BlockId(5)]);
+        check("segment 1 stores to block 2, which segment 0 uses too", |s| {
+            s.segments[1].table.blocks = vec![BlockId(2)]
+        });
+        check("segment 1 stores to block 5, which segment 0 uses too", |s| {
+            s.segments[1].table.blocks = vec![BlockId(5)]
+        });
         tiny.step(&good).expect("the step itself is fine");
         let copy = |from, to, tokens| (BlockId(from), BlockId(to), tokens);
         for (from, to, tokens) in [copy(1, 1, 4), copy(0, 8, 4), copy(0, 1, 0), copy(0, 1, 17)] {
-            let refused = tiny.executable.copy_kv(from, to, tokens);
+            let refused = tiny.executable.copy_kv(0, from, to, tokens);
             assert!(matches!(refused, Err(DeviceError::Shape { op: "copy_kv", .. })), "{refused:?}");
         }
         for _ in 0..STEPS_MAX {
@@ -143,7 +147,7 @@ fn steps_that_break_a_bound_are_refused() {
         }
         let mut unbound = device.compile(program(&*device, false), BOUNDS).unwrap();
         assert_eq!(unbound.launch(&good.input(&mut TableSteps::default()), &mut |_, _| ()), Err(DeviceError::Unbound));
-        assert_eq!(unbound.copy_kv(BlockId(0), BlockId(1), 1), Err(DeviceError::Unbound));
+        assert_eq!(unbound.copy_kv(0, BlockId(0), BlockId(1), 1), Err(DeviceError::Unbound));
     }
 }
 

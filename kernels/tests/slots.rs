@@ -10,7 +10,7 @@ use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::sampling::{SampleError, Sampled, TokenSet};
 use baton_kernels::step::{AdapterSlot, Delta, Join, LateMask, RowId, SlotOutput, SlotRows, StepInput};
 use baton_types::defect::{Defect, seed};
-use baton_types::{BlockId, FenceStatus, SamplingParams, TokenId};
+use baton_types::{BlockId, BlockTables, FenceStatus, GroupBlocks, SamplingParams, TokenId};
 use common::tiny::{LAYERS, Tiny, soon};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,9 +41,25 @@ fn warm(seed: u64) -> SamplingParams {
     }
 }
 
-fn join(slot: usize, blocks: &[u32]) -> Join {
+/// The table of the only group.
+fn tables(blocks: &[u32]) -> BlockTables {
+    BlockTables::from_start(GroupBlocks(vec![blocks.iter().copied().map(BlockId).collect()]))
+}
+
+fn grow(slot: usize, keep: usize, blocks: &[u32]) -> Delta {
     let blocks = blocks.iter().copied().map(BlockId).collect();
-    Join { slot, blocks, tokens: PROMPT.to_vec(), prompt_len: PROMPT.len(), sampling: warm(9), ..Join::default() }
+    Delta::Blocks { slot, group: 0, first: 0, keep, blocks }
+}
+
+fn join(slot: usize, blocks: &[u32]) -> Join {
+    Join {
+        slot,
+        tables: tables(blocks),
+        tokens: PROMPT.to_vec(),
+        prompt_len: PROMPT.len(),
+        sampling: warm(9),
+        ..Join::default()
+    }
 }
 
 fn step(deltas: Vec<Delta>, slot: usize, position: usize, ids: Vec<RowId>, samples: usize) -> StepInput {
@@ -99,7 +115,7 @@ fn steps_ahead_sample_what_steps_in_turn_sample() {
         for position in PROMPT.len()..PROMPT.len() + N - 1 {
             let mut ahead = decode(2, position, RowId::LastSampled);
             if position == 16 {
-                ahead.deltas.push(Delta::Blocks { slot: 2, keep: 1, blocks: vec![BlockId(2)] });
+                ahead.deltas.push(grow(2, 1, &[2]));
             }
             tiny.executable.launch(&ahead, &mut |_, _| ()).unwrap();
             got.push(only(finish(&mut tiny)));
@@ -240,7 +256,8 @@ fn what_does_not_fit_the_slots_is_refused_and_changes_nothing() {
         };
         check("AdapterSlot(0) is not loaded", &joins(|join| join.adapter = Some(AdapterSlot(0))));
         check("slot 3 of 3", &joins(|join| join.slot = 3));
-        check("block 8 of a pool of 8", &joins(|join| join.blocks = vec![BlockId(8)]));
+        check("block 8 of a pool of 8", &joins(|join| join.tables = tables(&[8])));
+        check("2 tables for 1 groups", &joins(|join| join.tables.0.push(join.tables.0[0].clone())));
         check("token 11 of a vocabulary of 11", &joins(|join| join.tokens[2] = 11));
         check("6 of them prompt", &joins(|join| join.prompt_len = 6));
         check("an empty set of allowed tokens", &joins(|join| join.allowed = Some(Arc::default())));
@@ -249,11 +266,13 @@ fn what_does_not_fit_the_slots_is_refused_and_changes_nothing() {
         check("slot 0 is free", &joins(|_| ()));
         check("slot 0 is taken", &|step| step.deltas = vec![Delta::Join(Box::new(join(0, &[6])))]);
         check("slot 1 is free", &|step| step.deltas = vec![Delta::Leave { slot: 1 }]);
-        check("2 blocks kept of 1", &|step| {
-            step.deltas = vec![Delta::Blocks { slot: 0, keep: 2, blocks: Vec::new() }];
-        });
-        check("0 blocks for 6 positions", &|step| {
-            step.deltas = vec![Delta::Blocks { slot: 0, keep: 0, blocks: Vec::new() }];
+        check("blocks 0..2 kept of 0..1", &|step| step.deltas = vec![grow(0, 2, &[])]);
+        check("0 blocks for 6 positions", &|step| step.deltas = vec![grow(0, 0, &[])]);
+        let left = Delta::Blocks { slot: 0, group: 0, first: 1, keep: 1, blocks: vec![BlockId(3)] };
+        check("blocks from 1 on, position 5 attends to 0", &|step| step.deltas = vec![left.clone()]);
+        check("blocks 0..1 kept of 1..2", &|step| step.deltas = vec![left.clone(), grow(0, 1, &[])]);
+        check("group 1 of 1", &|step| {
+            step.deltas = vec![Delta::Blocks { slot: 0, group: 1, first: 0, keep: 0, blocks: Vec::new() }];
         });
         check("two segments of slot 0", &|step| {
             step.ids.push(RowId::Token(1));

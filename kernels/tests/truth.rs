@@ -6,7 +6,7 @@ use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores, Store};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::StepSegment;
-use baton_types::{BlockId, Dtype, KvLayout};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
 use common::{Random, pool, reference};
 
 const F32: Numerics = Numerics::F32Fma { weights: Dtype::F32 };
@@ -64,7 +64,11 @@ fn rope_and_grouped_causal_attention() {
     let layout = KvLayout::llama(16, 1, kv_heads as u32, dim as u32, Dtype::F32).unwrap();
     let (_, _, kv) = pool(layout, 10);
     let rope = RopeTable { cos: table(f64::cos), sin: table(f64::sin), dim };
-    let segments = [StepSegment { position: 0, rows: tokens, blocks: (0..10).rev().map(BlockId).collect() }];
+    let segments = [StepSegment {
+        position: 0,
+        rows: tokens,
+        table: BlockTable::from_start((0..10).rev().map(BlockId).collect()),
+    }];
     let step = KvStep { kv: &kv, layer: 0, segments: &segments };
     let (mut turned_q, mut turned_k) = (q.clone(), k.clone());
     kernels.rope_store(step, &rope, &mut turned_q, &mut turned_k, &v);

@@ -150,13 +150,20 @@ fn the_same_check_catches_each_mutant() {
     }
 }
 
-/// A sliding window in every layer: blocks that left it go to other sequences, and only what the next position needs is handed off.
+/// A sliding window in every layer, or in some: blocks that left it go to other sequences, and only what the next position needs is handed
+/// off.
 #[test]
 fn of_a_window_only_what_is_needed_is_held_and_moved() {
-    for (window, class) in [(40, Numerics::default()), (70, Numerics::Bf16x32)] {
-        let world = World::windowed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap().in_class(class);
+    let windowed = |window| World::windowed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap();
+    let mixed =
+        |window| World::mixed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap().with_samples(SAMPLED.0, SAMPLED.1);
+    let (f32fma, bf16x32) = (Numerics::default(), Numerics::Bf16x32);
+    let worlds =
+        [(40, windowed(40), f32fma), (70, windowed(70), bf16x32), (1, mixed(40), f32fma), (2, mixed(20), bf16x32)];
+    for (seed, world, class) in worlds {
+        let world = world.in_class(class);
         let truth = Truth::compute(world).unwrap();
-        let (sizes, mut dealer) = (truth.sizes(), Dealer::new(u64::from(window)));
+        let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed));
         let routes = [Route::Local, Route::Remote];
         let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
         let getting = Dealer::BLOCKS.map(|blocks| Case::getting(blocks, false, Read::Undisturbed, &sizes));

@@ -36,12 +36,12 @@ pub struct Attention {
     pub layers: u32,
     /// What each of them stores per token.
     pub kv: TokenKv,
-    /// Layers with a window, if there are any.
-    pub window: Option<SlidingWindow>,
+    /// Layers with a window, by window. No layer has two.
+    pub windows: Vec<SlidingWindow>,
 }
 
 impl Attention {
-    /// The layout with this block size and element type. Layers that attend to every token form one group, layers with a window another.
+    /// The layout with this block size and element type. Layers that attend to every token form one group, and those of each window another.
     pub fn layout(&self, block_tokens: u32, dtype: Dtype) -> Result<KvLayout, LayoutError> {
         let (whole, planes) = match self.kv {
             TokenKv::Heads { kv_heads, head_dim } => {
@@ -50,14 +50,14 @@ impl Attention {
             }
             TokenKv::Latent { dim } => (GroupKind::Latent, vec![KvPlane::try_new("latent", 1, dim, dtype)?]),
         };
-        let windowed = self.window.as_ref().map_or(&[][..], |window| &window.layers);
+        let has_window = |layer: &u32| self.windows.iter().any(|window| window.layers.contains(layer));
         let mut groups = Vec::new();
-        let layers: Vec<u32> = (0..self.layers).filter(|layer| !windowed.contains(layer)).collect();
+        let layers: Vec<u32> = (0..self.layers).filter(|layer| !has_window(layer)).collect();
         if !layers.is_empty() {
             groups.push(KvGroup { kind: whole, layers, planes: planes.clone() });
         }
-        if let Some(SlidingWindow { tokens, layers }) = self.window.clone() {
-            groups.push(KvGroup { kind: GroupKind::Window(tokens), layers, planes });
+        for SlidingWindow { tokens, layers } in self.windows.clone() {
+            groups.push(KvGroup { kind: GroupKind::Window(tokens), layers, planes: planes.clone() });
         }
         KvLayout::try_new(block_tokens, groups)
     }
@@ -73,7 +73,7 @@ mod tests {
         let attention = |layers: &[u32]| Attention {
             layers: 4,
             kv: heads,
-            window: Some(SlidingWindow { tokens: 64, layers: layers.to_vec() }),
+            windows: vec![SlidingWindow { tokens: 64, layers: layers.to_vec() }],
         };
         let groups = |a: Attention| {
             let layout = a.layout(16, Dtype::Bf16).unwrap();
@@ -82,7 +82,10 @@ mod tests {
         let (full, window) = (GroupKind::Full, GroupKind::Window(64));
         assert_eq!(groups(attention(&[0, 2])), [(full, vec![1, 3]), (window, vec![0, 2])]);
         assert_eq!(groups(attention(&[0, 1, 2, 3])), [(window, vec![0, 1, 2, 3])]);
-        let plain = Attention { window: None, ..attention(&[]) };
+        let mut two = attention(&[1]);
+        two.windows.push(SlidingWindow { tokens: 8, layers: vec![0, 3] });
+        assert_eq!(groups(two), [(full, vec![2]), (window, vec![1]), (GroupKind::Window(8), vec![0, 3])]);
+        let plain = Attention { windows: Vec::new(), ..attention(&[]) };
         assert_eq!(plain.layout(16, Dtype::Bf16), KvLayout::llama(16, 4, 2, 8, Dtype::Bf16));
         assert!(attention(&[]).layout(16, Dtype::Bf16).is_err(), "a window without layers");
     }
@@ -90,7 +93,7 @@ mod tests {
     #[test]
     fn a_latent_is_one_plane_whatever_the_heads() {
         // DeepSeek-V3: rank 512 and 64 rotated dimensions, 2 bytes each, in 61 layers.
-        let attention = Attention { layers: 61, kv: TokenKv::Latent { dim: 512 + 64 }, window: None };
+        let attention = Attention { layers: 61, kv: TokenKv::Latent { dim: 512 + 64 }, windows: Vec::new() };
         let layout = attention.layout(16, Dtype::Bf16).unwrap();
         assert_eq!((layout.groups()[0].kind, layout.groups()[0].planes.len()), (GroupKind::Latent, 1));
         assert_eq!(layout.bytes_per_token(), 61 * 576 * 2);

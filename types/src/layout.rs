@@ -226,7 +226,7 @@ impl KvLayout {
         head_dim: u32,
         dtype: Dtype,
     ) -> Result<Self, LayoutError> {
-        Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, window: None }.layout(block_tokens, dtype)
+        Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, windows: Vec::new() }.layout(block_tokens, dtype)
     }
 
     pub fn block_tokens(&self) -> u32 {

@@ -86,7 +86,7 @@ impl Model {
         &self.config
     }
 
-    /// The KV layout with this block size: one group with planes `k` and `v`.
+    /// The KV layout with this block size: groups with planes `k` and `v`, one for each window and one for the other layers.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
         self.spec.kv_layout(block_tokens, self.config.kv)
     }
@@ -124,8 +124,11 @@ impl Model {
 
     /// Copies the KV that two sequences share of a partial block, and waits for it.
     pub fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
-        // The engine computes only layouts of one group; the copy supports several.
-        let [from, to] = [&copy.from, &copy.to].map(|blocks| blocks.0[0][0]);
-        Ok(self.executable.copy_kv(from, to, copy.tokens)?)
+        for (group, (from, to)) in copy.from.0.iter().zip(&copy.to.0).enumerate() {
+            for (from, to) in from.iter().zip(to) {
+                self.executable.copy_kv(group, *from, *to, copy.tokens)?;
+            }
+        }
+        Ok(())
     }
 }

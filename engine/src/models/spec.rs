@@ -111,14 +111,16 @@ impl DecoderSpec {
     /// Most layers: a spec describes each, so a damaged count must not take much memory. The deepest published decoders have under 200.
     pub const LAYERS_MAX: usize = 1 << 10;
 
+    /// Most sizes of windows: with the layers that have none, they are the groups of a KV layout.
+    pub const WINDOWS_MAX: usize = 7;
+
     /// A spec of `count` layers that are alike. Checks the count, which may come from a damaged file, before it takes memory.
     pub(crate) fn uniform_layers(layer: LayerSpec, count: usize) -> Result<Vec<LayerSpec>, String> {
         in_range("layers", count, Self::LAYERS_MAX)?;
         Ok(vec![layer; count])
     }
 
-    /// What attention stores. Where only some layers have a window, or windows differ, those are counted as the others: the kernels compute
-    /// on one group of blocks.
+    /// What attention stores, and in which layers it has a window.
     ///
     /// # Panics
     /// If there are no layers.
@@ -127,14 +129,18 @@ impl DecoderSpec {
         let AttentionSpec { kv_heads, head_dim, .. } = self.layers[0].attention;
         let kv = TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
         let layers = self.layers.len() as u32;
-        let window = self.layers[0].attention.window;
-        let window = window.filter(|_| self.layers.iter().all(|layer| layer.attention.window == window));
-        let window = window.map(|tokens| SlidingWindow { tokens, layers: (0..layers).collect() });
-        Attention { layers, kv, window }
+        let mut windows: Vec<SlidingWindow> = Vec::new();
+        for (layer, spec) in (0..).zip(&self.layers) {
+            let Some(tokens) = spec.attention.window else { continue };
+            match windows.iter_mut().find(|window| window.tokens == tokens) {
+                Some(window) => window.layers.push(layer),
+                None => windows.push(SlidingWindow { tokens, layers: vec![layer] }),
+            }
+        }
+        Attention { layers, kv, windows }
     }
 
-    /// The KV layout with this block size: one group with planes `k` and `v`, with a window where all layers have the same (see
-    /// [`DecoderSpec::attention`]).
+    /// The KV layout with this block size: groups with planes `k` and `v`, see [`Attention::layout`].
     ///
     /// # Panics
     /// If there are no layers.
@@ -151,6 +157,10 @@ impl DecoderSpec {
         in_range("layers", self.layers.len(), Self::LAYERS_MAX)?;
         positive("rms_eps", self.final_rms_eps)?;
         self.layers.iter().try_for_each(LayerSpec::check)?;
+        let windows = self.attention().windows.len();
+        if windows > Self::WINDOWS_MAX {
+            return Err(format!("windows of {windows} sizes; {} are possible", Self::WINDOWS_MAX));
+        }
         let kv = |layer: &LayerSpec| (layer.attention.kv_heads, layer.attention.head_dim);
         match self.layers.iter().find(|layer| kv(layer) != kv(&self.layers[0])) {
             None => Ok(()),

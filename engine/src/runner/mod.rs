@@ -74,6 +74,7 @@ struct Now<'a> {
     sequences: &'a BTreeMap<SequenceKey, Sequence>,
     len_max: usize,
     gate: Option<Arc<dyn SequenceGate>>,
+    is_retiring: bool,
 }
 
 impl Conditions for Now<'_> {
@@ -89,6 +90,10 @@ impl Conditions for Now<'_> {
 
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool {
         self.gate.as_ref().is_none_or(|gate| gate.is_open(&self.sequences[&key].request.id, phase))
+    }
+
+    fn is_retiring(&self) -> bool {
+        self.is_retiring
     }
 }
 
@@ -162,7 +167,8 @@ impl<M: StepModel> Runner<M> {
     /// Plans a step, and carries out everything but the step itself.
     fn plan(&mut self, now: Instant) -> Decisions {
         let (sequences, len_max) = (&self.sequences, self.shared.len_max());
-        let conditions = Now { sequences, len_max, gate: self.shared.gate.read().clone() };
+        let is_retiring = self.steps.iter().any(Step::is_retiring);
+        let conditions = Now { sequences, len_max, gate: self.shared.gate.read().clone(), is_retiring };
         self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
         let mut decisions = self.scheduler.plan(now, &conditions);
         self.shared.starved.store(decisions.starved, Ordering::Release);

@@ -1,8 +1,8 @@
-//! Which sequence has which slot of the device, and what the device knows of its block table.
+//! Which sequence has which slot of the device, and what the device knows of its block tables.
 
 use crate::scheduler::{Segment, SequenceKey};
 use baton_kernels::step::{Delta, Join};
-use baton_types::{BlockId, BlockTable};
+use baton_types::{BlockTable, BlockTables};
 use std::collections::BTreeMap;
 
 /// The slots. A sequence takes one with its first step and keeps it until it ends, loses its blocks, or another needs it more.
@@ -15,8 +15,8 @@ pub(super) struct Slots {
 
 struct Held {
     slot: usize,
-    /// Its block table on the device, from index 0 on. Entries that left a window stay as they were: they are not used.
-    blocks: Vec<BlockId>,
+    /// Its block tables on the device.
+    tables: BlockTables,
 }
 
 impl Slots {
@@ -37,27 +37,22 @@ impl Slots {
         }
     }
 
-    /// The slot of a sequence of `batch` with this block table. `join` describes it to the device where it has no slot yet.
+    /// The slot of a sequence of `batch` with these block tables. `join` describes it to the device where it has no slot yet.
     ///
     /// # Panics
     /// If the batch has more sequences than there are slots.
     pub(super) fn place(
         &mut self,
         key: SequenceKey,
-        table: &BlockTable,
+        tables: &BlockTables,
         batch: &[Segment],
         deltas: &mut Vec<Delta>,
         join: impl FnOnce() -> Join,
     ) -> usize {
-        if let Some(Held { slot, blocks: known }) = self.held.get_mut(&key) {
-            let same = known.iter().skip(table.first).zip(&table.blocks).take_while(|(known, block)| known == block);
-            // A table's first block is never behind the last known one: it has all that the steps before used.
-            let keep = table.first.min(known.len()) + same.count();
-            if keep < known.len() || keep < table.end() {
-                let blocks = table.blocks[keep - table.first..].to_vec();
-                known.truncate(keep);
-                known.extend_from_slice(&blocks);
-                deltas.push(Delta::Blocks { slot: *slot, keep, blocks });
+        if let Some(Held { slot, tables: known }) = self.held.get_mut(&key) {
+            for (group, (known, table)) in known.0.iter_mut().zip(&tables.0).enumerate() {
+                deltas.extend(change(*slot, group, known, table));
+                known.clone_from(table);
             }
             return *slot;
         }
@@ -67,10 +62,18 @@ impl Slots {
             self.tell_left(deltas);
         }
         let slot = self.free.pop().unwrap_or_else(|| unreachable!("a batch has at most as many sequences as slots"));
-        let blocks: Vec<BlockId> =
-            std::iter::repeat_n(BlockId(0), table.first).chain(table.blocks.iter().copied()).collect();
-        self.held.insert(key, Held { slot, blocks: blocks.clone() });
-        deltas.push(Delta::Join(Box::new(Join { slot, blocks, ..join() })));
+        self.held.insert(key, Held { slot, tables: tables.clone() });
+        deltas.push(Delta::Join(Box::new(Join { slot, tables: tables.clone(), ..join() })));
         slot
     }
+}
+
+/// What makes a table of the known one. A table begins within the known one, or right behind it: a window has all that the step before used.
+fn change(slot: usize, group: usize, known: &BlockTable, table: &BlockTable) -> Option<Delta> {
+    let first = table.first;
+    let same = known.blocks.iter().skip(first - known.first).zip(&table.blocks);
+    let keep = first + same.take_while(|(known, block)| known == block).count();
+    let is_same = first == known.first && keep == known.end() && keep == table.end();
+    let blocks = table.blocks[keep - first..].to_vec();
+    (!is_same).then_some(Delta::Blocks { slot, group, first, keep, blocks })
 }

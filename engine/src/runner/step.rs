@@ -27,6 +27,11 @@ impl Step {
     pub(super) fn has(&self, key: SequenceKey) -> bool {
         self.segments.iter().any(|segment| segment.key == key)
     }
+
+    /// Whether it uses blocks of a sequence that ended.
+    pub(super) fn is_retiring(&self) -> bool {
+        self.retired.iter().any(|retired| retired.lease.is_some())
+    }
 }
 
 /// Blocks of a sequence that ended.
@@ -112,9 +117,7 @@ impl<M: StepModel> Runner<M> {
             };
             sequence.launched_at.get_or_insert(launched);
             let Segment { key, position, rows, samples, .. } = *segment;
-            // The engine computes only layouts of one group; the lease supports several.
-            let table = &lease.tables().0[0];
-            let slot = self.slots.place(key, table, segments, &mut step.deltas, || sequence.join());
+            let slot = self.slots.place(key, lease.tables(), segments, &mut step.deltas, || sequence.join());
             // A token that is not known yet is what a launched step samples.
             let tokens = &sequence.request.tokens;
             let id = |position: usize| tokens.get(position).map_or(RowId::LastSampled, |token| RowId::Token(*token));

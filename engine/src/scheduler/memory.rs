@@ -30,8 +30,8 @@ impl Scheduler {
     }
 
     /// Ensures that the blocks of `key` hold what computing these positions needs, by preempting later sequences; returns blocks that only
-    /// earlier positions need. `false` if there are still too few blocks: they are held outside the scheduler or pinned, and will be
-    /// released.
+    /// earlier positions need. `false` if there are still too few blocks: they are held outside the scheduler or by launched steps, or
+    /// pinned, and will be released.
     pub(super) fn ensure(
         &mut self,
         key: SequenceKey,
@@ -44,7 +44,8 @@ impl Scheduler {
                 return true;
             }
             let missing = lease.missing(positions.end);
-            let reclaimed = self.can_reclaim(key, &missing) && self.preempt_last_after(key, preempted);
+            let may_preempt = !self.is_retiring && self.can_reclaim(key, &missing);
+            let reclaimed = may_preempt && self.preempt_last_after(key, preempted);
             if !reclaimed && !self.waives_pins(key) {
                 return false;
             }
@@ -65,7 +66,7 @@ impl Scheduler {
             return Some(lease);
         }
         // The watermark protects earlier sequences, which can preempt later ones.
-        while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, &needed) {
+        while !self.is_retiring && self.last_preemptable_after(key).is_some() && self.can_reclaim(key, &needed) {
             if let Some(lease) = self.reserve(key, &[], now) {
                 return Some(lease);
             }
@@ -84,8 +85,9 @@ impl Scheduler {
         self.entries.keys().all(|other| self.place(*other) >= place)
     }
 
+    /// Whether launched steps use blocks, of sequences that are here or gone.
     pub(super) fn has_launched(&self) -> bool {
-        self.entries.values().any(|entry| entry.launched_rows > 0)
+        self.is_retiring || self.entries.values().any(|entry| entry.launched_rows > 0)
     }
 
     /// Whether quarantined blocks alone leave no room for `len` tokens, even if no other sequence used the pool.

@@ -18,7 +18,7 @@
 //! - A waiting sequence whose identical prompt another has computed shares its full blocks and copies the partial last one, unless an
 //!   earlier sequence waits for blocks.
 //! - A step may be planned while another runs. It goes on with what that one computes and samples. Sequences of the running step keep blocks
-//!   and places; if an earlier one needs those, no later sequence is launched until the step is done.
+//!   and places, also those that have ended; if an earlier one needs those, no later sequence is launched until the step is done.
 //! - A sequence that is held or whose sink is full keeps its resources and does not block others.
 
 mod entry;
@@ -77,6 +77,8 @@ pub trait Conditions {
     fn continues(&self, key: SequenceKey) -> bool;
     /// Whether no gate holds the sequence in this phase.
     fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool;
+    /// Whether launched steps use blocks of sequences that were removed. These are free once the steps are done.
+    fn is_retiring(&self) -> bool;
 }
 
 /// All sequences of an engine, waiting and running, with the blocks they hold.
@@ -92,6 +94,8 @@ pub struct Scheduler {
     tenants: usize,
     /// What the sequences hold or need by tenant, as of the last plan.
     accounts: Accounts,
+    /// Launched steps use blocks of sequences that are gone, as of this plan.
+    is_retiring: bool,
     /// Fair order of prefill rows.
     rows: FairOrder,
     prefill_tokens_per_s: f64,
@@ -109,6 +113,7 @@ impl Scheduler {
             awaited_is_beyond: false,
             tenants: 0,
             accounts: Accounts::default(),
+            is_retiring: false,
             rows: FairOrder::default(),
             prefill_tokens_per_s: 0.0,
             recomputed: 0,

@@ -67,6 +67,7 @@ impl Scheduler {
     /// Decides the next step. Every decision has taken effect when this returns.
     pub fn plan(&mut self, now: Instant, conditions: &dyn Conditions) -> Decisions {
         let mut decisions = Decisions::default();
+        self.is_retiring = conditions.is_retiring();
         self.end_overdue(now, conditions, &mut decisions);
         self.note_shares();
         if !self.reclaim_for_awaited(&mut decisions.preempted) {
@@ -106,6 +107,7 @@ impl Scheduler {
             }
         }
         for (key, end) in overdue {
+            self.is_retiring |= self.entries[&key].launched_rows > 0;
             let lease = self.remove(key);
             decisions.ended.push((key, end, lease));
         }

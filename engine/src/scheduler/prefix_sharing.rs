@@ -3,6 +3,7 @@
 use super::entry::{Entry, Stage};
 use super::{Scheduler, SequenceKey};
 use crate::api::Reuse;
+use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{Fill, HASH_TOKENS, Lease, PrefixHash, Reserve};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,9 @@ impl Entry {
     /// Caches the blocks that became full. Its retention time also applies to blocks that it found cached.
     pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
         let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
-        // Steps that are still running were launched after the exchange.
+        // The one step that may still be running was launched after the exchange. With more of them, spares would have to be counted by
+        // step.
+        const { assert!(STEPS_MAX == 2) };
         if std::mem::take(&mut self.reads_spares) {
             lease.let_go_of_spares();
         }

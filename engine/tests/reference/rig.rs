@@ -7,7 +7,7 @@ use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::{StepSegment, TableSteps};
 use baton_memory::HostPool;
-use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, KvPoolMap, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ impl Rig {
                 let (now, later) = rows.tokens.split_at(n);
                 ids.extend(now);
                 let blocks = self.blocks[rows.sequence].clone();
-                segments.push(StepSegment { position: rows.position, rows: n, blocks });
+                segments.push(StepSegment { position: rows.position, rows: n, table: BlockTable::from_start(blocks) });
                 logit_rows.extend((rows.wanted..n).map(|row| first + row));
                 owners.extend((rows.wanted..n).map(|_| rows.sequence));
                 (rows.tokens, rows.position, rows.wanted) = (later, rows.position + n, rows.wanted.saturating_sub(n));

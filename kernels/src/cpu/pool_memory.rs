@@ -3,7 +3,7 @@
 use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::host::KvStep;
 use crate::kv::KvBinding;
-use baton_types::{BlockId, Dtype};
+use baton_types::{BlockId, BlockTable, Dtype};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ impl Kernel for StoreColumns<'_> {
         assert!(first + columns <= pool.heads() * pool.dim());
         let mut data = data.chunks_exact(columns.max(1));
         for (segment, positions) in step.parts(rows) {
-            for run in pool.runs(&segment.blocks, positions) {
+            for run in pool.runs(&segment.table, positions) {
                 let block = address(pool, step.layer, plane, run.block, run.token, run.tokens);
                 for (token, data) in data.by_ref().take(run.tokens).enumerate() {
                     // SAFETY: `address` checked room for `run.tokens` whole rows, and the columns are of a row; the plan's blocks belong to
@@ -84,7 +84,7 @@ pub(super) struct HeadSource<'a> {
     pub(super) layer: usize,
     pub(super) plane: usize,
     pub(super) head: usize,
-    pub(super) blocks: &'a [BlockId],
+    pub(super) table: &'a BlockTable,
 }
 
 impl HeadSource<'_> {
@@ -94,7 +94,7 @@ impl HeadSource<'_> {
         let (pool, dtype, dim) = (self.pool, self.pool.dtype(self.plane), self.pool.dim());
         assert!(stride >= dim && out.len() >= tokens.len() * stride);
         let mut row = 0;
-        for run in pool.runs(self.blocks, tokens) {
+        for run in pool.runs(self.table, tokens) {
             let base = address(pool, self.layer, self.plane, run.block, run.token, run.tokens);
             for t in 0..run.tokens {
                 // SAFETY: a token of the run just checked, and a head within its stride; `out` has the row, see above.
@@ -114,7 +114,7 @@ impl HeadSource<'_> {
     pub(super) fn prefetch<S: Simd>(&self, simd: S, tokens: Range<usize>) {
         let pool = self.pool;
         let head_bytes = pool.dim() * pool.dtype(self.plane).bytes();
-        for run in pool.runs(self.blocks, tokens) {
+        for run in pool.runs(self.table, tokens) {
             let base = address(pool, self.layer, self.plane, run.block, run.token, run.tokens);
             for t in 0..run.tokens {
                 let head = base.wrapping_add(t * pool.token_stride(self.plane) + self.head * head_bytes);
@@ -137,15 +137,15 @@ pub(super) struct HeadRows<'a> {
     block_tokens: usize,
     /// Blocks of the pool.
     total: u32,
-    blocks: &'a [BlockId],
+    table: &'a BlockTable,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl<'a> HeadRows<'a> {
     /// The map is asked once, since it checks and multiplies anew for every block: its blocks of a layer follow one another.
     pub(super) fn new(source: HeadSource<'a>) -> Self {
-        let HeadSource { pool, layer, plane, head, blocks } = source;
-        let total = pool.map.blocks(0);
+        let HeadSource { pool, layer, plane, head, table } = source;
+        let total = pool.blocks();
         let offset = |block| pool.offset(layer, plane, BlockId(block), 0);
         let block_bytes = if total > 1 { offset(1) - offset(0) } else { 0 };
         assert_eq!(offset(total - 1), offset(0) + (total as usize - 1) * block_bytes);
@@ -157,7 +157,7 @@ impl<'a> HeadRows<'a> {
             token_bytes: pool.token_stride(plane),
             block_tokens: pool.block_tokens(),
             total,
-            blocks,
+            table,
         }
     }
 
@@ -168,10 +168,11 @@ impl<'a> HeadRows<'a> {
         if tokens.is_empty() {
             return;
         }
-        let (mut index, mut within) = (tokens.start / self.block_tokens, tokens.start % self.block_tokens);
+        let (mut index, mut within) =
+            (tokens.start / self.block_tokens - self.table.first, tokens.start % self.block_tokens);
         let mut out = out;
         while !out.is_empty() {
-            let BlockId(block) = self.blocks[index];
+            let BlockId(block) = self.table.blocks[index];
             assert!(block < self.total, "block {block} of a pool of {}", self.total);
             let first = self.base.wrapping_add(block as usize * self.block_bytes + within * self.token_bytes);
             let (now, later) = out.split_at_mut((self.block_tokens - within).min(out.len()));

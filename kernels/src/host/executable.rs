@@ -1,8 +1,8 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
-use super::{HostKernels, KvStep, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared};
+use super::{HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
-use crate::kv::KvBinding;
+use crate::kv::PoolBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Op, Program};
 use crate::step::{Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
@@ -17,7 +17,7 @@ enum Resolved<M> {
     Embed(Arc<Loaded<M>>),
     Qkv(Qkv<M>),
     Attend {
-        layer: usize,
+        layer: u32,
         scores: Scores,
     },
     Out(Projection<M>),
@@ -75,13 +75,13 @@ pub(super) struct HostExecutable<K: HostKernels> {
     bounds: Bounds,
     activations: Activations,
     scratch: Scratch<K::Input>,
-    pool: Option<KvBinding>,
+    pool: Option<PoolBinding>,
     slots: SlotTable,
     samplers: SlotSamplers,
     /// What the running step needs of its slots.
     step: Launched,
-    /// Its selected rows as segments of their own.
-    selected: Segments,
+    /// Its selected rows as segments of their own, for each group.
+    selected: Vec<Segments>,
     /// The token of each of its rows.
     ids: Vec<TokenId>,
     /// Every layer's: a step is computed when it is launched.
@@ -136,7 +136,7 @@ impl<K: HostKernels> HostExecutable<K> {
             slots: SlotTable::new(bounds.slots_max),
             samplers: SlotSamplers::new(bounds.slots_max, sizes.vocab),
             step: Launched::default(),
-            selected: Segments::default(),
+            selected: Vec::new(),
             ids: Vec::new(),
             fence: Arc::new(AlreadyDone),
             launched: VecDeque::new(),
@@ -170,7 +170,7 @@ impl<K: HostKernels> Shared<K> {
                 rope: self.rope(op.rope)?,
             }),
             Op::Attend(op) => Resolved::Attend {
-                layer: op.layer as usize,
+                layer: op.layer,
                 scores: Scores { scale: op.scale, window: op.window.map(|tokens| tokens as usize) },
             },
             Op::Out(op) => Resolved::Out(self.projection(op)?),
@@ -185,10 +185,10 @@ impl<K: HostKernels> Shared<K> {
 
 impl<K: HostKernels> Executable for HostExecutable<K> {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
-        let pool = KvBinding::try_new(memory, map)?;
-        self.program.check_pool(&pool)?;
+        let pool = PoolBinding::try_new(memory, map, &self.program, self.bounds, self.sizes.vocab)?;
         let numerics = self.shared.kernels.numerics();
-        if let Some(dtype) = pool.planes().map(|plane| pool.dtype(plane)).into_iter().find(|d| !numerics.takes_kv(*d)) {
+        let dtypes = pool.groups().iter().flat_map(|kv| kv.planes().map(|plane| kv.dtype(plane)));
+        if let Some(dtype) = { dtypes }.find(|dtype| !numerics.takes_kv(*dtype)) {
             let message = format!("class {numerics} attends to KV in bf16, the pool has {dtype}");
             return Err(DeviceError::Shape { op: "bind", message });
         }
@@ -198,8 +198,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        let limits = kv.limits(&self.program, self.bounds, self.sizes.vocab);
-        self.slots.launch(step, &limits, &mut self.step)?;
+        self.slots.launch(step, kv.limits(), &mut self.step)?;
         self.samplers.begin(step, &mut self.ids);
         let Launched { segments: all, selected } = &self.step;
         let (kernels, a, scratch) = (&self.shared.kernels, &mut self.activations, &mut self.scratch);
@@ -212,14 +211,14 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 Resolved::Embed(table) => kernels.embed(table.matrix(), &self.ids, residual),
                 Resolved::Qkv(op) => {
                     query = op.query;
-                    let step_of = KvStep { kv, layer: op.layer as usize, segments };
+                    let step_of = kv.step(op.layer, segments);
                     kernels.qkv(op.weight.matrix(), &op.of(), step_of, residual, &mut a.query[..rows * query], scratch);
                     if step.observed.contains(&op.layer) {
                         observer(op.layer, &self.fence);
                     }
                 }
                 Resolved::Attend { layer, scores } => {
-                    let step_of = KvStep { kv, layer: *layer, segments };
+                    let step_of = kv.step(*layer, segments);
                     let len = rows * query;
                     kernels.attend(step_of, &a.query[..len], *scores, &mut a.attended[..len]);
                 }
@@ -241,7 +240,10 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     select(selected, hidden, &mut a.residual, &mut a.selected);
                     select(selected, query, &mut a.query, &mut a.selected);
                     rows = selected.len();
-                    self.selected.select(all.as_slice(), selected);
+                    self.selected.resize_with(all.len(), Segments::default);
+                    for (to, group) in self.selected.iter_mut().zip(all) {
+                        to.select(group.as_slice(), selected);
+                    }
                     segments = self.selected.as_slice();
                 }
                 Resolved::Head(norm, weight) => {
@@ -262,10 +264,9 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         Ok(output)
     }
 
-    fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
-        let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        check::copy_kv(kv, from, to, tokens)?;
-        kv.copy(from, to, tokens);
+    fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
+        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        check::copy_kv(pool, group, from, to, tokens)?.copy(from, to, tokens);
         Ok(())
     }
 }

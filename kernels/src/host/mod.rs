@@ -36,9 +36,9 @@ pub enum Store {
 #[derive(Clone, Copy, Debug)]
 pub struct KvStep<'a> {
     pub kv: &'a KvBinding,
-    /// Layer within group 0.
+    /// Layer within the group.
     pub layer: usize,
-    /// The batch; its tables are checked against the pool.
+    /// The batch, with its tables of the group; they are checked against the pool.
     pub segments: &'a [StepSegment],
 }
 

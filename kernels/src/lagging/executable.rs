@@ -4,11 +4,11 @@ use super::LagConfig;
 use super::poison::{PendingRead, poison, still_read};
 use super::stream::{Job, LateFence, Stream, Work};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
-use crate::kv::KvBinding;
+use crate::kv::PoolBinding;
 use crate::program::{Op, Program, check};
-use crate::step::{Delta, Launched, SlotRows, SlotTable, StepInput, StepOutput, StepSegment};
+use crate::step::{Delta, Launched, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::{PoolMemory, RemotePool};
-use baton_types::{BlockId, Fence, KvPoolMap, seeded};
+use baton_types::{BlockId, BlockTable, Fence, KvPoolMap, seeded};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -18,7 +18,7 @@ pub(super) struct LateExecutable {
     vocab: usize,
     config: LagConfig,
     stream: Arc<Stream>,
-    pool: Option<KvBinding>,
+    pool: Option<PoolBinding>,
     slots: SlotTable,
     /// Steps that may still read.
     reads: Vec<PendingRead>,
@@ -56,22 +56,27 @@ impl LateExecutable {
         &self.stream
     }
 
-    fn pool(&self) -> Result<&KvBinding, DeviceError> {
+    fn pool(&self) -> Result<&PoolBinding, DeviceError> {
         self.pool.as_ref().ok_or(DeviceError::Unbound)
     }
 
     /// The block tables that the step before used for its segments, as far as they reach.
-    fn stale_tables(&self, step: &StepInput, segments: &[StepSegment]) -> Vec<Delta> {
+    fn stale_tables(&self, step: &StepInput, segments: &[Vec<StepSegment>]) -> Vec<Delta> {
         let before = self.reads.last().map_or(&[][..], |read| &read.segments);
-        let stale = |((rows, now), before): ((&SlotRows, &StepSegment), &StepSegment)| {
-            let rest = now.blocks.iter().skip(before.blocks.len());
-            Delta::Blocks { slot: rows.slot, keep: 0, blocks: before.blocks.iter().chain(rest).copied().collect() }
-        };
-        step.segments.iter().zip(segments).zip(before).map(stale).collect()
+        let mut stale = Vec::new();
+        for (group, (now, before)) in segments.iter().zip(before).enumerate() {
+            for ((rows, now), before) in step.segments.iter().zip(now).zip(before) {
+                let first = now.table.first;
+                let block = |index| before.table.get(index).or(now.table.get(index));
+                let blocks = now.table.indices().filter_map(block).collect();
+                stale.push(Delta::Blocks { slot: rows.slot, group, first, keep: first, blocks });
+            }
+        }
+        stale
     }
 
-    /// Poisons what will be stored to these rows, unless an earlier step still reads them, and enqueues the work.
-    fn push(&mut self, stores: Vec<StepSegment>, work: Work) -> Result<u64, DeviceError> {
+    /// Poisons what will be stored to these rows of each group, unless an earlier step still reads them, and enqueues the work.
+    fn push(&mut self, stores: Vec<Vec<StepSegment>>, work: Work) -> Result<u64, DeviceError> {
         let pool = self.pool()?.clone();
         let finished = self.stream.finished();
         self.reads.retain(|read| read.job > finished);
@@ -87,8 +92,7 @@ impl Executable for LateExecutable {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
         let Some(remote) = RemotePool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
         let memory: Arc<dyn PoolMemory> = remote.device_side().clone();
-        let pool = KvBinding::try_new(memory.clone(), map)?;
-        self.program.check_pool(&pool)?;
+        let pool = PoolBinding::try_new(memory.clone(), map, &self.program, self.bounds, self.vocab)?;
         let work = Work::Bind(memory, Box::new(map.clone()));
         self.stream.enqueue(Job { poison: Box::new(|| ()), work }, &self.config)?;
         self.stream.drain(&self.config)?;
@@ -97,12 +101,12 @@ impl Executable for LateExecutable {
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
-        let limits = self.pool()?.limits(&self.program, self.bounds, self.vocab);
+        let limits = self.pool.as_ref().ok_or(DeviceError::Unbound)?.limits();
         // Slots change only with a step that is enqueued.
         drop(self.stream.wait_for_room(&self.config)?);
         let mut launched = Launched::default();
-        self.slots.launch(step, &limits, &mut launched)?;
-        let segments = launched.segments.as_slice().to_vec();
+        self.slots.launch(step, limits, &mut launched)?;
+        let segments: Vec<_> = launched.segments.iter().map(|group| group.as_slice().to_vec()).collect();
         let mut sent = step.clone();
         // The stream waits at every layer, whether or not somebody observes it.
         sent.observed = 0..limits.layers;
@@ -128,10 +132,11 @@ impl Executable for LateExecutable {
         Ok(output)
     }
 
-    fn copy_kv(&mut self, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
-        check::copy_kv(self.pool()?, from, to, tokens)?;
-        let stores = vec![StepSegment { position: 0, rows: tokens, blocks: vec![to] }];
-        self.push(stores, Work::Copy { from, to, tokens })?;
+    fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
+        check::copy_kv(self.pool()?, group, from, to, tokens)?;
+        let store = StepSegment { position: 0, rows: tokens, table: BlockTable::from_start(vec![to]) };
+        let stores = (0..=group).map(|at| if at == group { vec![store.clone()] } else { Vec::new() }).collect();
+        self.push(stores, Work::Copy { group, from, to, tokens })?;
         self.stream.drain(&self.config)
     }
 }

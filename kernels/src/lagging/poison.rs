@@ -1,6 +1,6 @@
 //! Poison for KV whose stores are enqueued but not done.
 
-use crate::kv::KvBinding;
+use crate::kv::{KvBinding, PoolBinding};
 use crate::step::StepSegment;
 use baton_types::BlockId;
 use std::collections::HashMap;
@@ -12,17 +12,18 @@ const NAN_BYTE: u8 = 0xff;
 /// An enqueued step that may still read its blocks.
 pub(super) struct PendingRead {
     pub(super) job: u64,
-    pub(super) segments: Vec<StepSegment>,
+    /// By group.
+    pub(super) segments: Vec<Vec<StepSegment>>,
 }
 
-/// Fills with NaN, in all layers, the rows that will be stored.
-pub(super) fn poison(pool: &KvBinding, stores: &[StepSegment]) {
-    for segment in stores {
-        for run in pool.runs(&segment.blocks, segment.position..segment.end()) {
-            for layer in 0..pool.layers() {
-                for plane in pool.planes() {
-                    let bytes = vec![NAN_BYTE; run.tokens * pool.token_stride(plane)];
-                    pool.memory.copy_in(pool.offset(layer, plane, run.block, run.token), &bytes);
+/// Fills with NaN, in all layers, the rows that will be stored; they come by group.
+pub(super) fn poison(pool: &PoolBinding, stores: &[Vec<StepSegment>]) {
+    for (kv, segment) in pool.groups().iter().zip(stores).flat_map(|(kv, of)| of.iter().map(move |s| (kv, s))) {
+        for run in kv.runs(&segment.table, segment.position..segment.end()) {
+            for layer in 0..kv.layers() {
+                for plane in kv.planes() {
+                    let bytes = vec![NAN_BYTE; run.tokens * kv.token_stride(plane)];
+                    kv.memory.copy_in(kv.offset(layer, plane, run.block, run.token), &bytes);
                 }
             }
         }
@@ -30,16 +31,28 @@ pub(super) fn poison(pool: &KvBinding, stores: &[StepSegment]) {
 }
 
 /// Whether a pending read covers a token that will be stored: its block was freed and reallocated.
-pub(super) fn still_read(pool: &KvBinding, stores: &[StepSegment], reads: &[PendingRead]) -> bool {
+pub(super) fn still_read(pool: &PoolBinding, stores: &[Vec<StepSegment>], reads: &[PendingRead]) -> bool {
+    let mut groups = pool.groups().iter().zip(stores).enumerate();
+    groups.any(|(group, (kv, stores))| {
+        let reads = reads.iter().filter_map(|read| read.segments.get(group)).flatten();
+        is_read_of_group(kv, stores, reads)
+    })
+}
+
+fn is_read_of_group<'a>(
+    kv: &KvBinding,
+    stores: &[StepSegment],
+    mut reads: impl Iterator<Item = &'a StepSegment>,
+) -> bool {
     let mut stored: HashMap<BlockId, Range<usize>> = HashMap::new();
     for s in stores {
-        for run in pool.runs(&s.blocks, s.position..s.end()) {
+        for run in kv.runs(&s.table, s.position..s.end()) {
             stored.insert(run.block, run.token..run.token + run.tokens);
         }
     }
-    reads.iter().flat_map(|read| &read.segments).any(|s| {
-        let first = pool.kind().live(s.position..s.end(), pool.block_tokens()).start * pool.block_tokens();
-        let mut read = pool.runs(&s.blocks, first..s.end());
+    reads.any(|s| {
+        let first = kv.kind().live(s.position..s.end(), kv.block_tokens()).start * kv.block_tokens();
+        let mut read = kv.runs(&s.table, first..s.end());
         read.any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
     })
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 pub(super) enum Work {
     Bind(Arc<dyn PoolMemory>, Box<KvPoolMap>),
     Step(StepInput),
-    Copy { from: BlockId, to: BlockId, tokens: usize },
+    Copy { group: usize, from: BlockId, to: BlockId, tokens: usize },
 }
 
 pub(super) struct Job {
@@ -138,7 +138,7 @@ impl Stream {
     ) -> Result<Option<StepOutput>, DeviceError> {
         match work {
             Work::Bind(memory, map) => inner.bind(memory, &map).map(|()| None),
-            Work::Copy { from, to, tokens } => inner.copy_kv(from, to, tokens).map(|()| None),
+            Work::Copy { group, from, to, tokens } => inner.copy_kv(group, from, to, tokens).map(|()| None),
             Work::Step(step) => {
                 inner.launch(&step, &mut |layer, _| {
                     self.state.lock().layers = layer + 1;

@@ -2,7 +2,7 @@
 
 use super::{HeadNorms, Norm, Op, Program, Project, Qkv};
 use crate::device::{Bounds, DeviceError, Weight};
-use crate::kv::KvBinding;
+use crate::kv::{KvBinding, PoolBinding};
 use crate::numerics::PARTITIONS_MAX;
 use baton_types::{BlockId, GroupKind};
 
@@ -121,20 +121,26 @@ impl Program {
         self.ops.iter().filter(|op| matches!(op, Op::Qkv(_))).count() as u32
     }
 
-    /// Checks that the pool has the layers and heads that the program stores.
-    pub(crate) fn check_pool(&self, pool: &KvBinding) -> Check {
+    /// Checks that each layer's group has the heads that the program stores, and keeps what it attends to.
+    pub(crate) fn check_pool(&self, pool: &PoolBinding) -> Check {
         for op in &self.ops {
-            if let (Op::Attend(op), GroupKind::Window(held)) = (op, pool.kind()) {
-                let fits = op.window.is_some_and(|window| window <= held);
-                require("bind", fits, || {
-                    format!("the pool keeps {held} tokens, layer {} has a window of {:?}", op.layer, op.window)
-                })?;
+            match op {
+                Op::Attend(op) => {
+                    let GroupKind::Window(held) = pool.of_layer(op.layer).kind() else { continue };
+                    let fits = op.window.is_some_and(|window| window <= held);
+                    require("bind", fits, || {
+                        format!("the pool keeps {held} tokens, layer {} has a window of {:?}", op.layer, op.window)
+                    })?;
+                }
+                Op::Qkv(op) => {
+                    let group = pool.of_layer(op.layer);
+                    let (ours, theirs) = ((op.kv_heads, op.head_dim), (group.heads(), group.dim()));
+                    require("bind", ours == theirs, || {
+                        format!("{theirs:?} [heads, dim] in the pool, the model has {ours:?}")
+                    })?;
+                }
+                _ => {}
             }
-            let Op::Qkv(op) = op else { continue };
-            let layers = pool.layers();
-            require("bind", (op.layer as usize) < layers, || format!("layer {} of a group of {layers}", op.layer))?;
-            let (ours, theirs) = ((op.kv_heads, op.head_dim), (pool.heads(), pool.dim()));
-            require("bind", ours == theirs, || format!("{theirs:?} [heads, dim] in the pool, the model has {ours:?}"))?;
         }
         Ok(())
     }
@@ -187,12 +193,21 @@ impl Qkv {
     }
 }
 
-/// Checks a copy within the pool.
-pub(crate) fn copy_kv(kv: &KvBinding, from: BlockId, to: BlockId, tokens: usize) -> Check {
-    let op = "copy_kv";
+/// Checks a copy within a group of the pool; returns the group.
+pub(crate) fn copy_kv(
+    pool: &PoolBinding,
+    group: usize,
+    from: BlockId,
+    to: BlockId,
+    tokens: usize,
+) -> Result<&KvBinding, DeviceError> {
+    let (op, groups) = ("copy_kv", pool.groups().len());
+    require(op, group < groups, || format!("group {group} of {groups}"))?;
+    let kv = &pool.groups()[group];
     require(op, from != to, || format!("block {from} onto itself"))?;
-    require(op, from.0.max(to.0) < kv.map.blocks(0), || format!("{from} to {to} in a pool of {}", kv.map.blocks(0)))?;
-    require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))
+    require(op, from.0.max(to.0) < kv.blocks(), || format!("{from} to {to} in a pool of {}", kv.blocks()))?;
+    require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))?;
+    Ok(kv)
 }
 
 /// Checks a rotary table.

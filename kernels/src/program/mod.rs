@@ -32,7 +32,7 @@ pub struct HeadNorms {
 /// Norm, the three input projections, rotation, and the store of keys and values: `residual -> query, KV`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Qkv {
-    /// The layer, as reported to the observer and as numbered within group 0 of the pool.
+    /// The layer, as reported to the observer. The pool's layout names its group.
     pub layer: u32,
     /// Of the residual stream.
     pub norm: Norm,
@@ -55,7 +55,7 @@ pub struct Qkv {
 /// Causal attention over the pool: `query -> attended`. The row at position `p` attends to positions up to `p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
-    /// The layer within group 0 of the pool.
+    /// The layer, whose KV the operation before has stored.
     pub layer: u32,
     /// Factor of the scores.
     pub scale: f32,

@@ -3,7 +3,7 @@
 use crate::host::{KvStep, Scores};
 use crate::numerics::{exp, lanes, round};
 use crate::step::StepSegment;
-use baton_types::BlockId;
+use baton_types::BlockTable;
 use std::ops::Range;
 
 /// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
@@ -13,8 +13,8 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
     let mut bytes = Vec::new();
     for (plane, data) in pool.planes().into_iter().zip(kv) {
         let mut rows = data.chunks_exact(cols);
-        for StepSegment { position, rows: count, blocks } in step.segments {
-            for run in pool.runs(blocks, *position..position + count) {
+        for StepSegment { position, rows: count, table } in step.segments {
+            for run in pool.runs(table, *position..position + count) {
                 bytes.clear();
                 rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
                 pool.memory.copy_in(pool.offset(step.layer, plane, run.block, run.token), &bytes);
@@ -24,12 +24,12 @@ pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
 }
 
 /// Reads `tokens` of one plane, widened: `[tokens.end, kv_heads * dim]`, with zeros for those before. Blocks that left a window are not read.
-pub(super) fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: Range<usize>) -> Vec<f32> {
+pub(super) fn load(step: KvStep<'_>, plane: usize, table: &BlockTable, tokens: Range<usize>) -> Vec<f32> {
     let pool = step.kv;
     let cols = pool.heads() * pool.dim();
     let (mut out, mut bytes) = (vec![0.0; tokens.end * cols], Vec::new());
     let mut rest = &mut out[tokens.start * cols..];
-    for run in pool.runs(blocks, tokens) {
+    for run in pool.runs(table, tokens) {
         bytes.resize(run.tokens * pool.token_stride(plane), 0);
         pool.memory.copy_out(pool.offset(step.layer, plane, run.block, run.token), &mut bytes);
         let (now, later) = rest.split_at_mut(run.tokens * cols);
@@ -54,7 +54,7 @@ pub(crate) fn attend(
     let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols));
     for segment in step.segments {
         let tokens = scores.first(segment.position)..segment.position + segment.rows;
-        let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.blocks, tokens.clone()));
+        let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.table, tokens.clone()));
         for (i, (q, out)) in rows.by_ref().take(segment.rows).enumerate() {
             let (first, visible) = (scores.first(segment.position + i), segment.position + i + 1);
             let bounds: Vec<usize> =

@@ -53,7 +53,7 @@ impl HeadKv {
         let [k, v] = pool.planes().map(|plane| {
             assert_eq!(pool.dtype(plane), Dtype::Bf16, "attention of bf16x32 reads bf16");
             let mut out = vec![bf16::ZERO; first * dim];
-            for run in pool.runs(&segment.blocks, first..segment.end()) {
+            for run in pool.runs(&segment.table, first..segment.end()) {
                 for token in run.token..run.token + run.tokens {
                     let at = pool.offset(step.layer, plane, run.block, token);
                     pool.memory.copy_out(at + head * dim * 2, &mut bytes);

@@ -1,6 +1,6 @@
 //! The input and the output of one step.
 //!
-//! A program has a fixed number of *slots*. A slot holds what a device keeps of one sequence between steps: block table, sampling
+//! A program has a fixed number of *slots*. A slot holds what a device keeps of one sequence between steps: block tables, sampling
 //! parameters, token counts and the token sampled last. A step changes slots by [`Delta`]s and names them in its [`SlotRows`], so that a
 //! step costs what changed, and its tokens need not be known when it is launched.
 
@@ -15,23 +15,23 @@ pub use mask::LateMask;
 pub use output::{Logits, SlotOutput, StepOutput};
 pub use samplers::SlotSamplers;
 pub use segments::{Launched, Segments};
-pub use table::{SlotTable, StepLimits};
+pub use table::{GroupLimits, SlotTable, StepLimits};
 pub use tables::TableSteps;
 
 use crate::sampling::TokenSet;
-use baton_types::{BlockId, SamplingParams, TokenId};
+use baton_types::{BlockId, BlockTable, BlockTables, SamplingParams, TokenId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows of one sequence in a step, with its block table: `rows` consecutive rows of the batch at positions `position ..`.
+/// Rows of one sequence in a step, with its block table of one group: `rows` consecutive rows of the batch at positions `position ..`.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
     pub position: usize,
     pub rows: usize,
-    /// Block table of the group, covering at least `position + rows` tokens. Entries before the group's window are never used.
-    pub blocks: Vec<BlockId>,
+    /// It has the blocks of all tokens that the rows attend to, and of the rows.
+    pub table: BlockTable,
 }
 
 impl StepSegment {
@@ -55,8 +55,8 @@ pub struct AdapterSlot(pub u32);
 pub struct Join {
     /// Slot that it takes.
     pub slot: usize,
-    /// Its block table.
-    pub blocks: Vec<BlockId>,
+    /// Its block table of each group.
+    pub tables: BlockTables,
     /// Its tokens so far; the counts for the penalties are made from them.
     pub tokens: Vec<TokenId>,
     /// How many of `tokens` are prompt.
@@ -79,8 +79,8 @@ pub struct Join {
 pub enum Delta {
     /// A sequence takes a free slot.
     Join(Box<Join>),
-    /// The table keeps its first `keep` blocks and goes on with these.
-    Blocks { slot: usize, keep: usize, blocks: Vec<BlockId> },
+    /// The table of a group keeps its blocks at the indices `first .. keep`, and goes on with these. Those before `first` left a window.
+    Blocks { slot: usize, group: usize, first: usize, keep: usize, blocks: Vec<BlockId> },
     /// The slot is free again. Steps before this one may still be running.
     Leave { slot: usize },
 }

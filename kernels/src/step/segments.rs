@@ -1,7 +1,7 @@
 //! The segments of a step, in memory that the next step reuses.
 
 use super::StepSegment;
-use baton_types::BlockId;
+use baton_types::BlockTable;
 
 /// Segments, whose block tables keep their memory.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +20,14 @@ impl Segments {
         self.len = 0;
     }
 
-    pub(super) fn push(&mut self, position: usize, rows: usize, blocks: &[BlockId]) {
+    pub(super) fn push(&mut self, position: usize, rows: usize, table: &BlockTable) {
         if self.len == self.all.len() {
-            self.all.push(StepSegment { position: 0, rows: 0, blocks: Vec::new() });
+            self.all.push(StepSegment { position: 0, rows: 0, table: BlockTable::default() });
         }
         let segment = &mut self.all[self.len];
         (segment.position, segment.rows) = (position, rows);
-        segment.blocks.clear();
-        segment.blocks.extend_from_slice(blocks);
+        segment.table.first = table.first;
+        segment.table.blocks.clone_from(&table.blocks);
         self.len += 1;
     }
 
@@ -45,7 +45,7 @@ impl Segments {
                 index += 1;
             }
             let segment = &segments[index];
-            self.push(segment.position + row - first, 1, &segment.blocks);
+            self.push(segment.position + row - first, 1, &segment.table);
         }
     }
 }
@@ -53,8 +53,8 @@ impl Segments {
 /// What a launched step needs of its slots.
 #[derive(Clone, Debug, Default)]
 pub struct Launched {
-    /// The segments with their block tables.
-    pub segments: Segments,
+    /// The segments with their block tables, for each group of the pool.
+    pub segments: Vec<Segments>,
     /// [`StepInput::selected_rows`](super::StepInput::selected_rows).
     pub selected: Vec<usize>,
 }

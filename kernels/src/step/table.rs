@@ -1,23 +1,31 @@
 //! The launching side's view of the slots: block tables and lengths. A step is checked against it before anything is enqueued.
 
-use super::{Delta, Join, Launched, RowId, SlotRows, StepInput, StepOutput, StepSegment};
+use super::{Delta, Join, Launched, RowId, Segments, SlotRows, StepInput, StepOutput, StepSegment};
 use crate::device::{Bounds, DeviceError, STEPS_MAX};
-use baton_types::{BlockId, GroupKind};
+use baton_types::{BlockId, BlockTable, BlockTables, GroupKind};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// What bounds a step: its program, its vocabulary and its pool.
 #[allow(missing_docs, reason = "the names of fields say it")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     pub bounds: Bounds,
     pub vocab: usize,
     pub layers: u32,
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// Blocks of the pool.
-    pub blocks: u32,
-    /// Which positions the blocks of a sequence keep: entries of a table that left a window are not used.
+    /// The groups of the pool.
+    pub groups: Vec<GroupLimits>,
+}
+
+/// One group of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimits {
+    /// Which positions the blocks of a sequence keep.
     pub kind: GroupKind,
+    /// Number of blocks.
+    pub blocks: u32,
 }
 
 /// A sequence in a slot.
@@ -25,7 +33,7 @@ pub struct StepLimits {
 struct Slot {
     /// Which join this is, counted over all slots.
     join: u64,
-    blocks: Vec<BlockId>,
+    tables: BlockTables,
     /// Its tokens once every launched step is done; `None` while a launched step decides how many drafts are accepted.
     tokens: Option<usize>,
     /// Whether it has sampled since it joined.
@@ -130,7 +138,8 @@ impl SlotTable {
         }
         step.check_rows(limits, &mut to.selected)?;
         step.deltas.iter().try_for_each(|delta| self.apply(delta, limits, &mut checks.undo))?;
-        to.segments.clear();
+        to.segments.resize_with(limits.groups.len(), Segments::default);
+        to.segments.iter_mut().for_each(Segments::clear);
         let named = &mut checks.named;
         named.clear();
         named.resize(self.slots.len(), false);
@@ -143,9 +152,14 @@ impl SlotTable {
                 return refuse(format!("two segments of slot {}", rows.slot));
             }
             check_rows_of(slot, rows, ids, limits)?;
-            to.segments.push(rows.position, rows.rows, &slot.blocks);
+            for (of_group, table) in to.segments.iter_mut().zip(&slot.tables.0) {
+                of_group.push(rows.position, rows.rows, table);
+            }
         }
-        check_stores(to.segments.as_slice(), limits, &mut checks.stored)
+        let mut groups = to.segments.iter().zip(&limits.groups);
+        groups.try_for_each(|(segments, group)| {
+            check_stores(segments.as_slice(), group.kind, limits.block_tokens, &mut checks.stored)
+        })
     }
 
     fn slot(&self, index: usize) -> Result<&Slot, DeviceError> {
@@ -158,9 +172,12 @@ impl SlotTable {
 
     /// Applies one delta, and notes the slot as it was.
     fn apply(&mut self, delta: &Delta, limits: &StepLimits, undo: &mut Undo) -> Result<(), DeviceError> {
-        let known = |blocks: &[BlockId]| match blocks.iter().find(|block| block.0 >= limits.blocks) {
-            Some(block) => refuse(format!("block {block} of a pool of {}", limits.blocks)),
-            None => Ok(()),
+        let known = |group: usize, blocks: &[BlockId]| match limits.groups.get(group) {
+            None => refuse(format!("group {group} of {}", limits.groups.len())),
+            Some(GroupLimits { blocks: all, .. }) => match blocks.iter().find(|block| block.0 >= *all) {
+                Some(block) => refuse(format!("block {block} of a pool of {all}")),
+                None => Ok(()),
+            },
         };
         let (index, next) = match delta {
             Delta::Join(join) => {
@@ -169,20 +186,20 @@ impl SlotTable {
                     Some(Some(_)) => return refuse(format!("slot {} is taken", join.slot)),
                     None => return refuse(format!("slot {} of {}", join.slot, self.slots.len())),
                 }
-                known(&join.blocks)?;
+                let tables = &join.tables.0;
+                if tables.len() != limits.groups.len() {
+                    return refuse(format!("{} tables for {} groups", tables.len(), limits.groups.len()));
+                }
+                tables.iter().enumerate().try_for_each(|(group, table)| known(group, &table.blocks))?;
                 join.check(limits)?;
                 self.joins += 1;
-                let (join, blocks, tokens) = (join, join.blocks.clone(), Some(join.tokens.len()));
-                (join.slot, Some(Slot { join: self.joins, blocks, tokens, has_sampled: false }))
+                let (join, tables, tokens) = (join, join.tables.clone(), Some(join.tokens.len()));
+                (join.slot, Some(Slot { join: self.joins, tables, tokens, has_sampled: false }))
             }
-            Delta::Blocks { slot, keep, blocks } => {
+            Delta::Blocks { slot, group, first, keep, blocks } => {
                 let mut next = self.slot(*slot)?.clone();
-                known(blocks)?;
-                if *keep > next.blocks.len() {
-                    return refuse(format!("{keep} blocks kept of {} in slot {slot}", next.blocks.len()));
-                }
-                next.blocks.truncate(*keep);
-                next.blocks.extend_from_slice(blocks);
+                known(*group, blocks)?;
+                change(&mut next.tables.0[*group], *first, *keep, blocks)?;
                 (*slot, Some(next))
             }
             Delta::Leave { slot } => {
@@ -193,6 +210,19 @@ impl SlotTable {
         undo.push((index, std::mem::replace(&mut self.slots[index], next)));
         Ok(())
     }
+}
+
+/// Keeps the blocks at `first .. keep` of a table, and adds others after them.
+fn change(table: &mut BlockTable, first: usize, keep: usize, blocks: &[BlockId]) -> Result<(), DeviceError> {
+    let known = table.indices();
+    if !(known.start <= first && first <= keep && keep <= known.end) {
+        return refuse(format!("blocks {first}..{keep} kept of {known:?}"));
+    }
+    table.blocks.truncate(keep - known.start);
+    table.blocks.drain(..first - known.start);
+    table.blocks.extend_from_slice(blocks);
+    table.first = first;
+    Ok(())
 }
 
 impl Join {
@@ -267,8 +297,14 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
     if *rows == 0 || end > limits.bounds.positions_max {
         return refuse(format!("{rows} rows from position {position}, sequences hold {}", limits.bounds.positions_max));
     }
-    if slot.blocks.len() < end.div_ceil(limits.block_tokens) {
-        return refuse(format!("{} blocks for {end} positions", slot.blocks.len()));
+    for (table, group) in slot.tables.0.iter().zip(&limits.groups) {
+        let live = group.kind.live(*position..end, limits.block_tokens);
+        if table.end() < live.end {
+            return refuse(format!("{} blocks for {end} positions", table.end()));
+        }
+        if table.first > live.start {
+            return refuse(format!("blocks from {} on, position {position} attends to {}", table.first, live.start));
+        }
     }
     let Some(tokens) = slot.tokens else {
         return refuse(format!("slot {index} waits for its drafts: its length is not known"));
@@ -287,20 +323,21 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
     }
 }
 
-/// Checks that no segment's table has a block that another one stores to: rows of one step are not ordered.
+/// Checks that no segment's table of a group has a block that another one stores to: rows of one step are not ordered.
 fn check_stores(
     segments: &[StepSegment],
-    limits: &StepLimits,
+    kind: GroupKind,
+    size: usize,
     stored: &mut Vec<(BlockId, usize)>,
 ) -> Result<(), DeviceError> {
-    let size = limits.block_tokens;
     stored.clear();
     for (index, s) in segments.iter().enumerate() {
-        stored.extend(s.blocks[s.position / size..s.end().div_ceil(size)].iter().map(|block| (*block, index)));
+        let blocks = blocks_at(&s.table, s.position / size..s.end().div_ceil(size));
+        stored.extend(blocks.iter().map(|block| (*block, index)));
     }
     stored.sort_unstable();
     for (index, s) in segments.iter().enumerate() {
-        for block in &s.blocks[limits.kind.live(s.position..s.end(), size)] {
+        for block in blocks_at(&s.table, kind.live(s.position..s.end(), size)) {
             let at = stored.partition_point(|(other, _)| other < block);
             let writers = stored[at..].iter().take_while(|(other, _)| other == block);
             if let Some((_, other)) = writers.into_iter().find(|(_, writer)| *writer != index) {
@@ -309,4 +346,9 @@ fn check_stores(
         }
     }
     Ok(())
+}
+
+/// The blocks at these indices, which the table has.
+fn blocks_at(table: &BlockTable, indices: Range<usize>) -> &[BlockId] {
+    &table.blocks[indices.start - table.first..indices.end - table.first]
 }

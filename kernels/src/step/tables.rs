@@ -1,7 +1,7 @@
 //! Steps on whole block tables, for callers that keep no sequences between steps: tests and benchmarks.
 
 use super::{Delta, Join, SlotRows, StepInput, StepSegment};
-use baton_types::TokenId;
+use baton_types::{BlockTables, TokenId};
 
 /// Makes steps whose segments each join a slot, which the next step leaves. Nothing samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -10,7 +10,8 @@ pub struct TableSteps {
 }
 
 impl TableSteps {
-    /// A step of these segments; the logits of `logit_rows` come back, and the first `layers` layers are observed.
+    /// A step of these segments, which come with their tables of the only group; the logits of `logit_rows` come back, and the first `layers`
+    /// layers are observed.
     pub fn step(
         &mut self,
         ids: Vec<TokenId>,
@@ -18,12 +19,27 @@ impl TableSteps {
         logit_rows: Vec<usize>,
         layers: u32,
     ) -> StepInput {
+        self.step_of_groups(ids, &[segments], logit_rows, layers)
+    }
+
+    /// As [`TableSteps::step`], with the same segments for each group.
+    ///
+    /// # Panics
+    /// If there is no group, or one has fewer segments than the first.
+    pub fn step_of_groups(
+        &mut self,
+        ids: Vec<TokenId>,
+        groups: &[Vec<StepSegment>],
+        logit_rows: Vec<usize>,
+        layers: u32,
+    ) -> StepInput {
         let mut deltas: Vec<Delta> = (0..self.taken).map(|slot| Delta::Leave { slot }).collect();
-        self.taken = segments.len();
-        let mut rows = Vec::with_capacity(segments.len());
-        for (slot, StepSegment { position, rows: count, blocks }) in segments.into_iter().enumerate() {
-            deltas.push(Delta::Join(Box::new(Join { slot, blocks, ..Join::default() })));
-            rows.push(SlotRows { slot, position, rows: count, ..SlotRows::default() });
+        self.taken = groups[0].len();
+        let mut rows = Vec::with_capacity(self.taken);
+        for (slot, StepSegment { position, rows: count, .. }) in groups[0].iter().enumerate() {
+            let tables = BlockTables(groups.iter().map(|segments| segments[slot].table.clone()).collect());
+            deltas.push(Delta::Join(Box::new(Join { slot, tables, ..Join::default() })));
+            rows.push(SlotRows { slot, position: *position, rows: *count, ..SlotRows::default() });
         }
         StepInput {
             deltas,

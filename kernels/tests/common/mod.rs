@@ -13,7 +13,7 @@ use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
 use baton_memory::HostPool;
 use baton_skips::{Need, skipped};
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
 use std::sync::Arc;
 
 /// Splitmix64: any fixed sequence would do.
@@ -137,7 +137,7 @@ pub struct Chunk {
 pub fn pool(layout: KvLayout, blocks: usize) -> (Arc<HostPool>, KvPoolMap, KvBinding) {
     let map = KvPoolMap::try_new(layout, blocks as u32).unwrap();
     let pool = HostPool::filled(map.bytes(), 0xff).unwrap();
-    let binding = KvBinding::try_new(pool.clone(), &map).unwrap();
+    let binding = KvBinding::try_new(pool.clone(), &map, 0).unwrap();
     (pool, map, binding)
 }
 
@@ -203,7 +203,11 @@ impl Layer {
     }
 
     pub fn segments(&self, chunks: &[Chunk]) -> Vec<StepSegment> {
-        let segment = |c: &Chunk| StepSegment { position: c.position, rows: c.rows, blocks: self.blocks(c.sequence) };
+        let segment = |c: &Chunk| StepSegment {
+            position: c.position,
+            rows: c.rows,
+            table: BlockTable::from_start(self.blocks(c.sequence)),
+        };
         chunks.iter().map(segment).collect()
     }
 

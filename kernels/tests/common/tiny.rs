@@ -6,7 +6,7 @@ use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program,
 use baton_kernels::step::{StepInput, StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
 use baton_memory::PoolMemory;
-use baton_types::{BlockId, Dtype, Fence, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, Dtype, Fence, KvLayout, KvPoolMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,9 +106,17 @@ pub struct Tiny {
 
 impl Tiny {
     pub fn new(device: &dyn Device, rich: bool) -> Self {
-        let mut executable = device.compile(program(device, rich), BOUNDS).unwrap();
         let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
-        let map = KvPoolMap::try_new(layout, BLOCKS).unwrap();
+        Self::over(device, rich, KvPoolMap::try_new(layout, BLOCKS).unwrap())
+    }
+
+    /// The rich program on a pool of this layout.
+    pub fn on(device: &dyn Device, map: KvPoolMap) -> Self {
+        Self::over(device, true, map)
+    }
+
+    fn over(device: &dyn Device, rich: bool, map: KvPoolMap) -> Self {
+        let mut executable = device.compile(program(device, rich), BOUNDS).unwrap();
         let pool = device.alloc_pool(&map).unwrap();
         pool.write_by(soon(), 0, &vec![0xff; map.bytes()]).unwrap();
         executable.bind(pool.clone(), &map).unwrap();
@@ -153,5 +161,9 @@ impl Tiny {
 pub fn rows(position: usize, rows: usize, blocks: &[u32]) -> Rows {
     let ids = (position..position + rows).map(|p| (p * 7 % VOCAB) as u32).collect();
     let blocks = blocks.iter().copied().map(BlockId).collect();
-    Rows { ids, segments: vec![StepSegment { position, rows, blocks }], logit_rows: (0..rows).collect() }
+    Rows {
+        ids,
+        segments: vec![StepSegment { position, rows, table: BlockTable::from_start(blocks) }],
+        logit_rows: (0..rows).collect(),
+    }
 }

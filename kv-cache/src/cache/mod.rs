@@ -368,11 +368,13 @@ impl PrefixCache {
         }
     }
 
-    /// Ends the pins of idle blocks; returns whether there were any.
+    /// Ends the pins of idle blocks; returns whether there were any. An entry whose main blocks are in use keeps its pin for these.
     pub(crate) fn waive_pins(&mut self) -> bool {
         let pinned = self.entries.in_line(Line::Pinned);
         pinned.iter().for_each(|id| self.unpin(*id));
-        !pinned.is_empty()
+        let of_used = self.sides.pinned();
+        of_used.iter().for_each(|id| self.sides.unpin(*id));
+        !pinned.is_empty() || !of_used.is_empty()
     }
 
     /// The entry to evict next.

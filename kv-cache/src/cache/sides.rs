@@ -1,7 +1,7 @@
 //! The idle blocks of side groups: groups with a window, whose blocks are given up one by one while their entries stay.
 
 use super::entries::EntryId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Where the idle block of an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +78,12 @@ impl Sides {
         if let Some(IdleBlock::Evictable(at)) = side.places.remove(&id) {
             side.queue.remove(&at);
         }
+    }
+
+    /// Entries of which a pin keeps an idle block, in order.
+    pub(crate) fn pinned(&self) -> BTreeSet<EntryId> {
+        let places = self.groups.iter().flatten().flat_map(|side| &side.places);
+        places.filter(|(_, place)| **place == IdleBlock::Pinned).map(|(id, _)| *id).collect()
     }
 
     /// The pin of an entry ended: its blocks may be evicted.

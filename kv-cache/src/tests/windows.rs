@@ -1,7 +1,7 @@
 //! Groups with a window beside full ones, and alone. Blocks have 16 tokens: each symbol of a prompt is a block.
 
 use super::{TTL, hashes, pool_of};
-use crate::{Fill, Keep, Lease, PoolGroup, PoolShape, Reserve, SharedPool};
+use crate::{Fill, Keep, Lease, Pin, PoolGroup, PoolShape, Reserve, SharedPool};
 use baton_types::GroupKind::{self, Full, State, Window};
 use std::time::Instant;
 
@@ -163,4 +163,20 @@ fn a_hit_that_does_not_fit_beside_fresh_blocks_is_left_out() {
     assert_eq!(cached(&pool, b"abcdefghijklmn"), 8);
     let lease = reserve(&pool, b"abcdefghijklmn", Fill::Computed { chunk: 32 }).expect("the pool is not in use");
     assert_eq!((lease.cached_blocks(), held(&lease)), (0, vec![(0, 5)]));
+}
+
+/// A peer that fills a long prompt holds full blocks of its cached prefix, and none of the window's before its end.
+#[test]
+fn pins_end_on_window_blocks_whose_entry_is_in_use() {
+    let pool = pool(&[(Full, 16), (Window(32), 8)]);
+    let pin = Pin { owner: 1, until: Instant::now() + 10 * TTL };
+    let mut lease = reserve(&pool, b"ab", Fill::Computed { chunk: 16 }).unwrap();
+    lease.store(&hashes(b"ab"), 32, Keep { ttl: TTL, pin: Some(pin) }, Instant::now());
+    drop(lease);
+    let received = reserve(&pool, b"abcdef", Fill::Received { peer_block_tokens: None }).unwrap();
+    assert_eq!((held(&received), pool.available()), (vec![(0, 6), (4, 6)], vec![10, 4]));
+    assert!(pool.waive_pins(), "two window blocks are idle");
+    assert_eq!((pool.available(), pool.waive_pins()), (vec![10, 6], false));
+    drop(received);
+    assert_eq!(pool.cache_counts().pinned, 2, "its full blocks were in use");
 }

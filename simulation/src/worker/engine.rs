@@ -7,7 +7,7 @@ use baton_engine::{
     Driven, Engine, EngineConfig, EngineError, EngineHandle, ModelError, StepInput, StepModel, StepOutput, Turn,
 };
 use baton_kernels::device::{Bounds, DeviceError};
-use baton_kernels::step::{SlotSamplers, SlotTable, StepLimits, StepSegment};
+use baton_kernels::step::{GroupLimits, Launched, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::{Fence, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::Mutex;
@@ -64,16 +64,18 @@ impl DeviceStep {
         let before = self.before.lock().take();
         before.into_iter().for_each(|before| before.compute(memory, samplers));
         let mut samplers = samplers.lock();
-        let mut ids = samplers.begin(&self.step).into_iter();
+        let mut ids = Vec::new();
+        samplers.begin(&self.step, &mut ids);
+        let mut ids = ids.into_iter();
         let mut rows = Vec::with_capacity(self.step.ids.len());
         for segment in &self.segments {
             for (row, id) in ids.by_ref().take(segment.rows).enumerate() {
-                memory.compute(&segment.blocks, segment.position + row, id);
+                memory.compute(&segment.table.blocks, segment.position + row, id);
                 rows.push((segment, segment.position + row + 1));
             }
         }
         let selected = self.step.selected_rows().into_iter().map(|row| rows[row]);
-        let logits: Vec<f32> = selected.flat_map(|(segment, len)| memory.logits(&segment.blocks, len)).collect();
+        let logits: Vec<f32> = selected.flat_map(|(segment, len)| memory.logits(&segment.table.blocks, len)).collect();
         *self.output.lock() = Some(samplers.sample(&self.step, &logits));
     }
 }
@@ -121,7 +123,10 @@ impl StepModel for OnDevice {
     }
 
     fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        let segments = self.table.launch(step, &self.limits)?;
+        let mut launched = Launched::default();
+        self.table.launch(step, &self.limits, &mut launched)?;
+        // The simulated model has one group.
+        let segments = launched.segments[0].as_slice().to_vec();
         let fails = self.device.fails.swap(false, Ordering::Relaxed);
         let before = self.steps.back().cloned();
         let begins = before.as_ref().map_or(0, |before| before.over_at).max(self.executor.time());
@@ -210,8 +215,7 @@ impl OnDevice {
             vocab,
             layers: crate::model::layers(),
             block_tokens: map.layout().block_tokens() as usize,
-            blocks: map.blocks(0),
-            kind: map.layout().groups()[0].kind,
+            groups: vec![GroupLimits { kind: map.layout().groups()[0].kind, blocks: map.blocks(0) }],
         };
         let (table, samplers) = (SlotTable::new(slots_max), Arc::new(Mutex::new(SlotSamplers::new(slots_max, vocab))));
         let (steps, over_at) = (VecDeque::new(), Arc::default());

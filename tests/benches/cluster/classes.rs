@@ -19,7 +19,7 @@ use baton_kernels::roofline;
 use baton_kernels::step::TableSteps;
 use baton_memory::HostPool;
 use baton_node::environment;
-use baton_types::{BlockId, Dtype, KvPoolMap, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
 use baton_worker::settings::ModelSettings;
 use std::time::Instant;
@@ -77,12 +77,13 @@ struct Rows {
 }
 
 fn prefill_step(tokens: usize) -> Rows {
-    let segments = vec![StepSegment { position: 0, rows: tokens, blocks: blocks(0) }];
+    let segments = vec![StepSegment { position: 0, rows: tokens, table: BlockTable::from_start(blocks(0)) }];
     Rows { ids: ids(tokens), segments, logit_rows: vec![tokens - 1] }
 }
 
 fn decode_step(sequences: usize, position: usize) -> Rows {
-    let segments = (0..sequences).map(|s| StepSegment { position, rows: 1, blocks: blocks(s) }).collect();
+    let table = |sequence| BlockTable::from_start(blocks(sequence));
+    let segments = (0..sequences).map(|s| StepSegment { position, rows: 1, table: table(s) }).collect();
     Rows { ids: ids(sequences), segments, logit_rows: (0..sequences).collect() }
 }
 

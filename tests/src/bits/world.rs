@@ -89,6 +89,11 @@ impl World {
         Self::random_with(family, seed, 2, lengths, outputs, &format!(",window={window}"))
     }
 
+    /// [`World::random`] of three layers: the tokens of two attend to the last `window` ones, those of the last to all.
+    pub fn mixed(family: Family, seed: u64, window: u32, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
+        Self::random_with(family, seed, 3, lengths, outputs, &format!(",window={window},full_every=3"))
+    }
+
     fn random_with(
         family: Family,
         seed: u64,

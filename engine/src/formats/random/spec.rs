@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str =
-    "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, bias, head_norm, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, bias, head_norm, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -73,11 +72,16 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         activation: Activation::Silu,
         rms_eps,
     };
+    let mut layers = DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?;
+    // The last layer of each so many has no window.
+    if let full_every @ 1.. = pairs.size("full_every", 0)? {
+        layers.iter_mut().skip(full_every - 1).step_by(full_every).for_each(|layer| layer.attention.window = None);
+    }
     let decoder = DecoderSpec {
         vocab: pairs.size("vocab", 300)?,
         hidden,
         context: pairs.size("context", 1024)?,
-        layers: DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?,
+        layers,
         final_rms_eps: rms_eps,
         tied: pairs.get("tied", "true or false", false)?,
     };
@@ -118,6 +122,17 @@ mod tests {
         };
         let (vocab, hidden, context, layers, final_rms_eps, tied) = (500, 600, 2048, vec![layer; 3], 1e-5, true);
         assert_eq!(parse(spec).unwrap(), (DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied }, 7));
+    }
+
+    #[test]
+    fn windows_alternate_with_layers_that_have_none() {
+        let windows = |spec: &str| {
+            let (decoder, _) = parse(spec).unwrap();
+            decoder.layers.iter().map(|layer| layer.attention.window).collect::<Vec<_>>()
+        };
+        assert_eq!(windows("random:layers=5,window=9,full_every=2"), [Some(9), None, Some(9), None, Some(9)]);
+        assert_eq!(windows("random:layers=2,window=9,full_every=3"), [Some(9); 2]);
+        assert_eq!(windows("random:layers=2,window=9,full_every=1"), [None; 2]);
     }
 
     #[test]

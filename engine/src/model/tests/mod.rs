@@ -14,7 +14,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
 use baton_memory::PoolMemory;
-use baton_types::{BlockId, Dtype, Fence, KvPoolMap, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, Fence, KvPoolMap, TokenId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,8 @@ fn config(dtype: Dtype) -> ModelConfig {
     ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, slots_max: 4, model_len_max: 256 }
 }
 
-/// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
+/// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones. In every other group it is the
+/// other way round.
 #[derive(Clone)]
 struct Pool {
     memory: Arc<dyn PoolMemory>,
@@ -64,12 +65,15 @@ impl Pool {
     /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size.
     fn kv(&self, sequence: u32, layer: usize, tokens: usize) -> Vec<u8> {
         let block_tokens = self.map.layout().block_tokens() as usize;
-        let blocks = self.blocks(sequence);
+        let mut groups = self.map.layout().groups().iter().map(|group| &group.layers);
+        let group = groups.position(|layers| layers.contains(&(layer as u32))).unwrap();
+        let layer = self.map.layout().groups()[group].layers.iter().position(|l| *l as usize == layer).unwrap();
+        let blocks = in_group(group, &self.blocks(sequence));
         let mut bytes = Vec::new();
         for plane in 0..2 {
             for token in 0..tokens {
                 let at = (token % block_tokens) as u32;
-                let range = self.map.token_range(0, layer, blocks[token / block_tokens], plane, at..at + 1);
+                let range = self.map.token_range(group, layer, blocks[token / block_tokens], plane, at..at + 1);
                 let mut out = vec![0; range.len()];
                 self.memory.read_by(soon(), range.start, &mut out).unwrap();
                 bytes.extend(out);
@@ -79,10 +83,16 @@ impl Pool {
     }
 }
 
+/// Blocks of another group, from those of the first.
+fn in_group(group: usize, blocks: &[BlockId]) -> Vec<BlockId> {
+    blocks.iter().map(|block| BlockId(block.0 ^ (group as u32 & 1))).collect()
+}
+
 /// Rows on whole block tables.
 #[derive(Clone, Default)]
 struct Batch {
     ids: Vec<TokenId>,
+    /// With the tables of the first group.
     segments: Vec<StepSegment>,
     logit_rows: Vec<usize>,
 }
@@ -121,7 +131,13 @@ impl Rig {
         let Batch { ids, segments, logit_rows } = batch.clone();
         let mut steps = self.steps;
         let layers = self.model.spec().layers.len() as u32;
-        self.model.launch(&steps.step(ids, segments, logit_rows, layers), observer)?;
+        let segment = |group: usize, s: &StepSegment| {
+            let blocks = in_group(group, &s.table.blocks);
+            StepSegment { table: BlockTable::from_start(blocks), ..s.clone() }
+        };
+        let groups = 0..self.pool.map.layout().groups().len();
+        let groups: Vec<_> = groups.map(|group| segments.iter().map(|s| segment(group, s)).collect()).collect();
+        self.model.launch(&steps.step_of_groups(ids, &groups, logit_rows, layers), observer)?;
         self.steps = steps;
         Ok(self.model.finish()?.logits)
     }
@@ -134,8 +150,8 @@ impl Rig {
 
     fn batch(&self, rows: &[Rows], all: &[TokenId]) -> Batch {
         let ids: Vec<TokenId> = rows.iter().flat_map(|r| &all[r.from..r.to]).copied().collect();
-        let segment =
-            |r: &Rows| StepSegment { position: r.from, rows: r.to - r.from, blocks: self.pool.blocks(r.sequence) };
+        let table = |sequence| BlockTable::from_start(self.pool.blocks(sequence));
+        let segment = |r: &Rows| StepSegment { position: r.from, rows: r.to - r.from, table: table(r.sequence) };
         Batch { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
     }
 }

@@ -137,6 +137,7 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=50,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=70,vocab=131,tied=true",
         "random:hidden=40,layers=2,heads=5,kv_heads=1,head_dim=16,ffn=36,vocab=131,theta=500000",
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=7,bias=true,head_norm=true",
+        "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=20,full_every=2",
     ] {
         check_forward_pass(&random(spec));
     }

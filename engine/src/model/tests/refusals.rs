@@ -49,8 +49,8 @@ fn batches_that_break_a_bound() {
     check("token 131 of a vocabulary of 131", |b| b.ids[7] = 131);
     check("sequences hold 256", |b| b.segments[0].position = 237);
     check("sequences hold 256", |b| b.segments[0].position = usize::MAX);
-    check("1 blocks for 20 positions", |b| b.segments[0].blocks.truncate(1));
-    check("block 32 of a pool of 32", |b| b.segments[0].blocks[1] = BlockId(32));
+    check("1 blocks for 20 positions", |b| b.segments[0].table.blocks.truncate(1));
+    check("block 32 of a pool of 32", |b| b.segments[0].table.blocks[1] = BlockId(32));
     check("0 rows from position 0", |b| {
         let mut empty = b.segments[0].clone();
         empty.rows = 0;

@@ -1,7 +1,7 @@
 //! A device that computes while the next step is launched: what a step ahead uses, and what becomes of it if its sequence ends.
 
 use super::*;
-use crate::{Driven, StepInput, Turn};
+use crate::{Driven, SequencePhase, StepInput, Turn};
 use baton_kernels::step::{Delta, RowId};
 use baton_types::SystemClock;
 use parking_lot::Mutex;
@@ -90,6 +90,34 @@ fn an_earlier_sequence_gets_the_blocks_of_one_that_is_always_ahead() {
     }
     assert!(engine.load().preemptions > 0);
     assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+/// The first sequence needs its second block in the turn in which the third ends; the second, which is held, has one too.
+#[test]
+fn no_sequence_is_preempted_for_blocks_that_come_back_with_a_step() {
+    let (engine, mut driven, steps) = world(3, EngineConfig { watermark_blocks: 0, ..config() });
+    let named = |name: &str, tokens: &[TokenId]| SequenceRequest {
+        id: RequestId::try_new(name).unwrap(),
+        ..request(tokens, 24)
+    };
+    let holds = |id: &RequestId, phase| id.as_str() != "held" || phase != SequencePhase::Decode;
+    engine.set_gate(Some(Arc::new(holds)));
+    let tokens = [prompt(1, 5), prompt(2, 5), prompt(3, 5)];
+    let [first, held, last] =
+        [("first", 0), ("held", 1), ("last", 2)].map(|(name, i)| submit(&engine, named(name, &tokens[i]), Run::Full));
+    let is_at = |step: &StepInput, position| step.segments.iter().any(|rows| rows.position == position);
+    while !is_at(steps.lock().last().unwrap_or(&StepInput::default()), BLOCK - 1) {
+        assert_eq!(driven.turn(), Turn::Launched);
+    }
+    last.control.cancel();
+    assert_eq!(driven.turn(), Turn::Launched);
+    assert!(!is_at(steps.lock().last().unwrap(), BLOCK), "its block is in a step");
+    run(&mut driven);
+    assert_eq!((first.end().0, engine.load().preemptions), (continuation(&tokens[0], 24), 0));
+    engine.set_gate(None);
+    run(&mut driven);
+    assert_eq!(held.end().0, continuation(&tokens[1], 24));
+    assert!(matches!(last.end().1, Outcome::Finished(FinishReason::Cancelled)));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::BLOCK;
 use crate::model::{ModelError, StepInput, StepOutput};
 use crate::step_model::StepModel;
 use baton_kernels::device::Bounds;
-use baton_kernels::step::{Launched, RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
+use baton_kernels::step::{GroupLimits, Launched, RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, GroupKind, TokenId};
@@ -90,8 +90,8 @@ impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
         let bounds = Bounds { rows_max: 64, logit_rows_max: SLOTS_MAX, slots_max: SLOTS_MAX, positions_max: 1024 };
         let blocks = (kv.0.lock().unwrap().len() / BLOCK) as u32;
-        let limits =
-            StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, blocks, kind: GroupKind::Full };
+        let groups = vec![GroupLimits { kind: GroupKind::Full, blocks }];
+        let limits = StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, groups };
         let (table, samplers) = (SlotTable::new(SLOTS_MAX), SlotSamplers::new(SLOTS_MAX, VOCAB));
         Self { kv, hooks, limits, table, samplers, launched: VecDeque::new() }
     }
@@ -123,7 +123,7 @@ impl StepModel for StandIn {
         }
         let mut launched = Launched::default();
         self.table.launch(step, &self.limits, &mut launched)?;
-        let segments = launched.segments.as_slice().to_vec();
+        let segments = launched.segments[0].as_slice().to_vec();
         for (id, (blocks, position)) in step.ids.iter().zip(rows(&segments)) {
             self.kv.store(blocks, position, if let RowId::Token(token) = id { *token } else { TokenId::MAX });
         }
@@ -163,6 +163,6 @@ impl StepModel for StandIn {
 /// Block table and position of each row.
 fn rows(segments: &[StepSegment]) -> impl Iterator<Item = (&[BlockId], usize)> {
     segments.iter().flat_map(|segment| {
-        (segment.position..segment.position + segment.rows).map(|position| (&segment.blocks[..], position))
+        (segment.position..segment.position + segment.rows).map(|position| (&segment.table.blocks[..], position))
     })
 }

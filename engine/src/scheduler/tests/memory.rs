@@ -348,3 +348,29 @@ fn who_comes_after_a_waiting_reservation_leaves_it_its_blocks() {
     "#]],
     );
 }
+
+#[test]
+fn blocks_of_one_that_ended_in_a_launched_step_come_before_those_of_a_later_one() {
+    let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.held.insert(('b', "decode"));
+    w.prompt(6);
+    w.prompt(3);
+    let c = w.prompt(3);
+    w.check(
+        2,
+        expect![[r#"
+        start ab a:0+6* b:0+2
+        start c a:6+1* b:2+1* c:0+3*
+    "#]],
+    );
+    let (line, running) = w.launch();
+    assert_eq!(line, "a:7+1* c:3+1*");
+    // `a` needs a third block. `b` has one and is in no step; `c` had one.
+    let ended = w.scheduler.remove(c);
+    w.is_retiring = true;
+    assert_eq!(w.launch().0, "starved");
+    running.into_iter().for_each(|segment| drop(w.finish(segment)));
+    drop(ended);
+    w.is_retiring = false;
+    assert_eq!(w.launch().0, "a:8+1*");
+}

@@ -23,6 +23,7 @@ struct World {
     names: HashMap<SequenceKey, char>,
     full: BTreeSet<char>,
     held: BTreeSet<(char, &'static str)>,
+    is_retiring: bool,
     next: u64,
     order: FairOrder,
     /// The share of the next sequences.
@@ -43,6 +44,9 @@ impl Conditions for World {
             SequencePhase::Decode => "decode",
         };
         !self.held.contains(&(self.names[&key], phase))
+    }
+    fn is_retiring(&self) -> bool {
+        self.is_retiring
     }
 }
 
@@ -65,7 +69,7 @@ impl World {
         let now = Instant::now();
         let (names, full, held) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
         let (order, share) = Default::default();
-        Self { scheduler, pool, start: now, now, names, full, held, next: 0, order, share }
+        Self { scheduler, pool, start: now, now, names, full, held, is_retiring: false, next: 0, order, share }
     }
 
     fn arrival(&self, len: usize) -> Arrival {

@@ -1,12 +1,16 @@
 //! Sequences with common prefixes. Blocks hold 16 tokens here.
 
 use super::*;
-use baton_kv_cache::{CacheConfig, Keep, PrefixHash};
+use baton_kv_cache::{CacheConfig, Keep, Pin, PrefixHash};
 
 /// A world with a cache, and its steps with this many rows.
 fn world(blocks: u32, chunk_tokens_max: usize) -> World {
+    world_with_pins(blocks, chunk_tokens_max, 0)
+}
+
+fn world_with_pins(blocks: u32, chunk_tokens_max: usize, pinned_max: usize) -> World {
     let config = SchedulerConfig { block_tokens: 16, chunk_tokens_max, ..config() };
-    let cache = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max: 100 };
+    let cache = CacheConfig { pinned_max, pinned_of_one_max: pinned_max, changes_max: 100 };
     let mut w = World::new(blocks, config);
     w.pool = SharedPool::with_cache(PoolShape::full(1, blocks, 16), cache).unwrap();
     w.scheduler = Scheduler::new(config, w.pool.clone());
@@ -133,4 +137,26 @@ fn what_is_cached_for_a_waiting_sequence_is_no_work_to_do() {
     w.scheduler.remove(first);
     w.step();
     assert_eq!(w.scheduler.totals().waiting_tokens, 0, "they were admitted with these blocks, and computed");
+}
+
+#[test]
+fn pins_outlive_a_step_whose_sequences_have_ended() {
+    let mut w = world_with_pins(3, 64, 1);
+    let until = w.now + 100 * SECOND;
+    let keep = Keep { ttl: SECOND, pin: Some(Pin { owner: 1, until }) };
+    let (hash, arrival) = (PrefixHash([1; 16]), w.arrival(16));
+    let prefix = Some(Prefix { hashes: vec![hash], whole: hash, keep });
+    let pinned = w.add(0, Arrival { prefix, ..arrival });
+    w.step();
+    w.scheduler.remove(pinned);
+    let b = w.prompt(15);
+    assert_eq!(w.launch().0, "start b b:0+15*");
+    let ended = w.scheduler.remove(b);
+    w.is_retiring = true;
+    // One block is free, one is pinned, and one is in the step.
+    w.prompt(17);
+    assert_eq!((w.launch().0, w.pool.cache_counts().pinned), ("starved".into(), 1));
+    drop(ended);
+    w.is_retiring = false;
+    assert_eq!((w.launch().0, w.pool.cache_counts().pinned), ("start c c:0+17*".into(), 1));
 }

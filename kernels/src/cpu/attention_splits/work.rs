@@ -181,8 +181,8 @@ impl<'a, K: Kernels> Work<'a, K> {
     fn new(task: &'a Task<'a>, scratch: &'a mut Scratch) -> Self {
         let step = task.rows.step;
         let [k, v] = step.kv.planes();
-        let (head, blocks) = (task.item.kv_head, &step.segments[task.item.segment].blocks);
-        let rows = |plane| HeadRows::new(HeadSource { pool: step.kv, layer: step.layer, plane, head, blocks });
+        let (head, table) = (task.item.kv_head, &step.segments[task.item.segment].table);
+        let rows = |plane| HeadRows::new(HeadSource { pool: step.kv, layer: step.layer, plane, head, table });
         let zeros = scratch.zeros.room::<u16>(task.heads.dim).cast_const().cast();
         let queries = task.item.rows * task.heads.group;
         Self { task, scratch, queries, k: rows(k), v: rows(v), zeros, kernels: PhantomData }

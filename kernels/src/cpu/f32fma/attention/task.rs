@@ -55,7 +55,7 @@ impl Kernel for SlabTask<'_> {
         let segment = &step.segments[item.segment];
         let [k, v] = step.kv.planes();
         let source =
-            HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, blocks: &segment.blocks };
+            HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, table: &segment.table };
 
         for slab in slabs.clone() {
             let start = slab * ATTENTION_SLAB;
