@@ -103,7 +103,7 @@ impl StepModel for Rated {
     }
 
     fn finish(&mut self) -> Result<StepOutput, ModelError> {
-        self.samplers.begin(&self.step);
+        self.samplers.begin(&self.step, &mut Vec::new());
         let rows = self.step.selected_rows().len();
         Ok(self.samplers.sample(&self.step, &vec![0.0; rows * VOCAB as usize]))
     }

@@ -1,21 +1,34 @@
-//! Zeroed words for packed operands, on huge pages where the system has them.
+//! Zeroed words for packed operands. Those of weights lie on huge pages where the system has them.
 
+use crate::host::huge_pages_of;
+use baton_memory::HostPool;
+use parking_lot::Mutex;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Alignment of large regions: one huge page.
+/// A huge page, and the alignment of large regions.
 const HUGE: usize = 2 << 20;
 
 /// Words of a cache line, the alignment of each buffer.
 const LINE_WORDS: usize = 16;
 
+/// Bytes from which weights are cut. Nothing of it takes memory until it is touched.
+const ARENA_BYTES: usize = 64 << 20;
+
+/// Where the next weights of this process are cut from. A huge page is shared by weights that follow one another: pages of their own would take
+/// up to 2 MiB more for each.
+static WEIGHTS: Mutex<Option<Arena>> = Mutex::new(None);
+
 /// One allocation.
 #[derive(Debug)]
 struct Region {
     at: NonNull<u32>,
-    layout: Layout,
+    /// Of the allocator's memory.
+    layout: Option<Layout>,
+    /// Mapped memory, whose end unmaps it.
+    _mapped: Option<Arc<HostPool>>,
 }
 
 // SAFETY: a region hands out no references; its buffers own disjoint words, as `Vec<u32>` does.
@@ -25,8 +38,10 @@ unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated by `Arena::new` with this layout.
-        unsafe { dealloc(self.at.as_ptr().cast(), self.layout) };
+        if let Some(layout) = self.layout {
+            // SAFETY: allocated by `Arena::on_heap` with this layout.
+            unsafe { dealloc(self.at.as_ptr().cast(), layout) };
+        }
     }
 }
 
@@ -39,20 +54,29 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// An arena of `words` words.
-    pub(super) fn new(words: usize) -> Self {
+    /// An arena of `words` words, of the allocator.
+    fn on_heap(words: usize) -> Self {
         let words = words.next_multiple_of(LINE_WORDS).max(LINE_WORDS);
-        let bytes = words * size_of::<u32>();
-        let align = if bytes >= HUGE { HUGE } else { 64 };
-        let layout = Layout::from_size_align(bytes, align)
+        let layout = Layout::from_size_align(words * size_of::<u32>(), 64)
             .unwrap_or_else(|_| panic!("{words} words do not fit the address space"));
         // SAFETY: the layout's size is not zero.
         let at = unsafe { alloc_zeroed(layout) };
         let Some(at) = NonNull::new(at.cast::<u32>()) else { handle_alloc_error(layout) };
-        if bytes >= HUGE {
-            advise_huge(at.as_ptr().cast(), bytes);
-        }
-        Self { region: Arc::new(Region { at, layout }), words, used: 0 }
+        Self { region: Arc::new(Region { at, layout: Some(layout), _mapped: None }), words, used: 0 }
+    }
+
+    /// An arena of `words` words on huge pages. Nobody has touched them.
+    pub(super) fn mapped(words: usize) -> Self {
+        let words = words.next_multiple_of(LINE_WORDS).max(LINE_WORDS);
+        let Ok(pool) = HostPool::new(words * size_of::<u32>() + HUGE) else {
+            handle_alloc_error(Layout::new::<[u8; ARENA_BYTES]>())
+        };
+        huge_pages_of(&pool);
+        let base = pool.base();
+        // SAFETY: the mapping is a huge page longer than the words.
+        let at = unsafe { base.add(base.align_offset(HUGE)) };
+        let Some(at) = NonNull::new(at.cast::<u32>()) else { unreachable!("a mapping is not at 0") };
+        Self { region: Arc::new(Region { at, layout: None, _mapped: Some(pool) }), words, used: 0 }
     }
 
     /// The next `len` words.
@@ -78,9 +102,42 @@ pub(super) struct Buffer {
 impl Buffer {
     /// `len` zeros in memory of their own.
     pub(super) fn zeroed(len: usize) -> Self {
-        Arena::new(len).cut(len)
+        Arena::on_heap(len).cut(len)
+    }
+
+    /// `len` zeros for weights, which follow those before them.
+    pub(super) fn for_weights(len: usize) -> Self {
+        let mut arena = WEIGHTS.lock();
+        match &mut *arena {
+            Some(arena) if arena.words - arena.used >= len => arena.cut(len),
+            arena => arena.insert(Arena::mapped(len.max(ARENA_BYTES / size_of::<u32>()))).cut(len),
+        }
+    }
+
+    /// The words as steps of a larger type.
+    ///
+    /// # Panics
+    /// If the words are not whole steps.
+    pub(super) fn steps<T: Words>(&self) -> &[T] {
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>().is_multiple_of(size_of::<u32>())) };
+        assert!(self.bytes().len().is_multiple_of(size_of::<T>()));
+        // SAFETY: a buffer is aligned to 64 bytes; `T` consists of words of any value.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.bytes().len() / size_of::<T>()) }
+    }
+
+    /// As [`Buffer::steps`], to be written.
+    pub(super) fn steps_mut<T: Words>(&mut self) -> &mut [T] {
+        let len = self.steps::<T>().len();
+        // SAFETY: as above, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), len) }
     }
 }
+
+/// A type that consists of 32-bit words, each of which may have any value.
+///
+/// # Safety
+/// It has no padding, and every value of its bytes is valid.
+pub(super) unsafe trait Words: Copy {}
 
 impl Buffer {
     /// The words as bytes.
@@ -110,13 +167,3 @@ impl DerefMut for Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.region.at.as_ptr().add(self.first), self.len) }
     }
 }
-
-/// Asks for huge pages; without them reads are slower and nothing else changes.
-#[cfg(target_os = "linux")]
-fn advise_huge(at: *mut u8, bytes: usize) {
-    // SAFETY: whole pages of an allocation of this process; the advice changes no contents.
-    unsafe { libc::madvise(at.cast(), bytes & !(HUGE - 1), libc::MADV_HUGEPAGE) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise_huge(_at: *mut u8, _bytes: usize) {}

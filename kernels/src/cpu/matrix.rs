@@ -227,17 +227,18 @@ const COPIED_ROWS: usize = 8;
 impl Input {
     /// Rounds `rows` rows for products with `w`.
     pub(super) fn fill(&mut self, kernels: &CpuKernels, w: &Matrix, rows: usize, source: &mut Source<'_>) {
-        for group in &w.groups {
-            match group {
-                Packed::F32(_) => {
-                    self.f32.clear();
-                    for first in (0..rows).step_by(COPIED_ROWS) {
-                        self.f32.extend_from_slice(source.rows(first..(first + COPIED_ROWS).min(rows)));
-                    }
-                }
-                Packed::Bf16(_) => self.bf16.pack(kernels.simd, rows, w.k, source),
-                Packed::I8(_) => i8x32::quantize(kernels.simd, rows, w.k, source, &mut self.i8),
+        let has = |of: fn(&Packed) -> bool| w.groups.iter().any(of);
+        if has(|group| matches!(group, Packed::F32(_))) {
+            self.f32.clear();
+            for first in (0..rows).step_by(COPIED_ROWS) {
+                self.f32.extend_from_slice(source.rows(first..(first + COPIED_ROWS).min(rows)));
             }
+        }
+        if has(|group| matches!(group, Packed::Bf16(_))) {
+            self.bf16.pack(kernels.simd, rows, w.k, source);
+        }
+        if has(|group| matches!(group, Packed::I8(_))) {
+            i8x32::quantize(kernels.simd, rows, w.k, source, &mut self.i8);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Loading weights, and compiling: every handle of a program is resolved once.
 
 use super::executable::HostExecutable;
-use super::{HostDevice, HostKernels, Loaded, Shared};
+use super::{HostDevice, HostKernels, Loaded, Shared, huge_pages_of};
 use crate::device::{
     Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, Weight, WeightShape, WeightSpec,
 };
@@ -65,6 +65,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
 
     fn alloc_pool(&self, map: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
         let pool = HostPool::new(map.bytes()).map_err(DeviceError::pool)?;
+        huge_pages_of(&pool);
         Ok(pool)
     }
 

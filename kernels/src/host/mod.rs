@@ -13,14 +13,28 @@ use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
 use crate::packed::PackedCache;
 use crate::step::{StepSegment, rows_of};
+use baton_memory::{HostPool, HugePages};
 use baton_types::{Digest, TokenId};
 use parking_lot::RwLock;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 pub use parts::Scratch;
 pub(crate) use timed::Timed;
 pub use timed::Times;
+
+/// Says once that this process has no huge pages, if the memory was refused them: steps take longer then, and nothing else changes.
+pub(crate) fn huge_pages_of(memory: &HostPool) {
+    static SAID: Once = Once::new();
+    if let HugePages::Refused(error) = memory.huge_pages() {
+        SAID.call_once(|| {
+            tracing::warn!(
+                error,
+                "no huge pages for weights and KV: set transparent_hugepage/enabled to madvise or always"
+            );
+        });
+    }
+}
 
 /// Whether a GEMM replaces its output or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

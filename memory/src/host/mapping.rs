@@ -10,6 +10,9 @@ pub(super) struct Mapping {
     len: usize,
 }
 
+/// Whether the system gives huge pages: always, to those who ask, or never.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
 /// Page size on every supported platform: 4 KiB. A multiple of it is valid with larger pages too, because `mmap` rounds up.
 const PAGE_BYTES: usize = 4096;
 
@@ -49,7 +52,14 @@ impl Mapping {
     }
 
     /// Asks for huge pages.
+    ///
+    /// # Errors
+    /// If the system has none, or gives none to anybody.
     pub(super) fn advise_huge_pages(&self) -> Result<(), Error> {
+        // The system accepts the advice even then.
+        if std::fs::read_to_string(HUGE_PAGES).is_ok_and(|setting| setting.contains("[never]")) {
+            return Err(Error::from_raw_os_error(libc::EINVAL));
+        }
         // SAFETY: the range is this mapping; the advice changes no contents.
         match unsafe { libc::madvise(self.base().cast(), self.len, libc::MADV_HUGEPAGE) } {
             0 => Ok(()),

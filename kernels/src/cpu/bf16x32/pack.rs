@@ -59,7 +59,7 @@ enum Form {
 /// The words of weights that are all zero.
 fn zeros(parts: &[usize], k: usize) -> Buffer {
     let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
-    Buffer::zeroed(panels * k.div_ceil(GROUP) * GROUP_WORDS)
+    Buffer::for_weights(panels * k.div_ceil(GROUP) * GROUP_WORDS)
 }
 
 impl Weights {

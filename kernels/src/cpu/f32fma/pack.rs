@@ -1,5 +1,6 @@
 //! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` array that a kernel reads in order.
 
+use crate::cpu::buffer::{Buffer, Words};
 use crate::cpu::simd::{LANES, Simd};
 use crate::device::StoredRows;
 use crate::numerics::round;
@@ -20,10 +21,13 @@ pub(super) struct PairStep([u32; LANES]);
 #[repr(C, align(64))]
 pub(super) struct WideStep([f32; PANEL]);
 
+// SAFETY: an array of words.
+unsafe impl Words for PairStep {}
+// SAFETY: an array of f32, as large as its alignment.
+unsafe impl Words for WideStep {}
+
 /// Storage format of a panel.
-pub(super) trait Step: Copy + Sync {
-    /// A step whose weights are all zero.
-    const ZERO: Self;
+pub(super) trait Step: Words + Sync {
     /// Stores the weight of feature `j`, rounded to the format, over a zero.
     fn set(&mut self, j: usize, weight: f32);
     /// The weight of feature `j`.
@@ -34,7 +38,6 @@ pub(super) trait Step: Copy + Sync {
 }
 
 impl Step for PairStep {
-    const ZERO: Self = Self([0; LANES]);
     #[inline(always)]
     fn set(&mut self, j: usize, weight: f32) {
         self.0[j % LANES] |= u32::from(bf16::from_f32(weight).to_bits()) << if j < LANES { 0 } else { 16 };
@@ -51,7 +54,6 @@ impl Step for PairStep {
 }
 
 impl Step for WideStep {
-    const ZERO: Self = Self([0.0; PANEL]);
     #[inline(always)]
     fn set(&mut self, j: usize, weight: f32) {
         self.0[j] = weight;
@@ -67,12 +69,12 @@ impl Step for WideStep {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// bf16, as pairs in one word.
-    Pairs(Vec<PairStep>),
-    /// f32, and f16 widened, which is exact. Fast f16 weights have not been needed yet.
-    Wide(Vec<WideStep>),
+    /// bf16, as pairs in one word: [`PairStep`].
+    Pairs,
+    /// f32, and f16 widened, which is exact: [`WideStep`]. Fast f16 weights have not been needed yet.
+    Wide,
 }
 
 /// A packed weight `[n, k]`; features beyond `n` in the last panel are zero and never stored.
@@ -81,70 +83,62 @@ pub(in crate::cpu) struct Panels {
     pub(in crate::cpu) n: usize,
     pub(in crate::cpu) k: usize,
     pub(super) format: Format,
+    pub(super) steps: Buffer,
 }
 
 impl Panels {
     pub(in crate::cpu) fn pack(k: usize, dtype: Dtype, stored: &StoredRows<'_>) -> Self {
-        let n = stored.rows;
-        let format = match dtype {
-            Dtype::Bf16 => Format::Pairs(steps(n, k, |row, out| stored.read(row, out))),
-            Dtype::F32 => Format::Wide(steps(n, k, |row, out| stored.read(row, out))),
-            Dtype::F16 => Format::Wide(steps(n, k, |row, out| {
+        let mut panels = Self::zeroed(stored.rows, k, dtype);
+        match panels.format {
+            Format::Pairs => fill::<PairStep>(&mut panels, |row, out| stored.read(row, out)),
+            Format::Wide => fill::<WideStep>(&mut panels, |row, out| {
                 stored.read(row, out);
                 out.iter_mut().for_each(|x| *x = round::through(dtype, *x));
-            })),
-        };
-        Self { n, k, format }
+            }),
+        }
+        panels
     }
 
     /// Panels of this shape that are all zero.
     pub(in crate::cpu) fn zeroed(n: usize, k: usize, dtype: Dtype) -> Self {
-        let steps = n.div_ceil(PANEL) * k;
-        let format = match dtype {
-            Dtype::Bf16 => Format::Pairs(vec![PairStep::ZERO; steps]),
-            Dtype::F32 | Dtype::F16 => Format::Wide(vec![WideStep::ZERO; steps]),
+        let (format, step) = match dtype {
+            Dtype::Bf16 => (Format::Pairs, size_of::<PairStep>()),
+            Dtype::F32 | Dtype::F16 => (Format::Wide, size_of::<WideStep>()),
         };
-        Self { n, k, format }
+        Self { n, k, format, steps: Buffer::for_weights(n.div_ceil(PANEL) * k * step / size_of::<u32>()) }
     }
 
     /// All steps as bytes.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
-        let (at, len) = match &self.format {
-            Format::Pairs(steps) => (steps.as_ptr().cast(), size_of_val(&steps[..])),
-            Format::Wide(steps) => (steps.as_ptr().cast(), size_of_val(&steps[..])),
-        };
-        // SAFETY: steps are arrays of four-byte numbers as large as their alignment, without padding.
-        unsafe { std::slice::from_raw_parts(at, len) }
+        self.steps.bytes()
     }
 
     /// All steps as bytes, to be written.
     pub(in crate::cpu) fn bytes_mut(&mut self) -> &mut [u8] {
-        let (at, len) = match &mut self.format {
-            Format::Pairs(steps) => (steps.as_mut_ptr().cast(), size_of_val(&steps[..])),
-            Format::Wide(steps) => (steps.as_mut_ptr().cast(), size_of_val(&steps[..])),
-        };
-        // SAFETY: as above, borrowed mutably; any bytes are valid numbers.
-        unsafe { std::slice::from_raw_parts_mut(at, len) }
+        self.steps.bytes_mut()
     }
 
     /// Widens row `row` into `out`.
     pub(in crate::cpu) fn row(&self, row: usize, out: &mut [f32]) {
-        let panel = row / PANEL * self.k..(row / PANEL + 1) * self.k;
-        match &self.format {
-            Format::Pairs(steps) => out.iter_mut().zip(&steps[panel]).for_each(|(x, s)| *x = s.at(row % PANEL)),
-            Format::Wide(steps) => out.iter_mut().zip(&steps[panel]).for_each(|(x, s)| *x = s.at(row % PANEL)),
+        match self.format {
+            Format::Pairs => self.row_of::<PairStep>(row, out),
+            Format::Wide => self.row_of::<WideStep>(row, out),
         }
+    }
+
+    fn row_of<T: Step>(&self, row: usize, out: &mut [f32]) {
+        let panel = &self.steps.steps::<T>()[row / PANEL * self.k..(row / PANEL + 1) * self.k];
+        out.iter_mut().zip(panel).for_each(|(x, step)| *x = step.at(row % PANEL));
     }
 }
 
 /// Row by row, so that each row is read in order; the panel stays in the cache meanwhile.
-fn steps<T: Step>(n: usize, k: usize, read: impl Fn(usize, &mut [f32])) -> Vec<T> {
-    let mut out = vec![T::ZERO; n.div_ceil(PANEL) * k];
+fn fill<T: Step>(panels: &mut Panels, read: impl Fn(usize, &mut [f32])) {
+    let (n, k) = (panels.n, panels.k);
     let mut row = vec![0.0; k];
     for feature in 0..n {
         read(feature, &mut row);
-        let panel = &mut out[feature / PANEL * k..(feature / PANEL + 1) * k];
+        let panel = &mut panels.steps.steps_mut::<T>()[feature / PANEL * k..(feature / PANEL + 1) * k];
         panel.iter_mut().zip(&row).for_each(|(step, weight)| step.set(feature % PANEL, *weight));
     }
-    out
 }

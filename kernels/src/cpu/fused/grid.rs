@@ -3,8 +3,8 @@
 use crate::cpu::matrix::Tiles;
 use std::ops::Range;
 
-/// Bytes of packed rows that stay in the second-level cache while weights pass by: half of the smallest that processors with AVX2 have.
-const BLOCK_BYTES: usize = 256 << 10;
+/// Bytes of packed rows that stay in the second-level cache (1 MiB a core, or more) while weights pass by.
+const BLOCK_BYTES: usize = 512 << 10;
 
 /// Rows for which a thread reads all weights of an operation from the third-level cache by itself: that takes less time than the arithmetic.
 const ROWS_EACH: usize = 32;

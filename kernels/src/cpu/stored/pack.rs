@@ -118,7 +118,7 @@ impl Weights {
     pub(crate) fn zeroed(format: Format, n: usize, k: usize) -> Self {
         assert!(format.stored().row_bytes(k).is_some(), "{k} elements are not whole blocks of {format:?}");
         let mut weights = Self { format, n, k, bytes: Buffer::zeroed(0) };
-        weights.bytes = Buffer::zeroed((weights.panels() * weights.panel_bytes()).div_ceil(size_of::<u32>()));
+        weights.bytes = Buffer::for_weights((weights.panels() * weights.panel_bytes()).div_ceil(size_of::<u32>()));
         weights
     }
 

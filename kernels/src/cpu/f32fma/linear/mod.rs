@@ -2,7 +2,7 @@
 
 mod tile;
 
-use super::pack::{Format, PANEL, Panels, Step};
+use super::pack::{Format, PANEL, PairStep, Panels, Step, WideStep};
 use crate::cpu::Level;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::target::Target;
@@ -26,13 +26,14 @@ pub(in crate::cpu) fn product(level: Level, x: &[f32], w: &Panels, partitions: u
     let (rows, features) = (x.len() / w.k, target.features());
     assert!(x.len() == rows * w.k, "{} elements are no rows of {}", x.len(), w.k);
     assert!(features.start.is_multiple_of(PANEL) && features.end <= w.n, "{features:?} of {}", w.n);
-    match &w.format {
-        Format::Pairs(steps) => blocks(level, x, w, steps, partitions, target),
-        Format::Wide(steps) => blocks(level, x, w, steps, partitions, target),
+    match w.format {
+        Format::Pairs => blocks::<PairStep>(level, x, w, partitions, target),
+        Format::Wide => blocks::<WideStep>(level, x, w, partitions, target),
     }
 }
 
-fn blocks<W: Step>(level: Level, x: &[f32], w: &Panels, steps: &[W], partitions: usize, target: Target) {
+fn blocks<W: Step>(level: Level, x: &[f32], w: &Panels, partitions: usize, target: Target) {
+    let steps = w.steps.steps::<W>();
     let (all, features) = (x.len() / w.k, target.features());
     let rows_max = (ROW_BLOCK_BYTES / (4 * w.k) / TILE_ROWS).max(1) * TILE_ROWS;
     let each = all.div_ceil(all.div_ceil(rows_max).max(1)).next_multiple_of(TILE_ROWS);
