@@ -29,6 +29,8 @@ pub enum Hazard {
     AnyFingerprint,
     /// Flushes are answered once the writes before them have begun to be stored in the pool's memory, not once they are stored.
     UnstoredWrites,
+    /// Blocks are released and delivered while writes that came before may be on their way into them.
+    UndrainedWindows,
     /// A source takes the fence of every layer for done.
     EarlyReads,
     /// A source may also write the blocks whose KV was cached here before, which other sequences read.

@@ -1,7 +1,7 @@
 //! The interface between the driver and the roles of handoffs: inputs in, effects out.
 
 use crate::greeting::Terms;
-use crate::handler::BlockHold;
+use crate::handler::{BlockHold, KeptBlocks};
 use crate::message::Message;
 use crate::plan::{CopyRun, End, LayerCopy, Move};
 use crate::verify::work::{Verified, Work};
@@ -79,6 +79,8 @@ pub(crate) enum Input {
     Got {
         bytes: usize,
     },
+    /// No write under the ticket is on its way, after [`Effect::CloseWindow`].
+    WindowClosed,
     /// The connection is closed; `fenced` if nothing can be stored through it any more.
     Lost {
         fenced: bool,
@@ -121,8 +123,12 @@ pub(crate) enum Effect {
     Get(CopyRun),
     /// The peer may write there under this ticket,
     OpenWindow(TicketId, Window),
-    /// and no longer may.
+    /// and no longer may. [`Input::WindowClosed`] or [`Input::Lost`] follows.
     CloseWindow(TicketId),
+    /// Close the window too, and release the blocks once no write under the ticket is on its way.
+    Release(TicketId, KeptBlocks),
+    /// Nothing of this handoff reads these blocks any more, except what the device still reads for a connection that has closed.
+    LetGo(Arc<dyn Any + Send + Sync>),
     /// Compute or compare checksums.
     Verify(Work),
     /// Close the connection: an operation on it does not end by itself.

@@ -89,11 +89,18 @@ impl Transport for Simulated {
     fn open_window(&mut self, _: ConnId, ticket: TicketId, window: Window) {
         self.windows.insert(ticket, window);
     }
-    fn close_window(&mut self, _: ConnId, ticket: TicketId) {
+    fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         self.windows.remove(&ticket);
+        self.done.push(Event::WindowClosed(conn, ticket));
     }
     fn close(&mut self, conn: ConnId, reason: &str) {
-        self.done.push(Event::Closed { conn, reason: reason.to_owned(), fenced: true, unproven: false });
+        self.done.push(Event::Closed {
+            conn,
+            reason: reason.to_owned(),
+            fenced: true,
+            draining: false,
+            unproven: false,
+        });
     }
     fn lanes(&self, _: ConnId) -> String {
         "queues".into()
@@ -124,7 +131,13 @@ impl Transport for Simulated {
         false
     }
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
-        events.push(Event::Closed { conn: CONN, reason: "the end".into(), fenced: true, unproven: false });
+        events.push(Event::Closed {
+            conn: CONN,
+            reason: "the end".into(),
+            fenced: true,
+            draining: false,
+            unproven: false,
+        });
     }
 }
 

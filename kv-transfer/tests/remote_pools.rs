@@ -126,6 +126,79 @@ fn blocks_of_a_lost_source_are_free_once_its_writes_are_stored() {
     ends_while_writes_are_stored(&choice(), |source, _| source.transfer.stop(Instant::now()));
 }
 
+/// A sink that answers flushes too early, whose device holds or delays writes.
+fn hasty_sink(choice: &TransportChoice, memory: &Arc<RemotePool>, hazard: Option<Hazard>) -> Node {
+    let mut config = NodeConfig::new("d", small(16), 24);
+    config.memory = Memory::Given(memory.clone());
+    config.hazards = hazard.into_iter().chain([Hazard::UnstoredWrites]).collect::<Vec<_>>().into();
+    config.start(choice.clone())
+}
+
+/// A handoff that ends while the sink's device stores its writes, though its source says that all of them are stored. Whether its blocks
+/// are free before the last one is.
+fn is_free_too_early(choice: &TransportChoice, hazard: Option<Hazard>) -> bool {
+    let memory = RemotePool::new(bytes(), RemoteConfig::default()).unwrap();
+    let (source, sink) =
+        (NodeConfig::new("p", small(16), 24).start(choice.clone()), hasty_sink(choice, &memory, hazard));
+    source.gate.hold(HoldPoint::Commit);
+    let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    eventually("it is granted", || sink.transfer.stats().tickets > 0);
+    memory.hold();
+    source.launch(&put, TOKENS, TOKENS);
+    eventually("writes are on their way", || memory.running() > 0);
+    put.abort("the test gives up");
+    assert!(put.wait().is_err());
+    eventually("the sink knows", || sink.transfer.stats().sinks == 0);
+    std::thread::sleep(Duration::from_millis(50));
+    let is_free = sink.pool.is_whole();
+    assert!(memory.running() > 0);
+    memory.release();
+    eventually("all is free", || sink.is_quiet() && source.is_quiet());
+    assert_eq!(sink.pool.quarantined(), 0);
+    is_free
+}
+
+#[test]
+fn without_draining_blocks_are_free_while_writes_are_on_their_way() {
+    choices().iter().for_each(|choice| assert!(is_free_too_early(choice, Some(Hazard::UndrainedWindows))));
+}
+
+#[test]
+fn blocks_are_free_once_their_last_write_is_stored_whatever_its_source_says() {
+    choices().iter().for_each(|choice| assert!(!is_free_too_early(choice, None)));
+}
+
+/// Whether a write is stored in blocks that the sink has adopted. All blocks of both sides hold the same bytes before, so every checksum
+/// matches before a write is stored.
+fn is_written_after_adoption(choice: &TransportChoice, hazard: Option<Hazard>) -> bool {
+    let slow = RemoteConfig { write_delay: Duration::from_millis(300), ..RemoteConfig::default() };
+    let memory = RemotePool::new(bytes(), slow).unwrap();
+    let (source, sink) =
+        (NodeConfig::new("p", small(16), 24).start(choice.clone()), hasty_sink(choice, &memory, hazard));
+    let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    let soon = || Instant::now() + PATIENCE;
+    [&source, &sink].into_iter().for_each(|node| node.memory.write_by(soon(), 0, &vec![7; bytes()]).unwrap());
+    source.send_all(&put, TOKENS);
+    put.wait().unwrap();
+    let handoff = sink.sink.take_adopted("r").expect("adopted");
+    // As soon as the blocks are its own, the sink's device computes into them.
+    let places = sink.places(handoff.hold.blocks(), 0..TOKENS);
+    places.iter().for_each(|place| memory.device_side().copy_in(place.start, &vec![5; place.len()]));
+    eventually("every write is stored", || memory.running() == 0);
+    std::thread::sleep(Duration::from_millis(20));
+    sink.bytes_of(handoff.hold.blocks(), TOKENS).iter().any(|byte| *byte != 5)
+}
+
+#[test]
+fn without_draining_a_late_write_changes_what_is_adopted() {
+    choices().iter().for_each(|choice| assert!(is_written_after_adoption(choice, Some(Hazard::UndrainedWindows))));
+}
+
+#[test]
+fn what_is_adopted_is_written_no_more() {
+    choices().iter().for_each(|choice| assert!(!is_written_after_adoption(choice, None)));
+}
+
 /// A seeded defect: the device's memory passes for the host's, at an address that nobody may access.
 #[test]
 fn a_transfer_that_takes_a_remote_pool_for_host_memory_ends_its_process() {

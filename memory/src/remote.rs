@@ -134,6 +134,11 @@ impl RemotePool {
         &self.device
     }
 
+    /// Number of operations that have started, and neither taken nor stored their bytes.
+    pub fn running(&self) -> usize {
+        self.queue.state.lock().waiting.len()
+    }
+
     /// Stops operations before they take or store bytes, for tests that inspect the state before that.
     pub fn hold(&self) {
         self.hold_all(true);
@@ -248,6 +253,7 @@ mod tests {
         let mut read = memory.read(Rows::run(100, 8), Vec::new());
         std::thread::sleep(Duration::from_millis(20));
         assert!(write.poll_now().is_none() && read.poll_now().is_none());
+        assert_eq!(remote.running(), 2);
         assert_eq!(inspect(), [0; 8]);
         remote.release();
         assert_eq!(write.wait(soon()).unwrap(), [7; 8]);

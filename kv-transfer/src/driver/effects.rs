@@ -2,14 +2,18 @@
 
 use super::Driver;
 use super::connections::{Connection, Connections};
+use super::draining::Waiting;
 use super::pump::Post;
 use super::quarantine_bound::Admission;
 use super::table::Role;
 use crate::TransferConfig;
 use crate::calls::{Call, Question};
+use crate::handler::KeptBlocks;
+use crate::hazards::hazard;
 use crate::role::{Effect, HandoffKey, Input, Link};
 use crate::transport::{ConnId, Transport};
 use crate::verify::Job;
+use baton_types::TicketId;
 use std::time::Instant;
 
 /// Most writes and flushes that one turn posts on a connection, so that many short ones do not delay other connections.
@@ -39,7 +43,9 @@ impl Driver {
             Effect::CancelPuts => pump.into_iter().for_each(|pump| pump.cancel(key)),
             Effect::Get(run) => self.transport.get(conn, key.0, run),
             Effect::OpenWindow(ticket, window) => self.transport.open_window(conn, ticket, window),
-            Effect::CloseWindow(ticket) => self.transport.close_window(conn, ticket),
+            Effect::CloseWindow(ticket) => self.close_window(conn, ticket, Waiting::Handoff(key), now),
+            Effect::LetGo(hold) => self.draining.release(conn, KeptBlocks::Read(hold)),
+            Effect::Release(ticket, blocks) => self.close_window(conn, ticket, Waiting::Blocks(blocks), now),
             Effect::Verify(work) => self.verifier.submit(Job { inbox: self.inbox.clone(), key, work }),
             Effect::Disconnect(reason) => self.close(conn, reason),
             Effect::Await(ticket) => self.table.await_ticket(key, ticket),
@@ -69,6 +75,24 @@ impl Driver {
             // If the receiver is gone, the owner dropped its handle.
             Effect::PutEnded(to, outcome) => drop(to.send(outcome)),
             Effect::GetEnded(to, outcome) => drop(to.send(outcome)),
+        }
+    }
+
+    /// Closes a window for what waits until no write under it is on its way.
+    fn close_window(&mut self, conn: ConnId, ticket: TicketId, waiting: Waiting, now: Instant) {
+        let is_open = self.connections.get(conn).is_some();
+        if is_open {
+            self.transport.close_window(conn, ticket);
+        }
+        match waiting {
+            Waiting::Blocks(blocks) if hazard!(self.config, UndrainedWindows) => blocks.release(),
+            Waiting::Handoff(key) if hazard!(self.config, UndrainedWindows) => {
+                self.input(key, Input::WindowClosed, now);
+            }
+            waiting if is_open => self.draining.wait(conn, ticket, waiting),
+            Waiting::Blocks(blocks) => self.draining.release(conn, blocks),
+            // The handoff knows that the connection is lost.
+            Waiting::Handoff(_) => {}
         }
     }
 

@@ -18,6 +18,7 @@
 //! runs on the progress thread of a service, or many of them in one thread under virtual time.
 
 mod connections;
+mod draining;
 mod effects;
 mod offers;
 mod peers;
@@ -35,6 +36,7 @@ use crate::transport::{Event, Transport, Wake};
 use crate::verify::Verifier;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig, TransferError, TransferStats, get, put};
 use connections::{Connection, Connections};
+use draining::Draining;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +53,8 @@ const IDLE: Duration = Duration::from_millis(200);
 const DRAIN: Duration = Duration::from_millis(100);
 /// The same for a driver that is never idle: long enough for every lane to be polled many times.
 const DRAIN_BUSY: Duration = Duration::from_secs(5);
+/// Longest wait until a dead process is fenced: twice the longest life of one operation on the pool.
+const FENCE_MAX: Duration = Duration::from_secs(60);
 
 /// The services that a driver uses.
 pub struct Ports {
@@ -97,6 +101,7 @@ pub struct Driver {
     draw: Box<dyn FnMut() -> u64>,
     connections: Connections,
     table: Table,
+    draining: Draining,
     /// Events that the transport reported in the last turn.
     events: Vec<Event>,
     tally: Tally,
@@ -129,6 +134,7 @@ impl Driver {
             draw,
             connections: Connections::default(),
             table: Table::default(),
+            draining: Draining::default(),
             events: Vec::new(),
             tally: Tally::default(),
             fencing: Vec::new(),
@@ -209,13 +215,19 @@ impl Driver {
     pub fn finish(&mut self, now: Instant, deadline: Instant) {
         self.give_up_begun(now);
         // From here on no message of a peer is read. Blocks stay quarantined where closing the connection does not fence their writers.
-        let mut events = Vec::new();
+        let (mut events, mut closed, mut drained) = (Vec::new(), Vec::new(), Vec::new());
         self.transport.shutdown(deadline, &mut events);
-        let closed = |event| match event {
-            Event::Closed { conn, reason, fenced, .. } => Some((conn, reason, fenced)),
-            _ => None,
-        };
-        let closed: Vec<_> = events.into_iter().filter_map(closed).collect();
+        for event in events {
+            match event {
+                Event::Closed { conn, reason, fenced, draining, .. } => {
+                    let party = self.connections.remove(conn).and_then(|connection| connection.party);
+                    self.draining.closed(conn, party, draining);
+                    closed.push((conn, reason, fenced));
+                }
+                Event::Drained { conn, fenced } => drained.push((conn, fenced)),
+                _ => {}
+            }
+        }
         // Only now has every operation ended that read a source's blocks.
         for (conn, reason, fenced) in &closed {
             let not_sinks = self.table.keys_where(|role| !matches!(role, Role::Sink(_)));
@@ -225,6 +237,7 @@ impl Driver {
         for (conn, reason, fenced) in closed {
             self.lost(conn, self.table.keys(), &reason, fenced, now);
         }
+        drained.into_iter().for_each(|(conn, fenced)| self.drained(conn, fenced, now));
         self.publish();
         self.table.forget_written();
     }
@@ -319,13 +332,19 @@ impl Driver {
                     self.input(key, Input::Flushed { epoch }, now);
                 }
             }
+            Event::WindowClosed(conn, ticket) => {
+                if let Some(key) = self.draining.window_closed(conn, ticket) {
+                    self.input(key, Input::WindowClosed, now);
+                }
+            }
             Event::PutRefused(conn) => self.tally.count(self.connections.party(conn), |stats| stats.puts_refused += 1),
-            Event::Closed { conn, reason, fenced, unproven } => {
+            Event::Closed { conn, reason, fenced, draining, unproven } => {
                 if unproven {
                     self.rejected(conn, RefuseReason::Unproven, &reason, now);
                 }
-                self.closed(conn, &reason, fenced, now);
+                self.closed(conn, &reason, fenced, draining, now);
             }
+            Event::Drained { conn, fenced } => self.drained(conn, fenced, now),
         }
     }
 
@@ -349,12 +368,20 @@ impl Driver {
         self.publish();
     }
 
-    /// Releases what dead parties could have written, once their connections are closed and their lanes have been drained for a while. The
-    /// wait is shorter where nothing is `moving`: then the lanes are empty.
+    /// Releases what dead parties could have written, once their connections are closed, their lanes have been drained for a while, and the
+    /// pool's device has stored what came over them. The wait is shorter where nothing is `moving`: then the lanes are empty.
     fn fence_dead(&mut self, now: Instant, moving: bool) {
         let drain = if moving { DRAIN_BUSY } else { DRAIN };
-        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !self.connections.has_party(party);
-        let (fenced, left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
+        let works_for = |party: &Party| self.connections.has_party(party) || self.draining.has_party(party);
+        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !works_for(party);
+        let (fenced, mut left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
+        left.retain(|(party, since)| {
+            let goes_on = now - *since < FENCE_MAX;
+            if !goes_on {
+                tracing::error!(%party, "the pool's device does not end what a dead peer wrote: its blocks stay quarantined");
+            }
+            goes_on
+        });
         self.fencing = left;
         for (party, _) in fenced {
             for key in self.table.keys_of_writer(&party) {

@@ -158,14 +158,23 @@ impl Driver {
     }
 
     /// A connection has closed: every handoff on it fails, and no other.
-    pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
+    pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, draining: bool, now: Instant) {
         let Some(connection) = self.connections.remove(conn) else { return };
+        self.draining.closed(conn, connection.party.clone(), draining);
         if let Some(peer) = &connection.party {
-            tracing::info!(%peer, reason, fenced, "transfer peer disconnected");
+            tracing::info!(%peer, reason, fenced, draining, "transfer peer disconnected");
         }
         self.lost(conn, self.table.keys(), reason, fenced, now);
         if let Some(party) = connection.party.filter(|party| !self.connections.has_party(party)) {
             self.tally.disconnected(&party);
+        }
+    }
+
+    /// The pool's device has ended its work for a connection that has closed.
+    pub(super) fn drained(&mut self, conn: ConnId, fenced: bool, now: Instant) {
+        self.draining.drained(conn);
+        for key in if fenced { self.table.keys_on(conn) } else { Vec::new() } {
+            self.input(key, Input::Fenced, now);
         }
     }
 

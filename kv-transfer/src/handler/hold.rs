@@ -2,6 +2,7 @@
 
 use baton_types::BlockTables;
 use std::any::Any;
+use std::sync::Arc;
 
 /// Blocks that a peer may write: granted ones, or those of a get. Dropping the hold returns them to the pool, so the service drops it only
 /// after a fence.
@@ -27,4 +28,22 @@ pub trait BlockHold: Send {
 pub trait QuarantinedBlocks: Send {
     /// Returns the blocks to the pool: nothing writes to them any more.
     fn release(self: Box<Self>);
+}
+
+/// Blocks that go back to the pool once the device has ended its operations on them. Dropping this does not release quarantined ones.
+pub(crate) enum KeptBlocks {
+    Granted(Box<dyn BlockHold>),
+    Quarantined(Box<dyn QuarantinedBlocks>),
+    /// Of a source.
+    Read(Arc<dyn Any + Send + Sync>),
+}
+
+impl KeptBlocks {
+    pub(crate) fn release(self) {
+        match self {
+            Self::Granted(hold) => drop(hold),
+            Self::Read(hold) => drop(hold),
+            Self::Quarantined(blocks) => blocks.release(),
+        }
+    }
 }

@@ -3,6 +3,7 @@
 mod hold;
 mod replies;
 
+pub(crate) use hold::KeptBlocks;
 pub use hold::{BlockHold, QuarantinedBlocks};
 pub(crate) use replies::StandingOffer;
 pub use replies::{AdoptReply, GrantReply, PinReply};
@@ -26,7 +27,8 @@ pub trait SinkHandler: Send + Sync {
         reply.unneeded();
         Some(self.verified(handoff))
     }
-    /// A handoff that was offered here ended without adoption. Its blocks are already released or quarantined.
+    /// A handoff that was offered here ended without adoption. Its blocks are quarantined, or released as soon as no write is on its way into
+    /// them.
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure);
     /// As [`SinkHandler::failed`], for handlers that must know which handoff of the request failed.
     fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {

@@ -2,6 +2,7 @@
 
 use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
 use baton_memory::{MemoryError, Pending, Rows};
+use baton_types::TicketId;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -24,8 +25,17 @@ pub(super) enum StoreError {
     Writes,
 }
 
-/// Writes of one peer on their way into the pool, in the order of their arrival, and flushes that wait for those before them. Writes into
-/// host memory end at once and are only counted.
+/// What waited for the writes before it, which are all stored now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A flush is to be answered.
+    Flush(u64),
+    /// Nothing is on its way under a ticket whose window was closed.
+    Window(TicketId),
+}
+
+/// Writes of one peer on their way into the pool, in the order of their arrival, with flushes and closed windows that wait for those before
+/// them. Writes into host memory end at once and are only counted.
 pub(super) struct Incoming {
     pool: Pool,
     queue: VecDeque<Entry>,
@@ -46,7 +56,7 @@ enum Entry {
     },
     /// So many writes of which nothing is to be stored any more.
     Over(u64),
-    Flush(u64),
+    Waits(Ended),
 }
 
 impl Incoming {
@@ -94,11 +104,17 @@ impl Incoming {
         if self.flushes > FLUSHES_MAX {
             return Err(StoreError::Flushes);
         }
+        let entry = Entry::Waits(Ended::Flush(id));
         match self.pool.counts_unstored {
-            true => self.queue.push_front(Entry::Flush(id)),
-            false => self.queue.push_back(Entry::Flush(id)),
+            true => self.queue.push_front(entry),
+            false => self.queue.push_back(entry),
         }
         Ok(())
+    }
+
+    /// Nothing more comes under this ticket. Each handoff has one window, so a peer does not determine the number of these entries.
+    pub(super) fn close_window(&mut self, ticket: TicketId) {
+        self.queue.push_back(Entry::Waits(Ended::Window(ticket)));
     }
 
     /// Whether there is room for more writes of the peer.
@@ -111,7 +127,7 @@ impl Incoming {
         let waiting = |entry: &Entry| match entry {
             Entry::Write { .. } => 1,
             Entry::Over(writes) => *writes,
-            Entry::Flush(_) => 0,
+            Entry::Waits(_) => 0,
         };
         match self.pool.counts_unstored {
             true => self.stored + self.queue.iter().map(waiting).sum::<u64>(),
@@ -124,19 +140,19 @@ impl Incoming {
         self.stored = stored;
     }
 
-    /// Takes what has ended; returns the flushes to answer. A failure fails the connection, because bytes of the peer are lost. After it,
-    /// every further call fails too.
-    pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<u64>, StoreError> {
+    /// Takes the writes that have ended; returns what waited for them. A failure fails the connection, because bytes of the peer are lost.
+    /// After it, every further call fails too.
+    pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<Ended>, StoreError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let mut flushed = Vec::new();
+        let mut all_ended = Vec::new();
         while let Some(entry) = self.queue.front_mut() {
             match entry {
                 Entry::Over(writes) => self.stored += *writes,
-                Entry::Flush(id) => {
-                    flushed.push(*id);
-                    self.flushes -= 1;
+                Entry::Waits(ended) => {
+                    self.flushes -= usize::from(matches!(ended, Ended::Flush(_)));
+                    all_ended.push(*ended);
                 }
                 Entry::Write { write, len, until } => match write.poll_or_wake(self.pool.waker()) {
                     None if now > *until => return Err(self.fail(StoreError::Late)),
@@ -155,7 +171,7 @@ impl Incoming {
             }
             self.queue.pop_front();
         }
-        Ok(flushed)
+        Ok(all_ended)
     }
 
     fn fail(&mut self, error: StoreError) -> StoreError {
@@ -166,7 +182,7 @@ impl Incoming {
     /// Waits for what is on its way, after the connection has ended. Whether nothing can be stored any more.
     pub(super) fn has_ended(&mut self) -> bool {
         self.queue.retain_mut(|entry| match entry {
-            Entry::Flush(_) | Entry::Over(_) => false,
+            Entry::Waits(_) | Entry::Over(_) => false,
             Entry::Write { write, .. } => write.poll_or_wake(self.pool.waker()).is_none(),
         });
         self.queue.is_empty()
@@ -194,7 +210,22 @@ mod tests {
             flushed.extend(incoming.advance(Instant::now()).unwrap());
             incoming.stored() == 2
         });
-        assert_eq!(flushed, [7]);
+        assert_eq!(flushed, [Ended::Flush(7)]);
+    }
+
+    #[test]
+    fn a_closed_window_waits_for_the_writes_before_it() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool);
+        let window = Ended::Window(TicketId(5));
+        incoming.close_window(TicketId(5));
+        assert_eq!(incoming.advance(Instant::now()), Ok(vec![window]));
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        incoming.close_window(TicketId(5));
+        assert_eq!(incoming.advance(Instant::now()), Ok(vec![]));
+        memory.release();
+        soon(|| incoming.advance(Instant::now()).unwrap() == [window]);
     }
 
     /// The hazard: a flush that is answered while its writes are on their way.
@@ -206,7 +237,7 @@ mod tests {
         memory.hold();
         incoming.store(64, vec![1; 64]);
         incoming.flush(7).unwrap();
-        assert_eq!((incoming.advance(Instant::now()), incoming.stored()), (Ok(vec![7]), 1));
+        assert_eq!((incoming.advance(Instant::now()), incoming.stored()), (Ok(vec![Ended::Flush(7)]), 1));
         let mut stored = [0; 1];
         memory.device_side().copy_out(64, &mut stored);
         assert_eq!(stored, [0]);

@@ -5,11 +5,14 @@
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
 //! - a write counts as visible only once it is stored in the pool's memory, wherever that is;
+//! - after [`Event::WindowClosed`] nothing is stored under that ticket, and nothing is on its way;
 //! - local bytes of a get are written until [`Event::Got`] or [`Event::Closed`], and not after;
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
-//! - every connection that was announced ends in exactly one [`Event::Closed`].
+//! - every connection that was announced ends in exactly one [`Event::Closed`]. If the pool's device then still reads or writes for it, one
+//!   [`Event::Drained`] follows, and the guarantees above hold from then on.
 
 mod incoming;
+mod last_operations;
 mod outgoing;
 mod pool;
 pub(crate) mod tcp;
@@ -44,13 +47,23 @@ pub enum Event {
     Got(u64, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
-    /// The connection is closed, and every operation on it has ended; `fenced` if nothing can be stored here through it any more.
+    /// Nothing that the peer wrote under this ticket is on its way into the pool, after [`Transport::close_window`].
+    WindowClosed(ConnId, TicketId),
+    /// The connection is closed, and every operation on it has ended, unless it is `draining`.
     Closed {
         conn: ConnId,
         reason: String,
+        /// Nothing can be stored here through it any more.
         fenced: bool,
+        /// The pool's device still reads or writes for it, and has not ended in time: [`Event::Drained`] follows. Then it is not `fenced`.
+        draining: bool,
         /// It closed before both sides had proven that they are workers.
         unproven: bool,
+    },
+    /// Every operation on a connection that closed while it was `draining` has ended; `fenced` as there.
+    Drained {
+        conn: ConnId,
+        fenced: bool,
     },
     /// The peer wrote outside the tickets of this connection; nothing was stored.
     PutRefused(ConnId),
@@ -92,6 +105,8 @@ pub trait Transport {
     }
     /// From now on the peer may write this part of the local region under this ticket. Transports that cannot check ignore it.
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window);
+    /// From now on nothing begins to be stored under this ticket, not even the rest of a write that has begun. Each call on an open connection
+    /// ends in one [`Event::WindowClosed`], in order, or in [`Event::Closed`].
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);

@@ -34,6 +34,14 @@ impl Staged {
         }
     }
 
+    /// The read that runs, if one does.
+    pub(super) fn into_read(self) -> Option<Pending<Vec<u8>>> {
+        match self.stage {
+            Stage::Reading(read, _) => Some(read),
+            _ => None,
+        }
+    }
+
     pub(super) fn into_bytes(self) -> Vec<u8> {
         match self.stage {
             Stage::Ready(bytes) => bytes,

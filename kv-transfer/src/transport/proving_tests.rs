@@ -266,6 +266,24 @@ fn answers_to_flushes_that_nobody_reads_are_bounded() {
     assert!(reason.contains("flushes"), "{reason}");
 }
 
+/// A peer that answers a flush, and has read none of the writes before it.
+#[test]
+fn an_answer_to_a_flush_that_was_not_sent_closes_the_connection() {
+    let reason = misbehaves(&head(4, 0, 7, 0));
+    assert!(reason.contains("answers a flush"), "{reason}");
+    let mut side = Side::start(&tcp());
+    let mut stream = TcpStream::connect(socket(&side)).unwrap();
+    stream.write_all(&[head(1, 2, 0, 0), b"hi".to_vec()].concat()).unwrap();
+    eventually(&mut side, "a greeting", |side| side.events.iter().any(|event| message(event).is_some()));
+    let conn = side.events.iter().find_map(accepted).unwrap();
+    side.transport.greeted(conn, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
+    (0..20).for_each(|_| side.transport.put(conn, TicketId(5), CopyRun { from: 0, to: 0, len: BYTES }));
+    side.transport.flush(conn, 7);
+    stream.write_all(&head(4, 0, 7, 0)).unwrap();
+    eventually(&mut side, "closed", |side| side.events.iter().any(|event| closed(event).is_some()));
+    assert!(side.events.iter().all(|event| flushed(event).is_none()));
+}
+
 #[test]
 fn a_long_message_before_the_greeting_is_refused() {
     let mut side = Side::start(&tcp());

@@ -51,6 +51,20 @@ impl Slow {
         }
     }
 
+    /// Both sides progress until that.
+    fn until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
+        let by = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < by, "never: {what}");
+            self.pass(1);
+        }
+    }
+
+    /// Both sides progress until the device works on so many operations.
+    fn until_running(&mut self, operations: usize) {
+        self.until("the device works", |slow| slow.memory.running() == operations);
+    }
+
     fn has_flushed(&self) -> bool {
         self.a.events.iter().any(|event| flushed(event).is_some())
     }
@@ -75,11 +89,7 @@ fn a_refused_write_does_not_count_for_one_that_is_being_stored() {
         slow.put(TICKET, 64, 64);
         slow.a.transport.flush(slow.from, 7);
         slow.put(TicketId(6), 64, 64);
-        let by = Instant::now() + PATIENCE;
-        while slow.refused() == 0 {
-            assert!(Instant::now() < by, "never refused");
-            slow.pass(1);
-        }
+        slow.until("it is refused", |slow| slow.refused() == 1);
         slow.pass(20);
         assert!(!slow.has_flushed(), "{:?}", way.choice);
         slow.memory.release();
@@ -94,7 +104,9 @@ fn no_flush_is_answered_after_a_write_that_the_device_did_not_store() {
         let mut slow = Slow::sink(&way, 1);
         slow.put(TICKET, 64, 64);
         slow.put(TICKET, 256, 64);
+        slow.put(TicketId(6), 64, 64);
         slow.a.transport.flush(slow.from, 7);
+        slow.until("the last write is refused", |slow| slow.refused() == 1);
         slow.pass(20);
         slow.memory.release();
         until(&mut slow.a, &mut slow.b, "closed", closed);
@@ -125,16 +137,105 @@ fn many_small_writes_wait_for_their_turn() {
 }
 
 #[test]
+fn a_window_is_closed_once_its_last_write_is_stored() {
+    let window_closed = |event: &Event| if let Event::WindowClosed(_, ticket) = event { Some(*ticket) } else { None };
+    for way in ways() {
+        let mut slow = Slow::sink(&way, 64);
+        slow.b.transport.close_window(slow.to, TicketId(6));
+        assert_eq!(until(&mut slow.b, &mut slow.a, "closed a window that was never open", window_closed), TicketId(6));
+        slow.put(TICKET, 64, 64);
+        slow.until_running(1);
+        // Each call has its answer.
+        (0..2).for_each(|_| slow.b.transport.close_window(slow.to, TICKET));
+        slow.put(TICKET, 256, 64);
+        slow.until("the next write is refused", |slow| slow.refused() == 1);
+        assert!(slow.b.events.iter().all(|event| window_closed(event).is_none()), "{:?}", way.choice);
+        slow.memory.release();
+        for _ in 0..2 {
+            assert_eq!(until(&mut slow.b, &mut slow.a, "closed a window", window_closed), TICKET);
+            assert_eq!((slow.b.read(64, 64), slow.b.read(256, 64)), (vec![9; 64], vec![0; 64]));
+        }
+    }
+}
+
+/// Lets both sides progress as if this much time had passed, until `take` finds its event on the side that `of` names.
+fn late<T>(slow: &mut Slow, of: fn(&mut Slow) -> &mut Side, ms: u64, take: impl Fn(&Event) -> Option<T>) -> T {
+    let by = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = of(slow).events.iter().find_map(&take) {
+            return found;
+        }
+        assert!(Instant::now() < by, "never");
+        slow.pass(5);
+        let side = of(slow);
+        side.transport.progress(Instant::now() + Duration::from_millis(ms), &mut side.events);
+    }
+}
+
+#[test]
+fn a_connection_that_closes_while_writes_are_stored_is_fenced_after_the_last_one() {
+    let end = |event: &Event| match event {
+        Event::Closed { fenced, draining, .. } => Some((*fenced, *draining)),
+        _ => None,
+    };
+    let drained = |event: &Event| if let Event::Drained { fenced, .. } = event { Some(*fenced) } else { None };
+    for way in ways() {
+        for is_sink in [true, false] {
+            let of: fn(&mut Slow) -> &mut Side = if is_sink { |slow| &mut slow.b } else { |slow| &mut slow.a };
+            let mut slow = if is_sink { Slow::sink(&way, 64) } else { Slow::source(&way, 64) };
+            slow.put(TICKET, 64, 64);
+            slow.until_running(1);
+            let conn = if is_sink { slow.to } else { slow.from };
+            of(&mut slow).transport.close(conn, "the test");
+            slow.pass(50);
+            assert!(of(&mut slow).events.iter().all(|event| end(event).is_none()), "{:?}", way.choice);
+            assert_eq!(late(&mut slow, of, 6_000, end), (false, true), "{:?}", way.choice);
+            slow.pass(50);
+            assert!(of(&mut slow).events.iter().all(|event| drained(event).is_none()), "{:?}", way.choice);
+            slow.memory.release();
+            assert!(late(&mut slow, of, 0, drained), "{:?}", way.choice);
+            if is_sink {
+                assert_eq!(slow.b.read(64, 64), [9; 64]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_transport_that_shuts_down_waits_for_its_last_operations() {
+    for way in ways() {
+        for released in [true, false] {
+            let mut slow = Slow::sink(&way, 64);
+            slow.put(TICKET, 64, 64);
+            slow.until_running(1);
+            if released {
+                slow.memory.release();
+            }
+            let (mut events, wait) = (Vec::new(), if released { PATIENCE } else { Duration::from_millis(300) });
+            slow.b.transport.shutdown(Instant::now() + wait, &mut events);
+            let fenced = events.iter().find_map(|event| match event {
+                Event::Closed { fenced, draining, .. } if fenced != draining => Some(*fenced),
+                _ => None,
+            });
+            assert_eq!(fenced, Some(released), "{:?}", way.choice);
+        }
+    }
+}
+
+#[test]
 fn room_that_becomes_free_is_progress() {
     for way in ways() {
         let mut slow = Slow::sink(&way, 64 << 10);
         // More than there is room for, and than sockets hold.
         (0..20).for_each(|_| slow.put(TICKET, 0, BYTES));
-        slow.pass(200);
         let progress = |side: &mut Side| side.transport.progress(Instant::now(), &mut side.events);
-        assert!(!progress(&mut slow.b), "there is no room");
+        slow.until("there is no room", |slow| (0..20).all(|_| !progress(&mut slow.b)) && slow.memory.running() > 0);
         slow.memory.release();
-        std::thread::sleep(Duration::from_millis(100));
+        let by = Instant::now() + PATIENCE;
+        while slow.memory.running() > 0 {
+            assert!(Instant::now() < by, "never stored");
+            std::thread::yield_now();
+        }
         slow.memory.hold();
         assert!(progress(&mut slow.b), "{:?}", way.choice);
     }

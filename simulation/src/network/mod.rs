@@ -320,7 +320,7 @@ impl Network {
 
     fn closed(&self, conn: u64, reason: &str) -> Event {
         let fenced = self.lane.closing_fences();
-        Event::Closed { conn: ConnId(conn), reason: reason.to_owned(), fenced, unproven: false }
+        Event::Closed { conn: ConnId(conn), reason: reason.to_owned(), fenced, draining: false, unproven: false }
     }
 
     /// Someone who dialled arrives at whoever listens there now.

@@ -183,9 +183,13 @@ impl Transport for SimulatedTransport {
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
-        self.with_side(conn, |side| {
+        let is_open = self.with_side(conn, |side| {
             side.windows.get_mut(&ticket).into_iter().for_each(|opened| opened.is_open = false)
         });
+        // Writes are stored when they arrive.
+        if is_open.is_some() {
+            self.network.state.lock().tell(self.address, self.process, Event::WindowClosed(conn, ticket));
+        }
     }
 
     fn close(&mut self, conn: ConnId, reason: &str) {

@@ -19,7 +19,10 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         let begin = Instant::now();
         let (mut driver, notes) = granted_to_a_dead_peer(begin);
         let after = |ms| begin + Duration::from_millis(ms);
-        driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, begin);
+        driver.event(
+            Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, draining: false, unproven: false },
+            begin,
+        );
         assert_eq!(*notes.lock(), ["quarantined"]);
         driver.tick(after(not_yet), moving);
         assert_eq!(*notes.lock(), ["quarantined"], "moving: {moving}");
@@ -35,8 +38,29 @@ fn a_dead_peer_is_not_fenced_while_its_connection_is_open() {
     let after = |seconds| begin + Duration::from_secs(seconds);
     driver.tick(after(5), false);
     assert_eq!(*notes.lock(), [""; 0], "what its connection still holds may be stored here");
-    driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, after(6));
+    driver.event(
+        Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, draining: false, unproven: false },
+        after(6),
+    );
     assert_eq!(*notes.lock(), ["quarantined"]);
     driver.tick(after(7), false);
     assert_eq!(*notes.lock(), ["quarantined", "let go"]);
+}
+
+#[test]
+fn a_dead_peer_is_not_fenced_while_its_writes_are_being_stored() {
+    for (stored_after, is_free) in [(5, true), (59, true), (61, false)] {
+        let begin = Instant::now();
+        let (mut driver, notes) = granted_to_a_dead_peer(begin);
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        let reason = "gone".into();
+        driver.event(Event::Closed { conn: CONN, reason, fenced: false, draining: true, unproven: false }, begin);
+        driver.tick(after(stored_after) - Duration::from_millis(1), false);
+        assert_eq!(*notes.lock(), ["quarantined"]);
+        driver.tick(after(stored_after), false);
+        driver.event(Event::Drained { conn: CONN, fenced: false }, after(stored_after));
+        driver.tick(after(stored_after), false);
+        // After a minute nobody waits any more.
+        assert_eq!(notes.lock().len(), if is_free { 2 } else { 1 }, "stored after {stored_after} s");
+    }
 }

@@ -42,12 +42,19 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     (two.limits.quarantined_blocks_max, two.limits.started_handoffs_max) = (2, 1);
     let region = HostPool::new(two.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(two, region);
-    driver.transport =
-        Box::new(Noting { notes: notes.clone(), message_bytes_max: Arc::default(), one_sided_gets: false });
+    driver.transport = Box::new(Noting {
+        notes: notes.clone(),
+        message_bytes_max: Arc::default(),
+        one_sided_gets: false,
+        closing: Vec::new(),
+    });
     let now = Instant::now();
     let key = granted(&mut driver, &notes, now);
     assert!(driver.table.get(key).is_some() && notes.lock().is_empty(), "the owner writes");
-    driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
+    driver.event(
+        Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, draining: false, unproven: false },
+        now,
+    );
     assert_eq!(*notes.lock(), ["quarantined"]);
     assert_eq!(driver.exposed(), (2, 0));
     // It takes no place of those that this side has begun.

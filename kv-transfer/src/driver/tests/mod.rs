@@ -4,10 +4,8 @@ use super::quarantine_bound::QuarantineLoad;
 use super::*;
 use crate::calls::Inline;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
-use crate::plan::CopyRun;
 use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
-use crate::window::Window;
 use crate::{
     BlockHold, GrantReply, Peer, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress,
     TransportChoice, VerifiedHandoff,
@@ -18,69 +16,17 @@ use baton_types::{
     BlockId, BlockTables, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
     NumericsClass, RequestId, TicketId,
 };
+use noting::Noting;
 use std::any::Any;
 
+mod draining;
 mod fencing;
 mod gets;
+mod noting;
 mod starts;
 
 /// The recorded events, in order.
 type Notes = Arc<Mutex<Vec<&'static str>>>;
-
-struct Noting {
-    notes: Notes,
-    message_bytes_max: Arc<Mutex<usize>>,
-    one_sided_gets: bool,
-}
-
-impl Transport for Noting {
-    fn name(&self) -> &'static str {
-        "notes"
-    }
-    fn address(&self) -> TransferAddress {
-        TransferAddress::Tcp(([127, 0, 0, 1], 1).into())
-    }
-    fn region(&self) -> RemoteRegion {
-        RemoteRegion::default()
-    }
-    fn fences(&self) -> bool {
-        false
-    }
-    fn closing_fences(&self, _: ConnId) -> bool {
-        false
-    }
-    fn connect(&mut self, _: &TransferAddress) -> Result<ConnId, String> {
-        Ok(CONN)
-    }
-    fn greeted(&mut self, _: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
-        *self.message_bytes_max.lock() = message_bytes_max;
-        Ok(())
-    }
-    fn send(&mut self, _: ConnId, _: Vec<u8>) {}
-    fn put(&mut self, _: ConnId, _: TicketId, _: CopyRun) {
-        self.notes.lock().push("put");
-    }
-    fn flush(&mut self, _: ConnId, _: u64) {}
-    fn open_window(&mut self, _: ConnId, _: TicketId, _: Window) {}
-    fn close_window(&mut self, _: ConnId, _: TicketId) {}
-    fn close(&mut self, _: ConnId, _: &str) {}
-    fn lanes(&self, _: ConnId) -> String {
-        String::new()
-    }
-    fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
-        false
-    }
-    fn one_sided_gets(&self, _: ConnId) -> bool {
-        self.one_sided_gets
-    }
-    fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {
-        self.notes.lock().push("get");
-    }
-    fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
-        self.notes.lock().push("shutdown");
-        events.push(Event::Closed { conn: CONN, reason: "the service stops".into(), fenced: false, unproven: false });
-    }
-}
 
 /// Blocks that record what happens to them.
 struct Held(Notes, BlockTables);
@@ -184,6 +130,7 @@ impl Driver {
                 notes: notes.clone(),
                 message_bytes_max: Arc::clone(&limit),
                 one_sided_gets: true,
+                closing: Vec::new(),
             }),
             wake: Box::new(|| {}),
             verifier: Box::new(verifier),
@@ -197,6 +144,13 @@ impl Driver {
         for command in self.inbox.drain() {
             self.command(command, now);
         }
+    }
+
+    /// What was written under closed windows is stored.
+    fn windows_close(&mut self, now: Instant) {
+        let mut closed = Vec::new();
+        self.transport.progress(now, &mut closed);
+        closed.into_iter().for_each(|event| self.event(event, now));
     }
 
     fn hear(&mut self, message: &Message, now: Instant) {
@@ -327,7 +281,10 @@ fn a_peer_with_blocks_in_quarantine_gets_no_others() {
     driver.publish();
     let refused = driver.published().lock().total.refused.get("quarantine").copied();
     assert_eq!((driver.table.sinks(), refused), (0, Some(2)));
-    driver.event(Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true, unproven: false }, now);
+    driver.event(
+        Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true, draining: false, unproven: false },
+        now,
+    );
     driver.event(Event::Accepted { conn: CONN, proven: false }, now);
     driver.hear(&Message::Hello(greeting()), now);
     driver.hear(&offer(4, 16), now);
@@ -354,7 +311,10 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     driver.tick(now, false);
     driver.commands(now);
     assert_eq!(driver.granted(), [2, 3], "one more for the one that is over");
-    driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
+    driver.event(
+        Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, draining: false, unproven: false },
+        now,
+    );
     assert_eq!(notes.lock().iter().filter(|note| **note == "quarantined").count(), 2);
     assert_eq!(driver.exposed(), (2, 0));
 }
@@ -475,7 +435,10 @@ fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
         assert_eq!(driver.granted().len(), wanted, "three of everything and two of parts are more than four");
     }
     assert_eq!(driver.exposed(), (0, 2));
-    driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
+    driver.event(
+        Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, draining: false, unproven: false },
+        now,
+    );
     assert_eq!(driver.exposed(), (2, 0));
     driver.publish();
     assert_eq!(driver.published().lock().quarantined.values().sum::<usize>(), 2);

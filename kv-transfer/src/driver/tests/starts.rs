@@ -77,6 +77,8 @@ impl Scene {
     fn say(&mut self, conn: ConnId, message: &Message) {
         self.driver.event(Event::Message(conn, message.encode()), self.now);
         self.driver.commands(self.now);
+        self.driver.windows_close(self.now);
+        self.driver.commands(self.now);
     }
 
     /// An incarnation of the peer connects.
@@ -250,7 +252,10 @@ fn owner_restarts(hazards: Hazards) -> Adopted {
     scene.say(NEXT, &sums);
     scene.say(NEXT, &Message::Held { ticket, algorithm: checksum::ALGORITHM, sums: 2 });
     scene.compared();
-    scene.driver.event(Event::Closed { conn: EARLIER, reason: "gone".into(), fenced: true, unproven: false }, now);
+    scene.driver.event(
+        Event::Closed { conn: EARLIER, reason: "gone".into(), fenced: true, draining: false, unproven: false },
+        now,
+    );
     match told.try_recv().expect("the get is over") {
         Err(_) => Adopted::Nothing,
         Ok(_) if scene.holds(EARLIER, &ours()) => Adopted::RightKv,

@@ -3,7 +3,7 @@
 pub(crate) mod machine;
 
 use crate::get::request::{GetOutcome, GetReport, GetRequest};
-use crate::handler::{BlockHold, QuarantinedBlocks};
+use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks};
 use crate::message::{Direction, Message, Offer};
 use crate::plan::{LayerCopy, check_blocks, got_from};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -33,6 +33,8 @@ pub(crate) struct Reader {
     quarantined: Option<Box<dyn QuarantinedBlocks>>,
     outcome: Option<oneshot::Sender<GetOutcome>>,
     offered: bool,
+    /// The ticket under which the owner may write, once it was asked to.
+    window: Option<TicketId>,
     /// A grant that a test hook holds before anything is read, or that waits for admission.
     held: Option<TicketId>,
     /// Blocks of the owner, once it granted them.
@@ -71,6 +73,7 @@ impl Reader {
             quarantined: None,
             outcome: Some(outcome),
             offered: false,
+            window: None,
             held: None,
             remote: Arc::default(),
             copies: VecDeque::new(),
@@ -134,6 +137,7 @@ impl Reader {
                 self.in_flight -= bytes;
                 return self.post(link, now, effects);
             }
+            Input::WindowClosed => ReaderInput::WindowClosed,
             Input::Lost { fenced, detail } => ReaderInput::ConnectionLost { fenced, detail },
             Input::Fenced => ReaderInput::Fenced,
             Input::Tick => {
@@ -247,9 +251,11 @@ impl Reader {
                 }
                 ReaderAction::SendAsk => {
                     let blocks = BlockTables::clone(&self.blocks);
+                    self.window = Some(ticket);
                     effects.push(Effect::OpenWindow(ticket, Window::granted(&link.config.map, &blocks, 0)));
                     effects.push(Effect::Send(Message::Ask { ticket, blocks }));
                 }
+                ReaderAction::CloseWindow => effects.push(Effect::CloseWindow(ticket)),
                 ReaderAction::SendConfirm => effects.push(Effect::Send(Message::Confirm { ticket })),
                 ReaderAction::Verify(runs) => {
                     let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) else { continue };
@@ -283,8 +289,12 @@ impl Reader {
                     effects.push(Effect::Quarantined);
                 }
                 ReaderAction::Forget => {
-                    if let Some(blocks) = self.quarantined.take() {
-                        blocks.release();
+                    let blocks = self.quarantined.take().map(KeptBlocks::Quarantined);
+                    let blocks = blocks.or_else(|| self.hold.take().map(KeptBlocks::Granted));
+                    match (blocks, self.window) {
+                        (Some(blocks), Some(ticket)) => effects.push(Effect::Release(ticket, blocks)),
+                        // Nobody was asked to write to them.
+                        (blocks, _) => blocks.into_iter().for_each(KeptBlocks::release),
                     }
                     effects.push(Effect::Forget);
                 }
@@ -311,7 +321,7 @@ impl Reader {
 
     /// Reports the outcome to the worker, and accepts no further writes.
     fn end(&mut self, result: GetOutcome, effects: &mut Vec<Effect>) {
-        effects.extend(self.machine.ticket().map(Effect::CloseWindow));
+        effects.extend(self.window.map(Effect::CloseWindow));
         let name = match &result {
             Ok(_) => "adopted",
             Err(failure) => failure.name(),

@@ -2,7 +2,7 @@
 
 pub(crate) mod machine;
 
-use crate::handler::{BlockHold, QuarantinedBlocks, ReserveOffer, SinkTimings, VerifiedHandoff};
+use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks, ReserveOffer, SinkTimings, VerifiedHandoff};
 use crate::hazards::hazard;
 use crate::message::{Commit, Message, Offer};
 use crate::plan::{blocks_filled, check_blocks, check_from, first_moved};
@@ -145,6 +145,7 @@ impl Sink {
             Input::Heard(Message::Aborted { flushed, detail, .. }) => {
                 self.feed(SinkInput::Aborted { flushed, detail }, link, now, effects);
             }
+            Input::WindowClosed => self.feed(SinkInput::WindowClosed, link, now, effects),
             Input::Abort(failure) => self.feed(SinkInput::Cancel(failure), link, now, effects),
             Input::Lost { fenced, detail } => {
                 self.feed(SinkInput::ConnectionLost { fenced, detail }, link, now, effects);
@@ -224,6 +225,7 @@ impl Sink {
                     let (tokens, blocks, heads) = (self.offer.tokens, self.blocks.clone(), cut.sink.clone());
                     effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
                 }
+                SinkAction::CloseWindow => effects.push(Effect::CloseWindow(ticket)),
                 SinkAction::Deliver(commit) => self.deliver(*commit, now, effects),
                 SinkAction::SendAck => effects.push(Effect::Send(Message::Ack { ticket })),
                 SinkAction::SendNack(failure) => {
@@ -234,8 +236,8 @@ impl Sink {
                     effects.push(Effect::Send(Message::Abort { handoff, ticket, detail }));
                 }
                 SinkAction::Release => {
-                    self.hold = None;
-                    effects.push(Effect::CloseWindow(ticket));
+                    let blocks = self.hold.take().map(KeptBlocks::Granted);
+                    effects.extend(blocks.map(|blocks| Effect::Release(ticket, blocks)));
                 }
                 SinkAction::Quarantine => {
                     self.quarantined = self.hold.take().map(BlockHold::quarantine);
@@ -248,9 +250,8 @@ impl Sink {
                     }
                 }
                 SinkAction::ReleaseQuarantined => {
-                    if let Some(blocks) = self.quarantined.take() {
-                        blocks.release();
-                    }
+                    let blocks = self.quarantined.take().map(KeptBlocks::Quarantined);
+                    effects.extend(blocks.map(|blocks| Effect::Release(ticket, blocks)));
                 }
                 SinkAction::Failed(failure) => {
                     let (request_id, peer) = (&self.offer.request_id, &self.offer.source);
@@ -258,7 +259,7 @@ impl Sink {
                     effects.push(Effect::Count(Counted::Sink(failure.name())));
                     effects.push(Effect::Failed(self.offer.clone(), failure));
                 }
-                SinkAction::Forget => effects.extend([Effect::CloseWindow(ticket), Effect::Forget]),
+                SinkAction::Forget => effects.push(Effect::Forget),
             }
         }
     }
@@ -266,7 +267,6 @@ impl Sink {
     /// Delivers the complete sequence to the worker.
     fn deliver(&mut self, commit: Commit, now: Instant, effects: &mut Vec<Effect>) {
         let Some(hold) = self.hold.take() else { return };
-        effects.push(Effect::CloseWindow(self.machine.ticket));
         let offer = &self.offer;
         effects.push(Effect::Deliver(Box::new(VerifiedHandoff {
             request_id: offer.request_id.clone(),

@@ -306,7 +306,7 @@ impl Source {
                     let why = "the peer takes none of the writes of a handoff that was given up";
                     effects.push(Effect::Disconnect(why));
                 }
-                SourceAction::ReleaseHold => self.hold = None,
+                SourceAction::ReleaseHold => effects.extend(self.hold.take().map(Effect::LetGo)),
                 SourceAction::Done(result) => self.end(result, link, now, effects),
             }
         }

@@ -5,7 +5,8 @@ use super::frame_reader::{Arrived, FrameReader};
 use super::frame_writer::{FrameWriter, Kinds};
 use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, first_record, whole_records};
 use crate::credentials::Credentials;
-use crate::transport::incoming::Incoming;
+use crate::transport::incoming::{Ended, Incoming};
+use crate::transport::last_operations::LastOperations;
 use crate::transport::pool::Pool;
 use crate::transport::{ConnId, Event};
 use baton_memory::host::Part;
@@ -156,8 +157,11 @@ impl Connection {
         if !had_room {
             self.last_read = Some(now); // It is this side that does not read.
         }
-        for flush in self.reader.incoming.advance(now).map_err(|e| e.to_string())? {
-            self.writer.flushed(flush);
+        for ended in self.reader.incoming.advance(now).map_err(|e| e.to_string())? {
+            match ended {
+                Ended::Flush(flush) => self.writer.flushed(flush),
+                Ended::Window(ticket) => events.push(Event::WindowClosed(id, ticket)),
+            }
         }
         // More can be read at once.
         let made_room = !had_room && self.reader.incoming.has_room();
@@ -364,7 +368,10 @@ impl Connection {
         self.heard = true;
         match (frame, &mut self.lane_frames) {
             (Arrived::Message(bytes), _) => events.push(Event::Message(id, bytes)),
-            (Arrived::Flushed(flush), _) => events.push(Event::Flushed(id, flush)),
+            (Arrived::Flushed(flush), _) => {
+                self.writer.answered(flush)?;
+                events.push(Event::Flushed(id, flush));
+            }
             (Arrived::Refused, _) => events.push(Event::PutRefused(id)),
             (Arrived::Ping, _) => {}
             (Arrived::Attach(body), Some(lanes)) => lanes.push_back(LaneFrame::Attach(body)),
@@ -380,10 +387,10 @@ impl Connection {
         self.announced
     }
 
-    /// Takes the writes that are being stored; nothing is read any more.
-    pub(super) fn take_incoming(&mut self) -> Incoming {
+    /// Takes the operations that run on the pool; nothing is received or sent any more.
+    pub(super) fn take_operations(&mut self) -> LastOperations {
         let fresh = Incoming::new(self.pool.clone());
-        std::mem::replace(&mut self.reader.incoming, fresh)
+        LastOperations::new(std::mem::replace(&mut self.reader.incoming, fresh), self.writer.take_reads())
     }
 
     /// Makes one attempt to send what was queued before the end, such as a refusal or an alert.

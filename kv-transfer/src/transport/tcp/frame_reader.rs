@@ -87,9 +87,10 @@ impl FrameReader {
         self.settled
     }
 
-    /// Stores nothing more under this ticket, not even the rest of a write that has begun.
+    /// Begins to store nothing more under this ticket, not even the rest of a write that has begun.
     pub(super) fn close_window(&mut self, closed: TicketId) {
         self.windows.close(closed);
+        self.incoming.close_window(closed);
         if let Frame::Put { ticket, store, .. } = &mut self.frame
             && *ticket == closed
         {

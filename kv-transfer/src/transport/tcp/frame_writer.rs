@@ -5,6 +5,7 @@ use super::frame::{HEAD_BYTES, Head};
 use crate::plan::CopyRun;
 use crate::transport::outgoing::{Outgoing, Progress, Staged};
 use crate::transport::pool::{Pool, STAGE_BYTES};
+use baton_memory::Pending;
 use baton_memory::host::{PARTS_MAX, Part};
 use baton_types::TicketId;
 use std::collections::VecDeque;
@@ -23,6 +24,8 @@ struct Out {
 
 enum Body {
     None,
+    /// No body: the peer may answer this flush once it was sent.
+    Flush(u64),
     Own(Vec<u8>),
     /// In host memory.
     Pool(CopyRun),
@@ -36,7 +39,7 @@ impl Out {
     fn len(&self) -> usize {
         HEAD_BYTES
             + match &self.body {
-                Body::None | Body::FlushAnswer => 0,
+                Body::None | Body::Flush(_) | Body::FlushAnswer => 0,
                 Body::Own(bytes) => bytes.len(),
                 Body::Pool(run) => run.len,
                 Body::Staged(staged) => staged.len,
@@ -59,7 +62,7 @@ impl Out {
     fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let body_at = self.written.saturating_sub(HEAD_BYTES);
         let body = match &self.body {
-            Body::None | Body::FlushAnswer => Part::Own(&[]),
+            Body::None | Body::Flush(_) | Body::FlushAnswer => Part::Own(&[]),
             Body::Own(bytes) => Part::Own(&bytes[body_at..]),
             Body::Pool(run) => Part::Pool { offset: run.from + body_at, len: run.len - body_at },
             Body::Staged(staged) => Part::Own(&staged.bytes().unwrap_or_default()[body_at..]),
@@ -94,6 +97,8 @@ pub(super) struct FrameWriter {
     queue: VecDeque<Out>,
     message_bytes: usize,
     flush_answers: usize,
+    /// Flushes that were sent, behind every write that they cover, and not answered.
+    flushes: Vec<u64>,
     outgoing: Outgoing,
 }
 
@@ -143,8 +148,24 @@ impl FrameWriter {
         Ok(())
     }
 
+    /// Drops the queue, after the connection has ended; returns the reads that run.
+    pub(super) fn take_reads(&mut self) -> Vec<Pending<Vec<u8>>> {
+        let staged = self.queue.drain(..).filter_map(|out| match out.body {
+            Body::Staged(staged) => staged.into_read(),
+            _ => None,
+        });
+        staged.collect()
+    }
+
     pub(super) fn flush(&mut self, id: u64, posted: u64) {
-        self.push(Head::Flush { id, posted }, Body::None);
+        self.push(Head::Flush { id, posted }, Body::Flush(id));
+    }
+
+    /// The peer answers a flush. Fails for one that was not sent: then writes that it covers may still read the pool.
+    pub(super) fn answered(&mut self, id: u64) -> Result<(), String> {
+        let at = self.flushes.iter().position(|sent| *sent == id);
+        self.flushes.swap_remove(at.ok_or("the peer answers a flush that it has not received")?);
+        Ok(())
     }
 
     pub(super) fn flushed(&mut self, id: u64) {
@@ -221,6 +242,7 @@ impl FrameWriter {
                 }
                 Some(Body::Own(own)) => self.message_bytes -= own.len(),
                 Some(Body::FlushAnswer) => self.flush_answers -= 1,
+                Some(Body::Flush(id)) => self.flushes.push(id),
                 Some(Body::None) | None => {}
             }
             if bytes == 0 {
@@ -285,6 +307,16 @@ mod tests {
         assert_eq!(writer.gather(Kinds::Puts, 400).iter().map(Part::len).sum::<usize>(), 2 * HEAD_BYTES + 14);
         writer.went(HEAD_BYTES + 1, |_| panic!("it is not complete"));
         assert_eq!(writer.next(), Some((true, true)));
+    }
+
+    #[test]
+    fn a_flush_is_answered_once_and_only_after_it_was_sent() {
+        let (mut writer, _) = filled();
+        let all: usize = writer.gather(Kinds::All, 400).iter().map(Part::len).sum();
+        writer.went(all - 1, |_| {});
+        assert!(writer.answered(1).is_err());
+        writer.went(1, |_| {});
+        assert!(writer.answered(2).is_err() && writer.answered(1).is_ok() && writer.answered(1).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The TCP transport: frames on one socket, in TLS where there are credentials. Every write is checked against the ticket's granted ranges
 //! before a byte is stored. Closing the socket fences the peer, because the peer reaches the pool only through it. Writes that are on their
-//! way into memory of a device are waited for first.
+//! way into memory of a device are waited for first, and reads of what was to be sent.
 //!
 //! It is a complete transport, and also the control channel of others. Where lanes carry the writes, their connections are opened here.
 //! What the sides need to know of each other's lanes, and all messages, go over this channel.
@@ -12,7 +12,7 @@ mod frame_reader;
 mod frame_writer;
 mod tls;
 
-use super::incoming::Incoming;
+use super::last_operations::LastOperations;
 use super::pool::Pool;
 use super::{ConnId, Event, Transport, Wake};
 use crate::hazards::hazard;
@@ -41,8 +41,10 @@ const LISTENER: Token = Token(1);
 const WAKER: Token = Token(2);
 /// Lower tokens are not connections.
 const FIRST_CONNECTION: u64 = 3;
-/// How long the writes of an ended connection may take to be stored before its peer counts as not fenced.
+/// How long the operations of an ended connection may take before its end is reported without them.
 const ENDING_MAX: Duration = Duration::from_secs(5);
+/// How often a transport that shuts down looks at deadlines. The end of an operation wakes it.
+const SHUTDOWN_POLL: Duration = Duration::from_millis(1);
 /// Most connections accepted before existing connections are served.
 const ACCEPTED_A_TURN_MAX: usize = 64;
 
@@ -65,7 +67,7 @@ pub(crate) struct Tcp {
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
-    /// Connections that have ended, whose writes are still being stored.
+    /// Connections that have ended, for which the pool's device still works.
     ending: Vec<Ending>,
     /// Connections that a test prevents from being fenced: their sockets stay open and are not read.
     unfenced: Vec<Connection>,
@@ -261,8 +263,8 @@ impl Tcp {
         if let Some(mut connection) = self.connections.remove(&id) {
             connection.last_words(id);
             if connection.was_announced() {
-                let incoming = connection.take_incoming();
-                self.ending.push(Ending { conn: id, reason, unproven, incoming, until: Instant::now() + ENDING_MAX });
+                let (operations, until) = (connection.take_operations(), Instant::now() + ENDING_MAX);
+                self.ending.push(Ending { conn: id, report: Some((reason, unproven)), operations, until });
                 self.end(Instant::now(), events);
             } else {
                 tracing::info!(reason, "closes a connection without a greeting");
@@ -273,26 +275,29 @@ impl Tcp {
         }
     }
 
-    /// Reports connections whose writes are all stored, or were not stored for too long: then the peer is not fenced.
+    /// Reports connections whose operations have all ended, or did not end for too long: then the peer is not fenced yet.
     fn end(&mut self, now: Instant, events: &mut Vec<Event>) {
-        for mut ending in std::mem::take(&mut self.ending) {
-            let fenced = ending.incoming.has_ended();
-            if fenced || now >= ending.until {
-                let Ending { conn, reason, unproven, .. } = ending;
-                events.push(Event::Closed { conn, reason, fenced, unproven });
-            } else {
-                self.ending.push(ending);
+        self.ending.retain_mut(|ending| {
+            let (conn, fenced) = (ending.conn, ending.operations.have_ended());
+            match ending.report.take_if(|_| fenced || now >= ending.until) {
+                Some((reason, unproven)) => {
+                    events.push(Event::Closed { conn, reason, fenced, draining: !fenced, unproven });
+                }
+                None if fenced => events.push(Event::Drained { conn, fenced }),
+                None => {}
             }
-        }
+            !fenced
+        });
     }
 }
 
-/// A connection without a socket, whose writes are being stored.
+/// A connection without a socket, whose last operations run.
 struct Ending {
     conn: ConnId,
-    reason: String,
-    unproven: bool,
-    incoming: Incoming,
+    /// Why it closed, and whether one side was not proven, until that is reported.
+    report: Option<(String, bool)>,
+    operations: LastOperations,
+    /// When to report it at the latest.
     until: Instant,
 }
 
@@ -417,14 +422,18 @@ impl Transport for Tcp {
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {
-        // Closes sockets with what was queued on them; only writes that are being stored still refer to the pool.
+        // Closes sockets with what was queued on them; only operations that run on the pool still refer to it.
         for id in self.connections.keys().copied().collect::<Vec<_>>() {
             self.remove(id, "the service stops".into(), false, events);
         }
         self.ending.iter_mut().for_each(|ending| ending.until = ending.until.min(deadline));
-        while !self.ending.is_empty() {
-            self.end(Instant::now(), events);
-            std::thread::yield_now();
+        loop {
+            let now = Instant::now();
+            self.end(now, events);
+            if self.ending.is_empty() || now >= deadline {
+                break;
+            }
+            self.poll(SHUTDOWN_POLL);
         }
     }
 }

@@ -56,7 +56,8 @@ impl Ucx {
         for (conn, reason) in failed.collect::<Vec<_>>() {
             self.force_close(conn, &reason, now);
         }
-        let ended: Vec<_> = self.connections.iter().filter(|(_, c)| c.has_ended(now)).map(|(&conn, _)| conn).collect();
+        let ended = self.connections.iter_mut().filter_map(|(&conn, c)| c.has_ended(now).then_some(conn));
+        let ended: Vec<_> = ended.collect();
         ended.into_iter().for_each(|conn| self.forget(conn, events));
     }
 
@@ -67,21 +68,36 @@ impl Ucx {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
         let reason = connection.closing.take().unwrap_or_default();
-        let (unproven, is_storing) = (connection.unproven, connection.is_storing());
+        let (unproven, draining) = (connection.unproven, connection.is_draining());
         let fenced = match connection.lanes.take() {
             lanes @ Some(_) if hazard!(self, PretendedFences) => {
                 connection.lanes = lanes;
                 self.unfenced.push(connection);
                 true
             }
-            Some(Lanes { endpoint, writing, worker }) => {
+            Some(Lanes { endpoint, mut writing, worker }) => {
+                let operations = draining.then(|| writing.take_operations());
                 drop((endpoint, writing));
                 // The last reference: this destroys the worker.
-                Rc::into_inner(worker).is_some() && self.fences && !is_storing
+                let fenced = Rc::into_inner(worker).is_some() && self.fences;
+                self.draining.extend(operations.map(|operations| (conn, fenced, operations)));
+                fenced && !draining
             }
             // Without a worker there was no way to write.
             None => true,
         };
-        events.push(Event::Closed { conn, reason, fenced, unproven });
+        let draining = self.draining.last().is_some_and(|(last, ..)| *last == conn);
+        events.push(Event::Closed { conn, reason, fenced, draining, unproven });
+    }
+
+    /// Reports the connections for which the pool's device works no more.
+    pub(super) fn drain(&mut self, events: &mut Vec<Event>) {
+        self.draining.retain_mut(|(conn, fenced, operations)| {
+            let ended = operations.have_ended();
+            if ended {
+                events.push(Event::Drained { conn: *conn, fenced: *fenced });
+            }
+            !ended
+        });
     }
 }

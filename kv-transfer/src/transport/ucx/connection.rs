@@ -68,9 +68,9 @@ impl Connection {
         self.forced || self.writing().is_none_or(|writing| writing.door.has_room())
     }
 
-    /// Whether writes of the peer are still being stored; for a connection that ends.
-    pub(super) fn is_storing(&self) -> bool {
-        self.writing().is_some_and(|writing| writing.door.is_storing())
+    /// Whether the pool's device still works for it; for a connection that ends.
+    pub(super) fn is_draining(&mut self) -> bool {
+        self.writing_mut().is_some_and(Writing::is_draining)
     }
 
     pub(super) fn worker(&self) -> Option<&Rc<Worker>> {
@@ -78,8 +78,8 @@ impl Connection {
     }
 
     /// Only what `forget` destroys is left.
-    pub(super) fn has_ended(&self, now: Instant) -> bool {
+    pub(super) fn has_ended(&mut self, now: Instant) -> bool {
         let has_had_its_time = self.force_at.is_some_and(|at| now >= at);
-        self.forced && self.channel_is_gone && (has_had_its_time || (self.outstanding == 0 && !self.is_storing()))
+        self.forced && self.channel_is_gone && (has_had_its_time || (self.outstanding == 0 && !self.is_draining()))
     }
 }

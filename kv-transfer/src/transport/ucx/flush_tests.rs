@@ -67,8 +67,8 @@ fn until(a: &mut Side, b: &mut Side, what: &str, mut done: impl FnMut(&Side, &Si
     }
 }
 
-#[test]
-fn a_flush_waits_for_every_write_that_was_posted() {
+/// Two connected sides, with the connection of each; the second one may be written to.
+fn connected() -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(), Side::start());
     let from = a.ucx.connect(&b.ucx.address()).unwrap();
     a.ucx.send(from, vec![1]);
@@ -81,6 +81,12 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     a.ucx.greeted(from, &region_b, MESSAGE_BYTES_MAX).unwrap();
     b.ucx.greeted(to, &region_a, MESSAGE_BYTES_MAX).unwrap();
     b.ucx.open_window(to, TicketId(5), Window::of(std::iter::once(0..4096).collect()));
+    (a, from, b, to)
+}
+
+#[test]
+fn a_flush_waits_for_every_write_that_was_posted() {
+    let (mut a, from, mut b, to) = connected();
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
     // As if one of them were still in flight.
@@ -90,4 +96,21 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     assert_eq!((a.has_flushed(), b.waiting(to)), (false, [(7, 3)].as_slice()));
     b.set_came(to, 3);
     until(&mut a, &mut b, "flushed", |a, _| a.has_flushed());
+}
+
+/// A peer that answers before it has received anything.
+#[test]
+fn a_flush_ends_after_every_write_that_it_covers_whatever_the_peer_says() {
+    let (mut a, from, mut b, _) = connected();
+    let put = |a: &mut Side| a.ucx.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 64 });
+    put(&mut a);
+    a.ucx.flush(from, 7);
+    put(&mut a);
+    // Both writes are under way until UCX has said that they have ended.
+    a.ucx.channel_event(Event::Flushed(from, 7), Instant::now(), &mut a.events);
+    assert!(!a.has_flushed());
+    until(&mut a, &mut b, "flushed", |a, _| a.has_flushed());
+    let done = a.events.iter().position(|event| matches!(event, Event::PutDone(..)));
+    let flushed = a.events.iter().position(|event| matches!(event, Event::Flushed(..)));
+    assert!(done < flushed);
 }

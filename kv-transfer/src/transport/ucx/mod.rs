@@ -20,6 +20,7 @@ mod writing;
 pub(crate) use sleeper::Sleeper;
 pub(crate) use starting::{Start, TCP_SEGMENTS};
 
+use super::last_operations::LastOperations;
 use super::pool::Pool;
 use super::tcp::{LaneFrame, Tcp};
 use super::{ConnId, Event, Transport};
@@ -43,7 +44,11 @@ const TURNS: usize = 16;
 enum Purpose {
     /// The flush that completes once every lane is connected.
     Wiring,
-    Put(usize),
+    /// A write of so many bytes; numbered if it is a message.
+    Put {
+        len: usize,
+        number: Option<u64>,
+    },
     /// A read with the service's number, and its length in bytes.
     Get(u64, usize),
     Flush(u64),
@@ -57,8 +62,12 @@ pub(crate) struct Ucx {
     hazards: crate::Hazards,
     writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
+    /// To be reported in the next turn.
+    due: Vec<Event>,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
     connections: BTreeMap<ConnId, Connection>,
+    /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
+    draining: Vec<(ConnId, bool, LastOperations)>,
     /// Connections that a test prevents from being fenced.
     unfenced: Vec<Connection>,
     /// The pool, registered; `None` if it is not in host memory: then writes in both directions are messages.
@@ -105,6 +114,12 @@ impl Ucx {
                 events.push(event);
             }
             Event::Message(ref conn, _) | Event::Flushed(ref conn, _) if !is_open(conn) => {}
+            Event::Flushed(conn, id) => {
+                if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+                    writing.answered(id);
+                    events.extend(writing.take_flushed().into_iter().map(|id| Event::Flushed(conn, id)));
+                }
+            }
             event => events.push(event),
         }
     }
@@ -125,7 +140,14 @@ impl Ucx {
         connection.outstanding -= 1;
         let open = !connection.forced;
         match purpose {
-            Purpose::Put(bytes) => events.push(Event::PutDone(conn, bytes)),
+            Purpose::Put { len, number } => {
+                events.push(Event::PutDone(conn, len));
+                if let (Some(number), Some(writing)) = (number, connection.writing_mut()) {
+                    writing.sent(number);
+                    let flushed = if open { writing.take_flushed() } else { Vec::new() };
+                    events.extend(flushed.into_iter().map(|id| Event::Flushed(conn, id)));
+                }
+            }
             Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
             Purpose::Wiring if open && result.is_ok() => {
@@ -205,9 +227,12 @@ impl Transport for Ucx {
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         // The hazard also leaves the write windows open.
-        let connection = self.connections.get(&conn).filter(|_| !hazard!(self, PretendedFences));
-        if let Some(writing) = connection.and_then(Connection::writing) {
-            writing.door.windows.borrow_mut().close(ticket);
+        let leaves_open = hazard!(self, PretendedFences);
+        match self.connections.get(&conn).map(Connection::writing) {
+            Some(Some(writing)) => writing.door.close_window(ticket, leaves_open),
+            // Nobody could write yet.
+            Some(None) => self.due.push(Event::WindowClosed(conn, ticket)),
+            None => {}
         }
     }
 
@@ -222,6 +247,7 @@ impl Transport for Ucx {
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let (before, mut heard) = (events.len(), Vec::new());
+        events.append(&mut self.due);
         let mut moved = self.channel.progress(now, &mut heard);
         heard.into_iter().for_each(|event| self.channel_event(event, now, events));
         self.unfenced.iter().for_each(|connection| moved |= turn(connection));
@@ -247,6 +273,7 @@ impl Transport for Ucx {
             done.into_iter().for_each(|d| self.operation_done(d.token, d.result, now, events));
         }
         self.forget_ended(now, events);
+        self.drain(events);
         moved || events.len() > before
     }
 
@@ -262,11 +289,11 @@ impl Transport for Ucx {
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.force_close(conn, "the service stops", Instant::now());
         }
-        while !self.connections.is_empty() && Instant::now() < deadline {
+        while !(self.connections.is_empty() && self.draining.is_empty()) && Instant::now() < deadline {
             if !self.progress(Instant::now(), events) {
                 std::thread::yield_now();
             }
-            events.retain(|event| matches!(event, Event::Closed { .. }));
+            events.retain(|event| matches!(event, Event::Closed { .. } | Event::Drained { .. }));
         }
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.forget(conn, events);

@@ -11,15 +11,17 @@ use super::{Purpose, Ucx, lanes};
 use crate::UcxWrites;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::transport::incoming::{Incoming, StoreError};
+use crate::transport::incoming::{Ended, Incoming, StoreError};
+use crate::transport::last_operations::LastOperations;
 use crate::transport::outgoing::{Outgoing, Progress, Staged};
 use crate::transport::pool::{Pool, STAGE_BYTES};
 use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
 use crate::ucx::{Endpoint, HEADER_BYTES_MAX, Landing, RemoteKey, Token as Operation};
+use baton_memory::Pending;
 use baton_types::TicketId;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -43,14 +45,27 @@ pub(super) struct Writing {
     nonce: Nonce,
     /// The peer's region is known.
     ready: bool,
-    /// Writes posted as messages.
+    /// Writes posted as messages; each has the number of those before it.
     posted: u64,
+    /// Those that have not ended: they may still read the pool.
+    sending: BTreeSet<u64>,
+    /// Flushes that the peer is to answer.
+    asked: Vec<AskedFlush>,
     /// Writes that wait for their bytes.
     staged: VecDeque<StagedWrite>,
+    /// Reads that run though nothing is sent any more.
+    reads: Vec<Pending<Vec<u8>>>,
     outgoing: Outgoing,
     pub(super) door: Rc<WriteWindows>,
     /// Flushes that the peer requested, with the number of writes that each waits for.
     flushes: Vec<(u64, u64)>,
+}
+
+/// A flush that the peer is to answer, once this many writes have come.
+struct AskedFlush {
+    id: u64,
+    posted: u64,
+    answered: bool,
 }
 
 /// A write from a pool that is not in host memory.
@@ -68,7 +83,10 @@ impl Writing {
             nonce: [0; NONCE_BYTES],
             ready: false,
             posted: 0,
+            sending: BTreeSet::new(),
+            asked: Vec::new(),
             staged: VecDeque::new(),
+            reads: Vec::new(),
             outgoing: Outgoing::default(),
             door,
             flushes: Vec::new(),
@@ -78,7 +96,21 @@ impl Writing {
     /// Stores nothing more, and sends nothing more. Returns the operations that have not begun.
     pub(super) fn shut(&mut self) -> Vec<Operation> {
         self.door.shut.set(true);
-        self.staged.drain(..).map(|write| write.token).collect()
+        let (tokens, staged): (Vec<_>, Vec<_>) = self.staged.drain(..).map(|write| (write.token, write.staged)).unzip();
+        self.reads.extend(staged.into_iter().filter_map(Staged::into_read));
+        tokens
+    }
+
+    /// Whether the pool's device works for a connection that was shut.
+    pub(super) fn is_draining(&mut self) -> bool {
+        self.reads.retain_mut(|read| read.poll_or_wake(self.door.pool.waker()).is_none());
+        !self.reads.is_empty() || !self.door.incoming.borrow_mut().has_ended()
+    }
+
+    /// Takes what the device still does for a connection whose worker is destroyed.
+    pub(super) fn take_operations(&mut self) -> LastOperations {
+        let fresh = Incoming::new(self.door.pool.clone());
+        LastOperations::new(self.door.incoming.replace(fresh), std::mem::take(&mut self.reads))
     }
 
     fn advance(&mut self, pool: &Pool, endpoint: &Endpoint, now: Instant) -> Result<(), String> {
@@ -94,6 +126,30 @@ impl Writing {
             endpoint.send(token, &encode(&self.nonce, ticket, to), staged.into_bytes());
         }
         Ok(())
+    }
+
+    /// Begins a write as a message.
+    fn number(&mut self) -> u64 {
+        let number = self.posted;
+        self.posted += 1;
+        self.sending.insert(number);
+        number
+    }
+
+    /// A write that was sent as a message has ended.
+    pub(super) fn sent(&mut self, number: u64) {
+        self.sending.remove(&number);
+    }
+
+    /// The peer answers a flush.
+    pub(super) fn answered(&mut self, id: u64) {
+        self.asked.iter_mut().filter(|flush| flush.id == id).for_each(|flush| flush.answered = true);
+    }
+
+    /// Takes the flushes that are answered and whose writes have ended here. A peer may answer before it has received anything.
+    pub(super) fn take_flushed(&mut self) -> Vec<u64> {
+        let first = self.sending.first().copied().unwrap_or(u64::MAX);
+        self.asked.extract_if(.., |flush| flush.answered && flush.posted <= first).map(|flush| flush.id).collect()
     }
 
     /// Sets the nonce that the peer requires.
@@ -133,19 +189,22 @@ impl WriteWindows {
         self.incoming.borrow().has_room()
     }
 
-    /// Takes what is stored. An error closes the connection.
-    fn advance(&self, now: Instant) -> Result<(), StoreError> {
-        self.incoming.borrow_mut().advance(now).map(drop)
+    /// Begins to store nothing more under this ticket, except where a test `leaves_open` its window.
+    pub(super) fn close_window(&self, ticket: TicketId, leaves_open: bool) {
+        if !leaves_open {
+            self.windows.borrow_mut().close(ticket);
+        }
+        self.incoming.borrow_mut().close_window(ticket);
+    }
+
+    /// Takes what is stored. Returns the closed windows that waited for it. An error closes the connection.
+    fn advance(&self, now: Instant) -> Result<Vec<Ended>, StoreError> {
+        self.incoming.borrow_mut().advance(now)
     }
 
     /// Number of writes that came and are stored, or were refused, with all those that came before them.
     fn stored(&self) -> u64 {
         self.incoming.borrow().stored()
-    }
-
-    /// Whether writes are being stored, after the connection has ended.
-    pub(super) fn is_storing(&self) -> bool {
-        !self.incoming.borrow_mut().has_ended()
     }
 
     fn store(&self, offset: usize, bytes: &[u8]) {
@@ -219,17 +278,17 @@ impl Ucx {
         let piece_max = if one_sided { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
             let (from, to, len) = (run.from + at, run.to + at, piece_max.min(run.len - at));
-            let token = self.begin(conn, Purpose::Put(len));
+            let writing = self.connections.get_mut(&conn).and_then(Connection::writing_mut);
+            let number = writing.filter(|_| !one_sided).map(Writing::number);
+            let token = self.begin(conn, Purpose::Put { len, number });
             let Some(lanes) = self.connections.get_mut(&conn).and_then(|c| c.lanes.as_mut()) else { return };
             let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
             match (&writing.key, &memory) {
                 (Some((key, base)), Some(memory)) => endpoint.put(token, memory, from, len, base + to as u64, key),
                 (_, Some(memory)) => {
-                    writing.posted += 1;
                     endpoint.send_region(token, &encode(&writing.nonce, ticket, to), memory, from, len);
                 }
                 (_, None) => {
-                    writing.posted += 1;
                     writing.staged.push_back(StagedWrite { token, ticket, to, staged: Staged::new(from, len) });
                 }
             }
@@ -260,7 +319,12 @@ impl Ucx {
     pub(super) fn flush_writes(&mut self, conn: ConnId, id: u64) {
         match self.open_writing(conn).map(|writing| (writing.is_one_sided(), writing.posted)) {
             Some((true, _)) => self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token)),
-            Some((false, posted)) => self.channel.flush_lanes(conn, id, posted),
+            Some((false, posted)) => {
+                self.channel.flush_lanes(conn, id, posted);
+                if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+                    writing.asked.push(AskedFlush { id, posted, answered: false });
+                }
+            }
             None => {}
         }
     }
@@ -288,10 +352,17 @@ impl Ucx {
             return false;
         }
         let had_room = writing.door.has_room();
-        if let Err(error) = writing.door.advance(now) {
-            self.force_close(conn, &error.to_string(), now);
-            return false;
-        }
+        let ended = match writing.door.advance(now) {
+            Ok(ended) => ended,
+            Err(error) => {
+                self.force_close(conn, &error.to_string(), now);
+                return false;
+            }
+        };
+        events.extend(ended.into_iter().filter_map(|ended| match ended {
+            Ended::Window(ticket) => Some(Event::WindowClosed(conn, ticket)),
+            Ended::Flush(_) => None, // Flushes of lanes count writes, see below.
+        }));
         let stored = writing.door.stored();
         // The peer of a connection that ends is told nothing more.
         let is_done = |(_, posted): &mut (u64, u64)| *posted <= stored && !forced;

@@ -27,6 +27,8 @@ pub(crate) enum ReaderInput {
     Held { algorithm: u16, sums: u64 },
     /// The owner released the blocks, and none of its writes are still in flight.
     NotHeld(String),
+    /// No write is on its way into the blocks, after [`ReaderAction::CloseWindow`].
+    WindowClosed,
     /// This many checksums matched.
     Verified { sums: u64 },
     /// A checksum did not match.
@@ -50,6 +52,8 @@ pub(crate) enum ReaderAction {
     SendAsk,
     /// Ask whether the pin still holds.
     SendConfirm,
+    /// Let the owner write nothing more; [`ReaderInput::WindowClosed`] follows.
+    CloseWindow,
     /// Compare these with the blocks, in the background.
     Verify(Vec<SumRun>),
     /// Notify the owner that the blocks are no longer wanted.
@@ -62,7 +66,7 @@ pub(crate) enum ReaderAction {
     Adopt,
     /// The owner may still write to the blocks: nothing is known to prevent it.
     Quarantine,
-    /// Nothing writes to the blocks any more. Always the last action.
+    /// Nothing writes to the blocks any more, once no write is on its way. Always the last action.
     Forget,
 }
 
@@ -73,6 +77,8 @@ enum State {
     Reading,
     /// All bytes are here; waits for the owner's confirmation that the pin held.
     Confirming,
+    /// The pin held, and the owner writes nothing more: waits for writes that are on their way.
+    Closing,
     /// The pin held; checksums are being compared.
     Verifying,
     /// Aborted; waits until this instant for transfers in flight.
@@ -177,6 +183,7 @@ impl Reader {
             (State::Reading | State::Confirming, ReaderInput::Held { algorithm, sums }) => {
                 self.held(algorithm, sums, now, &mut actions);
             }
+            (State::Closing, ReaderInput::WindowClosed) => self.verify(&mut actions),
             (State::Verifying, ReaderInput::Verified { sums }) => {
                 self.verified += sums;
                 if self.verified == self.received.sums() {
@@ -194,6 +201,7 @@ impl Reader {
                 self.give_up(HandoffFailure::Deadline("reading"), now, &mut actions);
             }
             (_, ReaderInput::Tick | ReaderInput::Verified { .. } | ReaderInput::Read | ReaderInput::Fenced) => {}
+            (_, ReaderInput::WindowClosed) => {}
             (_, input) => {
                 let failure = HandoffFailure::Protocol(format!("{} out of turn", name(&input)));
                 self.give_up(failure, now, &mut actions);
@@ -210,13 +218,21 @@ impl Reader {
             let failure = HandoffFailure::Protocol("the owner confirms what was not read".into());
             return if self.by_itself { self.give_up(failure, now, actions) } else { self.fail(failure, actions) };
         }
+        if self.by_itself {
+            return self.verify(actions);
+        }
+        self.state = State::Closing;
+        actions.push(ReaderAction::CloseWindow);
+    }
+
+    fn verify(&mut self, actions: &mut Vec<ReaderAction>) {
         self.state = State::Verifying;
         actions.push(ReaderAction::Verify(std::mem::take(&mut self.runs)));
     }
 
     fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<ReaderAction>) {
         // After it has confirmed the pin, the owner has forgotten the get.
-        if !matches!(self.state, State::Verifying) {
+        if !matches!(self.state, State::Closing | State::Verifying) {
             actions.push(ReaderAction::SendUnpin);
         }
         if matches!(self.state, State::Reading) && (self.by_itself || !hazard!(self, PretendedFences)) {

@@ -16,6 +16,9 @@ fn held(sums: u64) -> ReaderInput {
 fn verified(sums: u64) -> ReaderInput {
     ReaderInput::Verified { sums }
 }
+fn closed() -> ReaderInput {
+    ReaderInput::WindowClosed
+}
 fn not_held() -> ReaderInput {
     ReaderInput::NotHeld("x".into())
 }
@@ -33,6 +36,7 @@ fn describe(action: &ReaderAction) -> String {
     match action {
         ReaderAction::Read => "read".into(),
         ReaderAction::SendAsk => "ask".into(),
+        ReaderAction::CloseWindow => "close".into(),
         ReaderAction::SendConfirm => "confirm".into(),
         ReaderAction::Verify(_) => "verify".into(),
         ReaderAction::SendUnpin => "unpin".into(),
@@ -72,7 +76,22 @@ fn adopts_what_was_read_held_and_verified() {
         (verified(2), "adopt, forget"),
         (lost(), ""),
     ]);
-    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (held(4), "verify"), (verified(4), "adopt, forget")]);
+    check(vec![
+        (granted(false), "ask"),
+        (sums(0, 2), ""),
+        (held(4), "close"),
+        (verified(4), ""),
+        (closed(), "verify"),
+        (verified(4), "adopt, forget"),
+        (closed(), ""),
+    ]);
+    check(vec![
+        (granted(false), "ask"),
+        (sums(0, 2), ""),
+        (held(4), "close"),
+        (abort(), "failed aborted, forget"),
+        (closed(), ""),
+    ]);
 }
 
 #[test]
@@ -104,7 +123,8 @@ fn checksums_must_cover_everything_once() {
     check(vec![
         (granted(false), "ask"),
         (sums(0, 2), ""),
-        (held(4), "verify"),
+        (held(4), "close"),
+        (closed(), "verify"),
         (ReaderInput::Corrupt("x".into()), "failed corrupt, forget"),
         (verified(4), ""),
     ]);
@@ -156,7 +176,7 @@ fn what_an_owner_could_still_write_waits_for_a_fence() {
     check(vec![
         (granted(false), "ask"),
         (sums(0, 2), ""),
-        (held(4), "verify"),
+        (held(4), "close"),
         (lost_unfenced(), "failed peer_lost, forget"),
     ]);
 }

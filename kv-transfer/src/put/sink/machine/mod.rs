@@ -28,6 +28,8 @@ pub(crate) enum SinkInput {
     Verified { sums: u64 },
     /// A checksum did not match.
     Corrupt(String),
+    /// No write is on its way into the blocks, after [`SinkAction::CloseWindow`].
+    WindowClosed,
     /// The worker's answer to [`SinkAction::Deliver`].
     Delivered(Result<(), String>),
     /// The source writes no more; `flushed` if none of its writes are still in flight.
@@ -53,16 +55,18 @@ pub(crate) enum SinkAction {
     },
     /// Compare these with the blocks, in the background.
     Verify(Vec<SumRun>),
+    /// Let the source write nothing more; [`SinkInput::WindowClosed`] follows.
+    CloseWindow,
     /// Give the verified sequence to the worker; its answer is [`SinkInput::Delivered`].
     Deliver(Box<Commit>),
     SendAck,
     SendNack(HandoffFailure),
     SendAbort(String),
-    /// Return the blocks to the pool.
+    /// Return the blocks to the pool, once no write is on its way into them.
     Release,
     /// Quarantine the blocks: they may still be written.
     Quarantine,
-    /// Release the quarantined blocks: they can no longer be written.
+    /// The same with quarantined blocks: they can no longer be written.
     ReleaseQuarantined,
     /// Report to the worker that the handoff failed.
     Failed(HandoffFailure),
@@ -104,6 +108,8 @@ pub(crate) struct Sink {
     #[cfg(any(test, feature = "testing"))]
     hazards: crate::Hazards,
     committed: bool,
+    /// Nothing writes to the blocks any more, since the window was closed behind the commit.
+    drained: bool,
     commit: Option<Box<Commit>>,
     /// The parts whose checksums came, each once. So the count of matching checksums shows when all have matched.
     received: Coverage,
@@ -127,7 +133,7 @@ impl Sink {
         deadline: Instant,
         abort_wait: Duration,
     ) -> Self {
-        let (state, committed, commit) = (State::Claimed, false, None);
+        let (state, committed, drained, commit) = (State::Claimed, false, false, None);
         let starts = vec![0; layout.groups().len()];
         let (from, received, verified) = (0, Coverage::new(layout, &starts, expected.tokens), 0);
         let layout = layout.clone();
@@ -143,6 +149,7 @@ impl Sink {
             #[cfg(any(test, feature = "testing"))]
             hazards: crate::Hazards::default(),
             committed,
+            drained,
             commit,
             received,
             verified,
@@ -210,6 +217,10 @@ impl Sink {
                 self.deliver_if_whole(&mut actions);
             }
             SinkInput::Corrupt(detail) => self.corrupt(detail, now, &mut actions),
+            SinkInput::WindowClosed => {
+                self.drained = true;
+                self.deliver_if_whole(&mut actions);
+            }
             SinkInput::Delivered(answer) => self.delivered(answer, &mut actions),
             SinkInput::Aborted { flushed, detail } => self.aborted(flushed, detail, &mut actions),
             SinkInput::Cancel(failure) => self.give_up(failure, now, &mut actions),
@@ -249,7 +260,7 @@ impl Sink {
             && commit.tokens.len() >= self.expected.tokens as usize
             && commit.prompt_len as usize <= commit.tokens.len();
         if !whole {
-            // A commit is posted after a flush, so no write is in flight and the blocks can be released.
+            // A commit is posted after a flush, so no write of a correct source is in flight.
             let detail = "the commit does not cover the reservation".to_owned();
             actions.push(SinkAction::SendNack(HandoffFailure::Protocol(detail.clone())));
             return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
@@ -258,12 +269,13 @@ impl Sink {
         if !std::mem::replace(&mut self.committed, true) || hazard!(self, DoubledCommits) {
             self.state = State::Receiving;
             self.commit = Some(commit);
+            actions.push(SinkAction::CloseWindow);
             self.deliver_if_whole(actions);
         }
     }
 
     fn deliver_if_whole(&mut self, actions: &mut Vec<SinkAction>) {
-        let whole = self.verified == self.received.sums() && self.committed;
+        let whole = self.verified == self.received.sums() && self.committed && self.drained;
         if !whole || !matches!(self.state, State::Receiving) {
             return;
         }

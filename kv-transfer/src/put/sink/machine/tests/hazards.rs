@@ -133,6 +133,7 @@ impl Reservation {
                 self.asked.push(format!("{action:?}").split([' ', '(']).next().unwrap_or_default().to_owned());
                 match action {
                     SinkAction::Verify(runs) => inputs.push_back(self.verified(pool, &runs)),
+                    SinkAction::CloseWindow => inputs.push_back(SinkInput::WindowClosed),
                     SinkAction::Deliver(commit) => (delivered, self.holds) = (Some(*commit), false),
                     // The next sequence is stored there at once.
                     SinkAction::Release | SinkAction::ReleaseQuarantined if std::mem::take(&mut self.holds) => {

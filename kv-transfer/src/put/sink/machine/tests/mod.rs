@@ -27,6 +27,9 @@ fn sums(first_granule: u32, granules: usize) -> SinkInput {
 fn verified(sums: u64) -> SinkInput {
     SinkInput::Verified { sums }
 }
+fn closed() -> SinkInput {
+    SinkInput::WindowClosed
+}
 fn aborted(flushed: bool) -> SinkInput {
     SinkInput::Aborted { flushed, detail: "x".into() }
 }
@@ -45,6 +48,7 @@ fn describe(action: &SinkAction) -> String {
         SinkAction::SendGrant => "grant".into(),
         SinkAction::SendRefuse { reason, .. } => format!("refuse {}", reason.name()),
         SinkAction::Verify(_) => "verify".into(),
+        SinkAction::CloseWindow => "close".into(),
         SinkAction::Deliver(_) => "deliver".into(),
         SinkAction::SendAck => "ack".into(),
         SinkAction::SendNack(failure) => format!("nack {}", failure.name()),
@@ -87,12 +91,33 @@ fn adopts_what_is_whole_in_any_order() {
         (sums(1, 1), "verify"),
         (verified(2), ""),
         (sums(0, 1), "verify"),
-        (commit(), ""),
+        (commit(), "close"),
+        (closed(), ""),
         (verified(2), "deliver"),
         adopted(),
     ]);
-    check_granted(vec![(commit(), ""), (sums(0, 2), "verify"), (verified(4), "deliver"), adopted()]);
-    check_granted(vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "deliver"), adopted()]);
+    check_granted(vec![
+        (commit(), "close"),
+        (closed(), ""),
+        (sums(0, 2), "verify"),
+        (verified(4), "deliver"),
+        adopted(),
+    ]);
+    check_granted(vec![
+        (sums(0, 2), "verify"),
+        (verified(4), ""),
+        (commit(), "close"),
+        (closed(), "deliver"),
+        adopted(),
+    ]);
+    // Everything matches, but something else is still being stored.
+    check_granted(vec![
+        (sums(0, 2), "verify"),
+        (commit(), "close"),
+        (verified(4), ""),
+        (closed(), "deliver"),
+        adopted(),
+    ]);
 }
 
 #[test]
@@ -104,7 +129,8 @@ fn what_was_here_before_is_no_part_of_the_whole() {
         (granted(16), "grant"),
         (sums(1, 1), "verify"),
         (verified(2), ""),
-        (commit_of(half()), "deliver"),
+        (commit_of(half()), "close"),
+        (closed(), "deliver"),
         (SinkInput::Delivered(Ok(())), "ack, forget"),
     ]);
     let wrong = [whole_commit(), Commit { bytes: 64, ..half() }, Commit { tokens: vec![0; 16], ..half() }];
@@ -120,9 +146,16 @@ fn what_was_here_before_is_no_part_of_the_whole() {
 
 #[test]
 fn a_doubled_commit_delivers_once() {
-    let delivered = vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "deliver"), (commit(), "")];
-    check_granted(delivered);
-    check_granted(vec![(commit(), ""), (commit(), ""), (sums(0, 2), "verify"), (verified(4), "deliver")]);
+    let first = |then| vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "close"), then, (commit(), "")];
+    check_granted(first((closed(), "deliver")));
+    check_granted(first((commit(), "")).into_iter().chain([(closed(), "deliver")]).collect());
+    check_granted(vec![
+        (commit(), "close"),
+        (commit(), ""),
+        (closed(), ""),
+        (sums(0, 2), "verify"),
+        (verified(4), "deliver"),
+    ]);
 }
 
 #[test]
@@ -142,7 +175,7 @@ fn corruption_is_never_adopted() {
     // Found after the commit: nothing is in flight.
     check_granted(vec![
         (sums(0, 2), "verify"),
-        (commit(), ""),
+        (commit(), "close"),
         (corrupt(), "nack corrupt, release, failed corrupt, forget"),
         (verified(4), ""),
     ]);
@@ -180,7 +213,8 @@ fn parts_verified_once_each_are_the_whole() {
         (sums(0, 1), "verify"),
         (sums(1, 1), "verify"),
         (verified(2), ""),
-        (commit(), ""),
+        (commit(), "close"),
+        (closed(), ""),
         (verified(2), "deliver"),
     ]);
 }
@@ -209,23 +243,24 @@ fn blocks_return_only_behind_a_fence() {
 
 #[test]
 fn behind_a_commit_nothing_is_quarantined() {
-    check_granted(vec![(commit(), ""), (lost(false), "failed peer_lost, release, forget")]);
+    check_granted(vec![(commit(), "close"), (lost(false), "failed peer_lost, release, forget")]);
     check_granted(vec![
         (sums(0, 2), "verify"),
         (verified(4), ""),
-        (commit(), "deliver"),
+        (commit(), "close"),
+        (closed(), "deliver"),
         (lost(false), "failed peer_lost, release, forget"),
         (SinkInput::Delivered(Ok(())), ""),
     ]);
     check_granted(vec![
-        (commit(), ""),
+        (commit(), "close"),
         (cancel(), "abort, failed aborted"),
         (aborted(false), "release, forget"),
         (lost(true), ""),
     ]);
     check_at(vec![
         (0, granted(0), "grant"),
-        (0, commit(), ""),
+        (0, commit(), "close"),
         (0, cancel(), "abort, failed aborted"),
         (100, SinkInput::Tick, "release, forget"),
     ]);
@@ -261,7 +296,8 @@ fn a_worker_that_does_not_adopt_ends_it() {
     check_granted(vec![
         (sums(0, 2), "verify"),
         (verified(4), ""),
-        (commit(), "deliver"),
+        (commit(), "close"),
+        (closed(), "deliver"),
         (SinkInput::Delivered(Err("x".into())), "nack not_adopted, failed not_adopted, forget"),
     ]);
 }

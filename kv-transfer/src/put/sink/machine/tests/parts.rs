@@ -88,6 +88,7 @@ impl Pair {
                         let sums = runs.iter().map(|run| run.sums.len() as u64).sum();
                         inputs.push_back(SinkInput::Verified { sums });
                     }
+                    SinkAction::CloseWindow => inputs.push_back(SinkInput::WindowClosed),
                     SinkAction::Deliver(_) => self.delivered = true,
                     SinkAction::SendGrant => {}
                     other => panic!("{other:?}"),

@@ -1,0 +1,141 @@
+//! When blocks are released that writes may be on their way into, whatever their writer says.
+
+use super::*;
+use crate::message::{Commit, SumRun};
+
+/// A driver that granted a block to a peer, and the ticket.
+fn granted(now: Instant) -> (Driver, Notes, TicketId) {
+    let (mut driver, notes) = Driver::noting();
+    driver.event(Event::Accepted { conn: CONN, proven: false }, now);
+    driver.hear(&Message::Hello(greeting()), now);
+    driver.hear(&offer(1, 16), now);
+    driver.commands(now);
+    let ticket = driver.ticket_of(1);
+    (driver, notes, ticket)
+}
+
+fn commit(ticket: TicketId, bytes: u64) -> Message {
+    let (algorithm, prompt_len, extra) = (crate::checksum::ALGORITHM, 1, Vec::new());
+    Message::Commit(Box::new(Commit { ticket, algorithm, sums: 2, bytes, prompt_len, tokens: vec![0; 17], extra }))
+}
+
+fn aborted(ticket: TicketId, flushed: bool) -> Message {
+    Message::Aborted { handoff: 1, ticket, flushed, detail: String::new() }
+}
+
+#[test]
+fn what_its_writer_says_is_over_is_released_behind_the_window() {
+    let now = Instant::now();
+    let ends: [fn(TicketId) -> Message; 2] = [|ticket| aborted(ticket, true), |ticket| commit(ticket, 1)];
+    for end in ends {
+        let (mut driver, notes, ticket) = granted(now);
+        driver.hear(&end(ticket), now);
+        assert_eq!(*notes.lock(), [""; 0]);
+        assert_eq!(driver.table.sinks(), 0, "the handoff is over");
+        driver.windows_close(now);
+        assert_eq!(*notes.lock(), ["let go"]);
+    }
+}
+
+#[test]
+fn quarantined_blocks_are_released_behind_the_window() {
+    let now = Instant::now();
+    let (mut driver, notes, ticket) = granted(now);
+    driver.hear(&aborted(ticket, false), now);
+    assert_eq!(*notes.lock(), ["quarantined"]);
+    driver.hear(&aborted(ticket, true), now);
+    driver.event(Event::WindowClosed(CONN, ticket), now);
+    assert_eq!(*notes.lock(), ["quarantined"], "that was the first call's");
+    driver.event(Event::WindowClosed(CONN, ticket), now);
+    assert_eq!(*notes.lock(), ["quarantined", "let go"]);
+}
+
+#[test]
+fn what_is_delivered_is_written_no_more() {
+    let now = Instant::now();
+    let (mut driver, notes, ticket) = granted(now);
+    // The pool is zeroed, and so is what the source says it wrote.
+    let map = config("here").map;
+    let memory = HostPool::new(map.bytes()).unwrap();
+    let heads = crate::heads::Cut::new(map.layout(), crate::HeadShard::WHOLE, crate::HeadShard::WHOLE).unwrap().sink;
+    let sums = crate::checksum::layer_sums(&*memory, &map, &blocks().0[0], &heads, 0, 0, 0..16).unwrap();
+    let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums }];
+    driver.hear(&Message::Checksums { ticket, runs }, now);
+    driver.hear(&commit(ticket, 16 * map.layout().bytes_per_token() as u64), now);
+    let by = Instant::now() + Duration::from_secs(20);
+    while !driver.inbox.has_work() {
+        assert!(Instant::now() < by, "never compared");
+        std::thread::yield_now();
+    }
+    driver.commands(now);
+    driver.commands(now);
+    assert_eq!(*notes.lock(), [""; 0], "everything matches, but more may be on its way");
+    driver.windows_close(now);
+    driver.commands(now);
+    assert_eq!(*notes.lock(), ["let go"], "the worker has taken it, and dropped it");
+}
+
+fn gone(fenced: bool, draining: bool) -> Event {
+    Event::Closed { conn: CONN, reason: "gone".into(), fenced, draining, unproven: false }
+}
+
+#[test]
+fn blocks_of_a_connection_that_is_drained_late_come_back() {
+    let now = Instant::now();
+    // Granted; released, but not drained; quarantined.
+    let ends: [fn(TicketId) -> Option<Message>; 3] =
+        [|_| None, |ticket| Some(aborted(ticket, true)), |ticket| Some(aborted(ticket, false))];
+    for (end, fenced) in ends.into_iter().flat_map(|end| [(end, true), (end, false)]) {
+        let (mut driver, notes, ticket) = granted(now);
+        let end = end(ticket);
+        end.iter().for_each(|message| driver.hear(message, now));
+        driver.event(gone(false, true), now);
+        let is_released = matches!(end, Some(Message::Aborted { flushed: true, .. }));
+        let held = if is_released { vec![] } else { vec!["quarantined"] };
+        assert_eq!(*notes.lock(), held);
+        driver.tick(now + Duration::from_secs(100), false);
+        assert_eq!(*notes.lock(), held);
+        driver.event(Event::Drained { conn: CONN, fenced }, now);
+        // On a lane without a fence the peer may still write to what it was granted.
+        let free = if fenced || is_released { [&held[..], &["let go"]].concat() } else { held };
+        assert_eq!(*notes.lock(), free, "{end:?}, fenced: {fenced}");
+    }
+}
+
+#[test]
+fn blocks_that_a_device_reads_for_a_closed_connection_are_held() {
+    let (mut driver, notes) = Driver::noting();
+    let now = Instant::now();
+    let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
+    let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
+    let hold = Box::new(Held(notes.clone(), blocks()));
+    let request = PutRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
+    let (outcome, _told) = tokio::sync::oneshot::channel();
+    driver.inbox.put(peer, request, outcome).unwrap();
+    driver.commands(now);
+    driver.hear(&Message::Welcome(greeting()), now);
+    driver.event(gone(false, true), now);
+    assert_eq!(*notes.lock(), [""; 0]);
+    driver.event(Event::Drained { conn: CONN, fenced: true }, now);
+    assert_eq!(*notes.lock(), ["let go"]);
+}
+
+#[test]
+fn what_is_never_drained_is_leaked() {
+    let now = Instant::now();
+    let (mut driver, notes, ticket) = granted(now);
+    driver.hear(&aborted(ticket, true), now);
+    driver.event(gone(false, true), now);
+    driver.finish(now, now);
+    drop(driver);
+    assert_eq!(*notes.lock(), ["shutdown"]);
+}
+
+#[test]
+fn a_connection_that_is_fenced_has_no_writes_on_their_way() {
+    let now = Instant::now();
+    let (mut driver, notes, ticket) = granted(now);
+    driver.hear(&aborted(ticket, true), now);
+    driver.event(gone(true, false), now);
+    assert_eq!(*notes.lock(), ["let go"]);
+}
