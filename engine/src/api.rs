@@ -5,8 +5,9 @@
 //! of a lease owns the blocks, and dropping it frees them.
 
 use crate::scheduler::SequenceKey;
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
-use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
+use baton_types::{Digest, ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub struct SequenceRequest {
     pub share: Share,
     /// How it uses the prefix cache; `None` neither reads nor fills it.
     pub prefix: Option<PrefixUse>,
+    /// The adapter that computes all its rows.
+    pub adapter: Option<AdapterSlot>,
 }
 
 impl SequenceRequest {
@@ -44,6 +47,8 @@ impl SequenceRequest {
 #[derive(Clone, Debug)]
 pub struct PrefixUse {
     hasher: PrefixHasher,
+    /// Digest of the adapter that computes its KV.
+    adapter: Option<Digest>,
     block_hashes: Arc<[PrefixHash]>,
     /// How long unused blocks stay cached; `None` is the engine's default.
     pub ttl: Option<Duration>,
@@ -57,8 +62,28 @@ impl PrefixUse {
     /// Hashes `tokens`, those of the request, for its tenant alone. This runs once, on the thread that accepts the request; later code
     /// reuses the hashes.
     pub fn new(hasher: PrefixHasher, tokens: &[TokenId]) -> Self {
-        let block_hashes = hasher.prompt(tokens, &[]).into();
-        Self { hasher, block_hashes, ttl: None, pin: None, cold: false }
+        Self::with(hasher, None, tokens)
+    }
+
+    /// As [`PrefixUse::new`], for a request with the adapter of this digest: only such requests share its KV.
+    pub fn of_adapter(hasher: PrefixHasher, adapter: Digest, tokens: &[TokenId]) -> Self {
+        Self::with(hasher, Some(adapter), tokens)
+    }
+
+    fn with(hasher: PrefixHasher, adapter: Option<Digest>, tokens: &[TokenId]) -> Self {
+        let extra: Vec<&[u8]> = adapter.iter().map(|digest| &digest.0[..]).collect();
+        let block_hashes = hasher.prompt(tokens, &extra).into();
+        Self { hasher, adapter, block_hashes, ttl: None, pin: None, cold: false }
+    }
+
+    /// Digest of the adapter that computes its KV.
+    pub fn adapter(&self) -> Option<Digest> {
+        self.adapter
+    }
+
+    /// What is hashed beside the tokens.
+    fn extra(&self) -> Vec<&[u8]> {
+        self.adapter.iter().map(|digest| &digest.0[..]).collect()
     }
 
     /// One hash for every 16 tokens, each over all tokens up to its end.
@@ -78,12 +103,12 @@ impl PrefixUse {
 
     /// Hash of the 16 tokens after those of `hashes`.
     pub(crate) fn next(&self, hashes: &[PrefixHash], group: &[TokenId; HASH_TOKENS]) -> PrefixHash {
-        self.hasher.next(hashes.last().copied().unwrap_or(self.hasher.root()), group, &[])
+        self.hasher.next(hashes.last().copied().unwrap_or(self.hasher.root()), group, &self.extra())
     }
 
     /// Hash of all of `tokens`, whose full groups have `hashes`.
     pub(crate) fn whole(&self, hashes: &[PrefixHash], tokens: &[TokenId]) -> PrefixHash {
-        self.hasher.whole(hashes, tokens, &[])
+        self.hasher.whole(hashes, tokens, &self.extra())
     }
 }
 
@@ -207,6 +232,9 @@ pub enum SubmitError {
     /// Too many sequences are waiting.
     #[error("{waiting} sequences wait already, the queue holds {waiting_max}")]
     Full { waiting: usize, waiting_max: usize },
+    /// The adapter is not loaded.
+    #[error("{0:?} is not loaded")]
+    UnknownAdapter(AdapterSlot),
     /// Empty prompt, a token outside the vocabulary and the like.
     #[error("{0}")]
     Invalid(String),

@@ -2,6 +2,7 @@
 
 use crate::error::EngineError;
 use crate::model::ModelConfig;
+use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{CacheConfig, PoolShape};
 use baton_types::{Dtype, KvLayout, KvPoolMap, PoolDemand, TokenId, WATERMARK_BLOCKS};
@@ -33,6 +34,8 @@ pub struct EngineConfig {
     pub end_tokens: Vec<TokenId>,
     /// The prefix cache; `None` disables it.
     pub prefix_cache: Option<PrefixCacheConfig>,
+    /// Bounds of the adapters that may be loaded.
+    pub adapters: AdapterBounds,
 }
 
 /// Bounds of the prefix cache. It has no memory of its own: idle blocks of the pool stay cached until the pool needs them.
@@ -83,6 +86,7 @@ impl Default for EngineConfig {
             step_max: Duration::from_secs(60),
             end_tokens: Vec::new(),
             prefix_cache: Some(PrefixCacheConfig::default()),
+            adapters: AdapterBounds::default(),
         }
     }
 }
@@ -127,6 +131,7 @@ impl EngineConfig {
             logit_rows_max: self.running_max,
             slots_max: self.running_max,
             model_len_max: self.model_len_max,
+            adapters: self.adapters,
         }
     }
 

@@ -62,7 +62,7 @@ fn assemble<M: StepModel>(
     config: EngineConfig,
     clock: Arc<dyn Clock>,
 ) -> Result<(EngineHandle, Runner<M>), EngineError> {
-    let shared = Shared::new(config.try_new()?, map, model.vocab(), clock)?;
+    let shared = Shared::new(config.try_new()?, map, &model, clock)?;
     let len_max = shared.len_max();
     let needs = shared.pool.shape().blocks_at_once(len_max, shared.config.launched_tokens_max());
     let sequences = needs.iter().zip(map.group_blocks()).map(|(needed, blocks)| *blocks as usize / needed).min();

@@ -246,6 +246,13 @@ impl EngineHandle {
         if request.block_hashes().len() > len / HASH_TOKENS {
             return invalid("there are more block hashes than blocks of its tokens".into());
         }
+        let adapter = match request.adapter {
+            Some(slot) => Some(*shared.adapters.get(&slot).ok_or(SubmitError::UnknownAdapter(slot))?),
+            None => None,
+        };
+        if request.prefix.as_ref().is_some_and(|prefix| prefix.adapter() != adapter) {
+            return invalid("its block hashes are those of another adapter".into());
+        }
         self.check_fits(len)?;
         match run {
             Run::Adopted { .. } if len < 2 => invalid("an adopted sequence has a prompt and a token behind it".into()),

@@ -7,9 +7,12 @@ use crate::gate::{LogitObserver, SequenceGate};
 use crate::health::Health;
 use crate::mailbox::Mailbox;
 use crate::scheduler::{Accounts, Awaited, Prefix};
+use crate::step_model::StepModel;
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{Keep, Pin, PoolShape, SharedPool};
-use baton_types::{Clock, GroupKind, KvPoolMap};
+use baton_types::{Clock, Digest, GroupKind, KvPoolMap};
 use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -35,17 +38,19 @@ pub(crate) struct Shared {
     pub(crate) has_windows: bool,
     /// Model layers that have KV.
     pub(crate) layers: Vec<u32>,
+    /// Loaded adapters, and what they are.
+    pub(crate) adapters: BTreeMap<AdapterSlot, Digest>,
     pub(crate) vocab: usize,
     /// Longest sequence that fits the empty pool.
     pub(crate) pool_tokens: usize,
 }
 
 impl Shared {
-    /// Creates the state over a new pool laid out by `map`.
+    /// Creates the state of an engine of `model`, over a new pool laid out by `map`.
     pub(crate) fn new(
         config: EngineConfig,
         map: &KvPoolMap,
-        vocab: usize,
+        model: &impl StepModel,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, EngineError> {
         let shape = PoolShape::from(map);
@@ -58,7 +63,8 @@ impl Shared {
         let shared = Arc::new(Self {
             mailbox: Mailbox::default(),
             pool: pool.clone(),
-            vocab,
+            vocab: model.vocab(),
+            adapters: model.adapters(),
             block_tokens,
             pool_tokens,
             has_windows: map.layout().groups().iter().any(|group| matches!(group.kind, GroupKind::Window(_))),

@@ -1,8 +1,10 @@
 //! The runner's interface to a model, so that tests can run it over a fake model whose tokens reveal a wrong block table.
 
 use crate::model::{Model, ModelError, StepInput, StepOutput};
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::ForkCopy;
-use baton_types::Fence;
+use baton_types::{Digest, Fence};
+use std::collections::BTreeMap;
 
 /// Computes steps in order.
 #[allow(missing_docs, reason = "the names of methods say it")]
@@ -12,6 +14,11 @@ pub trait StepModel: Send + 'static {
     /// Whether [`StepModel::launch`] returns before the step is computed. Then the runner launches one step ahead.
     fn is_asynchronous(&self) -> bool {
         false
+    }
+
+    /// Its loaded adapters, with their digests.
+    fn adapters(&self) -> BTreeMap<AdapterSlot, Digest> {
+        BTreeMap::new()
     }
 
     /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the step keep their contents and owners.
@@ -32,6 +39,10 @@ impl StepModel for Model {
 
     fn is_asynchronous(&self) -> bool {
         Model::is_asynchronous(self)
+    }
+
+    fn adapters(&self) -> BTreeMap<AdapterSlot, Digest> {
+        Model::adapters(self).clone()
     }
 
     fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {

@@ -129,6 +129,7 @@ fn requests() -> Vec<SequenceRequest> {
         priority: 0,
         share: Share::default(),
         prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
+        adapter: None,
         tokens,
     };
     lengths.into_iter().enumerate().map(|at| request(at, tokens(at))).collect()

@@ -137,6 +137,7 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
         priority: 0,
         share: Share::default(),
         prefix: None,
+        adapter: None,
     }
 }
 

@@ -5,6 +5,7 @@
 //! [`Executable::launch`] enqueues one step and returns; [`Executable::finish`] waits for it and returns what it sampled. Activations never
 //! leave the device, and logits only where asked for. KV does, and a fence says when an observed layer's KV is in the pool.
 
+use crate::adapter::{Adapter, AdapterBounds};
 use crate::numerics::Numerics;
 use crate::program::Program;
 use crate::step::{AdapterSlot, StepInput, StepOutput};
@@ -37,6 +38,15 @@ pub enum DeviceError {
     /// A slot asks for an adapter that is not loaded.
     #[error("{0:?} is not loaded")]
     UnknownAdapter(AdapterSlot),
+    /// An adapter for a slot that the program does not have.
+    #[error("{slot:?} of {slots_max}")]
+    AdapterSlots { slot: AdapterSlot, slots_max: usize },
+    /// An adapter of another rank than the program has room for.
+    #[error("an adapter of rank {rank}, 1 to {rank_max} fit")]
+    AdapterRank { rank: usize, rank_max: usize },
+    /// A sequence uses the adapter, so that it can neither be replaced nor unloaded.
+    #[error("{0:?} is in use")]
+    AdapterInUse(AdapterSlot),
     /// A pool in memory that the device's kernels do not reach.
     #[error("bind: the device does not reach a pool in {0}: allocate it with this device")]
     PoolOutOfReach(MemoryKind),
@@ -181,6 +191,8 @@ pub struct Bounds {
     pub slots_max: usize,
     /// Longest sequence.
     pub positions_max: usize,
+    /// Of adapters that are loaded later.
+    pub adapters: AdapterBounds,
 }
 
 /// Description of a backend.
@@ -232,6 +244,13 @@ pub type LayerObserver<'a> = &'a mut dyn FnMut(u32, &Fence);
 pub trait Executable: Send {
     /// Makes `memory`, which [`Device::alloc_pool`] allocated, the pool of all later steps. The element types of its planes determine the rounding of stores.
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError>;
+
+    /// Makes `adapter` what rows of this slot use, after everything enqueued before, in place of another one. Refused with a typed error if it
+    /// does not fit the program or its bounds, or a sequence uses the slot; then nothing changes.
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError>;
+
+    /// Frees the slot of an adapter that no sequence uses.
+    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError>;
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
     ///

@@ -7,7 +7,7 @@
 //! * [`host`]: devices whose memory is the host's: they run a program over the [`host::HostKernels`] of one of the next two.
 //! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
-//! * [`sampling`]: the next token from logits, in one written order.
+//! * [`adapter`]: low-rank changes of the linears, by row. [`sampling`]: the next token from logits, in one written order.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.
 //! * [`packed`]: packed weights on disk, which devices of later processes read instead of packing again.
@@ -53,6 +53,7 @@
 //!
 //! **SwiGLU.** `(g / (1 + exp(-g))) * up`, every operation rounded.
 
+pub mod adapter;
 pub mod cpu;
 pub mod device;
 pub mod host;

@@ -1,6 +1,7 @@
 //! Backends with deliberate defects: each breaks one guarantee of the canonical numerics, so that tests can prove that they would detect
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
+use crate::adapter::LowRank;
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
@@ -108,6 +109,10 @@ impl HostKernels for Mutant {
             return self.reference.attend(step, q, scores, out);
         }
         attention::attend(step, q, scores, out, |segment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB);
+    }
+
+    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
+        self.reference.adapt(x, change, y);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -14,7 +14,7 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     let kind = match error {
         SubmitError::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
         SubmitError::Full { .. } => ErrorKind::Overloaded,
-        SubmitError::Invalid(_) => ErrorKind::InvalidRequest,
+        SubmitError::Invalid(_) | SubmitError::UnknownAdapter(_) => ErrorKind::InvalidRequest,
         SubmitError::Stopped => ErrorKind::Unavailable,
     };
     let request_error = RequestError::new(kind, error.to_string());
@@ -32,7 +32,18 @@ pub fn engine_request(
     let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, share, cache } = sequence;
     let cache = cache.filter(|_| engine.config().prefix_cache.is_some());
     let prefix = cache.map(|cache| prefix_use(&cache, &tokens, model));
-    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, share, prefix }
+    SequenceRequest {
+        id: request_id,
+        tokens,
+        prompt_len,
+        sampling,
+        sample_index,
+        deadline,
+        priority,
+        share,
+        prefix,
+        adapter: None,
+    }
 }
 
 /// How a sequence shares its prefixes, for the model with this fingerprint.

@@ -18,10 +18,13 @@ pub use rope::{inverse_frequencies, rope_table};
 
 use crate::formats::ModelSource;
 use crate::models::DecoderSpec;
+use baton_kernels::adapter::{Adapter, AdapterBounds};
 use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::ForkCopy;
 use baton_memory::PoolMemory;
 use baton_types::{Compatibility, Digest, Dtype, Fence, KvLayout, KvPoolMap, LayoutError, NumericsClass};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Formats and bounds of a loaded model. The bounds size the activations, which are allocated once.
@@ -38,6 +41,8 @@ pub struct ModelConfig {
     /// Longest sequence; at most the context the model was made for. Decides the memory of the rotary tables: `4 * head_dim` bytes a
     /// position.
     pub model_len_max: usize,
+    /// Bounds of adapters; the default has none.
+    pub adapters: AdapterBounds,
 }
 
 /// A model whose weights are on its device, with the activations of one step.
@@ -47,6 +52,7 @@ pub struct Model {
     spec: DecoderSpec,
     config: ModelConfig,
     fingerprint: Digest,
+    adapters: BTreeMap<AdapterSlot, Digest>,
 }
 
 impl std::fmt::Debug for Model {
@@ -68,9 +74,24 @@ impl Model {
         let spec = source.spec().clone();
         error::check_config(&spec, &config)?;
         let program = load::program(source, device, config.model_len_max, progress)?;
-        let ModelConfig { rows_max, logit_rows_max, slots_max, model_len_max: positions_max, .. } = config;
-        let executable = device.compile(program, Bounds { rows_max, logit_rows_max, slots_max, positions_max })?;
-        Ok(Self { executable, device: device.info(), spec, config, fingerprint: source.fingerprint() })
+        let ModelConfig { rows_max, logit_rows_max, slots_max, model_len_max: positions_max, adapters, .. } = config;
+        let bounds = Bounds { rows_max, logit_rows_max, slots_max, positions_max, adapters };
+        let (executable, adapters) = (device.compile(program, bounds)?, BTreeMap::new());
+        Ok(Self { executable, device: device.info(), spec, config, fingerprint: source.fingerprint(), adapters })
+    }
+
+    /// Loads an adapter for sequences that name the slot, see [`Executable::load_adapter`]; returns its digest, which the hashes of their
+    /// prefixes include ([`crate::PrefixUse::of_adapter`]).
+    pub fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<Digest, ModelError> {
+        self.executable.load_adapter(slot, adapter)?;
+        let digest = adapter.digest();
+        self.adapters.insert(slot, digest);
+        Ok(digest)
+    }
+
+    /// Loaded adapters, with their digests.
+    pub fn adapters(&self) -> &BTreeMap<AdapterSlot, Digest> {
+        &self.adapters
     }
 
     pub fn spec(&self) -> &DecoderSpec {

@@ -242,3 +242,27 @@ fn positive(name: &str, value: f32) -> Result<(), String> {
     }
     Err(format!("{name} is {value}; it must be positive and finite"))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::formats::{ModelSource, RandomModel};
+    use baton_types::{Dtype, GroupKind};
+
+    #[test]
+    fn layers_of_each_window_form_a_group() {
+        let model = RandomModel::parse("random:layers=8,window=9,full_every=2").unwrap();
+        let mut spec = model.spec().clone();
+        let groups = |spec: &super::DecoderSpec| {
+            let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
+            layout.groups().iter().map(|group| (group.kind, group.layers.clone())).collect::<Vec<_>>()
+        };
+        let halves = [(GroupKind::Full, vec![1, 3, 5, 7]), (GroupKind::Window(9), vec![0, 2, 4, 6])];
+        assert_eq!((groups(&spec), spec.check()), (halves.to_vec(), Ok(())));
+        for (layer, window) in spec.layers.iter_mut().zip(1..).skip(1) {
+            layer.attention.window = Some(window);
+        }
+        assert_eq!(spec.check(), Err("windows of 8 sizes; 7 are possible".into()));
+        spec.layers[0].attention.window = None;
+        assert_eq!((groups(&spec).len(), spec.check()), (8, Ok(())));
+    }
+}

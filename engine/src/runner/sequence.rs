@@ -61,10 +61,11 @@ impl Sequence {
         (sequence, arrival)
     }
 
-    /// Whether another sequence has the same tenant and prompt, and both use the prefix cache.
+    /// Whether another sequence has the same tenant, prompt and adapter, and both use the prefix cache.
     pub(super) fn is_sibling(&self, other: &Self) -> bool {
         let both_cached = self.block_hashes.is_some() && other.block_hashes.is_some();
         both_cached
+            && self.request.adapter == other.request.adapter
             && (self.request.share.tenant, &self.request.tokens) == (other.request.share.tenant, &other.request.tokens)
     }
 
@@ -74,9 +75,9 @@ impl Sequence {
 
     /// What the device needs to know of it, but for its slot and its blocks.
     pub(super) fn join(&self) -> Join {
-        let SequenceRequest { tokens, prompt_len, sampling, sample_index, .. } = &self.request;
-        let (tokens, sampling) = (tokens.clone(), sampling.clone());
-        Join { tokens, prompt_len: *prompt_len, sampling, sample_index: *sample_index, ..Join::default() }
+        let SequenceRequest { tokens, prompt_len, sampling, sample_index, adapter, .. } = &self.request;
+        let (tokens, sampling, adapter) = (tokens.clone(), sampling.clone(), *adapter);
+        Join { tokens, prompt_len: *prompt_len, sampling, sample_index: *sample_index, adapter, ..Join::default() }
     }
 
     /// Reports that it left the queue, with the KV of `cached` tokens present already.

@@ -51,8 +51,10 @@ impl Slots {
     ) -> usize {
         if let Some(Held { slot, tables: known }) = self.held.get_mut(&key) {
             for (group, (known, table)) in known.0.iter_mut().zip(&tables.0).enumerate() {
-                deltas.extend(change(*slot, group, known, table));
-                known.clone_from(table);
+                if let Some(delta) = change(*slot, group, known, table) {
+                    deltas.push(delta);
+                    *known = table.clone();
+                }
             }
             return *slot;
         }

@@ -5,6 +5,7 @@
 //! only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
+mod adapter;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention_splits;
@@ -25,6 +26,7 @@ mod stored;
 mod target;
 mod threads;
 
+use crate::adapter::LowRank;
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::host::{HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times};
 use crate::numerics::Numerics;
@@ -196,6 +198,10 @@ impl HostKernels for CpuKernels {
                 attention_splits::attend(&self.threads, self.simd, step, q, scores, out)
             }
         }
+    }
+
+    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
+        adapter::adapt(self, x, change, y);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -1,11 +1,13 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
-use super::{HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared};
+use super::adapted::AdaptedRows;
+use super::{HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
+use crate::adapter::{Adapter, Linear, ResidentAdapter};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
 use crate::kv::PoolBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Op, Program};
-use crate::step::{Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
+use crate::step::{AdapterSlot, Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, TokenId};
@@ -77,6 +79,8 @@ pub(super) struct HostExecutable<K: HostKernels> {
     scratch: Scratch<K::Input>,
     pool: Option<PoolBinding>,
     slots: SlotTable,
+    /// By adapter slot.
+    adapters: Vec<Option<ResidentAdapter>>,
     samplers: SlotSamplers,
     /// What the running step needs of its slots.
     step: Launched,
@@ -133,7 +137,8 @@ impl<K: HostKernels> HostExecutable<K> {
             activations,
             scratch: Scratch::default(),
             pool: None,
-            slots: SlotTable::new(bounds.slots_max),
+            slots: SlotTable::with_adapters(bounds.slots_max, bounds.adapters.slots_max),
+            adapters: (0..bounds.adapters.slots_max).map(|_| None).collect(),
             samplers: SlotSamplers::new(bounds.slots_max, sizes.vocab),
             step: Launched::default(),
             selected: Vec::new(),
@@ -196,10 +201,26 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         Ok(())
     }
 
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+        adapter.check(slot, &self.program, self.bounds.adapters)?;
+        self.slots.set_adapter(slot, true)?;
+        self.adapters[slot.0 as usize] = Some(ResidentAdapter::new(adapter, self.program.layers()));
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
+        self.slots.set_adapter(slot, false)?;
+        self.adapters[slot.0 as usize] = None;
+        Ok(())
+    }
+
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         self.slots.launch(step, kv.limits(), &mut self.step)?;
         self.samplers.begin(step, &mut self.ids);
+        let adapter = |slot: usize| self.adapters[self.slots.adapter(slot)?.0 as usize].as_ref();
+        let mut adapted = AdaptedRows::new(step.segments.iter().map(|rows| (rows.rows, adapter(rows.slot))));
+        let mut layer = 0;
         let Launched { segments: all, selected } = &self.step;
         let (kernels, a, scratch) = (&self.shared.kernels, &mut self.activations, &mut self.scratch);
         let hidden = self.sizes.hidden;
@@ -212,7 +233,14 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 Resolved::Qkv(op) => {
                     query = op.query;
                     let step_of = kv.step(op.layer, segments);
-                    kernels.qkv(op.weight.matrix(), &op.of(), step_of, residual, &mut a.query[..rows * query], scratch);
+                    layer = op.layer;
+                    let (w, to) = (op.weight.matrix(), &mut a.query[..rows * query]);
+                    match adapted.of(layer) {
+                        None => kernels.qkv(w, &op.of(), step_of, residual, to, scratch),
+                        Some(adapted) => {
+                            parts::qkv(kernels, w, &op.of(), step_of, residual, to, scratch, Some(adapted))
+                        }
+                    }
                     if step.observed.contains(&op.layer) {
                         observer(op.layer, &self.fence);
                     }
@@ -225,13 +253,19 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 Resolved::Out(op) => {
                     let x = &a.attended[..rows * op.k];
                     kernels.project(op.weight.matrix(), &op.of(Role::Out, rows), x, residual, scratch);
+                    adapted.add(kernels, layer, Linear::Out, x, residual);
                 }
                 Resolved::GateUp(norm, weight, ffn) => {
-                    kernels.gate_up(weight.matrix(), norm.of(), residual, &mut a.inner[..rows * ffn], scratch);
+                    let (w, to) = (weight.matrix(), &mut a.inner[..rows * ffn]);
+                    match adapted.of(layer) {
+                        None => kernels.gate_up(w, norm.of(), residual, to, scratch),
+                        Some(adapted) => parts::gate_up(kernels, w, norm.of(), residual, to, scratch, Some(adapted)),
+                    }
                 }
                 Resolved::Down(op) => {
                     let x = &a.inner[..rows * op.k];
                     kernels.project(op.weight.matrix(), &op.of(Role::Down, rows), x, residual, scratch);
+                    adapted.add(kernels, layer, Linear::Down, x, residual);
                 }
                 Resolved::Select => {
                     if selected.is_empty() {
@@ -240,6 +274,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     select(selected, hidden, &mut a.residual, &mut a.selected);
                     select(selected, query, &mut a.query, &mut a.selected);
                     rows = selected.len();
+                    adapted = adapted.select(selected);
                     self.selected.resize_with(all.len(), Segments::default);
                     for (to, group) in self.selected.iter_mut().zip(all) {
                         to.select(group.as_slice(), selected);

@@ -2,12 +2,14 @@
 //!
 //! [`HostDevice`] owns weights and checks programs and steps; a [`HostKernels`] only computes on slices.
 
+mod adapted;
 mod device;
 mod executable;
 mod kept;
 mod parts;
 mod timed;
 
+use crate::adapter::LowRank;
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
@@ -203,6 +205,9 @@ pub trait HostKernels: Send + Sync + 'static {
     /// Causal attention of `q`, rows of `q.len() / step.rows()`.
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
 
+    /// Adds an adapter's change of a linear to its output, row by row: `x` is the linear's input, before it is rounded for a class.
+    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]);
+
     /// SwiGLU in place: `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
 
@@ -226,7 +231,7 @@ pub trait HostKernels: Send + Sync + 'static {
     ) where
         Self: Sized,
     {
-        parts::qkv(self, w, op, step, residual, query, scratch);
+        parts::qkv(self, w, op, step, residual, query, scratch, None);
     }
 
     /// The operations `Out` and `Down`: `residual += x * w^T`.
@@ -254,7 +259,7 @@ pub trait HostKernels: Send + Sync + 'static {
     ) where
         Self: Sized,
     {
-        parts::gate_up(self, w, norm, residual, inner, scratch);
+        parts::gate_up(self, w, norm, residual, inner, scratch, None);
     }
 
     /// The operation `Head`, of all rows of `residual`.

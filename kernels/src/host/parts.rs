@@ -1,6 +1,8 @@
 //! Operations of a program as their parts, one after another: the canonical order, literally.
 
+use super::adapted::AdaptedLayer;
 use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
+use crate::adapter::Linear;
 
 /// What the parts of an operation hand to one another; the memory is reused.
 #[derive(Debug, Default)]
@@ -37,6 +39,7 @@ fn normed_input<K: HostKernels>(
     kernels.input(normed, residual.len() / norm.gain.len(), w, input);
 }
 
+#[allow(clippy::too_many_arguments, reason = "the operation's own, and which rows have an adapter")]
 pub(super) fn qkv<K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
@@ -45,12 +48,18 @@ pub(super) fn qkv<K: HostKernels>(
     residual: &[f32],
     q: &mut [f32],
     scratch: &mut Scratch<K::Input>,
+    adapted: Option<AdaptedLayer<'_>>,
 ) {
     let Scratch { input, normed, key, value, heads, .. } = scratch;
     normed_input(kernels, w, op.norm, residual, normed, input);
     let rows = step.rows();
     let (k, v) = (room(key, rows * op.kv), room(value, rows * op.kv));
     kernels.linear(input, w, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]);
+    if let Some(adapted) = adapted {
+        for (linear, y) in [(Linear::Query, &mut *q), (Linear::Key, &mut *k), (Linear::Value, &mut *v)] {
+            adapted.add(kernels, linear, normed, y);
+        }
+    }
     if let Some(bias) = op.bias {
         let (of_query, rest) = bias.split_at(op.query);
         let (of_key, of_value) = rest.split_at(op.kv);
@@ -87,11 +96,17 @@ pub(super) fn gate_up<K: HostKernels>(
     residual: &[f32],
     inner: &mut [f32],
     scratch: &mut Scratch<K::Input>,
+    adapted: Option<AdaptedLayer<'_>>,
 ) {
     let Scratch { input, normed, up, .. } = scratch;
     normed_input(kernels, w, norm, residual, normed, input);
     let up = room(up, inner.len());
     kernels.linear(input, w, 1, Store::Set, &mut [&mut *inner, &mut *up]);
+    if let Some(adapted) = adapted {
+        for (linear, y) in [(Linear::Gate, &mut *inner), (Linear::Up, &mut *up)] {
+            adapted.add(kernels, linear, normed, y);
+        }
+    }
     kernels.silu_mul(inner, up);
 }
 

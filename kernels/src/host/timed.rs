@@ -1,6 +1,7 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
 use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
+use crate::adapter::LowRank;
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
 use baton_types::TokenId;
@@ -75,6 +76,10 @@ impl<K: HostKernels> HostKernels for Timed<K> {
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
         self.times.of("attend", || self.inner.attend(step, q, scores, out));
+    }
+
+    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
+        self.times.of("adapter", || self.inner.adapt(x, change, y));
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

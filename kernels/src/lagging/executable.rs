@@ -3,10 +3,11 @@
 use super::LagConfig;
 use super::poison::{PendingRead, poison, still_read};
 use super::stream::{Job, LateFence, Stream, Work};
+use crate::adapter::Adapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::PoolBinding;
 use crate::program::{Op, Program, check};
-use crate::step::{Delta, Launched, SlotTable, StepInput, StepOutput, StepSegment};
+use crate::step::{AdapterSlot, Delta, Launched, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::{PoolMemory, RemotePool};
 use baton_types::{BlockId, BlockTable, Fence, KvPoolMap, seeded};
 use std::sync::Arc;
@@ -46,7 +47,7 @@ impl LateExecutable {
             config,
             stream,
             pool: None,
-            slots: SlotTable::new(bounds.slots_max),
+            slots: SlotTable::with_adapters(bounds.slots_max, bounds.adapters.slots_max),
             reads: Vec::new(),
             thread: Some(thread),
         })
@@ -75,6 +76,11 @@ impl LateExecutable {
         stale
     }
 
+    /// Enqueues work that stores no KV.
+    fn enqueue(&self, work: Work) -> Result<(), DeviceError> {
+        self.stream.enqueue(Job { poison: Box::new(|| ()), work }, &self.config).map(|_| ())
+    }
+
     /// Poisons what will be stored to these rows of each group, unless an earlier step still reads them, and enqueues the work.
     fn push(&mut self, stores: Vec<Vec<StepSegment>>, work: Work) -> Result<u64, DeviceError> {
         let pool = self.pool()?.clone();
@@ -93,11 +99,21 @@ impl Executable for LateExecutable {
         let Some(remote) = RemotePool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
         let memory: Arc<dyn PoolMemory> = remote.device_side().clone();
         let pool = PoolBinding::try_new(memory.clone(), map, &self.program, self.bounds, self.vocab)?;
-        let work = Work::Bind(memory, Box::new(map.clone()));
-        self.stream.enqueue(Job { poison: Box::new(|| ()), work }, &self.config)?;
+        self.enqueue(Work::Bind(memory, Box::new(map.clone())))?;
         self.stream.drain(&self.config)?;
         self.pool = Some(pool);
         Ok(())
+    }
+
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+        adapter.check(slot, &self.program, self.bounds.adapters)?;
+        self.slots.set_adapter(slot, true)?;
+        self.enqueue(Work::LoadAdapter(slot, Box::new(adapter.clone())))
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
+        self.slots.set_adapter(slot, false)?;
+        self.enqueue(Work::UnloadAdapter(slot))
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {

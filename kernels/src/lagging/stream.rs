@@ -1,8 +1,9 @@
 //! An in-order stream with its own thread.
 
 use super::LagConfig;
+use crate::adapter::Adapter;
 use crate::device::{DeviceError, Executable};
-use crate::step::{StepInput, StepOutput};
+use crate::step::{AdapterSlot, StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::{BlockId, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -14,6 +15,8 @@ use std::time::Instant;
 /// Work for the inner executable.
 pub(super) enum Work {
     Bind(Arc<dyn PoolMemory>, Box<KvPoolMap>),
+    LoadAdapter(AdapterSlot, Box<Adapter>),
+    UnloadAdapter(AdapterSlot),
     Step(StepInput),
     Copy { group: usize, from: BlockId, to: BlockId, tokens: usize },
 }
@@ -138,6 +141,8 @@ impl Stream {
     ) -> Result<Option<StepOutput>, DeviceError> {
         match work {
             Work::Bind(memory, map) => inner.bind(memory, &map).map(|()| None),
+            Work::LoadAdapter(slot, adapter) => inner.load_adapter(slot, &adapter).map(|()| None),
+            Work::UnloadAdapter(slot) => inner.unload_adapter(slot).map(|()| None),
             Work::Copy { group, from, to, tokens } => inner.copy_kv(group, from, to, tokens).map(|()| None),
             Work::Step(step) => {
                 inner.launch(&step, &mut |layer, _| {

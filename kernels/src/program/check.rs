@@ -51,6 +51,7 @@ impl Program {
         ] {
             require("compile", bound > 0, || format!("{name} is 0"))?;
         }
+        bounds.adapters.check()?;
         let mut sizes = Sizes::default();
         let (mut expected, mut selected, mut layer) = (Expected::Embed, false, 0);
         // Columns of query and inner of the current layer.

@@ -1,10 +1,12 @@
 //! The scalar backend: the canonical orders of the [crate] docs, implemented literally, without `unsafe` and without optimization.
 
+pub(crate) mod adapter;
 pub(crate) mod attention;
 pub(crate) mod attention_splits;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 
+use crate::adapter::LowRank;
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, flushed, round};
@@ -136,6 +138,10 @@ impl HostKernels for ReferenceKernels {
             }
             Numerics::Bf16x32 | Numerics::I8x32 => attention_splits::attend(step, q, scores, out),
         }
+    }
+
+    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
+        adapter::adapt(x, change, y);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

@@ -46,7 +46,7 @@ pub(crate) fn rows_of(segments: &[StepSegment]) -> usize {
     segments.iter().map(|s| s.rows).sum()
 }
 
-/// An adapter of a device's linears, loaded after the program was compiled.
+/// The number of an adapter, which is loaded after the program was compiled ([`crate::device::Executable::load_adapter`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterSlot(pub u32);
 

@@ -1,6 +1,6 @@
 //! The launching side's view of the slots: block tables and lengths. A step is checked against it before anything is enqueued.
 
-use super::{Delta, Join, Launched, RowId, Segments, SlotRows, StepInput, StepOutput, StepSegment};
+use super::{AdapterSlot, Delta, Join, Launched, RowId, Segments, SlotRows, StepInput, StepOutput, StepSegment};
 use crate::device::{Bounds, DeviceError, STEPS_MAX};
 use baton_types::{BlockId, BlockTable, BlockTables, GroupKind};
 use std::collections::VecDeque;
@@ -38,6 +38,7 @@ struct Slot {
     tokens: Option<usize>,
     /// Whether it has sampled since it joined.
     has_sampled: bool,
+    adapter: Option<AdapterSlot>,
 }
 
 /// Drafts of a launched step.
@@ -53,6 +54,8 @@ struct Drafted {
 #[derive(Debug)]
 pub struct SlotTable {
     slots: Vec<Option<Slot>>,
+    /// Which adapters are loaded.
+    adapters: Vec<bool>,
     joins: u64,
     /// Drafts of each launched step, oldest first.
     launched: VecDeque<Vec<Drafted>>,
@@ -79,7 +82,31 @@ fn refuse<T>(message: String) -> Result<T, DeviceError> {
 impl SlotTable {
     /// Free slots.
     pub fn new(slots_max: usize) -> Self {
-        Self { slots: vec![None; slots_max], joins: 0, launched: VecDeque::new(), checks: Checks::default() }
+        Self::with_adapters(slots_max, 0)
+    }
+
+    /// Free slots of sequences, and of adapters.
+    pub fn with_adapters(slots_max: usize, adapters_max: usize) -> Self {
+        let (slots, adapters) = (vec![None; slots_max], vec![false; adapters_max]);
+        Self { slots, adapters, joins: 0, launched: VecDeque::new(), checks: Checks::default() }
+    }
+
+    /// An adapter is loaded from the next step on, or no longer. Refused while a sequence uses it.
+    pub fn set_adapter(&mut self, adapter: AdapterSlot, is_loaded: bool) -> Result<(), DeviceError> {
+        let slots_max = self.adapters.len();
+        let Some(loaded) = self.adapters.get_mut(adapter.0 as usize) else {
+            return Err(DeviceError::AdapterSlots { slot: adapter, slots_max });
+        };
+        if self.slots.iter().flatten().any(|slot| slot.adapter == Some(adapter)) {
+            return Err(DeviceError::AdapterInUse(adapter));
+        }
+        *loaded = is_loaded;
+        Ok(())
+    }
+
+    /// The adapter of the sequence in a slot, as of the step launched last.
+    pub fn adapter(&self, slot: usize) -> Option<AdapterSlot> {
+        self.slots.get(slot)?.as_ref()?.adapter
     }
 
     /// Steps that are launched and not finished.
@@ -192,9 +219,14 @@ impl SlotTable {
                 }
                 tables.iter().enumerate().try_for_each(|(group, table)| known(group, &table.blocks))?;
                 join.check(limits)?;
+                let is_loaded = |adapter: &AdapterSlot| self.adapters.get(adapter.0 as usize) == Some(&true);
+                if let Some(unknown) = join.adapter.filter(|adapter| !is_loaded(adapter)) {
+                    return Err(DeviceError::UnknownAdapter(unknown));
+                }
                 self.joins += 1;
-                let (join, tables, tokens) = (join, join.tables.clone(), Some(join.tokens.len()));
-                (join.slot, Some(Slot { join: self.joins, tables, tokens, has_sampled: false }))
+                let (tables, tokens) = (join.tables.clone(), Some(join.tokens.len()));
+                let slot = Slot { join: self.joins, tables, tokens, has_sampled: false, adapter: join.adapter };
+                (join.slot, Some(slot))
             }
             Delta::Blocks { slot, group, first, keep, blocks } => {
                 let mut next = self.slot(*slot)?.clone();
@@ -229,9 +261,6 @@ impl Join {
     fn check(&self, limits: &StepLimits) -> Result<(), DeviceError> {
         let vocab = limits.vocab;
         let known = |token: u32| (token as usize) < vocab;
-        if let Some(adapter) = self.adapter {
-            return Err(DeviceError::UnknownAdapter(adapter));
-        }
         if self.prompt_len > self.tokens.len() || self.tokens.len() > limits.bounds.positions_max {
             let (tokens, prompt, max) = (self.tokens.len(), self.prompt_len, limits.bounds.positions_max);
             return refuse(format!("{tokens} tokens join, {prompt} of them prompt; sequences hold {max}"));

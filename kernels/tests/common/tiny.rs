@@ -1,6 +1,7 @@
 //! A small decoder as a program, on any device.
 
 use super::Random;
+use baton_kernels::adapter::{AdapterBounds, Linear};
 use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
 use baton_kernels::step::{StepInput, StepSegment, TableSteps};
@@ -14,7 +15,9 @@ pub const LAYERS: u32 = 2;
 pub const VOCAB: usize = 11;
 pub const BLOCK: usize = 16;
 pub const BLOCKS: u32 = 8;
-pub const BOUNDS: Bounds = Bounds { rows_max: 24, logit_rows_max: 20, slots_max: 3, positions_max: 40 };
+pub const ADAPTERS: AdapterBounds = AdapterBounds { slots_max: 3, rank_max: 20 };
+pub const BOUNDS: Bounds =
+    Bounds { rows_max: 24, logit_rows_max: 20, slots_max: 3, positions_max: 40, adapters: ADAPTERS };
 const HIDDEN: usize = 20;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -23,11 +26,25 @@ const FFN: usize = 9;
 
 /// Loads f32 rows of `parts` heights.
 pub fn load(device: &dyn Device, role: Role, k: usize, parts: &[usize], random: &mut Random) -> Weight {
+    load_edited(device, role, k, parts, random, &|_, _| ())
+}
+
+/// As [`load`]; `edit` changes the rows of each part.
+fn load_edited(
+    device: &dyn Device,
+    role: Role,
+    k: usize,
+    parts: &[usize],
+    random: &mut Random,
+    edit: &dyn Fn(usize, &mut [f32]),
+) -> Weight {
     let scale = if role == Role::Vector { 1.0 } else { 0.4 };
-    let bytes: Vec<Vec<u8>> = parts
-        .iter()
-        .map(|rows| random.floats(rows * k, scale).into_iter().flat_map(f32::to_le_bytes).collect())
-        .collect();
+    let part = |(part, rows): (usize, &usize)| {
+        let mut floats = random.floats(rows * k, scale);
+        edit(part, &mut floats);
+        floats.into_iter().flat_map(f32::to_le_bytes).collect()
+    };
+    let bytes: Vec<Vec<u8>> = parts.iter().enumerate().map(part).collect();
     let stored: Vec<StoredRows<'_>> =
         parts.iter().zip(&bytes).map(|(&rows, bytes)| StoredRows { rows, format: StorageFormat::F32, bytes }).collect();
     device.load(&WeightSpec { name: "w", role, k, parts: &stored }).unwrap()
@@ -35,6 +52,14 @@ pub fn load(device: &dyn Device, role: Role, k: usize, parts: &[usize], random: 
 
 /// The program, with biases, head norms and a window in its last layer if `rich`.
 pub fn program(device: &dyn Device, rich: bool) -> Program {
+    edited(device, rich, &|_, _, _| ())
+}
+
+/// As [`program`]; `edit` changes the rows of the linears of each layer.
+pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [f32])) -> Program {
+    let linear = |layer: u32, role: Role, k: usize, parts: &[usize], linears: &[Linear], random: &mut Random| {
+        load_edited(device, role, k, parts, random, &|part, rows| edit(layer, linears[part], rows))
+    };
     let mut random = Random(3);
     let random = &mut random;
     let norm = |k: usize, random: &mut Random| Norm { gain: load(device, Role::Vector, k, &[1], random), eps: 1e-5 };
@@ -52,7 +77,14 @@ pub fn program(device: &dyn Device, rich: bool) -> Program {
         ops.push(Op::Qkv(Qkv {
             layer,
             norm: norm(HIDDEN, random),
-            weight: load(device, Role::Qkv, HIDDEN, &[query, kv, kv], random),
+            weight: linear(
+                layer,
+                Role::Qkv,
+                HIDDEN,
+                &[query, kv, kv],
+                &[Linear::Query, Linear::Key, Linear::Value],
+                random,
+            ),
             bias: rich.then(|| load(device, Role::Vector, query + 2 * kv, &[1], random)),
             heads: HEADS,
             kv_heads: KV_HEADS,
@@ -65,10 +97,12 @@ pub fn program(device: &dyn Device, rich: bool) -> Program {
         }
         let window = (rich && layer + 1 == LAYERS).then_some(9);
         ops.push(Op::Attend(Attend { layer, scale: 0.35, window }));
-        ops.push(Op::Out(Project { weight: load(device, Role::Out, query, &[HIDDEN], random), partitions: 2 }));
-        let weight = load(device, Role::GateUp, HIDDEN, &[FFN, FFN], random);
+        let weight = linear(layer, Role::Out, query, &[HIDDEN], &[Linear::Out], random);
+        ops.push(Op::Out(Project { weight, partitions: 2 }));
+        let weight = linear(layer, Role::GateUp, HIDDEN, &[FFN, FFN], &[Linear::Gate, Linear::Up], random);
         ops.push(Op::GateUp(GateUp { norm: norm(HIDDEN, random), weight }));
-        ops.push(Op::Down(Project { weight: load(device, Role::Down, FFN, &[HIDDEN], random), partitions: 1 }));
+        let weight = linear(layer, Role::Down, FFN, &[HIDDEN], &[Linear::Down], random);
+        ops.push(Op::Down(Project { weight, partitions: 1 }));
     }
     let weight = load(device, Role::Head, HIDDEN, &[VOCAB], random);
     ops.push(Op::Head(Head { norm: norm(HIDDEN, random), weight }));
@@ -106,8 +140,7 @@ pub struct Tiny {
 
 impl Tiny {
     pub fn new(device: &dyn Device, rich: bool) -> Self {
-        let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
-        Self::over(device, rich, KvPoolMap::try_new(layout, BLOCKS).unwrap())
+        Self::of(device, program(device, rich))
     }
 
     /// The rich program on a pool of this layout.
@@ -115,8 +148,18 @@ impl Tiny {
         Self::over(device, true, map)
     }
 
+    /// Another program of the same shapes.
+    pub fn of(device: &dyn Device, program: Program) -> Self {
+        let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
+        Self::compiled(device, program, KvPoolMap::try_new(layout, BLOCKS).unwrap())
+    }
+
     fn over(device: &dyn Device, rich: bool, map: KvPoolMap) -> Self {
-        let mut executable = device.compile(program(device, rich), BOUNDS).unwrap();
+        Self::compiled(device, program(device, rich), map)
+    }
+
+    fn compiled(device: &dyn Device, program: Program, map: KvPoolMap) -> Self {
+        let mut executable = device.compile(program, BOUNDS).unwrap();
         let pool = device.alloc_pool(&map).unwrap();
         pool.write_by(soon(), 0, &vec![0xff; map.bytes()]).unwrap();
         executable.bind(pool.clone(), &map).unwrap();
@@ -154,6 +197,17 @@ impl Tiny {
             }
         }
         out
+    }
+}
+
+/// Shape `[n, k]` of a linear.
+pub fn shape(linear: Linear) -> [usize; 2] {
+    match linear {
+        Linear::Query => [HEADS * DIM, HIDDEN],
+        Linear::Key | Linear::Value => [KV_HEADS * DIM, HIDDEN],
+        Linear::Out => [HIDDEN, HEADS * DIM],
+        Linear::Gate | Linear::Up => [FFN, HIDDEN],
+        Linear::Down => [HIDDEN, FFN],
     }
 }
 

@@ -211,6 +211,7 @@ impl OnDevice {
                 logit_rows_max: slots_max,
                 slots_max,
                 positions_max: config.model_len_max,
+                adapters: config.adapters,
             },
             vocab,
             layers: crate::model::layers(),

@@ -10,6 +10,7 @@ use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
+use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::device::Device;
 use baton_kernels::host::Times;
@@ -140,6 +141,7 @@ fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize) -> any
         logit_rows_max: sequences,
         slots_max: sequences,
         model_len_max: POSITIONS,
+        adapters: AdapterBounds::default(),
     };
     let mut model = Model::load(source, device, config, &|_| ())?;
     let map = KvPoolMap::try_new(model.layout(BLOCK as u32)?, (sequences * POSITIONS / BLOCK) as u32)?;

@@ -67,6 +67,7 @@ fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::R
         priority: 0,
         share: Share::default(),
         prefix: None,
+        adapter: None,
     };
     let (sender, events) = sync_channel(max_tokens + 4);
     let begin = Instant::now();

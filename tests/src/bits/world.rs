@@ -192,6 +192,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         deadline: Instant::now() + PATIENCE,
         priority: 0,
         share: Share::default(),
+        adapter: None,
     }
 }
 

@@ -9,6 +9,7 @@ mod rope;
 
 use super::{Logits, Model, ModelConfig, ModelError, StepSegment};
 use crate::formats::{ModelSource, RandomModel};
+use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::device::Device;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
@@ -46,7 +47,8 @@ fn reference(dtype: Dtype) -> Arc<dyn Device> {
 }
 
 fn config(dtype: Dtype) -> ModelConfig {
-    ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, slots_max: 4, model_len_max: 256 }
+    let adapters = AdapterBounds::default();
+    ModelConfig { kv: dtype, rows_max: 256, logit_rows_max: 256, slots_max: 4, model_len_max: 256, adapters }
 }
 
 /// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones. In every other group it is the

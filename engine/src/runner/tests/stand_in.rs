@@ -3,6 +3,7 @@
 use super::BLOCK;
 use crate::model::{ModelError, StepInput, StepOutput};
 use crate::step_model::StepModel;
+use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::device::Bounds;
 use baton_kernels::step::{GroupLimits, Launched, RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
@@ -88,7 +89,13 @@ pub(super) struct StandIn {
 
 impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
-        let bounds = Bounds { rows_max: 64, logit_rows_max: SLOTS_MAX, slots_max: SLOTS_MAX, positions_max: 1024 };
+        let bounds = Bounds {
+            rows_max: 64,
+            logit_rows_max: SLOTS_MAX,
+            slots_max: SLOTS_MAX,
+            positions_max: 1024,
+            adapters: AdapterBounds::default(),
+        };
         let blocks = (kv.0.lock().unwrap().len() / BLOCK) as u32;
         let groups = vec![GroupLimits { kind: GroupKind::Full, blocks }];
         let limits = StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, groups };
