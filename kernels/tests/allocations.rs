@@ -8,7 +8,7 @@ use baton_kernels::device::Executable;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::sampling::{SampleError, Sampled};
 use baton_kernels::step::{Delta, Join, RowId, SlotOutput, SlotRows, StepInput, StepOutput};
-use baton_types::{BlockId, BlockTable, BlockTables, Dtype, SamplingParams};
+use baton_types::{BlockId, BlockTables, Dtype, GroupBlocks, SamplingParams};
 use common::tiny::Tiny;
 use peak_alloc::PeakAlloc;
 
@@ -26,7 +26,7 @@ const SAMPLING_STEPS: usize = 30;
 
 fn join(slot: usize) -> Delta {
     let blocks = (0..3).map(|block| BlockId((slot * 3 + block) as u32)).collect();
-    let tables = BlockTables(vec![BlockTable::from_start(blocks)]);
+    let tables = BlockTables::from_start(GroupBlocks(vec![blocks]));
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let tokens = (0..PROMPT as u32).collect();
     Delta::Join(Box::new(Join { slot, tables, tokens, prompt_len: PROMPT, sampling, ..Join::default() }))
