@@ -48,7 +48,7 @@ bench: shipped model ## Measures the promises in one run, on what users run: tab
 	$(SHIPPED) --package baton-kv-transfer --example put_bench
 	$(CARGO) bench --profile dist --target-dir target/shipped --package baton-tests --bench cluster
 
-bench-peers: setup model ## Installs OpenVINO GenAI and llama.cpp into target/peers: the part `classes` of `make bench` then measures them too.
+bench-peers: setup model ## Installs OpenVINO GenAI and llama.cpp into target/peers: the parts `classes` and `clients` of the benchmark then measure them too.
 	scripts/setup-peers target/peers
 
 shipped: setup ## Builds the binaries as images and releases hold them: target/shipped/dist.

@@ -57,13 +57,22 @@ struct Setup {
 const SMALL: Setup = Setup { block_tokens: 16, window_blocks: 2, chunk: 5, lagging: false };
 const WIDE: Setup = Setup { block_tokens: 16, window_blocks: 8, chunk: 64, lagging: false };
 
-/// What was computed: logits by the position of the token that they determine, and the tables then.
+/// What was computed for a token.
+struct Row {
+    logits: Vec<f32>,
+    /// The sequence's tables then.
+    tables: BlockTables,
+}
+
+/// By the position of the token.
+type Rows = BTreeMap<usize, Row>;
+
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<BTreeMap<usize, (Vec<f32>, BlockTables)>>>);
+struct Seen(Arc<Mutex<Rows>>);
 
 impl LogitObserver for Seen {
     fn computed(&self, _: &RequestId, position: usize, blocks: &BlockTables, logits: &[f32]) {
-        self.0.lock().unwrap().insert(position, (logits.to_vec(), blocks.clone()));
+        self.0.lock().unwrap().insert(position, Row { logits: logits.to_vec(), tables: blocks.clone() });
     }
 }
 
@@ -166,14 +175,14 @@ impl Served {
     }
 
     /// What it computed since it was asked last, by position.
-    fn take(&self) -> BTreeMap<usize, (Vec<f32>, BlockTables)> {
+    fn take(&self) -> Rows {
         std::mem::take(&mut *self.seen.0.lock().unwrap())
     }
 
     /// Bits of the logits.
     fn take_bits(&self) -> BTreeMap<usize, Vec<u32>> {
-        let bits = |(logits, _): (Vec<f32>, _)| logits.into_iter().map(f32::to_bits).collect();
-        self.take().into_iter().map(|(position, seen)| (position, bits(seen))).collect()
+        let bits = |row: Row| row.logits.into_iter().map(f32::to_bits).collect();
+        self.take().into_iter().map(|(position, row)| (position, bits(row))).collect()
     }
 
     /// The table of the group with the window begins with the block that the first position computed last attends to, and none is later than
@@ -209,7 +218,7 @@ fn prefill_computes_the_recorded_logits_and_holds_its_windows_alone() {
             let mut rows = Vec::new();
             for len in 1..=tokens.len() {
                 served.run(request(&tokens[..len], 1), Run::Full);
-                let (row, tables) = served.take().remove(&len).expect("logits of the last position");
+                let Row { logits: row, tables } = served.take().remove(&len).expect("logits of the last position");
                 let difference = row.iter().zip(&logits[len - 1]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(difference / spread < 2e-5, "{family}, {len} tokens, {setup:?}: {difference}");
                 let last_chunk = (len - 1) / setup.chunk * setup.chunk..len;
@@ -235,14 +244,14 @@ fn decode_exchanges_blocks_and_has_the_bits_of_prefill() {
             let served = serve(family, setup);
             let more = served.run(request(&tokens[..5], (LENGTH - 5) as u32), Run::Full);
             let seen = served.take();
-            for (position, (_, tables)) in seen.iter().filter(|(position, _)| **position > 5 && !setup.lagging) {
-                served.check_held(tables, position - 1..*position);
+            for (position, row) in seen.iter().filter(|(position, _)| **position > 5 && !setup.lagging) {
+                served.check_held(&row.tables, position - 1..*position);
             }
             let all = [&tokens[..5], &more].concat();
-            for (position, (row, _)) in seen {
+            for (position, row) in seen {
                 whole.run(request(&all[..position], 1), Run::Full);
                 let want = whole.take_bits().remove(&position).unwrap();
-                assert!(row.into_iter().map(f32::to_bits).eq(want), "{family}, {position} tokens, {setup:?}");
+                assert!(row.logits.into_iter().map(f32::to_bits).eq(want), "{family}, {position} tokens, {setup:?}");
             }
         }
     }

@@ -2,6 +2,7 @@
 //! `STEP_CLASS`, `STEP_WORK` and `STEP_THREADS` choose, so that two builds can take turns. The time on processors says more than the other where
 //! the machine is not idle.
 
+use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::{Bounds, Device, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::numerics::Numerics;
@@ -87,8 +88,13 @@ impl Stepper {
     fn new(numerics: Numerics, threads: usize) -> Self {
         let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("threads start");
         let format = if numerics == Numerics::I8x32 { StorageFormat::Q4_1 } else { StorageFormat::F32 };
-        let bounds =
-            Bounds { rows_max: 512, logit_rows_max: SEQUENCES, slots_max: SEQUENCES, positions_max: POSITIONS };
+        let bounds = Bounds {
+            rows_max: 512,
+            logit_rows_max: SEQUENCES,
+            slots_max: SEQUENCES,
+            positions_max: POSITIONS,
+            adapters: AdapterBounds::default(),
+        };
         let program = program(device.as_ref(), format);
         let mut executable = device.compile(program, bounds).expect("compiled");
         let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");

@@ -8,6 +8,14 @@ its seconds:
     prefill TOKENS            a prompt of so many tokens, and the logits of its last
     decode SEQUENCES CONTEXT  one step of so many sequences that hold so many tokens each
     release                   gives back what sequences hold
+
+or, of
+
+    clients COUNT SHARED PREFIX OWN SALT LENGTH
+
+so many requests at once, whose prompts begin with the same SHARED tokens (those of salt PREFIX) and go on with OWN tokens each (those of
+SALT and the salts behind it): the seconds to the first token of each, and to the last of all LENGTH tokens of all, as {"first": …, "wall": …}.
+What was computed of a prefix in the round before may be used again.
 """
 
 import json
@@ -38,6 +46,7 @@ class LlamaCpp:
         from llama_cpp_py_sync._cffi_bindings import ffi
 
         self.ffi, self.lib, self.threads, self.contexts = ffi, ffi.dlopen(xllamacpp.xllamacpp.__file__), threads, {}
+        self.prefix = None
         defaults = self.lib.llama_context_default_params()
         if (defaults.n_batch, defaults.n_ubatch, defaults.n_seq_max) != (2048, 512, 1):
             raise RuntimeError("the declarations are not those of the library")
@@ -77,7 +86,49 @@ class LlamaCpp:
         self.lib.llama_synchronize(context)
         return time.perf_counter() - begin
 
+    def best(self, context, row):
+        """The most likely token of a row of the last batch."""
+        import numpy
+
+        count = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
+        logits = self.ffi.buffer(self.lib.llama_get_logits_ith(context[0], row), 4 * count)
+        return int(numpy.frombuffer(logits, dtype=numpy.float32).argmax())
+
+    def clients(self, prompts, shared, length):
+        """Each sequence keeps its prefix. Prompts are computed one after another where they are long, together where they fit a batch."""
+        context = self.context(len(prompts), len(prompts[0]) + length + 64)
+        memory = self.lib.llama_get_memory(context[0])
+        begin = time.perf_counter()
+        kept = shared if self.prefix == prompts[0][:shared] else 0
+        self.prefix = prompts[0][:shared]
+        for sequence in range(len(prompts)):
+            self.lib.llama_memory_seq_rm(memory, sequence, kept, -1)
+        groups, room = [[]], 2048
+        for sequence, prompt in enumerate(prompts):
+            if room < len(prompt) - kept:
+                groups.append([])
+                room = 2048
+            room -= len(prompt) - kept
+            groups[-1].append(sequence)
+        last, first = [0] * len(prompts), [0.0] * len(prompts)
+        for group in groups:
+            rows, ends = [], []
+            for sequence in group:
+                prompt = prompts[sequence]
+                rows += [(prompt[i], i, sequence, int(i + 1 == len(prompt))) for i in range(kept, len(prompt))]
+                ends.append(len(rows) - 1)
+            self.run(context, rows)
+            for sequence, end in zip(group, ends):
+                last[sequence] = self.best(context, end)
+                first[sequence] = time.perf_counter() - begin
+        for step in range(length - 1):
+            rows = [(last[s], len(prompt) + step, s, 1) for s, prompt in enumerate(prompts)]
+            self.run(context, rows)
+            last = [self.best(context, s) for s in range(len(prompts))]
+        return first, time.perf_counter() - begin
+
     def release(self):
+        self.prefix = None
         for context, batch in self.contexts.values():
             self.lib.llama_batch_free(batch)
             self.lib.llama_free(context)
@@ -131,6 +182,33 @@ class OpenVino:
                 self.model, config, "CPU", {"INFERENCE_NUM_THREADS": self.threads}
             )
         return self.pipelines[key]
+
+    def clients(self, prompts, shared, length):
+        key, rounds_kept = "clients", 4
+        if key not in self.pipelines:
+            config = self.genai.SchedulerConfig()
+            config.max_num_batched_tokens, config.max_num_seqs = 2048, len(prompts)
+            blocks = (len(prompts[0]) + length) // 32 + 2
+            config.num_kv_blocks, config.enable_prefix_caching = rounds_kept * len(prompts) * blocks, True
+            self.pipelines[key] = self.genai.ContinuousBatchingPipeline(
+                self.model, config, "CPU", {"INFERENCE_NUM_THREADS": self.threads}
+            )
+        pipeline = self.pipelines[key]
+        begin = time.perf_counter()
+        requests = [self.add(pipeline, ids, length) for ids in prompts]
+        first = [0.0] * len(prompts)
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            now = time.perf_counter() - begin
+            for i, request in enumerate(requests):
+                if first[i] == 0.0 and request.can_read():
+                    first[i] = now
+        wall = time.perf_counter() - begin
+        for request in requests:
+            outputs = request.read_all()
+            if sum(len(output.generated_ids) for output in outputs) != length:
+                raise RuntimeError(f"an answer is not {length} tokens long")
+        return first, wall
 
     def release(self):
         self.requests_of.clear()
@@ -196,6 +274,12 @@ def main():
     answer({"name": peer.name})
     for line in sys.stdin:
         kind, *numbers = line.split()
+        if kind == "clients":
+            count, shared, prefix, own, salt, length = map(int, numbers)
+            prompts = [tokens(shared, prefix) + tokens(own, salt + client) for client in range(count)]
+            first, wall = peer.clients(prompts, shared, length)
+            answer({"clients": {"first": first, "wall": wall}})
+            continue
         work = {"prefill": peer.prefill, "decode": peer.decode, "release": peer.release}[kind]
         answer({"seconds": work(*map(int, numbers))})
 

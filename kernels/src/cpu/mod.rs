@@ -20,6 +20,7 @@ mod lines;
 mod matrix;
 mod pool_memory;
 pub mod roofline;
+mod sampling;
 mod simd;
 mod source;
 mod stored;
@@ -31,6 +32,7 @@ use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows}
 use crate::host::{HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times};
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
+use crate::step::{SlotSamplers, StepInput, StepOutput};
 use baton_types::{Digest, TokenId};
 use pool_memory::StoreColumns;
 use simd::{Avx2, Kernel, Portable, Simd};
@@ -87,6 +89,8 @@ pub struct CpuKernels {
     /// For all others.
     simd: SimdLevel,
     threads: Threads,
+    /// Memory of the rows that are sampled.
+    samplers: sampling::Samplers,
 }
 
 /// The CPU as a [`crate::device::Device`].
@@ -127,7 +131,7 @@ impl CpuKernels {
         }
         let threads = Threads::start(config.threads)
             .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
-        Ok(Self { numerics: config.numerics, level, simd, threads })
+        Ok(Self { numerics: config.numerics, level, simd, threads, samplers: sampling::Samplers::default() })
     }
 }
 
@@ -234,6 +238,10 @@ impl HostKernels for CpuKernels {
 
     fn head(&self, w: &Matrix, norm: NormOf<'_>, residual: &[f32], logits: &mut [f32], _: &mut Scratch<Input>) {
         fused::head(self, w, norm, residual, logits);
+    }
+
+    fn sample(&self, samplers: &mut SlotSamplers, step: &StepInput, logits: &[f32]) -> StepOutput {
+        samplers.sample_by(&self.rows(), step, logits)
     }
 }
 

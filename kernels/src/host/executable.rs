@@ -285,7 +285,9 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     let logits = &mut a.logits[..rows * self.sizes.vocab];
                     kernels.head(weight.matrix(), norm.of(), residual, logits, scratch);
                 }
-                Resolved::Sample => output = self.samplers.sample(step, &a.logits[..rows * self.sizes.vocab]),
+                Resolved::Sample => {
+                    output = kernels.sample(&mut self.samplers, step, &a.logits[..rows * self.sizes.vocab]);
+                }
             }
         }
         self.launched.push_back(output);

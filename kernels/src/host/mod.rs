@@ -14,7 +14,7 @@ use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
 use crate::packed::PackedCache;
-use crate::step::{StepSegment, rows_of};
+use crate::step::{SlotSamplers, StepInput, StepOutput, StepSegment, rows_of};
 use baton_memory::{HostPool, HugePages};
 use baton_types::{Digest, TokenId};
 use parking_lot::RwLock;
@@ -274,6 +274,11 @@ pub trait HostKernels: Send + Sync + 'static {
         Self: Sized,
     {
         parts::head(self, w, norm, residual, logits, scratch);
+    }
+
+    /// The bits of [`SlotSamplers::sample`].
+    fn sample(&self, samplers: &mut SlotSamplers, step: &StepInput, logits: &[f32]) -> StepOutput {
+        samplers.sample(step, logits)
     }
 }
 

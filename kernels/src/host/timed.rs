@@ -4,6 +4,7 @@ use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Stor
 use crate::adapter::LowRank;
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
+use crate::step::{SlotSamplers, StepInput, StepOutput};
 use baton_types::TokenId;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -127,5 +128,9 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         scratch: &mut Scratch<K::Input>,
     ) {
         self.times.of("head", || self.inner.head(w, norm, residual, logits, scratch));
+    }
+
+    fn sample(&self, samplers: &mut SlotSamplers, step: &StepInput, logits: &[f32]) -> StepOutput {
+        self.times.of("sample", || self.inner.sample(samplers, step, logits))
     }
 }

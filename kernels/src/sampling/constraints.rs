@@ -1,8 +1,10 @@
 //! What a request asks of the logits beyond its parameters: a bias of some tokens, and the tokens that it allows.
 
-use super::{Adjusted, SampleError};
+use super::SampleError;
 use baton_types::TokenId;
-use std::borrow::Cow;
+
+/// Tokens of a word of a set.
+const WORD: usize = u64::BITS as usize;
 
 /// A set of tokens, one bit each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,7 +16,7 @@ impl FromIterator<TokenId> for TokenSet {
     fn from_iter<I: IntoIterator<Item = TokenId>>(tokens: I) -> Self {
         let mut words = Vec::new();
         for token in tokens {
-            let word = token as usize / 64;
+            let word = token as usize / WORD;
             if words.len() <= word {
                 words.resize(word + 1, 0);
             }
@@ -48,27 +50,32 @@ pub struct Constraints<'a> {
 
 impl Constraints<'_> {
     /// Adds the bias. Results that overflow are clamped to the largest finite f32.
-    pub(super) fn add_bias<'a>(&self, logits: &'a [f32]) -> Adjusted<'a> {
-        let mut biased = Cow::Borrowed(logits);
+    pub(super) fn add_bias(&self, logits: &mut [f32]) {
         for &(token, bias) in self.bias {
-            if let Some(logit) = biased.to_mut().get_mut(token as usize) {
+            if let Some(logit) = logits.get_mut(token as usize) {
                 *logit = (*logit + bias).clamp(f32::MIN, f32::MAX);
             }
         }
-        biased
     }
 
     /// Gives every other token the logit `-inf`, so the weight 0.
-    pub(super) fn keep_allowed(&self, logits: &mut Adjusted<'_>) -> Result<(), SampleError> {
+    pub(super) fn keep_allowed(&self, logits: &mut [f32]) -> Result<(), SampleError> {
         if self.allowed == [None, None] {
             return Ok(());
         }
         let mut kept = 0;
-        for (token, logit) in logits.to_mut().iter_mut().enumerate() {
-            if self.allowed.iter().flatten().all(|set| set.contains(token as TokenId)) {
-                kept += 1;
-            } else {
-                *logit = f32::NEG_INFINITY;
+        for (at, logits) in logits.chunks_mut(WORD).enumerate() {
+            // Bits behind the vocabulary count for nothing.
+            let there = u64::MAX >> (WORD - logits.len());
+            let word = |set: &&TokenSet| set.words.get(at).copied().unwrap_or(0);
+            let allowed = self.allowed.iter().flatten().map(word).fold(there, |all, word| all & word);
+            kept += allowed.count_ones();
+            if allowed == 0 {
+                logits.fill(f32::NEG_INFINITY);
+            } else if allowed != there {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    *logit = if allowed >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                }
             }
         }
         if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }

@@ -1,9 +1,10 @@
 //! Token counts for the penalties; they can be rebuilt from a sequence's tokens at any time.
 
-use super::Adjusted;
 use baton_types::{SamplingParams, TokenId};
-use std::borrow::Cow;
 use std::collections::HashMap;
+
+/// Most generated tokens for which [`History::reserve`] takes memory.
+const RESERVED_MAX: usize = 4096;
 
 /// Counts per token of one sequence. A step costs O(distinct tokens), not O(context), and nothing if no penalty is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,17 @@ impl History {
         history
     }
 
+    /// Takes memory for so many more tokens, up to a limit, so that adding them takes none.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.seen.reserve(tokens.min(RESERVED_MAX));
+    }
+
+    /// Whether any penalty is set: without, a draw needs no history.
+    pub fn is_needed(params: &SamplingParams) -> bool {
+        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = *params;
+        repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
+    }
+
     /// Adds a generated token.
     pub fn push(&mut self, token: TokenId) {
         *self.seen.entry(token).or_insert(0) += 1;
@@ -39,24 +51,22 @@ impl History {
         self.seen.contains_key(&token)
     }
 
-    /// Logits after penalties: first the repetition penalty on every token seen (positive logits divided, others multiplied;
+    /// Applies the penalties: first the repetition penalty on every token seen (positive logits divided, others multiplied;
     /// Keskar et al., CTRL, arXiv:1909.05858), then `frequency * count + presence` subtracted from every token generated
-    /// (OpenAI's formula). Results that overflow are clamped to the largest finite f32.
-    pub(super) fn adjust<'a>(&self, params: &SamplingParams, logits: &'a [f32]) -> Adjusted<'a> {
-        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = *params;
-        if repetition_penalty == 1.0 && presence_penalty == 0.0 && frequency_penalty == 0.0 {
-            return Cow::Borrowed(logits);
+    /// (OpenAI's formula). Results that overflow are clamped to the largest finite f32. Touches only the tokens seen.
+    pub(super) fn penalize(&self, params: &SamplingParams, logits: &mut [f32]) {
+        if !Self::is_needed(params) {
+            return;
         }
-        let mut adjusted = logits.to_vec();
+        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = *params;
         // Each token is adjusted independently, so the map's order does not matter.
         for (&token, &count) in &self.seen {
-            let Some(logit) = adjusted.get_mut(token as usize) else { continue };
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
             *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
             if count > 0 {
                 *logit -= frequency_penalty * count as f32 + presence_penalty;
             }
             *logit = logit.clamp(f32::MIN, f32::MAX);
         }
-        Cow::Owned(adjusted)
     }
 }

@@ -7,7 +7,11 @@ use baton_types::{TokenId, TokenLogprobs};
 /// `ln(sum(exp(logits)))`, shifted by the largest logit and summed in shares.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: u64 = shares(logits, best, 1.0).into_iter().sum();
+    log_total(best, shares(logits, best, 1.0).into_iter().sum())
+}
+
+/// `ln(sum(exp(logits)))` of the sum of their shares at temperature 1.
+pub(crate) fn log_total(best: f32, sum: u64) -> f64 {
     f64::from(best) + (sum as f64 / ONE as f64).ln()
 }
 

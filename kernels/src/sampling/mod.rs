@@ -12,17 +12,18 @@
 
 mod constraints;
 mod distribution;
-mod exp;
+pub(crate) mod exp;
 mod history;
 mod logprobs;
-mod order;
+pub(crate) mod order;
 mod random;
-mod shares;
+pub(crate) mod shares;
 #[cfg(test)]
 mod tests;
 
 pub use constraints::{Constraints, TokenSet};
 pub use history::History;
+pub(crate) use logprobs::log_total;
 pub use logprobs::{log_sum_exp, token_logprobs};
 
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
@@ -87,23 +88,42 @@ pub struct Draw<'a> {
 impl Draw<'_> {
     /// Samples from `logits`, `[vocab]`, as the model returned them.
     pub fn sample(&self, logits: &[f32]) -> Result<Sampled, SampleError> {
-        let Self { params, history, position, sample_index, constraints } = *self;
+        let params = self.params;
         check_finite(logits)?;
-        let biased = constraints.add_bias(logits);
-        let mut adjusted = history.adjust(params, &biased);
-        constraints.keep_allowed(&mut adjusted)?;
+        let mut adjusted = Cow::Borrowed(logits);
+        if self.adjusts() {
+            self.adjust(adjusted.to_mut())?;
+        }
         let token = if params.is_greedy() {
             order::most_likely(&adjusted)
         } else {
-            let uniform = random::uniform(params.seed, sample_index, position);
-            distribution::draw(params, &adjusted, uniform)
+            distribution::draw(params, &adjusted, self.uniform())
         };
         let logprobs = params.logprobs.map(|top| token_logprobs(logits, token, top as usize));
         Ok(Sampled { token, logprobs })
     }
+
+    /// Whether [`Draw::adjust`] may change anything.
+    pub(crate) fn adjusts(&self) -> bool {
+        let Constraints { bias, allowed } = self.constraints;
+        !bias.is_empty() || allowed != [None, None] || History::is_needed(self.params)
+    }
+
+    /// Bias, penalties, then allowed tokens.
+    pub(crate) fn adjust(&self, logits: &mut [f32]) -> Result<(), SampleError> {
+        self.constraints.add_bias(logits);
+        self.history.penalize(self.params, logits);
+        self.constraints.keep_allowed(logits)
+    }
+
+    /// The random number of the draw.
+    pub(crate) fn uniform(&self) -> f64 {
+        random::uniform(self.params.seed, self.sample_index, self.position)
+    }
 }
 
-fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
+/// Refuses logits that cannot be sampled from.
+pub(crate) fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
     if logits.is_empty() {
         return Err(SampleError::Empty);
     }
@@ -112,6 +132,3 @@ fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
         None => Ok(()),
     }
 }
-
-/// Logits after bias, penalties or masks; borrowed where none applies.
-type Adjusted<'a> = Cow<'a, [f32]>;

@@ -13,12 +13,15 @@ pub(super) fn most_likely(logits: &[f32]) -> TokenId {
     best as TokenId
 }
 
-/// A number that orders like (logit, then lower id). The upper half maps the bits of an f32 that is a number to an order-preserving
-/// integer: negative numbers have all bits flipped, others only the sign. No two keys are equal.
-pub(super) fn key(logit: f32, token: TokenId) -> u64 {
+/// An integer that orders like a number: negative ones have all bits flipped, others only the sign.
+pub(crate) fn ordered(logit: f32) -> u32 {
     let bits = (logit + 0.0).to_bits(); // -0.0 + 0.0 is 0.0: both zeros tie
-    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    u64::from(ordered) << 32 | u64::from(!token)
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// A number that orders like (logit, then lower id). No two keys are equal.
+pub(crate) fn key(logit: f32, token: TokenId) -> u64 {
+    u64::from(ordered(logit)) << 32 | u64::from(!token)
 }
 
 /// Keys of a vocabulary, by token.

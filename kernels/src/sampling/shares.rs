@@ -3,10 +3,10 @@
 use super::exp::exp;
 
 /// One, as a share: that of the most likely token. A token 2^40 times less likely counts as impossible; sums of 2^24 tokens fit 64 bits.
-pub(super) const ONE: u64 = 1 << 40;
+pub(crate) const ONE: u64 = 1 << 40;
 
 /// `floor(exp((logit - best) / temperature) * 2^40)` of every logit, where `best` is the largest.
-pub(super) fn shares(logits: &[f32], best: f32, temperature: f32) -> Vec<u64> {
+pub(crate) fn shares(logits: &[f32], best: f32, temperature: f32) -> Vec<u64> {
     // A loop of its own becomes vector instructions.
     let weights: Vec<f32> = logits.iter().map(|&logit| exp((logit - best) / temperature)).collect();
     weights.into_iter().map(share).collect()

@@ -13,7 +13,7 @@ mod tables;
 
 pub use mask::LateMask;
 pub use output::{Logits, SlotOutput, StepOutput};
-pub use samplers::SlotSamplers;
+pub use samplers::{RowSampler, SlotSamplers};
 pub use segments::{Launched, Segments};
 pub use table::{GroupLimits, SlotTable, StepLimits};
 pub use tables::TableSteps;

@@ -3,7 +3,29 @@
 use super::{Delta, Join, LateMask, Logits, RowId, SlotOutput, StepInput, StepOutput};
 use crate::sampling::{Constraints, Draw, History, SampleError, Sampled, TokenSet};
 use baton_types::{SamplingParams, TokenId};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+/// How a device samples: rows of several slots at once.
+pub trait RowSampler: Sync {
+    /// Samples from `logits`, `[vocab]`, with the bits of [`Draw::sample`].
+    fn sample(&self, draw: &Draw<'_>, logits: &[f32]) -> Result<Sampled, SampleError>;
+
+    /// Calls `task(i)` for every `i < tasks`, each once, in any order and on any thread.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+}
+
+/// The reference, one row after another.
+struct OneByOne;
+
+impl RowSampler for OneByOne {
+    fn sample(&self, draw: &Draw<'_>, logits: &[f32]) -> Result<Sampled, SampleError> {
+        draw.sample(logits)
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..tasks).for_each(task);
+    }
+}
 
 /// One sequence.
 #[derive(Clone, Debug)]
@@ -12,18 +34,27 @@ struct Sampler {
     sample_index: u32,
     bias: Vec<(TokenId, f32)>,
     allowed: Option<Arc<TokenSet>>,
+    /// Empty where there are no penalties.
     history: History,
     last: TokenId,
 }
 
 impl From<&Join> for Sampler {
     fn from(join: &Join) -> Self {
+        let params = join.sampling.clone();
+        let history = if History::is_needed(&params) {
+            let mut history = History::rebuild(&join.tokens, join.prompt_len);
+            history.reserve(params.max_tokens as usize);
+            history
+        } else {
+            History::default()
+        };
         Self {
-            params: join.sampling.clone(),
+            params,
             sample_index: join.sample_index,
             bias: join.bias.clone(),
             allowed: join.allowed.clone(),
-            history: History::rebuild(&join.tokens, join.prompt_len),
+            history,
             last: join.tokens.last().copied().unwrap_or(0),
         }
     }
@@ -31,7 +62,13 @@ impl From<&Join> for Sampler {
 
 impl Sampler {
     /// Samples the token after `position`.
-    fn sample(&mut self, position: usize, logits: &[f32], mask: Option<&LateMask>) -> Result<Sampled, SampleError> {
+    fn sample(
+        &self,
+        rows: &dyn RowSampler,
+        position: usize,
+        logits: &[f32],
+        mask: Option<&LateMask>,
+    ) -> Result<Sampled, SampleError> {
         let late = mask.map(LateMask::wait).transpose()?;
         let draw = Draw {
             params: &self.params,
@@ -40,11 +77,27 @@ impl Sampler {
             sample_index: self.sample_index,
             constraints: Constraints { bias: &self.bias, allowed: [self.allowed.as_deref(), late.as_deref()] },
         };
-        let sampled = draw.sample(logits)?;
-        self.history.push(sampled.token);
-        self.last = sampled.token;
-        Ok(sampled)
+        rows.sample(&draw, logits)
     }
+
+    /// Notes what was sampled.
+    fn push(&mut self, token: TokenId) {
+        if History::is_needed(&self.params) {
+            self.history.push(token);
+        }
+        self.last = token;
+    }
+}
+
+/// A segment whose next row samples.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    /// Index of the segment in the step, and of its output.
+    segment: usize,
+    output: usize,
+    /// Of the first row that samples: among the logits, and in the step.
+    logits: usize,
+    row: usize,
 }
 
 /// The samplers of all slots. Its steps have been checked by a [`SlotTable`](super::SlotTable); they are computed in order.
@@ -52,12 +105,20 @@ impl Sampler {
 pub struct SlotSamplers {
     slots: Vec<Option<Sampler>>,
     vocab: usize,
+    pending: Vec<Pending>,
+    /// What each pending row sampled.
+    sampled: Vec<OnceLock<Result<Sampled, SampleError>>>,
 }
 
 impl SlotSamplers {
     /// Without sequences.
     pub fn new(slots_max: usize, vocab: usize) -> Self {
-        Self { slots: vec![None; slots_max], vocab }
+        Self {
+            slots: vec![None; slots_max],
+            vocab,
+            pending: Vec::with_capacity(slots_max),
+            sampled: vec![OnceLock::new(); slots_max],
+        }
     }
 
     /// Begins a step: sequences join and leave. Sets `ids` to the token of each row.
@@ -86,34 +147,63 @@ impl SlotSamplers {
     /// # Panics
     /// If there are fewer logits.
     pub fn sample(&mut self, step: &StepInput, logits: &[f32]) -> StepOutput {
-        let row = |at: usize| &logits[at * self.vocab..(at + 1) * self.vocab];
-        let (mut at, mut end, mut sampled) = (0, 0, Vec::new());
-        for segment in &step.segments {
+        self.sample_by(&OneByOne, step, logits)
+    }
+
+    /// [`SlotSamplers::sample`] by `rows`: first the first sampling row of every slot, then the row behind each accepted draft.
+    pub fn sample_by(&mut self, rows: &dyn RowSampler, step: &StepInput, logits: &[f32]) -> StepOutput {
+        let logits_of = |at: usize| &logits[at * self.vocab..(at + 1) * self.vocab];
+        let mut outputs = Vec::with_capacity(step.segments.len());
+        self.pending.clear();
+        let (mut at, mut end) = (0, 0);
+        for (index, segment) in step.segments.iter().enumerate() {
             end += segment.rows;
-            let first = end - segment.samples;
-            let Some(sampler) = self.slots[segment.slot].as_mut().filter(|_| segment.samples > 0) else { continue };
-            let mut output = SlotOutput { slot: segment.slot, rows: Vec::new(), accepted: 0 };
-            for index in 0..segment.samples {
-                let position = segment.position + segment.rows - segment.samples + index;
-                let result = sampler.sample(position, row(at + index), segment.masks.get(index));
-                let token = result.as_ref().ok().map(|sampled| RowId::Token(sampled.token));
-                output.rows.push(result);
-                if token.is_none() || step.ids[first..end].get(index + 1).copied() != token {
-                    break;
-                }
-                output.accepted += 1;
+            if segment.samples > 0 && self.slots[segment.slot].is_some() {
+                let row = end - segment.samples;
+                self.pending.push(Pending { segment: index, output: outputs.len(), logits: at, row });
+                let rows = Vec::with_capacity(segment.samples);
+                outputs.push(SlotOutput { slot: segment.slot, rows, accepted: 0 });
             }
             at += segment.samples;
-            sampled.push(output);
+        }
+        for draft in 0.. {
+            if self.pending.is_empty() {
+                break;
+            }
+            let (slots, pending, sampled) = (&self.slots, &self.pending, &self.sampled);
+            rows.run(pending.len(), &|task| {
+                let (of, segment) = (pending[task], &step.segments[pending[task].segment]);
+                let Some(sampler) = &slots[segment.slot] else { return };
+                let position = segment.position + segment.rows - segment.samples + draft;
+                let row = sampler.sample(rows, position, logits_of(of.logits + draft), segment.masks.get(draft));
+                sampled[task].set(row).unwrap_or_else(|_| unreachable!("each task runs once"));
+            });
+            let mut sampled = self.sampled.iter_mut();
+            self.pending.retain(|of| {
+                let segment = &step.segments[of.segment];
+                let sampler = self.slots[segment.slot].as_mut();
+                let (Some(row), Some(sampler)) = (sampled.next().and_then(OnceLock::take), sampler) else {
+                    unreachable!("each task runs once, for a slot that is taken");
+                };
+                let token = row.as_ref().ok().map(|row| row.token);
+                token.into_iter().for_each(|token| sampler.push(token));
+                let output = &mut outputs[of.output];
+                output.rows.push(row);
+                let drafted = step.ids[..of.row + segment.samples].get(of.row + draft + 1);
+                let accepted = token.is_some() && drafted.copied() == token.map(RowId::Token);
+                output.accepted += usize::from(accepted);
+                accepted
+            });
         }
         let mut requested = Vec::with_capacity(step.logit_rows.len() * self.vocab);
         if !step.logit_rows.is_empty() {
             let selected = step.selected_rows();
             for wanted in &step.logit_rows {
                 let at = selected.iter().position(|selected| selected == wanted);
-                requested.extend_from_slice(row(at.unwrap_or_else(|| unreachable!("requested rows are selected"))));
+                requested
+                    .extend_from_slice(logits_of(at.unwrap_or_else(|| unreachable!("requested rows are selected"))));
             }
         }
-        StepOutput { sampled, logits: Logits::new(self.vocab, requested) }
+        StepOutput { sampled: outputs, logits: Logits::new(self.vocab, requested) }
     }
 }

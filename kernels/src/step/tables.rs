@@ -10,6 +10,16 @@ pub struct TableSteps {
 }
 
 impl TableSteps {
+    /// Frees the slots of the step before, for a step that is made otherwise.
+    pub fn leave(&mut self) -> Vec<Delta> {
+        (0..std::mem::take(&mut self.taken)).map(|slot| Delta::Leave { slot }).collect()
+    }
+
+    /// Says that so many slots are taken by a step that was made otherwise: the next step frees them.
+    pub fn joined(&mut self, slots: usize) {
+        self.taken = slots;
+    }
+
     /// A step of these segments, which come with their tables of the only group; the logits of `logit_rows` come back, and the first `layers`
     /// layers are observed.
     pub fn step(
@@ -33,9 +43,9 @@ impl TableSteps {
         logit_rows: Vec<usize>,
         layers: u32,
     ) -> StepInput {
-        let mut deltas: Vec<Delta> = (0..self.taken).map(|slot| Delta::Leave { slot }).collect();
-        self.taken = groups[0].len();
-        let mut rows = Vec::with_capacity(self.taken);
+        let mut deltas = self.leave();
+        self.joined(groups[0].len());
+        let mut rows = Vec::with_capacity(groups[0].len());
         for (slot, StepSegment { position, rows: count, .. }) in groups[0].iter().enumerate() {
             let tables = BlockTables(groups.iter().map(|segments| segments[slot].table.clone()).collect());
             deltas.push(Delta::Join(Box::new(Join { slot, tables, ..Join::default() })));

@@ -5,6 +5,7 @@
 
 use crate::THREADS;
 use crate::peers::{self, Peer, Work};
+use crate::sampling;
 use crate::statistics::{best, median, paired_ratio_at_least};
 use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
@@ -39,7 +40,9 @@ const WORKS: [Work; 9] = [
 ];
 /// Steps whose operations are timed.
 const TIMED: [Work; 3] = [Work::Prefill(512), Work::Decode(1, 128), Work::Decode(8, 2048)];
-const SEQUENCES_MAX: usize = 32;
+pub(crate) const SEQUENCES_MAX: usize = 32;
+/// The step whose sampling is timed.
+const SAMPLED: Work = Work::Decode(SEQUENCES_MAX, 128);
 /// Positions of each sequence's table.
 const POSITIONS: usize = 2064;
 const BLOCK: usize = 16;
@@ -49,23 +52,24 @@ const DECODE_STEPS: usize = 4;
 const CHECKED: usize = 12;
 
 /// A model in one class.
-struct Subject {
-    numerics: Numerics,
-    model: Stepped,
-    times: Times,
+pub(crate) struct Subject {
+    pub(crate) numerics: Numerics,
+    pub(crate) model: Stepped,
+    pub(crate) times: Times,
 }
 
 /// A model, and what its slots hold.
-struct Stepped {
-    model: Model,
-    steps: TableSteps,
+pub(crate) struct Stepped {
+    pub(crate) model: Model,
+    pub(crate) steps: TableSteps,
 }
 
 fn ids(count: usize) -> Vec<TokenId> {
     (0..count).map(|i| 100 + (i * 7919 % 48_000) as u32).collect()
 }
 
-fn blocks(sequence: usize) -> Vec<BlockId> {
+/// The table of a sequence.
+pub(crate) fn blocks(sequence: usize) -> Vec<BlockId> {
     let each = POSITIONS / BLOCK;
     (sequence * each..(sequence + 1) * each).map(|block| BlockId(block as u32)).collect()
 }
@@ -277,6 +281,9 @@ pub(crate) fn measure(summary: &mut Summary, names: &[String]) -> anyhow::Result
     }
     for subject in &mut subjects {
         TIMED.into_iter().filter(wanted).try_for_each(|work| subject.operations(work, summary))?;
+        if wanted(&SAMPLED) {
+            sampling::measure(subject, summary)?;
+        }
     }
     ensure!(wrong.is_empty(), "no figures of {}", wrong.join("; "));
     Ok(())

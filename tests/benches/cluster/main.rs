@@ -1,6 +1,6 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
 //! `handoff`, `puts`, `compute`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
-//! more and is only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
+//! more and `clients` three to six; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
@@ -8,6 +8,7 @@
 
 mod cache;
 mod classes;
+mod clients;
 mod compute;
 mod gemm;
 mod handoff;
@@ -17,6 +18,7 @@ mod overload;
 mod peers;
 mod puts;
 mod router;
+mod sampling;
 mod start;
 mod statistics;
 mod summary;
@@ -43,8 +45,19 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 10] =
-        ["handoff", "puts", "compute", "classes", "start", "telemetry", "index", "cache", "router", "overload"];
+    const PARTS: [&str; 11] = [
+        "handoff",
+        "puts",
+        "compute",
+        "classes",
+        "start",
+        "telemetry",
+        "index",
+        "cache",
+        "router",
+        "overload",
+        "clients",
+    ];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
@@ -79,6 +92,9 @@ fn main() -> anyhow::Result<()> {
     }
     if parts.iter().any(|p| p == "overload") {
         overload::measure(&mut summary)?;
+    }
+    if parts.iter().any(|p| p == "clients") {
+        clients::measure(&mut summary)?;
     }
     summary.finish()
 }

@@ -19,6 +19,36 @@ enum Answer {
     Name(String),
     Missing(String),
     Seconds(f64),
+    Clients(Times),
+}
+
+/// Requests that come at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clients {
+    pub(crate) count: usize,
+    /// Tokens with which all prompts begin, and what they are made from.
+    pub(crate) shared: usize,
+    pub(crate) prefix: usize,
+    /// Tokens with which each prompt goes on, and what those of the first are made from; the others follow.
+    pub(crate) own: usize,
+    pub(crate) salt: usize,
+    /// Tokens of an answer.
+    pub(crate) length: usize,
+}
+
+impl Clients {
+    /// The prompt of one of them, as `peer.py` makes it.
+    pub(crate) fn prompt(&self, client: usize) -> Vec<u32> {
+        let tokens = |count: usize, salt: usize| (0..count).map(move |i| (100 + (i + 7 * salt) * 7919 % 48_000) as u32);
+        tokens(self.shared, self.prefix).chain(tokens(self.own, self.salt + client)).collect()
+    }
+}
+
+/// Seconds to the first token of each client, and to the last of all.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) first: Vec<f64>,
+    pub(crate) wall: f64,
 }
 
 /// One measurement.
@@ -91,10 +121,23 @@ impl Peer {
     }
 
     fn say(&mut self, line: &str) -> anyhow::Result<f64> {
-        writeln!(self.to, "{line}")?;
-        match self.answer()? {
+        match self.ask(line)? {
             Answer::Seconds(seconds) => Ok(seconds),
             other => bail!("{} said {other:?} to {line:?}", self.key),
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> anyhow::Result<Answer> {
+        writeln!(self.to, "{line}")?;
+        self.answer()
+    }
+
+    /// Requests at once.
+    pub(crate) fn clients(&mut self, work: &Clients) -> anyhow::Result<Times> {
+        let Clients { count, shared, prefix, own, salt, length } = *work;
+        match self.ask(&format!("clients {count} {shared} {prefix} {own} {salt} {length}"))? {
+            Answer::Clients(times) if times.first.len() == count => Ok(times),
+            other => bail!("{} said {other:?} to {work:?}", self.key),
         }
     }
 
@@ -123,8 +166,13 @@ fn installed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers")
 }
 
-/// The engines that are installed, each on the model's file and on the same weights in F16. Those that do not run are named.
+/// The engines that are installed, each on the model's file and on the same weights in F16.
 pub(crate) fn all(model: &Path) -> anyhow::Result<Vec<Peer>> {
+    some(model, &[("llama.cpp", "q4_1"), ("llama.cpp", "f16"), ("openvino", "q4_1"), ("openvino", "f16")])
+}
+
+/// These engines on these weights, where they are installed. Those that do not run are named.
+pub(crate) fn some(model: &Path, wanted: &[(&str, &str)]) -> anyhow::Result<Vec<Peer>> {
     let folder = installed();
     if !folder.join(".installed").exists() {
         eprintln!("  no peers: `make bench-peers` installs them");
@@ -137,15 +185,14 @@ pub(crate) fn all(model: &Path) -> anyhow::Result<Vec<Peer>> {
         anyhow::ensure!(status.success(), "cannot write {}", wide.display());
     }
     let mut peers = Vec::new();
-    for engine in ["llama.cpp", "openvino"] {
-        for (weights, file) in [("q4_1", model), ("f16", &wide)] {
-            match Peer::start(engine, weights, file) {
-                Ok(peer) => {
-                    eprintln!("  {}: {}", peer.key, peer.name);
-                    peers.push(peer);
-                }
-                Err(error) => eprintln!("  {engine} on {weights} is left out: {error:#}"),
+    for (engine, weights) in wanted {
+        let file = if *weights == "f16" { &wide } else { model };
+        match Peer::start(engine, weights, file) {
+            Ok(peer) => {
+                eprintln!("  {}: {}", peer.key, peer.name);
+                peers.push(peer);
             }
+            Err(error) => eprintln!("  {engine} on {weights} is left out: {error:#}"),
         }
     }
     Ok(peers)

@@ -6,10 +6,14 @@
 mod avx2;
 mod exp;
 mod portable;
+mod wide;
+#[cfg(target_arch = "x86_64")]
+mod wide_x86;
 
 pub(super) use avx2::Avx2;
 pub(super) use exp::{exp, silu};
 pub(super) use portable::Portable;
+pub(super) use wide::{Pass, WIDEST, Wide, Width};
 
 /// Lanes of a vector.
 pub(super) use crate::numerics::lanes::LANES;

@@ -8,7 +8,9 @@ fn formulas() {
     let plain = SamplingParams::default;
     let check = |params: SamplingParams, prompt: &[TokenId], output: &[TokenId], logits: &[f32], expected: &[f32]| {
         let history = History::rebuild(&[prompt, output].concat(), prompt.len());
-        assert_eq!(&*history.adjust(&params, logits), expected, "{params:?}, prompt {prompt:?}, output {output:?}");
+        let mut adjusted = logits.to_vec();
+        history.penalize(&params, &mut adjusted);
+        assert_eq!(adjusted, expected, "{params:?}, prompt {prompt:?}, output {output:?}");
     };
     let none: &[TokenId] = &[];
     check(plain(), &[0, 1], &[1], &[1.0, 2.0], &[1.0, 2.0]);
