@@ -23,10 +23,11 @@ pub(in crate::cpu) fn embed(kernels: &CpuKernels, table: &Matrix, ids: &[TokenId
     assert_eq!(residual.len(), ids.len() * k);
     let out = Shared(residual.as_mut_ptr());
     kernels.threads.run(ids.len().div_ceil(EMBED_ROWS), &|task| {
-        for row in task * EMBED_ROWS..((task + 1) * EMBED_ROWS).min(ids.len()) {
+        let ids = ids.iter().enumerate().skip(task * EMBED_ROWS).take(EMBED_ROWS);
+        for (row, id) in ids {
             // SAFETY: a row of the residual stream, of one task.
             let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(row * k), k) };
-            table.row(ids[row] as usize, out);
+            table.row(*id as usize, out);
         }
     });
 }

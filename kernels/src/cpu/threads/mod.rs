@@ -308,7 +308,9 @@ mod tests {
             }
             // All three must meet: no thread can run two of these tasks.
             let meeting = std::sync::Barrier::new(3);
-            threads.run(3, &|_| drop(meeting.wait()));
+            threads.run(3, &|_| {
+                meeting.wait();
+            });
         }
         drop(threads);
     }
