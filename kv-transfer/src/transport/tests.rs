@@ -13,6 +13,8 @@ use std::ops::Range;
 mod authority;
 #[path = "proving_tests.rs"]
 mod proving;
+#[path = "records_tests.rs"]
+mod records;
 #[path = "storing_tests.rs"]
 mod storing;
 

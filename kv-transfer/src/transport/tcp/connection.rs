@@ -87,6 +87,9 @@ pub(super) struct Connection {
     inbox: Box<[u8]>,
     from: usize,
     to: usize,
+    /// So many of them, in complete records, were given to TLS and are part of a message of its own that is not complete. TLS remembers where
+    /// they end: whatever it is given next begins with them.
+    kept: usize,
     /// What is in the inbox waits for room in the pool's buffers.
     paused: bool,
     /// The current incoming frame is in clear.
@@ -120,6 +123,7 @@ impl Connection {
             inbox: Box::default(),
             from: 0,
             to: 0,
+            kept: 0,
             paused: false,
             in_clear: false,
             lane_frames: has_lanes.then(VecDeque::new),
@@ -199,9 +203,8 @@ impl Connection {
                     (self.pool.send_parts(&self.stream, &parts), true)
                 }
                 Some(secured) => {
-                    // Nothing of what is paused was shown to the session.
-                    let unread = if self.paused { &mut [] } else { &mut self.inbox[self.from..self.to] };
-                    encrypt(secured, &mut self.writer, &self.pool, unread, id, events)?;
+                    let kept = &mut self.inbox[self.from..self.from + self.kept];
+                    encrypt(secured, &mut self.writer, &self.pool, kept, id, events)?;
                     if secured.outbox.waiting().is_empty() {
                         break;
                     }
@@ -282,12 +285,12 @@ impl Connection {
         let mut arrived = Vec::new();
         self.paused = false;
         loop {
-            let before = self.from;
+            let before = (self.from, self.kept);
             self.take_once(&mut arrived)?;
             // Before any message is accepted that came with the end of the handshake.
             self.prove(id, events)?;
             arrived.drain(..).try_for_each(|frame| self.act(id, frame, events))?;
-            if self.from == self.to || self.from == before {
+            if self.from == self.to || (self.from, self.kept) == before {
                 break;
             }
             if !self.reader.incoming.has_room() {
@@ -306,30 +309,32 @@ impl Connection {
             return Ok(());
         }
         let (reader, bytes) = (&mut self.reader, &mut self.inbox[self.from..self.to]);
-        self.in_clear &= !reader.is_between_frames();
+        let (is_between_frames, is_clear) = (reader.is_between_frames(), begins_clear(&bytes[self.kept..]));
+        self.in_clear &= !is_between_frames;
         match &mut self.secured {
-            Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
-                // During the handshake there are only records. A pool elsewhere may have no room for the writes of a second one.
-                let is_host = self.pool.host().is_some();
-                let len = match secured.proven {
-                    true if is_host => whole_records(bytes),
-                    true => first_record(bytes),
-                    false => bytes.len(),
+            // Whoever can add bytes to the stream must not complete what began in a record.
+            Some(secured) if secured.proven && is_clear && !self.in_clear && (self.kept > 0 || !is_between_frames) => {
+                return Err("bytes in clear where a record continues".into());
+            }
+            Some(secured) if !(self.in_clear || secured.proven && is_clear) => {
+                // A pool elsewhere may have no room for the writes of a second record.
+                let records = match self.pool.host() {
+                    None if secured.proven => first_record(&bytes[self.kept..]),
+                    _ => whole_records(&bytes[self.kept..]),
                 };
-                let mut take = |mut plain: &[u8]| {
+                let complete = self.kept + records;
+                // During the handshake there are only records: what is none is an error.
+                let len = if secured.proven { complete } else { bytes.len() };
+                let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {
                     while !plain.is_empty() {
                         arrived.extend(reader.take(&mut plain, false)?);
                     }
                     Ok(())
-                };
-                let mut read = secured.session.read(&mut bytes[..len], &mut secured.outbox, &mut take);
-                if secured.proven && !is_host && read == Ok(0) {
-                    // What TLS itself has to say may take several records.
-                    let len = whole_records(bytes);
-                    read = secured.session.read(&mut bytes[..len], &mut secured.outbox, &mut take);
-                }
+                });
                 secured.failed |= read.is_err() && !self.heard;
-                self.from += read?;
+                let used = read?;
+                self.from += used;
+                self.kept = complete.saturating_sub(used);
             }
             secured => {
                 if secured.as_ref().is_some_and(|secured| !secured.clear) {

@@ -139,6 +139,7 @@ impl FrameReader {
                 }
                 self.begin(head)
             }
+            Frame::Body { .. } if only_puts => Err("a control message in clear".into()),
             Frame::Body { bytes, len, attach } => {
                 bytes.extend_from_slice(split(from, *len - bytes.len()));
                 if bytes.len() < *len {

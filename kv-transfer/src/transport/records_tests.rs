@@ -1,0 +1,123 @@
+//! Peers that divide what they say into records as no correct peer does, and somebody in between who adds bytes.
+
+use super::*;
+use baton_memory::{RemoteConfig, RemotePool};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::ServerSessionMemoryCache;
+use rustls::{ClientConfig, ServerConfig};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+/// Bytes of a record's header.
+const HEADER: usize = 5;
+
+/// A worker whose messages of TLS itself come in several records each, after the handshake too.
+struct Dividing(Arc<dyn Credentials>);
+
+impl Credentials for Dividing {
+    fn server(&self) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.0.server());
+        config.max_fragment_size = Some(32);
+        config.session_storage = ServerSessionMemoryCache::new(16);
+        config.send_tls13_tickets = 4;
+        Arc::new(config)
+    }
+    fn client(&self) -> Arc<ClientConfig> {
+        self.0.client()
+    }
+    fn worker_name(&self) -> ServerName<'static> {
+        self.0.worker_name()
+    }
+    fn is_worker(&self, chain: &[CertificateDer<'_>]) -> bool {
+        self.0.is_worker(chain)
+    }
+}
+
+/// Forwards one connection to `address`; `there` and `back` carry the bytes of each direction.
+fn forwarded(
+    address: TransferAddress,
+    there: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
+    back: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
+) -> TransferAddress {
+    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let between = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (dialler, _) = listener.accept().unwrap();
+        let other = TcpStream::connect(to).unwrap();
+        [&dialler, &other].into_iter().for_each(|stream| stream.set_nodelay(true).unwrap());
+        let (from, to) = (dialler.try_clone().unwrap(), other.try_clone().unwrap());
+        std::thread::spawn(move || there(from, to));
+        back(other, dialler);
+    });
+    TransferAddress::Tcp(between)
+}
+
+fn all_at_once(mut from: TcpStream, mut to: TcpStream) {
+    let mut bytes = [0; 64 << 10];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..n]).is_err() {
+            return;
+        }
+    }
+}
+
+/// So few bytes at once that records end between them.
+fn in_pieces(mut from: TcpStream, mut to: TcpStream) {
+    let mut bytes = [0; 23];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..n]).is_err() {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+}
+
+/// TLS remembers where a message of its own continues, and must be shown the same bytes again.
+#[test]
+fn messages_of_tls_in_many_records_are_taken_in_pieces() {
+    for base in [tls(), tls_control()] {
+        let dividing = base.clone().with(Arc::new(Dividing(base.credentials.clone().unwrap())));
+        let memory = RemotePool::new(BYTES, RemoteConfig::default()).unwrap();
+        for a in [Side::start(&base), Side::over(&base, memory.clone(), memory.device_side().clone())] {
+            let dials = |address| forwarded(address, all_at_once, in_pieces);
+            let (mut a, from, mut b, to) = connect(a, Side::start(&dividing), dials);
+            for i in 0..20 {
+                a.transport.send(from, vec![i; 100]);
+                b.transport.send(to, vec![100 + i; 100]);
+                assert_eq!(until(&mut b, &mut a, "a message", message), vec![i; 100]);
+                assert_eq!(until(&mut a, &mut b, "an answer", message), vec![100 + i; 100]);
+            }
+        }
+    }
+}
+
+/// After the first long record come other bytes, and nothing else.
+fn continued_in_clear(mut from: TcpStream, mut to: TcpStream) {
+    loop {
+        let mut record = vec![0; HEADER];
+        if from.read_exact(&mut record).is_err() {
+            return;
+        }
+        record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+        from.read_exact(&mut record[HEADER..]).unwrap();
+        to.write_all(&record).unwrap();
+        if record.len() > 8 << 10 {
+            to.write_all(&[0x7a; 64 << 10]).ok(); // The first byte of a frame.
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_began_in_a_record_does_not_continue_in_clear() {
+    let way = tls_control();
+    let (mut a, from, mut b, _) = connected_by(&way, |address| forwarded(address, continued_in_clear, all_at_once));
+    a.transport.send(from, vec![3; 40_000]);
+    let reason = until(&mut b, &mut a, "closed", |event| match event {
+        Event::Closed { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(reason.contains("in clear"), "{reason}");
+    assert!(b.events.iter().all(|event| message(event).is_none()), "a message with bytes of somebody else");
+}
