@@ -58,7 +58,7 @@ fn sampling(c: &mut Criterion) {
         let [join, step] = steps(&params);
         let (mut ours, mut theirs) = (SlotSamplers::new(ROWS, VOCAB), SlotSamplers::new(ROWS, VOCAB));
         for samplers in [&mut ours, &mut theirs] {
-            samplers.begin(&join);
+            samplers.begin(&join, &mut Vec::new());
         }
         let sampled = fast.sample(&mut ours, &step, &logits);
         assert_eq!(sampled, slow.sample(&mut theirs, &step, &logits), "{name}");

@@ -27,7 +27,7 @@ const SAMPLING_STEPS: usize = 30;
 fn join(slot: usize) -> Delta {
     let blocks = (0..3).map(|block| BlockId((slot * 3 + block) as u32)).collect();
     let tables = BlockTables::from_start(GroupBlocks(vec![blocks]));
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let sampling = SamplingParams { temperature: 0.9 * slot as f32, top_p: 0.9, ..SamplingParams::default() };
     let tokens = (0..PROMPT as u32).collect();
     Delta::Join(Box::new(Join { slot, tables, tokens, prompt_len: PROMPT, sampling, ..Join::default() }))
 }
@@ -84,7 +84,9 @@ fn a_warm_step_allocates_nothing() {
             let several = |_| step(vec![rows(0, PROMPT, 1, 0), rows(1, PROMPT, 2, 0)], RowId::Token(3));
             assert!(becomes_quiet(executable, 1000, several), "{}", of("rows of two slots"));
             let decode = |index| step(vec![rows(0, PROMPT + index, 1, 1)], RowId::LastSampled);
-            assert!(becomes_quiet(executable, SAMPLING_STEPS, decode), "{}", of("a row that samples"));
+            assert!(becomes_quiet(executable, SAMPLING_STEPS, decode), "{}", of("a row that takes the best token"));
+            let drawn = |index| step(vec![rows(1, PROMPT - 1 + index, 1, 1)], RowId::Token(3));
+            assert!(becomes_quiet(executable, SAMPLING_STEPS, drawn), "{}", of("a row that draws a token"));
         }
     }
 }

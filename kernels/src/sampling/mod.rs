@@ -8,7 +8,8 @@
 //! Sums are of whole numbers (`shares`), and selections are by radix (`order`), so that every device repeats them. `docs/numerics.md` is the
 //! specification.
 //!
-//! The sampler does not know where logits come from, and keeps no state of its own.
+//! The sampler does not know where logits come from, and keeps no state of its own. It is the reference: devices sample with its bits, the CPU
+//! [by vectors](crate::cpu).
 
 mod constraints;
 mod distribution;

@@ -305,10 +305,52 @@ fn put_rows(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
     put_all(level, x, k, to);
 }
 
+/// Eight elements at a time.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn put_rows_avx2(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
-    put_all(level, x, k, to);
+fn put_rows_avx2(level: SimdLevel, x: &[f32], k: usize, block: &mut [u32]) {
+    if has_tiles(level) {
+        return put_all(level, x, k, block);
+    }
+    let (wide, height) = (pair_words(level), x.len() / k.max(1));
+    for (row, x) in x.chunks_exact(k.max(1)).enumerate() {
+        for (x, to) in x.chunks(GROUP).zip(block.chunks_exact_mut(PAIRS * wide * height)) {
+            let mut group = [0.0; GROUP];
+            group[..x.len()].copy_from_slice(x);
+            for (eight, x) in group.as_chunks::<8>().0.iter().enumerate() {
+                for (i, pair) in pairs_of_eight(x).into_iter().enumerate() {
+                    let at = (eight * 4 + i) * height + row;
+                    let [first, second] = [pair as u32, (pair >> 32) as u32];
+                    if wide == 1 {
+                        to[at] = first | second >> 16;
+                    } else {
+                        to[at * 2..at * 2 + 2].copy_from_slice(&[first, second]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The four pairs of eight elements, rounded to nearest even as [`bf16::from_f32`] does: the first of each in the low half, each as f32.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn pairs_of_eight(x: &[f32; 8]) -> [u64; 4] {
+    use std::arch::x86_64::*;
+    // SAFETY: eight f32.
+    let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+    let bits = _mm256_castps_si256(x);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+    let rounded = _mm256_blendv_epi8(nearest, _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000)), nan);
+    let rounded = _mm256_and_si256(rounded, _mm256_set1_epi32(0xffff_0000u32.cast_signed()));
+    // Within halves: 0 2 1 3.
+    let pairs = _mm256_shuffle_epi32::<0b11_01_10_00>(rounded);
+    let mut out = [0; 4];
+    // SAFETY: room for a vector.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), pairs) };
+    out
 }
 
 #[inline(always)]
