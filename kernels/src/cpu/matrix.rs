@@ -16,6 +16,9 @@ const PACKING_REVISION: u32 = 2;
 /// Features that a task of [`linear`] takes together: whole panels of every class.
 const LINEAR_UNIT: usize = 32;
 
+/// Rows for which a stored panel is expanded once: that takes as long as the products of some ten rows. They may come from the third-level cache.
+const EXPANDED_ROWS: usize = 64;
+
 /// Tasks per thread, so that a slow thread takes fewer.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -173,6 +176,8 @@ pub(super) struct Tiles {
     pub(super) rows_max: usize,
     /// Bytes of a packed row.
     pub(super) row_bytes: usize,
+    /// Rows that have to pass over a panel together, if there are so many.
+    pub(super) rows_min: usize,
 }
 
 impl Matrix {
@@ -188,7 +193,8 @@ impl Matrix {
             Packed::Bf16(_) => bf16x32::rows(kernels.simd, self.k),
             Packed::I8(_) => i8x32::rows(self.k),
         };
-        Tiles { rows_max, row_bytes }
+        let is_expanded = matches!(&self.groups[0], Packed::Bf16(weights) if !weights.has_words());
+        Tiles { rows_max, row_bytes, rows_min: if is_expanded { EXPANDED_ROWS } else { 1 } }
     }
 
     /// The group of a part, and its number there.

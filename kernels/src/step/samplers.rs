@@ -155,6 +155,8 @@ impl SlotSamplers {
         let logits_of = |at: usize| &logits[at * self.vocab..(at + 1) * self.vocab];
         let mut outputs = Vec::with_capacity(step.segments.len());
         self.pending.clear();
+        // A step before may have ended in a panic.
+        self.sampled.iter_mut().for_each(|sampled| _ = sampled.take());
         let (mut at, mut end) = (0, 0);
         for (index, segment) in step.segments.iter().enumerate() {
             end += segment.rows;

@@ -11,6 +11,7 @@ use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
+use baton_engine::models::TensorName;
 use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::device::Device;
@@ -234,7 +235,9 @@ fn rates(work: Work, subjects: &mut [Subject], peers: &mut [Peer]) -> anyhow::Re
 pub(crate) fn stored_bytes(source: &dyn ModelSource) -> anyhow::Result<usize> {
     let spec = source.spec();
     let mut bytes = 0;
-    for name in spec.tensor_names().filter(|name| !name.is_vector()) {
+    // Of an embedding that is not the output too, a step reads a row for each token.
+    let is_read = |name: &TensorName| !name.is_vector() && (spec.tied || *name != TensorName::Embedding);
+    for name in spec.tensor_names().filter(is_read) {
         let stored = source.stored(name)?;
         let wide = 2 * spec.tensor_dims(name).iter().product::<usize>();
         bytes += if stored.format.is_quantized() { stored.bytes.len() } else { wide };

@@ -68,8 +68,8 @@ pub(super) struct Total(pub(super) Sums);
 pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut impl Epilogue) {
     assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available() && w.suit(x.level()));
     let blocks = x.m().div_ceil(x.height());
-    // Equal numbers of blocks between one pass over the panels and the next.
-    let passes = (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1));
+    // Equal numbers of blocks between one pass over the panels and the next; one pass over panels that would be expanded again.
+    let passes = if w.has_words() { (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1)) } else { 1 };
     let per_pass = blocks.div_ceil(passes).max(1);
     let strip = (STRIP_ROWS / x.height()).max(1);
     for first in (0..blocks).step_by(per_pass) {

@@ -72,7 +72,7 @@ impl Grid {
             // As many for each thread.
             blocks = blocks.next_multiple_of(threads);
         }
-        let blocks = blocks.min(count);
+        let blocks = blocks.min(rows.div_ceil(tiles.rows_min)).min(count);
         let wanted = if threads > 1 { (threads * TASKS_PER_THREAD).div_ceil(blocks) } else { 1 };
         Self { rows, height: rows.div_ceil(count), tiles: count, blocks, columns: wanted.min(units), units }
     }
@@ -116,7 +116,7 @@ mod tests {
             for threads in [1, 2, 3, 7, 32] {
                 for rows in (1..40).chain([63, 64, 65, 128, 257, 512, 2048]) {
                     for rows_max in [4, 5, 6, 12, 16, 32] {
-                        let tiles = Tiles { rows_max, row_bytes: 2304 };
+                        let tiles = Tiles { rows_max, row_bytes: 2304, rows_min: 1 };
                         let grid = Grid::new(threads, rows, tiles, columns.units());
                         let mut seen = vec![[0usize; 4]; rows];
                         for task in 0..grid.tasks() {

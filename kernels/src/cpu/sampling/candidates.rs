@@ -70,11 +70,10 @@ impl Candidates {
     fn clear(&mut self, vocab: usize) {
         let Self { tokens, logits, shares, parts, members, rings, .. } = self;
         if tokens.len() < vocab + WIDEST {
-            for list in [tokens, parts, members] {
-                list.resize(vocab + WIDEST, 0);
-            }
-            logits.resize(vocab + WIDEST, 0.0);
-            shares.resize(vocab + WIDEST, 0);
+            // Zeroed memory of the system: what no candidate reaches is never resident.
+            let len = vocab + WIDEST;
+            [*tokens, *parts, *members] = [vec![0; len], vec![0; len], vec![0; len]];
+            (*logits, *shares) = (vec![0.0; len], vec![0; len]);
             rings.reserve(RINGS.len() + 1);
         }
         rings.clear();

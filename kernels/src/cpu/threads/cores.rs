@@ -3,15 +3,23 @@
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A core for each of `count` threads, if this process may use exactly as many: then each thread has one to itself, and none is left idle. With
-/// more cores other processes may compute on some of them, so the system chooses better; with fewer, threads have to share.
+/// A core for each of `count` threads, if this process has exactly as many to itself: then none is left idle. They are taken for its own if
+/// it may not use the host's other cores. Where it may use all cores of the host, another worker may compute on them too, and both would
+/// keep threads on the same ones. With more cores than threads the system chooses better; with fewer, threads have to share.
 #[cfg(target_os = "linux")]
 pub(super) fn one_each(count: usize) -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
-    if allowed.count() as usize != count {
+    if allowed.count() as usize != count || count >= online() {
         return Vec::new();
     }
     (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect()
+}
+
+/// Cores of the host.
+#[cfg(target_os = "linux")]
+fn online() -> usize {
+    // SAFETY: it reads a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(0)
 }
 
 /// Keeps the calling thread on a core. A refusal changes nothing but speed.
