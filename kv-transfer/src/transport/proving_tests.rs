@@ -4,7 +4,7 @@ use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
 use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 
 fn socket(side: &Side) -> SocketAddr {
     let (TransferAddress::Tcp(socket) | TransferAddress::Ucx(socket)) = side.transport.address();
@@ -95,26 +95,19 @@ fn without_credentials_everybody_gets_through() {
     assert_eq!(greets(&tcp(), &tcp()), Ok(()));
 }
 
-/// Forwards connections to `address`, and keeps a copy of the bytes. Returns the address to connect to.
+/// Forwards a connection to `address`, and keeps a copy of the bytes. Returns the address to connect to.
 fn tapped(address: TransferAddress, copy: &Arc<Mutex<Vec<u8>>>) -> TransferAddress {
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let (tap, copy) = (listener.local_addr().unwrap(), copy.clone());
-    std::thread::spawn(move || {
-        let (dialler, _) = listener.accept().unwrap();
-        let other = TcpStream::connect(to).unwrap();
-        for (from, to) in [(&dialler, &other), (&other, &dialler)] {
-            let (mut from, mut to, copy) = (from.try_clone().unwrap(), to.try_clone().unwrap(), copy.clone());
-            std::thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while let Ok(n @ 1..) = from.read(&mut bytes) {
-                    copy.lock().extend_from_slice(&bytes[..n]);
-                    to.write_all(&bytes[..n]).unwrap();
-                }
-            });
+    let tap = || {
+        let copy = copy.clone();
+        move |mut from: TcpStream, mut to: TcpStream| {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = from.read(&mut bytes) {
+                copy.lock().extend_from_slice(&bytes[..n]);
+                to.write_all(&bytes[..n]).unwrap();
+            }
         }
-    });
-    TransferAddress::Tcp(tap)
+    };
+    forwarded(address, tap(), tap())
 }
 
 #[test]
@@ -147,10 +140,7 @@ fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
     b.transport.greeted(to, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
     b.transport.open_window(to, TicketId(5), window(0..BYTES));
     a.transport.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 10 });
-    let reason = until(&mut b, &mut a, "closed", |event| match event {
-        Event::Closed { reason, .. } => Some(reason.clone()),
-        _ => None,
-    });
+    let reason = until(&mut b, &mut a, "closed", closed_because);
     assert!(reason.contains("transfer.encrypt"), "{reason}");
 }
 
@@ -224,22 +214,25 @@ fn who_proves_to_be_a_worker_has_no_more_time_to_greet() {
         until(&mut side, &mut peer, "it is proven", |event| {
             matches!(event, Event::Accepted { proven: true, .. }).then_some(())
         });
-        let reason = until(&mut side, &mut peer, "let go", |event| match event {
-            Event::Closed { reason, .. } => Some(reason.clone()),
-            _ => None,
-        });
+        let reason = until(&mut side, &mut peer, "let go", closed_because);
         assert!(reason.contains("does not say who"), "{reason}");
     }
 }
 
-/// A peer that is accepted and then sends what no correct peer sends.
-fn misbehaves(bytes: &[u8]) -> String {
+/// A side, and a stream whose greeting it has accepted, with its connection.
+fn greeting_accepted() -> (Side, TcpStream, ConnId) {
     let mut side = Side::start(&tcp());
     let mut stream = TcpStream::connect(socket(&side)).unwrap();
     stream.write_all(&[head(1, 2, 0, 0), b"hi".to_vec()].concat()).unwrap();
     eventually(&mut side, "a greeting", |side| side.events.iter().any(|event| message(event).is_some()));
     let conn = side.events.iter().find_map(accepted).unwrap();
     side.transport.greeted(conn, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
+    (side, stream, conn)
+}
+
+/// A peer that is accepted and then sends what no correct peer sends.
+fn misbehaves(bytes: &[u8]) -> String {
+    let (mut side, mut stream, _) = greeting_accepted();
     stream.set_nonblocking(true).unwrap();
     let (by, mut sent) = (Instant::now() + PATIENCE, 0);
     loop {
@@ -249,11 +242,7 @@ fn misbehaves(bytes: &[u8]) -> String {
             Err(_) => {}
         }
         turn(&mut side);
-        let closed = side.events.iter().find_map(|event| match event {
-            Event::Closed { reason, .. } => Some(reason.clone()),
-            _ => None,
-        });
-        if let Some(reason) = closed {
+        if let Some(reason) = side.events.iter().find_map(closed_because) {
             return reason;
         }
         assert!(Instant::now() < by && sent < 64 << 20, "not closed after {sent} bytes");
@@ -271,12 +260,7 @@ fn answers_to_flushes_that_nobody_reads_are_bounded() {
 fn an_answer_to_a_flush_that_was_not_sent_closes_the_connection() {
     let reason = misbehaves(&head(4, 0, 7, 0));
     assert!(reason.contains("answers a flush"), "{reason}");
-    let mut side = Side::start(&tcp());
-    let mut stream = TcpStream::connect(socket(&side)).unwrap();
-    stream.write_all(&[head(1, 2, 0, 0), b"hi".to_vec()].concat()).unwrap();
-    eventually(&mut side, "a greeting", |side| side.events.iter().any(|event| message(event).is_some()));
-    let conn = side.events.iter().find_map(accepted).unwrap();
-    side.transport.greeted(conn, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
+    let (mut side, mut stream, conn) = greeting_accepted();
     (0..20).for_each(|_| side.transport.put(conn, TicketId(5), CopyRun { from: 0, to: 0, len: BYTES }));
     side.transport.flush(conn, 7);
     stream.write_all(&head(4, 0, 7, 0)).unwrap();

@@ -6,7 +6,6 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ServerSessionMemoryCache;
 use rustls::{ClientConfig, ServerConfig};
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 /// Bytes of a record's header.
 const HEADER: usize = 5;
@@ -31,26 +30,6 @@ impl Credentials for Dividing {
     fn is_worker(&self, chain: &[CertificateDer<'_>]) -> bool {
         self.0.is_worker(chain)
     }
-}
-
-/// Forwards one connection to `address`; `there` and `back` carry the bytes of each direction.
-fn forwarded(
-    address: TransferAddress,
-    there: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
-    back: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
-) -> TransferAddress {
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let between = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let (dialler, _) = listener.accept().unwrap();
-        let other = TcpStream::connect(to).unwrap();
-        [&dialler, &other].into_iter().for_each(|stream| stream.set_nodelay(true).unwrap());
-        let (from, to) = (dialler.try_clone().unwrap(), other.try_clone().unwrap());
-        std::thread::spawn(move || there(from, to));
-        back(other, dialler);
-    });
-    TransferAddress::Tcp(between)
 }
 
 fn all_at_once(mut from: TcpStream, mut to: TcpStream) {
@@ -114,10 +93,7 @@ fn what_began_in_a_record_does_not_continue_in_clear() {
     let way = tls_control();
     let (mut a, from, mut b, _) = connected_by(&way, |address| forwarded(address, continued_in_clear, all_at_once));
     a.transport.send(from, vec![3; 40_000]);
-    let reason = until(&mut b, &mut a, "closed", |event| match event {
-        Event::Closed { reason, .. } => Some(reason.clone()),
-        _ => None,
-    });
+    let reason = until(&mut b, &mut a, "closed", closed_because);
     assert!(reason.contains("in clear"), "{reason}");
     assert!(b.events.iter().all(|event| message(event).is_none()), "a message with bytes of somebody else");
 }

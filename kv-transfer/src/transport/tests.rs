@@ -6,6 +6,7 @@ use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
 use baton_memory::HostPool;
 use baton_types::{Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // The crate's integration tests include it too.
@@ -103,6 +104,31 @@ fn flushed(event: &Event) -> Option<u64> {
 }
 fn closed(event: &Event) -> Option<ConnId> {
     if let Event::Closed { conn, .. } = event { Some(*conn) } else { None }
+}
+
+/// Why a connection closed.
+fn closed_because(event: &Event) -> Option<String> {
+    if let Event::Closed { reason, .. } = event { Some(reason.clone()) } else { None }
+}
+
+/// Forwards one connection to `address`; `there` and `back` carry the bytes of each direction. Returns the address to connect to.
+fn forwarded(
+    address: TransferAddress,
+    there: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
+    back: impl FnOnce(TcpStream, TcpStream) + Send + 'static,
+) -> TransferAddress {
+    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let between = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (dialler, _) = listener.accept().unwrap();
+        let other = TcpStream::connect(to).unwrap();
+        [&dialler, &other].into_iter().for_each(|stream| stream.set_nodelay(true).unwrap());
+        let (from, to) = (dialler.try_clone().unwrap(), other.try_clone().unwrap());
+        std::thread::spawn(move || there(from, to));
+        back(other, dialler);
+    });
+    TransferAddress::Tcp(between)
 }
 
 /// Two connected sides, with the connection of each.
@@ -266,7 +292,7 @@ fn window(range: Range<usize>) -> Window {
     Window::of(std::iter::once(range).collect())
 }
 
-const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn ucx() -> Way {
     Way::plain(TransportChoice::ucx(UcxLanes::LoopbackTcp, LOOPBACK))
