@@ -1,9 +1,10 @@
 //! Sequences with adapters in one engine: each has the bits it has alone, and no KV of one adapter is found by rows of another.
 
+mod common;
+
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixUse, Run, SequenceEvent, SequenceRequest,
-    SequenceSink, SubmitError,
+    Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixUse, Run, SequenceEvent, SequenceRequest, SubmitError,
 };
 use baton_kernels::adapter::{Adapter, AdapterBounds, AdapterLinear, Linear};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
@@ -12,8 +13,9 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::PrefixHasher;
 use baton_types::{Digest, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
+use common::Sink;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "random:hidden=70,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=90,vocab=301,context=128,seed=5";
@@ -54,17 +56,6 @@ fn serve(lagging: bool) -> Served {
     let memory = device.alloc_pool(&map).unwrap();
     memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
     Served { engine: Engine::start(model, memory, &map, config).unwrap(), digests }
-}
-
-struct Sink(Sender<SequenceEvent>);
-
-impl SequenceSink for Sink {
-    fn has_room(&self, _: usize) -> bool {
-        true
-    }
-    fn send(&mut self, event: SequenceEvent) -> bool {
-        self.0.send(event).is_ok()
-    }
 }
 
 fn hasher() -> PrefixHasher {

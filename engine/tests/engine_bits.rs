@@ -1,19 +1,21 @@
 //! The whole engine over a real (small, random) model: tokens and log-probabilities have the same bits whatever runs beside a
 //! sequence, however it is chunked, preempted, handed over, and on whichever backend of the class.
 
+mod common;
+
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Model, PrefillObserver, PrefixUse, Run, SequenceControl, SequenceEvent,
-    SequenceRequest, SequenceSink,
+    Engine, EngineConfig, EngineHandle, Model, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kv_cache::{Lease, PrefixHasher};
+use baton_kv_cache::PrefixHasher;
 use baton_memory::{Pending, PoolMemory, Rows};
-use baton_types::{BlockId, BlockTables, Digest, Fence, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use baton_types::{BlockId, Digest, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
+use common::{Kept, Sink};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// No dimension is a multiple of a register tile; prompts reach over three attention slabs of 64 tokens.
@@ -56,29 +58,6 @@ fn serve(setup: Setup) -> Served {
     memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
     let engine = Engine::start(model, memory.clone(), &map, config).unwrap();
     Served { engine, memory, map }
-}
-
-struct Sink(Sender<SequenceEvent>);
-
-impl SequenceSink for Sink {
-    fn has_room(&self, _: usize) -> bool {
-        true
-    }
-    fn send(&mut self, event: SequenceEvent) -> bool {
-        self.0.send(event).is_ok()
-    }
-}
-
-/// Keeps the blocks of a prefill for whoever reads its events.
-#[derive(Clone, Default)]
-struct Unwatched(Arc<Mutex<Option<Lease>>>);
-
-impl PrefillObserver for Unwatched {
-    fn started(&mut self, _blocks: &BlockTables, _now: Instant) {}
-    fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
-    fn prefilled(&mut self, lease: Lease) {
-        *self.0.lock().unwrap() = Some(lease);
-    }
 }
 
 /// A token with the bits of its log-probability and of the best others.
@@ -201,7 +180,7 @@ fn a_sequence_handed_over_has_the_bits_it_has_alone() {
     let prefills: Vec<_> = requests()
         .into_iter()
         .map(|request| {
-            let blocks = Unwatched::default();
+            let blocks = Kept::default();
             (submit(&source, request, Run::PrefillOnly { observer: Box::new(blocks.clone()) }), blocks)
         })
         .collect();

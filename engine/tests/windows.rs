@@ -1,21 +1,23 @@
 //! A model with a window in some of its layers, through the whole engine: the logits that transformers recorded come out, whatever is chunked,
 //! decoded, found in the cache, handed over or late; and of the window's group, only what is needed is held and moved.
 
+mod common;
+
 use baton_engine::formats::{HuggingFaceModel, ModelSource};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, LogitObserver, Model, PrefillObserver, PrefixUse, Run, SequenceEvent,
-    SequenceRequest, SequenceSink,
+    Engine, EngineConfig, EngineHandle, LogitObserver, Model, PrefixUse, Run, SequenceEvent, SequenceRequest,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kv_cache::{Lease, PrefixHasher};
+use baton_kv_cache::PrefixHasher;
 use baton_memory::PoolMemory;
-use baton_types::{BlockTables, Digest, Dtype, Fence, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
+use baton_types::{BlockTables, Digest, Dtype, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
+use common::{Kept, Sink};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -110,29 +112,6 @@ fn serve(family: &str, setup: Setup) -> Served {
     let seen = Seen::default();
     engine.set_logit_observer(Some(Arc::new(seen.clone())));
     Served { engine, memory, map, seen }
-}
-
-struct Sink(Sender<SequenceEvent>);
-
-impl SequenceSink for Sink {
-    fn has_room(&self, _: usize) -> bool {
-        true
-    }
-    fn send(&mut self, event: SequenceEvent) -> bool {
-        self.0.send(event).is_ok()
-    }
-}
-
-/// Keeps the blocks of a prefill, and the tables with which it began and grew.
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Option<Lease>>>);
-
-impl PrefillObserver for Kept {
-    fn started(&mut self, _blocks: &BlockTables, _now: Instant) {}
-    fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
-    fn prefilled(&mut self, lease: Lease) {
-        *self.0.lock().unwrap() = Some(lease);
-    }
 }
 
 fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {

@@ -169,18 +169,9 @@ mod tests {
         bytes
     }
 
-    const FORMATS: [StorageFormat; 6] = [
-        StorageFormat::Q4_0,
-        StorageFormat::Q4_1,
-        StorageFormat::Q8_0,
-        StorageFormat::Q4K,
-        StorageFormat::Q5K,
-        StorageFormat::Q6K,
-    ];
-
     #[test]
     fn blocks_are_what_the_format_expands_to() {
-        for (format, seed) in FORMATS.into_iter().flat_map(|f| [1, 77, 5000].map(|seed| (f, seed))) {
+        for (format, seed) in StorageFormat::QUANTIZED.into_iter().flat_map(|f| [1, 77, 5000].map(|seed| (f, seed))) {
             let bytes = stored(format, seed);
             let mut expanded = vec![0.0; format.block().0];
             format.expand(&bytes, &mut expanded);
@@ -200,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_dot_product_is_that_of_the_expanded_values() {
-        for format in FORMATS {
+        for format in StorageFormat::QUANTIZED {
             let elements = format.block().0;
             let bytes = stored(format, 3);
             let mut expanded = vec![0.0; elements];

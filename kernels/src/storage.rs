@@ -27,6 +27,10 @@ impl StorageFormat {
     const ALL: [Self; 9] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
 
+    /// The quantized ones.
+    #[cfg(test)]
+    pub(crate) const QUANTIZED: [Self; 6] = [Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
+
     /// A name without blanks.
     pub(crate) fn name(self) -> &'static str {
         match self {

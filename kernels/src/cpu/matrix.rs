@@ -156,9 +156,7 @@ impl Packed {
             Numerics::F32Fma { .. } | Numerics::Bf16x32 => Self::Bf16(bf16x32::Weights::stored(kernels.simd, parts)),
         }
     }
-}
 
-impl Packed {
     /// Number of parts.
     fn parts(&self) -> usize {
         match self {

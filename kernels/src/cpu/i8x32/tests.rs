@@ -26,15 +26,6 @@ impl Random {
     }
 }
 
-const FORMATS: [StorageFormat; 6] = [
-    StorageFormat::Q4_0,
-    StorageFormat::Q4_1,
-    StorageFormat::Q8_0,
-    StorageFormat::Q4K,
-    StorageFormat::Q5K,
-    StorageFormat::Q6K,
-];
-
 /// Stored blocks of any integers, with scales and minima of both signs and of all sizes of f16, zero among them.
 fn stored(format: StorageFormat, blocks: usize, random: &mut Random) -> Vec<u8> {
     let (_, size) = format.block();
@@ -158,7 +149,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             skipped(need(level), "i8x32 on an instruction set", format!("the processor has no {level:?}"));
             continue;
         }
-        for format in FORMATS {
+        for format in StorageFormat::QUANTIZED {
             for rows in (1..=18).chain([33]) {
                 check(level, &threads[rows % 2], format, rows, [17, 40], 2);
             }
@@ -169,7 +160,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
 
 #[test]
 fn a_scale_that_is_not_finite_is_refused() {
-    for format in FORMATS {
+    for format in StorageFormat::QUANTIZED {
         let mut bytes = stored(format, 16, &mut Random(1));
         let at = if format == StorageFormat::Q6K { 208 } else { 0 };
         bytes[at..at + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());

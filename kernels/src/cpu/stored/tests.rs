@@ -4,15 +4,6 @@ use super::{BLOCK, Format, Order, PANEL, SimdLevel, Threads, Weights, expand};
 use crate::storage::StorageFormat;
 use half::{bf16, f16};
 
-const FORMATS: [StorageFormat; 6] = [
-    StorageFormat::Q4_0,
-    StorageFormat::Q4_1,
-    StorageFormat::Q8_0,
-    StorageFormat::Q4K,
-    StorageFormat::Q5K,
-    StorageFormat::Q6K,
-];
-
 /// Blocks of any integers, with scales and minima of both signs and of all sizes of f16, subnormal ones and zeros of both signs among them.
 fn stored(format: StorageFormat, blocks: usize) -> Vec<u8> {
     let (_, size) = format.block();
@@ -52,7 +43,7 @@ fn value(words: &[u32], pair: usize, stride: usize, f: usize, high: bool) -> u32
 fn every_instruction_set_expands_to_the_rounded_rows_of_the_file() {
     const N: usize = 37; // The last panel has 5 features.
     const STRIDE: usize = 32;
-    for format in FORMATS {
+    for format in StorageFormat::QUANTIZED {
         let (elements, _) = format.block();
         let k = 3 * elements;
         let bytes = stored(format, N * 3);
