@@ -44,7 +44,12 @@ struct Victim {
 
 impl Victim {
     fn start(n: usize, phase: Phase, clients: &Clients, gates: &Gates) -> Self {
-        let policy = if phase == Phase::Transfer { PrefillPolicy::Remote } else { policy(n / 6) };
+        let policy = match phase {
+            Phase::Transfer => PrefillPolicy::Remote,
+            // Many wait on decode workers, so that each of these has some, whatever its load.
+            Phase::Queue if n / 6 % 2 == 1 => PrefillPolicy::Local,
+            _ => policy(n / 6),
+        };
         let ask = Ask::new(format!("{phase:?}-{n}"), n / 2, VICTIM_TOKENS, policy);
         let (front, way) = (Front::ALL[n % 3], if n % 6 < 3 { Way::Leaves } else { Way::Deadline });
         hold(gates, &ask, phase, n);
