@@ -13,7 +13,7 @@ pub struct TransferStats {
     pub peers: BTreeMap<Party, PeerStats>,
     /// Puts whose source this instance is.
     pub sources: usize,
-    /// Puts whose sink this instance is: offered here and not ended.
+    /// Puts whose sink this instance is: offered here, and not ended or with writes that the pool's device still stores.
     pub sinks: usize,
     /// Gets whose reader this instance is.
     pub readers: usize,
@@ -23,7 +23,8 @@ pub struct TransferStats {
     pub tickets: usize,
     /// Numbers and tickets by which messages find handoffs; 0 when no handoff is open.
     pub indexed: usize,
-    /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them.
+    /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them, or whose last writes the
+    /// pool's device still stores.
     pub quarantined: BTreeMap<InstanceId, usize>,
     /// Handoffs on the progress thread that wait at a hold point, for tests: see [`crate::HoldPoint`].
     pub held: usize,

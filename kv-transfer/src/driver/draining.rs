@@ -2,24 +2,43 @@
 //!
 //! A pool that is not host memory stores writes later than they come. A closed window lets no further write begin, but those that came
 //! before may still be on their way, whatever the peer says of them. A connection may close before the device has ended.
+//!
+//! These blocks are bounded too. Behind an open window they take a place among the puts of peers; once their connection has closed, they are
+//! in quarantine.
 
-use crate::Party;
 use crate::handler::KeptBlocks;
 use crate::role::HandoffKey;
 use crate::transport::ConnId;
-use baton_types::TicketId;
+use crate::{Party, TransferStats};
+use baton_types::{InstanceId, TicketId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What waits for one call of [`crate::transport::Transport::close_window`].
 pub(super) enum Waiting {
-    Blocks(KeptBlocks),
+    Blocks(Left),
     Handoff(HandoffKey),
+}
+
+/// Blocks of a handoff that is over.
+pub(super) struct Left {
+    pub(super) blocks: KeptBlocks,
+    /// `None` if the peer only read them.
+    pub(super) written: Option<Written>,
+}
+
+/// What a peer could write under a handoff.
+pub(super) struct Written {
+    pub(super) by: InstanceId,
+    /// Number of blocks.
+    pub(super) blocks: usize,
+    /// Under a put of the peer, not a get of this side.
+    pub(super) is_put: bool,
 }
 
 /// A connection that has closed.
 struct Lost {
     party: Option<Party>,
-    blocks: Vec<KeptBlocks>,
+    left: Vec<Left>,
 }
 
 #[derive(Default)]
@@ -44,8 +63,8 @@ impl Draining {
             self.windows.remove(&(conn, ticket));
         }
         match first? {
-            Waiting::Blocks(blocks) => {
-                blocks.release();
+            Waiting::Blocks(left) => {
+                left.blocks.release();
                 None
             }
             Waiting::Handoff(key) => Some(key),
@@ -55,30 +74,57 @@ impl Draining {
     /// A connection to this party has closed. Everything on it has ended, unless the device is `draining` it.
     pub(super) fn closed(&mut self, conn: ConnId, party: Option<Party>, draining: bool) {
         if draining {
-            self.connections.insert(conn, Lost { party, blocks: Vec::new() });
+            self.connections.insert(conn, Lost { party, left: Vec::new() });
         }
         let of_it = self.windows.range((conn, TicketId(0))..=(conn, TicketId(u64::MAX)));
         let of_it: Vec<_> = of_it.map(|(at, _)| *at).collect();
         let waiting: Vec<_> = of_it.into_iter().filter_map(|at| self.windows.remove(&at)).flatten().collect();
         for waiting in waiting {
-            if let Waiting::Blocks(blocks) = waiting {
-                self.release(conn, blocks);
+            if let Waiting::Blocks(left) = waiting {
+                self.release(conn, left);
             }
         }
     }
 
     /// Releases blocks of a connection that has closed, once the device has ended its work for it.
-    pub(super) fn release(&mut self, conn: ConnId, blocks: KeptBlocks) {
+    pub(super) fn release(&mut self, conn: ConnId, left: Left) {
         match self.connections.get_mut(&conn) {
-            Some(lost) => lost.blocks.push(blocks),
-            None => blocks.release(),
+            Some(lost) => lost.left.push(left),
+            None => left.blocks.release(),
         }
     }
 
     /// The device has ended its work for a closed connection.
     pub(super) fn drained(&mut self, conn: ConnId) {
-        let blocks = self.connections.remove(&conn).map(|lost| lost.blocks);
-        blocks.into_iter().flatten().for_each(KeptBlocks::release);
+        let left = self.connections.remove(&conn).map(|lost| lost.left);
+        left.into_iter().flatten().for_each(|left| left.blocks.release());
+    }
+
+    /// Number of puts of peers that have ended, but whose last writes are still being stored. Only those on open connections: the others
+    /// are in quarantine.
+    pub(super) fn sinks(&self) -> usize {
+        let is_put = |waiting: &&Waiting| match waiting {
+            Waiting::Blocks(left) => left.written.as_ref().is_some_and(|written| written.is_put),
+            Waiting::Handoff(_) => false,
+        };
+        self.windows.values().flatten().filter(is_put).count()
+    }
+
+    /// Number of blocks that an instance has left in quarantine: its connections have closed, and the device has not ended.
+    pub(super) fn quarantined(&self, of: &InstanceId) -> usize {
+        self.lost_writes().filter(|written| written.by == *of).map(|written| written.blocks).sum()
+    }
+
+    fn lost_writes(&self) -> impl Iterator<Item = &Written> {
+        self.connections.values().flat_map(|lost| &lost.left).filter_map(|left| left.written.as_ref())
+    }
+
+    /// Adds to the gauges of what is open.
+    pub(super) fn gauge(&self, stats: &mut TransferStats) {
+        stats.sinks += self.sinks();
+        for written in self.lost_writes() {
+            *stats.quarantined.entry(written.by.clone()).or_default() += written.blocks;
+        }
     }
 
     /// Whether the device works for a closed connection to this party.
@@ -91,6 +137,6 @@ impl Drop for Draining {
     /// Leaks blocks that the device may still write to or read: a lost block is better than one reused too early.
     fn drop(&mut self) {
         std::mem::take(&mut self.windows).into_values().flatten().for_each(std::mem::forget);
-        std::mem::take(&mut self.connections).into_values().flat_map(|lost| lost.blocks).for_each(std::mem::forget);
+        std::mem::take(&mut self.connections).into_values().flat_map(|lost| lost.left).for_each(std::mem::forget);
     }
 }

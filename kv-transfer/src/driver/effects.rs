@@ -2,7 +2,7 @@
 
 use super::Driver;
 use super::connections::{Connection, Connections};
-use super::draining::Waiting;
+use super::draining::{Left, Waiting};
 use super::pump::Post;
 use super::quarantine_bound::Admission;
 use super::table::Role;
@@ -44,8 +44,13 @@ impl Driver {
             Effect::Get(run) => self.transport.get(conn, key.0, run),
             Effect::OpenWindow(ticket, window) => self.transport.open_window(conn, ticket, window),
             Effect::CloseWindow(ticket) => self.close_window(conn, ticket, Waiting::Handoff(key), now),
-            Effect::LetGo(hold) => self.draining.release(conn, KeptBlocks::Read(hold)),
-            Effect::Release(ticket, blocks) => self.close_window(conn, ticket, Waiting::Blocks(blocks), now),
+            Effect::LetGo(hold) => {
+                self.draining.release(conn, Left { blocks: KeptBlocks::Read(hold), written: None });
+            }
+            Effect::Release(ticket, blocks) => {
+                let written = self.table.written(key, self.config.map.layout());
+                self.close_window(conn, ticket, Waiting::Blocks(Left { blocks, written }), now);
+            }
             Effect::Verify(work) => self.verifier.submit(Job { inbox: self.inbox.clone(), key, work }),
             Effect::Disconnect(reason) => self.close(conn, reason),
             Effect::Await(ticket) => self.table.await_ticket(key, ticket),
@@ -85,12 +90,12 @@ impl Driver {
             self.transport.close_window(conn, ticket);
         }
         match waiting {
-            Waiting::Blocks(blocks) if hazard!(self.config, UndrainedWindows) => blocks.release(),
+            Waiting::Blocks(left) if hazard!(self.config, UndrainedWindows) => left.blocks.release(),
             Waiting::Handoff(key) if hazard!(self.config, UndrainedWindows) => {
                 self.input(key, Input::WindowClosed, now);
             }
             waiting if is_open => self.draining.wait(conn, ticket, waiting),
-            Waiting::Blocks(blocks) => self.draining.release(conn, blocks),
+            Waiting::Blocks(left) => self.draining.release(conn, left),
             // The handoff knows that the connection is lost.
             Waiting::Handoff(_) => {}
         }

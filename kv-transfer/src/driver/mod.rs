@@ -391,7 +391,7 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        self.tally.publish(&self.table, self.config.map.layout());
+        self.tally.publish(&self.table, &self.draining, self.config.map.layout());
     }
 }
 

@@ -91,7 +91,7 @@ impl Driver {
         if offer.tokens == 0 || is_endless || needed.into_iter().any(|(needed, blocks)| needed > *blocks as usize) {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
-        let open = self.table.sinks();
+        let open = self.table.sinks() + self.draining.sinks();
         if open >= self.config.limits.accepted_handoffs_max {
             return refuse(RefuseReason::Busy, format!("{open} puts of peers are open"));
         }
@@ -159,7 +159,9 @@ impl Driver {
 
     pub(super) fn quarantine_load(&self, peer: &InstanceId, except: HandoffKey) -> QuarantineLoad {
         let fences = |conn| self.transport.closing_fences(conn);
-        self.table.quarantine_load(peer, except, self.config.map.layout(), fences)
+        let mut quarantine_load = self.table.quarantine_load(peer, except, self.config.map.layout(), fences);
+        quarantine_load.quarantined += self.draining.quarantined(peer);
+        quarantine_load
     }
 
     /// Why a grant of the worker is too late: blocks of the peer were quarantined after the worker was asked.

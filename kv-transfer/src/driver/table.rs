@@ -1,5 +1,6 @@
 //! The table of all handoffs of one driver: their roles, their connections, and the numbers and tickets by which messages find them.
 
+use super::draining::Written;
 use super::quarantine_bound::QuarantineLoad;
 use crate::get::{Owner, Reader};
 use crate::message::Message;
@@ -64,6 +65,17 @@ impl Role {
             Self::Reader(reader) => Some(reader.owner()),
             Self::Source(_) | Self::Owner(_) => None,
         }
+    }
+
+    /// What that peer could write.
+    fn written(&self, layout: &KvLayout) -> Option<Written> {
+        let blocks = match self {
+            Self::Sink(sink) => sink.writable(layout),
+            Self::Reader(reader) => reader.at_stake().1,
+            Self::Source(_) | Self::Owner(_) => 0,
+        };
+        let by = self.writer()?.instance.clone();
+        Some(Written { by, blocks, is_put: matches!(self, Self::Sink(_)) })
     }
 
     /// The peer's number for the handoff and the ticket given to the peer, where the peer began it.
@@ -188,6 +200,11 @@ impl Table {
         self.keys_where(|role| role.writer() == Some(party))
     }
 
+    /// What the peer could write under this handoff.
+    pub(super) fn written(&self, key: HandoffKey, layout: &KvLayout) -> Option<Written> {
+        self.entries.get(&key)?.role.written(layout)
+    }
+
     pub(super) fn connections(&self) -> BTreeSet<ConnId> {
         self.entries.values().map(|entry| entry.conn).collect()
     }
@@ -258,13 +275,9 @@ impl Table {
         stats.tickets = self.count(|role| matches!(role, Role::Sink(sink) if sink.is_granted()));
         stats.held = self.count(Role::is_held);
         stats.quarantined.clear();
-        for entry in self.entries.values().filter(|entry| entry.role.is_quarantined()) {
-            let (peer, blocks) = match &entry.role {
-                Role::Sink(sink) => (&sink.source().instance, sink.writable(layout)),
-                Role::Reader(reader) => reader.at_stake(),
-                Role::Source(_) | Role::Owner(_) => continue,
-            };
-            *stats.quarantined.entry(peer.clone()).or_default() += blocks;
+        let quarantined = self.entries.values().filter(|entry| entry.role.is_quarantined());
+        for written in quarantined.filter_map(|entry| entry.role.written(layout)) {
+            *stats.quarantined.entry(written.by).or_default() += written.blocks;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Counters, and when they become visible to other threads.
 
+use super::draining::Draining;
 use super::table::Table;
 use crate::role::Counted;
 use crate::{Party, PeerStats, TransferStats};
@@ -50,8 +51,9 @@ impl Tally {
     }
 
     /// Makes the counters visible to other threads, if they changed.
-    pub(super) fn publish(&mut self, table: &Table, layout: &KvLayout) {
+    pub(super) fn publish(&mut self, table: &Table, draining: &Draining, layout: &KvLayout) {
         table.gauge(&mut self.stats, layout);
+        draining.gauge(&mut self.stats);
         let mut published = self.published.lock();
         if *published != self.stats {
             published.clone_from(&self.stats);

@@ -102,6 +102,64 @@ fn blocks_of_a_connection_that_is_drained_late_come_back() {
     }
 }
 
+/// Ends of a handoff that leave its blocks only with the device: a commit that does not fit, an abort, and a commit whose window is open.
+fn ends_before_the_device() -> [fn(TicketId) -> Message; 3] {
+    [|ticket| commit(ticket, 1), |ticket| aborted(ticket, true), |ticket| commit(ticket, 16 * token_bytes())]
+}
+
+fn token_bytes() -> u64 {
+    config("here").map.layout().bytes_per_token() as u64
+}
+
+/// Reasons for which offers of the peer were refused.
+fn refused(driver: &mut Driver) -> Vec<(&'static str, u64)> {
+    driver.publish();
+    driver.published().lock().total.refused.clone().into_iter().collect()
+}
+
+#[test]
+fn blocks_that_a_closed_connection_leaves_to_the_device_are_in_quarantine() {
+    let now = Instant::now();
+    for end in ends_before_the_device() {
+        let (mut driver, notes, ticket) = granted(now);
+        driver.hear(&end(ticket), now);
+        driver.event(gone(false, true), now);
+        assert_eq!((driver.table.sinks(), driver.exposed()), (0, (1, 0)));
+        let other = ConnId(2);
+        let hear = |driver: &mut Driver, message: &Message| {
+            driver.event(Event::Message(other, message.encode()), now);
+            driver.commands(now);
+        };
+        driver.event(Event::Accepted { conn: other, proven: false }, now);
+        hear(&mut driver, &Message::Hello(greeting()));
+        hear(&mut driver, &offer(2, 16));
+        assert_eq!(refused(&mut driver), [("quarantine", 1)]);
+        let gauge = |driver: &Driver| driver.published().lock().quarantined.values().copied().collect::<Vec<_>>();
+        assert_eq!(gauge(&driver), [1]);
+        driver.event(Event::Drained { conn: CONN, fenced: false }, now);
+        assert_eq!((notes.lock().last(), driver.exposed()), (Some(&"let go"), (0, 0)));
+        hear(&mut driver, &offer(3, 16));
+        assert_eq!((driver.granted(), refused(&mut driver)), (vec![3], vec![("quarantine", 1)]));
+        assert_eq!(gauge(&driver), [0; 0]);
+    }
+}
+
+#[test]
+fn puts_whose_blocks_the_device_still_stores_count_against_the_bound_on_puts() {
+    let now = Instant::now();
+    for end in &ends_before_the_device()[..2] {
+        let (mut driver, _, ticket) = granted(now);
+        driver.config.limits.accepted_handoffs_max = 1;
+        driver.hear(&end(ticket), now);
+        driver.hear(&offer(2, 16), now);
+        assert_eq!(refused(&mut driver), [("busy", 1)]);
+        assert_eq!(driver.published().lock().sinks, 1);
+        driver.windows_close(now);
+        driver.hear(&offer(3, 16), now);
+        assert_eq!((driver.table.sinks(), refused(&mut driver)), (1, vec![("busy", 1)]));
+    }
+}
+
 #[test]
 fn blocks_that_a_device_reads_for_a_closed_connection_are_held() {
     let (mut driver, notes) = Driver::noting();
