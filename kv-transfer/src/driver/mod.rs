@@ -53,7 +53,7 @@ const IDLE: Duration = Duration::from_millis(200);
 const DRAIN: Duration = Duration::from_millis(100);
 /// The same for a driver that is never idle: long enough for every lane to be polled many times.
 const DRAIN_BUSY: Duration = Duration::from_secs(5);
-/// Longest wait until a dead process is fenced: twice the longest life of one operation on the pool.
+/// How long it is polled whether a dead process can be fenced: twice the longest life of one operation on the pool.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
 /// The services that a driver uses.
@@ -107,6 +107,9 @@ pub struct Driver {
     tally: Tally,
     /// Parties proven dead, with the time since which their lanes are being drained.
     fencing: Vec<(Party, Instant)>,
+    /// Those for which that takes long. They are fenced when the last connection to them has closed and the device has ended its work for it.
+    /// So each has such a connection, which bounds their number.
+    fenced_late: Vec<Party>,
     stopping: Option<Instant>,
     next_tick: Option<Instant>,
     /// When to look for idle connections next.
@@ -138,6 +141,7 @@ impl Driver {
             events: Vec::new(),
             tally: Tally::default(),
             fencing: Vec::new(),
+            fenced_late: Vec::new(),
             stopping: None,
             next_tick: None,
             next_sweep: None,
@@ -372,21 +376,36 @@ impl Driver {
     /// pool's device has stored what came over them. The wait is shorter where nothing is `moving`: then the lanes are empty.
     fn fence_dead(&mut self, now: Instant, moving: bool) {
         let drain = if moving { DRAIN_BUSY } else { DRAIN };
-        let works_for = |party: &Party| self.connections.has_party(party) || self.draining.has_party(party);
-        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !works_for(party);
-        let (fenced, mut left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
-        left.retain(|(party, since)| {
-            let goes_on = now - *since < FENCE_MAX;
-            if !goes_on {
-                tracing::error!(%party, "the pool's device does not end what a dead peer wrote: its blocks stay quarantined");
-            }
-            goes_on
-        });
+        let fencing = std::mem::take(&mut self.fencing);
+        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !self.works_for(party);
+        let (fenced, left) = fencing.into_iter().partition::<Vec<_>, _>(drained);
+        let (left, late) = left.into_iter().partition::<Vec<_>, _>(|(_, since)| now - *since < FENCE_MAX);
         self.fencing = left;
-        for (party, _) in fenced {
-            for key in self.table.keys_of_writer(&party) {
-                self.input(key, Input::Fenced, now);
+        for (party, _) in late {
+            tracing::error!(%party, "what a dead peer wrote is not stored yet: its blocks stay quarantined until it is");
+            if !self.fenced_late.contains(&party) {
+                self.fenced_late.push(party);
             }
+        }
+        fenced.into_iter().for_each(|(party, _)| self.fence(&party, now));
+    }
+
+    /// The same, for those that are not polled any more: a connection has closed, or the device has ended its work for one.
+    fn fence_late(&mut self, now: Instant) {
+        let late = std::mem::take(&mut self.fenced_late);
+        let (left, fenced) = late.into_iter().partition::<Vec<_>, _>(|party| self.works_for(party));
+        self.fenced_late = left;
+        fenced.into_iter().for_each(|party| self.fence(&party, now));
+    }
+
+    /// Whether something that a party wrote may still be stored here.
+    fn works_for(&self, party: &Party) -> bool {
+        self.connections.has_party(party) || self.draining.has_party(party)
+    }
+
+    fn fence(&mut self, party: &Party, now: Instant) {
+        for key in self.table.keys_of_writer(party) {
+            self.input(key, Input::Fenced, now);
         }
     }
 

@@ -168,6 +168,7 @@ impl Driver {
         if let Some(party) = connection.party.filter(|party| !self.connections.has_party(party)) {
             self.tally.disconnected(&party);
         }
+        self.fence_late(now);
     }
 
     /// The pool's device has ended its work for a connection that has closed.
@@ -176,6 +177,7 @@ impl Driver {
         for key in if fenced { self.table.keys_on(conn) } else { Vec::new() } {
             self.input(key, Input::Fenced, now);
         }
+        self.fence_late(now);
     }
 
     /// Notifies those of `keys` that are on the connection.

@@ -49,7 +49,7 @@ fn a_dead_peer_is_not_fenced_while_its_connection_is_open() {
 
 #[test]
 fn a_dead_peer_is_not_fenced_while_its_writes_are_being_stored() {
-    for (stored_after, is_free) in [(5, true), (59, true), (61, false)] {
+    for stored_after in [5, 59, 61, 1_000] {
         let begin = Instant::now();
         let (mut driver, notes) = granted_to_a_dead_peer(begin);
         let after = |seconds| begin + Duration::from_secs(seconds);
@@ -58,9 +58,33 @@ fn a_dead_peer_is_not_fenced_while_its_writes_are_being_stored() {
         driver.tick(after(stored_after) - Duration::from_millis(1), false);
         assert_eq!(*notes.lock(), ["quarantined"]);
         driver.tick(after(stored_after), false);
+        assert_eq!(*notes.lock(), ["quarantined"]);
         driver.event(Event::Drained { conn: CONN, fenced: false }, after(stored_after));
         driver.tick(after(stored_after), false);
-        // After a minute nobody waits any more.
-        assert_eq!(notes.lock().len(), if is_free { 2 } else { 1 }, "stored after {stored_after} s");
+        assert_eq!(*notes.lock(), ["quarantined", "let go"], "stored after {stored_after} s");
+    }
+}
+
+#[test]
+fn a_dead_peer_whose_writes_are_stored_after_a_minute_is_fenced_then() {
+    let begin = Instant::now();
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    let closed = |draining| {
+        let reason = "gone".to_owned();
+        Event::Closed { conn: CONN, reason, fenced: false, draining, unproven: false }
+    };
+    // The device is late, or the end of the connection is.
+    for by_device in [true, false] {
+        let (mut driver, notes) = granted_to_a_dead_peer(begin);
+        if by_device {
+            driver.event(closed(true), begin);
+        }
+        driver.tick(after(61), false);
+        assert!(driver.fencing.is_empty(), "nothing is polled after a minute");
+        driver.tick(after(100), false);
+        assert!(!notes.lock().contains(&"let go"));
+        let last = if by_device { Event::Drained { conn: CONN, fenced: false } } else { closed(false) };
+        driver.event(last, after(101));
+        assert_eq!(*notes.lock(), ["quarantined", "let go"]);
     }
 }
