@@ -17,7 +17,7 @@ const WRITES_MAX: usize = 16 << 10;
 pub(super) enum StoreError {
     #[error("cannot write the pool: {0}")]
     Failed(MemoryError),
-    #[error("the pool's device does not answer a write")]
+    #[error("the pool's device does not take or answer a write")]
     Late,
     #[error("the peer asks for flushes and does not wait for the answers")]
     Flushes,
@@ -43,14 +43,18 @@ pub(super) struct Incoming {
     writes: usize,
     flushes: usize,
     stored: u64,
+    /// Those of them for which the device has had no room yet: the last ones.
+    waiting: usize,
     free: Vec<Vec<u8>>,
+    /// For [`start`].
+    copy: Vec<u8>,
     /// From then on nothing is stored, counted or answered.
     failed: Option<StoreError>,
 }
 
 enum Entry {
     Write {
-        write: Pending<Vec<u8>>,
+        write: Write,
         len: usize,
         until: Instant,
     },
@@ -59,10 +63,41 @@ enum Entry {
     Waits(Ended),
 }
 
+enum Write {
+    Runs(Pending<Vec<u8>>),
+    /// The device has no room for it.
+    Waits {
+        offset: usize,
+        bytes: Vec<u8>,
+    },
+}
+
+impl Write {
+    /// The result, or `None` if it has not ended.
+    fn poll(&mut self, pool: &Pool) -> Option<Result<Vec<u8>, MemoryError>> {
+        match self {
+            Self::Runs(write) => write.poll_or_wake(pool.waker()),
+            Self::Waits { .. } => None,
+        }
+    }
+}
+
+/// Begins a write. A device that has no room for it drops the bytes, so they are copied first.
+fn start(pool: &Pool, copy: &mut Vec<u8>, offset: usize, bytes: Vec<u8>) -> Write {
+    copy.clear();
+    copy.extend_from_slice(&bytes);
+    let mut write = pool.start_write(Rows::run(offset, bytes.len()), bytes);
+    match write.poll_now() {
+        None => Write::Runs(write),
+        Some(Err(MemoryError::Busy { .. })) => Write::Waits { offset, bytes: std::mem::take(copy) },
+        Some(ended) => Write::Runs(Pending::ended(ended)),
+    }
+}
+
 impl Incoming {
     pub(super) fn new(pool: Pool) -> Self {
-        let (queue, free) = (VecDeque::new(), Vec::new());
-        Self { pool, queue, bytes: 0, writes: 0, flushes: 0, stored: 0, free, failed: None }
+        let (queue, free, copy) = Default::default();
+        Self { pool, queue, bytes: 0, writes: 0, flushes: 0, stored: 0, waiting: 0, free, copy, failed: None }
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -74,7 +109,8 @@ impl Incoming {
         self.free.pop().unwrap_or_default()
     }
 
-    /// Begins to store bytes. A write beyond the bound is not stored; [`Incoming::advance`] reports it.
+    /// Begins to store bytes, or lets them wait for room in the device. A write beyond the bound is not stored; [`Incoming::advance`] reports
+    /// it.
     pub(super) fn store(&mut self, offset: usize, bytes: Vec<u8>) {
         if self.writes >= WRITES_MAX {
             self.failed.get_or_insert(StoreError::Writes);
@@ -83,7 +119,11 @@ impl Incoming {
             return;
         }
         let len = bytes.len();
-        let write = self.pool.start_write(Rows::run(offset, len), bytes);
+        let write = match self.waiting {
+            0 => start(&self.pool, &mut self.copy, offset, bytes),
+            _ => Write::Waits { offset, bytes },
+        };
+        self.waiting += usize::from(matches!(write, Write::Waits { .. }));
         (self.bytes, self.writes) = (self.bytes + len, self.writes + 1);
         self.queue.push_back(Entry::Write { write, len, until: Instant::now() + OPERATION_MAX });
     }
@@ -119,7 +159,7 @@ impl Incoming {
 
     /// Whether there is room for more writes of the peer.
     pub(super) fn has_room(&self) -> bool {
-        self.bytes < STAGED_BYTES_MAX && self.writes < STAGED_OPERATIONS_MAX
+        self.waiting == 0 && self.bytes < STAGED_BYTES_MAX && self.writes < STAGED_OPERATIONS_MAX
     }
 
     /// Number of writes that are over, with all those that came before them.
@@ -140,12 +180,31 @@ impl Incoming {
         self.stored = stored;
     }
 
-    /// Takes the writes that have ended; returns what waited for them. A failure fails the connection, because bytes of the peer are lost.
+    /// Begins the writes that wait for room in the device, in order, as far as there is some.
+    fn start_waiting(&mut self) {
+        for entry in &mut self.queue {
+            if self.waiting == 0 {
+                break;
+            }
+            if let Entry::Write { write, .. } = entry
+                && let Write::Waits { offset, bytes } = write
+            {
+                *write = start(&self.pool, &mut self.copy, *offset, std::mem::take(bytes));
+                if matches!(write, Write::Waits { .. }) {
+                    break;
+                }
+                self.waiting -= 1;
+            }
+        }
+    }
+
+    /// Takes the writes that have ended, and begins those that waited for room in the device, which nothing wakes; returns what waited for them. A failure fails the connection, because bytes of the peer are lost.
     /// After it, every further call fails too.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<Ended>, StoreError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        self.start_waiting();
         let mut all_ended = Vec::new();
         while let Some(entry) = self.queue.front_mut() {
             match entry {
@@ -154,7 +213,7 @@ impl Incoming {
                     self.flushes -= usize::from(matches!(ended, Ended::Flush(_)));
                     all_ended.push(*ended);
                 }
-                Entry::Write { write, len, until } => match write.poll_or_wake(self.pool.waker()) {
+                Entry::Write { write, len, until } => match write.poll(&self.pool) {
                     None if now > *until => return Err(self.fail(StoreError::Late)),
                     None => break,
                     Some(Ok(mut buffer)) => {
@@ -179,11 +238,13 @@ impl Incoming {
         error
     }
 
-    /// Waits for what is on its way, after the connection has ended. Whether nothing can be stored any more.
+    /// Waits for what is on its way, after the connection has ended; what waits for room is dropped. Whether nothing can be stored any more.
     pub(super) fn has_ended(&mut self) -> bool {
+        self.waiting = 0;
         self.queue.retain_mut(|entry| match entry {
             Entry::Waits(_) | Entry::Over(_) => false,
-            Entry::Write { write, .. } => write.poll_or_wake(self.pool.waker()).is_none(),
+            Entry::Write { write: Write::Waits { .. }, .. } => false,
+            Entry::Write { write, .. } => write.poll(&self.pool).is_none(),
         });
         self.queue.is_empty()
     }
@@ -194,6 +255,8 @@ mod tests {
     use super::*;
     use crate::transport::pool::STAGE_BYTES;
     use crate::transport::pool::tests::{remote, soon};
+    use baton_memory::{RemoteConfig, RemotePool};
+    use std::task::Waker;
 
     #[test]
     fn a_flush_waits_for_the_writes_before_it() {
@@ -296,6 +359,37 @@ mod tests {
         assert!(small.queue.len() <= WRITES_MAX + 1);
         memory.release();
         soon(|| small.has_ended());
+    }
+
+    #[test]
+    fn a_write_waits_for_room_in_the_device() {
+        let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+        let pool = Pool::new(memory.clone(), Waker::noop().clone());
+        let (mut other, mut incoming, now) = (Incoming::new(pool.clone()), Incoming::new(pool), Instant::now());
+        memory.hold();
+        other.store(0, vec![1; 64]);
+        incoming.store(64, vec![2; 64]);
+        incoming.store(128, vec![3; 64]);
+        incoming.flush(7).unwrap();
+        assert_eq!((other.has_room(), incoming.has_room()), (true, false));
+        assert_eq!((incoming.advance(now), incoming.stored()), (Ok(vec![]), 0));
+        memory.release();
+        let mut ended = Vec::new();
+        soon(|| {
+            ended.extend(incoming.advance(now).unwrap());
+            incoming.stored() == 2
+        });
+        assert_eq!((ended, incoming.has_room()), (vec![Ended::Flush(7)], true));
+        let mut stored = [0; 192];
+        memory.device_side().copy_out(0, &mut stored);
+        assert_eq!(stored.as_slice(), [[1; 64], [2; 64], [3; 64]].concat());
+        // But not forever.
+        memory.hold();
+        other.store(0, vec![1; 64]);
+        incoming.store(64, vec![2; 64]);
+        assert_eq!(incoming.advance(now), Ok(vec![]));
+        assert_eq!(incoming.advance(Instant::now() + 2 * OPERATION_MAX), Err(StoreError::Late));
+        assert!(incoming.has_ended(), "it has not begun");
     }
 
     #[test]

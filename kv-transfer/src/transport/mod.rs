@@ -105,8 +105,9 @@ pub trait Transport {
     }
     /// From now on the peer may write this part of the local region under this ticket. Transports that cannot check ignore it.
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window);
-    /// From now on nothing begins to be stored under this ticket, not even the rest of a write that has begun. Each call on an open connection
-    /// ends in one [`Event::WindowClosed`], in order, or in [`Event::Closed`].
+    /// From now on nothing that comes is stored under this ticket, not even the rest of a write that has begun. What came before may still
+    /// wait for room in the pool's device. Each call on an open connection ends in one [`Event::WindowClosed`], in order, or in
+    /// [`Event::Closed`].
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);

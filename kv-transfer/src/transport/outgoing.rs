@@ -1,7 +1,7 @@
 //! Bytes that one connection sends out of memory that is not the host's: read into buffers first, within fixed bounds.
 
 use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
-use baton_memory::{Pending, Rows};
+use baton_memory::{MemoryError, Pending, Rows};
 use std::time::Instant;
 
 /// Bytes of the pool that are to be sent: read into a buffer when there is room for it.
@@ -10,12 +10,14 @@ pub(super) struct Staged {
     pub(super) from: usize,
     pub(super) len: usize,
     stage: Stage,
+    /// When its read is late, from the first attempt on.
+    until: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum Stage {
     Waiting,
-    Reading(Pending<Vec<u8>>, Instant),
+    Reading(Pending<Vec<u8>>),
     Ready(Vec<u8>),
     /// The device failed. The connection is closed for it.
     Failed,
@@ -23,7 +25,7 @@ enum Stage {
 
 impl Staged {
     pub(super) fn new(from: usize, len: usize) -> Self {
-        Self { from, len, stage: Stage::Waiting }
+        Self { from, len, stage: Stage::Waiting, until: None }
     }
 
     /// The bytes, once they are here.
@@ -37,7 +39,7 @@ impl Staged {
     /// The read that runs, if one does.
     pub(super) fn into_read(self) -> Option<Pending<Vec<u8>>> {
         match self.stage {
-            Stage::Reading(read, _) => Some(read),
+            Stage::Reading(read) => Some(read),
             _ => None,
         }
     }
@@ -67,19 +69,30 @@ impl Outgoing {
             if self.entries > 0 && !fits {
                 return Ok(Progress::NoRoom);
             }
-            (self.bytes, self.entries) = (self.bytes + staged.len, self.entries + 1);
+            let until = *staged.until.get_or_insert(now + OPERATION_MAX);
             let buffer = self.free.pop().unwrap_or_default();
-            let read = pool.start_read(Rows::run(staged.from, staged.len), buffer);
-            staged.stage = Stage::Reading(read, now + OPERATION_MAX);
+            let mut read = pool.start_read(Rows::run(staged.from, staged.len), buffer);
+            staged.stage = match read.poll_now() {
+                // Other connections fill the device.
+                Some(Err(MemoryError::Busy { .. })) if now > until => {
+                    return Err("the pool's device has no room for a read".into());
+                }
+                Some(Err(MemoryError::Busy { .. })) => return Ok(Progress::NoRoom),
+                Some(ended) => Stage::Reading(Pending::ended(ended)),
+                None => Stage::Reading(read),
+            };
+            (self.bytes, self.entries) = (self.bytes + staged.len, self.entries + 1);
         }
-        if let Stage::Reading(read, until) = &mut staged.stage {
+        if let Stage::Reading(read) = &mut staged.stage {
             match read.poll_or_wake(pool.waker()) {
                 Some(Ok(bytes)) => staged.stage = Stage::Ready(bytes),
                 Some(Err(error)) => {
                     staged.stage = Stage::Failed;
                     return Err(format!("cannot read the pool: {error}"));
                 }
-                None if now > *until => return Err("the pool's device does not answer a read".into()),
+                None if staged.until.is_some_and(|until| now > until) => {
+                    return Err("the pool's device does not answer a read".into());
+                }
                 None => return Ok(Progress::Runs),
             }
         }
@@ -111,6 +124,8 @@ mod tests {
     use super::*;
     use crate::transport::pool::STAGE_BYTES;
     use crate::transport::pool::tests::{remote, soon};
+    use baton_memory::{RemoteConfig, RemotePool};
+    use std::task::Waker;
 
     /// So many reads are begun of entries of this length, until there is no room.
     fn reads_at_once(entries: usize, len: usize) -> usize {
@@ -134,6 +149,20 @@ mod tests {
     fn reads_that_run_are_bounded_in_bytes_and_in_number() {
         assert_eq!(reads_at_once(9, STAGE_BYTES), STAGED_BYTES_MAX / STAGE_BYTES);
         assert_eq!(reads_at_once(1000, 1), STAGED_OPERATIONS_MAX);
+    }
+
+    #[test]
+    fn a_read_waits_for_room_in_the_device() {
+        let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+        let pool = Pool::new(memory.clone(), Waker::noop().clone());
+        let (mut outgoing, mut put, now) = (Outgoing::default(), Staged::new(0, 8), Instant::now());
+        memory.hold();
+        let mut other = pool.start_read(Rows::run(0, 8), Vec::new());
+        assert_eq!(outgoing.advance(&pool, &mut put, now), Ok(Progress::NoRoom));
+        assert!(outgoing.advance(&pool, &mut put, now + 2 * OPERATION_MAX).is_err(), "but not forever");
+        memory.release();
+        soon(|| other.poll_now().is_some());
+        soon(|| outgoing.advance(&pool, &mut put, now) == Ok(Progress::Ready));
     }
 
     #[test]

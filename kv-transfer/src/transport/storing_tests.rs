@@ -1,7 +1,9 @@
 //! Pools that are not host memory: what counts as stored, and what a slow device, a device that fails and a peer without manners do to it.
 
 use super::*;
-use baton_memory::{RemoteConfig, RemotePool};
+use baton_memory::{MemoryError, Pending, RemoteConfig, RemotePool, Rows};
+use baton_types::MemoryKind;
+use std::any::Any;
 
 const TICKET: TicketId = TicketId(5);
 
@@ -15,7 +17,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// The sink's device has room for so many operations; one more fails.
+    /// The sink's device has room for so many operations.
     fn sink(way: &Way, operations_max: usize) -> Self {
         let memory = RemotePool::new(BYTES, RemoteConfig { operations_max, ..RemoteConfig::default() }).unwrap();
         let sink = Side::over(way, memory.clone(), memory.device_side().clone());
@@ -98,10 +100,43 @@ fn a_refused_write_does_not_count_for_one_that_is_being_stored() {
     }
 }
 
+/// Memory that stores nothing at this place: its device fails there.
+#[derive(Debug)]
+struct FailsAt(usize, Arc<RemotePool>);
+
+impl PoolMemory for FailsAt {
+    fn kind(&self) -> MemoryKind {
+        self.1.kind()
+    }
+    fn bytes(&self) -> usize {
+        self.1.bytes()
+    }
+    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
+        self.1.read(from, into)
+    }
+    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
+        match to.start == self.0 {
+            true => Pending::ended(Err(MemoryError::Failed("the test".into()))),
+            false => self.1.write(to, data),
+        }
+    }
+    fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
+        self.1.copy(from, to)
+    }
+    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
+        self.1.checksum(rows)
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
 #[test]
 fn no_flush_is_answered_after_a_write_that_the_device_did_not_store() {
     for way in ways() {
-        let mut slow = Slow::sink(&way, 1);
+        let memory = RemotePool::new(BYTES, RemoteConfig::default()).unwrap();
+        let sink = Side::over(&way, Arc::new(FailsAt(256, memory.clone())), memory.device_side().clone());
+        let mut slow = Slow::between(Side::start(&way), sink, memory);
         slow.put(TICKET, 64, 64);
         slow.put(TICKET, 256, 64);
         slow.put(TicketId(6), 64, 64);
@@ -238,5 +273,56 @@ fn room_that_becomes_free_is_progress() {
         }
         slow.memory.hold();
         assert!(progress(&mut slow.b), "{:?}", way.choice);
+    }
+}
+
+#[test]
+fn a_device_that_peers_fill_together_makes_them_wait() {
+    for way in ways() {
+        let Slow { mut a, from, b, to: _, memory } = Slow::sink(&way, 300);
+        let (mut c, from_c, mut b, to_c) = connect(Side::start(&way), b, |address| address);
+        b.transport.open_window(to_c, TICKET, window(0..BYTES));
+        c.region.copy_in(0, &[7; 64]);
+        let fill = |writer: &mut Side, conn, at: usize, writes: usize, b: &mut Side, running: usize| {
+            (at..at + writes).for_each(|to| writer.transport.put(conn, TICKET, CopyRun { from: 0, to, len: 1 }));
+            writer.transport.flush(conn, 7);
+            let by = Instant::now() + PATIENCE;
+            while memory.running() < running {
+                assert!(Instant::now() < by, "{} operations run", memory.running());
+                writer.transport.progress(Instant::now(), &mut writer.events);
+                b.transport.progress(Instant::now(), &mut b.events);
+            }
+        };
+        fill(&mut a, from, 0, 256, &mut b, 256);
+        fill(&mut c, from_c, 256, 64, &mut b, 300);
+        for _ in 0..200 {
+            for side in [&mut a, &mut b, &mut c] {
+                side.transport.progress(Instant::now(), &mut side.events);
+            }
+        }
+        let of_interest = |event: &&Event| closed(event).is_some() || flushed(event).is_some();
+        let events = a.events.iter().chain(&b.events).chain(&c.events);
+        assert_eq!(events.filter(of_interest).count(), 0, "{:?}", way.choice);
+        memory.release();
+        assert_eq!(until(&mut a, &mut b, "flushed", flushed), 7);
+        assert_eq!(until(&mut c, &mut b, "flushed", flushed), 7);
+        assert!(b.read(0, 320) == [[9; 256].as_slice(), &[7; 64]].concat(), "{:?}", way.choice);
+    }
+}
+
+/// The same of reads: the other connection's take all the room.
+#[test]
+fn a_device_that_is_full_makes_reads_wait() {
+    for way in ways() {
+        let mut slow = Slow::source(&way, 300);
+        let mut others: Vec<_> = (0..300).map(|at| slow.memory.read(Rows::run(at, 1), Vec::new())).collect();
+        (0..64).for_each(|at| slow.put(TICKET, at, 1));
+        slow.a.transport.flush(slow.from, 7);
+        slow.pass(20);
+        assert!(!slow.is_closed() && !slow.has_flushed(), "{:?}", way.choice);
+        slow.memory.release();
+        assert_eq!(until(&mut slow.a, &mut slow.b, "flushed", flushed), 7);
+        assert_eq!(slow.b.read(0, 64), [9; 64]);
+        assert!(others.iter_mut().all(|read| read.poll_now().is_some()));
     }
 }
