@@ -326,3 +326,20 @@ fn a_device_that_is_full_makes_reads_wait() {
         assert!(others.iter_mut().all(|read| read.poll_now().is_some()));
     }
 }
+
+#[test]
+fn ucx_sleeps_while_a_connection_has_no_room() {
+    for way in [ucx(), ucx_shared_memory(), ucx_tls()] {
+        let mut slow = Slow::sink(&way, 64 << 10);
+        (0..30_000).for_each(|at| slow.put(TICKET, at, 1));
+        slow.pass(200);
+        let (mut turns, until) = (0, Instant::now() + Duration::from_millis(200));
+        while Instant::now() < until {
+            slow.b.transport.progress(Instant::now(), &mut slow.b.events);
+            slow.b.transport.sleep(Duration::from_millis(5));
+            turns += 1;
+        }
+        assert!(turns <= 250, "{turns} turns in 200 ms: {:?}", way.choice);
+        assert!(!slow.is_closed());
+    }
+}

@@ -39,6 +39,9 @@ use std::time::{Duration, Instant};
 
 /// Rounds of UCX progress before our own state is checked.
 const TURNS: usize = 16;
+/// Sleeps while a connection has no room, which nothing ends: short at first, because a device soon makes room, then longer and longer.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// The purpose of an operation in flight.
 enum Purpose {
@@ -64,6 +67,8 @@ pub(crate) struct Ucx {
     operations: HashMap<Operation, (ConnId, Purpose)>,
     /// To be reported in the next turn.
     due: Vec<Event>,
+    /// The next sleep while a connection has no room.
+    pause: Duration,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
     connections: BTreeMap<ConnId, Connection>,
     /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
@@ -274,15 +279,26 @@ impl Transport for Ucx {
         }
         self.forget_ended(now, events);
         self.drain(events);
-        moved || events.len() > before
+        let moved = moved || events.len() > before;
+        if moved {
+            self.pause = PAUSE_MIN;
+        }
+        moved
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        let mut workers = self.connections.values().chain(&self.unfenced).filter_map(Connection::worker);
+        let connections = self.connections.values().chain(&self.unfenced);
+        let (paused, open): (Vec<_>, Vec<_>) = connections.partition(|connection| !connection.has_room());
         // Does not sleep if something came meanwhile.
-        if workers.all(|worker| worker.arm()) {
-            self.channel.sleep(timeout);
+        if !open.into_iter().filter_map(Connection::worker).all(|worker| worker.arm()) {
+            return;
         }
+        if paused.is_empty() {
+            return self.channel.sleep(timeout);
+        }
+        // A paused worker holds what came: it cannot be armed, and the epoll set reports it all the time.
+        std::thread::sleep(timeout.min(self.pause));
+        self.pause = PAUSE_MAX.min(2 * self.pause);
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {

@@ -1,6 +1,6 @@
 //! Starts UCX: its settings, the control channel, the registered memory.
 
-use super::{Ucx, lanes};
+use super::{PAUSE_MIN, Ucx, lanes};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::transport::Wake;
@@ -102,6 +102,7 @@ impl Ucx {
             memory,
             pool,
             context,
+            pause: PAUSE_MIN,
             events: Rc::new(events) as Rc<dyn AsRawFd>,
             channel,
         };
