@@ -13,7 +13,7 @@ pub struct TransferStats {
     pub peers: BTreeMap<Party, PeerStats>,
     /// Puts whose source this instance is.
     pub sources: usize,
-    /// Puts whose sink this instance is: offered here, and not ended or with writes that the pool's device still stores.
+    /// Puts whose sink this instance is: offered here and not ended.
     pub sinks: usize,
     /// Gets whose reader this instance is.
     pub readers: usize,

@@ -119,9 +119,8 @@ impl Draining {
         self.connections.values().flat_map(|lost| &lost.left).filter_map(|left| left.written.as_ref())
     }
 
-    /// Adds to the gauges of what is open.
+    /// Adds to the gauge of quarantined blocks.
     pub(super) fn gauge(&self, stats: &mut TransferStats) {
-        stats.sinks += self.sinks();
         for written in self.lost_writes() {
             *stats.quarantined.entry(written.by.clone()).or_default() += written.blocks;
         }
