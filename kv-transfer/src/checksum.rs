@@ -16,6 +16,8 @@ pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 const SUMS_MAX: usize = 4096;
 /// Longest wait for one operation, far longer than a device takes for that many sums.
 const SUM_WAIT: Duration = Duration::from_secs(30);
+/// Pause before another attempt at an operation for which a device had no room.
+const BUSY_PAUSE: Duration = Duration::from_micros(100);
 
 /// Where the bytes of each sum of [`layer_sums`] lie.
 fn layer_rows(
@@ -61,9 +63,19 @@ pub(crate) fn layer_sums(
     let rows = layer_rows(map, blocks, heads, group, layer, tokens);
     let mut sums = Vec::with_capacity(rows.len());
     for part in rows.chunks(SUMS_MAX) {
-        sums.extend(memory.checksum(part.to_vec()).wait(Instant::now() + SUM_WAIT)?);
+        sums.extend(sums_by(memory, part, Instant::now() + SUM_WAIT)?);
     }
     Ok(sums)
+}
+
+/// Tries again while connections fill the device.
+fn sums_by(memory: &dyn PoolMemory, rows: &[Rows], deadline: Instant) -> Result<Vec<u64>, MemoryError> {
+    loop {
+        match memory.checksum(rows.to_vec()).wait(deadline) {
+            Err(MemoryError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+            ended => return ended,
+        }
+    }
 }
 
 /// Number of sums that [`layer_sums`] returns.
@@ -76,8 +88,26 @@ mod tests {
     use super::*;
     use crate::HeadShard;
     use crate::heads::Cut;
-    use baton_memory::HostPool;
+    use baton_memory::{HostPool, RemoteConfig, RemotePool};
     use baton_types::{BlockId, Dtype};
+
+    #[test]
+    fn sums_wait_for_room_in_the_device() {
+        let memory = RemotePool::new(4096, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+        memory.hold();
+        let mut other = PoolMemory::read(&*memory, Rows::run(0, 8), Vec::new());
+        let rows = [Rows::run(0, 8)];
+        let late = sums_by(&*memory, &rows, Instant::now() + Duration::from_millis(5));
+        assert!(matches!(late, Err(MemoryError::Busy { .. })), "but not forever");
+        let sums = std::thread::scope(|scope| {
+            let sums = scope.spawn(|| sums_by(&*memory, &rows, Instant::now() + SUM_WAIT));
+            std::thread::sleep(Duration::from_millis(20));
+            memory.release();
+            sums.join().unwrap()
+        });
+        assert_eq!(sums, Ok(vec![baton_memory::checksum::sum(&[0; 8])]));
+        assert!(other.poll_now().is_some());
+    }
 
     /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.
     #[test]
