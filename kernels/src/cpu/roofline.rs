@@ -98,6 +98,11 @@ pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
             // SAFETY: as above.
             rate(threads, |_| unsafe { i8_chains() }) / 1e9
         }
+        #[cfg(target_arch = "x86_64")]
+        Numerics::I8x32 if SimdLevel::Avx2Fma.available() => {
+            // SAFETY: as above.
+            rate(threads, |_| unsafe { i8_chains_avx2() }) / 1e9
+        }
         _ => fma_peak(threads),
     }
 }
@@ -208,6 +213,37 @@ unsafe fn i8_chains() -> f64 {
     // SAFETY: touches registers only.
     unsafe { chains!("vpdpbusd") };
     (STEPS * 96 * 128) as f64
+}
+
+/// VPMADDUBSW and an addition of its words to one of 12 chains; operations of a call: 32 products and additions for each.
+///
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn i8_chains_avx2() -> f64 {
+    // SAFETY: touches registers only.
+    unsafe {
+        std::arch::asm!(
+            "vpxor ymm14, ymm14, ymm14",
+            "vpxor ymm15, ymm15, ymm15",
+            ".p2align 5",
+            "2:",
+            ".rept 8",
+            ".irp r, 0,1,2,3,4,5,6,7,8,9,10,11",
+            "vpmaddubsw ymm13, ymm14, ymm15",
+            "vpaddw ymm\\r, ymm\\r, ymm13",
+            ".endr",
+            ".endr",
+            "dec {steps}",
+            "jnz 2b",
+            steps = inout(reg) STEPS => _,
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _, out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+            options(nomem, nostack),
+        );
+    }
+    (STEPS * 96 * 64) as f64
 }
 
 /// Bandwidth of reading a buffer of [`READ_BYTES`], each thread its own part repeatedly from front to back, in GB/s (1e9 bytes).
