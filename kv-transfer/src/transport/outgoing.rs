@@ -101,12 +101,12 @@ impl Outgoing {
 
     /// The bytes of an entry were sent; its buffer may be used again.
     pub(super) fn sent(&mut self, staged: Staged) {
-        self.passed_on(staged.len);
+        self.freed(staged.len);
         keep(&mut self.free, staged.into_bytes());
     }
 
-    /// The bytes of an entry were passed on together with their buffer.
-    pub(super) fn passed_on(&mut self, len: usize) {
+    /// The buffer of an entry of this length, which others may have sent, is freed.
+    pub(super) fn freed(&mut self, len: usize) {
         (self.bytes, self.entries) = (self.bytes - len, self.entries - 1);
     }
 }

@@ -5,6 +5,9 @@ use baton_memory::{MemoryError, Pending, RemoteConfig, RemotePool, Rows};
 use baton_types::MemoryKind;
 use std::any::Any;
 
+#[path = "sending_tests.rs"]
+mod sending;
+
 const TICKET: TicketId = TicketId(5);
 
 /// A side that writes, and a side whose device holds what it is given until `memory.release`.
@@ -78,6 +81,10 @@ impl Slow {
     fn is_closed(&self) -> bool {
         self.a.events.iter().chain(&self.b.events).any(|event| closed(event).is_some())
     }
+}
+
+fn advance(side: &mut Side) {
+    side.transport.progress(Instant::now(), &mut side.events);
 }
 
 fn ways() -> [Way; 6] {

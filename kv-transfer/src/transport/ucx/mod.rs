@@ -148,7 +148,7 @@ impl Ucx {
             Purpose::Put { len, number } => {
                 events.push(Event::PutDone(conn, len));
                 if let (Some(number), Some(writing)) = (number, connection.writing_mut()) {
-                    writing.sent(number);
+                    writing.sent(number, len);
                     let flushed = if open { writing.take_flushed() } else { Vec::new() };
                     events.extend(flushed.into_iter().map(|id| Event::Flushed(conn, id)));
                 }

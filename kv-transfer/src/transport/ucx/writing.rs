@@ -122,7 +122,7 @@ impl Writing {
         while let Some(StagedWrite { token, ticket, to, staged }) =
             self.staged.pop_front_if(|write| write.staged.bytes().is_some())
         {
-            self.outgoing.passed_on(staged.len);
+            // UCX has the buffer until the operation ends.
             endpoint.send(token, &encode(&self.nonce, ticket, to), staged.into_bytes());
         }
         Ok(())
@@ -136,9 +136,12 @@ impl Writing {
         number
     }
 
-    /// A write that was sent as a message has ended.
-    pub(super) fn sent(&mut self, number: u64) {
+    /// A write of `len` bytes that was sent as a message has ended, and with it its buffer, where it had one.
+    pub(super) fn sent(&mut self, number: u64, len: usize) {
         self.sending.remove(&number);
+        if self.door.pool.host().is_none() {
+            self.outgoing.freed(len);
+        }
     }
 
     /// The peer answers a flush.
