@@ -1,7 +1,7 @@
 //! Sources whose pools are not host memory: what is read ahead of a peer that takes nothing, and what passes a slow read.
 
 use super::*;
-use crate::transport::pool::STAGED_BYTES_MAX;
+use crate::transport::pool::{OPERATION_MAX, STAGED_BYTES_MAX};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Memory that counts the bytes for which reads were begun.
@@ -69,5 +69,64 @@ fn what_is_read_and_not_sent_is_bounded_on_each_connection() {
         }
         assert_eq!((done(&a), memory.0.load(Ordering::SeqCst)), (2 * PUTS * BYTES, 2 * PUTS * BYTES));
         assert!([&b, &c].into_iter().all(|side| side.read(0, BYTES) == [9; BYTES]), "{:?}", way.choice);
+    }
+}
+
+#[test]
+fn messages_pass_a_slow_read() {
+    for way in ways() {
+        let mut slow = Slow::source(&way, 64);
+        slow.put(TICKET, 64, 64);
+        slow.a.transport.flush(slow.from, 7);
+        slow.until_running(1);
+        slow.a.transport.send(slow.from, b"meanwhile".to_vec());
+        assert_eq!(until(&mut slow.b, &mut slow.a, "a message", message), b"meanwhile", "{:?}", way.choice);
+        slow.pass(20);
+        assert!(slow.memory.running() == 1 && !slow.has_flushed());
+        slow.memory.release();
+        assert_eq!(until(&mut slow.a, &mut slow.b, "flushed", flushed), 7);
+        assert_eq!(slow.b.read(64, 64), [9; 64]);
+    }
+}
+
+#[test]
+fn answers_to_flushes_pass_a_slow_read() {
+    for way in ways() {
+        let mut slow = Slow::source(&way, 64);
+        slow.put(TICKET, 64, 64);
+        slow.until_running(1);
+        slow.b.transport.flush(slow.to, 8);
+        assert_eq!(until(&mut slow.b, &mut slow.a, "flushed", flushed), 8, "{:?}", way.choice);
+        assert_eq!(slow.memory.running(), 1);
+    }
+}
+
+/// A read that takes longer than the longest silence of a peer, and less than the longest life of a read.
+#[test]
+fn a_slow_read_is_no_silence() {
+    for way in ways() {
+        let mut slow = Slow::source(&way, 64);
+        slow.put(TICKET, 64, 64);
+        slow.a.transport.flush(slow.from, 7);
+        slow.until_running(1);
+        let begin = Instant::now();
+        for step in 0..(OPERATION_MAX.as_millis() as u64 * 3 / 4 / 250) {
+            let now = begin + Duration::from_millis(step * 250);
+            // What one side sends, the other one receives in the same step.
+            for _ in 0..3 {
+                slow.a.transport.progress(now, &mut slow.a.events);
+                slow.b.transport.progress(now, &mut slow.b.events);
+                std::thread::yield_now();
+            }
+        }
+        assert!(!slow.is_closed(), "{:?}", way.choice);
+        slow.memory.release();
+        let (last, by) = (begin + OPERATION_MAX * 3 / 4, Instant::now() + PATIENCE);
+        while !slow.has_flushed() {
+            assert!(Instant::now() < by, "never flushed");
+            slow.a.transport.progress(last, &mut slow.a.events);
+            slow.b.transport.progress(last, &mut slow.b.events);
+        }
+        assert_eq!(slow.b.read(64, 64), [9; 64]);
     }
 }

@@ -1,5 +1,9 @@
-//! The queue of outgoing frames: heads, own bodies, and bodies in the pool. They are gathered for the socket, or copied to be encrypted.
+//! The queues of outgoing frames: heads, own bodies, and bodies in the pool. They are gathered for the socket, or copied to be encrypted.
 //! Bodies in memory that is not the host's are read into buffers first ([`Outgoing`]).
+//!
+//! Writes keep their order, and a flush stays behind the writes that it covers. Everything else passes them between whole frames, also
+//! where the next write waits for its bytes. Nothing refers to the order of the two: a source sends what speaks of its writes (checksums, a
+//! commit, the end of an abort) only once a flush is answered, as it must where writes go over lanes.
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::plan::CopyRun;
@@ -94,7 +98,10 @@ impl Kinds {
 
 #[derive(Default)]
 pub(super) struct FrameWriter {
-    queue: VecDeque<Out>,
+    /// Messages, answers to flushes, and keep-alives.
+    control: VecDeque<Out>,
+    /// Writes, and flushes behind them.
+    writes: VecDeque<Out>,
     message_bytes: usize,
     flush_answers: usize,
     /// Flushes that were sent, behind every write that they cover, and not answered.
@@ -104,7 +111,22 @@ pub(super) struct FrameWriter {
 
 impl FrameWriter {
     fn push(&mut self, head: Head, body: Body) {
-        self.queue.push_back(Out { head: head.encode(), body, written: 0 });
+        let queue = match body {
+            Body::Pool(_) | Body::Staged(_) | Body::Flush(_) => &mut self.writes,
+            Body::None | Body::Own(_) | Body::FlushAnswer => &mut self.control,
+        };
+        queue.push_back(Out { head: head.encode(), body, written: 0 });
+    }
+
+    /// Whether a part of the next write or flush was sent: then nothing passes it.
+    fn is_within_write(&self) -> bool {
+        self.writes.front().is_some_and(|out| out.written > 0)
+    }
+
+    /// All frames in the order in which they go.
+    fn frames(&self) -> impl Iterator<Item = &Out> {
+        let begun = usize::from(self.is_within_write());
+        self.writes.range(..begun).chain(&self.control).chain(self.writes.range(begun..))
     }
 
     pub(super) fn message(&mut self, message: Vec<u8>) {
@@ -138,7 +160,7 @@ impl FrameWriter {
         if pool.host().is_some() {
             return Ok(());
         }
-        for out in &mut self.queue {
+        for out in &mut self.writes {
             if let Body::Staged(staged) = &mut out.body
                 && self.outgoing.advance(pool, staged, now)? == Progress::NoRoom
             {
@@ -148,9 +170,10 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Drops the queue, after the connection has ended; returns the reads that run.
+    /// Drops the queues, after the connection has ended; returns the reads that run.
     pub(super) fn take_reads(&mut self) -> Vec<Pending<Vec<u8>>> {
-        let staged = self.queue.drain(..).filter_map(|out| match out.body {
+        self.control.clear();
+        let staged = self.writes.drain(..).filter_map(|out| match out.body {
             Body::Staged(staged) => staged.into_read(),
             _ => None,
         });
@@ -190,13 +213,13 @@ impl FrameWriter {
 
     /// Whether the next frame is a write, and whether a part of it was sent; `None` if no frame can be sent now.
     pub(super) fn next(&self) -> Option<(bool, bool)> {
-        self.queue.front().filter(|out| out.is_ready()).map(|out| (out.is_put(), out.written > 0))
+        self.frames().next().filter(|out| out.is_ready()).map(|out| (out.is_put(), out.written > 0))
     }
 
     /// The next bytes of frames of these kinds, without copying.
     pub(super) fn gather(&self, kinds: Kinds, bytes_max: usize) -> Vec<Part<'_>> {
         let mut left = bytes_max;
-        let of = self.queue.iter().take_while(|out| kinds.include(out)).flat_map(Out::parts);
+        let of = self.frames().take_while(|out| kinds.include(out)).flat_map(Out::parts);
         let parts = of.take(PARTS_MAX).take_while(|part| {
             let fits = left > 0;
             left = left.saturating_sub(part.len());
@@ -208,7 +231,7 @@ impl FrameWriter {
     /// Copies the next bytes of frames of these kinds to the front of `to`; returns their number.
     pub(super) fn copy(&self, kinds: Kinds, pool: &Pool, to: &mut [u8]) -> usize {
         let mut at = 0;
-        for part in self.queue.iter().take_while(|out| kinds.include(out)).flat_map(Out::parts) {
+        for part in self.frames().take_while(|out| kinds.include(out)).flat_map(Out::parts) {
             let n = part.len().min(to.len() - at);
             match part {
                 Part::Own(bytes) => to[at..at + n].copy_from_slice(&bytes[..n]),
@@ -227,14 +250,17 @@ impl FrameWriter {
 
     /// This many bytes were sent; `put_done` gets the length of each completed write.
     pub(super) fn went(&mut self, mut bytes: usize, mut put_done: impl FnMut(usize)) {
-        while let Some(out) = self.queue.front_mut() {
+        loop {
+            let next =
+                if self.is_within_write() || self.control.is_empty() { &mut self.writes } else { &mut self.control };
+            let Some(out) = next.front_mut() else { return };
             let part = bytes.min(out.len() - out.written);
             out.written += part;
             bytes -= part;
             if out.written < out.len() {
                 return;
             }
-            match self.queue.pop_front().map(|out| out.body) {
+            match next.pop_front().map(|out| out.body) {
                 Some(Body::Pool(run)) => put_done(run.len),
                 Some(Body::Staged(staged)) => {
                     put_done(staged.len);
@@ -255,7 +281,7 @@ impl FrameWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::pool::tests::host;
+    use crate::transport::pool::tests::{host, remote, soon};
     use baton_memory::HostPool;
 
     fn filled() -> (FrameWriter, Pool) {
@@ -293,6 +319,64 @@ mod tests {
             }
             assert!(went == expected && done == [10, 4], "in {piece}s");
         }
+    }
+
+    /// All that is left to send, taken in pieces of this size.
+    fn drain(writer: &mut FrameWriter, pool: &Pool, piece: usize) -> Vec<u8> {
+        let (mut went, mut buffer) = (Vec::new(), vec![0; piece]);
+        while writer.next().is_some() {
+            let n = writer.copy(Kinds::All, pool, &mut buffer);
+            assert!(n > 0 && writer.gather(Kinds::All, piece).iter().map(Part::len).sum::<usize>() >= n);
+            went.extend_from_slice(&buffer[..n]);
+            writer.went(n, |_| {});
+        }
+        went
+    }
+
+    #[test]
+    fn control_passes_writes_and_flushes_between_whole_frames() {
+        let puts = [Head::Put { ticket: 7, offset: 5, len: 10 }, Head::Put { ticket: 7, offset: 50, len: 4 }];
+        let flush = Head::Flush { id: 1, posted: 0 }.encode();
+        let writes =
+            [[&puts[0].encode()[..], b"0123456789"].concat(), [&puts[1].encode()[..], b"2345"].concat(), flush.into()];
+        let heads = [Head::Ping.encode(), Head::Flushed { id: 9 }.encode(), Head::Message { len: 2 }.encode()];
+        let control = [heads.as_flattened(), b"de"].concat();
+        let ends = [0, writes[0].len(), writes[0].len() + writes[1].len(), writes.concat().len()];
+        for (sent, piece) in (0..=ends[3]).flat_map(|sent| [1, 7, 400].map(|piece| (sent, piece))) {
+            let (mut writer, pool) = filled();
+            writer.went(HEAD_BYTES + 3, |_| panic!("a message is no write"));
+            writer.went(sent, |_| {});
+            writer.ping();
+            writer.flushed(9);
+            writer.message(b"de".to_vec());
+            // Behind the frame that was begun.
+            let at = ends.into_iter().find(|end| sent <= *end).unwrap();
+            let all = writes.concat();
+            let expected = [&all[sent..at], &control, &all[at..]].concat();
+            assert!(drain(&mut writer, &pool, piece) == expected, "after {sent} bytes of writes, in {piece}s");
+        }
+    }
+
+    #[test]
+    fn control_passes_a_write_whose_bytes_are_not_read() {
+        let (memory, pool) = remote();
+        let mut writer = FrameWriter::default();
+        memory.device_side().copy_in(0, b"01");
+        memory.hold();
+        writer.put(&pool, TicketId(7), CopyRun { from: 0, to: 5, len: 2 });
+        writer.flush(1, 0);
+        writer.stage(&pool, Instant::now()).unwrap();
+        assert_eq!(writer.next(), None);
+        writer.message(b"abc".to_vec());
+        writer.ping();
+        let control = [&Head::Message { len: 3 }.encode()[..], b"abc", &Head::Ping.encode()].concat();
+        assert!(drain(&mut writer, &pool, 400) == control, "and not the flush");
+        memory.release();
+        soon(|| writer.stage(&pool, Instant::now()).is_ok() && writer.next().is_some());
+        let put = Head::Put { ticket: 7, offset: 5, len: 2 }.encode();
+        assert!(
+            drain(&mut writer, &pool, 400) == [&put[..], b"01", &Head::Flush { id: 1, posted: 0 }.encode()].concat()
+        );
     }
 
     #[test]
