@@ -126,6 +126,48 @@ fn blocks_of_a_lost_source_are_free_once_its_writes_are_stored() {
     ends_while_writes_are_stored(&choice(), |source, _| source.transfer.stop(Instant::now()));
 }
 
+/// The sink ends a connection for which the source's device still reads.
+fn comes_back_while_the_device_reads(choice: &TransportChoice) {
+    let memory = RemotePool::new(bytes(), RemoteConfig::default()).unwrap();
+    let (mut source, mut sink) = (NodeConfig::new("p", small(16), 24), NodeConfig::new("d", small(16), 24));
+    source.memory = Memory::Given(memory.clone());
+    sink.limits.abort_ms = 100;
+    let (source, sink) = (source.start(choice.clone()), sink.start(choice.clone()));
+    let (first, _) = source.offer(&sink.peer(), "r", TOKENS, 1);
+    eventually("it is granted", || sink.transfer.stats().tickets > 0);
+    let hold = source.pool.take(sink.map.layout().blocks_for(TOKENS as usize), 2).unwrap();
+    let blocks = hold.blocks.clone();
+    source.fill(&blocks, 2);
+    memory.hold();
+    source.launch(&first, TOKENS, TOKENS);
+    eventually("the device reads", || source.transfer.stats().total.puts > 0 && memory.running() > 0);
+    let request_id = RequestId::try_new("r").unwrap();
+    sink.transfer.cancel(&request_id, "the test gives up");
+    eventually("the sink has closed the connection", || sink.is_quiet());
+    std::thread::sleep(Duration::from_millis(100));
+    // The same request comes again at once.
+    let deadline = Instant::now() + PATIENCE;
+    let request = PutRequest { request_id, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
+    let second = source.transfer.put(&sink.peer(), request).unwrap();
+    eventually("it is granted again", || sink.transfer.stats().tickets > 0);
+    assert!(memory.running() > 0, "the device still reads for the first connection");
+    source.send_all(&second, TOKENS);
+    memory.release();
+    second.wait().unwrap();
+    assert!(first.wait().is_err());
+    // Once: a second delivery would not be adopted.
+    let handoff = sink.sink.take_adopted("r").expect("adopted");
+    assert!(sink.bytes_of(handoff.hold.blocks(), TOKENS) == source.bytes_of(&blocks, TOKENS));
+    drop(handoff);
+    eventually("all is free", || sink.is_quiet() && source.is_quiet());
+    assert!(sink.sink.take_adopted("r").is_none());
+}
+
+#[test]
+fn a_request_that_comes_again_takes_a_new_connection_while_the_device_reads_for_the_old_one() {
+    choices().iter().for_each(comes_back_while_the_device_reads);
+}
+
 /// A sink that answers flushes too early, whose device holds or delays writes.
 fn hasty_sink(choice: &TransportChoice, memory: &Arc<RemotePool>, hazard: Option<Hazard>) -> Node {
     let mut config = NodeConfig::new("d", small(16), 24);

@@ -129,15 +129,23 @@ impl Connections {
         self.get(conn).is_some_and(leads).then_some(conn)
     }
 
-    /// Number of connections that this side opened.
-    pub(super) fn count_dialled(&self) -> usize {
-        self.all.values().filter(|c| c.address.is_some()).count()
+    /// Whether this side has opened `max` connections already, so that there is no room for another one.
+    pub(super) fn is_full(&self, max: usize, is_open: impl Fn(ConnId) -> bool) -> bool {
+        self.fill(max, |_, c| c.address.is_some(), is_open)
     }
 
     /// Whether `max` other accepted connections have greeted already, so that there is no room for this one.
-    pub(super) fn is_full_for(&self, conn: ConnId, max: usize) -> bool {
-        let others = self.all.iter().filter(|(id, c)| **id != conn && c.address.is_none() && c.terms().is_some());
-        self.get(conn).is_some_and(|c| c.address.is_none()) && others.count() >= max
+    pub(super) fn is_full_for(&self, conn: ConnId, max: usize, is_open: impl Fn(ConnId) -> bool) -> bool {
+        let others = |id, c: &Connection| id != conn && c.address.is_none() && c.terms().is_some();
+        self.get(conn).is_some_and(|c| c.address.is_none()) && self.fill(max, others, is_open)
+    }
+
+    /// Whether connections of this kind take all of `max` places. Those that have ended take none, because their peers come back. They are
+    /// bounded too: there are at most twice as many in all.
+    fn fill(&self, max: usize, of: impl Fn(ConnId, &Connection) -> bool, is_open: impl Fn(ConnId) -> bool) -> bool {
+        let of = self.all.iter().filter(|(conn, connection)| of(**conn, connection));
+        let (open, ended): (Vec<_>, Vec<_>) = of.partition(|(conn, _)| is_open(**conn));
+        open.len() >= max || open.len() + ended.len() >= 2 * max
     }
 
     pub(super) fn to_party(&self, party: &Party) -> Vec<ConnId> {

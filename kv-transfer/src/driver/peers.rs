@@ -69,7 +69,8 @@ impl Driver {
     /// The peer identified itself, in a hello or a welcome.
     fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
         let max = self.config.limits.accepted_max;
-        let map = check_hello(&self.config, theirs).and_then(|map| match self.connections.is_full_for(conn, max) {
+        let is_full = self.connections.is_full_for(conn, max, |conn| self.transport.is_open(conn));
+        let map = check_hello(&self.config, theirs).and_then(|map| match is_full {
             true => {
                 let told = format!("{max} peers have connected already");
                 Err(Unwelcome { reason: RefuseReason::Busy, detail: told.clone(), told })
@@ -115,13 +116,14 @@ impl Driver {
         if self.stopping.is_some() {
             return Err(HandoffFailure::Stopped);
         }
-        if let Some(conn) = self.connections.leading_to(peer) {
+        let is_open = |conn| self.transport.is_open(conn);
+        if let Some(conn) = self.connections.leading_to(peer).filter(|conn| is_open(*conn)) {
             return Ok(conn);
         }
         // Only connections that this side opened: accepted ones have a limit of their own.
-        let dialled = self.connections.count_dialled();
-        if dialled >= self.config.limits.peers_max {
-            return Err(HandoffFailure::PeerLost(format!("{dialled} peers are connected already")));
+        let max = self.config.limits.peers_max;
+        if self.connections.is_full(max, is_open) {
+            return Err(HandoffFailure::PeerLost(format!("{max} peers are connected already")));
         }
         let conn = self.transport.connect(&peer.address).map_err(HandoffFailure::PeerLost)?;
         self.connections.insert(conn, Connection::dialled(peer, &self.config, now));

@@ -110,6 +110,11 @@ pub trait Transport {
     /// [`Event::Closed`].
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
+    /// Whether a connection still carries what it is given. It may end long before [`Event::Closed`]: while the pool's device works for it.
+    fn is_open(&self, conn: ConnId) -> bool {
+        let _ = conn;
+        true
+    }
     fn close(&mut self, conn: ConnId, reason: &str);
     /// Lanes of this connection, for logs and traces.
     fn lanes(&self, conn: ConnId) -> String;

@@ -130,3 +130,32 @@ fn a_slow_read_is_no_silence() {
         assert_eq!(slow.b.read(64, 64), [9; 64]);
     }
 }
+
+#[test]
+fn a_connection_that_the_peer_has_closed_is_not_open_while_the_device_works_for_it() {
+    for way in ways() {
+        for is_sink in [true, false] {
+            let mut slow = if is_sink { Slow::sink(&way, 64) } else { Slow::source(&way, 64) };
+            slow.put(TICKET, 64, 64);
+            slow.until_running(1);
+            let Slow { mut a, from, mut b, to, memory } = slow;
+            let (mine, conn, peer, other) =
+                if is_sink { (&mut b, to, &mut a, from) } else { (&mut a, from, &mut b, to) };
+            assert!(mine.transport.is_open(conn));
+            peer.transport.close(other, "the test");
+            let by = Instant::now() + PATIENCE;
+            while mine.transport.is_open(conn) {
+                assert!(Instant::now() < by, "open forever: {:?}", way.choice);
+                [&mut *mine, &mut *peer].into_iter().for_each(advance);
+            }
+            assert!(mine.events.iter().all(|event| closed(event).is_none()), "{:?}", way.choice);
+            // A new one works meanwhile.
+            let again = mine.transport.connect(&peer.transport.address()).unwrap();
+            mine.transport.send(again, b"again".to_vec());
+            assert_eq!(until(peer, mine, "a message", message), b"again");
+            assert!(mine.transport.is_open(again));
+            memory.release();
+            assert_eq!(until(mine, peer, "closed", closed), conn);
+        }
+    }
+}

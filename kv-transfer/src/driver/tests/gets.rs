@@ -42,12 +42,7 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     (two.limits.quarantined_blocks_max, two.limits.started_handoffs_max) = (2, 1);
     let region = HostPool::new(two.map.bytes()).unwrap();
     let (mut driver, notes, _) = Driver::noting_with(two, region);
-    driver.transport = Box::new(Noting {
-        notes: notes.clone(),
-        message_bytes_max: Arc::default(),
-        one_sided_gets: false,
-        closing: Vec::new(),
-    });
+    driver.transport = Box::new(Noting { notes: notes.clone(), ..Noting::default() });
     let now = Instant::now();
     let key = granted(&mut driver, &notes, now);
     assert!(driver.table.get(key).is_some() && notes.lock().is_empty(), "the owner writes");

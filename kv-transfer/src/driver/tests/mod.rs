@@ -20,6 +20,7 @@ use noting::Noting;
 use std::any::Any;
 
 mod draining;
+mod ending;
 mod fencing;
 mod gets;
 mod noting;
@@ -130,7 +131,7 @@ impl Driver {
                 notes: notes.clone(),
                 message_bytes_max: Arc::clone(&limit),
                 one_sided_gets: true,
-                closing: Vec::new(),
+                ..Noting::default()
             }),
             wake: Box::new(|| {}),
             verifier: Box::new(verifier),

@@ -4,12 +4,15 @@ use super::*;
 use crate::plan::CopyRun;
 use crate::window::Window;
 
+#[derive(Default)]
 pub(super) struct Noting {
     pub(super) notes: Notes,
     pub(super) message_bytes_max: Arc<Mutex<usize>>,
     pub(super) one_sided_gets: bool,
     /// Windows that were closed, until [`Driver::windows_close`].
     pub(super) closing: Vec<Event>,
+    /// So many connections have ended, the first ones.
+    pub(super) ended: Arc<Mutex<u64>>,
 }
 
 impl Transport for Noting {
@@ -29,7 +32,7 @@ impl Transport for Noting {
         false
     }
     fn connect(&mut self, _: &TransferAddress) -> Result<ConnId, String> {
-        Ok(CONN)
+        Ok(ConnId(CONN.0 + *self.ended.lock()))
     }
     fn greeted(&mut self, _: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
         *self.message_bytes_max.lock() = message_bytes_max;
@@ -43,6 +46,9 @@ impl Transport for Noting {
     fn open_window(&mut self, _: ConnId, _: TicketId, _: Window) {}
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         self.closing.push(Event::WindowClosed(conn, ticket));
+    }
+    fn is_open(&self, conn: ConnId) -> bool {
+        conn.0 >= CONN.0 + *self.ended.lock()
     }
     fn close(&mut self, _: ConnId, _: &str) {}
     fn lanes(&self, _: ConnId) -> String {

@@ -81,6 +81,8 @@ pub(super) struct Connection {
     announced: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
+    /// The peer sends nothing more. What it sent before may wait here for room.
+    pub(super) hung_up: bool,
     pub(super) writer: FrameWriter,
     pub(super) reader: FrameReader,
     /// Bytes received and not processed: `inbox[from..to]`.
@@ -119,6 +121,7 @@ impl Connection {
             secured,
             readable: false,
             writable: false,
+            hung_up: false,
             writer: FrameWriter::default(),
             inbox: Box::default(),
             from: 0,

@@ -256,6 +256,7 @@ impl Tcp {
                     }
                 }
             }
+                        connection.hung_up |= event.is_error() || event.is_read_closed();
         }
     }
 
@@ -384,6 +385,10 @@ impl Transport for Tcp {
     fn close(&mut self, conn: ConnId, reason: &str) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.last_words(conn);
+    fn is_open(&self, conn: ConnId) -> bool {
+        self.connections.get(&conn).is_some_and(|connection| !connection.hung_up)
+    }
+
             self.closed.push((conn, reason.to_owned()));
         }
     }

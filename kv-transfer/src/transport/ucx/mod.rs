@@ -243,6 +243,10 @@ impl Transport for Ucx {
 
     fn close(&mut self, conn: ConnId, reason: &str) {
         self.force_close(conn, reason, Instant::now());
+    fn is_open(&self, conn: ConnId) -> bool {
+        self.connections.get(&conn).is_some_and(|c| !c.forced && c.failed.is_none()) && self.channel.is_open(conn)
+    }
+
     }
 
     fn lanes(&self, conn: ConnId) -> String {
