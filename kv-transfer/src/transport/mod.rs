@@ -16,6 +16,7 @@ mod last_operations;
 mod outgoing;
 mod pool;
 pub(crate) mod tcp;
+mod turns;
 pub(crate) mod ucx;
 mod windows;
 
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Name of one connection within one transport. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
 /// What a transport reports.
@@ -109,12 +110,12 @@ pub trait Transport {
     /// wait for room in the pool's device. Each call on an open connection ends in one [`Event::WindowClosed`], in order, or in
     /// [`Event::Closed`].
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
-    /// Ends a connection; [`Event::Closed`] follows.
     /// Whether a connection still carries what it is given. It may end long before [`Event::Closed`]: while the pool's device works for it.
     fn is_open(&self, conn: ConnId) -> bool {
         let _ = conn;
         true
     }
+    /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);
     /// Lanes of this connection, for logs and traces.
     fn lanes(&self, conn: ConnId) -> String;

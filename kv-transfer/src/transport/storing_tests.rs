@@ -317,6 +317,32 @@ fn a_device_that_peers_fill_together_makes_them_wait() {
     }
 }
 
+/// Two peers that write without end fill the device. A third one has its turn all the same.
+#[test]
+fn no_peer_waits_until_others_need_no_room() {
+    for way in ways() {
+        let Slow { mut a, from, b, memory, .. } = Slow::sink(&way, 4);
+        let (mut c, from_c, b, to_c) = connect(Side::start(&way), b, |address| address);
+        let (mut d, from_d, mut b, to_d) = connect(Side::start(&way), b, |address| address);
+        [to_c, to_d].into_iter().for_each(|conn| b.transport.open_window(conn, TICKET, window(0..BYTES)));
+        let write = |side: &mut Side, conn, writes| {
+            (0..writes).for_each(|to| side.transport.put(conn, TICKET, CopyRun { from: 0, to, len: 1 }));
+            side.transport.flush(conn, 7);
+        };
+        let has_flushed = |side: &Side| side.events.iter().any(|event| flushed(event).is_some());
+        write(&mut a, from, 20_000);
+        write(&mut c, from_c, 20_000);
+        (0..100).for_each(|_| [&mut a, &mut b, &mut c].into_iter().for_each(advance));
+        memory.release();
+        write(&mut d, from_d, 1);
+        let by = Instant::now() + PATIENCE;
+        while !has_flushed(&d) {
+            assert!(Instant::now() < by && !has_flushed(&a) && !has_flushed(&c), "it waits: {:?}", way.choice);
+            [&mut a, &mut b, &mut c, &mut d].into_iter().for_each(advance);
+        }
+    }
+}
+
 /// The same of reads: the other connection's take all the room.
 #[test]
 fn a_device_that_is_full_makes_reads_wait() {

@@ -14,6 +14,7 @@ mod tls;
 
 use super::last_operations::LastOperations;
 use super::pool::Pool;
+use super::turns::Turns;
 use super::{ConnId, Event, Transport, Wake};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
@@ -67,6 +68,7 @@ pub(crate) struct Tcp {
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
+    turns: Turns,
     /// Connections that have ended, for which the pool's device still works.
     ending: Vec<Ending>,
     /// Connections that a test prevents from being fenced: their sockets stay open and are not read.
@@ -117,6 +119,7 @@ impl Tcp {
             encrypt: config.encrypt,
             has_lanes,
             connections: BTreeMap::new(),
+            turns: Turns::default(),
             ending: Vec::new(),
             unfenced: Vec::new(),
             keeps_lost: has_lanes && hazard!(config, PretendedFences),
@@ -253,10 +256,10 @@ impl Tcp {
                     if let Some(connection) = self.connections.get_mut(&ConnId(id as u64)) {
                         connection.readable |= event.is_readable() || event.is_error() || event.is_read_closed();
                         connection.writable |= event.is_writable();
+                        connection.hung_up |= event.is_error() || event.is_read_closed();
                     }
                 }
             }
-                        connection.hung_up |= event.is_error() || event.is_read_closed();
         }
     }
 
@@ -382,13 +385,13 @@ impl Transport for Tcp {
         }
     }
 
-    fn close(&mut self, conn: ConnId, reason: &str) {
-        if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.last_words(conn);
     fn is_open(&self, conn: ConnId) -> bool {
         self.connections.get(&conn).is_some_and(|connection| !connection.hung_up)
     }
 
+    fn close(&mut self, conn: ConnId, reason: &str) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.last_words(conn);
             self.closed.push((conn, reason.to_owned()));
         }
     }
@@ -409,7 +412,8 @@ impl Transport for Tcp {
             self.remove(id, reason, false, events);
         }
         let mut broken = Vec::new();
-        for (&id, connection) in &mut self.connections {
+        for id in self.turns.next(&self.connections) {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
             match connection.progress(id, now, self.silent_max, events) {
                 Ok(moved) => any |= moved,
                 Err(reason) => broken.push((id, reason, connection.is_unproven())),

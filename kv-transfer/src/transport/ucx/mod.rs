@@ -23,6 +23,7 @@ pub(crate) use starting::{Start, TCP_SEGMENTS};
 use super::last_operations::LastOperations;
 use super::pool::Pool;
 use super::tcp::{LaneFrame, Tcp};
+use super::turns::Turns;
 use super::{ConnId, Event, Transport};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
@@ -71,6 +72,7 @@ pub(crate) struct Ucx {
     pause: Duration,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
     connections: BTreeMap<ConnId, Connection>,
+    turns: Turns,
     /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
     draining: Vec<(ConnId, bool, LastOperations)>,
     /// Connections that a test prevents from being fenced.
@@ -241,12 +243,12 @@ impl Transport for Ucx {
         }
     }
 
-    fn close(&mut self, conn: ConnId, reason: &str) {
-        self.force_close(conn, reason, Instant::now());
     fn is_open(&self, conn: ConnId) -> bool {
         self.connections.get(&conn).is_some_and(|c| !c.forced && c.failed.is_none()) && self.channel.is_open(conn)
     }
 
+    fn close(&mut self, conn: ConnId, reason: &str) {
+        self.force_close(conn, reason, Instant::now());
     }
 
     fn lanes(&self, conn: ConnId) -> String {
@@ -260,7 +262,7 @@ impl Transport for Ucx {
         let mut moved = self.channel.progress(now, &mut heard);
         heard.into_iter().for_each(|event| self.channel_event(event, now, events));
         self.unfenced.iter().for_each(|connection| moved |= turn(connection));
-        for conn in self.connections.keys().copied().collect::<Vec<_>>() {
+        for conn in self.turns.next(&self.connections) {
             for frame in self.channel.lane_frames(conn) {
                 self.lane_frame(conn, frame, now);
             }

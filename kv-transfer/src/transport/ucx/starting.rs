@@ -5,6 +5,7 @@ use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::transport::Wake;
 use crate::transport::tcp::{Listen, Tcp};
+use crate::transport::turns::Turns;
 use crate::ucx::{Context, Memory, Status};
 use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
 use baton_memory::PoolMemory;
@@ -97,6 +98,7 @@ impl Ucx {
             operations: HashMap::new(),
             due: Vec::new(),
             connections: BTreeMap::new(),
+            turns: Turns::default(),
             draining: Vec::new(),
             unfenced: Vec::new(),
             memory,
