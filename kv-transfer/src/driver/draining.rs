@@ -71,6 +71,11 @@ impl Draining {
         }
     }
 
+    /// Whether something waits for a window. Its last writes may wait for room in the device, which wakes nobody.
+    pub(super) fn has_windows(&self) -> bool {
+        !self.windows.is_empty()
+    }
+
     /// A connection to this party has closed. Everything on it has ended, unless the device is `draining` it.
     pub(super) fn closed(&mut self, conn: ConnId, party: Option<Party>, draining: bool) {
         if draining {

@@ -193,7 +193,8 @@ impl Driver {
         if !self.events.is_empty() || self.inbox.has_work() {
             return now;
         }
-        let open = !self.table.is_empty() || !self.fencing.is_empty() || self.connections.is_greeting();
+        let open = !self.table.is_empty() || !self.fencing.is_empty();
+        let open = open || self.connections.is_greeting() || self.draining.has_windows();
         now + match self.table.watches() {
             true => WATCH,
             false if open || self.stopping.is_some() => TICK,

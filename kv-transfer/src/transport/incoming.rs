@@ -198,7 +198,8 @@ impl Incoming {
         }
     }
 
-    /// Takes the writes that have ended, and begins those that waited for room in the device, which nothing wakes; returns what waited for them. A failure fails the connection, because bytes of the peer are lost.
+    /// Takes the writes that have ended, and begins those that waited for room in the device, which nothing wakes. Returns what waited for them.
+    /// A failure fails the connection, because bytes of the peer are lost.
     /// After it, every further call fails too.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<Ended>, StoreError> {
         if let Some(error) = &self.failed {

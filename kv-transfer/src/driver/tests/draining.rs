@@ -38,6 +38,18 @@ fn what_its_writer_says_is_over_is_released_behind_the_window() {
 }
 
 #[test]
+fn the_last_writes_of_a_handoff_that_is_over_are_looked_at_often() {
+    let now = Instant::now();
+    let (mut driver, _, ticket) = granted(now);
+    driver.hear(&aborted(ticket, true), now);
+    driver.commands(now);
+    assert!(driver.table.is_empty());
+    assert_eq!(driver.wake_at(now), now + TICK);
+    driver.windows_close(now);
+    assert!(driver.wake_at(now) > now + TICK, "nothing is open");
+}
+
+#[test]
 fn quarantined_blocks_are_released_behind_the_window() {
     let now = Instant::now();
     let (mut driver, notes, ticket) = granted(now);
