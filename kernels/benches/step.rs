@@ -1,16 +1,17 @@
-//! Times whole steps of a program in the shapes of SmolLM2-135M with random weights: prefill of 512 rows, and decode of 1, 8 and 32 sequences.
-//! `STEP_CLASS`, `STEP_WORK` and `STEP_THREADS` choose, so that two builds can take turns. The time on processors says more than the other where
-//! the machine is not idle.
+//! Times whole steps of a program in the shapes of SmolLM2-135M with random weights, and attention within them: prefill of up to 512 rows, and
+//! decode of 1, 8 and 32 sequences at contexts of 128 and 2048 tokens. `STEP_CLASS`, `STEP_WORK` and `STEP_THREADS` choose, so that two builds
+//! can take turns. The time on processors says more than the other where the machine is not idle.
 
 use baton_kernels::adapter::AdapterBounds;
-use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::cpu::{CpuConfig, timed};
 use baton_kernels::device::{Bounds, Device, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
+use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::program::{Attend, GateUp, Head, Norm, Op, Program, Project, Qkv};
 use baton_kernels::step::{StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const LAYERS: u32 = 30;
 const HIDDEN: usize = 576;
@@ -20,7 +21,7 @@ const DIM: usize = 64;
 const FFN: usize = 1536;
 const VOCAB: usize = 49_152;
 const BLOCK: usize = 16;
-const POSITIONS: usize = 1024;
+const POSITIONS: usize = 2048;
 const SEQUENCES: usize = 32;
 
 /// Any fixed bytes without structure, as finite weights.
@@ -79,14 +80,24 @@ fn program(device: &dyn Device, format: StorageFormat) -> Program {
     Program { ops }
 }
 
+/// What a step takes, in milliseconds.
+#[derive(Clone, Copy)]
+struct Time {
+    wall: f64,
+    processors: f64,
+    attention: f64,
+}
+
 struct Stepper {
+    times: Times,
     executable: Box<dyn Executable>,
     steps: TableSteps,
 }
 
 impl Stepper {
     fn new(numerics: Numerics, threads: usize) -> Self {
-        let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("threads start");
+        let times = Times::default();
+        let device = timed(CpuConfig { threads, simd: None, numerics }, times.clone()).expect("threads start");
         let format = if numerics == Numerics::I8x32 { StorageFormat::Q4_1 } else { StorageFormat::F32 };
         let bounds = Bounds {
             rows_max: 512,
@@ -99,12 +110,18 @@ impl Stepper {
         let mut executable = device.compile(program, bounds).expect("compiled");
         let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).expect("layout");
         let map = KvPoolMap::try_new(layout, (SEQUENCES * POSITIONS / BLOCK) as u32).expect("map");
-        executable.bind(device.alloc_pool(&map).expect("pool"), &map).expect("bound");
-        Self { executable, steps: TableSteps::default() }
+        let pool = device.alloc_pool(&map).expect("pool");
+        // Pages that nobody wrote to would all be one page of zeros.
+        let bytes: Vec<u8> = stored(StorageFormat::F32, 1, 1 << 19).chunks(4).flat_map(|x| [x[2], x[3]]).collect();
+        for offset in (0..map.bytes()).step_by(bytes.len()) {
+            let len = bytes.len().min(map.bytes() - offset);
+            pool.write_by(Instant::now() + Duration::from_secs(60), offset, &bytes[..len]).expect("filled");
+        }
+        executable.bind(pool, &map).expect("bound");
+        Self { times, executable, steps: TableSteps::default() }
     }
 
-    /// Seconds of a step, and on processors.
-    fn step(&mut self, sequences: usize, position: usize, rows: usize) -> [f64; 2] {
+    fn step(&mut self, sequences: usize, position: usize, rows: usize) -> Time {
         let each = POSITIONS / BLOCK;
         let blocks = |s: usize| (s * each..(s + 1) * each).map(|block| BlockId(block as u32)).collect();
         let segments: Vec<_> =
@@ -112,12 +129,14 @@ impl Stepper {
         let ids = (0..sequences * rows).map(|i| (i * 7919 % VOCAB) as u32).collect();
         let logit_rows = (0..sequences).map(|s| (s + 1) * rows - 1).collect();
         let step = self.steps.step(ids, segments, logit_rows, 0);
+        self.times.take();
         let (begin, used) = (Instant::now(), processor_seconds());
         self.executable.launch(&step, &mut |_, _| ()).expect("launched");
         let output = self.executable.finish().expect("finished");
-        let seconds = [begin.elapsed().as_secs_f64(), processor_seconds() - used];
+        let (wall, processors) = (begin.elapsed().as_secs_f64() * 1e3, (processor_seconds() - used) * 1e3);
         assert!(output.logits.row(0)[0].is_finite());
-        seconds
+        let attention = self.times.take().get("attend").map_or(0.0, Duration::as_secs_f64) * 1e3;
+        Time { wall, processors, attention }
     }
 }
 
@@ -145,6 +164,10 @@ fn main() {
         ("b1", 1, 128, 1),
         ("b8", 8, 128, 1),
         ("b32", 32, 128, 1),
+        ("chunk2048", 1, 1536, 512),
+        ("b1at2048", 1, 2047, 1),
+        ("b8at2048", 8, 2047, 1),
+        ("b32at2048", 32, 2047, 1),
     ];
     let is_asked = |name: &str, value: &str| asked(name).is_none_or(|names| names.split(',').any(|n| n == value));
     for (class, numerics) in classes.into_iter().filter(|(class, _)| is_asked("STEP_CLASS", class)) {
@@ -153,8 +176,9 @@ fn main() {
             let count = if rows > 1 { 3 } else { 15 };
             (0..2).for_each(|_| _ = stepper.step(sequences, position, rows));
             let steps: Vec<_> = (0..count).map(|_| stepper.step(sequences, position, rows)).collect();
-            let [wall, used] = [0, 1].map(|of| median(steps.iter().map(|step| step[of]).collect()) * 1e3);
-            println!("{class} {work} {wall:.3} ms, {used:.3} ms on processors");
+            let of = |of: fn(&Time) -> f64| median(steps.iter().map(of).collect());
+            let (wall, processors, attention) = (of(|t| t.wall), of(|t| t.processors), of(|t| t.attention));
+            println!("{class} {work} {wall:.3} ms, {processors:.3} ms on processors; attention {attention:.3} ms");
         }
     }
 }

@@ -316,8 +316,35 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
+/// A step of decode: one row of each sequence, of any length.
+fn decodes() -> impl Strategy<Value = Case> {
+    let dims = prop::sample::select(vec![64usize, 80, 96, 128]);
+    let heads = (1usize..=2, prop::sample::select(vec![1usize, 3, 4, 8]), dims);
+    let positions = prop::collection::vec(0usize..1100, 1..4);
+    let values = prop::sample::select(vec![Values::Plain, Values::Sharp, Values::Tiny, Values::Special]);
+    let window = prop_oneof![Just(None), (1usize..700).prop_map(Some)];
+    let block = prop::sample::select(vec![16usize, 32, 64]);
+    (heads, positions, values, window, block, any::<u64>()).prop_map(
+        |((kv_heads, group, dim), positions, values, window, block, seed)| Case {
+            kv_heads,
+            group,
+            dim,
+            block,
+            scores: Scores { window, ..PLAIN.scores },
+            segments: positions.into_iter().map(|position| (position, 1)).collect(),
+            values,
+            seed,
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decode_equals_the_reference(case in decodes()) {
+        check(case);
+    }
 
     #[test]
     fn levels_equal_the_reference(case in cases()) {

@@ -2,7 +2,7 @@
 //!
 //! A task packs each block of keys and values once for all its queries: its rows times the query heads that share the KV head. Usually a
 //! task covers all splits and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) splits
-//! are divided too, and a second pass merges them in the same order.
+//! are divided too, and who finishes the last of an item merges them in the same order.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,6 +22,8 @@ use baton_types::Dtype;
 use plan::{Heads, Item, Plan};
 use std::cell::Cell;
 use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::Ordering;
 
 thread_local! {
     static PLAN: Cell<Plan> = const { Cell::new(Plan::new()) };
@@ -99,15 +101,14 @@ pub(super) fn attend(
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("not available"),
         }
-    });
-    #[cfg(target_arch = "x86_64")]
-    if plan.divided {
-        threads.run(plan.items.len(), &|i| {
-            let item = &plan_ref.items[i];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(states) = keep
+            && plan_ref.pending[piece.item].fetch_sub(1, Ordering::AcqRel) == 1
+        {
             let merge_item = if level >= SimdLevel::Avx512Bf16 { avx512_bf16::merge_item } else { avx2::merge_item };
-            // SAFETY: the item's own part of the states, see above, which its tasks have written; the level is available.
-            unsafe { merge_item(&rows, heads, item, states.get().add(plan_ref.offsets[i]), out.get()) };
-        });
-    }
+            // SAFETY: the item's own part of the states, which all its tasks have written; the level is available.
+            unsafe { merge_item(&rows, heads, item, states, out.get()) };
+        }
+    });
     PLAN.set(plan);
 }

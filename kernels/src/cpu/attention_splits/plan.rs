@@ -4,6 +4,7 @@ use super::Rows;
 use crate::numerics::ATTENTION_SPLIT;
 use crate::numerics::flushed::GROUP;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 
 /// Queries of one task: the first of these that gives the threads tasks enough. More amortize packing a block, as long as they stay in L2
 /// with their states.
@@ -80,6 +81,8 @@ pub(super) struct Plan {
     pub(super) pieces: Vec<Piece>,
     /// Whether items are divided by splits.
     pub(super) divided: bool,
+    /// Pieces of each item that are not done yet, if items are divided.
+    pub(super) pending: Vec<AtomicUsize>,
     /// Of the states of each item, if items are divided.
     pub(super) offsets: Vec<usize>,
     /// States of divided items: `[item][query][split]`.
@@ -88,7 +91,14 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) const fn new() -> Self {
-        Self { items: Vec::new(), pieces: Vec::new(), divided: false, offsets: Vec::new(), states: Vec::new() }
+        Self {
+            items: Vec::new(),
+            pieces: Vec::new(),
+            divided: false,
+            pending: Vec::new(),
+            offsets: Vec::new(),
+            states: Vec::new(),
+        }
     }
 
     /// Plans tasks for so many threads, those with the most to read first; items stay `whole`, or may be divided.
@@ -104,12 +114,17 @@ impl Plan {
         self.divide(if whole { None } else { Some(wanted) });
         self.divided = self.pieces.len() > self.items.len();
         self.offsets.clear();
+        self.pending.clear();
         let mut states = 0;
         if self.divided {
             for item in &self.items {
                 self.offsets.push(states);
                 states += item.rows * heads.group * item.splits.len() * heads.state();
             }
+        }
+        if self.divided {
+            self.pending.resize_with(self.items.len(), AtomicUsize::default);
+            self.pieces.iter().for_each(|piece| *self.pending[piece.item].get_mut() += 1);
         }
         self.states.resize(states.max(self.states.len()), 0.0);
     }

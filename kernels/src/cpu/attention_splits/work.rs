@@ -1,5 +1,5 @@
-//! The work of a task: each block of keys and values is packed once for all its queries, and every tile of queries then goes through scores,
-//! weights and weighted values while they are in the first-level cache. A [`Kernels`] has the loops for some instructions.
+//! The work of a task: each block of keys and values is prepared once for all its queries, and every tile of queries then goes through
+//! scores, weights and weighted values while they are in the first-level cache. A [`Kernels`] has the loops for some instructions.
 
 use super::plan::{Heads, Item};
 use super::{Rows, Task};
@@ -13,9 +13,6 @@ use std::ops::Range;
 
 /// Most queries of a tile of any kernels.
 pub(super) const QUERIES_MAX: usize = 7;
-
-/// 32-bit words of one panel in one group.
-pub(super) const PANEL_GROUP: usize = 512;
 
 /// Groups of a block.
 const GROUPS: usize = ATTENTION_BLOCK / GROUP;
@@ -54,8 +51,10 @@ pub(super) struct Tile {
     pub(super) queries: *const u32,
     /// Bytes from one query to the next.
     pub(super) query_stride: usize,
-    /// `[panels][groups][PANEL_GROUP]` words, aligned to 64 bytes.
+    /// What [`Kernels::keys`] or [`Kernels::values`] made, aligned to 64 bytes.
     pub(super) panels: *const u32,
+    /// What to prefetch of the next block: its [`BlockRows`], or null.
+    pub(super) next: *const *const u8,
     pub(super) count: usize,
     pub(super) groups: usize,
     /// `[Kernels::PANEL]` lanes of the first query and panel, aligned to 64 bytes; panels follow one another.
@@ -82,20 +81,24 @@ pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
 pub(super) trait Kernels {
     /// Words of one query in one group: its elements, and the [`chain_ends`].
     const QUERY_GROUP: usize;
+    /// 32-bit words of one panel of keys in one group.
+    const KEY_GROUP: usize;
     /// Lanes of a panel.
     const PANEL: usize;
     /// Most queries of a tile, up to [`QUERIES_MAX`].
     const TILE: usize;
 
+    /// Words that [`Kernels::values`] needs for rows of `padded` elements.
+    fn value_words(padded: usize) -> usize;
+
     /// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
     unsafe fn query(q: &[f32], to: *mut u32);
 
-    /// Packs a block of keys with tokens in the lanes, `[panels of tokens][groups of elements][PANEL_GROUP]`, and prefetches the next one.
-    unsafe fn keys(rows: &BlockRows, next: &BlockRows, dim: usize, to: *mut u32);
+    /// Packs a block of keys with tokens in the lanes, `[panels of tokens][groups of elements][KEY_GROUP]`.
+    unsafe fn keys(rows: &BlockRows, dim: usize, to: *mut u32);
 
-    /// Packs a block of values with elements in the lanes, `[panels of elements][groups of tokens][PANEL_GROUP]`, and prefetches the next
-    /// one.
-    unsafe fn values(rows: &BlockRows, next: &BlockRows, dim: usize, to: *mut u32);
+    /// What [`Kernels::scaled_sums`] reads of a block of values, for so many tiles: it may be in `to`, or where the values are.
+    unsafe fn values(rows: &BlockRows, dim: usize, tiles: usize, to: *mut u32) -> *const u32;
 
     /// Whether all elements of all rows are finite.
     unsafe fn finite(rows: &BlockRows, dim: usize) -> bool;
@@ -109,6 +112,9 @@ pub(super) trait Kernels {
 
     /// `out = out * factor + sums`, with a factor for each query.
     unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32);
+
+    /// Divides what [`Kernels::scaled_sums`] left by the sum of the weights.
+    fn finish(o: &[f32], sum: f32, out: &mut [f32]);
 }
 
 /// Buffers that a thread keeps between tasks.
@@ -282,9 +288,7 @@ impl<'a, K: Kernels> Work<'a, K> {
         let alike = self.seen(queries.start, block.start) == self.seen(queries.end - 1, block.start);
         // SAFETY: addresses were checked, and their tokens belong to the sequence.
         let by_row = unsafe {
-            let (keys, values) = (self.keys(), self.values());
-            K::keys(&block.k, &next.k, dim, keys);
-            K::values(&block.v, &next.v, dim, values);
+            K::keys(&block.k, dim, self.keys());
             !alike && !K::finite(&block.v, dim)
         };
         if by_row {
@@ -296,47 +300,54 @@ impl<'a, K: Kernels> Work<'a, K> {
                     let seen = self.seen(first, block.start);
                     let mut rows = [self.zeros; ATTENTION_BLOCK];
                     rows[seen.clone()].copy_from_slice(&block.v[seen]);
-                    K::values(&rows, &next.v, dim, self.values());
-                    self.tiles(first..first + group, block.start);
+                    let tiles = group.div_ceil(K::TILE);
+                    let values = K::values(&rows, dim, tiles, self.values());
+                    self.tiles(first..first + group, block.start, values, None);
                 }
             }
         } else {
             // SAFETY: as above.
-            unsafe { self.tiles(queries, block.start) };
+            unsafe {
+                let tiles = queries.len().div_ceil(K::TILE);
+                let values = K::values(&block.v, dim, tiles, self.values());
+                self.tiles(queries, block.start, values, Some(next));
+            }
         }
     }
 
     /// Memory of the packed keys.
     fn keys(&mut self) -> *mut u32 {
-        self.scratch.keys.room(ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * PANEL_GROUP)
+        self.scratch.keys.room(ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * K::KEY_GROUP)
     }
 
-    /// Memory of the packed values.
+    /// Memory of the prepared values.
     fn values(&mut self) -> *mut u32 {
-        self.scratch.values.room(self.task.heads.padded / K::PANEL * GROUPS * PANEL_GROUP)
+        self.scratch.values.room(K::value_words(self.task.heads.padded))
     }
 
-    /// Tiles of about equal size.
+    /// Tiles of about equal size. The first one prefetches the next block, a line at a time among its products: all lines at once would wait
+    /// for one another.
     ///
     /// # Safety
-    /// As [`run`]; keys and values are packed.
+    /// As [`run`]; keys are packed, and values are what [`Kernels::values`] yielded.
     #[inline(always)]
-    unsafe fn tiles(&mut self, queries: Range<usize>, start: usize) {
+    unsafe fn tiles(&mut self, queries: Range<usize>, start: usize, values: *const u32, mut next: Option<&Block>) {
         let mut left = queries.len().div_ceil(K::TILE);
         let mut first = queries.start;
         while left > 0 {
             let count = (queries.end - first).div_ceil(left);
             // SAFETY: the caller's promise.
-            unsafe { self.tile(first, count, start) };
+            unsafe { self.tile(first..first + count, start, values, next.take()) };
             first += count;
             left -= 1;
         }
     }
 
     /// # Safety
-    /// As [`Work::tiles`]; `count` queries from `first`, 1 to [`Kernels::TILE`], attend to the block at `start`.
+    /// As [`Work::tiles`]; the queries, 1 to [`Kernels::TILE`], attend to the block at `start`.
     #[inline(always)]
-    unsafe fn tile(&mut self, first: usize, count: usize, start: usize) {
+    unsafe fn tile(&mut self, queries: Range<usize>, start: usize, values: *const u32, next: Option<&Block>) {
+        let (first, count) = (queries.start, queries.len());
         let padded = self.task.heads.padded;
         let groups = padded / GROUP;
         let words = groups * K::QUERY_GROUP;
@@ -350,6 +361,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 queries: self.scratch.queries.room::<u32>(self.queries * words).add(first * words),
                 query_stride: words * 4,
                 panels: self.keys(),
+                next: next.map_or(std::ptr::null(), |next| next.k.as_ptr()),
                 count: tokens.div_ceil(K::PANEL),
                 groups,
                 out: dots,
@@ -367,8 +379,9 @@ impl<'a, K: Kernels> Work<'a, K> {
             let weighted = Tile {
                 queries: weights,
                 query_stride: GROUPS * K::QUERY_GROUP * 4,
-                panels: self.values(),
-                count: padded / K::PANEL,
+                panels: values,
+                next: next.map_or(std::ptr::null(), |next| next.v.as_ptr()),
+                count: self.task.heads.dim.div_ceil(K::PANEL),
                 groups: GROUPS,
                 out: self.scratch.outputs[0].room::<f32>(self.queries * padded).add(first * padded),
                 out_stride: padded * 4,
@@ -403,7 +416,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 let last = position < start + ATTENTION_SPLIT;
                 let starts_here = self.task.rows.scores.first(position) >= start;
                 if starts_here && last {
-                    finish(o, softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                    finish::<K>(o, softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
                     continue;
                 }
                 let total = std::slice::from_raw_parts_mut(before.add(query * padded), padded);
@@ -415,7 +428,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 }
                 merge(total, total_softmax, o, softmax);
                 if last {
-                    finish(total, total_softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                    finish::<K>(total, total_softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
                 }
             }
         }
@@ -438,12 +451,9 @@ fn merge(o: &mut [f32], state: &mut Softmax, later: &[f32], part: Softmax) {
 /// # Safety
 /// `out` is writable for `dim` f32.
 #[inline(always)]
-unsafe fn finish(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
+unsafe fn finish<K: Kernels>(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
     // SAFETY: the caller's promise.
-    let out = unsafe { std::slice::from_raw_parts_mut(out, dim) };
-    for (out, o) in out.iter_mut().zip(o) {
-        *out = o / sum;
-    }
+    K::finish(o, sum, unsafe { std::slice::from_raw_parts_mut(out, dim) });
 }
 
 /// Merges the splits of a divided item, in order, and finishes it. Inlined as [`run`].
@@ -451,7 +461,13 @@ unsafe fn finish(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
 /// # Safety
 /// `states` are those of the item, `[query][split]`; the item's rows and heads lie in the output and nobody else uses them.
 #[inline(always)]
-pub(super) unsafe fn merge_item(rows: &Rows<'_>, heads: Heads, item: &Item, states: *mut f32, out: *mut f32) {
+pub(super) unsafe fn merge_item<K: Kernels>(
+    rows: &Rows<'_>,
+    heads: Heads,
+    item: &Item,
+    states: *mut f32,
+    out: *mut f32,
+) {
     let (size, padded) = (heads.state(), heads.padded);
     for query in 0..item.rows * heads.group {
         let position = item.position + query / heads.group;
@@ -467,7 +483,7 @@ pub(super) unsafe fn merge_item(rows: &Rows<'_>, heads: Heads, item: &Item, stat
             for part in later.chunks_exact(size) {
                 merge(o, &mut state, &part[..padded], Softmax { max: part[padded], sum: part[padded + 1] });
             }
-            finish(o, state.sum, out.add(heads.offset(item, query)), heads.dim);
+            finish::<K>(o, state.sum, out.add(heads.offset(item, query)), heads.dim);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Queries, keys and values as words of the two elements k (high half) and k + 2 (low half), the order in which VDPBF16PS takes them.
 
-use super::{PANEL, QUERY_GROUP};
-use crate::cpu::attention_splits::work::{BlockRows, PANEL_GROUP, chain_ends};
+use super::{PANEL, PANEL_GROUP, QUERY_GROUP};
+use crate::cpu::attention_splits::work::{BlockRows, chain_ends};
 use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
 use std::arch::x86_64::*;
@@ -114,28 +114,19 @@ unsafe fn load<const WHOLE: bool>(row: *const u8, dim: usize, group: usize) -> _
     }
 }
 
-/// Prefetches a group of a row.
-#[inline(always)]
-fn prefetch(row: *const u8, group: usize) {
-    // SAFETY: a hint; any address is allowed.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(group * GROUP * 2).cast()) };
-}
-
-/// Packs keys with tokens in the lanes: `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`. Prefetches the next rows: they
-/// are scattered, so the processor cannot predict them, and all at once would wait for one another.
+/// Packs keys with tokens in the lanes: `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`.
 ///
 /// # Safety
 /// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn keys<const WHOLE: bool>(rows: &BlockRows, next: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn keys<const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
     let groups = dim.div_ceil(GROUP);
     let order = halves(&OF_BF16);
-    for (vector, (rows, next)) in rows.as_chunks::<16>().0.iter().zip(next.as_chunks::<16>().0).enumerate() {
+    for (vector, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
         let (panel, half) = (vector / 2, vector % 2);
         for group in 0..groups {
             let mut words = [_mm512_setzero_si512(); 16];
-            for (words, (row, next)) in words.iter_mut().zip(rows.iter().zip(next)) {
-                prefetch(*next, group);
+            for (words, row) in words.iter_mut().zip(rows) {
                 // SAFETY: the caller's promise.
                 let row = unsafe { load::<WHOLE>(*row, dim, group) };
                 *words = _mm512_permutexvar_epi16(order, row);
@@ -180,18 +171,16 @@ fn transpose(rows: &mut [__m512i; 16]) {
 }
 
 /// Packs values with elements in the lanes: `[panels of 32 elements][groups of 32 tokens][16 words][32 elements]`.
-/// Prefetches the next rows.
 ///
 /// # Safety
 /// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn values<const WHOLE: bool>(rows: &BlockRows, next: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn values<const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
     let (panels, groups) = (dim.div_ceil(PANEL), ATTENTION_BLOCK / GROUP);
     let order = [halves(&INTERLEAVED[0]), halves(&INTERLEAVED[1])];
     for panel in 0..panels {
-        for (quad, (rows, next)) in rows.as_chunks::<4>().0.iter().zip(next.as_chunks::<4>().0).enumerate() {
+        for (quad, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
             let (group, word) = (quad / 8, quad % 8);
-            next.iter().for_each(|next| prefetch(*next, panel));
             // SAFETY: the caller's promise; there is room for the words of every panel and group.
             unsafe {
                 let to = out.add((panel * groups + group) * PANEL_GROUP + word * PANEL);

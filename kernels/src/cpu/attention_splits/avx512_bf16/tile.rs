@@ -16,8 +16,9 @@ pub(super) const QUERIES: usize = 7;
 /// The processor has [`crate::cpu::SimdLevel::Avx512Bf16`]; the pointers are valid for the shapes of `tile`, whose counts are not zero;
 /// `queries` is 1 to [`QUERIES`].
 pub(super) unsafe fn sums(queries: usize, tile: Tile) {
+    let tiles = if tile.next.is_null() { &SUMS } else { &SUMS_AHEAD };
     // SAFETY: the caller's promise; the factors are not read.
-    unsafe { SUMS[queries - 1](tile, std::ptr::null()) }
+    unsafe { tiles[queries - 1](tile, std::ptr::null()) }
 }
 
 /// `out = out * factor + sums`, with a factor for each query.
@@ -25,8 +26,9 @@ pub(super) unsafe fn sums(queries: usize, tile: Tile) {
 /// # Safety
 /// As [`sums`], and `factors` are as many as `queries`.
 pub(super) unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32) {
+    let tiles = if tile.next.is_null() { &SCALED_SUMS } else { &SCALED_SUMS_AHEAD };
     // SAFETY: the caller's promise.
-    unsafe { SCALED_SUMS[queries - 1](tile, factors) }
+    unsafe { tiles[queries - 1](tile, factors) }
 }
 
 /// What the code keeps in memory, for lack of registers.
@@ -61,9 +63,61 @@ macro_rules! from_scaled {
     };
 }
 
+/// Nothing is prefetched.
+macro_rules! alone {
+    (step) => {
+        ""
+    };
+    (group) => {
+        ""
+    };
+    (panel) => {
+        "/* not {next} {line} */\n"
+    };
+}
+
+/// Four lines of rows of the next block.
+macro_rules! four_lines {
+    () => {
+        concat!(
+            "mov {t}, [{next}]\nprefetcht1 byte ptr [{t} + {line}]\n",
+            "mov {t}, [{next} + 8]\nprefetcht1 byte ptr [{t} + {line}]\n",
+            "mov {t}, [{next} + 16]\nprefetcht1 byte ptr [{t} + {line}]\n",
+            "mov {t}, [{next} + 24]\nprefetcht1 byte ptr [{t} + {line}]\n",
+            "add {next}, 32\n",
+        )
+    };
+}
+
+/// Each step prefetches lines of the next block's keys: of 32 tokens in a group, and all groups before the next 32 tokens.
+macro_rules! keys_ahead {
+    (step) => {
+        four_lines!()
+    };
+    (group) => {
+        "add {next}, -256\nadd {line}, 64\n"
+    };
+    (panel) => {
+        "add {next}, 256\nxor {line:e}, {line:e}\n"
+    };
+}
+
+/// Each step prefetches lines of the next block's values: a panel is a line of all tokens.
+macro_rules! values_ahead {
+    (step) => {
+        four_lines!()
+    };
+    (group) => {
+        ""
+    };
+    (panel) => {
+        "add {next}, -512\nadd {line}, 64\n"
+    };
+}
+
 /// A tile of the queries `$at`: address of the words, offset of the factor, registers of the even chains and of the odd ones.
 macro_rules! tile {
-    ($name:ident, $start:ident; $($at:literal $factor:literal $e0:literal $e1:literal $o0:literal $o1:literal;)*) => {
+    ($name:ident, $ahead:ident, $start:ident; $($at:literal $factor:literal $e0:literal $e1:literal $o0:literal $o1:literal;)*) => {
         /// # Safety
         /// As [`scaled_sums`].
         #[target_feature(enable = "avx512f,avx512bf16")]
@@ -109,6 +163,7 @@ macro_rules! tile {
                         "vdpbf16ps zmm", $o1, ", zmm31, dword ptr [{x} + 32", $at, "]{{1to16}}\n",
                     )*),
                     "add {x}, 4",
+                    $ahead!(step),
                     ".endr",
                     "add {w}, 1024",
                     "mov {t}, {out}",
@@ -126,8 +181,10 @@ macro_rules! tile {
                         "add {t}, {out_stride}\n",
                     )*),
                     "add {x}, 40",
+                    $ahead!(group),
                     "dec {groups:e}",
                     "jnz 3b",
+                    $ahead!(panel),
                     "sub {out}, -128",
                     "dec dword ptr [{control} + 20]",
                     "jnz 2b",
@@ -138,6 +195,8 @@ macro_rules! tile {
                     w = inout(reg) tile.panels => _,
                     out = inout(reg) tile.out => _,
                     out_stride = in(reg) tile.out_stride,
+                    next = inout(reg) tile.next => _,
+                    line = inout(reg) 0usize => _,
                     x = out(reg) _,
                     s3 = out(reg) _,
                     s5 = out(reg) _,
@@ -156,19 +215,19 @@ macro_rules! tile {
 
 /// Tiles of 1 to 7 queries whose output starts as `$start` says.
 macro_rules! tiles {
-    ($table:ident, $start:ident, $module:ident) => {
+    ($table:ident, $ahead:ident, $start:ident, $module:ident) => {
         mod $module {
             use super::{Control, MXCSR_FLUSHED, Tile, asm};
-            tile!(tile1, $start; "" "0" "0" "1" "2" "3";);
-            tile!(tile2, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7";);
-            tile!(tile3, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";);
-            tile!(tile4, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+            tile!(tile1, $ahead, $start; "" "0" "0" "1" "2" "3";);
+            tile!(tile2, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7";);
+            tile!(tile3, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";);
+            tile!(tile4, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
                 " + {s3}" "12" "12" "13" "14" "15";);
-            tile!(tile5, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+            tile!(tile5, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
                 " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19";);
-            tile!(tile6, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+            tile!(tile6, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
                 " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19"; " + {s5}" "20" "20" "21" "22" "23";);
-            tile!(tile7, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
+            tile!(tile7, $ahead, $start; "" "0" "0" "1" "2" "3"; " + {s}" "4" "4" "5" "6" "7"; " + 2*{s}" "8" "8" "9" "10" "11";
                 " + {s3}" "12" "12" "13" "14" "15"; " + 4*{s}" "16" "16" "17" "18" "19"; " + {s5}" "20" "20" "21" "22" "23";
                 " + 2*{s3}" "24" "24" "25" "26" "27";);
 
@@ -179,5 +238,7 @@ macro_rules! tiles {
     };
 }
 
-tiles!(SUMS, from_zero, zero);
-tiles!(SCALED_SUMS, from_scaled, scaled);
+tiles!(SUMS, alone, from_zero, zero);
+tiles!(SUMS_AHEAD, keys_ahead, from_zero, zero_ahead);
+tiles!(SCALED_SUMS, alone, from_scaled, scaled);
+tiles!(SCALED_SUMS_AHEAD, values_ahead, from_scaled, scaled_ahead);
