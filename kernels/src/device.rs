@@ -19,9 +19,9 @@ use std::sync::Arc;
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Not enough device memory.
-    #[error("{kind}: cannot allocate {bytes} bytes for {what}")]
-    OutOfMemory { kind: MemoryKind, bytes: usize, what: String },
+    /// Not enough device memory. `help` says why, and what to do about it.
+    #[error("{kind}: cannot allocate {bytes} bytes for {what}: {help}")]
+    OutOfMemory { kind: MemoryKind, bytes: usize, what: String, help: String },
     /// No memory for a KV pool.
     #[error("{0}")]
     Pool(String),

@@ -1,9 +1,8 @@
 //! Backends with deliberate defects: each breaks one guarantee of the canonical numerics, so that tests can prove that they would detect
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
-use crate::adapter::LowRank;
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
 use crate::reference::{Input, ReferenceKernels, Rows, attention, linear};
 use std::sync::Arc;
@@ -111,8 +110,8 @@ impl HostKernels for Mutant {
         attention::attend(step, q, scores, out, |segment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB);
     }
 
-    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
-        self.reference.adapt(x, change, y);
+    fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]) {
+        self.reference.adapt(x, changes, y);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

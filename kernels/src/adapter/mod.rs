@@ -5,8 +5,7 @@
 
 mod resident;
 
-pub use resident::LowRank;
-pub(crate) use resident::ResidentAdapter;
+pub(crate) use resident::{LowRank, ResidentAdapter};
 
 use crate::device::DeviceError;
 use crate::program::{Op, Program};

@@ -4,7 +4,7 @@ use super::{Adapter, Linear};
 
 /// The change of one linear: `y += scale * B (A x)`.
 #[derive(Clone, Debug)]
-pub struct LowRank {
+pub(crate) struct LowRank {
     pub(crate) rank: usize,
     /// Elements of `x`.
     pub(crate) k: usize,

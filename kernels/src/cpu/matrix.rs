@@ -58,14 +58,14 @@ impl Matrix {
 
     pub(super) fn pack(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<Self, DeviceError> {
         if let Numerics::F32Fma { weights } = kernels.numerics {
-            let panels = parts.iter().map(|part| f32fma::Panels::pack(k, weights, part)).collect();
-            return Ok(Self { groups: vec![Packed::F32(panels)], k });
+            let panels = parts.iter().map(|part| f32fma::Panels::pack(k, weights, part));
+            return Ok(Self { groups: vec![Packed::F32(panels.collect::<Result<_, _>>()?)], k });
         }
         let groups = parts.chunk_by(|a, b| a.format.is_quantized() == b.format.is_quantized()).map(|parts| {
             if parts[0].format.is_quantized() {
                 Ok(Packed::of_stored(kernels, pack_stored(kernels, k, parts)?))
             } else {
-                Ok(Packed::Bf16(pack_bf16(kernels, k, parts)))
+                Ok(Packed::Bf16(pack_bf16(kernels, k, parts)?))
             }
         });
         Ok(Self { groups: groups.collect::<Result<_, _>>()?, k })
@@ -78,19 +78,20 @@ impl Matrix {
             return Err(shape(format!("{k} elements are not whole blocks of {:?}", part.format)));
         }
         if let Numerics::F32Fma { weights } = kernels.numerics {
-            let panels = parts.iter().map(|part| f32fma::Panels::zeroed(part.rows, k, weights)).collect();
-            return Ok(Self { groups: vec![Packed::F32(panels)], k });
+            let panels = parts.iter().map(|part| f32fma::Panels::zeroed(part.rows, k, weights));
+            return Ok(Self { groups: vec![Packed::F32(panels.collect::<Result<_, _>>()?)], k });
         }
         let groups = parts.chunk_by(|a, b| a.format.is_quantized() == b.format.is_quantized()).map(|parts| {
             let stored = parts.iter().filter_map(|part| Some((part.rows, stored::Format::of(part.format)?)));
-            let stored: Vec<_> = stored.map(|(n, format)| stored::Weights::zeroed(format, n, k)).collect();
+            let stored =
+                stored.map(|(n, format)| stored::Weights::zeroed(format, n, k)).collect::<Result<Vec<_>, _>>()?;
             if stored.is_empty() {
                 let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
-                return Packed::Bf16(bf16x32::Weights::zeroed(kernels.simd, &heights, k));
+                return Ok(Packed::Bf16(bf16x32::Weights::zeroed(kernels.simd, &heights, k)?));
             }
-            Packed::of_stored(kernels, stored)
+            Ok(Packed::of_stored(kernels, stored))
         });
-        Ok(Self { groups: groups.collect(), k })
+        Ok(Self { groups: groups.collect::<Result<_, _>>()?, k })
     }
 
     /// The packed form as bytes, in order.
@@ -129,7 +130,7 @@ impl Matrix {
     }
 }
 
-fn pack_bf16(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> bf16x32::Weights {
+fn pack_bf16(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Result<bf16x32::Weights, DeviceError> {
     let mut wide = vec![0.0; k];
     let heights: Vec<usize> = parts.iter().map(|part| part.rows).collect();
     bf16x32::Weights::pack(kernels.simd, &heights, k, |part, row, out| {
@@ -143,7 +144,6 @@ fn pack_stored(kernels: &CpuKernels, k: usize, parts: &[StoredRows<'_>]) -> Resu
         let format = stored::Format::of(part.format)
             .ok_or_else(|| DeviceError::Shape { op: "load", message: format!("{:?} has no integers", part.format) })?;
         stored::Weights::pack(&kernels.threads, format, part.rows, k, part.bytes)
-            .map_err(|error| DeviceError::Shape { op: "load", message: error.to_string() })
     };
     parts.iter().map(pack).collect()
 }

@@ -27,9 +27,10 @@ mod stored;
 mod target;
 mod threads;
 
-use crate::adapter::LowRank;
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times};
+use crate::host::{
+    Changes, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times,
+};
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
 use crate::step::{SlotSamplers, StepInput, StepOutput};
@@ -204,8 +205,8 @@ impl HostKernels for CpuKernels {
         }
     }
 
-    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
-        adapter::adapt(self, x, change, y);
+    fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]) {
+        adapter::adapt(self, x, changes, y);
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

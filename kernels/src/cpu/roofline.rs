@@ -2,7 +2,7 @@
 
 use super::simd::{Kernel, Simd};
 use super::{Level, SimdLevel};
-use crate::cpu::buffer::Arena;
+use crate::cpu::buffer::Buffer;
 use crate::cpu::{Avx2, Portable};
 use crate::numerics::Numerics;
 use std::hint::black_box;
@@ -257,7 +257,7 @@ pub fn read_bandwidth_of(bytes: usize, threads: usize) -> f64 {
     const PIECE: usize = 256 << 10;
     let threads = threads.max(1);
     let words = bytes.max(threads * PIECE) / 4;
-    let mut buffer = Arena::mapped(words).cut(words);
+    let mut buffer = Buffer::mapped(words).unwrap_or_else(|_| Buffer::zeroed(words));
     buffer.iter_mut().enumerate().for_each(|(i, word)| *word = (i as f32).to_bits()); // Written, so that pages are real.
     let pieces: Vec<&[u32]> = buffer.chunks_exact(PIECE / 4).collect();
     let each = pieces.len() / threads;

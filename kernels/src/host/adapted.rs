@@ -1,7 +1,7 @@
 //! Which rows of a step use which adapter.
 
 use super::HostKernels;
-use crate::adapter::{Linear, ResidentAdapter};
+use crate::adapter::{Linear, LowRank, ResidentAdapter};
 use std::ops::Range;
 
 /// Rows of one adapter.
@@ -9,20 +9,40 @@ type Run<'a> = (Range<usize>, &'a ResidentAdapter);
 
 /// The rows of a step that have an adapter.
 #[derive(Default)]
-pub(super) struct AdaptedRows<'a> {
+pub(crate) struct AdaptedRows<'a> {
     runs: Vec<Run<'a>>,
 }
 
 /// The same, in one layer.
 #[derive(Clone, Copy)]
-pub(super) struct AdaptedLayer<'a> {
+pub(crate) struct AdaptedLayer<'a> {
     runs: &'a [Run<'a>],
     layer: u32,
 }
 
+/// What the adapters of a step change of one linear.
+#[derive(Clone, Copy)]
+pub struct Changes<'a> {
+    layer: AdaptedLayer<'a>,
+    linear: Linear,
+}
+
+impl<'a> Changes<'a> {
+    /// The rows that have a change, each range with its own; ascending.
+    pub(crate) fn iter(self) -> impl Iterator<Item = (Range<usize>, &'a LowRank)> {
+        let Self { layer: AdaptedLayer { runs, layer }, linear } = self;
+        runs.iter().filter_map(move |(rows, adapter)| Some((rows.clone(), adapter.of(layer, linear)?)))
+    }
+
+    /// The same, row by row.
+    pub(crate) fn rows(self) -> impl Iterator<Item = (usize, &'a LowRank)> {
+        self.iter().flat_map(|(rows, change)| rows.map(move |row| (row, change)))
+    }
+}
+
 impl<'a> AdaptedRows<'a> {
     /// From the number of rows of each segment, and its adapter.
-    pub(super) fn new(segments: impl Iterator<Item = (usize, Option<&'a ResidentAdapter>)>) -> Self {
+    pub(crate) fn new(segments: impl Iterator<Item = (usize, Option<&'a ResidentAdapter>)>) -> Self {
         let (mut runs, mut end) = (Vec::new(), 0);
         for (rows, adapter) in segments {
             end += rows;
@@ -41,7 +61,7 @@ impl<'a> AdaptedRows<'a> {
     }
 
     /// In one layer; `None` if no row has an adapter.
-    pub(super) fn of(&self, layer: u32) -> Option<AdaptedLayer<'_>> {
+    pub(crate) fn of(&self, layer: u32) -> Option<AdaptedLayer<'_>> {
         (!self.runs.is_empty()).then_some(AdaptedLayer { runs: &self.runs, layer })
     }
 
@@ -53,13 +73,14 @@ impl<'a> AdaptedRows<'a> {
     }
 }
 
-impl AdaptedLayer<'_> {
+impl<'a> AdaptedLayer<'a> {
+    /// Of one linear.
+    pub(crate) fn changes(self, linear: Linear) -> Changes<'a> {
+        Changes { layer: self, linear }
+    }
+
     /// Adds what the adapters change of a linear to its output; `x` and `y` have all rows.
     pub(super) fn add<K: HostKernels>(&self, kernels: &K, linear: Linear, x: &[f32], y: &mut [f32]) {
-        for (rows, adapter) in self.runs {
-            let Some(change) = adapter.of(self.layer, linear) else { continue };
-            let (k, n) = (change.k, change.n);
-            kernels.adapt(&x[rows.start * k..rows.end * k], change, &mut y[rows.start * n..rows.end * n]);
-        }
+        kernels.adapt(x, self.changes(linear), y);
     }
 }

@@ -102,6 +102,7 @@ fn zeros(rows: usize, cols: usize, what: &str) -> Result<Vec<f32>, DeviceError> 
         kind: MemoryKind::Host,
         bytes: len.saturating_mul(4),
         what: what.into(),
+        help: "lower engine.chunk_tokens_max or engine.running_max".into(),
     })?;
     data.resize(len, 0.0);
     Ok(data)

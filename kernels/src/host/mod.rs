@@ -9,7 +9,6 @@ mod kept;
 mod parts;
 mod timed;
 
-use crate::adapter::LowRank;
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
 use crate::numerics::{KERNEL_REVISION, Numerics};
@@ -21,6 +20,9 @@ use parking_lot::RwLock;
 use std::ops::Range;
 use std::sync::{Arc, Once};
 
+#[cfg(test)]
+pub(crate) use adapted::AdaptedRows;
+pub use adapted::Changes;
 pub use parts::Scratch;
 pub(crate) use timed::Timed;
 pub use timed::Times;
@@ -205,8 +207,8 @@ pub trait HostKernels: Send + Sync + 'static {
     /// Causal attention of `q`, rows of `q.len() / step.rows()`.
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
 
-    /// Adds an adapter's change of a linear to its output, row by row: `x` is the linear's input, before it is rounded for a class.
-    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]);
+    /// Adds the adapters' changes of a linear to its output: `x` is the linear's input, before it is rounded for a class. Both have all rows.
+    fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]);
 
     /// SwiGLU in place: `gate = silu(gate) * up`.
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]);

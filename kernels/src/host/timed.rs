@@ -1,7 +1,6 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
-use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
-use crate::adapter::LowRank;
+use super::{Changes, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
 use crate::step::{SlotSamplers, StepInput, StepOutput};
@@ -79,8 +78,8 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.times.of("attend", || self.inner.attend(step, q, scores, out));
     }
 
-    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
-        self.times.of("adapter", || self.inner.adapt(x, change, y));
+    fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]) {
+        self.times.of("adapter", || self.inner.adapt(x, changes, y));
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

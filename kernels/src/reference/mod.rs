@@ -6,9 +6,8 @@ pub(crate) mod attention_splits;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 
-use crate::adapter::LowRank;
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, flushed, round};
 use crate::quantized::{self, Activations, Block};
 use baton_types::{Dtype, WeightFormat};
@@ -140,8 +139,11 @@ impl HostKernels for ReferenceKernels {
         }
     }
 
-    fn adapt(&self, x: &[f32], change: &LowRank, y: &mut [f32]) {
-        adapter::adapt(x, change, y);
+    fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]) {
+        for (rows, change) in changes.iter() {
+            let (k, n) = (change.k, change.n);
+            adapter::adapt(&x[rows.start * k..rows.end * k], change, &mut y[rows.start * n..rows.end * n]);
+        }
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

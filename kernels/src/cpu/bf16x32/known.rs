@@ -99,12 +99,13 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> bool {
         case.elements.iter().for_each(|&(k, x, _)| row[k] = x);
     }
     // The cases fill one vector of features; the other vector repeats them.
-    let w = Weights::pack(level, &[16 + CASES.len()], K, |_, feature, out| {
+    let packed = Weights::pack(level, &[16 + CASES.len()], K, |_, feature, out| {
         out.fill(bf16::ZERO);
         if let Some(case) = CASES.get(feature % 16) {
             case.elements.iter().for_each(|&(k, _, w)| out[k] = bf16::from_f32(w));
         }
     });
+    let Ok(w) = packed else { return false };
     let mut check = Check { first_case: 0, right: true };
     let mut rows = Rows::default();
     rows.pack(level, CASES.len(), K, &mut Source::dense(&x, K));

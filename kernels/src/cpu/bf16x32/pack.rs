@@ -11,6 +11,7 @@ use super::{GROUP, SimdLevel};
 use crate::cpu::buffer::Buffer;
 use crate::cpu::source::Source;
 use crate::cpu::stored;
+use crate::device::DeviceError;
 use half::bf16;
 use std::ops::Range;
 
@@ -57,7 +58,7 @@ enum Form {
 }
 
 /// The words of weights that are all zero.
-fn zeros(parts: &[usize], k: usize) -> Buffer {
+fn zeros(parts: &[usize], k: usize) -> Result<Buffer, DeviceError> {
     let panels: usize = parts.iter().map(|n| n.div_ceil(PANEL)).sum();
     Buffer::for_weights(panels * k.div_ceil(GROUP) * GROUP_WORDS)
 }
@@ -65,14 +66,17 @@ fn zeros(parts: &[usize], k: usize) -> Buffer {
 impl Weights {
     /// Packs the parts, of so many rows of `k` elements each, for kernels of `level`: `row(part, feature, out)` writes one. Each part begins with
     /// a panel of its own.
+    ///
+    /// # Errors
+    /// If the system gives no memory.
     pub(in crate::cpu) fn pack(
         level: SimdLevel,
         parts: &[usize],
         k: usize,
         mut row: impl FnMut(usize, usize, &mut [bf16]),
-    ) -> Self {
+    ) -> Result<Self, DeviceError> {
         let (panel_words, tiles) = (k.div_ceil(GROUP) * GROUP_WORDS, has_tiles(level));
-        let mut words = zeros(parts, k);
+        let mut words = zeros(parts, k)?;
         let mut from = vec![bf16::ZERO; k.next_multiple_of(GROUP)];
         let mut first_panel = 0;
         for (part, &n) in parts.iter().enumerate() {
@@ -86,12 +90,15 @@ impl Weights {
             }
             first_panel += n.div_ceil(PANEL);
         }
-        Self { parts: parts.to_vec(), k, tiles, form: Form::Words(words) }
+        Ok(Self { parts: parts.to_vec(), k, tiles, form: Form::Words(words) })
     }
 
     /// Weights of this shape that are all zero.
-    pub(in crate::cpu) fn zeroed(level: SimdLevel, parts: &[usize], k: usize) -> Self {
-        Self { parts: parts.to_vec(), k, tiles: has_tiles(level), form: Form::Words(zeros(parts, k)) }
+    ///
+    /// # Errors
+    /// If the system gives no memory.
+    pub(in crate::cpu) fn zeroed(level: SimdLevel, parts: &[usize], k: usize) -> Result<Self, DeviceError> {
+        Ok(Self { parts: parts.to_vec(), k, tiles: has_tiles(level), form: Form::Words(zeros(parts, k)?) })
     }
 
     /// Weights that stay as the file stores them, for kernels of `level`.

@@ -93,7 +93,8 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
     let x: Vec<f32> = (0..m * k).map(|_| values.next(&mut random)).collect();
     let w: Vec<bf16> = (0..n * k).map(|_| bf16::from_f32(values.next(&mut random))).collect();
     let weights =
-        Weights::pack(level, &[n], k, |_, feature, out| out.copy_from_slice(&w[feature * k..(feature + 1) * k]));
+        Weights::pack(level, &[n], k, |_, feature, out| out.copy_from_slice(&w[feature * k..(feature + 1) * k]))
+            .unwrap();
     let mut row = vec![0.0; k];
     for (feature, stored) in w.chunks_exact(k).enumerate() {
         weights.row(feature, &mut row);
@@ -140,7 +141,8 @@ fn check_stored(level: SimdLevel, m: usize, heights: [usize; 2], k: usize) {
         let mut row = vec![0.0; k];
         format.expand(&bytes[part][feature * format.row_bytes(k).unwrap()..][..format.row_bytes(k).unwrap()], &mut row);
         out.iter_mut().zip(&row).for_each(|(to, x)| *to = bf16::from_f32(*x));
-    });
+    })
+    .unwrap();
     let weights = Weights::stored(level, parts.into());
     let (mut rows, mut want) = (vec![0.0; k], vec![0.0; k]);
     for feature in [0, heights[0] - 1] {

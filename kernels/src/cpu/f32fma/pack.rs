@@ -2,7 +2,7 @@
 
 use crate::cpu::buffer::{Buffer, Words};
 use crate::cpu::simd::{LANES, Simd};
-use crate::device::StoredRows;
+use crate::device::{DeviceError, StoredRows};
 use crate::numerics::round;
 use baton_types::Dtype;
 use half::bf16;
@@ -87,8 +87,8 @@ pub(in crate::cpu) struct Panels {
 }
 
 impl Panels {
-    pub(in crate::cpu) fn pack(k: usize, dtype: Dtype, stored: &StoredRows<'_>) -> Self {
-        let mut panels = Self::zeroed(stored.rows, k, dtype);
+    pub(in crate::cpu) fn pack(k: usize, dtype: Dtype, stored: &StoredRows<'_>) -> Result<Self, DeviceError> {
+        let mut panels = Self::zeroed(stored.rows, k, dtype)?;
         match panels.format {
             Format::Pairs => fill::<PairStep>(&mut panels, |row, out| stored.read(row, out)),
             Format::Wide => fill::<WideStep>(&mut panels, |row, out| {
@@ -96,16 +96,17 @@ impl Panels {
                 out.iter_mut().for_each(|x| *x = round::through(dtype, *x));
             }),
         }
-        panels
+        Ok(panels)
     }
 
     /// Panels of this shape that are all zero.
-    pub(in crate::cpu) fn zeroed(n: usize, k: usize, dtype: Dtype) -> Self {
+    pub(in crate::cpu) fn zeroed(n: usize, k: usize, dtype: Dtype) -> Result<Self, DeviceError> {
         let (format, step) = match dtype {
             Dtype::Bf16 => (Format::Pairs, size_of::<PairStep>()),
             Dtype::F32 | Dtype::F16 => (Format::Wide, size_of::<WideStep>()),
         };
-        Self { n, k, format, steps: Buffer::for_weights(n.div_ceil(PANEL) * k * step / size_of::<u32>()) }
+        let steps = Buffer::for_weights(n.div_ceil(PANEL) * k * step / size_of::<u32>())?;
+        Ok(Self { n, k, format, steps })
     }
 
     /// All steps as bytes.

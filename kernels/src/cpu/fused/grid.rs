@@ -51,7 +51,7 @@ pub(in crate::cpu) fn share(all: usize, i: usize, parts: usize) -> Range<usize> 
 
 /// Tasks: those of one block of rows follow one another, so that mostly one thread packs it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
+pub(in crate::cpu) struct Grid {
     rows: usize,
     /// Rows of a tile, and tiles.
     height: usize,
@@ -65,7 +65,7 @@ pub(super) struct Grid {
 
 impl Grid {
     /// For at least one row, and one unit of columns.
-    pub(super) fn new(threads: usize, rows: usize, tiles: Tiles, units: usize) -> Self {
+    pub(in crate::cpu) fn new(threads: usize, rows: usize, tiles: Tiles, units: usize) -> Self {
         let count = rows.div_ceil(tiles.rows_max);
         let mut blocks = (rows * tiles.row_bytes).div_ceil(BLOCK_BYTES).max(1);
         if rows >= threads * ROWS_EACH {
@@ -77,28 +77,28 @@ impl Grid {
         Self { rows, height: rows.div_ceil(count), tiles: count, blocks, columns: wanted.min(units), units }
     }
 
-    pub(super) fn tasks(&self) -> usize {
+    pub(in crate::cpu) fn tasks(&self) -> usize {
         self.blocks * self.columns
     }
 
     /// The block of a task.
-    pub(super) fn block(&self, task: usize) -> usize {
+    pub(in crate::cpu) fn block(&self, task: usize) -> usize {
         task / self.columns
     }
 
     /// The rows of a block: whole tiles.
-    pub(super) fn rows(&self, block: usize) -> Range<usize> {
+    pub(in crate::cpu) fn rows(&self, block: usize) -> Range<usize> {
         let tiles = share(self.tiles, block, self.blocks);
         (tiles.start * self.height).min(self.rows)..(tiles.end * self.height).min(self.rows)
     }
 
     /// The units of a task.
-    pub(super) fn units(&self, task: usize) -> Range<usize> {
+    pub(in crate::cpu) fn units(&self, task: usize) -> Range<usize> {
         share(self.units, task % self.columns, self.columns)
     }
 
     /// Most units at once, if what they yield is kept for a moment.
-    pub(super) fn units_kept(&self, unit: usize) -> usize {
+    pub(in crate::cpu) fn units_kept(&self, unit: usize) -> usize {
         let rows = self.rows.div_ceil(self.blocks).max(1);
         (KEPT / (rows * unit)).max(1)
     }

@@ -18,6 +18,7 @@
 use super::formats::{self, Block, Format, half_at, q6_scales, scale_min};
 use super::{BLOCK, PANEL, Shared, Threads};
 use crate::cpu::buffer::Buffer;
+use crate::device::DeviceError;
 use half::f16;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,18 +58,6 @@ impl Layout {
     }
 }
 
-/// A scale or minimum in the file is not finite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotFinite;
-
-impl std::fmt::Display for NotFinite {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a quantized weight has a scale that is not finite")
-    }
-}
-
-impl std::error::Error for NotFinite {}
-
 /// A weight `[n, k]` as panels of 16 features. Features beyond n have scale 0.
 #[derive(Debug)]
 pub(crate) struct Weights {
@@ -82,7 +71,7 @@ impl Weights {
     /// Packs `stored`, n rows of k elements as in the file.
     ///
     /// # Errors
-    /// If a scale is not finite.
+    /// If a scale or minimum is not finite, or the system gives no memory.
     ///
     /// # Panics
     /// If `stored` is not n rows of whole blocks.
@@ -92,8 +81,8 @@ impl Weights {
         n: usize,
         k: usize,
         stored: &[u8],
-    ) -> Result<Self, NotFinite> {
-        let mut weights = Self::zeroed(format, n, k);
+    ) -> Result<Self, DeviceError> {
+        let mut weights = Self::zeroed(format, n, k)?;
         let (panels, panel_bytes, row_bytes) = (weights.panels(), weights.panel_bytes(), stored.len() / n.max(1));
         assert_eq!(Some(stored.len()), format.stored().row_bytes(k).map(|row| row * n), "[{n}, {k}] in {format:?}");
         let (to, finite) = (Shared(weights.bytes.as_mut_ptr().cast::<u8>()), AtomicBool::new(true));
@@ -108,18 +97,24 @@ impl Weights {
                 }
             }
         });
-        if finite.into_inner() { Ok(weights) } else { Err(NotFinite) }
+        if finite.into_inner() {
+            return Ok(weights);
+        }
+        Err(DeviceError::Shape { op: "load", message: "a quantized weight has a scale that is not finite".into() })
     }
 
     /// Weights of this shape that are all zero.
     ///
+    /// # Errors
+    /// If the system gives no memory.
+    ///
     /// # Panics
     /// If k elements are not whole blocks.
-    pub(crate) fn zeroed(format: Format, n: usize, k: usize) -> Self {
+    pub(crate) fn zeroed(format: Format, n: usize, k: usize) -> Result<Self, DeviceError> {
         assert!(format.stored().row_bytes(k).is_some(), "{k} elements are not whole blocks of {format:?}");
         let mut weights = Self { format, n, k, bytes: Buffer::zeroed(0) };
-        weights.bytes = Buffer::for_weights((weights.panels() * weights.panel_bytes()).div_ceil(size_of::<u32>()));
-        weights
+        weights.bytes = Buffer::for_weights((weights.panels() * weights.panel_bytes()).div_ceil(size_of::<u32>()))?;
+        Ok(weights)
     }
 
     /// All packed bytes, to be written.
