@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::amx;
-use crate::cpu::{bf16x32, i8x32, stored};
+use crate::cpu::{bf16x32, f32fma, i8x32, stored};
 
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,10 @@ impl SimdLevel {
     pub fn detect() -> Self {
         let right = |level: &Self| {
             let level = *level;
-            bf16x32::known_answers(level) && i8x32::known_answers(level) && stored::known_answers(level)
+            f32fma::known_answers(level)
+                && bf16x32::known_answers(level)
+                && i8x32::known_answers(level)
+                && stored::known_answers(level)
         };
         Self::ALL.into_iter().rev().find(right).unwrap_or(Self::Portable)
     }
@@ -77,5 +80,24 @@ impl SimdLevel {
             Self::Avx512Bf16 => "avx512+vnni+bf16",
             Self::Amx => "avx512+vnni+bf16+amx",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_skips::{Need, skipped};
+
+    #[test]
+    fn the_best_level_of_the_processor_is_used() {
+        for (level, need) in
+            [(SimdLevel::Avx2Fma, Need::Avx2), (SimdLevel::Avx512Bf16, Need::Avx512), (SimdLevel::Amx, Need::Amx)]
+        {
+            if !level.available() {
+                skipped(need, "known answers of an instruction set", format!("the processor has no {level:?}"));
+            }
+        }
+        let best = SimdLevel::ALL.into_iter().rev().find(|level| level.available());
+        assert_eq!(Some(SimdLevel::detect()), best, "known answers of the best level are wrong");
     }
 }

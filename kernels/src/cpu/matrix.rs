@@ -187,7 +187,7 @@ impl Matrix {
     /// The tiles of its products.
     pub(super) fn tiles(&self, kernels: &CpuKernels) -> Tiles {
         let (rows_max, row_bytes) = match &self.groups[0] {
-            Packed::F32(_) => (f32fma::TILE_ROWS, self.k * size_of::<f32>()),
+            Packed::F32(_) => (kernels.panels.rows_max(), self.k * size_of::<f32>()),
             Packed::Bf16(_) => bf16x32::rows(kernels.simd, self.k),
             Packed::I8(_) => i8x32::rows(self.k),
         };
@@ -218,7 +218,7 @@ impl Matrix {
     /// Products of all rows of an input for this matrix with the target's features of a part, which begin with a panel.
     pub(super) fn product(&self, kernels: &CpuKernels, x: &Input, part: usize, partitions: usize, target: Target) {
         match self.part(part) {
-            (Packed::F32(parts), part) => f32fma::product(kernels.level, &x.f32, &parts[part], partitions, target),
+            (Packed::F32(parts), part) => f32fma::product(kernels.panels, &x.f32, &parts[part], partitions, target),
             (Packed::Bf16(weights), part) => bf16x32::product(&x.bf16, weights, part, target),
             (Packed::I8(parts), part) => i8x32::product(kernels.simd, &x.i8, &parts[part], target),
         }

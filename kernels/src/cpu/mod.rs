@@ -1,7 +1,7 @@
 //! The SIMD backend: AVX2 + FMA if the machine has it, portable Rust otherwise, several threads; its results always equal the reference bit
 //! for bit.
 //!
-//! Kernels are written once over `simd::Simd`, a vector of eight f32; the level is chosen when the backend is created. Threads and vectors
+//! Most kernels are written once over `simd::Simd`, a vector of eight f32; the level is chosen when the backend is created. Threads and vectors
 //! only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
@@ -87,6 +87,8 @@ pub struct CpuKernels {
     numerics: Numerics,
     /// For kernels over vectors of eight.
     level: Level,
+    /// For products of class `f32fma`.
+    panels: f32fma::PanelVectors,
     /// For all others.
     simd: SimdLevel,
     threads: Threads,
@@ -132,7 +134,8 @@ impl CpuKernels {
         }
         let threads = Threads::start(config.threads)
             .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
-        Ok(Self { numerics: config.numerics, level, simd, threads, samplers: sampling::Samplers::default() })
+        let panels = f32fma::PanelVectors::of(simd);
+        Ok(Self { numerics: config.numerics, level, panels, simd, threads, samplers: sampling::Samplers::default() })
     }
 }
 

@@ -50,6 +50,11 @@ fn round(threads: usize, work: &(impl Fn(usize) -> f64 + Sync)) -> f64 {
 
 /// Peak of fused multiply-adds at the detected level with all operands in registers, in GFLOP/s (one fma is two).
 pub fn fma_peak(threads: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if SimdLevel::Avx512.available() {
+        // SAFETY: the processor has the instructions.
+        return rate(threads, |_| unsafe { fma_chains() }) / 1e9;
+    }
     rate(threads, |_| level().run(FmaChains)) / 1e9
 }
 
@@ -189,6 +194,18 @@ fn full_tiles() -> [u8; 64] {
     config[0] = 1;
     (0..8).for_each(|register| (config[16 + 2 * register], config[48 + register]) = (64, 16));
     config
+}
+
+/// Operations of a call: 16 products and additions each.
+///
+/// # Safety
+/// The processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn fma_chains() -> f64 {
+    // SAFETY: touches registers only.
+    unsafe { chains!("vfmadd231ps") };
+    (STEPS * 96 * 32) as f64
 }
 
 /// Operations of a call: 32 products and additions each.

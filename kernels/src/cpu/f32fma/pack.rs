@@ -1,13 +1,14 @@
 //! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` array that a kernel reads in order.
 
+use super::linear::Vectors;
 use crate::cpu::buffer::{Buffer, Words};
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::LANES;
 use crate::device::{DeviceError, StoredRows};
 use crate::numerics::round;
 use baton_types::Dtype;
 use half::bf16;
 
-/// Output features of one panel: two vectors.
+/// Output features of one panel: two vectors of eight.
 pub(super) const PANEL: usize = 2 * LANES;
 
 /// One k of a bf16 panel: word `j` holds feature `j` in its low half and feature `j + 8` in its high half, so that one load, one
@@ -34,7 +35,7 @@ pub(super) trait Step: Words + Sync {
     fn at(&self, j: usize) -> f32;
     /// # Safety
     /// `from` points to a live step.
-    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> [S::F; 2];
+    unsafe fn load<V: Vectors>(vectors: V, from: *const Self) -> V::F;
 }
 
 impl Step for PairStep {
@@ -47,9 +48,9 @@ impl Step for PairStep {
         f32::from_bits(if j < LANES { word << 16 } else { word & 0xffff_0000 })
     }
     #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> [S::F; 2] {
+    unsafe fn load<V: Vectors>(vectors: V, from: *const Self) -> V::F {
         // SAFETY: a step is eight words, aligned to 32 bytes.
-        unsafe { simd.load_bf16_pairs(from.cast()) }
+        unsafe { vectors.load_bf16_pairs(from.cast()) }
     }
 }
 
@@ -62,10 +63,9 @@ impl Step for WideStep {
         self.0[j]
     }
     #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> [S::F; 2] {
-        let from = from.cast::<f32>();
+    unsafe fn load<V: Vectors>(vectors: V, from: *const Self) -> V::F {
         // SAFETY: a step is sixteen f32.
-        unsafe { [simd.load(from), simd.load(from.add(LANES))] }
+        unsafe { vectors.load(from.cast()) }
     }
 }
 
@@ -134,7 +134,7 @@ impl Panels {
 }
 
 /// Row by row, so that each row is read in order; the panel stays in the cache meanwhile.
-fn fill<T: Step>(panels: &mut Panels, read: impl Fn(usize, &mut [f32])) {
+pub(super) fn fill<T: Step>(panels: &mut Panels, read: impl Fn(usize, &mut [f32])) {
     let (n, k) = (panels.n, panels.k);
     let mut row = vec![0.0; k];
     for feature in 0..n {

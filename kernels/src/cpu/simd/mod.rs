@@ -14,6 +14,8 @@ pub(super) use avx2::Avx2;
 pub(super) use exp::{exp, silu};
 pub(super) use portable::Portable;
 pub(super) use wide::{Pass, WIDEST, Wide, Width};
+#[cfg(target_arch = "x86_64")]
+pub(super) use wide_x86::Sixteen;
 
 /// Lanes of a vector.
 pub(super) use crate::numerics::lanes::LANES;

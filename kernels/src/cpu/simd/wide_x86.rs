@@ -9,7 +9,7 @@ pub(super) struct Eight(());
 
 /// Proof that the processor has AVX-512 F, BW, DQ and VL: only [`Sixteen::detect`] creates one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sixteen(());
+pub(in crate::cpu) struct Sixteen(());
 
 impl Eight {
     pub(super) fn detect() -> Option<Self> {
@@ -28,7 +28,7 @@ impl Eight {
 }
 
 impl Sixteen {
-    pub(super) fn detect() -> Option<Self> {
+    pub(in crate::cpu) fn detect() -> Option<Self> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")

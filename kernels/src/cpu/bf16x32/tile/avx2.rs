@@ -109,7 +109,14 @@ macro_rules! widen {
 /// One pair of a row, to ymm14 and ymm15.
 macro_rules! broadcast {
     ($at:literal) => {
-        concat!("vbroadcastss ymm14, dword ptr [{x} + ", $at, "]\n", "vbroadcastss ymm15, dword ptr [{x} + ", $at, " + 4]\n")
+        concat!(
+            "vbroadcastss ymm14, dword ptr [{x} + ",
+            $at,
+            "]\n",
+            "vbroadcastss ymm15, dword ptr [{x} + ",
+            $at,
+            " + 4]\n"
+        )
     };
 }
 
