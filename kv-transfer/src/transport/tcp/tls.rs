@@ -18,7 +18,10 @@ pub(super) enum Session {
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// Bytes on their way to the socket.
+/// Bytes after whose sending an [`Outbox`] moves the rest to its front: as many as usually wait, so that each byte is moved about once.
+const SENT_BYTES_MAX: usize = 256 << 10;
+
+/// Bytes on their way to the socket. Of those that were sent it keeps at most [`SENT_BYTES_MAX`], also where it is never empty.
 #[derive(Default)]
 pub(super) struct Outbox {
     bytes: Vec<u8>,
@@ -32,8 +35,8 @@ impl Outbox {
 
     pub(super) fn went(&mut self, bytes: usize) {
         self.sent += bytes;
-        if self.sent == self.bytes.len() {
-            self.bytes.clear();
+        if self.sent == self.bytes.len() || self.sent >= SENT_BYTES_MAX {
+            self.bytes.drain(..self.sent);
             self.sent = 0;
         }
     }
@@ -257,6 +260,28 @@ mod tests {
         ];
         for (bytes, expected) in cases {
             assert_eq!(whole_records(&bytes), expected, "{bytes:?}");
+        }
+    }
+    #[test]
+    fn an_outbox_that_is_never_empty_keeps_little_of_what_was_sent() {
+        let (mut outbox, mut written, mut read) = (Outbox::default(), 0u32, 0u32);
+        for _ in 0..2000 {
+            while outbox.waiting().len() < SENT_BYTES_MAX {
+                let words: Vec<u8> = (written..written + 1000).flat_map(u32::to_le_bytes).collect();
+                let write = |room: &mut [u8]| {
+                    room[..words.len()].copy_from_slice(&words);
+                    Ok::<_, ()>(words.len())
+                };
+                outbox.fill(words.len(), write, |()| None).unwrap();
+                written += 1000;
+            }
+            let sent = 50_000;
+            for word in outbox.waiting()[..sent].chunks_exact(4) {
+                assert_eq!(u32::from_le_bytes(word.try_into().unwrap()), read);
+                read += 1;
+            }
+            outbox.went(sent);
+            assert!(!outbox.waiting().is_empty() && outbox.bytes.capacity() < 4 * SENT_BYTES_MAX);
         }
     }
 }
