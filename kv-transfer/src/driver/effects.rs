@@ -14,6 +14,7 @@ use crate::role::{Effect, HandoffKey, Input, Link};
 use crate::transport::{ConnId, Transport};
 use crate::verify::Job;
 use baton_types::TicketId;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Most writes and flushes that one turn posts on a connection, so that many short ones do not delay other connections.
@@ -51,7 +52,11 @@ impl Driver {
                 let written = self.table.written(key, self.config.map.layout());
                 self.close_window(conn, ticket, Waiting::Blocks(Left { blocks, written }), now);
             }
-            Effect::Verify(work) => self.verifier.submit(Job { inbox: self.inbox.clone(), key, work }),
+            Effect::Verify(work) => {
+                let Some(entry) = self.table.get(key) else { return };
+                let life = Arc::downgrade(&entry.life);
+                self.verifier.submit(Job { inbox: self.inbox.clone(), key, life, work });
+            }
             Effect::Disconnect(reason) => self.close(conn, reason),
             Effect::Await(ticket) => self.table.await_ticket(key, ticket),
             Effect::Admit { blocks } => {

@@ -10,6 +10,7 @@ use crate::transport::ConnId;
 use crate::{Party, TransferStats};
 use baton_types::{InstanceId, KvLayout, TicketId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The role of this side in one handoff.
@@ -93,6 +94,8 @@ pub(super) struct Entry {
     pub(super) role: Role,
     /// The peer's own ticket for it.
     awaited: Option<TicketId>,
+    /// Jobs of the verifier that have not begun do nothing once this is gone.
+    pub(super) life: Arc<()>,
 }
 
 #[derive(Default)]
@@ -111,7 +114,7 @@ impl Table {
             self.numbers.insert((conn, number), key);
             self.given.insert(ticket, key);
         }
-        self.entries.insert(key, Entry { conn, role, awaited: None });
+        self.entries.insert(key, Entry { conn, role, awaited: None, life: Arc::default() });
     }
 
     pub(super) fn get(&self, key: HandoffKey) -> Option<&Entry> {

@@ -9,11 +9,12 @@ use crate::inbox::Inbox;
 use crate::role::{HandoffKey, Input};
 use baton_memory::PoolMemory;
 use baton_types::KvPoolMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use work::Work;
 
-/// Runs its jobs in order: at once, later or on another thread. There are never more jobs than the pool has granules: every job is a part
-/// of a live handoff, and no part comes twice. Sums are of copies that this side posts; checks passed `Coverage`.
+/// Runs its jobs in order: at once, later or on another thread. No more jobs have work to do than the pool has granules: every such job is a
+/// part of a live handoff, and no part comes twice; those of handoffs that are over are passed by. Sums are of copies that this side posts;
+/// checks passed `Coverage`.
 pub trait Verifier {
     /// Accepts a job; the implementation runs [`Job::run`].
     fn submit(&mut self, job: Job);
@@ -23,12 +24,18 @@ pub trait Verifier {
 pub struct Job {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) key: HandoffKey,
+    /// Gone when the handoff is over.
+    pub(crate) life: Weak<()>,
     pub(crate) work: Work,
 }
 
 impl Job {
-    /// Runs the job over this pool and reports to the driver, which processes the result in its next turn.
+    /// Runs the job over this pool and reports to the driver, which processes the result in its next turn. Does nothing for a handoff that is
+    /// over: a peer that begins and ends handoffs leaves no work behind.
     pub fn run(self, memory: &dyn PoolMemory, map: &KvPoolMap) {
+        if self.life.strong_count() == 0 {
+            return;
+        }
         self.inbox.input(self.key, Input::Verified(self.work.run(memory, map)));
     }
 }

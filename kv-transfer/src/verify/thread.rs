@@ -89,12 +89,12 @@ mod tests {
         let heads =
             crate::heads::Cut::new(map.layout(), crate::HeadShard::WHOLE, crate::HeadShard::WHOLE).unwrap().source;
         let blocks = Arc::new(BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0)]])));
-        let hold = Arc::new(());
+        let (hold, alive) = (Arc::new(()), Arc::new(()));
         memory.hold();
         for _ in 0..3 {
             let (blocks, heads, hold) = (blocks.clone(), heads.clone(), hold.clone());
             let work = Work::Sum { epoch: 0, group: 0, layer: 0, tokens: 0..16, blocks, heads, hold };
-            verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), work });
+            verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life: Arc::downgrade(&alive), work });
         }
         let begin = Instant::now();
         drop(verifier);
@@ -109,19 +109,33 @@ mod tests {
     }
 
     #[test]
+    fn a_job_of_a_handoff_that_is_over_does_nothing() {
+        let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
+        let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
+        let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
+        // Would panic, as below.
+        let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
+        let work = Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs };
+        let life = Arc::downgrade(&Arc::new(()));
+        verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life, work });
+        drop(verifier); // Joins the thread.
+        assert!(!inbox.has_failed() && inbox.drain().is_empty());
+    }
+
+    #[test]
     fn a_panic_is_told() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
         let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let no_blocks = Arc::new(BlockTables::default());
-        let mut submit = || {
+        let mut submit = |alive: &Arc<()>| {
             let work = Work::Check { tokens: 16, blocks: no_blocks.clone(), heads: Arc::default(), runs: runs.clone() };
-            verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), work });
+            verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life: Arc::downgrade(alive), work });
         };
-        assert!(!inbox.has_failed());
-        submit();
-        submit();
+        let alive = Arc::new(());
+        submit(&alive);
+        submit(&alive);
         drop(verifier); // Joins the thread.
         assert!(inbox.has_failed());
         assert!(!inbox.may_sleep(), "the progress thread is to see it");

@@ -146,7 +146,8 @@ impl Scene {
         let (tokens, blocks, heads, runs) = (TOKENS, Arc::new(blocks()), self.heads(), Vec::new());
         let work = Work::Check { tokens, blocks, heads, runs };
         let inbox = self.driver.inbox.clone();
-        self.driver.verifier.submit(Job { inbox, key: MARK, work });
+        let alive = Arc::new(());
+        self.driver.verifier.submit(Job { inbox, key: MARK, life: Arc::downgrade(&alive), work });
         let until = Instant::now() + Duration::from_secs(30);
         let mut over = false;
         while !over {
