@@ -15,6 +15,7 @@ mod elementwise;
 mod f32fma;
 mod fused;
 mod i8x32;
+mod known;
 mod level;
 mod lines;
 mod matrix;

@@ -8,8 +8,12 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod exp_check;
 #[cfg(target_arch = "x86_64")]
 mod flush;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod plan;
 mod portable;
 #[cfg(target_arch = "x86_64")]

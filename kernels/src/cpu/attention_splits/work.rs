@@ -33,6 +33,14 @@ pub(super) struct Softmax {
 
 impl Softmax {
     const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Takes one more block, whose weights below the greater maximum `max` have this sum; returns the factor of what was before.
+    pub(super) fn add(&mut self, max: f32, sum: f32) -> f32 {
+        // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
+        let factor = if max == self.max { 1.0 } else { exp(self.max - max) };
+        *self = Self { max, sum: self.sum.mul_add(factor, sum) };
+        factor
+    }
 }
 
 /// Scores of a tile's queries in one block.

@@ -5,6 +5,7 @@ use super::gemm::{Epilogue, gemm};
 use super::gemv::gemv;
 use super::pack::{PANEL, Rows, Weights};
 use super::{GROUP, SimdLevel};
+use crate::cpu::known::{BIG, power};
 use crate::cpu::source::Source;
 use half::bf16;
 
@@ -19,16 +20,6 @@ struct Case {
     expected: u32,
 }
 
-/// 2^`exponent`, subnormal below -126.
-const fn power(exponent: i32) -> f32 {
-    if exponent < -126 {
-        f32::from_bits(1 << (149 + exponent))
-    } else {
-        f32::from_bits(((127 + exponent) as u32) << 23)
-    }
-}
-
-const BIG: f32 = power(12); // BIG * BIG + 1 rounds to BIG * BIG.
 const LEAST: f32 = power(-63); // LEAST * LEAST is the least normal number.
 const ZERO: u32 = 0;
 const MINUS_ZERO: u32 = 1 << 31;

@@ -4,6 +4,7 @@
 use super::linear::{PanelVectors, product};
 use super::pack::{PairStep, Panels, WideStep, fill};
 use crate::cpu::SimdLevel;
+use crate::cpu::known::{BIG, power};
 use crate::cpu::target::Target;
 use crate::host::Store;
 use baton_types::Dtype;
@@ -22,16 +23,6 @@ struct Case {
     expected: u32,
 }
 
-/// 2^`exponent`, subnormal below -126.
-const fn power(exponent: i32) -> f32 {
-    if exponent < -126 {
-        f32::from_bits(1 << (149 + exponent))
-    } else {
-        f32::from_bits(((127 + exponent) as u32) << 23)
-    }
-}
-
-const BIG: f32 = power(12); // BIG * BIG + 1 rounds to BIG * BIG.
 const ABOVE: f32 = 1.0 + 0.007_812_5; // 1 + 2^-7
 
 const CASES: &[Case] = &[

@@ -1,11 +1,10 @@
 //! Scores of a block to weights, 8 tokens at a time.
 
 use super::QUERY_GROUP;
+use crate::cpu::attention_splits::lanes::{greatest, merged};
 use crate::cpu::attention_splits::work::{QUERIES_MAX, Scores, Softmax, chain_ends};
 use crate::numerics::flushed::GROUP;
-use crate::numerics::{
-    ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, exp as scalar_exp,
-};
+use crate::numerics::{ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
 use std::arch::x86_64::*;
 
 /// Vectors of a block.
@@ -113,20 +112,8 @@ pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: 
         lanes[query] = eight_lanes(&rounded);
     }
     for (query, (state, factor)) in states.iter_mut().zip(factors).enumerate() {
-        let max = maxima[query];
-        // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
-        *factor = if max == state.max { 1.0 } else { scalar_exp(state.max - max) };
-        *state = Softmax { max, sum: state.sum.mul_add(*factor, merged(lanes[query])) };
+        *factor = state.add(maxima[query], merged(lanes[query]));
     }
-}
-
-/// The largest of 8 lanes.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn greatest(x: __m256) -> f32 {
-    let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
 /// The eight lanes of the sum of a block's weights.
@@ -142,39 +129,18 @@ fn eight_lanes(rounded: &[__m256; VECTORS]) -> __m256 {
     _mm256_add_ps(low, high)
 }
 
-/// Lane merge of [`crate::numerics::lanes::merge`].
-#[inline]
-#[target_feature(enable = "avx2")]
-fn merged(x: __m256) -> f32 {
-    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::attention_splits::exp_check::check_exp;
 
     #[test]
     fn exp_has_the_bits_of_the_scalar_one() {
         if !crate::cpu::SimdLevel::Avx2Fma.available() {
             return baton_skips::skipped(baton_skips::Need::Avx2, "exp of AVX2", "the processor has no AVX2");
         }
-        let mut x: Vec<f32> = (0..=(-110.0f32).to_bits() - (-0.0f32).to_bits())
-            .step_by(997)
-            .map(|bits| f32::from_bits((-0.0f32).to_bits() + bits))
-            .collect();
-        x.extend([0.0, -0.0, EXP_LO, f32::NEG_INFINITY, f32::MIN, f32::NAN, -f32::NAN, f32::from_bits(0x7f81_0000)]);
-        for x in x.chunks(8) {
-            let (mut padded, mut got) = ([0.0f32; 8], [0.0f32; 8]);
-            padded[..x.len()].copy_from_slice(x);
-            // SAFETY: available, see above.
-            unsafe { exp_of(&padded, &mut got) };
-            for (x, got) in padded.iter().zip(got) {
-                let want = scalar_exp(*x);
-                assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "exp({x}): {got}, {want}");
-            }
-        }
+        // SAFETY: available, see above.
+        check_exp(|x, out| unsafe { exp_of(x, out) });
     }
 
     #[target_feature(enable = "avx2,fma")]

@@ -2,11 +2,10 @@
 
 use super::QUERY_GROUP;
 use super::pack::{round, words};
+use crate::cpu::attention_splits::lanes::{self, merged};
 use crate::cpu::attention_splits::work::{QUERIES_MAX, Scores, Softmax, chain_ends};
 use crate::numerics::flushed::GROUP;
-use crate::numerics::{
-    ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, exp as scalar_exp,
-};
+use crate::numerics::{ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
 use std::arch::x86_64::*;
 
 /// Vectors of a block.
@@ -83,10 +82,7 @@ pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: 
         lanes[query] = eight_lanes(&rounded);
     }
     for (query, (state, factor)) in states.iter_mut().zip(factors).enumerate() {
-        let max = maxima[query];
-        // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
-        *factor = if max == state.max { 1.0 } else { scalar_exp(state.max - max) };
-        *state = Softmax { max, sum: state.sum.mul_add(*factor, merged(lanes[query])) };
+        *factor = state.add(maxima[query], merged(lanes[query]));
     }
 }
 
@@ -94,10 +90,7 @@ pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: 
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn greatest(x: __m512) -> f32 {
-    let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
-    let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+    lanes::greatest(_mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)))
 }
 
 /// The eight lanes of the sum of a block's weights, which are in the high halves.
@@ -113,39 +106,18 @@ fn eight_lanes(rounded: &[__m512i; VECTORS]) -> __m256 {
     _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes))
 }
 
-/// Lane merge of [`crate::numerics::lanes::merge`].
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn merged(x: __m256) -> f32 {
-    let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::attention_splits::exp_check::check_exp;
 
     #[test]
     fn exp_has_the_bits_of_the_scalar_one() {
         if !crate::cpu::SimdLevel::Avx512Bf16.available() {
             return baton_skips::skipped(baton_skips::Need::Avx512, "exp of AVX-512", "the processor has no AVX-512");
         }
-        let mut x: Vec<f32> = (0..=(-110.0f32).to_bits() - (-0.0f32).to_bits())
-            .step_by(997)
-            .map(|bits| f32::from_bits((-0.0f32).to_bits() + bits))
-            .collect();
-        x.extend([0.0, -0.0, EXP_LO, f32::NEG_INFINITY, f32::MIN, f32::NAN]);
-        for x in x.chunks(16) {
-            let (mut padded, mut got) = ([0.0f32; 16], [0.0f32; 16]);
-            padded[..x.len()].copy_from_slice(x);
-            // SAFETY: available, see above.
-            unsafe { exp_of(&padded, &mut got) };
-            for (x, got) in padded.iter().zip(got) {
-                let want = scalar_exp(*x);
-                assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "exp({x}): {got}, {want}");
-            }
-        }
+        // SAFETY: available, see above.
+        check_exp(|x, out| unsafe { exp_of(x, out) });
     }
 
     #[target_feature(enable = "avx512f")]
