@@ -2,36 +2,7 @@
 
 use super::*;
 use crate::transport::pool::{OPERATION_MAX, STAGED_BYTES_MAX};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Memory that counts the bytes for which reads were begun.
-#[derive(Debug)]
-struct CountsReads(AtomicUsize, Arc<RemotePool>);
-
-impl PoolMemory for CountsReads {
-    fn kind(&self) -> MemoryKind {
-        self.1.kind()
-    }
-    fn bytes(&self) -> usize {
-        self.1.bytes()
-    }
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
-        self.0.fetch_add(from.len(), Ordering::SeqCst);
-        self.1.read(from, into)
-    }
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
-        self.1.write(to, data)
-    }
-    fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
-        self.1.copy(from, to)
-    }
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
-        self.1.checksum(rows)
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-}
+use std::sync::atomic::Ordering;
 
 /// Bytes of writes that no longer need their buffers.
 fn done(side: &Side) -> usize {
@@ -44,7 +15,7 @@ fn what_is_read_and_not_sent_is_bounded_on_each_connection() {
     const PUTS: usize = 32;
     for way in ways() {
         let remote = RemotePool::new(BYTES, RemoteConfig::default()).unwrap();
-        let memory = Arc::new(CountsReads(AtomicUsize::new(0), remote.clone()));
+        let memory = Observed::new(&remote, None);
         let source = Side::over(&way, memory.clone(), remote.device_side().clone());
         let Slow { a, from, b, .. } = Slow::between(source, Side::start(&way), remote.clone());
         let (mut a, other, mut c, to) = connect(a, Side::start(&way), |address| address);
@@ -58,7 +29,7 @@ fn what_is_read_and_not_sent_is_bounded_on_each_connection() {
         let (mut most, end) = (0, Instant::now() + Duration::from_millis(400));
         while Instant::now() < end {
             advance(&mut a);
-            most = most.max(memory.0.load(Ordering::SeqCst) - done(&a));
+            most = most.max(memory.bytes_read.load(Ordering::SeqCst) - done(&a));
         }
         assert!(done(&a) < 2 * PUTS * BYTES, "they did: {:?}", way.choice);
         assert!(most <= 2 * STAGED_BYTES_MAX, "{most} bytes in buffers: {:?}", way.choice);
@@ -67,7 +38,7 @@ fn what_is_read_and_not_sent_is_bounded_on_each_connection() {
             assert!(Instant::now() < by, "never flushed: {:?}", way.choice);
             [&mut a, &mut b, &mut c].into_iter().for_each(advance);
         }
-        assert_eq!((done(&a), memory.0.load(Ordering::SeqCst)), (2 * PUTS * BYTES, 2 * PUTS * BYTES));
+        assert_eq!((done(&a), memory.bytes_read.load(Ordering::SeqCst)), (2 * PUTS * BYTES, 2 * PUTS * BYTES));
         assert!([&b, &c].into_iter().all(|side| side.read(0, BYTES) == [9; BYTES]), "{:?}", way.choice);
     }
 }

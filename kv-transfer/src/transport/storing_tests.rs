@@ -4,6 +4,7 @@ use super::*;
 use baton_memory::{MemoryError, Pending, RemoteConfig, RemotePool, Rows};
 use baton_types::MemoryKind;
 use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[path = "sending_tests.rs"]
 mod sending;
@@ -83,6 +84,48 @@ impl Slow {
     }
 }
 
+/// A device's memory that counts the bytes for which reads were begun, and may fail to store at one place.
+#[derive(Debug)]
+struct Observed {
+    memory: Arc<RemotePool>,
+    bytes_read: AtomicUsize,
+    fails_at: Option<usize>,
+}
+
+impl Observed {
+    fn new(memory: &Arc<RemotePool>, fails_at: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { memory: memory.clone(), bytes_read: AtomicUsize::new(0), fails_at })
+    }
+}
+
+impl PoolMemory for Observed {
+    fn kind(&self) -> MemoryKind {
+        self.memory.kind()
+    }
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
+        self.bytes_read.fetch_add(from.len(), Ordering::SeqCst);
+        self.memory.read(from, into)
+    }
+    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
+        match self.fails_at == Some(to.start) {
+            true => Pending::ended(Err(MemoryError::Failed("the test".into()))),
+            false => self.memory.write(to, data),
+        }
+    }
+    fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
+        self.memory.copy(from, to)
+    }
+    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
+        self.memory.checksum(rows)
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
 fn advance(side: &mut Side) {
     side.transport.progress(Instant::now(), &mut side.events);
 }
@@ -107,42 +150,11 @@ fn a_refused_write_does_not_count_for_one_that_is_being_stored() {
     }
 }
 
-/// Memory that stores nothing at this place: its device fails there.
-#[derive(Debug)]
-struct FailsAt(usize, Arc<RemotePool>);
-
-impl PoolMemory for FailsAt {
-    fn kind(&self) -> MemoryKind {
-        self.1.kind()
-    }
-    fn bytes(&self) -> usize {
-        self.1.bytes()
-    }
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
-        self.1.read(from, into)
-    }
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
-        match to.start == self.0 {
-            true => Pending::ended(Err(MemoryError::Failed("the test".into()))),
-            false => self.1.write(to, data),
-        }
-    }
-    fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
-        self.1.copy(from, to)
-    }
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
-        self.1.checksum(rows)
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-}
-
 #[test]
 fn no_flush_is_answered_after_a_write_that_the_device_did_not_store() {
     for way in ways() {
         let memory = RemotePool::new(BYTES, RemoteConfig::default()).unwrap();
-        let sink = Side::over(&way, Arc::new(FailsAt(256, memory.clone())), memory.device_side().clone());
+        let sink = Side::over(&way, Observed::new(&memory, Some(256)), memory.device_side().clone());
         let mut slow = Slow::between(Side::start(&way), sink, memory);
         slow.put(TICKET, 64, 64);
         slow.put(TICKET, 256, 64);

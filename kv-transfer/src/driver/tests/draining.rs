@@ -175,14 +175,7 @@ fn puts_whose_blocks_the_device_still_stores_count_against_the_bound_on_puts() {
 fn blocks_that_a_device_reads_for_a_closed_connection_are_held() {
     let (mut driver, notes) = Driver::noting();
     let now = Instant::now();
-    let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
-    let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
-    let hold = Box::new(Held(notes.clone(), blocks()));
-    let request = PutRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
-    let (outcome, _told) = tokio::sync::oneshot::channel();
-    driver.inbox.put(peer, request, outcome).unwrap();
-    driver.commands(now);
-    driver.hear(&Message::Welcome(greeting()), now);
+    let (_, _told) = begin_put(&mut driver, &notes, now);
     driver.event(gone(false, true), now);
     assert_eq!(*notes.lock(), [""; 0]);
     driver.event(Event::Drained { conn: CONN, fenced: true }, now);

@@ -7,7 +7,7 @@ use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
 use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
 use crate::{
-    BlockHold, GrantReply, Peer, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress,
+    BlockHold, GrantReply, Peer, PutOutcome, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress,
     TransportChoice, VerifiedHandoff,
 };
 use baton_memory::HostPool;
@@ -18,6 +18,7 @@ use baton_types::{
 };
 use noting::Noting;
 use std::any::Any;
+use tokio::sync::oneshot;
 
 mod draining;
 mod ending;
@@ -203,18 +204,24 @@ fn offer(handoff: u64, tokens: u32) -> Message {
     }))
 }
 
-#[test]
-fn blocks_are_held_until_the_transport_reads_them_no_more() {
-    let (mut driver, notes) = Driver::noting();
-    let now = Instant::now();
+/// Begins a put to a peer that then greets.
+fn begin_put(driver: &mut Driver, notes: &Notes, now: Instant) -> (HandoffKey, oneshot::Receiver<PutOutcome>) {
     let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
     let hold = Box::new(Held(notes.clone(), blocks()));
     let request = PutRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
-    let (outcome, mut told) = tokio::sync::oneshot::channel();
+    let (outcome, told) = oneshot::channel();
     let key = driver.inbox.put(peer, request, outcome).unwrap();
     driver.commands(now);
     driver.hear(&Message::Welcome(greeting()), now);
+    (key, told)
+}
+
+#[test]
+fn blocks_are_held_until_the_transport_reads_them_no_more() {
+    let (mut driver, notes) = Driver::noting();
+    let now = Instant::now();
+    let (key, mut told) = begin_put(&mut driver, &notes, now);
     let ticket = TicketId(7);
     driver.hear(&Message::Grant { handoff: key.0, ticket, blocks: blocks(), from: 0 }, now);
     driver.inbox.launched(key, 0, 16, Arc::new(AlreadyDone));

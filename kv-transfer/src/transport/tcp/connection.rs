@@ -3,7 +3,7 @@
 use super::frame::begins_frame;
 use super::frame_reader::{Arrived, FrameReader};
 use super::frame_writer::{FrameWriter, Kinds};
-use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, first_record, whole_records};
+use super::tls::{OUTBOX_BYTES, Outbox, RECORD_BYTES_MAX, Session, begins_record, first_record, whole_records};
 use crate::credentials::Credentials;
 use crate::transport::incoming::{Ended, Incoming};
 use crate::transport::last_operations::LastOperations;
@@ -24,8 +24,6 @@ const TURN_BYTES: usize = 2 << 20;
 const INBOX_BYTES: usize = 256 << 10;
 /// The same for peers that have not identified themselves: room for one record, which is more than a handshake or a greeting takes.
 const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
-/// Encrypted bytes that wait for the socket; more are encrypted once it has taken these.
-const OUTBOX_BYTES: usize = 256 << 10;
 
 /// How the connection was opened.
 pub(super) enum Origin {

@@ -18,10 +18,11 @@ pub(super) enum Session {
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// Bytes after whose sending an [`Outbox`] moves the rest to its front: as many as usually wait, so that each byte is moved about once.
-const SENT_BYTES_MAX: usize = 256 << 10;
+/// Encrypted bytes that wait for the socket; more are encrypted once it has taken these. So many that were sent make an [`Outbox`] move the
+/// rest to its front: each byte is moved about once.
+pub(super) const OUTBOX_BYTES: usize = 256 << 10;
 
-/// Bytes on their way to the socket. Of those that were sent it keeps at most [`SENT_BYTES_MAX`], also where it is never empty.
+/// Bytes on their way to the socket. Of those that were sent it keeps less than [`OUTBOX_BYTES`], also where it is never empty.
 #[derive(Default)]
 pub(super) struct Outbox {
     bytes: Vec<u8>,
@@ -35,7 +36,7 @@ impl Outbox {
 
     pub(super) fn went(&mut self, bytes: usize) {
         self.sent += bytes;
-        if self.sent == self.bytes.len() || self.sent >= SENT_BYTES_MAX {
+        if self.sent == self.bytes.len() || self.sent >= OUTBOX_BYTES {
             self.bytes.drain(..self.sent);
             self.sent = 0;
         }
@@ -266,7 +267,7 @@ mod tests {
     fn an_outbox_that_is_never_empty_keeps_little_of_what_was_sent() {
         let (mut outbox, mut written, mut read) = (Outbox::default(), 0u32, 0u32);
         for _ in 0..2000 {
-            while outbox.waiting().len() < SENT_BYTES_MAX {
+            while outbox.waiting().len() < OUTBOX_BYTES {
                 let words: Vec<u8> = (written..written + 1000).flat_map(u32::to_le_bytes).collect();
                 let write = |room: &mut [u8]| {
                     room[..words.len()].copy_from_slice(&words);
@@ -281,7 +282,7 @@ mod tests {
                 read += 1;
             }
             outbox.went(sent);
-            assert!(!outbox.waiting().is_empty() && outbox.bytes.capacity() < 4 * SENT_BYTES_MAX);
+            assert!(!outbox.waiting().is_empty() && outbox.bytes.capacity() < 4 * OUTBOX_BYTES);
         }
     }
 }
