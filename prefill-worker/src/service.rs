@@ -26,6 +26,10 @@ const MESSAGES_MAX: usize = 4;
 /// pool may have no room for the prompt while another sequence holds even one of its blocks.
 const GOT_KEPT_MAX: Duration = Duration::from_millis(250);
 
+/// How long a committed handoff is followed after its router's stream is closed. The answer may end before the acknowledgement arrives, and
+/// its spans and figures are wanted all the same. If nobody wants the KV any more, the decode worker ends the handoff.
+const FOLLOWED_MAX: Duration = Duration::from_secs(1);
+
 /// Runs prompts for routers.
 #[derive(Clone)]
 pub struct PrefillService {
@@ -113,6 +117,20 @@ enum Stage {
     Over,
 }
 
+/// How the computation of a prompt ended.
+enum Computed {
+    /// With its last token: nothing is handed off.
+    Whole(TransferReport),
+    /// The handoff is committed.
+    Committed(Committed),
+}
+
+struct Committed {
+    handle: PutHandle,
+    prefill_us: u64,
+    computed_at: Instant,
+}
+
 /// One running prefill. Dropping it cancels the sequence and aborts the handoff.
 struct Call {
     running: RunningCall,
@@ -133,19 +151,33 @@ struct Call {
 
 impl Call {
     async fn run(mut self) {
-        let (replies, cut_off) = (self.replies.clone(), self.running.cut_off());
-        let end = tokio::select! {
+        let (replies, runtime) = (self.replies.clone(), self.parts.runtime.clone());
+        let mut cut_off = pin!(self.running.cut_off());
+        let computed = tokio::select! {
             biased;
-            () = replies.closed() => None,
-            error = cut_off => Some(Err(error)),
-            end = self.forward() => Some(end),
+            () = replies.closed() => return,
+            error = &mut cut_off => Err(error),
+            computed = self.forward() => computed,
         };
-        if let Some(end) = end {
-            let _ = self.replies.send(end.map(PrefillEvent::Done)).await;
-        }
+        let followed = async {
+            replies.closed().await;
+            runtime.sleep(FOLLOWED_MAX).await;
+        };
+        let end = match computed {
+            Ok(Computed::Committed(committed)) => tokio::select! {
+                biased;
+                () = followed => return,
+                error = &mut cut_off => Err(error),
+                report = self.put_over(committed) => report,
+            },
+            Ok(Computed::Whole(report)) => Ok(report),
+            Err(error) => Err(error),
+        };
+        let _ = self.replies.send(end.map(PrefillEvent::Done)).await;
     }
 
-    async fn forward(&mut self) -> Result<TransferReport, RequestError> {
+    /// Follows the prompt until it is computed.
+    async fn forward(&mut self) -> Result<Computed, RequestError> {
         let mut cached = self.get_prefix().await?;
         let mut kept = self.parts.runtime.sleep(GOT_KEPT_MAX);
         let put = self.put.clone();
@@ -189,16 +221,18 @@ impl Call {
                     );
                     let Some((token, false)) = self.first else {
                         self.put.abort("the sequence ended with its first token");
-                        return Ok(TransferReport { prefill_us: compute_us, ..Default::default() });
+                        return Ok(Computed::Whole(TransferReport { prefill_us: compute_us, ..Default::default() }));
                     };
                     let tokens = self.prompt.iter().copied().chain([token]).collect();
                     let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
-                    let handle = self.put.commit(commit);
-                    return self.put_over(handle, compute_us, at).await;
+                    let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
+                    let opened = self.put.commit(commit).ok_or_else(not_open)?;
+                    let handle = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
+                    return Ok(Computed::Committed(Committed { handle, prefill_us: compute_us, computed_at: at }));
                 }
                 SequenceEvent::Finished { .. } => {
                     self.put.abort("the sequence ended with its first token");
-                    return Ok(TransferReport::default());
+                    return Ok(Computed::Whole(TransferReport::default()));
                 }
                 SequenceEvent::Failed { kind, message } => {
                     self.put.abort(&message);
@@ -246,15 +280,8 @@ impl Call {
     }
 
     /// Waits for the decode worker's acknowledgement.
-    async fn put_over(
-        &mut self,
-        handle: Option<Result<PutHandle, baton_kv_transfer::TransferError>>,
-        prefill_us: u64,
-        computed_at: Instant,
-    ) -> Result<TransferReport, RequestError> {
-        let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
-        let opened = handle.ok_or_else(not_open)?;
-        let mut handle = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
+    async fn put_over(&self, committed: Committed) -> Result<TransferReport, RequestError> {
+        let Committed { mut handle, prefill_us, computed_at } = committed;
         let report = handle.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
         self.count(&report, computed_at);
         self.trace(&report, computed_at);

@@ -1,11 +1,12 @@
 //! The service over a real engine and transfer: a prompt whose KV is never accepted.
 
+mod end;
 mod reports;
 
 use crate::service::PrefillService;
 use crate::sink::NoSink;
-use baton_engine::SequencePhase;
-use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, TransferConfig, TransferHooks, TransportChoice};
+use baton_engine::{EngineHandle, SequencePhase};
+use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks, TransportChoice};
 use baton_memory::{HostPool, PoolMemory};
 use baton_node::TokioRuntime;
 use baton_node::membership::Members;
@@ -48,6 +49,19 @@ fn pair() -> (PrefillService, KvTransfer) {
 
 /// The same for another start; each start has weights of its own.
 fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService, KvTransfer) {
+    pair_to(start, hooks, refusing)
+}
+
+fn refusing(engine: EngineHandle) -> Arc<dyn SinkHandler> {
+    Arc::new(NoSink { engine, members: Members::default() })
+}
+
+/// The same, where the other instance answers offers as `sink` does.
+fn pair_to(
+    start: Incarnation,
+    hooks: Arc<dyn TransferHooks>,
+    sink: fn(EngineHandle) -> Arc<dyn SinkHandler>,
+) -> (PrefillService, KvTransfer) {
     let mut config = WorkerConfig::default();
     config.model.model = format!(
         "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256,seed={}",
@@ -56,21 +70,16 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
     config.engine.threads = 1.into();
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
     let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
-    let transfer = |name: &str, memory: Arc<dyn PoolMemory>| {
+    let transfer = |name: &str, memory: Arc<dyn PoolMemory>, sink: Arc<dyn SinkHandler>| {
         let party = Party { instance: InstanceId::try_new(name).unwrap(), incarnation: start };
         let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
         let (map, hooks) = (loaded.map.clone(), hooks.clone());
         let config =
             TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
-        KvTransfer::start(
-            config,
-            memory,
-            Arc::new(NoSink { engine: loaded.engine.clone(), members: Members::default() }),
-        )
-        .unwrap()
+        KvTransfer::start(config, memory, sink).unwrap()
     };
-    let (transfer, refusing) =
-        (transfer("p", loaded.memory.clone()), transfer("d", HostPool::new(loaded.map.bytes()).unwrap()));
+    let other = transfer("d", HostPool::new(loaded.map.bytes()).unwrap(), sink(loaded.engine.clone()));
+    let transfer = transfer("p", loaded.memory.clone(), refusing(loaded.engine.clone()));
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let runtime = Arc::new(TokioRuntime::current());
     let parts = Parts {
@@ -84,7 +93,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         model: Digest([1; 32]),
         runtime,
     };
-    (PrefillService { parts }, refusing)
+    (PrefillService { parts }, other)
 }
 
 /// A call of `service` for a prompt whose KV goes to `sink`.
