@@ -131,7 +131,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let settings = ModelSettings::default();
     let source = models::open(&settings, &|_, _| ())?;
     let (spec, weights) = (source.spec().clone(), stored_bytes(source.as_ref())?);
-    gemm::measure(&spec, summary)?;
+    gemm::measure_prefill(&spec, summary)?;
     let loaded = bring_up::load(
         &settings,
         &EngineSettings { threads: THREADS.into(), ..EngineSettings::default() },

@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `puts`, `compute`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more and `clients` three to six; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
@@ -45,10 +45,11 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 11] = [
+    const PARTS: [&str; 12] = [
         "handoff",
         "puts",
         "compute",
+        "gemm",
         "classes",
         "start",
         "telemetry",
@@ -68,6 +69,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("compute") {
         compute::measure(&mut summary)?;
+    }
+    if wanted("gemm") {
+        gemm::measure_shapes(&mut summary)?;
     }
     if wanted("classes") {
         classes::measure(&mut summary, &works)?;
