@@ -1,12 +1,14 @@
 //! Which rows of a pool a checksum covers, and the sums of a layer.
 //!
 //! One sum covers 16 tokens of one plane of one layer, over the valid bytes only ([`baton_memory::checksum`]). The memory computes it, where
-//! it is.
+//! it is. On a device that is full, its operations take turns with those of the transport ([`crate::device`]).
 
+use crate::HandoffFailure;
+use crate::device::{OPERATION_MAX, PLACE_MAX, Turns, User};
 use crate::heads::Heads;
 pub(crate) use baton_memory::checksum::ALGORITHM;
-use baton_memory::{MemoryError, PoolMemory, Rows};
-use baton_types::{BlockTable, KvLayout, KvPoolMap};
+use baton_memory::{MemoryError, Pending, PoolMemory, Rows};
+use baton_types::{BlockTable, KvLayout, KvPoolMap, RequestId};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -14,10 +16,41 @@ use std::time::{Duration, Instant};
 pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 /// Most sums of one operation: a device does not compute longer without a chance for others, and a list of rows stays small.
 const SUMS_MAX: usize = 4096;
-/// Longest wait for one operation, far longer than a device takes for that many sums.
-const SUM_WAIT: Duration = Duration::from_secs(30);
 /// Pause before another attempt at an operation for which a device had no room.
 const BUSY_PAUSE: Duration = Duration::from_micros(100);
+
+/// Why there are no sums. Nothing was compared, so none of these is a sign of corruption.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SumError {
+    /// Others fill the device, or nobody wants the sums any more.
+    #[error("it had no room for checksums for {} s", PLACE_MAX.as_secs())]
+    Busy,
+    #[error("it does not end a checksum within {} s", OPERATION_MAX.as_secs())]
+    Late,
+    #[error("{0}")]
+    Failed(MemoryError),
+}
+
+impl SumError {
+    /// Logs it for the request whose KV was to be summed.
+    pub(crate) fn log(&self, request_id: &RequestId) {
+        match self {
+            Self::Busy => tracing::warn!(%request_id, "the pool's device is busy: {self}"),
+            Self::Late | Self::Failed(_) => {
+                tracing::error!(%request_id, "the pool's device cannot compute checksums: {self}")
+            }
+        }
+    }
+}
+
+impl From<SumError> for HandoffFailure {
+    fn from(error: SumError) -> Self {
+        match error {
+            SumError::Busy => Self::DeviceBusy(error.to_string()),
+            SumError::Late | SumError::Failed(_) => Self::Device(error.to_string()),
+        }
+    }
+}
 
 /// Where the bytes of each sum of [`layer_sums`] lie.
 fn layer_rows(
@@ -49,8 +82,68 @@ fn layer_rows(
     rows
 }
 
-/// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`; the last granule covers its valid tokens
-/// only. Bytes enter in the order token, head, element, so that pools with different heads agree on the heads that both hold.
+/// Has sums computed by a device.
+pub(crate) struct Summer<'a> {
+    pub(crate) memory: &'a dyn PoolMemory,
+    pub(crate) turns: &'a Turns,
+    /// Whether nobody wants the sums any more. Then they wait no longer for a place.
+    pub(crate) is_over: &'a dyn Fn() -> bool,
+    /// Longest wait of one operation for a place.
+    pub(crate) place_max: Duration,
+}
+
+impl<'a> Summer<'a> {
+    pub(crate) fn new(memory: &'a dyn PoolMemory, turns: &'a Turns, is_over: &'a dyn Fn() -> bool) -> Self {
+        Self { memory, turns, is_over, place_max: PLACE_MAX }
+    }
+
+    /// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`; the last granule covers its valid tokens
+    /// only. Bytes enter in the order token, head, element, so that pools with different heads agree on the heads that both hold.
+    pub(crate) fn layer(
+        &self,
+        map: &KvPoolMap,
+        blocks: &BlockTable,
+        heads: &Heads,
+        group: usize,
+        layer: usize,
+        tokens: Range<u32>,
+    ) -> Result<Vec<u64>, SumError> {
+        let rows = layer_rows(map, blocks, heads, group, layer, tokens);
+        let mut sums = Vec::with_capacity(rows.len());
+        for part in rows.chunks(SUMS_MAX) {
+            sums.extend(self.sum(part)?);
+        }
+        Ok(sums)
+    }
+
+    fn sum(&self, rows: &[Rows]) -> Result<Vec<u64>, SumError> {
+        let sums = self.begin(rows).and_then(|operation| {
+            operation.wait(Instant::now() + OPERATION_MAX).map_err(|error| match error {
+                MemoryError::Late => SumError::Late,
+                error => SumError::Failed(error),
+            })
+        });
+        self.turns.leave(User::Verifier);
+        sums
+    }
+
+    /// Begins an operation once there is a place for it.
+    fn begin(&self, rows: &[Rows]) -> Result<Pending<Vec<u64>>, SumError> {
+        let (by, mut rows) = (Instant::now() + self.place_max, rows.to_vec());
+        loop {
+            rows = match self.turns.begin(User::Verifier, None, rows, |rows| self.memory.try_checksum(rows)) {
+                Ok(operation) => return Ok(operation),
+                Err(rows) => rows,
+            };
+            if Instant::now() >= by || (self.is_over)() {
+                return Err(SumError::Busy);
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+}
+
+/// [`Summer::layer`] of memory that nobody else uses.
 pub(crate) fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
@@ -59,23 +152,8 @@ pub(crate) fn layer_sums(
     group: usize,
     layer: usize,
     tokens: Range<u32>,
-) -> Result<Vec<u64>, MemoryError> {
-    let rows = layer_rows(map, blocks, heads, group, layer, tokens);
-    let mut sums = Vec::with_capacity(rows.len());
-    for part in rows.chunks(SUMS_MAX) {
-        sums.extend(sums_by(memory, part, Instant::now() + SUM_WAIT)?);
-    }
-    Ok(sums)
-}
-
-/// Tries again while connections fill the device.
-fn sums_by(memory: &dyn PoolMemory, rows: &[Rows], deadline: Instant) -> Result<Vec<u64>, MemoryError> {
-    loop {
-        match memory.checksum(rows.to_vec()).wait(deadline) {
-            Err(MemoryError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
-            ended => return ended,
-        }
-    }
+) -> Result<Vec<u64>, SumError> {
+    Summer::new(memory, &Turns::default(), &|| false).layer(map, blocks, heads, group, layer, tokens)
 }
 
 /// Number of sums that [`layer_sums`] returns.
@@ -91,22 +169,54 @@ mod tests {
     use baton_memory::{HostPool, RemoteConfig, RemotePool};
     use baton_types::{BlockId, Dtype};
 
-    #[test]
-    fn sums_wait_for_room_in_the_device() {
+    const ROWS: [Rows; 1] = [Rows { start: 0, row_bytes: 8, stride: 8, rows: 1 }];
+
+    /// A device with one place, which is taken.
+    fn full() -> (std::sync::Arc<RemotePool>, Pending<Vec<u8>>) {
         let memory = RemotePool::new(4096, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
         memory.hold();
-        let mut other = PoolMemory::read(&*memory, Rows::run(0, 8), Vec::new());
-        let rows = [Rows::run(0, 8)];
-        let late = sums_by(&*memory, &rows, Instant::now() + Duration::from_millis(5));
-        assert!(matches!(late, Err(MemoryError::Busy { .. })), "but not forever");
+        let other = PoolMemory::read(&*memory, Rows::run(0, 8), Vec::new());
+        (memory, other)
+    }
+
+    #[test]
+    fn sums_wait_for_room_in_the_device() {
+        let (memory, mut other) = full();
+        let turns = Turns::default();
+        let wanted = || false;
+        let soon = Summer { place_max: Duration::from_millis(5), ..Summer::new(&*memory, &turns, &wanted) };
+        assert_eq!(soon.sum(&ROWS), Err(SumError::Busy), "but not forever");
         let sums = std::thread::scope(|scope| {
-            let sums = scope.spawn(|| sums_by(&*memory, &rows, Instant::now() + SUM_WAIT));
+            let sums = scope.spawn(|| Summer::new(&*memory, &turns, &|| false).sum(&ROWS));
             std::thread::sleep(Duration::from_millis(20));
             memory.release();
             sums.join().unwrap()
         });
         assert_eq!(sums, Ok(vec![baton_memory::checksum::sum(&[0; 8])]));
         assert!(other.poll_now().is_some());
+    }
+
+    #[test]
+    fn sums_that_nobody_wants_any_more_wait_for_no_room() {
+        let (memory, _other) = full();
+        let (turns, begin) = (Turns::default(), Instant::now());
+        let is_over = || begin.elapsed() > Duration::from_millis(5);
+        assert_eq!(Summer::new(&*memory, &turns, &is_over).sum(&ROWS), Err(SumError::Busy));
+        assert!(begin.elapsed() < PLACE_MAX / 2);
+    }
+
+    #[test]
+    fn a_device_that_is_busy_and_one_that_fails_are_told_apart() {
+        let outside = MemoryError::Outside { start: 4090, bytes: 4096 };
+        let cases =
+            [(SumError::Busy, "device_busy"), (SumError::Late, "device"), (SumError::Failed(outside), "device")];
+        for (error, name) in cases {
+            assert_eq!(HandoffFailure::from(error).name(), name);
+        }
+        let memory = RemotePool::new(4096, RemoteConfig::default()).unwrap();
+        let turns = Turns::default();
+        let failed = Summer::new(&*memory, &turns, &|| false).sum(&[Rows::run(4090, 8)]);
+        assert!(matches!(failed, Err(SumError::Failed(_))), "{failed:?}");
     }
 
     /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.

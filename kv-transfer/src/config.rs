@@ -102,10 +102,10 @@ pub struct TransferLimits {
     pub started_handoffs_max: usize,
     /// Puts and gets that peers may have open here, granted or not. Those whose blocks are quarantined have ended and do not count.
     pub accepted_handoffs_max: usize,
-    /// Connections that this instance opened to peers. Those that have ended, and for which only the pool's device still works, do not
-    /// count; with them there are at most twice as many.
+    /// Open connections that this instance opened to peers. With those that have ended, and for which only the pool's device still works,
+    /// there are at most twice as many.
     pub peers_max: usize,
-    /// Connections that peers opened to this instance. They do not count towards `peers_max`.
+    /// The same of connections that peers opened to this instance. They do not count towards `peers_max`.
     pub accepted_max: usize,
     /// Connections whose peer has not sent its greeting. One more closes the oldest, so that a silent client cannot keep others out.
     pub ungreeted_max: usize,

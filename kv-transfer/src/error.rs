@@ -116,9 +116,12 @@ pub enum HandoffFailure {
     /// at a block boundary of the peer.
     #[error("only the whole can be moved: {0}")]
     WholeOnly(String),
-    /// The device failed before it finished the blocks.
-    #[error("the source's device failed before the blocks were finished")]
-    Device,
+    /// A device of one side failed: before it finished the blocks, or instead of computing their checksums.
+    #[error("a device failed: {0}")]
+    Device(String),
+    /// The pool's device of one side had no room for the checksums in time, because others fill it. Nothing was compared.
+    #[error("a device is busy: {0}")]
+    DeviceBusy(String),
     /// A message that no correct peer sends.
     #[error("protocol error: {0}")]
     Protocol(String),
@@ -133,14 +136,16 @@ impl HandoffFailure {
         match self {
             Self::Deadline(_) => ErrorKind::DeadlineExceeded,
             Self::Aborted(_) | Self::AbortedByPeer(_) => ErrorKind::Cancelled,
-            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => ErrorKind::Overloaded,
+            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } | Self::DeviceBusy(_) => {
+                ErrorKind::Overloaded
+            }
             Self::Refused { .. }
             | Self::PeerLost(_)
             | Self::NotAdopted(_)
             | Self::Unpinned(_)
             | Self::WholeOnly(_)
             | Self::Stopped => ErrorKind::Unavailable,
-            Self::Incompatible { .. } | Self::Corrupt(_) | Self::Device | Self::Protocol(_) => ErrorKind::Internal,
+            Self::Incompatible { .. } | Self::Corrupt(_) | Self::Device(_) | Self::Protocol(_) => ErrorKind::Internal,
         }
     }
 
@@ -157,7 +162,8 @@ impl HandoffFailure {
             Self::NotAdopted(_) => "not_adopted",
             Self::Unpinned(_) => "unpinned",
             Self::WholeOnly(_) => "whole_only",
-            Self::Device => "device",
+            Self::Device(_) => "device",
+            Self::DeviceBusy(_) => "device_busy",
             Self::Protocol(_) => "protocol",
             Self::Stopped => "stopped",
         }
@@ -168,10 +174,12 @@ impl HandoffFailure {
         !matches!(self, Self::Incompatible { .. } | Self::Deadline(_) | Self::Aborted(_) | Self::AbortedByPeer(_))
     }
 
-    /// Earliest useful retry with the same sink, where the sink reported that it is full.
+    /// Earliest useful retry with the same sink, where the sink reported that it is full, or a device is.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => Some(Duration::from_millis(100)),
+            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } | Self::DeviceBusy(_) => {
+                Some(Duration::from_millis(100))
+            }
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::hazards::hazard;
 use crate::heads::Cut;
-use crate::message::{Hello, PARTIAL_SINCE, RemoteRegion, TABLES};
+use crate::message::{DEVICE_REASONS, Hello, PARTIAL_SINCE, RemoteRegion, TABLES};
 use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
 use baton_types::{GroupKind, KvPoolMap, Mismatch, seeded};
@@ -17,6 +17,8 @@ pub(crate) struct Terms {
     pub(crate) party: Party,
     /// Protocol version in use.
     pub(crate) protocol: u32,
+    /// Optional extensions that the peer supports.
+    pub(crate) capabilities: u64,
     /// Index of the peer's shard.
     pub(crate) shard: u16,
     /// Number of shards of the peer's instance that put a part of each sequence into this shard,
@@ -51,6 +53,7 @@ impl Terms {
             movable,
             party: theirs.party.clone(),
             protocol: config.protocol.common(theirs.protocol).unwrap_or_default(),
+            capabilities: theirs.capabilities,
             shard: theirs.shard.index(),
             legs_here: partners(ours.partners(theirs.shard.of())),
             legs_there: partners(theirs.shard.partners(ours.of())),
@@ -88,7 +91,7 @@ impl Terms {
 pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
     Box::new(Hello {
         protocol: config.protocol,
-        capabilities: TABLES,
+        capabilities: TABLES | DEVICE_REASONS,
         required: 0,
         party: config.party.clone(),
         expects,

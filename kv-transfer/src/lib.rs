@@ -41,6 +41,7 @@ mod checksum;
 mod config;
 mod coverage;
 pub mod credentials;
+mod device;
 mod driver;
 mod error;
 mod get;

@@ -1,6 +1,7 @@
 //! The service: a driver on its own thread, and the handle of its callers.
 
 use crate::calls::CallThread;
+use crate::device::Device;
 use crate::driver::{Driver, Ports};
 use crate::handler::SinkHandler;
 use crate::inbox::{Command, Inbox};
@@ -210,10 +211,11 @@ fn ports(
     memory: Arc<dyn PoolMemory>,
     handler: Arc<dyn SinkHandler>,
 ) -> Result<(Ports, ThreadId), TransferError> {
-    let (transport, wake) = transport::start(config, memory.clone())?;
+    let device = Device::new(memory);
+    let (transport, wake) = transport::start(config, device.clone())?;
     let failed =
         |e: std::io::Error| TransferError::Transport { transport: name(&config.transport), detail: e.to_string() };
-    let verifier = Box::new(VerifierThread::start(memory, config.map.clone()).map_err(failed)?);
+    let verifier = Box::new(VerifierThread::start(device, config.map.clone()).map_err(failed)?);
     let (calls, thread) = CallThread::start(handler).map_err(failed)?;
     Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
 }

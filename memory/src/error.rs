@@ -1,5 +1,6 @@
 //! Errors of pool memory.
 
+use crate::Pending;
 use std::io::Error;
 
 /// The operating system refused the memory of a pool.
@@ -30,4 +31,21 @@ pub enum MemoryError {
     /// The device failed, or ended before the operation did.
     #[error("the memory's device failed: {0}")]
     Failed(String),
+}
+
+/// A device has no room for another operation now. What the operation was to own comes back, so that it can be tried again as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{running} operations run on the pool: no room for another")]
+pub struct NoRoom<B> {
+    /// Number of operations that run.
+    pub running: usize,
+    /// What the operation was to own.
+    pub buffer: B,
+}
+
+impl<B> NoRoom<B> {
+    /// An operation that has failed with [`MemoryError::Busy`]. Drops the buffer.
+    pub fn ended<T>(self) -> Pending<T> {
+        Pending::ended(Err(MemoryError::Busy { running: self.running }))
+    }
 }

@@ -5,7 +5,7 @@
 //!
 //! * [`PoolMemory`]: asynchronous operations over owned buffers. It has no address: nobody who holds only the trait can assume that the
 //!   host may read the memory.
-//! * [`Pending`]: an operation that runs, and its result.
+//! * [`Pending`]: an operation that runs, and its result. [`NoRoom`]: a device that has no room for one gives the buffer back.
 //! * [`HostPool`]: memory of the host. Only this type has an address, for kernels of the CPU and for transports that register memory.
 //! * [`RemotePool`]: stands in for the memory of a device that the host cannot address. It finds code that assumes otherwise.
 //! * [`checksum`]: the checksum of a pool's bytes, which every kind of memory computes alike.
@@ -20,7 +20,7 @@ mod pool;
 mod remote;
 mod rows;
 
-pub use error::{MemoryError, PoolError};
+pub use error::{MemoryError, NoRoom, PoolError};
 pub use host::{HostPool, HugePages};
 pub use pending::{Completer, Pending};
 pub use pool::PoolMemory;

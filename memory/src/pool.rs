@@ -1,6 +1,6 @@
 //! The interface to pool memory.
 
-use crate::{MemoryError, Pending, Rows};
+use crate::{MemoryError, NoRoom, Pending, Rows};
 use baton_types::MemoryKind;
 use std::any::Any;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// One region that holds KV blocks, reached by asynchronous operations.
 ///
-/// An operation owns its buffer until it ends, and gives it back with its result. Nothing can read or refill a buffer that a device still
+/// An operation owns its buffer until it ends, and gives it back with its result. So does a device that has no room for it. Nothing can read or refill a buffer that a device still
 /// uses:
 ///
 /// ```compile_fail
@@ -30,16 +30,40 @@ pub trait PoolMemory: Send + Sync + fmt::Debug {
     fn bytes(&self) -> usize;
 
     /// Reads rows into a buffer, whose contents and length are replaced.
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>>;
+    ///
+    /// # Errors
+    /// If the device has no room, with the buffer as it was.
+    fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>>;
 
     /// Writes a buffer, as long as the rows, and gives it back once the bytes are visible to every later operation.
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>>;
+    ///
+    /// # Errors
+    /// If the device has no room, with the buffer as it was.
+    fn try_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>>;
 
     /// Copies rows to other rows of the same length that do not overlap them.
     fn copy(&self, from: Rows, to: Rows) -> Pending<()>;
 
     /// The [checksum](crate::checksum) of each of these rows.
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>>;
+    ///
+    /// # Errors
+    /// If the device has no room, with the rows.
+    fn try_checksum(&self, rows: Vec<Rows>) -> Result<Pending<Vec<u64>>, NoRoom<Vec<Rows>>>;
+
+    /// [`PoolMemory::try_read`] for callers that do not try again: without room it fails with [`MemoryError::Busy`].
+    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
+        self.try_read(from, into).unwrap_or_else(NoRoom::ended)
+    }
+
+    /// [`PoolMemory::try_write`], likewise.
+    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
+        self.try_write(to, data).unwrap_or_else(NoRoom::ended)
+    }
+
+    /// [`PoolMemory::try_checksum`], likewise.
+    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
+        self.try_checksum(rows).unwrap_or_else(NoRoom::ended)
+    }
 
     /// For backends, which look for their own type.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;

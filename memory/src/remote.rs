@@ -5,7 +5,7 @@
 //! the pool, late: a read takes its bytes, and a write stores them, only then. Writes take longer than reads, so a read that does not wait
 //! for the write before it finds the bytes of before.
 
-use crate::{Completer, HostPool, MemoryError, Pending, PoolError, PoolMemory, Rows};
+use crate::{Completer, HostPool, MemoryError, NoRoom, Pending, PoolError, PoolMemory, Rows};
 use baton_types::MemoryKind;
 use parking_lot::{Condvar, Mutex};
 use std::any::Any;
@@ -154,22 +154,23 @@ impl RemotePool {
         self.queue.changed.notify_all();
     }
 
-    fn run<T: Send + 'static>(
+    fn run<B: Send + 'static, T: Send + 'static>(
         &self,
         delay: Duration,
-        work: impl FnOnce(&HostPool) -> Result<T, MemoryError> + Send + 'static,
-    ) -> Pending<T> {
+        buffer: B,
+        work: impl FnOnce(&HostPool, B) -> Result<T, MemoryError> + Send + 'static,
+    ) -> Result<Pending<T>, NoRoom<B>> {
         let mut state = self.queue.state.lock();
         if state.waiting.len() >= self.config.operations_max {
-            return Pending::ended(Err(MemoryError::Busy { running: state.waiting.len() }));
+            return Err(NoRoom { running: state.waiting.len(), buffer });
         }
         let (pending, completer): (_, Completer<T>) = Pending::running();
         state.started += 1;
         let at = (Instant::now() + delay, state.started);
-        state.waiting.insert(at, Box::new(move |device| completer.complete(work(device))));
+        state.waiting.insert(at, Box::new(move |device| completer.complete(work(device, buffer))));
         drop(state);
         self.queue.changed.notify_all();
-        pending
+        Ok(pending)
     }
 }
 
@@ -187,20 +188,21 @@ impl PoolMemory for RemotePool {
         self.alias.bytes()
     }
 
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
-        self.run(self.config.read_delay, move |device| device.read_now(&from, into))
+    fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
+        self.run(self.config.read_delay, into, move |device, into| device.read_now(&from, into))
     }
 
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
-        self.run(self.config.write_delay, move |device| device.write_now(&to, data))
+    fn try_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
+        self.run(self.config.write_delay, data, move |device, data| device.write_now(&to, data))
     }
 
     fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
-        self.run(self.config.write_delay, move |device| device.copy_now(&from, &to))
+        let copy = self.run(self.config.write_delay, (), move |device, ()| device.copy_now(&from, &to));
+        copy.unwrap_or_else(NoRoom::ended)
     }
 
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
-        self.run(self.config.read_delay, move |device| device.checksum_now(&rows))
+    fn try_checksum(&self, rows: Vec<Rows>) -> Result<Pending<Vec<u64>>, NoRoom<Vec<Rows>>> {
+        self.run(self.config.read_delay, rows, |device, rows| device.checksum_now(&rows))
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
@@ -283,6 +285,14 @@ mod tests {
         let left = remote.read(Rows::run(0, 8), Vec::new());
         let more = remote.read(Rows::run(0, 8), Vec::new()).wait(soon());
         assert_eq!(more, Err(MemoryError::Busy { running: 1 }));
+        // What an operation was to own comes back as it was.
+        let (data, rows) = (vec![7; 8], vec![Rows::run(0, 8); 2]);
+        let at = (data.as_ptr(), rows.as_ptr());
+        let data = remote.try_write(Rows::run(0, 8), data).unwrap_err();
+        let rows = remote.try_checksum(rows).unwrap_err().buffer;
+        assert_eq!((data.running, data.buffer.as_ptr(), rows.as_ptr()), (1, at.0, at.1));
+        let into = remote.try_read(Rows::run(0, 8), data.buffer).unwrap_err().buffer;
+        assert_eq!((into.as_ptr(), into), (at.0, vec![7; 8]));
         drop(remote);
         assert!(matches!(left.wait(soon()), Err(MemoryError::Failed(_))));
     }

@@ -16,6 +16,25 @@ pub(super) enum Greeting {
     Done(Box<Terms>),
 }
 
+/// The side that opened a connection. Each has a bound of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenedBy {
+    ThisSide,
+    Peer,
+}
+
+/// No place is left for another connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no place for another connection: {open} are open, of {open_max}; {ended} have ended and wait for the pool's device, of {all_max} in all"
+)]
+pub(super) struct Full {
+    open: usize,
+    open_max: usize,
+    ended: usize,
+    all_max: usize,
+}
+
 pub(super) struct Connection {
     pub(super) greeting: Greeting,
     /// The peer: expected until the greeting, known afterwards.
@@ -66,6 +85,13 @@ impl Connection {
         match &self.greeting {
             Greeting::Done(terms) => Some(terms),
             Greeting::Sent(_) | Greeting::Awaited(_) => None,
+        }
+    }
+
+    pub(super) fn opened_by(&self) -> OpenedBy {
+        match self.address {
+            Some(_) => OpenedBy::ThisSide,
+            None => OpenedBy::Peer,
         }
     }
 
@@ -129,23 +155,44 @@ impl Connections {
         self.get(conn).is_some_and(leads).then_some(conn)
     }
 
-    /// Whether this side has opened `max` connections already, so that there is no room for another one.
-    pub(super) fn is_full(&self, max: usize, is_open: impl Fn(ConnId) -> bool) -> bool {
-        self.fill(max, |_, c| c.address.is_some(), is_open)
+    /// Whether this side may open another connection, besides the `draining` ones that it had opened.
+    pub(super) fn place(&self, max: usize, draining: usize, is_open: impl Fn(ConnId) -> bool) -> Result<(), Full> {
+        self.place_beside(|_, c| c.opened_by() == OpenedBy::ThisSide, max, draining, is_open)
     }
 
-    /// Whether `max` other accepted connections have greeted already, so that there is no room for this one.
-    pub(super) fn is_full_for(&self, conn: ConnId, max: usize, is_open: impl Fn(ConnId) -> bool) -> bool {
-        let others = |id, c: &Connection| id != conn && c.address.is_none() && c.terms().is_some();
-        self.get(conn).is_some_and(|c| c.address.is_none()) && self.fill(max, others, is_open)
+    /// Whether this connection may be accepted, besides the others that have greeted and the `draining` ones that peers had opened. One that
+    /// this side opened has its place already.
+    pub(super) fn place_for(
+        &self,
+        conn: ConnId,
+        max: usize,
+        draining: usize,
+        is_open: impl Fn(ConnId) -> bool,
+    ) -> Result<(), Full> {
+        if self.get(conn).is_none_or(|c| c.opened_by() == OpenedBy::ThisSide) {
+            return Ok(());
+        }
+        let others = |id, c: &Connection| id != conn && c.opened_by() == OpenedBy::Peer && c.terms().is_some();
+        self.place_beside(others, max, draining, is_open)
     }
 
-    /// Whether connections of this kind take all of `max` places. Those that have ended take none, because their peers come back. They are
-    /// bounded too: there are at most twice as many in all.
-    fn fill(&self, max: usize, of: impl Fn(ConnId, &Connection) -> bool, is_open: impl Fn(ConnId) -> bool) -> bool {
+    /// Whether there is a place beside connections of this kind: at most `max` may be open. Those that have ended take none of these places,
+    /// because their peers come back, but they hold memory until the pool's device has ended its work for them. So there are at most twice
+    /// as many in all, with those that have closed and are `draining`.
+    fn place_beside(
+        &self,
+        of: impl Fn(ConnId, &Connection) -> bool,
+        max: usize,
+        draining: usize,
+        is_open: impl Fn(ConnId) -> bool,
+    ) -> Result<(), Full> {
         let of = self.all.iter().filter(|(conn, connection)| of(**conn, connection));
         let (open, ended): (Vec<_>, Vec<_>) = of.partition(|(conn, _)| is_open(**conn));
-        open.len() >= max || open.len() + ended.len() >= 2 * max
+        let full = Full { open: open.len(), open_max: max, ended: ended.len() + draining, all_max: 2 * max };
+        match full.open >= full.open_max || full.open + full.ended >= full.all_max {
+            true => Err(full),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn to_party(&self, party: &Party) -> Vec<ConnId> {

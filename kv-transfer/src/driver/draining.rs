@@ -4,8 +4,10 @@
 //! before may still be on their way, whatever the peer says of them. A connection may close before the device has ended.
 //!
 //! These blocks are bounded too. Behind an open window they take a place among the puts of peers; once their connection has closed, they are
-//! in quarantine.
+//! in quarantine. Connections that have closed, for which the device still works, hold buffers: they count against the bound on connections
+//! of their side ([`super::connections`]).
 
+use super::connections::{Connection, OpenedBy};
 use crate::handler::KeptBlocks;
 use crate::role::HandoffKey;
 use crate::transport::ConnId;
@@ -37,6 +39,7 @@ pub(super) struct Written {
 
 /// A connection that has closed.
 struct Lost {
+    opened_by: OpenedBy,
     party: Option<Party>,
     left: Vec<Left>,
 }
@@ -76,10 +79,11 @@ impl Draining {
         !self.windows.is_empty()
     }
 
-    /// A connection to this party has closed. Everything on it has ended, unless the device is `draining` it.
-    pub(super) fn closed(&mut self, conn: ConnId, party: Option<Party>, draining: bool) {
+    /// A connection has closed. Everything on it has ended, unless the device is `draining` it.
+    pub(super) fn closed(&mut self, conn: ConnId, connection: &Connection, draining: bool) {
         if draining {
-            self.connections.insert(conn, Lost { party, left: Vec::new() });
+            let (opened_by, party) = (connection.opened_by(), connection.party.clone());
+            self.connections.insert(conn, Lost { opened_by, party, left: Vec::new() });
         }
         let of_it = self.windows.range((conn, TicketId(0))..=(conn, TicketId(u64::MAX)));
         let of_it: Vec<_> = of_it.map(|(at, _)| *at).collect();
@@ -129,6 +133,11 @@ impl Draining {
         for written in self.lost_writes() {
             *stats.quarantined.entry(written.by.clone()).or_default() += written.blocks;
         }
+    }
+
+    /// Number of closed connections of a side for which the device still works.
+    pub(super) fn connections(&self, opened_by: OpenedBy) -> usize {
+        self.connections.values().filter(|lost| lost.opened_by == opened_by).count()
     }
 
     /// Whether the device works for a closed connection to this party.

@@ -225,8 +225,9 @@ impl Driver {
         for event in events {
             match event {
                 Event::Closed { conn, reason, fenced, draining, .. } => {
-                    let party = self.connections.remove(conn).and_then(|connection| connection.party);
-                    self.draining.closed(conn, party, draining);
+                    if let Some(connection) = self.connections.remove(conn) {
+                        self.draining.closed(conn, &connection, draining);
+                    }
                     closed.push((conn, reason, fenced));
                 }
                 Event::Drained { conn, fenced } => drained.push((conn, fenced)),

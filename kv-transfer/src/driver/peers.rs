@@ -1,10 +1,10 @@
 //! Connections: opened, greeted, refused and lost, and the messages on them.
 
 use super::Driver;
-use super::connections::{Connection, Greeting};
+use super::connections::{Connection, Greeting, OpenedBy};
 use crate::greeting::{Terms, Unwelcome, check_hello, hello};
 use crate::hazards::hazard;
-use crate::message::{Hello, Message, message_bytes_max};
+use crate::message::{Hello, Message, NackReason, message_bytes_max};
 use crate::role::{HandoffKey, Input};
 use crate::transport::ConnId;
 use crate::{HandoffFailure, Peer, RefuseReason};
@@ -56,7 +56,7 @@ impl Driver {
             }
             Message::Commit(commit) => {
                 let detail = "no such ticket is open between these two incarnations".into();
-                self.send(conn, &Message::Nack { ticket: commit.ticket, corrupt: false, detail });
+                self.send(conn, &Message::Nack { ticket: commit.ticket, reason: NackReason::NotAdopted, detail });
             }
             Message::Ask { ticket, .. } | Message::Confirm { ticket } => {
                 let detail = "no such pin holds between these two incarnations".into();
@@ -68,14 +68,14 @@ impl Driver {
 
     /// The peer identified itself, in a hello or a welcome.
     fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
-        let max = self.config.limits.accepted_max;
-        let is_full = self.connections.is_full_for(conn, max, |conn| self.transport.is_open(conn));
-        let map = check_hello(&self.config, theirs).and_then(|map| match is_full {
-            true => {
-                let told = format!("{max} peers have connected already");
+        let (max, draining) = (self.config.limits.accepted_max, self.draining.connections(OpenedBy::Peer));
+        let place = self.connections.place_for(conn, max, draining, |conn| self.transport.is_open(conn));
+        let map = check_hello(&self.config, theirs).and_then(|map| match place {
+            Err(full) => {
+                let told = full.to_string();
                 Err(Unwelcome { reason: RefuseReason::Busy, detail: told.clone(), told })
             }
-            false => Ok(map),
+            Ok(()) => Ok(map),
         });
         let map = match map {
             Ok(map) => map,
@@ -121,10 +121,9 @@ impl Driver {
             return Ok(conn);
         }
         // Only connections that this side opened: accepted ones have a limit of their own.
-        let max = self.config.limits.peers_max;
-        if self.connections.is_full(max, is_open) {
-            return Err(HandoffFailure::PeerLost(format!("{max} peers are connected already")));
-        }
+        let (max, draining) = (self.config.limits.peers_max, self.draining.connections(OpenedBy::ThisSide));
+        let place = self.connections.place(max, draining, is_open);
+        place.map_err(|full| HandoffFailure::PeerLost(full.to_string()))?;
         let conn = self.transport.connect(&peer.address).map_err(HandoffFailure::PeerLost)?;
         self.connections.insert(conn, Connection::dialled(peer, &self.config, now));
         let ours = hello(&self.config, self.transport.region(), peer.party.clone());
@@ -162,7 +161,7 @@ impl Driver {
     /// A connection has closed: every handoff on it fails, and no other.
     pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, draining: bool, now: Instant) {
         let Some(connection) = self.connections.remove(conn) else { return };
-        self.draining.closed(conn, connection.party.clone(), draining);
+        self.draining.closed(conn, &connection, draining);
         if let Some(peer) = &connection.party {
             tracing::info!(%peer, reason, fenced, draining, "transfer peer disconnected");
         }

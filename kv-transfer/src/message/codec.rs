@@ -1,7 +1,7 @@
 //! Encoding and decoding of the control messages.
 
 use super::hello::{read_party, write_party};
-use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
+use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, NackReason, Offer, SumRun};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{CommitPayload, GetRequest, RefuseReason};
 use baton_types::{BlockId, BlockTable, BlockTables, RequestId, TicketId};
@@ -57,9 +57,12 @@ impl Message {
             }
             Self::Commit(commit) => write_commit(&mut w, commit),
             Self::Ack { ticket } => w.u64(ticket.0),
-            Self::Nack { ticket, corrupt, detail } => {
+            Self::Nack { ticket, reason, detail } => {
                 w.u64(ticket.0);
-                w.u8(u8::from(*corrupt));
+                w.u8(match reason {
+                    NackReason::NotAdopted | NackReason::DeviceBusy => 0,
+                    NackReason::Corrupt | NackReason::Device => 1,
+                });
                 write_detail(&mut w, detail);
             }
             Self::Abort { handoff, ticket, detail } => {
@@ -124,7 +127,8 @@ impl Message {
             Self::Checksums { .. } => 7,
             Self::Commit(_) => 8,
             Self::Ack { .. } => 9,
-            Self::Nack { .. } => 10,
+            Self::Nack { reason: NackReason::NotAdopted | NackReason::Corrupt, .. } => 10,
+            Self::Nack { reason: NackReason::DeviceBusy | NackReason::Device, .. } => 22,
             Self::Abort { .. } => 11,
             Self::Aborted { .. } => 12,
             Self::Ask { blocks, .. } if begins_late(blocks) => 21,
@@ -157,7 +161,7 @@ impl Message {
             },
             8 => Self::Commit(Box::new(read_commit(r)?)),
             9 => Self::Ack { ticket: read_ticket(r)? },
-            10 => Self::Nack { ticket: read_ticket(r)?, corrupt: read_bool(r)?, detail: read_detail(r)? },
+            10 => read_nack(r, NackReason::NotAdopted, NackReason::Corrupt)?,
             11 => Self::Abort { handoff: r.u64("handoff")?, ticket: read_ticket(r)?, detail: read_detail(r)? },
             12 => Self::Aborted {
                 handoff: r.u64("handoff")?,
@@ -183,6 +187,7 @@ impl Message {
                 read_grant(r, from, true)?
             }
             21 => Self::Ask { ticket: read_ticket(r)?, blocks: read_blocks(r, true)? },
+            22 => read_nack(r, NackReason::DeviceBusy, NackReason::Device)?,
             _ => return Err(WireError::new("the kind of message", "is unknown")),
         })
     }
@@ -205,6 +210,12 @@ fn read_from(r: &mut Reader<'_>) -> Result<u32, WireError> {
 fn read_grant(r: &mut Reader<'_>, from: u32, with_first: bool) -> Result<Message, WireError> {
     let (handoff, ticket, blocks) = (r.u64("handoff")?, read_ticket(r)?, read_blocks(r, with_first)?);
     Ok(Message::Grant { handoff, ticket, blocks, from })
+}
+
+/// One of two reasons, by a flag.
+fn read_nack(r: &mut Reader<'_>, unset: NackReason, set: NackReason) -> Result<Message, WireError> {
+    let (ticket, flag) = (read_ticket(r)?, read_bool(r)?);
+    Ok(Message::Nack { ticket, reason: if flag { set } else { unset }, detail: read_detail(r)? })
 }
 
 fn write_offer(w: &mut Writer, offer: &Offer) {

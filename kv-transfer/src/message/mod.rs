@@ -20,6 +20,9 @@ pub(crate) const PARTIAL_SINCE: u32 = 2;
 /// Capability bit: takes tables that begin after position 0, and pools whose groups differ in size.
 pub(crate) const TABLES: u64 = 1;
 
+/// Capability bit: reads [`Message::Nack`] with the reasons that concern a device.
+pub(crate) const DEVICE_REASONS: u64 = 2;
+
 /// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 
@@ -96,6 +99,28 @@ pub(crate) struct Commit {
     pub extra: Vec<u8>,
 }
 
+/// Why a sequence is not adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NackReason {
+    /// The sink does not want it.
+    NotAdopted,
+    /// Its bytes differ from those sent.
+    Corrupt,
+    /// The sink's device is busy or failed: nothing is known of the bytes. Only for peers with [`DEVICE_REASONS`].
+    DeviceBusy,
+    Device,
+}
+
+impl NackReason {
+    /// The reason as a peer with these capabilities reads it.
+    pub(crate) const fn known_to(self, capabilities: u64) -> Self {
+        match self {
+            Self::DeviceBusy | Self::Device if capabilities & DEVICE_REASONS == 0 => Self::NotAdopted,
+            reason => reason,
+        }
+    }
+}
+
 /// Most checksums in one message: a quarter of a mebibyte.
 const SUMS_PER_MESSAGE: usize = 32 << 10;
 
@@ -153,7 +178,7 @@ pub(crate) enum Message {
     /// The sequence is not adopted, and never will be.
     Nack {
         ticket: TicketId,
-        corrupt: bool,
+        reason: NackReason,
         detail: String,
     },
     /// Sink: stop writing, flush, and confirm.

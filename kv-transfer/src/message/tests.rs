@@ -77,7 +77,10 @@ fn samples() -> Vec<Message> {
         Message::Held { ticket, algorithm: 1, sums: 8 },
         Message::NotHeld { ticket, detail: "x".into() },
         Message::Unpin { handoff: 4 },
-        Message::Nack { ticket, corrupt: true, detail: String::new() },
+        Message::Nack { ticket, reason: NackReason::NotAdopted, detail: String::new() },
+        Message::Nack { ticket, reason: NackReason::Corrupt, detail: String::new() },
+        Message::Nack { ticket, reason: NackReason::DeviceBusy, detail: "x".into() },
+        Message::Nack { ticket, reason: NackReason::Device, detail: "x".into() },
         Message::Abort { handoff: 4, ticket, detail: "why".into() },
         Message::Aborted { handoff: 4, ticket, flushed: true, detail: "why".into() },
     ]
@@ -111,6 +114,19 @@ fn the_whole_is_said_as_ever_and_a_part_by_kinds_of_its_own() {
     // Each message has exactly one encoding.
     let zero = [[0x42, 0x4b, 1, 18].as_slice(), &[0; 4], &whole[4..]].concat();
     assert_eq!(Message::decode(&zero).unwrap_err().to_string(), "first position is that of the whole");
+}
+
+/// Peers without the capability know only the kind 10, in exactly these bytes.
+#[test]
+fn reasons_that_concern_a_device_are_a_kind_of_their_own() {
+    use NackReason::{Corrupt, Device, DeviceBusy, NotAdopted};
+    let nack = |reason| Message::Nack { ticket: TicketId(9), reason, detail: String::new() }.encode();
+    for (reason, kind, flag) in [(NotAdopted, 10, 0), (Corrupt, 10, 1), (DeviceBusy, 22, 0), (Device, 22, 1)] {
+        let bytes = [[0x42, 0x4b, 1, kind].as_slice(), &9u64.to_le_bytes(), &[flag], &[0; 4]].concat();
+        assert_eq!(nack(reason), bytes, "{reason:?}");
+        assert_eq!(reason.known_to(u64::MAX), reason);
+        assert_eq!(reason.known_to(TABLES), if kind == 10 { reason } else { NotAdopted });
+    }
 }
 
 #[test]

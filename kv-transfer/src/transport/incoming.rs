@@ -1,6 +1,7 @@
 //! Writes of one peer on their way into memory that is not the host's, within fixed bounds, and what waits for those before it.
 
-use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
+use super::pool::{Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
+use crate::device::{OPERATION_MAX, PLACE_MAX};
 use baton_memory::{MemoryError, Pending, Rows};
 use baton_types::TicketId;
 use std::collections::VecDeque;
@@ -17,7 +18,9 @@ const WRITES_MAX: usize = 16 << 10;
 pub(super) enum StoreError {
     #[error("cannot write the pool: {0}")]
     Failed(MemoryError),
-    #[error("the pool's device does not take or answer a write")]
+    #[error("the pool's device is busy: it has no room for a write")]
+    Busy,
+    #[error("the pool's device does not answer a write")]
     Late,
     #[error("the peer asks for flushes and does not wait for the answers")]
     Flushes,
@@ -45,9 +48,9 @@ pub(super) struct Incoming {
     stored: u64,
     /// Those of them for which the device has had no room yet: the last ones.
     waiting: usize,
+    /// When the first of these must have a place. Those behind it wait for it, not for the device.
+    place_by: Option<Instant>,
     free: Vec<Vec<u8>>,
-    /// For [`start`].
-    copy: Vec<u8>,
     /// From then on nothing is stored, counted or answered.
     failed: Option<StoreError>,
 }
@@ -56,7 +59,6 @@ enum Entry {
     Write {
         write: Write,
         len: usize,
-        until: Instant,
     },
     /// So many writes of which nothing is to be stored any more.
     Over(u64),
@@ -64,7 +66,10 @@ enum Entry {
 }
 
 enum Write {
-    Runs(Pending<Vec<u8>>),
+    Runs {
+        write: Pending<Vec<u8>>,
+        until: Instant,
+    },
     /// The device has no room for it.
     Waits {
         offset: usize,
@@ -76,28 +81,29 @@ impl Write {
     /// The result, or `None` if it has not ended.
     fn poll(&mut self, pool: &Pool) -> Option<Result<Vec<u8>, MemoryError>> {
         match self {
-            Self::Runs(write) => write.poll_or_wake(pool.waker()),
+            Self::Runs { write, .. } => write.poll_or_wake(pool.waker()),
             Self::Waits { .. } => None,
         }
     }
+
+    fn is_late(&self, now: Instant) -> bool {
+        matches!(self, Self::Runs { until, .. } if now > *until)
+    }
 }
 
-/// Begins a write. A device that has no room for it drops the bytes, so they are copied first.
-fn start(pool: &Pool, copy: &mut Vec<u8>, offset: usize, bytes: Vec<u8>) -> Write {
-    copy.clear();
-    copy.extend_from_slice(&bytes);
-    let mut write = pool.start_write(Rows::run(offset, bytes.len()), bytes);
-    match write.poll_now() {
-        None => Write::Runs(write),
-        Some(Err(MemoryError::Busy { .. })) => Write::Waits { offset, bytes: std::mem::take(copy) },
-        Some(ended) => Write::Runs(Pending::ended(ended)),
+/// Begins a write, or lets it wait with its bytes.
+fn start(pool: &Pool, offset: usize, bytes: Vec<u8>, now: Instant) -> Write {
+    match pool.start_write(Rows::run(offset, bytes.len()), bytes) {
+        Ok(write) => Write::Runs { write, until: now + OPERATION_MAX },
+        Err(bytes) => Write::Waits { offset, bytes },
     }
 }
 
 impl Incoming {
     pub(super) fn new(pool: Pool) -> Self {
-        let (queue, free, copy) = Default::default();
-        Self { pool, queue, bytes: 0, writes: 0, flushes: 0, stored: 0, waiting: 0, free, copy, failed: None }
+        let (queue, free) = Default::default();
+        let (bytes, writes, flushes, stored, waiting, place_by, failed) = (0, 0, 0, 0, 0, None, None);
+        Self { pool, queue, bytes, writes, flushes, stored, waiting, place_by, free, failed }
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -118,14 +124,17 @@ impl Incoming {
         if self.failed.is_some() {
             return;
         }
-        let len = bytes.len();
+        let (len, now) = (bytes.len(), Instant::now());
         let write = match self.waiting {
-            0 => start(&self.pool, &mut self.copy, offset, bytes),
+            0 => start(&self.pool, offset, bytes, now),
             _ => Write::Waits { offset, bytes },
         };
-        self.waiting += usize::from(matches!(write, Write::Waits { .. }));
+        if matches!(write, Write::Waits { .. }) {
+            self.waiting += 1;
+            self.place_by.get_or_insert(now + PLACE_MAX);
+        }
         (self.bytes, self.writes) = (self.bytes + len, self.writes + 1);
-        self.queue.push_back(Entry::Write { write, len, until: Instant::now() + OPERATION_MAX });
+        self.queue.push_back(Entry::Write { write, len });
     }
 
     /// Counts a write of which nothing is to be stored any more, because it is stored, was refused or has no bytes. It counts after those
@@ -181,7 +190,7 @@ impl Incoming {
     }
 
     /// Begins the writes that wait for room in the device, in order, as far as there is some.
-    fn start_waiting(&mut self) {
+    fn start_waiting(&mut self, now: Instant) {
         for entry in &mut self.queue {
             if self.waiting == 0 {
                 break;
@@ -189,23 +198,28 @@ impl Incoming {
             if let Entry::Write { write, .. } = entry
                 && let Write::Waits { offset, bytes } = write
             {
-                *write = start(&self.pool, &mut self.copy, *offset, std::mem::take(bytes));
+                *write = start(&self.pool, *offset, std::mem::take(bytes), now);
                 if matches!(write, Write::Waits { .. }) {
                     break;
                 }
                 self.waiting -= 1;
+                self.place_by = (self.waiting > 0).then(|| now + PLACE_MAX);
             }
         }
     }
 
-    /// Takes the writes that have ended, and begins those that waited for room in the device, which nothing wakes. Returns what waited for them.
+    /// Takes the writes that have ended, and begins those that waited for room in the device. The transport's own operations and the
+    /// verifier wake its thread when there is some; whoever else uses the device does not. Returns what waited for them.
     /// A failure fails the connection, because bytes of the peer are lost.
     /// After it, every further call fails too.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Vec<Ended>, StoreError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.start_waiting();
+        self.start_waiting(now);
+        if self.place_by.is_some_and(|by| now > by) {
+            return Err(self.fail(StoreError::Busy));
+        }
         let mut all_ended = Vec::new();
         while let Some(entry) = self.queue.front_mut() {
             match entry {
@@ -214,8 +228,8 @@ impl Incoming {
                     self.flushes -= usize::from(matches!(ended, Ended::Flush(_)));
                     all_ended.push(*ended);
                 }
-                Entry::Write { write, len, until } => match write.poll(&self.pool) {
-                    None if now > *until => return Err(self.fail(StoreError::Late)),
+                Entry::Write { write, len } => match write.poll(&self.pool) {
+                    None if write.is_late(now) => return Err(self.fail(StoreError::Late)),
                     None => break,
                     Some(Ok(mut buffer)) => {
                         (self.bytes, self.writes) = (self.bytes - *len, self.writes - 1);
@@ -241,7 +255,7 @@ impl Incoming {
 
     /// Waits for what is on its way, after the connection has ended; what waits for room is dropped. Whether nothing can be stored any more.
     pub(super) fn has_ended(&mut self) -> bool {
-        self.waiting = 0;
+        (self.waiting, self.place_by) = (0, None);
         self.queue.retain_mut(|entry| match entry {
             Entry::Waits(_) | Entry::Over(_) => false,
             Entry::Write { write: Write::Waits { .. }, .. } => false,
@@ -254,10 +268,12 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
     use crate::transport::pool::STAGE_BYTES;
     use crate::transport::pool::tests::{remote, soon};
     use baton_memory::{RemoteConfig, RemotePool};
     use std::task::Waker;
+    use std::time::Duration;
 
     #[test]
     fn a_flush_waits_for_the_writes_before_it() {
@@ -365,7 +381,7 @@ mod tests {
     #[test]
     fn a_write_waits_for_room_in_the_device() {
         let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
-        let pool = Pool::new(memory.clone(), Waker::noop().clone());
+        let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
         let (mut other, mut incoming, now) = (Incoming::new(pool.clone()), Incoming::new(pool), Instant::now());
         memory.hold();
         other.store(0, vec![1; 64]);
@@ -389,8 +405,60 @@ mod tests {
         other.store(0, vec![1; 64]);
         incoming.store(64, vec![2; 64]);
         assert_eq!(incoming.advance(now), Ok(vec![]));
-        assert_eq!(incoming.advance(Instant::now() + 2 * OPERATION_MAX), Err(StoreError::Late));
+        assert_eq!(incoming.advance(Instant::now() + 2 * PLACE_MAX), Err(StoreError::Busy));
         assert!(incoming.has_ended(), "it has not begun");
+    }
+
+    #[test]
+    fn bytes_that_wait_for_room_are_copied_no_more() {
+        let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+        let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
+        let (mut other, mut incoming) = (Incoming::new(pool.clone()), Incoming::new(pool));
+        memory.hold();
+        other.store(0, vec![1; 64]);
+        let bytes = vec![2; STAGE_BYTES];
+        let at = bytes.as_ptr();
+        incoming.store(64, bytes);
+        for _ in 0..3 {
+            assert_eq!(incoming.advance(Instant::now()), Ok(vec![]));
+            let Some(Entry::Write { write: Write::Waits { bytes, .. }, .. }) = incoming.queue.front() else {
+                panic!("it waits")
+            };
+            assert_eq!((bytes.as_ptr(), bytes.len()), (at, STAGE_BYTES));
+        }
+        memory.release();
+        soon(|| incoming.advance(Instant::now()).is_ok() && incoming.stored() == 1);
+        let next = incoming.buffer();
+        assert_eq!(next.as_ptr(), at, "and used for the next ones");
+    }
+
+    /// Each write has its own time for both: a device that is slow, but goes on, breaks no connection.
+    #[test]
+    fn the_wait_for_a_place_takes_nothing_from_the_time_to_run() {
+        let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+        let mut incoming = Incoming::new(Pool::new(Device::new(memory.clone()), Waker::noop().clone()));
+        let step = |incoming: &mut Incoming, now, running| {
+            let ended = incoming.advance(now);
+            assert_eq!((ended, memory.running()), (Ok(vec![]), running));
+        };
+        memory.hold();
+        (0..3).for_each(|at| incoming.store(64 * at, vec![1; 64]));
+        let mut now = Instant::now();
+        for left in [2_u64, 1, 0] {
+            // It waits for a place, or behind one that does, and then it runs, each as long as it may.
+            now += PLACE_MAX - Duration::from_secs(1);
+            step(&mut incoming, now, 1);
+            memory.release();
+            soon(|| memory.running() == 0);
+            memory.hold();
+            soon(|| incoming.advance(now).unwrap().is_empty() && incoming.stored() == 3 - left);
+            assert_eq!((memory.running() as u64, incoming.waiting as u64), (left.min(1), left.saturating_sub(1)));
+        }
+        incoming.store(0, vec![1; 64]);
+        let late = Instant::now() + OPERATION_MAX + Duration::from_secs(1);
+        assert_eq!(incoming.advance(late), Err(StoreError::Late));
+        memory.release();
+        soon(|| incoming.has_ended());
     }
 
     #[test]

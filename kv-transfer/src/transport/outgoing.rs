@@ -1,7 +1,8 @@
 //! Bytes that one connection sends out of memory that is not the host's: read into buffers first, within fixed bounds.
 
-use super::pool::{OPERATION_MAX, Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
-use baton_memory::{MemoryError, Pending, Rows};
+use super::pool::{Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
+use crate::device::{OPERATION_MAX, PLACE_MAX};
+use baton_memory::{Pending, Rows};
 use std::time::Instant;
 
 /// Bytes of the pool that are to be sent: read into a buffer when there is room for it.
@@ -10,14 +11,15 @@ pub(super) struct Staged {
     pub(super) from: usize,
     pub(super) len: usize,
     stage: Stage,
-    /// When its read is late, from the first attempt on.
-    until: Option<Instant>,
+    /// When its read must have a place in the device, from the first attempt on.
+    place_by: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum Stage {
     Waiting,
-    Reading(Pending<Vec<u8>>),
+    /// Until this instant.
+    Reading(Pending<Vec<u8>>, Instant),
     Ready(Vec<u8>),
     /// The device failed. The connection is closed for it.
     Failed,
@@ -25,7 +27,7 @@ enum Stage {
 
 impl Staged {
     pub(super) fn new(from: usize, len: usize) -> Self {
-        Self { from, len, stage: Stage::Waiting, until: None }
+        Self { from, len, stage: Stage::Waiting, place_by: None }
     }
 
     /// The bytes, once they are here.
@@ -39,7 +41,7 @@ impl Staged {
     /// The read that runs, if one does.
     pub(super) fn into_read(self) -> Option<Pending<Vec<u8>>> {
         match self.stage {
-            Stage::Reading(read) => Some(read),
+            Stage::Reading(read, _) => Some(read),
             _ => None,
         }
     }
@@ -69,28 +71,29 @@ impl Outgoing {
             if self.entries > 0 && !fits {
                 return Ok(Progress::NoRoom);
             }
-            let until = *staged.until.get_or_insert(now + OPERATION_MAX);
+            let place_by = *staged.place_by.get_or_insert(now + PLACE_MAX);
             let buffer = self.free.pop().unwrap_or_default();
-            let mut read = pool.start_read(Rows::run(staged.from, staged.len), buffer);
-            staged.stage = match read.poll_now() {
-                // Other connections fill the device.
-                Some(Err(MemoryError::Busy { .. })) if now > until => {
-                    return Err("the pool's device has no room for a read".into());
+            match pool.start_read(Rows::run(staged.from, staged.len), buffer) {
+                Ok(read) => staged.stage = Stage::Reading(read, now + OPERATION_MAX),
+                // Others fill the device.
+                Err(buffer) => {
+                    keep(&mut self.free, buffer);
+                    return match now > place_by {
+                        true => Err("the pool's device is busy: it has no room for a read".into()),
+                        false => Ok(Progress::NoRoom),
+                    };
                 }
-                Some(Err(MemoryError::Busy { .. })) => return Ok(Progress::NoRoom),
-                Some(ended) => Stage::Reading(Pending::ended(ended)),
-                None => Stage::Reading(read),
-            };
+            }
             (self.bytes, self.entries) = (self.bytes + staged.len, self.entries + 1);
         }
-        if let Stage::Reading(read) = &mut staged.stage {
+        if let Stage::Reading(read, until) = &mut staged.stage {
             match read.poll_or_wake(pool.waker()) {
                 Some(Ok(bytes)) => staged.stage = Stage::Ready(bytes),
                 Some(Err(error)) => {
                     staged.stage = Stage::Failed;
                     return Err(format!("cannot read the pool: {error}"));
                 }
-                None if staged.until.is_some_and(|until| now > until) => {
+                None if now > *until => {
                     return Err("the pool's device does not answer a read".into());
                 }
                 None => return Ok(Progress::Runs),
@@ -122,10 +125,12 @@ pub(super) enum Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
     use crate::transport::pool::STAGE_BYTES;
     use crate::transport::pool::tests::{remote, soon};
     use baton_memory::{RemoteConfig, RemotePool};
     use std::task::Waker;
+    use std::time::Duration;
 
     /// So many reads are begun of entries of this length, until there is no room.
     fn reads_at_once(entries: usize, len: usize) -> usize {
@@ -154,15 +159,34 @@ mod tests {
     #[test]
     fn a_read_waits_for_room_in_the_device() {
         let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
-        let pool = Pool::new(memory.clone(), Waker::noop().clone());
+        let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
         let (mut outgoing, mut put, now) = (Outgoing::default(), Staged::new(0, 8), Instant::now());
         memory.hold();
-        let mut other = pool.start_read(Rows::run(0, 8), Vec::new());
-        assert_eq!(outgoing.advance(&pool, &mut put, now), Ok(Progress::NoRoom));
-        assert!(outgoing.advance(&pool, &mut put, now + 2 * OPERATION_MAX).is_err(), "but not forever");
+        let mut other = pool.start_read(Rows::run(0, 8), Vec::new()).unwrap();
+        let buffer = Vec::with_capacity(STAGE_BYTES);
+        let at = buffer.as_ptr();
+        outgoing.free.push(buffer);
+        for _ in 0..3 {
+            assert_eq!(outgoing.advance(&pool, &mut put, now), Ok(Progress::NoRoom));
+            assert_eq!(outgoing.free.iter().map(|free| free.as_ptr()).collect::<Vec<_>>(), [at], "its buffer is kept");
+        }
+        assert!(outgoing.advance(&pool, &mut put, now + 2 * PLACE_MAX).is_err(), "but not forever");
         memory.release();
         soon(|| other.poll_now().is_some());
         soon(|| outgoing.advance(&pool, &mut put, now) == Ok(Progress::Ready));
+        assert_eq!(put.bytes().unwrap().as_ptr(), at);
+    }
+
+    #[test]
+    fn the_wait_for_a_place_takes_nothing_from_the_time_to_read() {
+        let (memory, pool) = remote();
+        let (mut outgoing, mut put, now) = (Outgoing::default(), Staged::new(0, 8), Instant::now());
+        memory.hold();
+        put.place_by = Some(now + Duration::from_secs(1));
+        assert_eq!(outgoing.advance(&pool, &mut put, now), Ok(Progress::Runs));
+        assert_eq!(outgoing.advance(&pool, &mut put, now + OPERATION_MAX), Ok(Progress::Runs));
+        assert!(outgoing.advance(&pool, &mut put, now + OPERATION_MAX + Duration::from_secs(1)).is_err());
+        memory.release();
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! The pool's memory as transports see it. Bytes of host memory are copied directly. Bytes of any other memory pass through buffers that
 //! asynchronous reads fill ([`super::outgoing`]) and asynchronous writes empty ([`super::incoming`]), within fixed bounds.
 
+use crate::device::{Device, User};
 use baton_memory::host::Part;
-use baton_memory::{HostPool, Pending, PoolMemory, Rows};
+use baton_memory::{HostPool, NoRoom, Pending, Rows};
 use std::io::{IoSlice, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 
 /// Bytes of one read or write of memory that is not the host's. Writes of peers go out in frames or messages of this size.
 pub(super) const STAGE_BYTES: usize = 128 << 10;
@@ -16,13 +16,11 @@ pub(super) const STAGE_BYTES: usize = 128 << 10;
 pub(super) const STAGED_BYTES_MAX: usize = 1 << 20;
 /// Reads or writes of one connection, in each direction. It bounds those of few bytes each, and keeps a device busy all the same.
 pub(super) const STAGED_OPERATIONS_MAX: usize = 256;
-/// Longest life of one read or write: a device that takes longer has failed.
-pub(super) const OPERATION_MAX: Duration = Duration::from_secs(30);
 
 /// The memory, and the waker of the thread that runs the transport.
 #[derive(Clone)]
 pub(crate) struct Pool {
-    memory: Arc<dyn PoolMemory>,
+    device: Arc<Device>,
     host: Option<Arc<HostPool>>,
     waker: Waker,
     /// A guard that a test leaves out: writes count as stored once they have begun.
@@ -30,9 +28,9 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(memory: Arc<dyn PoolMemory>, waker: Waker) -> Self {
-        let host = HostPool::of(&memory);
-        Self { memory, host, waker, counts_unstored: false }
+    pub(super) fn new(device: Arc<Device>, waker: Waker) -> Self {
+        let host = HostPool::of(&device.memory);
+        Self { device, host, waker, counts_unstored: false }
     }
 
     /// The memory, if it is the host's.
@@ -41,7 +39,7 @@ impl Pool {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.memory.bytes()
+        self.device.memory.bytes()
     }
 
     /// Whether `range` lies within the pool.
@@ -54,14 +52,18 @@ impl Pool {
         &self.waker
     }
 
-    /// Begins to read rows into a buffer.
-    pub(super) fn start_read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
-        self.memory.read(from, into)
+    /// Begins to read rows into a buffer. Gives it back if there is no place in the device now.
+    pub(super) fn start_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, Vec<u8>> {
+        self.start(into, |into| self.device.memory.try_read(from, into))
     }
 
-    /// Begins to write rows.
-    pub(super) fn start_write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
-        self.memory.write(to, data)
+    /// Begins to write rows. Gives the buffer back if there is no place in the device now.
+    pub(super) fn start_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, Vec<u8>> {
+        self.start(data, |data| self.device.memory.try_write(to, data))
+    }
+
+    fn start<B, T>(&self, buffer: B, start: impl FnOnce(B) -> Result<Pending<T>, NoRoom<B>>) -> Result<Pending<T>, B> {
+        self.device.turns.begin(User::Transport, Some(&self.waker), buffer, start)
     }
 
     /// Sends parts, in order, to a stream socket that does not block. Only host memory has parts of its own.
@@ -95,16 +97,16 @@ pub(super) fn keep(free: &mut Vec<Vec<u8>>, buffer: Vec<u8>) {
 pub(super) mod tests {
     use super::*;
     use baton_memory::{RemoteConfig, RemotePool};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     /// A pool of host memory, for transports without a thread.
     pub(in crate::transport) fn host(memory: &Arc<HostPool>) -> Pool {
-        Pool::new(memory.clone(), Waker::noop().clone())
+        Pool::new(Device::new(memory.clone()), Waker::noop().clone())
     }
 
     pub(in crate::transport) fn remote() -> (Arc<RemotePool>, Pool) {
         let memory = RemotePool::new(1 << 20, RemoteConfig::default()).unwrap();
-        (memory.clone(), Pool::new(memory, Waker::noop().clone()))
+        (memory.clone(), Pool::new(Device::new(memory), Waker::noop().clone()))
     }
 
     pub(in crate::transport) fn soon(mut done: impl FnMut() -> bool) {

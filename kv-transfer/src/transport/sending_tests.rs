@@ -1,7 +1,8 @@
 //! Sources whose pools are not host memory: what is read ahead of a peer that takes nothing, and what passes a slow read.
 
 use super::*;
-use crate::transport::pool::{OPERATION_MAX, STAGED_BYTES_MAX};
+use crate::device::OPERATION_MAX;
+use crate::transport::pool::STAGED_BYTES_MAX;
 use std::sync::atomic::Ordering;
 
 /// Bytes of writes that no longer need their buffers.

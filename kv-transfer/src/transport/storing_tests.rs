@@ -1,10 +1,11 @@
 //! Pools that are not host memory: what counts as stored, and what a slow device, a device that fails and a peer without manners do to it.
 
 use super::*;
-use baton_memory::{MemoryError, Pending, RemoteConfig, RemotePool, Rows};
+use baton_memory::{MemoryError, NoRoom, Pending, RemoteConfig, RemotePool, Rows};
 use baton_types::MemoryKind;
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 #[path = "sending_tests.rs"]
 mod sending;
@@ -105,21 +106,21 @@ impl PoolMemory for Observed {
     fn bytes(&self) -> usize {
         self.memory.bytes()
     }
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
+    fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
         self.bytes_read.fetch_add(from.len(), Ordering::SeqCst);
-        self.memory.read(from, into)
+        self.memory.try_read(from, into)
     }
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
+    fn try_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
         match self.fails_at == Some(to.start) {
-            true => Pending::ended(Err(MemoryError::Failed("the test".into()))),
-            false => self.memory.write(to, data),
+            true => Ok(Pending::ended(Err(MemoryError::Failed("the test".into())))),
+            false => self.memory.try_write(to, data),
         }
     }
     fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
         self.memory.copy(from, to)
     }
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
-        self.memory.checksum(rows)
+    fn try_checksum(&self, rows: Vec<Rows>) -> Result<Pending<Vec<u64>>, NoRoom<Vec<Rows>>> {
+        self.memory.try_checksum(rows)
     }
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
@@ -377,19 +378,96 @@ fn a_device_that_is_full_makes_reads_wait() {
     }
 }
 
+/// A peer on a thread of its own. After each number that it is sent, it waits a while and writes so many times without a window.
+struct Elsewhere {
+    writes: mpsc::Sender<usize>,
+    _peer: std::thread::JoinHandle<()>,
+}
+
+impl Elsewhere {
+    fn connect(way: &Way, to: &mut Side) -> Self {
+        let (writes, asked) = mpsc::channel();
+        let (way, address, region) = (way.clone(), to.transport.address(), to.transport.region());
+        let peer = std::thread::spawn(move || {
+            let mut side = Side::start(&way);
+            let conn = side.transport.connect(&address).unwrap();
+            side.transport.send(conn, vec![1]);
+            let mut is_greeted = false;
+            loop {
+                side.transport.progress(Instant::now(), &mut side.events);
+                if !is_greeted && side.events.iter().any(|event| message(event).is_some()) {
+                    side.transport.greeted(conn, &region, MESSAGE_BYTES_MAX).unwrap();
+                    is_greeted = true;
+                }
+                match asked.try_recv() {
+                    Ok(writes) => {
+                        std::thread::sleep(Duration::from_millis(100));
+                        let run = CopyRun { from: 0, to: 0, len: 64 };
+                        (0..writes).for_each(|_| side.transport.put(conn, TicketId(6), run));
+                    }
+                    Err(mpsc::TryRecvError::Empty) => std::thread::yield_now(),
+                    Err(mpsc::TryRecvError::Disconnected) => return,
+                }
+            }
+        });
+        let by = Instant::now() + PATIENCE;
+        let conn = loop {
+            assert!(Instant::now() < by, "never said anything");
+            advance(to);
+            if let Some(conn) =
+                to.events.iter().find_map(|e| if let Event::Message(conn, _) = e { Some(*conn) } else { None })
+            {
+                break conn;
+            }
+        };
+        to.transport.send(conn, vec![2]);
+        to.transport
+            .greeted(conn, &RemoteRegion { bytes: BYTES as u64, ..RemoteRegion::default() }, MESSAGE_BYTES_MAX)
+            .unwrap();
+        to.events.clear();
+        Self { writes, _peer: peer }
+    }
+}
+
+/// The lanes of a connection without room end no sleep; those of others do, and so does the device.
 #[test]
-fn ucx_sleeps_while_a_connection_has_no_room() {
+fn ucx_sleeps_until_something_happens_while_a_connection_has_no_room() {
     for way in [ucx(), ucx_shared_memory(), ucx_tls()] {
         let mut slow = Slow::sink(&way, 64 << 10);
+        slow.b.events.clear();
+        let other = Elsewhere::connect(&way, &mut slow.b);
         (0..30_000).for_each(|at| slow.put(TICKET, at, 1));
-        slow.pass(200);
-        let (mut turns, until) = (0, Instant::now() + Duration::from_millis(200));
-        while Instant::now() < until {
-            slow.b.transport.progress(Instant::now(), &mut slow.b.events);
-            slow.b.transport.sleep(Duration::from_millis(5));
+        slow.pass(300);
+        let (mut turns, by) = (0, Instant::now() + Duration::from_millis(300));
+        while Instant::now() < by {
+            advance(&mut slow.b);
+            slow.b.transport.sleep(Duration::from_millis(100));
             turns += 1;
         }
-        assert!(turns <= 250, "{turns} turns in 200 ms: {:?}", way.choice);
-        assert!(!slow.is_closed());
+        assert!(turns <= 30, "{turns} turns in 300 ms: {:?}", way.choice);
+        assert!(!slow.is_closed() && slow.memory.running() > 0);
+        let soon = Instant::now() + PATIENCE / 2;
+        let running = slow.memory.running();
+        other.writes.send(1).unwrap();
+        while slow.refused() == 0 {
+            slow.b.transport.sleep(PATIENCE);
+            advance(&mut slow.b);
+            assert!(Instant::now() < soon, "deaf to others: {:?}", way.choice);
+        }
+        assert_eq!(slow.memory.running(), running, "it still has no room");
+        let memory = slow.memory.clone();
+        let device = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            memory.release();
+        });
+        while !slow.b.transport.progress(Instant::now(), &mut slow.b.events) {
+            slow.b.transport.sleep(PATIENCE);
+            assert!(Instant::now() < soon, "deaf to the device: {:?}", way.choice);
+        }
+        device.join().unwrap();
+        drop(other);
+        slow.a.transport.flush(slow.from, 7);
+        assert_eq!(until(&mut slow.a, &mut slow.b, "flushed", flushed), 7);
+        assert!(slow.b.read(0, 30_000) == [9; 30_000]);
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
-use baton_memory::HostPool;
+use baton_memory::{HostPool, PoolMemory};
 use baton_types::{Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
@@ -64,7 +64,7 @@ impl Side {
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
         (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
-        let (transport, _) = start(&config, memory).unwrap();
+        let (transport, _) = start(&config, Device::new(memory)).unwrap();
         Self { transport, region, events: Vec::new() }
     }
 

@@ -5,6 +5,8 @@ pub(crate) mod work;
 
 pub(crate) use thread::VerifierThread;
 
+use crate::checksum::Summer;
+use crate::device::Turns;
 use crate::inbox::Inbox;
 use crate::role::{HandoffKey, Input};
 use baton_memory::PoolMemory;
@@ -30,13 +32,20 @@ pub struct Job {
 }
 
 impl Job {
-    /// Runs the job over this pool and reports to the driver, which processes the result in its next turn. Does nothing for a handoff that is
-    /// over: a peer that begins and ends handoffs leaves no work behind.
+    /// Runs the job over this pool, which nobody else uses at the same time, and reports to the driver, which processes the result in its
+    /// next turn. Does nothing for a handoff that is over: a peer that begins and ends handoffs leaves no work behind.
     pub fn run(self, memory: &dyn PoolMemory, map: &KvPoolMap) {
-        if self.life.strong_count() == 0 {
+        self.run_in_turn(memory, &Turns::default(), map);
+    }
+
+    /// The same where others use the memory too.
+    pub(crate) fn run_in_turn(self, memory: &dyn PoolMemory, turns: &Turns, map: &KvPoolMap) {
+        let life = self.life;
+        let is_over = || life.strong_count() == 0;
+        if is_over() {
             return;
         }
-        self.inbox.input(self.key, Input::Verified(self.work.run(memory, map)));
+        self.inbox.input(self.key, Input::Verified(self.work.run(&Summer::new(memory, turns, &is_over), map)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The verifier of a service: one thread.
 
 use super::{Job, Verifier};
-use baton_memory::PoolMemory;
+use crate::device::Device;
 use baton_types::KvPoolMap;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ pub(crate) struct VerifierThread {
 }
 
 impl VerifierThread {
-    pub(crate) fn start(memory: Arc<dyn PoolMemory>, map: KvPoolMap) -> std::io::Result<Self> {
+    pub(crate) fn start(device: Arc<Device>, map: KvPoolMap) -> std::io::Result<Self> {
         let (jobs, receiver) = unbounded::<Job>();
         let (ends, ended) = bounded(0);
         let given_up = Arc::<AtomicBool>::default();
@@ -37,7 +37,7 @@ impl VerifierThread {
                 }
                 let inbox = job.inbox.clone();
                 // The panic hook has reported the panic; the progress thread fails what waits for a sum.
-                if catch_unwind(AssertUnwindSafe(|| job.run(&*memory, &map))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| job.run_in_turn(&*device.memory, &device.turns, &map))).is_err() {
                     return inbox.fail();
                 }
             }
@@ -85,7 +85,7 @@ mod tests {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let memory = RemotePool::new(map.bytes(), RemoteConfig::default()).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(memory.clone(), map.clone()).unwrap();
+        let mut verifier = VerifierThread::start(Device::new(memory.clone()), map.clone()).unwrap();
         let heads =
             crate::heads::Cut::new(map.layout(), crate::HeadShard::WHOLE, crate::HeadShard::WHOLE).unwrap().source;
         let blocks = Arc::new(BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0)]])));
@@ -112,7 +112,7 @@ mod tests {
     fn a_job_of_a_handoff_that_is_over_does_nothing() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
+        let mut verifier = VerifierThread::start(Device::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
         // Would panic, as below.
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let work = Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs };
@@ -126,7 +126,7 @@ mod tests {
     fn a_panic_is_told() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(HostPool::new(map.bytes()).unwrap(), map).unwrap();
+        let mut verifier = VerifierThread::start(Device::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let no_blocks = Arc::new(BlockTables::default());
         let mut submit = |alive: &Arc<()>| {

@@ -1,9 +1,8 @@
 //! The jobs of a verifier: sums and comparisons.
 
-use crate::checksum::{GRANULE, layer_sums};
+use crate::checksum::{GRANULE, SumError, Summer};
 use crate::heads::Heads;
 use crate::message::SumRun;
-use baton_memory::PoolMemory;
 use baton_types::{BlockTables, KvPoolMap, seeded};
 use std::any::Any;
 use std::ops::Range;
@@ -18,8 +17,8 @@ pub(crate) enum Verified {
     },
     /// How many checksums matched, or where one did not.
     Checked(Result<u64, String>),
-    /// The memory's device cannot compute the sums.
-    Failed(String),
+    /// The memory's device did not compute the sums, so nothing was compared.
+    Failed(SumError),
 }
 
 pub(crate) enum Work {
@@ -39,35 +38,52 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    pub(super) fn run(self, memory: &dyn PoolMemory, map: &KvPoolMap) -> Verified {
+    pub(super) fn run(self, summer: &Summer<'_>, map: &KvPoolMap) -> Verified {
         match self {
             Self::Sum { epoch, group, layer, tokens, blocks, heads, hold } => {
                 let first_granule = tokens.start / GRANULE;
-                let sums = layer_sums(memory, map, &blocks.0[group], &heads, group, layer, tokens);
+                let sums = summer.layer(map, &blocks.0[group], &heads, group, layer, tokens);
                 drop(hold);
                 let run = |sums| SumRun { group: group as u8, layer: layer as u16, first_granule, sums };
                 match sums {
                     Ok(sums) => Verified::Summed { epoch, run: run(sums) },
-                    Err(error) => Verified::Failed(error.to_string()),
+                    Err(error) => Verified::Failed(error),
                 }
             }
             Self::Check { tokens, blocks, heads, runs } => {
-                let check = |sums, run| Ok(sums + check(memory, map, tokens, &blocks, &heads, run)?);
-                Verified::Checked(runs.iter().try_fold(0, check))
+                let check = |sums, run| Ok(sums + check(summer, map, tokens, &blocks, &heads, run)?);
+                match runs.iter().try_fold(0, check) {
+                    Ok(sums) => Verified::Checked(Ok(sums)),
+                    Err(Fault::Differs(detail)) => Verified::Checked(Err(detail)),
+                    Err(Fault::NotSummed(error)) => Verified::Failed(error),
+                }
             }
         }
     }
 }
 
+/// Why a run does not match.
+enum Fault {
+    /// Where a sum differs, or what is wrong with the run.
+    Differs(String),
+    NotSummed(SumError),
+}
+
+impl From<&str> for Fault {
+    fn from(detail: &str) -> Self {
+        Self::Differs(detail.into())
+    }
+}
+
 /// Number of sums of the run that match, or the position of the first that does not.
 fn check(
-    memory: &dyn PoolMemory,
+    summer: &Summer<'_>,
     map: &KvPoolMap,
     tokens: u32,
     blocks: &BlockTables,
     heads: &Heads,
     run: &SumRun,
-) -> Result<u64, String> {
+) -> Result<u64, Fault> {
     let (group, layer) = (usize::from(run.group), usize::from(run.layer));
     let shape = map.layout().groups().get(group).filter(|g| layer < g.layers.len());
     let planes = shape.map(|g| g.planes.len()).ok_or("checksums of a layer that does not exist")?;
@@ -76,8 +92,7 @@ fn check(
     let start = start.filter(|_| granules > 0 && run.sums.len().is_multiple_of(planes));
     let start = start.ok_or("checksums of positions that were not reserved")?;
     let end = (u64::from(start) + granules as u64 * u64::from(GRANULE)).min(u64::from(tokens)) as u32;
-    let found =
-        layer_sums(memory, map, &blocks.0[group], heads, group, layer, start..end).map_err(|e| e.to_string())?;
+    let found = summer.layer(map, &blocks.0[group], heads, group, layer, start..end).map_err(Fault::NotSummed)?;
     if found.len() != run.sums.len() {
         return Err("checksums of positions that were not reserved".into());
     }
@@ -87,7 +102,8 @@ fn check(
         Some(at) => {
             let name = map.layout().groups()[group].planes[at % planes].name();
             let token = start + (at / planes) as u32 * GRANULE;
-            Err(format!("group {group}, layer {layer} of it, plane {name}, tokens from {token}: checksum differs"))
+            let at = format!("group {group}, layer {layer} of it, plane {name}, tokens from {token}");
+            Err(Fault::Differs(format!("{at}: checksum differs")))
         }
     }
 }

@@ -11,7 +11,7 @@ mod io;
 mod mapping;
 mod wide;
 
-use crate::{MemoryError, Pending, PoolError, PoolMemory, Rows, checksum};
+use crate::{MemoryError, NoRoom, Pending, PoolError, PoolMemory, Rows, checksum};
 use baton_types::MemoryKind;
 pub use io::{PARTS_MAX, Part};
 use mapping::Mapping;
@@ -198,20 +198,20 @@ impl PoolMemory for HostPool {
         self.bytes
     }
 
-    fn read(&self, from: Rows, into: Vec<u8>) -> Pending<Vec<u8>> {
-        Pending::ended(self.read_now(&from, into))
+    fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
+        Ok(Pending::ended(self.read_now(&from, into)))
     }
 
-    fn write(&self, to: Rows, data: Vec<u8>) -> Pending<Vec<u8>> {
-        Pending::ended(self.write_now(&to, data))
+    fn try_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
+        Ok(Pending::ended(self.write_now(&to, data)))
     }
 
     fn copy(&self, from: Rows, to: Rows) -> Pending<()> {
         Pending::ended(self.copy_now(&from, &to))
     }
 
-    fn checksum(&self, rows: Vec<Rows>) -> Pending<Vec<u64>> {
-        Pending::ended(self.checksum_now(&rows))
+    fn try_checksum(&self, rows: Vec<Rows>) -> Result<Pending<Vec<u64>>, NoRoom<Vec<Rows>>> {
+        Ok(Pending::ended(self.checksum_now(&rows)))
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

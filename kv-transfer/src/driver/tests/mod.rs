@@ -3,6 +3,7 @@
 use super::quarantine_bound::QuarantineLoad;
 use super::*;
 use crate::calls::Inline;
+use crate::device::Device;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
 use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
@@ -20,6 +21,7 @@ use noting::Noting;
 use std::any::Any;
 use tokio::sync::oneshot;
 
+mod busy;
 mod draining;
 mod ending;
 mod fencing;
@@ -126,7 +128,7 @@ impl Driver {
 
     fn noting_with(config: TransferConfig, region: Arc<HostPool>) -> (Self, Notes, Arc<Mutex<usize>>) {
         let (notes, limit) = (Notes::default(), Arc::default());
-        let verifier = VerifierThread::start(region, config.map.clone()).unwrap();
+        let verifier = VerifierThread::start(Device::new(region), config.map.clone()).unwrap();
         let ports = Ports {
             transport: Box::new(Noting {
                 notes: notes.clone(),
@@ -398,7 +400,7 @@ fn peers_that_connect_take_no_place_of_those_that_are_connected_to() {
         |name| driver.connection_to(&Peer { party: party(name), address: address.clone(), shard: 0 }, now);
     assert_eq!(connect("other"), Ok(CONN));
     assert_eq!(connect("other"), Ok(CONN), "that connection leads there");
-    assert!(connect("another").unwrap_err().to_string().contains("1 peers"));
+    assert!(connect("another").unwrap_err().to_string().contains("1 are open, of 1; 0 have ended"));
 }
 
 #[test]

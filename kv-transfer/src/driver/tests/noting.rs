@@ -13,6 +13,7 @@ pub(super) struct Noting {
     pub(super) closing: Vec<Event>,
     /// So many connections have ended, the first ones.
     pub(super) ended: Arc<Mutex<u64>>,
+    pub(super) sent: Arc<Mutex<Vec<Message>>>,
 }
 
 impl Transport for Noting {
@@ -38,7 +39,9 @@ impl Transport for Noting {
         *self.message_bytes_max.lock() = message_bytes_max;
         Ok(())
     }
-    fn send(&mut self, _: ConnId, _: Vec<u8>) {}
+    fn send(&mut self, _: ConnId, message: Vec<u8>) {
+        self.sent.lock().push(Message::decode(&message).unwrap());
+    }
     fn put(&mut self, _: ConnId, _: TicketId, _: CopyRun) {
         self.notes.lock().push("put");
     }

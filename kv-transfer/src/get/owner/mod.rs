@@ -127,7 +127,7 @@ impl Owner {
                 OwnerInput::Written
             }
             Input::Verified(Verified::Summed { run, .. }) => OwnerInput::Summed(run),
-            Input::Verified(Verified::Failed(detail)) => OwnerInput::Revoked(detail),
+            Input::Verified(Verified::Failed(error)) => OwnerInput::Revoked(HandoffFailure::from(error).to_string()),
             Input::Lost { .. } => OwnerInput::ConnectionLost,
             Input::Tick => {
                 if pretends(link) && now >= self.deadline {

@@ -132,7 +132,11 @@ impl Reader {
                 ReaderInput::Abort(HandoffFailure::Refused { reason: RefuseReason::Quarantine, detail })
             }
             Input::Verified(Verified::Checked(Ok(sums))) => ReaderInput::Verified { sums },
-            Input::Verified(Verified::Checked(Err(detail)) | Verified::Failed(detail)) => ReaderInput::Corrupt(detail),
+            Input::Verified(Verified::Checked(Err(detail))) => ReaderInput::Unverified(HandoffFailure::Corrupt(detail)),
+            Input::Verified(Verified::Failed(error)) => {
+                error.log(&self.request_id);
+                ReaderInput::Unverified(error.into())
+            }
             Input::Got { bytes } => {
                 self.in_flight -= bytes;
                 return self.post(link, now, effects);

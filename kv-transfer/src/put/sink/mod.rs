@@ -4,7 +4,7 @@ pub(crate) mod machine;
 
 use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks, ReserveOffer, SinkTimings, VerifiedHandoff};
 use crate::hazards::hazard;
-use crate::message::{Commit, Message, Offer};
+use crate::message::{Commit, Message, NackReason, Offer};
 use crate::plan::{blocks_filled, check_blocks, check_from, first_moved};
 use crate::role::{Counted, Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
@@ -133,8 +133,12 @@ impl Sink {
                 self.feed(SinkInput::Delivered(answer), link, now, effects);
             }
             Input::Verified(Verified::Checked(Ok(sums))) => self.feed(SinkInput::Verified { sums }, link, now, effects),
-            Input::Verified(Verified::Checked(Err(detail)) | Verified::Failed(detail)) => {
-                self.feed(SinkInput::Corrupt(detail), link, now, effects);
+            Input::Verified(Verified::Checked(Err(detail))) => {
+                self.feed(SinkInput::Unverified(HandoffFailure::Corrupt(detail)), link, now, effects);
+            }
+            Input::Verified(Verified::Failed(error)) => {
+                error.log(&self.offer.request_id);
+                self.feed(SinkInput::Unverified(error.into()), link, now, effects);
             }
             Input::Heard(Message::Checksums { runs, .. }) => self.feed(SinkInput::Checksums(runs), link, now, effects),
             Input::Heard(Message::Commit(commit)) => {
@@ -229,8 +233,14 @@ impl Sink {
                 SinkAction::Deliver(commit) => self.deliver(*commit, now, effects),
                 SinkAction::SendAck => effects.push(Effect::Send(Message::Ack { ticket })),
                 SinkAction::SendNack(failure) => {
-                    let corrupt = matches!(failure, HandoffFailure::Corrupt(_));
-                    effects.push(Effect::Send(Message::Nack { ticket, corrupt, detail: failure.to_string() }));
+                    let (reason, detail) = match failure {
+                        HandoffFailure::Corrupt(_) => (NackReason::Corrupt, failure.to_string()),
+                        HandoffFailure::DeviceBusy(detail) => (NackReason::DeviceBusy, format!("the sink's: {detail}")),
+                        HandoffFailure::Device(detail) => (NackReason::Device, format!("the sink's: {detail}")),
+                        failure => (NackReason::NotAdopted, failure.to_string()),
+                    };
+                    let reason = reason.known_to(link.terms.map_or(0, |terms| terms.capabilities));
+                    effects.push(Effect::Send(Message::Nack { ticket, reason, detail }));
                 }
                 SinkAction::SendAbort(detail) => {
                     effects.push(Effect::Send(Message::Abort { handoff, ticket, detail }));

@@ -3,7 +3,7 @@
 pub(crate) mod machine;
 
 use crate::hazards::hazard;
-use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
+use crate::message::{Commit, Direction, Message, NackReason, Offer, checksum_messages};
 use crate::plan::{LayerCopy, Move, check_blocks, check_from, first_moved};
 use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
 use crate::put::timings::Timings;
@@ -140,9 +140,9 @@ impl Source {
             Input::Verified(Verified::Summed { epoch, run }) => {
                 self.feed(SourceInput::Summed { epoch, run }, link, now, effects);
             }
-            Input::Verified(Verified::Failed(detail)) => {
-                tracing::error!(request_id = %self.request_id, detail, "the device cannot sum what is being put");
-                self.feed(SourceInput::DeviceFailed, link, now, effects);
+            Input::Verified(Verified::Failed(error)) => {
+                error.log(&self.request_id);
+                self.feed(SourceInput::Abort(error.into()), link, now, effects);
             }
             Input::Heard(message) => self.on_message(message, link, now, effects),
             Input::Rejected(failure) => self.feed(SourceInput::Refused(failure), link, now, effects),
@@ -245,8 +245,12 @@ impl Source {
             Message::Refuse { reason, detail, .. } => SourceInput::Refused(HandoffFailure::Refused { reason, detail }),
             Message::Abort { detail, .. } => SourceInput::AbortedBySink(detail),
             Message::Ack { .. } => SourceInput::Acked,
-            Message::Nack { corrupt: true, detail, .. } => SourceInput::Nacked(HandoffFailure::Corrupt(detail)),
-            Message::Nack { detail, .. } => SourceInput::Nacked(HandoffFailure::NotAdopted(detail)),
+            Message::Nack { reason, detail, .. } => SourceInput::Nacked(match reason {
+                NackReason::NotAdopted => HandoffFailure::NotAdopted(detail),
+                NackReason::Corrupt => HandoffFailure::Corrupt(detail),
+                NackReason::DeviceBusy => HandoffFailure::DeviceBusy(detail),
+                NackReason::Device => HandoffFailure::Device(detail),
+            }),
             _ => return,
         };
         self.feed(input, link, now, effects);

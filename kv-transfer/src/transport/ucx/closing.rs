@@ -75,7 +75,7 @@ impl Ucx {
                 self.unfenced.push(connection);
                 true
             }
-            Some(Lanes { endpoint, mut writing, worker }) => {
+            Some(Lanes { endpoint, mut writing, worker, events: _ }) => {
                 let operations = draining.then(|| writing.take_operations());
                 drop((endpoint, writing));
                 // The last reference: this destroys the worker.

@@ -1,11 +1,14 @@
 //! How connections begin: a control channel, a worker on each side, and lanes between the two.
 
 use super::connection::{Connection, Lanes};
+use super::lane_events::LaneEvents;
 use super::writing::{NONCE_BYTES, Nonce, WriteWindows, Writing};
 use super::{Purpose, Ucx};
 use crate::transport::ConnId;
 use crate::ucx::{Endpoint, Worker};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
 
 impl Ucx {
     /// Connects to a peer's control channel.
@@ -22,11 +25,19 @@ impl Ucx {
     fn new_lanes(&self) -> Result<(Lanes, Vec<u8>), String> {
         let nonce: Nonce = rand::random();
         let door = WriteWindows::new(self.pool.clone(), nonce);
-        let worker = Worker::new(&self.context, self.events.clone(), Some(door.clone()));
+        let events = match self.pool.host() {
+            Some(_) => None,
+            None => Some(LaneEvents::new(&self.events).map_err(|e| format!("no events for a connection: {e}"))?),
+        };
+        let reports_to: Rc<dyn AsRawFd> = match &events {
+            Some(events) => events.own(),
+            None => self.events.clone(),
+        };
+        let worker = Worker::new(&self.context, reports_to, Some(door.clone()));
         let worker = worker.map_err(|e| format!("no worker for a connection: {e}"))?;
         let address = worker.address().map_err(|e| e.to_string())?;
         let attach = [&nonce[..], &address].concat();
-        Ok((Lanes { endpoint: None, writing: Writing::new(door), worker }, attach))
+        Ok((Lanes { endpoint: None, writing: Writing::new(door), worker, events }, attach))
     }
 
     /// The peer sent the address of the worker that it keeps for this connection.

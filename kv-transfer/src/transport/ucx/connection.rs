@@ -1,7 +1,9 @@
 //! One connection: its lanes, and the state of its shutdown.
 
+use super::lane_events::LaneEvents;
 use super::writing::Writing;
 use crate::ucx::{Endpoint, Worker};
+use std::io::Error;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -13,6 +15,8 @@ pub(super) struct Lanes {
     pub(super) writing: Writing,
     /// Everything that the peer writes on this connection comes through this worker, and nothing else does.
     pub(super) worker: Rc<Worker>,
+    /// Where the worker reports, if there may be no room for what it brings.
+    pub(super) events: Option<LaneEvents>,
 }
 
 pub(super) struct Connection {
@@ -66,6 +70,12 @@ impl Connection {
     /// Whether there is room for more writes of the peer. A connection that ends stores none.
     pub(super) fn has_room(&self) -> bool {
         self.forced || self.writing().is_none_or(|writing| writing.door.has_room())
+    }
+
+    /// Lets the lanes end sleeps of the transport while there is room for what they bring.
+    pub(super) fn listen(&self) -> Result<(), Error> {
+        let events = self.lanes.as_ref().and_then(|lanes| lanes.events.as_ref());
+        events.map_or(Ok(()), |events| events.listen(self.has_room()))
     }
 
     /// Whether the pool's device still works for it; for a connection that ends.

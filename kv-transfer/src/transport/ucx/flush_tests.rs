@@ -1,6 +1,7 @@
 //! A flush waits for exactly as many writes as were posted.
 
 use super::{Connection, Ucx};
+use crate::device::Device;
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::plan::CopyRun;
 use crate::transport::tcp::Listen;
@@ -35,7 +36,7 @@ impl Side {
         let config = TransferConfig::new(party, compatibility, map, choice);
         let listen = Listen { bind: LOOPBACK, port: 0, has_lanes: true };
         let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes: UcxWrites::ByLanes };
-        let (ucx, _) = Ucx::start(start, &config, HostPool::new(4096).unwrap()).unwrap();
+        let (ucx, _) = Ucx::start(start, &config, Device::new(HostPool::new(4096).unwrap())).unwrap();
         Self { ucx, events: Vec::new() }
     }
 

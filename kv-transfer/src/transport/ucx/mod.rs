@@ -12,6 +12,7 @@
 mod closing;
 mod connect;
 mod connection;
+mod lane_events;
 mod lanes;
 mod sleeper;
 mod starting;
@@ -34,15 +35,12 @@ use crate::{TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Rounds of UCX progress before our own state is checked.
 const TURNS: usize = 16;
-/// Sleeps while a connection has no room, which nothing ends: short at first, because a device soon makes room, then longer and longer.
-const PAUSE_MIN: Duration = Duration::from_micros(50);
-const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// The purpose of an operation in flight.
 enum Purpose {
@@ -68,9 +66,7 @@ pub(crate) struct Ucx {
     operations: HashMap<Operation, (ConnId, Purpose)>,
     /// To be reported in the next turn.
     due: Vec<Event>,
-    /// The next sleep while a connection has no room.
-    pause: Duration,
-    // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
+    // Dropped in this order: connections with their workers, registration, context, and the epoll set on which the transport sleeps.
     connections: BTreeMap<ConnId, Connection>,
     turns: Turns,
     /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
@@ -81,7 +77,7 @@ pub(crate) struct Ucx {
     memory: Option<Rc<Memory>>,
     pool: Pool,
     context: Rc<Context>,
-    events: Rc<dyn AsRawFd>,
+    events: Rc<OwnedFd>,
     channel: Tcp,
 }
 
@@ -285,26 +281,21 @@ impl Transport for Ucx {
         }
         self.forget_ended(now, events);
         self.drain(events);
-        let moved = moved || events.len() > before;
-        if moved {
-            self.pause = PAUSE_MIN;
-        }
-        moved
+        moved || events.len() > before
     }
 
     fn sleep(&mut self, timeout: Duration) {
+        // A connection without room is left out: its worker holds what came. Operations of the device that end wake this thread.
+        let deaf = self.connections.iter().find_map(|(&conn, connection)| Some((conn, connection.listen().err()?)));
+        if let Some((conn, error)) = deaf {
+            return self.lanes_failed(conn, &format!("cannot wait for its lanes: {error}"), Instant::now());
+        }
         let connections = self.connections.values().chain(&self.unfenced);
-        let (paused, open): (Vec<_>, Vec<_>) = connections.partition(|connection| !connection.has_room());
+        let mut workers = connections.filter(|connection| connection.has_room()).filter_map(Connection::worker);
         // Does not sleep if something came meanwhile.
-        if !open.into_iter().filter_map(Connection::worker).all(|worker| worker.arm()) {
-            return;
+        if workers.all(|worker| worker.arm()) {
+            self.channel.sleep(timeout);
         }
-        if paused.is_empty() {
-            return self.channel.sleep(timeout);
-        }
-        // A paused worker holds what came: it cannot be armed, and the epoll set reports it all the time.
-        std::thread::sleep(timeout.min(self.pause));
-        self.pause = PAUSE_MAX.min(2 * self.pause);
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {

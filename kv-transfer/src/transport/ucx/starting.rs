@@ -1,6 +1,7 @@
 //! Starts UCX: its settings, the control channel, the registered memory.
 
-use super::{PAUSE_MIN, Ucx, lanes};
+use super::{Ucx, lanes};
+use crate::device::Device;
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::transport::Wake;
@@ -8,9 +9,7 @@ use crate::transport::tcp::{Listen, Tcp};
 use crate::transport::turns::Turns;
 use crate::ucx::{Context, Memory, Status};
 use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
-use baton_memory::PoolMemory;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ impl Ucx {
     pub(crate) fn start(
         Start { lanes: chosen, listen, devices, writes }: Start<'_>,
         config: &TransferConfig,
-        memory: Arc<dyn PoolMemory>,
+        device: Arc<Device>,
     ) -> Result<(Self, Wake), TransferError> {
         let over_tcp = *chosen == UcxLanes::LoopbackTcp;
         if over_tcp && !listen.bind.is_loopback() {
@@ -79,7 +78,7 @@ impl Ucx {
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
         }
-        let (channel, wake) = Tcp::start(listen, config, memory)?;
+        let (channel, wake) = Tcp::start(listen, config, device)?;
         let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
         // Without host memory there is nothing to register: peers get no key, and send messages.
@@ -104,8 +103,7 @@ impl Ucx {
             memory,
             pool,
             context,
-            pause: PAUSE_MIN,
-            events: Rc::new(events) as Rc<dyn AsRawFd>,
+            events: Rc::new(events),
             channel,
         };
         Ok((transport, wake))

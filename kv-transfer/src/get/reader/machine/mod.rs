@@ -31,8 +31,8 @@ pub(crate) enum ReaderInput {
     WindowClosed,
     /// This many checksums matched.
     Verified { sums: u64 },
-    /// A checksum did not match.
-    Corrupt(String),
+    /// A checksum did not match, or this side's device did not compute them.
+    Unverified(HandoffFailure),
     /// The owner of the get's handle aborts.
     Abort(HandoffFailure),
     /// The connection is closed, and with it every read; `fenced` if nothing can be stored through it any more.
@@ -191,7 +191,7 @@ impl Reader {
                     self.end(&mut actions);
                 }
             }
-            (_, ReaderInput::Corrupt(detail)) => self.give_up(HandoffFailure::Corrupt(detail), now, &mut actions),
+            (_, ReaderInput::Unverified(failure)) => self.give_up(failure, now, &mut actions),
             (State::Reading, ReaderInput::NotHeld(detail)) if !self.by_itself => {
                 self.fail(HandoffFailure::Unpinned(detail), &mut actions);
             }

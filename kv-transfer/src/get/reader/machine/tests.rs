@@ -125,7 +125,7 @@ fn checksums_must_cover_everything_once() {
         (sums(0, 2), ""),
         (held(4), "close"),
         (closed(), "verify"),
-        (ReaderInput::Corrupt("x".into()), "failed corrupt, forget"),
+        (ReaderInput::Unverified(HandoffFailure::Corrupt("x".into())), "failed corrupt, forget"),
         (verified(4), ""),
     ]);
 }

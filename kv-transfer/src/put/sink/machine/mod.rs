@@ -26,8 +26,8 @@ pub(crate) enum SinkInput {
     Commit(Box<Commit>),
     /// This many checksums matched.
     Verified { sums: u64 },
-    /// A checksum did not match.
-    Corrupt(String),
+    /// A checksum did not match, or this side's device did not compute them.
+    Unverified(HandoffFailure),
     /// No write is on its way into the blocks, after [`SinkAction::CloseWindow`].
     WindowClosed,
     /// The worker's answer to [`SinkAction::Deliver`].
@@ -216,7 +216,7 @@ impl Sink {
                 self.verified += sums;
                 self.deliver_if_whole(&mut actions);
             }
-            SinkInput::Corrupt(detail) => self.corrupt(detail, now, &mut actions),
+            SinkInput::Unverified(failure) => self.unverified(failure, now, &mut actions),
             SinkInput::WindowClosed => {
                 self.drained = true;
                 self.deliver_if_whole(&mut actions);
@@ -300,13 +300,12 @@ impl Sink {
         }
     }
 
-    fn corrupt(&mut self, detail: String, now: Instant, actions: &mut Vec<SinkAction>) {
+    fn unverified(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<SinkAction>) {
         if !matches!(self.state, State::Receiving) {
             return;
         }
         // Checksums may come before the commit, while later layers are still being written. So the blocks are released only after the
         // source's flush, unless the commit reported that.
-        let failure = HandoffFailure::Corrupt(detail);
         actions.push(SinkAction::SendNack(failure.clone()));
         if self.committed {
             self.end(Some(SinkAction::Release), failure, actions);

@@ -230,7 +230,10 @@ impl Source {
                 }
                 self.copy_ready(&mut actions);
             }
-            SourceInput::DeviceFailed => self.give_up(HandoffFailure::Device, now, &mut actions),
+            SourceInput::DeviceFailed => {
+                let failure = HandoffFailure::Device("the source's, before the blocks were finished".into());
+                self.give_up(failure, now, &mut actions);
+            }
             SourceInput::Finish => {
                 self.finished = true;
                 self.copy_ready(&mut actions);

@@ -152,7 +152,7 @@ impl Reservation {
             let (start, granules) = (run.first_granule * 16, run.sums.len() as u32 / 2);
             let found = pool.sums(start..start + granules * 16);
             if !self.trusts && found[usize::from(run.layer)].sums != run.sums {
-                return SinkInput::Corrupt("checksum differs".into());
+                return SinkInput::Unverified(HandoffFailure::Corrupt("checksum differs".into()));
             }
             sums += run.sums.len() as u64;
         }

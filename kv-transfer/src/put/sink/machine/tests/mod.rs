@@ -40,7 +40,10 @@ fn cancel() -> SinkInput {
     SinkInput::Cancel(HandoffFailure::Aborted("x".into()))
 }
 fn corrupt() -> SinkInput {
-    SinkInput::Corrupt("x".into())
+    SinkInput::Unverified(HandoffFailure::Corrupt("x".into()))
+}
+fn device_busy() -> SinkInput {
+    SinkInput::Unverified(HandoffFailure::DeviceBusy("x".into()))
 }
 
 fn describe(action: &SinkAction) -> String {
@@ -187,6 +190,30 @@ fn corruption_is_never_adopted() {
             (end, "release, forget"),
         ]);
     }
+}
+
+#[test]
+fn what_a_busy_device_did_not_sum_is_not_adopted_and_quarantined_only_if_its_source_is_silent() {
+    check_granted(vec![
+        (sums(0, 2), "verify"),
+        (commit(), "close"),
+        (device_busy(), "nack device_busy, release, failed device_busy, forget"),
+        (verified(4), ""),
+    ]);
+    for end in [aborted(true), commit()] {
+        check_granted(vec![
+            (sums(0, 1), "verify"),
+            (device_busy(), "nack device_busy, failed device_busy"),
+            (end, "release, forget"),
+        ]);
+    }
+    check_at(vec![
+        (0, granted(0), "grant"),
+        (0, sums(0, 1), "verify"),
+        (0, device_busy(), "nack device_busy, failed device_busy"),
+        (99, SinkInput::Tick, ""),
+        (100, SinkInput::Tick, "quarantine"),
+    ]);
 }
 
 #[test]
