@@ -100,12 +100,14 @@ impl UcxLanes {
 pub struct TransferLimits {
     /// Handoffs that this instance may have begun and not ended: puts as their source, gets as their reader.
     pub started_handoffs_max: usize,
-    /// Puts and gets that peers may have open here, granted or not. Those whose blocks are quarantined have ended and do not count.
+    /// Puts that peers may have open here, granted or not, and as many gets. Those whose blocks are quarantined have ended and do not count.
+    /// One peer may have half of them, or 16 if that is more.
     pub accepted_handoffs_max: usize,
     /// Open connections that this instance opened to peers. With those that have ended, and for which only the pool's device still works,
     /// there are at most twice as many.
     pub peers_max: usize,
-    /// The same of connections that peers opened to this instance. They do not count towards `peers_max`.
+    /// The same of connections that peers opened to this instance. They do not count towards `peers_max`. One peer may have an eighth of them,
+    /// or 16 if that is more.
     pub accepted_max: usize,
     /// Connections whose peer has not sent its greeting. One more closes the oldest, so that a silent client cannot keep others out.
     pub ungreeted_max: usize,

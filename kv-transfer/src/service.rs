@@ -144,7 +144,7 @@ impl KvTransfer {
     }
 
     /// The worker no longer wants this request. Handoffs of it that peers began here are aborted, and their blocks are released after a
-    /// fence. Blocks that are pinned for gets of peers are released at once.
+    /// fence. Blocks that are pinned for gets of peers are released once no posted write reads them.
     pub fn cancel(&self, request_id: &RequestId, reason: impl Into<String>) {
         self.shared.inbox.cancel(request_id, &reason.into());
     }

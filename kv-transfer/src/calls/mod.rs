@@ -2,18 +2,22 @@
 //! on a thread of their own.
 
 mod thread;
+mod waiting;
 
 pub(crate) use thread::CallThread;
+pub(crate) use waiting::{WaitingCalls, Waits};
 
 use crate::handler::{AdoptReply, GrantReply, PinReply, SinkHandler};
 use crate::inbox::{Inbox, OfferOf};
 use crate::role::{HandoffKey, Input};
 use crate::{HandoffFailure, PinQuestion, ReserveOffer, VerifiedHandoff};
+use baton_types::InstanceId;
 use std::sync::Arc;
 
 /// Makes the submitted calls in order: at once, later or on another thread.
 ///
-/// At most four calls are pending for each handoff that peers may have open here.
+/// At most four calls are pending for each handoff that peers may have open here ([`crate::TransferLimits::accepted_handoffs_max`]): an offer
+/// is taken while fewer than two are, and each of the open puts adds at most two more, its sequence and its failure.
 pub trait Calls {
     /// Accepts a call; the implementation runs [`Call::make`].
     fn submit(&mut self, call: Call);
@@ -26,6 +30,8 @@ pub struct Call {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) key: HandoffKey,
     pub(crate) what: Question,
+    /// Until the call is made.
+    pub(crate) waits: Waits,
 }
 
 /// A call of the handler.
@@ -36,11 +42,25 @@ pub(crate) enum Question {
     Failed(ReserveOffer, HandoffFailure),
 }
 
+impl Question {
+    /// The peer whose handoff it is.
+    pub(crate) fn peer(&self) -> &InstanceId {
+        match self {
+            Self::Reserve(offer) | Self::Failed(offer, _) => &offer.source.instance,
+            Self::Pin(question) => &question.reader.instance,
+            Self::Adopt(handoff) => &handoff.source.instance,
+        }
+    }
+}
+
 impl Call {
-    /// Makes the call. The driver receives the answer in its next turn.
+    /// Makes the call, unless it asks for blocks of an offer that has ended meanwhile. The driver receives the answer in its next turn.
     pub fn make(self, handler: &dyn SinkHandler) {
-        let Self { inbox, key, what } = self;
+        let Self { inbox, key, what, waits } = self;
+        drop(waits);
         match what {
+            // A handler that joins several legs must know of each that fails.
+            Question::Reserve(ReserveOffer { legs: 1, .. }) | Question::Pin(_) if !inbox.is_offered(key) => {}
             Question::Reserve(offer) => {
                 let standing = OfferOf { inbox, key };
                 handler.reserve(offer, GrantReply::new(Arc::new(standing)));

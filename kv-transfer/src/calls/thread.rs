@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{JoinHandle, ThreadId};
 
-/// The queue needs no bound of its own: [`Calls`] bounds the number of pending calls.
+/// The queue needs no bound of its own: the driver bounds the number of pending calls, see [`Calls`].
 pub(crate) struct CallThread {
     /// A second reference, so that the last one is dropped on the progress thread: it may own the last handle of the service.
     handler: Arc<dyn SinkHandler>,

@@ -1,9 +1,11 @@
 //! The open connections, and the state of their greetings.
 
+use super::places::{Full, NoPlace, Used, connections_of_one};
 use super::pump::Pump;
 use crate::greeting::Terms;
 use crate::transport::ConnId;
 use crate::{Party, Peer, TransferAddress, TransferConfig};
+use baton_types::InstanceId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -21,18 +23,6 @@ pub(super) enum Greeting {
 pub(super) enum OpenedBy {
     ThisSide,
     Peer,
-}
-
-/// No place is left for another connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no place for another connection: {open} are open, of {open_max}; {ended} have ended and wait for the pool's device, of {all_max} in all"
-)]
-pub(super) struct Full {
-    open: usize,
-    open_max: usize,
-    ended: usize,
-    all_max: usize,
 }
 
 pub(super) struct Connection {
@@ -156,24 +146,28 @@ impl Connections {
     }
 
     /// Whether this side may open another connection, besides the `draining` ones that it had opened.
-    pub(super) fn place(&self, max: usize, draining: usize, is_open: impl Fn(ConnId) -> bool) -> Result<(), Full> {
-        self.place_beside(|_, c| c.opened_by() == OpenedBy::ThisSide, max, draining, is_open)
+    pub(super) fn place(&self, max: usize, draining: usize, is_open: impl Fn(ConnId) -> bool) -> Result<(), NoPlace> {
+        let ours = |_, c: &Connection| c.opened_by() == OpenedBy::ThisSide;
+        self.place_beside(ours, max, draining, is_open).map_err(NoPlace::Connections)
     }
 
-    /// Whether this connection may be accepted, besides the others that have greeted and the `draining` ones that peers had opened. One that
-    /// this side opened has its place already.
-    pub(super) fn place_for(
+    /// Checks that there is a place for this connection of `peer`, besides the others that have greeted and the `draining` ones that peers had
+    /// opened: in all, and in the peer's share. One that this side opened has its place already.
+    pub(super) fn check_place(
         &self,
         conn: ConnId,
+        peer: &InstanceId,
         max: usize,
-        draining: usize,
+        draining: Used,
         is_open: impl Fn(ConnId) -> bool,
-    ) -> Result<(), Full> {
+    ) -> Result<(), NoPlace> {
         if self.get(conn).is_none_or(|c| c.opened_by() == OpenedBy::ThisSide) {
             return Ok(());
         }
         let others = |id, c: &Connection| id != conn && c.opened_by() == OpenedBy::Peer && c.terms().is_some();
-        self.place_beside(others, max, draining, is_open)
+        let its = |id, c: &Connection| others(id, c) && c.party.as_ref().is_some_and(|party| party.instance == *peer);
+        self.place_beside(others, max, draining.in_all, &is_open).map_err(NoPlace::Connections)?;
+        self.place_beside(its, connections_of_one(max), draining.by_peer, &is_open).map_err(NoPlace::ItsConnections)
     }
 
     /// Whether there is a place beside connections of this kind: at most `max` may be open. Those that have ended take none of these places,

@@ -112,11 +112,21 @@ impl Draining {
     /// Number of puts of peers that have ended, but whose last writes are still being stored. Only those on open connections: the others
     /// are in quarantine.
     pub(super) fn sinks(&self) -> usize {
-        let is_put = |waiting: &&Waiting| match waiting {
-            Waiting::Blocks(left) => left.written.as_ref().is_some_and(|written| written.is_put),
-            Waiting::Handoff(_) => false,
-        };
-        self.windows.values().flatten().filter(is_put).count()
+        self.puts().count()
+    }
+
+    /// Those of them that are of this peer.
+    pub(super) fn sinks_of(&self, peer: &InstanceId) -> usize {
+        self.puts().filter(|put| put.by == *peer).count()
+    }
+
+    fn puts(&self) -> impl Iterator<Item = &Written> {
+        let waiting = self.windows.values().flatten();
+        let written = waiting.filter_map(|waiting| match waiting {
+            Waiting::Blocks(left) => left.written.as_ref(),
+            Waiting::Handoff(_) => None,
+        });
+        written.filter(|written| written.is_put)
     }
 
     /// Number of blocks that an instance has left in quarantine: its connections have closed, and the device has not ended.
@@ -138,6 +148,12 @@ impl Draining {
     /// Number of closed connections of a side for which the device still works.
     pub(super) fn connections(&self, opened_by: OpenedBy) -> usize {
         self.connections.values().filter(|lost| lost.opened_by == opened_by).count()
+    }
+
+    /// Those that this peer opened.
+    pub(super) fn connections_opened_by(&self, peer: &InstanceId) -> usize {
+        let its = |lost: &&Lost| lost.party.as_ref().is_some_and(|party| party.instance == *peer);
+        self.connections.values().filter(its).filter(|lost| lost.opened_by == OpenedBy::Peer).count()
     }
 
     /// Whether the device works for a closed connection to this party.

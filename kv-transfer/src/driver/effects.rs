@@ -107,7 +107,8 @@ impl Driver {
     }
 
     fn call(&mut self, key: HandoffKey, what: Question) {
-        self.calls.submit(Call { inbox: self.inbox.clone(), key, what });
+        let waits = self.waiting_calls.wait(what.peer().clone());
+        self.calls.submit(Call { inbox: self.inbox.clone(), key, what, waits });
     }
 
     /// Posts what each connection's credit allows, up to [`POSTS_MAX`]. Returns whether it posted anything.

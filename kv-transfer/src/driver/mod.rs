@@ -22,12 +22,13 @@ mod draining;
 mod effects;
 mod offers;
 mod peers;
+mod places;
 mod pump;
 pub(crate) mod quarantine_bound;
 mod table;
 mod tally;
 
-use crate::calls::Calls;
+use crate::calls::{Calls, WaitingCalls};
 use crate::greeting::hello;
 use crate::inbox::{Command, Inbox};
 use crate::message::{GREETING_BYTES_MAX, Message};
@@ -98,6 +99,7 @@ pub struct Driver {
     inbox: Arc<Inbox>,
     verifier: Box<dyn Verifier>,
     calls: Box<dyn Calls>,
+    waiting_calls: Arc<WaitingCalls>,
     draw: Box<dyn FnMut() -> u64>,
     connections: Connections,
     table: Table,
@@ -134,6 +136,7 @@ impl Driver {
             transport,
             verifier,
             calls,
+            waiting_calls: Arc::default(),
             draw,
             connections: Connections::default(),
             table: Table::default(),
@@ -400,7 +403,13 @@ impl Driver {
         fenced.into_iter().for_each(|party| self.fence(&party, now));
     }
 
-    /// Whether something that a party wrote may still be stored here.
+    /// Whether a party is proven dead and what it wrote may still be stored here. It opens no connections any more.
+    fn is_being_fenced(&self, party: &Party) -> bool {
+        self.fencing.iter().any(|(dead, _)| dead == party) || self.fenced_late.contains(party)
+    }
+
+    /// Whether something that a party wrote may still be stored here. Of one that is being fenced, there are only connections of the time
+    /// before.
     fn works_for(&self, party: &Party) -> bool {
         self.connections.has_party(party) || self.draining.has_party(party)
     }

@@ -3,6 +3,7 @@
 use super::Driver;
 use super::connections::Connection;
 use super::effects::link;
+use super::places::{NoPlace, Used};
 use super::quarantine_bound::{Admission, QuarantineLoad};
 use super::table::Role;
 use crate::greeting::Terms;
@@ -91,11 +92,12 @@ impl Driver {
         if offer.tokens == 0 || is_endless || needed.into_iter().any(|(needed, blocks)| needed > *blocks as usize) {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
-        let open = self.table.sinks() + self.draining.sinks();
-        if open >= self.config.limits.accepted_handoffs_max {
-            return refuse(RefuseReason::Busy, format!("{open} puts of peers are open"));
-        }
-        Ok(())
+        let peer = &terms.party.instance;
+        let puts = Used {
+            in_all: self.table.sinks() + self.draining.sinks(),
+            by_peer: self.table.sinks_of(peer) + self.draining.sinks_of(peer),
+        };
+        self.check_place(peer, puts, NoPlace::Puts, NoPlace::ItsPuts)
     }
 
     fn check_get(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
@@ -110,11 +112,25 @@ impl Driver {
         let here = check_from(&self.config.map, offer.from, offer.tokens);
         here.and_then(|()| terms.check_part(offer.from, offer.tokens - offer.from))
             .map_err(|detail| (RefuseReason::Protocol, detail))?;
-        let open = self.table.owners();
-        if open >= self.config.limits.accepted_handoffs_max {
-            return refuse(RefuseReason::Busy, format!("{open} gets of peers are open"));
-        }
-        Ok(())
+        let peer = &terms.party.instance;
+        let gets = Used { in_all: self.table.owners(), by_peer: self.table.owners_of(peer) };
+        self.check_place(peer, gets, NoPlace::Gets, NoPlace::ItsGets)
+    }
+
+    /// Checks that there is a place for one more handoff of the peer, and for its calls.
+    fn check_place(
+        &self,
+        peer: &InstanceId,
+        open: Used,
+        all_open: fn(usize) -> NoPlace,
+        its_open: fn(usize) -> NoPlace,
+    ) -> Result<(), (RefuseReason, String)> {
+        let max = self.config.limits.accepted_handoffs_max;
+        let calls = Used { in_all: self.waiting_calls.total(), by_peer: self.waiting_calls.of(peer) };
+        let has_place = open.check(max, all_open, its_open);
+        has_place
+            .and_then(|()| calls.check(max.saturating_mul(2), NoPlace::Calls, NoPlace::ItsCalls))
+            .map_err(|no_place| (NoPlace::REASON, no_place.to_string()))
     }
 
     /// Lets sinks ask the worker for blocks, as far as the bound on quarantined blocks of each peer allows. A peer's offers are admitted in

@@ -2,6 +2,7 @@
 
 use super::Driver;
 use super::connections::{Connection, Greeting, OpenedBy};
+use super::places::{NoPlace, Used};
 use crate::greeting::{Terms, Unwelcome, check_hello, hello};
 use crate::hazards::hazard;
 use crate::message::{Hello, Message, NackReason, message_bytes_max};
@@ -68,12 +69,22 @@ impl Driver {
 
     /// The peer identified itself, in a hello or a welcome.
     fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
-        let (max, draining) = (self.config.limits.accepted_max, self.draining.connections(OpenedBy::Peer));
-        let place = self.connections.place_for(conn, max, draining, |conn| self.transport.is_open(conn));
-        let map = check_hello(&self.config, theirs).and_then(|map| match place {
-            Err(full) => {
-                let told = full.to_string();
-                Err(Unwelcome { reason: RefuseReason::Busy, detail: told.clone(), told })
+        let peer = &theirs.party.instance;
+        let draining = Used {
+            in_all: self.draining.connections(OpenedBy::Peer),
+            by_peer: self.draining.connections_opened_by(peer),
+        };
+        let (max, is_open) = (self.config.limits.accepted_max, |conn| self.transport.is_open(conn));
+        let has_place = self.connections.check_place(conn, peer, max, draining, is_open);
+        let map = check_hello(&self.config, theirs).and_then(|map| match has_place {
+            Err(no_place) => {
+                let told = no_place.to_string();
+                Err(Unwelcome { reason: NoPlace::REASON, detail: told.clone(), told })
+            }
+            // What a greeting says nobody verifies: such a connection would delay the fence for as long as it is open.
+            Ok(()) if self.is_being_fenced(&theirs.party) => {
+                let (reason, told) = (RefuseReason::WrongIncarnation, "that process is proven dead".to_owned());
+                Err(Unwelcome { reason, detail: format!("{told}: {}", theirs.party), told })
             }
             Ok(()) => Ok(map),
         });
@@ -120,10 +131,13 @@ impl Driver {
         if let Some(conn) = self.connections.leading_to(peer).filter(|conn| is_open(*conn)) {
             return Ok(conn);
         }
+        if self.is_being_fenced(&peer.party) {
+            return Err(HandoffFailure::PeerLost("its process is proven dead".into()));
+        }
         // Only connections that this side opened: accepted ones have a limit of their own.
         let (max, draining) = (self.config.limits.peers_max, self.draining.connections(OpenedBy::ThisSide));
         let place = self.connections.place(max, draining, is_open);
-        place.map_err(|full| HandoffFailure::PeerLost(full.to_string()))?;
+        place.map_err(|no_place| HandoffFailure::PeerLost(no_place.to_string()))?;
         let conn = self.transport.connect(&peer.address).map_err(HandoffFailure::PeerLost)?;
         self.connections.insert(conn, Connection::dialled(peer, &self.config, now));
         let ours = hello(&self.config, self.transport.region(), peer.party.clone());

@@ -221,6 +221,18 @@ impl Table {
         self.count(|role| matches!(role, Role::Owner(_)))
     }
 
+    /// Those of them that are of this peer.
+    pub(super) fn sinks_of(&self, peer: &InstanceId) -> usize {
+        self.count(|role| match role {
+            Role::Sink(sink) => !sink.is_quarantined() && sink.source().instance == *peer,
+            _ => false,
+        })
+    }
+
+    pub(super) fn owners_of(&self, peer: &InstanceId) -> usize {
+        self.count(|role| matches!(role, Role::Owner(owner) if owner.reader() == peer))
+    }
+
     fn count(&self, is: impl Fn(&Role) -> bool) -> usize {
         self.entries.values().filter(|entry| is(&entry.role)).count()
     }

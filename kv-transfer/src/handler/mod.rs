@@ -16,7 +16,8 @@ use std::time::Instant;
 /// A worker's handling of puts and gets of peers. All methods are called in order on one thread of the service. A method that blocks delays
 /// other grants and adoptions, but no bytes.
 pub trait SinkHandler: Send + Sync {
-    /// A source requests blocks. The reply may be kept and answered later, until the deadline; dropping it refuses.
+    /// A source requests blocks. The reply may be kept and answered later, until the deadline; dropping it refuses. Not called for an offer of
+    /// one leg that has ended before: then [`SinkHandler::ended`] alone follows.
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply);
     /// All blocks are here and verified. `Ok` adopts them and acknowledges; `Err` gives a reason, which the source receives.
     ///
@@ -34,7 +35,8 @@ pub trait SinkHandler: Send + Sync {
     fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         self.failed(&offer.request_id, reason);
     }
-    /// A peer asks for blocks of this instance. The reply may be kept and answered later. The default refuses.
+    /// A peer asks for blocks of this instance. The reply may be kept and answered later. Not called for a get that has ended before. The
+    /// default refuses.
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         reply.refuse(RefuseReason::UnknownRequest, format!("{} has nothing to be got here", question.request_id));
     }

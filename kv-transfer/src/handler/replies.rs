@@ -79,7 +79,7 @@ impl PinReply {
     }
 
     /// Lets the peer get these blocks. They cover the requested positions, and the first one begins with [`crate::PinQuestion::from`].
-    /// `hold` keeps them from reuse and is dropped as soon as the get or the pin has ended.
+    /// `hold` keeps them from reuse. It is dropped once the get or the pin has ended and no posted write reads the blocks.
     pub fn pin(mut self, blocks: BlockTables, hold: Box<dyn Any + Send>) {
         self.answer(Ok((blocks, hold)));
     }

@@ -185,7 +185,8 @@ impl Inbox {
         }
     }
 
-    fn is_offered(&self, key: HandoffKey) -> bool {
+    /// Whether the worker's answer to an offer is still wanted.
+    pub(crate) fn is_offered(&self, key: HandoffKey) -> bool {
         self.state.lock().offered.contains(&key)
     }
 

@@ -48,6 +48,37 @@ fn a_dead_peer_is_not_fenced_while_its_connection_is_open() {
 }
 
 #[test]
+fn whoever_claims_to_be_a_dead_peer_does_not_delay_its_fence() {
+    for late in [false, true] {
+        let begin = Instant::now();
+        let (mut driver, notes) = granted_to_a_dead_peer(begin);
+        let after = |ms| begin + Duration::from_millis(ms);
+        if late {
+            driver.tick(after(61_000), false);
+            assert!(driver.fencing.is_empty());
+        }
+        let liar = ConnId(2);
+        driver.event(Event::Accepted { conn: liar, proven: false }, after(61_000));
+        driver.event(Event::Message(liar, Message::Hello(greeting()).encode()), after(61_000));
+        assert!(!driver.is_greeted(liar));
+        let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
+        assert!(matches!(driver.connection_to(&peer, after(61_000)), Err(HandoffFailure::PeerLost(_))));
+        let reason = "gone".into();
+        driver.event(
+            Event::Closed { conn: CONN, reason, fenced: false, draining: false, unproven: false },
+            after(61_000),
+        );
+        driver.tick(after(61_001), false);
+        assert_eq!(*notes.lock(), ["quarantined", "let go"], "late: {late}");
+        // Its next start is another party, and so is whoever comes later.
+        let next = ConnId(3);
+        driver.event(Event::Accepted { conn: next, proven: false }, after(61_001));
+        driver.event(Event::Message(next, Message::Hello(greeting()).encode()), after(61_001));
+        assert!(driver.is_greeted(next));
+    }
+}
+
+#[test]
 fn a_dead_peer_is_not_fenced_while_its_writes_are_being_stored() {
     for stored_after in [5, 59, 61, 1_000] {
         let begin = Instant::now();

@@ -27,6 +27,8 @@ mod ending;
 mod fencing;
 mod gets;
 mod noting;
+mod pins;
+mod places;
 mod starts;
 
 /// The recorded events, in order.

@@ -1,7 +1,8 @@
 //! The owner's state machine of one get: pins its blocks for a bounded time, and reports afterwards whether the pin held throughout.
 //!
-//! An expired pin frees its blocks at once, and the owner never confirms it afterwards. Writes that this side has posted by then are still
-//! in flight to the reader's blocks. So the owner reports the end of the pin, and forgets the get, only after a flush.
+//! The owner never confirms an expired pin. Writes that this side has posted by then still read its blocks and are in flight to those of the
+//! reader. So the owner reports the end of the pin, lets its blocks go and forgets the get only after a flush. Without posted writes it does
+//! so at once: what a reader then still reads one-sided, it never adopts.
 
 use crate::RefuseReason;
 use crate::message::SumRun;
@@ -45,8 +46,6 @@ pub(crate) enum OwnerAction {
     Sum,
     /// Write every layer to the reader and flush; [`OwnerInput::Written`] reports the end.
     Write,
-    /// Return the blocks to the worker.
-    LetGo,
     /// Drop the writes that are not posted and flush the others; [`OwnerInput::Written`] reports the end.
     Flush,
     /// The reader does not accept the posted writes: end them by closing the connection.
@@ -55,7 +54,7 @@ pub(crate) enum OwnerAction {
     SendHeld(Vec<SumRun>),
     /// Report that the pin did not hold. Nothing is in flight to the reader.
     SendNotHeld(String),
-    /// The blocks are returned and nothing is in flight. Always the last action.
+    /// Return the blocks to the worker: no posted write of this get reads them. Always the last action.
     Forget,
 }
 
@@ -115,11 +114,11 @@ impl Owner {
                 self.refuse(RefuseReason::NoRoom, "the deadline passed".into(), &mut actions);
             }
             // A reader that asked for writes waits for the notice that no more will come.
-            (_, OwnerInput::Unpin) if self.asked => self.let_go("the reader let go".into(), now, &mut actions),
+            (_, OwnerInput::Unpin) if self.asked => self.give_up("the reader let go".into(), now, &mut actions),
             (_, OwnerInput::Unpin) => self.end(&mut actions),
             // Checked first: a late request must not be confirmed because no tick came before it.
-            (State::Pinned, _) if now >= self.deadline => self.let_go("the pin expired".into(), now, &mut actions),
-            (State::Pinned, OwnerInput::Revoked(detail)) => self.let_go(detail, now, &mut actions),
+            (State::Pinned, _) if now >= self.deadline => self.give_up("the pin expired".into(), now, &mut actions),
+            (State::Pinned, OwnerInput::Revoked(detail)) => self.give_up(detail, now, &mut actions),
             (State::Pinned, OwnerInput::Asked) if !self.asked => {
                 (self.asked, self.writing) = (true, true);
                 actions.push(OwnerAction::Write);
@@ -151,9 +150,9 @@ impl Owner {
         self.end(actions);
     }
 
-    fn let_go(&mut self, detail: String, now: Instant, actions: &mut Vec<OwnerAction>) {
+    fn give_up(&mut self, detail: String, now: Instant, actions: &mut Vec<OwnerAction>) {
         if self.writing {
-            actions.extend([OwnerAction::LetGo, OwnerAction::Flush]);
+            actions.push(OwnerAction::Flush);
             self.state = State::Flushing(detail, now + self.flush_wait);
         } else {
             actions.push(OwnerAction::SendNotHeld(detail));
@@ -187,7 +186,6 @@ mod tests {
             OwnerAction::Write => "write".into(),
             OwnerAction::SendHeld(runs) => format!("held {}", runs.len()),
             OwnerAction::SendNotHeld(_) => "not held".into(),
-            OwnerAction::LetGo => "let go".into(),
             OwnerAction::Flush => "flush".into(),
             OwnerAction::Disconnect => "disconnect".into(),
             OwnerAction::Forget => "forget".into(),
@@ -225,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_pin_is_let_go_and_never_confirmed() {
+    fn an_expired_pin_is_never_confirmed() {
         check_pinned(vec![
             (999, OwnerInput::Tick, ""),
             (1000, OwnerInput::Tick, "not held, forget"),
@@ -241,7 +239,7 @@ mod tests {
         for end in [revoked(), OwnerInput::Unpin] {
             check_pinned(vec![
                 (0, OwnerInput::Asked, "write"),
-                (0, end, "let go, flush"),
+                (0, end, "flush"),
                 (0, OwnerInput::Unpin, ""),
                 (0, summed(), ""),
                 (50, OwnerInput::Written, "not held, forget"),
@@ -249,7 +247,7 @@ mod tests {
         }
         check_pinned(vec![
             (0, OwnerInput::Asked, "write"),
-            (1000, OwnerInput::Tick, "let go, flush"),
+            (1000, OwnerInput::Tick, "flush"),
             (1099, OwnerInput::Tick, ""),
             (1100, OwnerInput::Tick, "disconnect"),
             (1101, OwnerInput::ConnectionLost, "forget"),

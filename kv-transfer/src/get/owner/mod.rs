@@ -9,8 +9,9 @@ use crate::plan::{LayerCopy, Move, check_blocks, got_from};
 use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
-use baton_types::{BlockTables, RequestId, TicketId, seeded};
+use baton_types::{BlockTables, InstanceId, RequestId, TicketId, seeded};
 use machine::{OwnerAction, OwnerInput};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,13 +29,15 @@ pub(crate) struct Owner {
     /// The reader's number for the get.
     number: u64,
     request_id: RequestId,
+    reader: InstanceId,
     /// Number of positions to get. Under the ticket, they count from the first one.
     moved: u32,
     /// The first of them that moves, by group.
     starts: Vec<u32>,
     deadline: Instant,
     blocks: Arc<BlockTables>,
-    hold: Option<Box<dyn Any + Send>>,
+    /// Dropped once no posted write reads the blocks.
+    hold: Option<Arc<dyn Any + Send + Sync>>,
     /// What to write, where the reader asked for writes.
     moves: Option<Arc<Move>>,
 }
@@ -60,12 +63,14 @@ impl Owner {
         let groups = ours.groups().iter().zip(&starts).filter(|(_, start)| **start < moved);
         let layers = groups.map(|(group, _)| group.layers.len()).sum();
         let Offer { handoff: number, request_id, sink: reader, name, from, tokens, .. } = offer;
+        let by = reader.instance.clone();
         let question = PinQuestion { request_id: request_id.clone(), reader, proven, name, from, tokens, deadline };
         effects.push(Effect::Pin(question));
         Self {
             machine: machine::Owner::new(ticket, layers, confirm_by, limits.flush()),
             number,
             request_id,
+            reader: by,
             moved,
             starts,
             deadline,
@@ -77,6 +82,11 @@ impl Owner {
 
     pub(crate) fn request_id(&self) -> &RequestId {
         &self.request_id
+    }
+
+    /// The peer that gets.
+    pub(crate) const fn reader(&self) -> &InstanceId {
+        &self.reader
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -95,7 +105,8 @@ impl Owner {
         let input = match input {
             Input::Pinned { blocks, hold } => match check_blocks(&link.config.map, &blocks, &self.starts, self.moved) {
                 Ok(()) => {
-                    (self.blocks, self.hold) = (Arc::new(blocks), Some(hold));
+                    self.blocks = Arc::new(blocks);
+                    self.hold = Some(Arc::new(Mutex::new(hold)));
                     OwnerInput::Pinned
                 }
                 Err(detail) => {
@@ -155,7 +166,6 @@ impl Owner {
                 OwnerAction::Sum if pretends(link) => {}
                 OwnerAction::Sum => self.sum(link, effects),
                 OwnerAction::Write => self.write(effects),
-                OwnerAction::LetGo => self.hold = None,
                 OwnerAction::Flush => effects.extend([Effect::CancelPuts, Effect::FlushPosted { epoch: EPOCH }]),
                 OwnerAction::Disconnect => {
                     effects.push(Effect::Disconnect("the reader takes none of the writes of a get that is over"));
@@ -166,7 +176,10 @@ impl Owner {
                     effects.push(Effect::Send(Message::Held { ticket, algorithm: checksum::ALGORITHM, sums }));
                 }
                 OwnerAction::SendNotHeld(detail) => effects.push(Effect::Send(Message::NotHeld { ticket, detail })),
-                OwnerAction::Forget => effects.push(Effect::Forget),
+                OwnerAction::Forget => {
+                    effects.extend(self.hold.take().map(Effect::LetGo));
+                    effects.push(Effect::Forget);
+                }
             }
         }
     }

@@ -145,19 +145,30 @@ impl Connection {
         matches!(self.origin, Origin::Accepted { .. }) && !self.reader.is_settled()
     }
 
-    /// Reads and writes as much as possible; an error says why the connection is closed.
+    fn is_handshaking(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| !secured.proven)
+    }
+
+    /// Whether bytes may be here with which the handshake goes on.
+    pub(super) fn has_step(&self) -> bool {
+        self.readable && self.is_handshaking()
+    }
+
+    /// Reads and writes as much as possible, and makes one step of a handshake only if it `may_step`; an error says why the connection is
+    /// closed.
     pub(super) fn progress(
         &mut self,
         id: ConnId,
         now: Instant,
         silent_max: Duration,
+        may_step: bool,
         events: &mut Vec<Event>,
     ) -> Result<bool, String> {
         if self.secured.is_none() && !self.announced {
             self.announced = true;
             events.push(Event::Accepted { conn: id, proven: false });
         }
-        let read = self.read(id, now, events)?;
+        let read = self.read(id, now, may_step, events)?;
         let had_room = self.reader.incoming.has_room();
         if !had_room {
             self.last_read = Some(now); // It is this side that does not read.
@@ -231,13 +242,16 @@ impl Connection {
         Ok(moved > 0)
     }
 
-    fn read(&mut self, id: ConnId, now: Instant, events: &mut Vec<Event>) -> Result<bool, String> {
+    fn read(&mut self, id: ConnId, now: Instant, mut may_step: bool, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
         if self.paused && self.reader.incoming.has_room() {
             moved += self.to - self.from;
             self.take_in(id, events)?;
         }
         while self.readable && moved < TURN_BYTES && self.reader.incoming.has_room() {
+            if self.is_handshaking() && !std::mem::take(&mut may_step) {
+                break;
+            }
             match self.receive() {
                 Ok(n) => {
                     moved += n;

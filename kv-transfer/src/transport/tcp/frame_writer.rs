@@ -4,6 +4,9 @@
 //! Writes keep their order, and a flush stays behind the writes that it covers. Everything else passes them between whole frames, also
 //! where the next write waits for its bytes. Nothing refers to the order of the two: a source sends what speaks of its writes (checksums, a
 //! commit, the end of an abort) only once a flush is answered, as it must where writes go over lanes.
+//!
+//! A peer that asks and does not read the answers determines how many wait for it. So their memory is bounded, with that of the queue
+//! ([`CONTROL_BYTES_MAX`]): what would exceed the bound is dropped, and the connection is closed.
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::plan::CopyRun;
@@ -15,8 +18,12 @@ use baton_types::TicketId;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Most control bytes queued for a peer that does not read.
-const MESSAGE_BYTES_MAX: usize = 128 << 20;
+/// Most memory of what is queued for a peer that does not read, apart from writes and their flushes: the queue with its heads, and messages.
+const CONTROL_BYTES_MAX: usize = 128 << 20;
+/// What an allocation takes besides its bytes.
+const ALLOCATION_BYTES: usize = 32;
+/// A queue with room for more frames shrinks once it is nearly empty.
+const IDLE_FRAMES: usize = 64;
 /// Most flush answers queued for it. A service has at most one flush in progress on each connection.
 const FLUSH_ANSWERS_MAX: usize = 64;
 
@@ -76,6 +83,14 @@ impl Out {
     }
 }
 
+/// Memory of a message.
+fn message_bytes(body: &Body) -> usize {
+    match body {
+        Body::Own(bytes) => bytes.capacity() + ALLOCATION_BYTES,
+        _ => 0,
+    }
+}
+
 /// Which frames to take together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kinds {
@@ -102,8 +117,11 @@ pub(super) struct FrameWriter {
     control: VecDeque<Out>,
     /// Writes, and flushes behind them.
     writes: VecDeque<Out>,
+    /// Memory of the messages.
     message_bytes: usize,
     flush_answers: usize,
+    /// Something was dropped, because it would have exceeded the bound.
+    is_overfull: bool,
     /// Flushes that were sent, behind every write that they cover, and not answered.
     flushes: Vec<u64>,
     outgoing: Outgoing,
@@ -111,9 +129,21 @@ pub(super) struct FrameWriter {
 
 impl FrameWriter {
     fn push(&mut self, head: Head, body: Body) {
-        let queue = match body {
+        let queue = match &body {
             Body::Pool(_) | Body::Staged(_) | Body::Flush(_) => &mut self.writes,
-            Body::None | Body::Own(_) | Body::FlushAnswer => &mut self.control,
+            Body::None | Body::Own(_) | Body::FlushAnswer => {
+                let message_bytes = message_bytes(&body);
+                let room = self.control.capacity();
+                // A full queue doubles.
+                let frames = if self.control.len() == room { (2 * room).max(IDLE_FRAMES) } else { room };
+                if self.message_bytes + message_bytes + frames * size_of::<Out>() > CONTROL_BYTES_MAX {
+                    self.is_overfull = true;
+                    return;
+                }
+                self.message_bytes += message_bytes;
+                self.control.reserve_exact(frames - self.control.len());
+                &mut self.control
+            }
         };
         queue.push_back(Out { head: head.encode(), body, written: 0 });
     }
@@ -130,12 +160,10 @@ impl FrameWriter {
     }
 
     pub(super) fn message(&mut self, message: Vec<u8>) {
-        self.message_bytes += message.len();
         self.push(Head::Message { len: message.len() }, Body::Own(message));
     }
 
     pub(super) fn attach(&mut self, body: Vec<u8>) {
-        self.message_bytes += body.len();
         self.push(Head::Attach { len: body.len() }, Body::Own(body));
     }
 
@@ -200,9 +228,14 @@ impl FrameWriter {
         self.push(Head::Ping, Body::None);
     }
 
+    /// Memory of what is queued for the peer, apart from writes and their flushes.
+    pub(super) fn control_bytes(&self) -> usize {
+        self.message_bytes + self.control.capacity() * size_of::<Out>()
+    }
+
     /// Fails for a peer that lets more accumulate than a correct one does.
     pub(super) fn check(&self) -> Result<(), String> {
-        if self.message_bytes > MESSAGE_BYTES_MAX {
+        if self.is_overfull {
             return Err("the peer does not read its messages".into());
         }
         if self.flush_answers > FLUSH_ANSWERS_MAX {
@@ -260,16 +293,20 @@ impl FrameWriter {
             if out.written < out.len() {
                 return;
             }
-            match next.pop_front().map(|out| out.body) {
+            let body = next.pop_front().map(|out| out.body);
+            self.message_bytes -= body.as_ref().map_or(0, message_bytes);
+            match body {
                 Some(Body::Pool(run)) => put_done(run.len),
                 Some(Body::Staged(staged)) => {
                     put_done(staged.len);
                     self.outgoing.sent(staged);
                 }
-                Some(Body::Own(own)) => self.message_bytes -= own.len(),
                 Some(Body::FlushAnswer) => self.flush_answers -= 1,
                 Some(Body::Flush(id)) => self.flushes.push(id),
-                Some(Body::None) | None => {}
+                Some(Body::Own(_) | Body::None) | None => {}
+            }
+            if self.control.len() < self.control.capacity() / 4 && self.control.capacity() > IDLE_FRAMES {
+                self.control.shrink_to(self.control.capacity() / 2);
             }
             if bytes == 0 {
                 return;
@@ -412,5 +449,30 @@ mod tests {
         assert!(writer.check().is_err());
         writer.went(HEAD_BYTES, |_| {});
         assert!(writer.check().is_ok(), "one was read");
+    }
+
+    #[test]
+    fn memory_for_a_peer_that_reads_no_answers_is_bounded() {
+        for len in [1, 30, 4 << 10, 8 << 20] {
+            let (mut writer, mut queued) = (FrameWriter::default(), 0);
+            // Without a bound of its own, this ends by the first assertion.
+            while writer.check().is_ok() {
+                let held = queued * (len + ALLOCATION_BYTES) + writer.control.capacity() * size_of::<Out>();
+                assert!(held <= CONTROL_BYTES_MAX, "{queued} answers of {len} bytes take {held}");
+                writer.message(vec![0; len]);
+                queued += 1;
+            }
+            assert!(
+                queued * (len + size_of::<Out>()) > CONTROL_BYTES_MAX / 3,
+                "{queued} answers of {len} bytes are few"
+            );
+            assert_eq!(writer.control.len(), queued - 1, "the last one is dropped");
+            // Memory of what was read is free again.
+            while let Some(out) = writer.control.front() {
+                writer.went(out.len(), |_| {});
+            }
+            assert_eq!(writer.message_bytes, 0);
+            assert!(writer.control.capacity() <= 4 * IDLE_FRAMES);
+        }
     }
 }

@@ -10,6 +10,7 @@ mod connection;
 mod frame;
 mod frame_reader;
 mod frame_writer;
+mod handshakes;
 mod tls;
 
 use super::last_operations::LastOperations;
@@ -26,6 +27,7 @@ use accepting::{AcceptFailure, to_close};
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
+use handshakes::Handshakes;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::BTreeMap;
@@ -47,7 +49,10 @@ const ENDING_MAX: Duration = Duration::from_secs(5);
 /// How often a transport that shuts down looks at deadlines. The end of an operation wakes it.
 const SHUTDOWN_POLL: Duration = Duration::from_millis(1);
 /// Most connections accepted before existing connections are served.
-const ACCEPTED_A_TURN_MAX: usize = 64;
+const ACCEPTED_A_TURN_MAX: usize = 16;
+
+/// Most memory of what is queued for all peers together, apart from writes: beyond it, the connection with the most is closed.
+const CONTROL_BYTES_MAX: usize = 512 << 20;
 
 /// Where a control channel listens, and its kind.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +74,7 @@ pub(crate) struct Tcp {
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
     turns: Turns,
+    handshakes: Handshakes,
     /// Connections that have ended, for which the pool's device still works.
     ending: Vec<Ending>,
     /// Connections that a test prevents from being fenced: their sockets stay open and are not read.
@@ -120,6 +126,7 @@ impl Tcp {
             has_lanes,
             connections: BTreeMap::new(),
             turns: Turns::default(),
+            handshakes: Handshakes::default(),
             ending: Vec::new(),
             unfenced: Vec::new(),
             keeps_lost: has_lanes && hazard!(config, PretendedFences),
@@ -237,6 +244,18 @@ impl Tcp {
         });
         if let Some(conn) = to_close(unsettled, self.ungreeted_max) {
             self.remove(conn, "too many have connected without a greeting".into(), false, events);
+        }
+    }
+
+    /// Closes connections whose peers read the least, while the memory of all queues is beyond its bound.
+    fn bound_queues(&mut self, events: &mut Vec<Event>) {
+        loop {
+            let queued = || self.connections.iter().map(|(&id, connection)| (connection.writer.control_bytes(), id));
+            if queued().map(|(bytes, _)| bytes).sum::<usize>() <= CONTROL_BYTES_MAX {
+                return;
+            }
+            let Some((_, id)) = queued().max() else { return };
+            self.remove(id, "the peers do not read their messages, and this one the least".into(), false, events);
         }
     }
 
@@ -412,9 +431,11 @@ impl Transport for Tcp {
             self.remove(id, reason, false, events);
         }
         let mut broken = Vec::new();
+        let steps = self.handshakes.next(self.connections.iter().filter(|(_, c)| c.has_step()).map(|(&id, _)| id));
+        any |= steps.others_wait;
         for id in self.turns.next(&self.connections) {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
-            match connection.progress(id, now, self.silent_max, events) {
+            match connection.progress(id, now, self.silent_max, steps.of.contains(&id), events) {
                 Ok(moved) => any |= moved,
                 Err(reason) => broken.push((id, reason, connection.is_unproven())),
             }
@@ -422,6 +443,7 @@ impl Transport for Tcp {
         for (id, reason, unproven) in broken {
             self.remove(id, reason, unproven, events);
         }
+        self.bound_queues(events);
         self.end(now, events);
         any || events.len() > before
     }
