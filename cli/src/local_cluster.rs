@@ -9,10 +9,9 @@
 use anyhow::Context;
 use baton_node::environment::state_home;
 use baton_node::identity::{Authority, Role};
-use std::fs::{DirBuilder, File, TryLockError};
+use baton_node::private::{self, FileLock};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ const LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// The folder of a running cluster. Dropping it removes it.
 pub(crate) struct LocalCluster {
     folder: PathBuf,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl LocalCluster {
@@ -42,14 +41,13 @@ impl LocalCluster {
     }
 
     fn make_in(all: &Path) -> anyhow::Result<Self> {
-        make_private(all)?;
+        private::make_folder(all)?;
         clear(all);
         let folder = all.join(std::process::id().to_string());
         let new = folder.with_extension(NEW);
         remove(&new)?;
-        make_private(&new)?;
-        let lock = File::create(new.join(LOCK))?;
-        lock.lock()?;
+        private::make_folder(&new)?;
+        let lock = FileLock::try_take(&new.join(LOCK))?.context("another process has the lock of a new folder")?;
         let authority = Authority::new()?;
         authority.save(&new.join("authority"))?;
         for role in Role::ALL {
@@ -113,8 +111,7 @@ fn clear(all: &Path) {
 
 /// Whether no process holds the folder's lock.
 fn is_free(folder: &Path) -> bool {
-    let lock = File::open(folder.join(LOCK));
-    lock.is_ok_and(|lock| !matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+    matches!(FileLock::try_take_existing(&folder.join(LOCK)), Ok(Some(_)))
 }
 
 fn remove(folder: &Path) -> io::Result<()> {
@@ -122,10 +119,6 @@ fn remove(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-fn make_private(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 #[cfg(test)]
@@ -160,7 +153,7 @@ mod tests {
         let killed = all.join("1");
         std::fs::create_dir(&killed).unwrap();
         std::fs::copy(local_cluster.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();
-        File::create(killed.join(LOCK)).unwrap();
+        std::fs::File::create(killed.join(LOCK)).unwrap();
         clear(&all);
         assert!(!killed.exists() && operator.exists());
         drop(local_cluster);

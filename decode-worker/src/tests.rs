@@ -150,7 +150,7 @@ fn is_claimed(reply: Option<Reply>) -> bool {
 #[tokio::test]
 async fn a_claim_whose_kv_never_comes_lapses_with_its_deadline() {
     let service = service();
-    let mut stream = claim(&service, "a", Duration::from_millis(50)).await.unwrap();
+    let mut stream = claim(&service, "a", Duration::from_secs(2)).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
     assert_eq!(service.handoffs.claimed().tokens, 5);
     let end = next(&mut stream).await.expect("an end").expect_err("no token can come");
@@ -294,7 +294,7 @@ async fn an_offer_that_awaits_the_same_prompt_is_granted_as_soon_as_that_arrives
     eventually("the second is offered", || transfer.stats().sinks == 2).await;
     assert_eq!(transfer.stats().tickets, 1, "it waits for the blocks that are on their way");
     send(first, 40, (1..=41).collect()).await.unwrap();
-    let report = tokio::time::timeout(Duration::from_secs(5), send(same, 40, (1..=41).collect()));
+    let report = tokio::time::timeout(FOREVER, send(same, 40, (1..=41).collect()));
     report.await.expect("it is granted").unwrap();
 }
 

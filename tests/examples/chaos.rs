@@ -95,6 +95,7 @@ async fn play(seed: u64, seconds: u64, links: bool, network: Result<(), String>)
         longer_max: LONGER_MAX,
         links: whole && links,
         requests_min: if whole { REQUESTS_MIN } else { 0 },
+        patience: 1,
         folder: folder.clone(),
     };
     let report = run(&plan, network).await?;

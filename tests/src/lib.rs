@@ -8,6 +8,7 @@ pub mod bits;
 pub mod chaos;
 pub mod cluster;
 pub mod critical_path;
+pub mod eventually;
 pub mod gates;
 pub mod golden;
 pub mod http;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for a cluster to serve.
 pub(crate) const START_MAX: Duration = Duration::from_secs(120);
 /// Longest wait for a process to end after it was asked to.
-pub const END_MAX: Duration = Duration::from_secs(30);
+pub const END_MAX: Duration = Duration::from_secs(60);
 /// Interval of the checks of a wait.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// The last line that `baton up` prints once it serves.

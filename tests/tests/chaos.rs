@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "random:hidden=256,layers=4,heads=4,kv_heads=2,vocab=500,context=1024,seed=13";
 /// Fixed, so that every `make test` tries the same.
 const SEED: u64 = 5;
+/// Every promise must be kept here, however busy the machine is; how soon is measured by `make chaos`.
+const PATIENCE: u32 = 8;
 /// Where the table stands in the documentation.
 const SECTION: (&str, &str) = ("<!-- The matrix, from tests/src/chaos/matrix.rs -->\n", "<!-- End of the matrix -->\n");
 
@@ -38,6 +40,7 @@ async fn processes_fail_and_no_promise_is_broken() -> anyhow::Result<()> {
         longer_max: Duration::ZERO,
         links: false,
         requests_min: 100,
+        patience: PATIENCE,
         folder: folder.path().to_path_buf(),
     };
     let report = run(&plan, Err("the short form runs anywhere".into())).await?;
@@ -131,7 +134,7 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
         let output = python("a", ASK).args([&target, &bytes.to_string(), &seconds.to_string()]).output()?;
         Ok(String::from_utf8(output.stdout)?.trim().parse().ok())
     };
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while ask(10, 5.0)?.is_none() {
         ensure!(Instant::now() < deadline, "nobody answers through an unharmed link");
     }
@@ -141,7 +144,7 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
     let narrowed = (LinkFault::Narrowed("8mbit"), 1_000_000, 1_500);
     for (link_fault, bytes, ms_min) in [delayed, narrowed] {
         network.impair(Net::Data, (1, "b"), link_fault)?;
-        let took = ask(bytes, 20.0)?.with_context(|| format!("{link_fault:?}: nothing comes through"))?;
+        let took = ask(bytes, 60.0)?.with_context(|| format!("{link_fault:?}: nothing comes through"))?;
         ensure!(took >= ms_min, "{link_fault:?}: {bytes} bytes there and back in {took} ms");
         network.heal(Net::Data, (1, "b"), link_fault)?;
     }
@@ -149,13 +152,13 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
         network.impair(Net::Data, (1, "b"), link_fault)?;
         ensure!(ask(10, 0.5)?.is_none(), "{link_fault:?}: an answer came");
         network.heal(Net::Data, (1, "b"), link_fault)?;
-        ensure!(ask(10, 20.0)?.is_some(), "{link_fault:?}: no answer after it was healed");
+        ensure!(ask(10, 60.0)?.is_some(), "{link_fault:?}: no answer after it was healed");
     }
     for way in [Way::To, Way::From] {
         network.impair(Net::Data, (1, "b"), LinkFault::OneWay(way))?;
         ensure!(ask(10, 0.5)?.is_none(), "{way:?}: an answer came");
         network.heal(Net::Data, (1, "b"), LinkFault::OneWay(way))?;
-        ensure!(ask(10, 20.0)?.is_some(), "{way:?}: no answer after it was healed");
+        ensure!(ask(10, 60.0)?.is_some(), "{way:?}: no answer after it was healed");
     }
     // Only the bytes tell: what is damaged comes, in full length.
     let damaged = LinkFault::Relayed(Impairment { damage: 0.2, ..Impairment::default() });

@@ -1,6 +1,7 @@
 //! The tables of docs/metrics.md and what the processes export agree: names, types, labels, and who exports them.
 
 use anyhow::{Context, ensure};
+use baton_tests::eventually::eventually;
 use baton_tests::http::Api;
 use baton_tests::label_values;
 use baton_tests::processes::Up;
@@ -65,19 +66,11 @@ fn exported(scrape: &Scrape) -> BTreeMap<String, Metric> {
     found
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
-    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=1MiB"])?;
-    let api = Api::new(up.openai()?);
-    let prompt: Vec<u64> = (0..300).map(|i| i % 250).collect();
-    let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true, "prefill_policy": "remote"});
-    let answer = api.post("completions", body).await?;
-    ensure!(answer.status == 200, "{answer:?}");
-    // Both workers told what they have cached as soon as their streams stood.
+/// Compares the tables with what the processes export now; which metrics have series.
+async fn agree(up: &Up, told: &BTreeMap<String, BTreeMap<String, Metric>>) -> anyhow::Result<BTreeSet<String>> {
     let router = Scrape::of(&up.metrics("router")?).await?;
     let index = |what: &str| router.find(&format!("baton_router_index_{what}"), &[]);
     ensure!((index("workers")?, index("lost_workers")?) == (2.0, 0.0), "{}", router.text());
-    let told = told()?;
     let table = |name: &str| told.get(name).with_context(|| format!("docs/metrics.md has no table {name:?}"));
     let mut with_series: BTreeSet<String> = BTreeSet::new();
     for (processes, heading) in [(&["router"][..], "Routers"), (&["prefill-0", "decode-0"], "Workers")] {
@@ -99,6 +92,20 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
             ensure!(missing.is_empty(), "{process} does not export {missing:?}");
         }
     }
+    Ok(with_series)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
+    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=1MiB"])?;
+    let api = Api::new(up.openai()?);
+    let prompt: Vec<u64> = (0..300).map(|i| i % 250).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true, "prefill_policy": "remote"});
+    let answer = api.post("completions", body).await?;
+    ensure!(answer.status == 200, "{answer:?}");
+    let told = told()?;
+    // What ends with the answer, and what workers tell of their caches, comes a moment after it.
+    let with_series = eventually(async || agree(&up, &told).await).await?;
     // What did not happen here must at least be counted somewhere.
     let sources = ["router/src/metrics/mod.rs", "router/src/metrics/cache.rs"].map(|file| root().join(file));
     let source = sources.iter().map(fs::read_to_string).collect::<Result<String, _>>()?;
@@ -112,12 +119,13 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Four answers of 500 tokens each in a pool of 1,024: sequences give their blocks back, and what is computed again is told.
+/// Four answers of 900 tokens each in a pool of 1,024, which overlap however late some of them come: sequences give their blocks back, and
+/// what is computed again is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_preempted_and_computed_again_is_counted() -> anyhow::Result<()> {
     const PROMPT: usize = 100;
-    const ANSWER: usize = 400;
-    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=768KiB", "--prefill=0"])?;
+    const ANSWER: usize = 800;
+    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=512KiB", "--prefill=0"])?;
     let api = Api::new(up.openai()?);
     let answers = (0..4).map(|first| {
         let prompt: Vec<usize> = (0..PROMPT).map(|i| (first + i * 7) % 250).collect();
@@ -127,18 +135,24 @@ async fn what_is_preempted_and_computed_again_is_counted() -> anyhow::Result<()>
     for answer in futures::future::try_join_all(answers).await? {
         ensure!(answer.status == 200 && answer.body["usage"]["completion_tokens"] == ANSWER, "{answer:?}");
     }
+    eventually(async || told_of_preemptions(&up, PROMPT, ANSWER).await).await?;
+    up.stop()
+}
+
+/// The counts of four answers of `answer` tokens to prompts of `prompt` tokens.
+async fn told_of_preemptions(up: &Up, prompt: usize, answer: usize) -> anyhow::Result<()> {
     let worker = Scrape::of(&up.metrics("decode-0")?).await?;
     let value = |name: &str, labels: &[&str]| worker.find(name, labels);
     let (preemptions, again) =
         (value("baton_preemptions_total", &[])?, value("baton_engine_recomputed_tokens_total", &[])?);
     ensure!(preemptions >= 1.0, "four fit at once:\n{}", worker.text());
     // Whoever gives way has its prompt, and at least a token.
-    ensure!(again >= preemptions * (PROMPT + 1) as f64, "{again} tokens of {preemptions} sequences");
-    let (prompts, answers) = ((4 * PROMPT) as f64, (4 * ANSWER) as f64);
+    ensure!(again >= preemptions * (prompt + 1) as f64, "{again} tokens of {preemptions} sequences");
+    let (prompts, answers) = ((4 * prompt) as f64, (4 * answer) as f64);
     ensure!(value("baton_generated_tokens_total", &[])? == answers);
     let (prefill, decode) = (&["kind=\"prefill\""], &["kind=\"decode\""]);
     let prefilled = value("baton_engine_rows_total", prefill)?;
-    ensure!(prefilled >= prompts + preemptions * PROMPT as f64, "{prefilled} rows, {preemptions}: {}", worker.text());
+    ensure!(prefilled >= prompts + preemptions * prompt as f64, "{prefilled} rows, {preemptions}: {}", worker.text());
     // The first token of each, and the one behind each computation, are of prefill rows.
     let decoded = value("baton_engine_rows_total", decode)?;
     ensure!(
@@ -160,7 +174,7 @@ async fn what_is_preempted_and_computed_again_is_counted() -> anyhow::Result<()>
     ] {
         ensure!(router.sum(name, &[]) == expected, "{name} is {}, not {expected}", router.sum(name, &[]));
     }
-    up.stop()
+    Ok(())
 }
 
 /// Where the code names the values of labels.

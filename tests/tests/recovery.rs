@@ -121,6 +121,7 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
     let client = cluster.client().await?;
     for drawn in [false, true] {
         let right = ask(&client, request(&format!("alone-{drawn}"), drawn, PrefillPolicy::Local)).await?;
+        until_quiet(&cluster).await?;
         let id = RequestId::try_new(format!("held-{drawn}"))?;
         let phase = match at {
             Held::Engine(phase, looks) => {
@@ -144,7 +145,14 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
             let (load, transfer) = (w.loaded.engine.load(), w.transfer.stats());
             load.running + load.waiting + transfer.sinks + transfer.sources > 0
         };
-        let busy = pool.iter().position(serves).context("somebody serves the request")?;
+        // Threads publish their counters a turn after a gate stopped them.
+        let busy = loop {
+            if let Some(busy) = pool.iter().position(serves) {
+                break busy;
+            }
+            ensure!(Instant::now() < deadline, "nobody serves {id}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
         let stopped = tokio::spawn(stop(pool.remove(busy)));
         // Another worker comes in its place, under another name.
         cluster.add(prefill_stops, &quick(), &format!("another-{drawn}")).await?;
@@ -260,10 +268,10 @@ async fn a_decode_engine_hangs_that_prefills_itself() -> anyhow::Result<()> {
     an_engine_hangs(PROMPT_TOKENS, PrefillPolicy::Local, false).await
 }
 
-/// A model that takes some hundred milliseconds for an answer: time to kill somebody in the middle of it.
-const SLOW_MODEL: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=500,context=1024,seed=12";
+/// A model that takes seconds for an answer: time to stop somebody in the middle of it, on however busy a machine.
+const SLOW_MODEL: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=500,context=2048,seed=12";
 /// Tokens of an answer of it.
-const LONG_ANSWER_TOKENS: u32 = 600;
+const LONG_ANSWER_TOKENS: u32 = 1_000;
 
 /// A worker process of its own.
 fn victim(program: &str, cluster: &Cluster) -> anyhow::Result<Service> {

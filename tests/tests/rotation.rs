@@ -5,8 +5,11 @@ use baton_node::grpc::{ChannelConfig, channel};
 use baton_node::identity::{Authority, Identity, IdentityConfig, Role};
 use baton_node::testing::etcd::EtcdServer;
 use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
+use baton_tests::eventually::eventually;
 use baton_tests::load::{Case, Load};
 use baton_tests::service::Service;
+use std::fs::File;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,8 +18,10 @@ const MODEL: &str = "--model=random:hidden=64,layers=3,heads=4,kv_heads=2,vocab=
 /// Some prefill where they decode, some elsewhere.
 const CASES: [Case; 2] = [Case::new(400, 40, false), Case::new(20, 30, true)];
 const LASTS: Duration = Duration::from_secs(86_400);
-/// Long enough for all processes to read their files again, as [`CONFIG`] says.
-const READ_AGAIN: Duration = Duration::from_secs(2);
+/// How long a cluster serves with each set of files.
+const SERVES: Duration = Duration::from_secs(1);
+/// What a process logs when it has taken other files.
+const TAKEN: &str = "takes the identity's new files";
 const CONFIG: &str = "[identity]\nreread_ms = 100\n";
 /// What a server of etcd shows.
 const SERVER: &str = "server";
@@ -27,6 +32,26 @@ fn issue(home: &Path, authority: &Authority, also: &str) -> anyhow::Result<()> {
         authority.issue(&home.join(role.name()), &[role], &[], LASTS, also)?;
     }
     Ok(authority.issue(&home.join(SERVER), &[], &["127.0.0.1".into()], LASTS, also)?)
+}
+
+/// Waits until all processes have taken the files that are there now. Each is changed by a line that means nothing, twice: what a process
+/// takes second was read after it had taken the first.
+async fn all_take(home: &Path, workers: &[Service], router: &Service) -> anyhow::Result<()> {
+    let taken = || workers.iter().chain([router]).map(|service| service.stderr().matches(TAKEN).count());
+    for _ in 0..2 {
+        let before: Vec<usize> = taken().collect();
+        for role in [Role::Router, Role::Worker] {
+            let mut file = File::options().append(true).open(home.join(role.name()).join("ca.crt"))?;
+            file.write_all(b"\n")?;
+        }
+        eventually(async || {
+            let waits = taken().zip(&before).filter(|(now, before)| now <= before).count();
+            ensure!(waits == 0, "{waits} processes do not take other files");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 async fn rotate(
@@ -44,7 +69,7 @@ async fn rotate(
     let common = |role: Role| {
         let own =
             [format!("--config={}", config.display()), format!("--identity={}", home.join(role.name()).display())];
-        [&own[..], &["--log=warn".into()], &membership].concat()
+        [&own[..], &["--log=warn,baton_node::identity=info".into()], &membership].concat()
     };
     let listens = ["--grpc-listen", "--http-listen", "--cluster-listen"].map(|flag| format!("{flag}=127.0.0.1:0"));
     let mut router = Service::start("baton-router", &[common(Role::Router), listens.to_vec()].concat())?;
@@ -59,12 +84,14 @@ async fn rotate(
         service.ready().await?;
     }
     let load = Load::start(&[format!("http://{clients}")], &CASES).await?;
-    load.goes_on("before", READ_AGAIN).await?;
+    load.goes_on("before", SERVES).await?;
 
     issue(home, &old, "")?;
-    load.goes_on("other certificates", READ_AGAIN).await?;
+    all_take(home, &workers, &router).await?;
+    load.goes_on("other certificates", SERVES).await?;
     issue(home, &old, new.pem())?;
-    load.goes_on("both authorities are trusted", READ_AGAIN).await?;
+    all_take(home, &workers, &router).await?;
+    load.goes_on("both authorities are trusted", SERVES).await?;
     let former = PathBuf::from(home).join("former");
     old.issue(&former, &[Role::Router], &[], LASTS, new.pem())?;
     let at = workers[1].listening().await?.0;
@@ -72,9 +99,11 @@ async fn rotate(
     let former = Identity::start(&former, Role::Router).await?;
     watch(at, &former).await.context("a router that is not renewed yet")?;
     issue(home, &new, old.pem())?;
-    load.goes_on("the new authority signs", READ_AGAIN).await?;
+    all_take(home, &workers, &router).await?;
+    load.goes_on("the new authority signs", SERVES).await?;
     issue(home, &new, "")?;
-    load.goes_on("only the new authority is trusted", READ_AGAIN).await?;
+    all_take(home, &workers, &router).await?;
+    load.goes_on("only the new authority is trusted", SERVES).await?;
 
     // Connections from before stay; new ones are made with the new files alone.
     let refused = watch(at, &former).await;
@@ -82,7 +111,7 @@ async fn rotate(
     workers.push(worker("decode", "d-1")?);
     workers[2].ready().await.context("one that came after")?;
     workers[1].terminate().await?;
-    load.goes_on("one that came before is gone", READ_AGAIN).await?;
+    load.goes_on("one that came before is gone", SERVES).await?;
     let (answers, _) = load.stop().await?;
     ensure!(answers > 0);
     for service in [0, 2] {

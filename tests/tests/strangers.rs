@@ -47,7 +47,7 @@ async fn foreign(home: &TempDir) -> anyhow::Result<[Identity; 3]> {
 }
 
 fn to(address: SocketAddr, identity: &Identity, demanded: Role) -> anyhow::Result<Channel> {
-    let config = ChannelConfig { connect_ms_max: 2_000, ..ChannelConfig::default() };
+    let config = ChannelConfig { connect_ms_max: 5_000, ..ChannelConfig::default() };
     Ok(channel(&address.to_string(), &config, identity, demanded)?)
 }
 

@@ -4,9 +4,10 @@ use anyhow::{Context, ensure};
 use baton_node::testing::{CollectedSpan, Collector};
 use baton_proto::v1::{self, inference_client::InferenceClient};
 use baton_tests::critical_path::critical_path;
+use baton_tests::eventually::eventually;
 use baton_tests::http::Api;
 use baton_tests::processes::{Up, baton};
-use baton_tests::scrape::Scrape;
+use baton_tests::scrape::{Scrape, find};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ const KV_BYTES: u64 = 512;
 const PROMPT_TOKENS: u64 = 300;
 const ANSWER_TOKENS: u64 = 12;
 /// Longest way of a span from its end to the collector.
-const EXPORT_MAX: Duration = Duration::from_secs(15);
+const EXPORT_MAX: Duration = Duration::from_secs(60);
 /// A caller's own trace, as the W3C writes it.
 const CALLER: (&str, &str) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
 
@@ -183,7 +184,8 @@ async fn one_request_is_one_trace() -> anyhow::Result<()> {
     let remote = ask(&api, "remote", &[("traceparent", &traceparent)]).await?;
     ensure!(remote == CALLER.0, "the answer names trace {remote}");
     let local = ask(&api, "local", &[]).await?;
-    check_metrics(&up).await?;
+    // A worker counts the end of a phase a moment after the answer.
+    eventually(async || check_metrics(&up).await).await?;
 
     let arrived = |spans: &[CollectedSpan]| {
         tree(spans, &remote).len() >= REMOTE.len() && tree(spans, &local).len() >= LOCAL.len()
@@ -205,8 +207,8 @@ const SLOW_MODEL: &str = "random:vocab=300,context=2048,layers=6,hidden=256,head
 const POD: &str = "k8s.pod.name=worker-7,k8s.namespace.name=serving";
 
 /// A transfer of which nobody waits may end in the moment between the first token and its arrival at the router, and then looks as if the
-/// stream had waited for it. One that is waited for looks like that each time.
-const ATTEMPTS: u64 = 5;
+/// stream had waited for it. One that is waited for looks like that each time. So many attempts, since a busy machine lengthens that moment.
+const ATTEMPTS: u64 = 20;
 
 async fn first_token_lies_on_compute(
     api: &Api,
@@ -351,16 +353,22 @@ async fn a_slow_request_is_kept_by_every_process_although_the_head_left_it_out()
     ensure!(tree(&spans, &trace) == expected, "{:#?}", tree(&spans, &trace));
     let root = spans.iter().find(|span| span.name == "generate").context("generate")?;
     ensure!(root.attributes.get("baton.slow").is_some_and(|slow| slow == "true"), "{root:?}");
-    let router = Scrape::of(&up.metrics("router")?).await?;
-    ensure!(router.find("baton_router_traces_kept_slow_total", &[])? == 1.0);
+    let metrics = up.metrics("router")?;
+    eventually(async || {
+        let kept = find(&metrics, "baton_router_traces_kept_slow_total", &[]).await?;
+        ensure!(kept == 1.0, "{kept} traces are kept");
+        Ok(())
+    })
+    .await?;
     up.stop()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_lines_of_every_process_name_the_request_and_its_trace() -> anyhow::Result<()> {
-    let model = format!("--model={MODEL}");
+    // An answer that is not over before the client has gone.
+    let model = format!("--model={}", MODEL.replace("context=1024", "context=100000"));
     let log = "--log=info,baton_router=debug,baton_decode_worker=debug";
-    let flags = ["--grpc-port=0", "--http-port=0", &model, "--kv-cache-bytes=1MiB", log];
+    let flags = ["--grpc-port=0", "--http-port=0", &model, "--kv-cache-bytes=64MiB", log];
     let mut up = Up::spawn(&flags, &[("BATON_TELEMETRY__LOG_FORMAT", "json")])?;
     up.wait_serving()?;
     let mut client = InferenceClient::connect(format!("http://{}", up.grpc()?)).await?;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Weights that are made in no time.
 const RANDOM: &str = "--model=random:vocab=300,context=1024";
-/// Longest wait for the children of a killed `baton up`.
-const ORPHANS_MAX: Duration = Duration::from_secs(8);
+/// Longest wait for a first child of `baton up`.
+const CHILD_MAX: Duration = Duration::from_secs(60);
 
 /// Token ids of a completion over HTTP.
 async fn complete(up: &Up) -> anyhow::Result<Vec<u64>> {
@@ -163,14 +163,12 @@ fn a_killed_up_leaves_no_process() -> anyhow::Result<()> {
     let mut up = Up::start(&[RANDOM])?;
     let children = up.children()?;
     ensure!(children.len() == 3, "{children:?}");
-    let killed = Instant::now();
     up.signal("KILL")?;
     up.wait()?;
     wait_gone(&children)?;
-    ensure!(killed.elapsed() < ORPHANS_MAX, "children lived on for {:?}", killed.elapsed());
     // While it starts, nothing is left either.
     let mut up = Up::spawn(&["--grpc-port=0", "--http-port=0"], &[])?;
-    let deadline = Instant::now() + ORPHANS_MAX;
+    let deadline = Instant::now() + CHILD_MAX;
     while up.children()?.is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }

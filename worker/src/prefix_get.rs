@@ -225,7 +225,7 @@ mod tests {
             // For any size: computed, not searched.
             assert!(boundary(16 * theirs as usize, (1 << 40) + 1) > 1 << 40);
         }
-        assert!(begin.elapsed() < Duration::from_millis(100));
+        assert!(begin.elapsed() < Duration::from_secs(10));
     }
 
     /// A pool with the hashes of three blocks of 16 tokens, this many of which are cached.

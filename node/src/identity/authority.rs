@@ -2,12 +2,11 @@
 //! orchestrator has its own.
 
 use super::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
+use crate::private;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -112,23 +111,11 @@ fn in_force(params: &mut CertificateParams, lasts: Duration) {
 
 /// Creates a folder accessible to the owner only.
 fn make_private(dir: &Path) -> Result<(), AuthorityError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|source| AuthorityError::Io { path: dir.into(), source })
+    private::make_folder(dir).map_err(|source| AuthorityError::Io { path: dir.into(), source })
 }
 
 /// Replaces a file atomically; accessible to the owner only.
 fn write(path: &Path, content: &str) -> Result<(), AuthorityError> {
-    let new = path.with_extension("new");
-    let written = || -> io::Result<()> {
-        // A file left by an earlier write may belong to another user.
-        match std::fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(content.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
-    };
-    written().map_err(|source| AuthorityError::Io { path: path.into(), source })
+    let replaced = private::replace_file(path, content.as_bytes());
+    replaced.map_err(|source| AuthorityError::Io { path: path.into(), source })
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT: Duration = Duration::from_millis(400);
 /// Longer than any of these waits takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 const ASKED: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";

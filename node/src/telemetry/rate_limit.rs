@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::subscriber::Interest;
@@ -93,7 +93,7 @@ impl RateLimit {
 
     /// Reports suppressed lines through `to`, while the watch lives.
     pub(super) fn watch(&self, to: &Dispatch) -> std::io::Result<RateLimitWatch> {
-        let (stop, stopped) = channel::<()>();
+        let (stop, stopped) = sync_channel::<()>(0);
         let (limiter, to) = (self.0.clone(), to.downgrade());
         let look = move || {
             // The thread sleeps here; `stop` is never sent to, only dropped.
@@ -115,7 +115,7 @@ fn tell(left_out: &LeftOut) {
 
 /// Ends the thread when dropped.
 pub(super) struct RateLimitWatch {
-    _stop: Sender<()>,
+    _stop: SyncSender<()>,
 }
 
 impl fmt::Debug for RateLimitWatch {
@@ -182,12 +182,12 @@ mod tests {
     #[test]
     fn a_flood_is_cut_and_told() {
         let (rate_limit, lines) = (RateLimit::new(), Lines::default());
-        *rate_limit.0.lock() = Limiter::new(5, Duration::from_millis(100));
+        *rate_limit.0.lock() = Limiter::new(5, Duration::from_secs(3));
         let to = Dispatch::new(tracing_subscriber::registry().with(lines.clone().with_filter(rate_limit.clone())));
         let watch = rate_limit.watch(&to).unwrap();
         tracing::dispatcher::with_default(&to, || (0..1_000).for_each(|i| tracing::warn!(i, "again")));
         assert_eq!(*lines.0.lock(), 5);
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(30);
         while *lines.0.lock() < 6 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -98,13 +98,13 @@ async fn routers_hear_of_the_cache_from_the_start_on() {
     let Some(Change::Snapshot(snapshot)) = first.change else { panic!("{first:?}") };
     assert_eq!((first.sequence, snapshot.part, snapshot.last), (0, 0, true));
     assert_eq!(sorted(&hashes(&snapshot.hashes)), sorted(&old));
-    // Long before the next load report is due; repeated many times, so that it cannot be chance.
-    let mut slowest = Duration::ZERO;
+    // Long before the next load report is due; repeated many times, so that it cannot be chance, and no pause of this process counts.
+    let mut waits = Vec::new();
     for round in 0..20 {
         let begun = Instant::now();
         cache(&pool, &new);
         let update = told(&mut reports).await;
-        slowest = slowest.max(begun.elapsed());
+        waits.push(begun.elapsed());
         let sequence = 1 + 2 * round;
         assert_eq!(update, v1::CacheUpdate { sequence, change: Some(Change::Stored(sorted(&new).into())) });
         pool.clear_cache();
@@ -113,7 +113,8 @@ async fn routers_hear_of_the_cache_from_the_start_on() {
         let change = Some(Change::Removed(sorted(&gone).into()));
         assert_eq!(update, v1::CacheUpdate { sequence: sequence + 1, change });
     }
-    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    waits.sort_unstable();
+    assert!(waits[waits.len() / 2] < Duration::from_millis(500), "{waits:?}");
 }
 
 #[tokio::test]

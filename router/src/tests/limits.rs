@@ -10,7 +10,8 @@ use std::time::Duration;
 /// With another model, which is served all the time.
 #[tokio::test]
 async fn a_model_whose_worker_restarts_is_waited_for() {
-    let cluster = Cluster::start(|c| (c.placement.local_prefill_tokens_max, c.retry.ready_ms_max) = (1_000, 400)).await;
+    let cluster =
+        Cluster::start(|c| (c.placement.local_prefill_tokens_max, c.retry.ready_ms_max) = (1_000, 4_000)).await;
     let _m = cluster.worker(Role::Decode, "m").await;
     let named = |record: &mut InstanceRecord| record.card.id = "n".into();
     let n = cluster.worker_with(Role::Decode, "n", named).await;
@@ -21,7 +22,7 @@ async fn a_model_whose_worker_restarts_is_waited_for() {
         // Until the router learns that it left.
         match tokio::time::timeout(Duration::from_secs(20), cluster.generate_within(request(), None)).await.unwrap() {
             Err(status) => break status,
-            Ok(_) => assert!(began.elapsed() < Duration::from_secs(20), "a worker that left is served"),
+            Ok(_) => assert!(began.elapsed() < Duration::from_secs(30), "a worker that left is served"),
         }
     };
     assert_eq!(away.code(), tonic::Code::Unavailable, "{away:?}");

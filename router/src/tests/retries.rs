@@ -49,7 +49,7 @@ async fn attempts_and_the_budget_of_all_requests_are_bounded() {
 /// It accepts the call, but never reports whether it has room.
 #[tokio::test]
 async fn a_claim_that_is_not_answered_goes_to_another_worker() {
-    let two = Two::start(|c| c.limits.claim_ack_ms_max = 200).await;
+    let two = Two::start(|c| c.limits.claim_ack_ms_max = 2_000).await;
     let mut answer = two.cluster.generate(remote("x")).await;
     let (silent, _, other) = either(&two.d).await;
     let call = other.decode().await;

@@ -80,7 +80,7 @@ async fn a_cluster_without_problems_is_told_as_it_is() {
     assert_eq!((worker.role(), worker.state()), (v1::Role::Decode, v1::WorkerState::Ready));
     assert_eq!((worker.model.as_str(), worker.pool.as_str(), worker.running_max), ("m", "default", 16));
     assert_eq!((worker.waiting, worker.blocks.unwrap().quarantined), (Some(2), 2));
-    assert!(worker.heard_ms.unwrap() < 2_000 && worker.still_ms.is_none(), "{worker:?}");
+    assert!(worker.heard_ms.unwrap() < 20_000 && worker.still_ms.is_none(), "{worker:?}");
     assert_eq!(worker.class.as_ref().unwrap().order, "test");
     let router = status.router.unwrap();
     assert_eq!((router.running, router.running_max, router.queued), (0, 1024, 0));

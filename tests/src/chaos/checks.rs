@@ -18,7 +18,7 @@ const PAIRS_MAX: Duration = Duration::from_secs(5);
 /// The promise: within this time after a peer's resume, death or fenced reconnect, none of its blocks is quarantined.
 const QUARANTINE_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the metrics of a healthy process.
-const SCRAPE_MAX: Duration = Duration::from_secs(2);
+const SCRAPE_MAX: Duration = Duration::from_secs(10);
 /// Interval of the checks.
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -120,7 +120,7 @@ async fn kept(
     mut is_well: impl AsyncFnMut() -> bool,
     amiss: impl Fn() -> String,
 ) -> Option<Duration> {
-    let Since { repaired, counts } = from;
+    let (Since { repaired, counts }, max) = (from, judge.allows(max));
     let other = async {
         while !nodes.iter().any(|node| judge.touched_since(repaired, *node, acting)) {
             sleep(LOOK).await;
@@ -317,5 +317,7 @@ mod tests {
         assert_eq!(check_from(&judge, short, false, Duration::ZERO).await, (true, 3));
         judge.begin_fault("d-0 killed".into(), vec![Node::Decode(0)]);
         assert_eq!(check(&judge, short, false).await, (false, 3));
+        let patient = Judge::new(Instant::now() - Duration::from_secs(10)).with_patience(100);
+        assert_eq!(check(&patient, short, true).await, (true, 0), "a second is not long for it");
     }
 }

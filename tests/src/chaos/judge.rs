@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The nodes and time that a fault affects, from just before its injection until its repair has settled.
 #[derive(Clone, Debug)]
@@ -131,6 +131,7 @@ const BREACHES_MAX: usize = 50;
 /// Receives all events of a run.
 pub struct Judge {
     start: Instant,
+    patience: u32,
     touches: Mutex<Vec<Touch>>,
     tally: Mutex<Tally>,
     breaches: Mutex<Vec<Breach>>,
@@ -143,7 +144,17 @@ pub struct Acting(usize);
 impl Judge {
     /// Without events.
     pub fn new(start: Instant) -> Self {
-        Self { start, touches: Mutex::default(), tally: Mutex::default(), breaches: Mutex::default() }
+        Self { start, patience: 1, touches: Mutex::default(), tally: Mutex::default(), breaches: Mutex::default() }
+    }
+
+    /// One that lets everything take so many times longer than promised.
+    pub fn with_patience(self, patience: u32) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The longest time of what is promised within `promised`.
+    pub fn allows(&self, promised: Duration) -> Duration {
+        promised * self.patience
     }
 
     /// A fault is about to be injected into these nodes.

@@ -78,6 +78,8 @@ pub struct Plan {
     pub links: bool,
     /// Minimum number of requests that end.
     pub requests_min: u64,
+    /// How many times longer than promised everything may take: 1 where the promises are measured, more on a machine that is busy otherwise.
+    pub patience: u32,
     /// Folder of the logs.
     pub folder: PathBuf,
 }
@@ -95,7 +97,7 @@ pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Rep
     };
     let mut outcome = Outcome::default();
     for (number, act) in plan.acts.iter().enumerate() {
-        let judge = Arc::new(Judge::new(start));
+        let judge = Arc::new(Judge::new(start).with_patience(plan.patience));
         let logs = logs(&plan.folder, number);
         let seed = plan.seed ^ number as u64;
         let stage = Stage::start(act, network.clone(), &logs).await?;

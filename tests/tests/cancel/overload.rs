@@ -1,7 +1,7 @@
 //! More requests than the limits take: typed refusals at once, right answers for all others, nothing left behind.
 
 use crate::clients::{Ask, Clients, Front, Refused};
-use crate::support::{ANSWER_TOKENS, check, config, right_answers, spec, until};
+use crate::support::{ANSWER_TOKENS, WAIT_MAX, check, config, right_answers, spec, until};
 use anyhow::{Context, ensure};
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::{Cluster, ClusterSpec};
@@ -16,9 +16,6 @@ use tokio::time::sleep;
 /// Requests sent at once.
 const CROWD: usize = 40;
 
-/// Workers report their load at least this often.
-const REPORT_MAX: Duration = Duration::from_secs(1);
-
 /// Sends a crowd of which at most `inside_max` fit, held in the queue, and lets those through.
 async fn overload(spec: ClusterSpec, policy: PrefillPolicy, inside_max: usize) -> anyhow::Result<()> {
     let cluster = Cluster::start(spec).await?;
@@ -32,7 +29,7 @@ async fn overload(spec: ClusterSpec, policy: PrefillPolicy, inside_max: usize) -
         crowd.spawn(async move { check(&clients, Front::ALL[n % 3], &ask, &right).await });
     }
     for _ in inside_max..CROWD {
-        let result = tokio::time::timeout(crate::support::WAIT_MAX, crowd.join_next()).await;
+        let result = tokio::time::timeout(WAIT_MAX, crowd.join_next()).await;
         let result = result.context("a refusal hangs")?.context("the crowd is larger")?;
         let error = result?.err().context("a request was answered although it is held")?;
         let refused = error.downcast::<Refused>()?;
@@ -45,7 +42,7 @@ async fn overload(spec: ClusterSpec, policy: PrefillPolicy, inside_max: usize) -
     }
     until_quiet(&cluster).await?;
     // The router hears of the room with the workers' next load reports; until then its refusals are right.
-    let heard_by = Instant::now() + REPORT_MAX;
+    let heard_by = Instant::now() + WAIT_MAX;
     for (n, front) in Front::ALL.into_iter().enumerate() {
         for attempt in 0.. {
             let ask = Ask::new(format!("after-{n}-{attempt}"), n, ANSWER_TOKENS, policy);

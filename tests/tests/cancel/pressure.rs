@@ -19,6 +19,9 @@ use tokio::time::timeout;
 /// Blocks of a decode worker that three held sequences nearly fill.
 const SMALL_BLOCKS: u64 = 40;
 
+/// Deadline of victims: long enough for all offers of a wave to come to a busy worker, short enough to wait for.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(15);
+
 /// Offers that stand on a decode worker without a grant.
 fn ungranted(cluster: &Cluster) -> usize {
     cluster.decode.iter().map(|w| w.transfer.stats()).map(|s| s.sinks.saturating_sub(s.tickets)).sum()
@@ -52,7 +55,7 @@ async fn cancels_while_waiting_for_room_leak_nothing_and_keep_the_order() -> any
             .map(|n| {
                 let ask = Ask::new(format!("victim-{wave}-{n}"), 4 + n % 3, ANSWER_TOKENS, PrefillPolicy::Remote);
                 let (clients, front) = (clients.clone(), Front::ALL[n % 3]);
-                let timeout = (n >= 3).then_some(Duration::from_secs(3));
+                let timeout = (n >= 3).then_some(GIVES_UP_AFTER);
                 tokio::spawn(async move { clients.answer(front, &ask, timeout).await })
             })
             .collect();
@@ -110,7 +113,7 @@ async fn what_waits_for_room_goes_to_a_worker_that_has_some() -> anyhow::Result<
         let done = timeout(WAIT_MAX, asked.join_next()).await.context("it waits although another has room")?;
         waiting.remove(&done.context("all are asked")???);
     }
-    ensure!(ungranted(&cluster) == 0, "{} offers wait still", ungranted(&cluster));
+    until(|| format!("{} offers wait still", ungranted(&cluster)), || ungranted(&cluster) == 0).await?;
     cluster.gates.open();
     while let Some(result) = asked.join_next().await {
         result??;

@@ -1,7 +1,7 @@
-//! A lock file between processes, so that two do not download the same model into the same place.
+//! The wait for a lock between processes, so that two do not download the same model into the same place.
 
 use super::{ModelsError, Progress};
-use std::fs::{File, TryLockError};
+use baton_node::private::FileLock;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,27 +9,19 @@ use std::time::{Duration, Instant};
 const WAIT_MAX: Duration = Duration::from_secs(2 * 3600);
 const POLL: Duration = Duration::from_millis(200);
 
-/// Holds the lock until dropped, or until the process dies.
-#[derive(Debug)]
-pub(super) struct DirLock(#[allow(dead_code, reason = "closing the file releases the lock")] File);
-
-impl DirLock {
-    /// Takes the lock of `folder`, which must exist; waits while another process has it.
-    pub(super) fn take(folder: &Path, progress: Progress<'_>) -> Result<Self, ModelsError> {
-        let path = folder.join(".lock");
-        let file = File::create(&path).map_err(ModelsError::cache(&path))?;
-        let started = Instant::now();
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(TryLockError::WouldBlock) if started.elapsed() > WAIT_MAX => {
-                    return Err(ModelsError::Locked { path, waited_s: WAIT_MAX.as_secs() });
-                }
-                Err(TryLockError::WouldBlock) => {
-                    progress("waiting for another process's download", 0.0);
-                    std::thread::sleep(POLL);
-                }
-                Err(TryLockError::Error(source)) => return Err(ModelsError::Cache { path, source }),
+/// Takes the lock of `folder`, which must exist; waits while another process has it.
+pub(super) fn lock(folder: &Path, progress: Progress<'_>) -> Result<FileLock, ModelsError> {
+    let path = folder.join(".lock");
+    let started = Instant::now();
+    loop {
+        match FileLock::try_take(&path).map_err(ModelsError::cache(&path))? {
+            Some(lock) => return Ok(lock),
+            None if started.elapsed() > WAIT_MAX => {
+                return Err(ModelsError::Locked { path, waited_s: WAIT_MAX.as_secs() });
+            }
+            None => {
+                progress("waiting for another process's download", 0.0);
+                std::thread::sleep(POLL);
             }
         }
     }

@@ -27,9 +27,21 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
     sources.iter().filter(|s| s.is_product_code() && !s.path.ends_with("build.rs")).flat_map(findings).collect()
 }
 
+/// Names that `std::sync::mpsc` gives to channels without a bound.
+const UNBOUNDED: [&str; 2] = ["channel", "Sender"];
+
+/// Whether a line of product code takes a channel without a bound from the standard library: rustfmt keeps such imports on one line.
+fn takes_unbounded(line: &str) -> bool {
+    let Some((_, names)) = line.split_once("std::sync::mpsc") else { return line.contains("mpsc::channel()") };
+    names.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|name| UNBOUNDED.contains(&name))
+}
+
 fn findings(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in source.product_lines() {
+        if takes_unbounded(line) {
+            found.push(format!("{}:{number}: `std::sync::mpsc::channel`: every queue has a bound", source.path));
+        }
         for (word, allowed, instead) in BANNED {
             if line.contains(word) && !allowed.iter().any(|a| source.path.starts_with(a)) {
                 found.push(format!("{}:{number}: `{word}`: {instead}", source.path));
@@ -53,8 +65,14 @@ mod tests {
             [1, 0]
         );
         assert_eq!(found("router/src/tests/a.rs", "todo!()"), 0);
-        for queue in ["unbounded_channel::<u8>()", "unbounded::<u8>()", "unbounded()"] {
+        let queues = ["unbounded_channel::<u8>()", "unbounded::<u8>()", "unbounded()", "mpsc::channel()"];
+        let of_std = ["use std::sync::mpsc::{Receiver, channel};", "use std::sync::mpsc::Sender;"];
+        for queue in queues.into_iter().chain(of_std) {
             assert_eq!(found("router/src/a.rs", queue), 1, "{queue}");
+        }
+        for bounded in ["use std::sync::mpsc::{Receiver, SyncSender, sync_channel};", "let (a, b) = mpsc::channel(3);"]
+        {
+            assert_eq!(found("router/src/a.rs", bounded), 0, "{bounded}");
         }
     }
 }

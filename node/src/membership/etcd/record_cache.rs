@@ -3,11 +3,11 @@
 use super::keys::is_usable;
 use super::view::Position;
 use crate::membership::{Member, Registration};
+use crate::private;
 use baton_proto::convert::stored::{self, CachedView};
 use baton_types::InstanceRecord;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,17 +37,12 @@ impl RecordCache {
     /// Replaces the cache with `remembered` atomically: a concurrent reader gets the old or the new one. Only this user
     /// may read it.
     pub(super) fn write(&self, remembered: &CachedRecords) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        private::make_folder(&self.folder)?;
         let Position { cluster, epoch, revision } = remembered.position;
         let member = |member: &Member| (InstanceRecord::clone(&member.record), member.registration.revision);
         let members = remembered.members.iter().map(member).collect();
         let view = CachedView { prefix: self.prefix.clone(), cluster, epoch, revision, members };
-        // Two routers may use the same folder.
-        let next = self.folder.join(format!("{NAME}.{}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
-        file.write_all(&stored::encode_view(view))?;
-        file.sync_all()?;
-        std::fs::rename(next, self.folder.join(NAME))
+        private::replace_file(&self.folder.join(NAME), &stored::encode_view(view))
     }
 
     /// The cached records; `None` if there are none of this prefix. Records that cannot be used are left out.

@@ -16,7 +16,7 @@ mod tests;
 
 pub use id::HubId;
 
-use super::lock::DirLock;
+use super::lock::lock;
 use super::{ModelsError, Progress};
 use api::Repository;
 use client::Client;
@@ -55,7 +55,7 @@ pub(super) fn fetch(id: &HubId, settings: &HubSettings, progress: Progress<'_>) 
     let folder = home.join(repository.commit());
     if complete(repository.commit()).is_none() {
         std::fs::create_dir_all(&folder).map_err(ModelsError::cache(&folder))?;
-        let _lock = DirLock::take(&home, progress)?;
+        let _lock = lock(&home, progress)?;
         fetch_files(&client, id, &repository, &folder, progress)?;
     }
     let parent = home.join("refs");

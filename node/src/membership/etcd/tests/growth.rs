@@ -37,7 +37,8 @@ async fn a_cluster_grows_although_its_first_node_is_away() {
     let mut growing = Growing::prepare(3).unwrap();
     growing.run_joined(0, 1).await.unwrap();
     let before = clusters(&growing.urls()[..1]).await;
-    let mut cluster = Cluster::start(growing.config(1)).await;
+    // Long enough to be renewed after the return, on any busy machine.
+    let mut cluster = Cluster::start(EtcdConfig { lease_ttl_s: 6, ..growing.config(1) }).await;
     let view = cluster.router.view().borrow().clone();
     growing.kill(0);
     let (first, second) = (growing.start_of(1, 3), growing.start_of(2, 3));

@@ -2,9 +2,10 @@
 
 use super::support::{Answers, Cluster, LONG, MAX, MEMBERS_MAX};
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdRouter, OfflineSources};
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, OfflineSources};
 use crate::membership::{MembershipView, RouterMembership as _};
 use crate::testing::etcd::EtcdServer;
+use baton_types::InstanceRecord;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +24,25 @@ fn cache(folder: &Path) -> OfflineSources {
     OfflineSources { cache_dir: Some(folder.into()), seeds: vec![] }
 }
 
+/// Whether the only file of a folder names all of these; a second one is still being written.
+fn names_all(folder: &Path, records: &[InstanceRecord]) -> bool {
+    let files: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path()).collect();
+    let [file] = &files[..] else { return false };
+    let text = String::from_utf8_lossy(&std::fs::read(file).unwrap_or_default()).into_owned();
+    records.iter().all(|record| text.contains(record.party.instance.as_str()))
+}
+
 /// A cluster of three whose router has cached its view.
 async fn remembered(server: &EtcdServer) -> (Cluster, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let cluster = Cluster::start_offline(server.config(), cache(folder.path())).await;
-    // Longer than changes are collected before a write.
-    sleep(Duration::from_secs(2)).await;
+    // Changes are collected before a write.
+    let written = async {
+        while !names_all(folder.path(), &cluster.records) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(MAX, written).await.expect("the view is cached");
     (cluster, folder)
 }
 
@@ -76,7 +90,9 @@ async fn a_wiped_etcd_takes_nobody_from_a_router_that_remembers() {
     server.kill();
     server.wipe().unwrap();
     let probe = Box::new(cluster.alive.clone());
-    cluster.router = EtcdRouter::start_with(&server.config(), MEMBERS_MAX, probe, cache(folder.path()));
+    // A grace in which everyone registers again on any busy machine.
+    let config = EtcdConfig { view_grace_ms: 10_000, ..server.config() };
+    cluster.router = EtcdRouter::start_with(&config, MEMBERS_MAX, probe, cache(folder.path()));
     sees(&cluster.router, "all are remembered", |view| view.members.len() == 3).await;
     // No worker answers the router: only the grace can preserve the view.
     cluster.alive.0.lock().clear();
