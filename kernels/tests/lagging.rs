@@ -61,7 +61,7 @@ fn kv_is_poison_until_its_fence() {
 
 #[test]
 fn a_fence_of_one_layer_does_not_speak_for_the_next() {
-    let config = LagConfig { delay: Duration::from_millis(40), ..LagConfig::default() };
+    let config = LagConfig { delay: Duration::from_millis(500), ..LagConfig::default() };
     let mut tiny = Tiny::new(&*Lagging::new(reference(), config), false);
     let mut fences = Vec::new();
     tiny.launch(&rows(0, 15, &[4]), &mut |_, fence| fences.push(fence.clone())).unwrap();

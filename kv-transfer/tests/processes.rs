@@ -17,7 +17,7 @@ fn ucx() -> TransportChoice {
 
 fn config(name: &'static str) -> NodeConfig {
     let mut config = NodeConfig::new(name, small(16), 24);
-    config.limits.peer_silent_ms = 1_000;
+    config.limits.peer_silent_ms = 3_000;
     config
 }
 

@@ -60,7 +60,9 @@ fn kv_is_read_after_its_fence() {
 
 /// A handoff to a sink whose device takes long to store what it is given.
 fn stored_late(hazard: Option<Hazard>, choice: &TransportChoice) -> PutOutcome {
-    let slow = RemoteConfig { write_delay: Duration::from_millis(100), ..RemoteConfig::default() };
+    // Without the guard, the sink has to look before its device stores, on a busy machine too.
+    let write_delay = Duration::from_millis(if hazard.is_some() { 2_000 } else { 100 });
+    let slow = RemoteConfig { write_delay, ..RemoteConfig::default() };
     let mut config = NodeConfig::new("d", small(16), 24);
     config.hazards = hazard.into();
     config.memory = Memory::Given(RemotePool::new(bytes(), slow).unwrap());
@@ -213,7 +215,7 @@ fn blocks_are_free_once_their_last_write_is_stored_whatever_its_source_says() {
 /// Whether a write is stored in blocks that the sink has adopted. All blocks of both sides hold the same bytes before, so every checksum
 /// matches before a write is stored.
 fn is_written_after_adoption(choice: &TransportChoice, hazard: Option<Hazard>) -> bool {
-    let slow = RemoteConfig { write_delay: Duration::from_millis(300), ..RemoteConfig::default() };
+    let slow = RemoteConfig { write_delay: Duration::from_millis(2_000), ..RemoteConfig::default() };
     let memory = RemotePool::new(bytes(), slow).unwrap();
     let (source, sink) =
         (NodeConfig::new("p", small(16), 24).start(choice.clone()), hasty_sink(choice, &memory, hazard));
