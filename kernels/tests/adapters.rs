@@ -25,7 +25,7 @@ fn devices(numerics: Numerics) -> Vec<Arc<dyn Device>> {
     let cpu = |threads, simd| -> Arc<dyn Device> {
         CpuDevice::new(CpuConfig { threads, simd: Some(simd), numerics }).unwrap()
     };
-    let fast = SimdLevel::detect();
+    let fast = SimdLevel::detect().unwrap();
     let lagging = Lagging::new(cpu(2, fast), LagConfig::default());
     vec![cpu(1, fast), cpu(3, fast), cpu(2, SimdLevel::Portable), lagging]
 }

@@ -67,7 +67,7 @@ proptest! {
     fn backends_equal_the_reference(shape in shapes(), steps in batches(), block in block_sizes(), threads in 1usize..=3) {
         let want = run(reference(shape.numerics), shape, block, &steps);
         prop_assert!(no_nan(&want));
-        let levels = [SimdLevel::detect(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable];
+        let levels = [SimdLevel::detect().unwrap(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable];
         for (level, threads) in levels.into_iter().zip([4 - threads, threads, threads, 4 - threads]) {
             if let Some(ops) = cpu(threads, level, shape.numerics) {
                 prop_assert!(run(ops, shape, block, &steps) == want, "{level:?} with {threads} threads differs");
@@ -77,7 +77,7 @@ proptest! {
 
     #[test]
     fn a_row_is_the_same_in_any_company(shape in shapes(), steps in batches(), blocks in (block_sizes(), block_sizes())) {
-        let fast = |threads| cpu(threads, SimdLevel::detect(), shape.numerics).unwrap();
+        let fast = |threads| cpu(threads, SimdLevel::detect().unwrap(), shape.numerics).unwrap();
         let (rows, kv) = run(fast(2), shape, blocks.0, &steps);
         prop_assert_eq!(&(rows.clone(), kv.clone()), &run(fast(1), shape, blocks.1, &steps));
         let alone = one_by_one(fast(1), shape, blocks.1, &steps);
@@ -134,7 +134,7 @@ fn the_mutants_are_caught() {
     let threads = |make: &dyn Fn(usize) -> Box<dyn Kernels>| {
         run(make(1), SMALL, 16, &two_chunks()) == run(make(2), SMALL, 16, &two_chunks())
     };
-    let fast = |threads| cpu(threads, SimdLevel::detect(), SMALL.numerics).unwrap();
+    let fast = |threads| cpu(threads, SimdLevel::detect().unwrap(), SMALL.numerics).unwrap();
     let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, SMALL.numerics)) };
     // The properties hold for what is right ...
     assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast));
@@ -178,7 +178,7 @@ fn long_contexts_divide_by_slabs_with_the_same_bits() {
     for window in [None, Some(470)] {
         let shape = Shape { ffn: 5, window, ..SMALL };
         let want = run(reference(SMALL.numerics), shape, 64, &steps);
-        let got = run(cpu(3, SimdLevel::detect(), SMALL.numerics).unwrap(), shape, 64, &steps);
+        let got = run(cpu(3, SimdLevel::detect().unwrap(), SMALL.numerics).unwrap(), shape, 64, &steps);
         assert!(got == want, "window {window:?}");
     }
 }

@@ -194,7 +194,7 @@ const NAMES: [&str; 7] = ["embed", "query", "out", "gate_up", "down", "head", "p
 
 fn check(shape: &Shape, step: &Step, threads: usize) {
     let want = bits(&ReferenceKernels::new(shape.numerics), shape, step);
-    for level in [SimdLevel::detect(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable] {
+    for level in [SimdLevel::detect().unwrap(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable] {
         if !level.available() {
             continue;
         }

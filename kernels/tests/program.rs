@@ -25,7 +25,7 @@ fn cpu(threads: usize, simd: SimdLevel) -> Arc<dyn Device> {
 }
 
 fn devices() -> Vec<Arc<dyn Device>> {
-    let fast = SimdLevel::detect();
+    let fast = SimdLevel::detect().unwrap();
     vec![cpu(1, fast), cpu(3, fast), cpu(2, SimdLevel::Portable), Lagging::new(cpu(1, fast), LagConfig::default())]
 }
 

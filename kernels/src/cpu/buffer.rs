@@ -84,6 +84,17 @@ impl Drop for Region {
     }
 }
 
+/// Mapped memory, which nobody has touched.
+///
+/// # Errors
+/// If the system gives none.
+pub(super) fn pool_of(bytes: usize) -> Result<Arc<HostPool>, DeviceError> {
+    HostPool::new(bytes).map_err(|error| {
+        let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        refused(bytes, &why)
+    })
+}
+
 /// The system gives no memory for weights.
 fn refused(bytes: usize, why: &str) -> DeviceError {
     let help = format!(
@@ -112,10 +123,7 @@ impl Region {
         let Some(with_start) = with_start else {
             return Err(refused(words.saturating_mul(size_of::<u32>()), "the size overflows"));
         };
-        let pool = HostPool::new(with_start).map_err(|error| {
-            let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            refused(with_start, &why)
-        })?;
+        let pool = pool_of(with_start)?;
         huge_pages_of(&pool);
         let base = pool.base();
         // SAFETY: the mapping is a huge page longer than the words.

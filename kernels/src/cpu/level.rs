@@ -2,7 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::amx;
-use crate::cpu::{bf16x32, f32fma, i8x32, stored};
+use crate::cpu::known;
+use crate::device::DeviceError;
 
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,15 +59,31 @@ impl SimdLevel {
     }
 
     /// The best level of this machine whose known answers are right: what differs from them is not used.
-    pub fn detect() -> Self {
-        let right = |level: &Self| {
-            let level = *level;
-            f32fma::known_answers(level)
-                && bf16x32::known_answers(level)
-                && i8x32::known_answers(level)
-                && stored::known_answers(level)
-        };
-        Self::ALL.into_iter().rev().find(right).unwrap_or(Self::Portable)
+    ///
+    /// # Errors
+    /// If there is no memory for the operands of known answers, or if plain Rust is wrong too.
+    pub fn detect() -> Result<Self, DeviceError> {
+        Self::best(known::wrong)
+    }
+
+    fn best(wrong: impl Fn(Self) -> Result<Option<&'static str>, DeviceError>) -> Result<Self, DeviceError> {
+        for level in Self::ALL.into_iter().rev().filter(|level| *level >= Self::Portable && level.available()) {
+            if wrong(level)?.is_none() {
+                return Ok(level);
+            }
+        }
+        Err(DeviceError::Failed("no instructions of this processor give the known answers".into()))
+    }
+
+    /// Refuses a level that the processor lacks, or whose known answers are wrong.
+    pub(super) fn checked(self) -> Result<Self, DeviceError> {
+        if !self.available() {
+            return Err(DeviceError::Failed(format!("this processor has no {}", self.name())));
+        }
+        match known::wrong(self)? {
+            None => Ok(self),
+            Some(of) => Err(DeviceError::Failed(format!("{} does not give the known answers of {of}", self.name()))),
+        }
     }
 
     /// For messages.
@@ -98,6 +115,22 @@ mod tests {
             }
         }
         let best = SimdLevel::ALL.into_iter().rev().find(|level| level.available());
-        assert_eq!(Some(SimdLevel::detect()), best, "known answers of the best level are wrong");
+        assert_eq!(SimdLevel::detect().ok(), best, "known answers of the best level are wrong");
+    }
+
+    #[test]
+    fn a_level_that_is_wrong_is_not_used() {
+        let available = || SimdLevel::ALL.into_iter().rev().filter(|level| level.available());
+        for wrong in available() {
+            let best = SimdLevel::best(|level| Ok((level >= wrong).then_some("products")));
+            let next = available().find(|level| *level < wrong && *level >= SimdLevel::Portable);
+            assert_eq!(best.ok(), next, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_level_of_which_nothing_is_known_is_an_error() {
+        let error = DeviceError::Failed("no memory".into());
+        assert_eq!(SimdLevel::best(|_| Err(error.clone())), Err(error));
     }
 }

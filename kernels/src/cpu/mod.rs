@@ -74,6 +74,14 @@ enum Level {
 }
 
 impl Level {
+    /// The vectors of eight that a level has.
+    fn of(level: SimdLevel) -> Self {
+        match Avx2::detect() {
+            Some(avx2) if level >= SimdLevel::Avx2Fma => Self::Avx2(avx2),
+            _ => Self::Portable(Portable),
+        }
+    }
+
     /// Runs a kernel compiled for this level.
     fn run<K: Kernel>(self, kernel: K) -> K::Out {
         match self {
@@ -101,7 +109,8 @@ pub struct CpuKernels {
 pub type CpuDevice = HostDevice<CpuKernels>;
 
 impl CpuDevice {
-    /// Starts the threads. Fails if the machine lacks the requested level or cannot start the threads.
+    /// Starts the threads. Fails if the machine lacks the requested level, if its known answers are wrong or there is no memory for them, or
+    /// if the threads cannot be started.
     #[allow(clippy::new_ret_no_self)] // Devices are shared by nature.
     pub fn new(config: CpuConfig) -> Result<Arc<Self>, DeviceError> {
         Ok(Arc::new(Self::with_kernels(CpuKernels::new(config)?)))
@@ -121,14 +130,7 @@ pub fn timed(config: CpuConfig, times: Times) -> Result<Arc<dyn Device>, DeviceE
 impl CpuKernels {
     /// Starts the threads, see [`CpuDevice::new`].
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
-        let simd = config.simd.unwrap_or_else(SimdLevel::detect);
-        if !simd.available() {
-            return Err(DeviceError::Failed(format!("this processor has no {}", simd.name())));
-        }
-        let level = match Avx2::detect() {
-            Some(avx2) if simd >= SimdLevel::Avx2Fma => Level::Avx2(avx2),
-            _ => Level::Portable(Portable),
-        };
+        let simd = config.simd.map_or_else(SimdLevel::detect, SimdLevel::checked)?;
         if !(1..=CpuConfig::THREADS_MAX).contains(&config.threads) {
             let message = format!("{} threads; 1 to {}", config.threads, CpuConfig::THREADS_MAX);
             return Err(DeviceError::Shape { op: "cpu", message });
@@ -136,7 +138,8 @@ impl CpuKernels {
         let threads = Threads::start(config.threads)
             .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
         let panels = f32fma::PanelVectors::of(simd);
-        Ok(Self { numerics: config.numerics, level, panels, simd, threads, samplers: sampling::Samplers::default() })
+        let (level, samplers) = (Level::of(simd), sampling::Samplers::default());
+        Ok(Self { numerics: config.numerics, level, panels, simd, threads, samplers })
     }
 }
 
@@ -202,7 +205,7 @@ impl HostKernels for CpuKernels {
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
         match self.numerics {
-            Numerics::F32Fma { .. } => f32fma::attend(self, step, q, scores, out),
+            Numerics::F32Fma { .. } => f32fma::attend(&self.threads, self.level, step, q, scores, out),
             Numerics::Bf16x32 | Numerics::I8x32 => {
                 attention_splits::attend(&self.threads, self.simd, step, q, scores, out)
             }

@@ -59,7 +59,7 @@ impl Slow {
     }
 
     /// Both sides progress until that.
-    pub(super) fn until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
+    fn until(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) {
         let by = Instant::now() + PATIENCE;
         while !done(self) {
             assert!(Instant::now() < by, "never: {what}");

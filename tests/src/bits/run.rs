@@ -361,9 +361,12 @@ impl<'a> Running<'a> {
             coverage.note(threads, setup.threads);
             coverage.note(backend, if setup.lagging { "lagging" } else { "plain" });
         }
-        let instructions = [case.p.simd, case.d.simd].map(|simd| simd.unwrap_or_else(SimdLevel::detect));
-        coverage.note("P instructions", format!("{:?}", instructions[0]));
-        coverage.note("D instructions", format!("{:?}", instructions[1]));
+        let instructions = [case.p.simd, case.d.simd].map(|simd| match simd.map_or_else(SimdLevel::detect, Ok) {
+            Ok(level) => format!("{level:?}"),
+            Err(error) => error.to_string(),
+        });
+        coverage.note("P instructions", instructions[0].clone());
+        coverage.note("D instructions", instructions[1].clone());
         coverage.note("P and D instructions", if instructions[0] == instructions[1] { "same" } else { "different" });
         coverage.note("P and D blocks", if case.p.block_tokens == case.d.block_tokens { "same" } else { "different" });
         coverage.note("arrivals", format!("{:?}", case.arrivals));

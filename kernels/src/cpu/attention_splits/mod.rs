@@ -12,6 +12,7 @@ mod avx512_bf16;
 mod exp_check;
 #[cfg(target_arch = "x86_64")]
 mod flush;
+mod known;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod plan;
@@ -28,6 +29,8 @@ use std::cell::Cell;
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::Ordering;
+
+pub(super) use known::known_answers;
 
 thread_local! {
     static PLAN: Cell<Plan> = const { Cell::new(Plan::new()) };

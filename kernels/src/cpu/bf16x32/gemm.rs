@@ -5,7 +5,7 @@
 use super::GROUP;
 use super::pack::{GROUP_WORDS, PANEL, Rows, Weights};
 use super::tile::{self, Sums, Tile};
-use super::words::{parts, with_words};
+use super::words::{at_once, parts, with_words};
 use crate::cpu::target::Target;
 use std::ops::Range;
 
@@ -75,55 +75,48 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     for first in (0..blocks).step_by(per_pass) {
         let blocks = first..(first + per_pass).min(blocks);
         for panel in panels.clone() {
+            let pass = Pass { x, w, panel, blocks: blocks.clone() };
             if blocks.len() <= strip {
-                one_strip(x, w, panel, blocks.clone(), epilogue);
-            } else {
-                with_words(x.level(), w, panel, 0..w.groups(), |words| {
-                    strips(x, w, words, panel, blocks.clone(), strip, epilogue);
-                });
+                pass.strip(blocks.clone(), None, epilogue);
+                continue;
             }
+            with_words(x.level(), w, panel, 0..w.groups(), |words| {
+                for at in blocks.clone().step_by(strip) {
+                    pass.strip(at..(at + strip).min(blocks.end), Some(words), epilogue);
+                }
+            });
         }
     }
 }
 
-/// All blocks of rows, in strips, times one panel.
-fn strips(
-    x: &Rows,
-    w: &Weights,
-    words: &[u32],
+/// Blocks of rows that pass over a panel.
+struct Pass<'a> {
+    x: &'a Rows,
+    w: &'a Weights,
     panel: usize,
     blocks: Range<usize>,
-    strip: usize,
-    epilogue: &mut impl Epilogue,
-) {
-    let mut totals = [Total([0.0; PANEL]); STRIP_ROWS];
-    for at in blocks.clone().step_by(strip) {
-        let now = at..(at + strip).min(blocks.end);
-        let rows = x.block_rows(now.start).start..x.block_rows(now.end - 1).end;
-        let totals = &mut totals[..rows.len()];
-        totals.fill(Total([0.0; PANEL]));
+}
+
+impl Pass<'_> {
+    /// Blocks of at most [`STRIP_ROWS`] rows. `all` are the words of the panel; without them, those that have to be made are made in parts.
+    fn strip(&self, blocks: Range<usize>, all: Option<&[u32]>, epilogue: &mut impl Epilogue) {
+        let Self { x, w, panel, .. } = *self;
+        let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
+        let totals = &mut [Total([0.0; PANEL]); STRIP_ROWS][..rows.len()];
         rows.clone().for_each(|row| epilogue.expect(row, panel));
-        for from in (0..w.groups()).step_by(TILE_GROUPS) {
-            let words = &words[from * GROUP_WORDS..(from + TILE_GROUPS).min(w.groups()) * GROUP_WORDS];
-            let ahead = Ahead::of_blocks(w, words, blocks.len(), at - blocks.start);
-            run_strip(x, words, from, now.clone(), ahead, totals);
+        let most = if all.is_some() { TILE_GROUPS } else { at_once(w, TILE_GROUPS) };
+        for groups in parts(w.groups(), most) {
+            let mut run = |words: &[u32]| {
+                let ahead = Ahead::of_blocks(w, words, self.blocks.len(), blocks.start - self.blocks.start);
+                run_strip(x, words, groups.start, blocks.clone(), ahead, totals);
+            };
+            match all {
+                Some(all) => run(&all[groups.start * GROUP_WORDS..groups.end * GROUP_WORDS]),
+                None => with_words(x.level(), w, panel, groups.clone(), run),
+            }
         }
         rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
     }
-}
-
-/// Blocks of at most [`STRIP_ROWS`] rows times one panel.
-fn one_strip(x: &Rows, w: &Weights, panel: usize, blocks: Range<usize>, epilogue: &mut impl Epilogue) {
-    let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
-    let totals = &mut [Total([0.0; PANEL]); STRIP_ROWS][..rows.len()];
-    rows.clone().for_each(|row| epilogue.expect(row, panel));
-    for groups in parts(w, TILE_GROUPS) {
-        with_words(x.level(), w, panel, groups.clone(), |words| {
-            let ahead = Ahead::of_blocks(w, words, blocks.len(), 0);
-            run_strip(x, words, groups.start, blocks.clone(), ahead, totals);
-        });
-    }
-    rows.zip(&*totals).for_each(|(row, total)| epilogue.put(row, panel, &total.0));
 }
 
 /// Prefetches of a tile.

@@ -3,7 +3,7 @@
 use super::gemm::{Ahead, Epilogue, Total};
 use super::pack::{PANEL, Rows, Weights};
 use super::tile::{self, Tile};
-use super::words::{parts, with_words};
+use super::words::{at_once, parts, with_words};
 use std::ops::Range;
 
 /// Most rows of [`gemv`].
@@ -23,7 +23,7 @@ pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     for panel in panels {
         totals.fill(Total([0.0; PANEL]));
         (0..x.m()).for_each(|row| epilogue.expect(row, panel));
-        for groups in parts(w, w.groups()) {
+        for groups in parts(w.groups(), at_once(w, w.groups())) {
             with_words(x.level(), w, panel, groups.clone(), |words| {
                 let ahead = Ahead::of_stream(w, words, x.m());
                 let tile = Tile {

@@ -190,7 +190,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             for m in (1..=17).chain([29, 32, 33, 50]) {
                 check(level, [m, 33, 70], values);
             }
-            for shape in [[3, 100, 32], [2, 1, 1], [5, 31, 31], [1, 64, 5000], [15, 32, 4200]] {
+            for shape in [[3, 100, 32], [2, 1, 1], [5, 31, 31], [1, 64, 5000], [15, 32, 4200], [33, 16, 4128]] {
                 check(level, shape, values);
             }
         }

@@ -35,10 +35,13 @@ pub(super) fn with_words<T>(
     })
 }
 
-/// Divides the groups of a panel into the parts in which few rows take them: at most `most`, fewer of those that have to be made.
-pub(super) fn parts(w: &Weights, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = if w.has_words() { most } else { most.min(PART_GROUPS) };
-    let groups = w.groups();
+/// Most groups that few rows take at once: `most`, or fewer of those that have to be made.
+pub(super) fn at_once(w: &Weights, most: usize) -> usize {
+    if w.has_words() { most } else { most.min(PART_GROUPS) }
+}
+
+/// Divides the groups of a panel into parts of nearly equal length, at most `most`.
+pub(super) fn parts(groups: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let each = groups.div_ceil(groups.div_ceil(most).max(1)).max(1);
     (0..groups).step_by(each).map(move |first| first..(first + each).min(groups))
 }

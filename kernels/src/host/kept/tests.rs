@@ -65,7 +65,7 @@ struct World {
 
 impl World {
     fn new(numerics: Numerics) -> Self {
-        Self { root: tempfile::tempdir().unwrap(), numerics, simd: SimdLevel::detect() }
+        Self { root: tempfile::tempdir().unwrap(), numerics, simd: SimdLevel::detect().unwrap() }
     }
 
     fn folder(&self) -> PathBuf {

@@ -4,15 +4,19 @@
 //! slabs and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) slabs are divided too,
 //! and a second pass merges them in the same order.
 
+mod known;
 mod slab;
 mod task;
 
-use crate::cpu::{CpuKernels, Shared};
+use crate::cpu::threads::Threads;
+use crate::cpu::{Level, Shared};
 use crate::host::{KvStep, Scores};
 use crate::numerics::ATTENTION_SLAB;
 use std::cell::Cell;
 use std::ops::Range;
 use task::{Merge, Scratch, SlabTask};
+
+pub(in crate::cpu) use known::known_answers;
 
 /// Rows of one task: enough to amortize widening a slab, few enough to stay in L2 with queries and states.
 const TASK_ROWS: usize = 32;
@@ -78,7 +82,15 @@ impl Heads {
     }
 }
 
-pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+/// Causal attention on these threads.
+pub(in crate::cpu) fn attend(
+    threads: &Threads,
+    level: Level,
+    step: KvStep<'_>,
+    q: &[f32],
+    scores: Scores,
+    out: &mut [f32],
+) {
     let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
     let cols = q.len() / step.rows();
     assert_eq!(q.len(), out.len());
@@ -86,7 +98,7 @@ pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], 
         Heads { cols, dim, stride: dim.next_multiple_of(crate::cpu::simd::LANES), group: cols / dim / kv_heads };
     let mut plan = PLAN.take();
     plan.collect_items(step, kv_heads, scores);
-    plan.divide(kernels.threads.count() * TASKS_PER_THREAD);
+    plan.divide(threads.count() * TASKS_PER_THREAD);
     let split = plan.pieces.len() > plan.items.len();
     plan.offsets.clear();
     let mut states = 0;
@@ -101,33 +113,23 @@ pub(in crate::cpu) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], 
     let Plan { items, pieces, offsets, .. } = &plan;
     let out = Shared(out.as_mut_ptr());
 
-    kernels.threads.run_in_order(pieces.len(), &|i| {
+    threads.run_in_order(pieces.len(), &|i| {
         let Piece { item: index, ref slabs } = pieces[i];
         let item = &items[index];
         let mut scratch = SCRATCH.take();
         // SAFETY: offsets were counted item by item, so each item has its own part of `states`.
         let keep = split.then(|| unsafe { states_at.get().add(offsets[index]) });
         let slabs = slabs.clone();
-        kernels.level.run(SlabTask {
-            step,
-            heads,
-            item,
-            slabs,
-            q,
-            scores,
-            keep,
-            out: out.get(),
-            scratch: &mut scratch,
-        });
+        level.run(SlabTask { step, heads, item, slabs, q, scores, keep, out: out.get(), scratch: &mut scratch });
         SCRATCH.set(scratch);
     });
     if split {
-        kernels.threads.run(items.len(), &|i| {
+        threads.run(items.len(), &|i| {
             let item = &items[i];
             let len = item.rows * heads.group * item.slabs.len() * heads.state();
             // SAFETY: the item's own part, see above.
             let states = unsafe { std::slice::from_raw_parts_mut(states_at.get().add(offsets[i]), len) };
-            kernels.level.run(Merge { heads, item, scores, states, out: out.get() });
+            level.run(Merge { heads, item, scores, states, out: out.get() });
         });
     }
     PLAN.set(plan);
