@@ -5,8 +5,8 @@ use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_cache::{PoolShape, SharedPool};
 use baton_kv_transfer::{
-    CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, TransferConfig,
-    TransportChoice,
+    CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, ReserveOffer, SinkHandler,
+    TransferConfig, TransportChoice,
 };
 use baton_node::TokioRuntime;
 use baton_node::identity::{Authority, Identity, IdentityConfig, Role};
@@ -275,6 +275,25 @@ async fn offers_wait_by_priority_and_then_as_they_came() {
     drop(taken);
     send(long, 100, (1..=101).collect()).await.unwrap();
     send(short, 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
+}
+
+/// Any worker can offer KV of any request, and end the offer before it is refused.
+#[tokio::test]
+async fn an_offer_of_a_worker_that_was_not_asked_ends_no_claim() {
+    let (service, source) = (service(), source());
+    let _stream = claim(&service, "a", FOREVER).await.unwrap();
+    let ended = |id: &str, source: &str| {
+        let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
+        let offer =
+            ReserveOffer { request_id, source: party(source), tokens: 5, partial: true, deadline, shard: 0, legs: 1 };
+        service.handoffs.ended(&offer, HandoffFailure::AbortedByPeer("the test".into()));
+    };
+    ended("a", "q");
+    send(offer(&source, &service, "a", 5), 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
+    let _other = claim(&service, "a2", FOREVER).await.unwrap();
+    assert_eq!(service.handoffs.claimed().sequences, 1);
+    ended("a2", "p");
+    assert_eq!(service.handoffs.claimed().sequences, 0, "its own source ends it");
 }
 
 /// Nothing but the arrival itself decides again here: the task that looks again from time to time does not run.

@@ -109,6 +109,11 @@ impl<T> Claims<T> {
         Ok(claim)
     }
 
+    /// Whether a request is claimed for another source than this one.
+    pub fn is_of_another(&self, request: &RequestId, source: &Party) -> bool {
+        self.by_request.get(request).is_some_and(|claim| claim.source != *source)
+    }
+
     /// Ends a claim whose stream ended, unless it was taken before.
     pub fn end(&mut self, request: &RequestId) -> Option<Claim<T>> {
         self.streams.remove(request);

@@ -20,7 +20,7 @@ use baton_engine::Reservation;
 use baton_engine::scheduler::{Accounts, SequenceKey, Standing};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{RefuseReason, ReserveOffer};
-use baton_types::{RequestError, RequestId, Share, seeded};
+use baton_types::{Party, RequestError, RequestId, Share, seeded};
 use claims::{Claim, ClaimLimits, Claims, OfferError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -140,6 +140,11 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         self.retain(room, |waiting| waiting.offer.request_id != *request);
         self.arriving.remove(request);
         self.claims.end(request)
+    }
+
+    /// Whether a request is claimed for another source than this one, which may name it all the same.
+    pub fn is_of_another(&self, request: &RequestId, source: &Party) -> bool {
+        self.claims.is_of_another(request, source)
     }
 
     /// Takes the claim of a request whose KV has arrived or will not arrive. Offers with the same prefix still wait for its KV until

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes moved on one socket before other sockets are served.
 const TURN_BYTES: usize = 2 << 20;
+/// Messages read on one socket before other sockets are served, as far as what was received at once has no more: each costs far more than its
+/// bytes.
+const TURN_EVENTS: usize = 256;
 /// Bytes received at once, unless they go directly to host memory. Fits a core's cache, and holds many records.
 const INBOX_BYTES: usize = 256 << 10;
 /// The same for peers that have not identified themselves: room for one record, which is more than a handshake or a greeting takes.
@@ -243,12 +246,16 @@ impl Connection {
     }
 
     fn read(&mut self, id: ConnId, now: Instant, mut may_step: bool, events: &mut Vec<Event>) -> Result<bool, String> {
-        let mut moved = 0;
+        let (mut moved, before) = (0, events.len());
         if self.paused && self.reader.incoming.has_room() {
             moved += self.to - self.from;
             self.take_in(id, events)?;
         }
-        while self.readable && moved < TURN_BYTES && self.reader.incoming.has_room() {
+        while self.readable
+            && moved < TURN_BYTES
+            && events.len() - before < TURN_EVENTS
+            && self.reader.incoming.has_room()
+        {
             if self.is_handshaking() && !std::mem::take(&mut may_step) {
                 break;
             }

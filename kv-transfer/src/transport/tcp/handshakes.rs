@@ -1,18 +1,25 @@
 //! Which connections go on with their handshakes in a turn.
 //!
 //! Whoever reaches the socket can begin handshakes. Each costs this side a key exchange and a signature, or the verification of a
-//! certificate, on the thread that also moves KV. So a turn takes at most [`STEPS_A_TURN_MAX`] steps, however many connections there are; the
-//! others wait in order. One that is not done in time is closed, like any that does not greet.
+//! certificate, on the thread that also moves KV. So a turn takes [`STEPS_A_TURN`] steps, or one for each [`STEP_EACH`] since the last turn,
+//! however many connections there are. The others wait in the order in which they became ready, so that those which connect later keep
+//! nobody waiting. One that is not done in time is closed, like any that does not greet.
 
 use crate::transport::ConnId;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
-/// Most steps of one turn. A step processes what one read brings, once per connection.
-const STEPS_A_TURN_MAX: usize = 2;
+/// Steps of a short turn. A step processes what one read brings, once per connection.
+const STEPS_A_TURN: usize = 2;
+
+/// A longer turn takes one step more for each of these times: handshakes take a fifth of the thread, or less, and go on.
+const STEP_EACH: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
-    /// The connection that made the last step.
-    last: ConnId,
+    /// The connections that have bytes to process, the longest ready first.
+    waiting: VecDeque<ConnId>,
+    last_turn: Option<Instant>,
 }
 
 /// Connections whose handshakes go on in one turn.
@@ -24,15 +31,15 @@ pub(super) struct Steps {
 }
 
 impl Handshakes {
-    /// Chooses among the connections that have bytes to process, given in order.
-    pub(super) fn next(&mut self, ready: impl Iterator<Item = ConnId>) -> Steps {
-        let mut of: Vec<_> = ready.collect();
-        let after_last = of.partition_point(|conn| *conn <= self.last);
-        of.rotate_left(after_last);
-        let others_wait = of.len() > STEPS_A_TURN_MAX;
-        of.truncate(STEPS_A_TURN_MAX);
-        self.last = of.last().copied().unwrap_or(self.last);
-        Steps { of, others_wait }
+    /// Chooses among the connections that have bytes to process.
+    pub(super) fn next(&mut self, now: Instant, ready: impl Iterator<Item = ConnId>) -> Steps {
+        let mut ready: BTreeSet<_> = ready.collect();
+        self.waiting.retain(|conn| ready.remove(conn));
+        self.waiting.extend(ready);
+        let since = self.last_turn.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        let steps = STEPS_A_TURN.max((since.as_nanos() / STEP_EACH.as_nanos()) as usize);
+        let of = self.waiting.drain(..steps.min(self.waiting.len())).collect();
+        Steps { of, others_wait: !self.waiting.is_empty() }
     }
 }
 
@@ -40,21 +47,51 @@ impl Handshakes {
 mod tests {
     use super::*;
 
+    /// The steps of a turn that comes so long after the last one.
+    fn next(handshakes: &mut Handshakes, ms: u64, ready: &[u64]) -> (Vec<u64>, bool) {
+        let now = handshakes.last_turn.unwrap_or_else(Instant::now) + Duration::from_millis(ms);
+        let Steps { of, others_wait } = handshakes.next(now, ready.iter().copied().map(ConnId));
+        (of.into_iter().map(|conn| conn.0).collect(), others_wait)
+    }
+
     #[test]
     fn each_connection_has_its_turn() {
         let mut handshakes = Handshakes::default();
-        let mut next = |ready: &[u64]| {
-            let Steps { of, others_wait } = handshakes.next(ready.iter().copied().map(ConnId));
-            (of.into_iter().map(|conn| conn.0).collect::<Vec<_>>(), others_wait)
-        };
+        let mut next = |ready: &[u64]| next(&mut handshakes, 1, ready);
         let all = [3, 5, 9, 12, 20];
         assert_eq!(next(&all), (vec![3, 5], true));
         assert_eq!(next(&all), (vec![9, 12], true));
         assert_eq!(next(&all), (vec![20, 3], true));
         // Some have ended, and others are new.
-        assert_eq!(next(&[5, 21, 22]), (vec![5, 21], true));
+        assert_eq!(next(&[5, 9, 21, 22]), (vec![5, 9], true));
         assert_eq!(next(&[22]), (vec![22], false));
         assert_eq!(next(&[]), (vec![], false));
-        assert_eq!(next(&[5, 23]), (vec![23, 5], false));
+        assert_eq!(next(&[5, 23]), (vec![5, 23], false));
+    }
+
+    #[test]
+    fn those_that_keep_connecting_keep_nobody_waiting() {
+        let mut handshakes = Handshakes::default();
+        // Sixty are ready already; one more becomes ready, and then two new ones in each turn.
+        let mut ready: Vec<u64> = (1..=61).collect();
+        for turn in 0..31 {
+            let (of, others_wait) = next(&mut handshakes, 1, &ready);
+            assert!(others_wait && of.len() == 2);
+            if of.contains(&61) {
+                assert_eq!(turn, 30);
+                return;
+            }
+            ready.retain(|conn| !of.contains(conn));
+            ready.extend([1_000 + 2 * turn, 1_001 + 2 * turn]);
+        }
+        panic!("the first ones still wait");
+    }
+
+    #[test]
+    fn a_long_turn_takes_more_steps() {
+        let mut handshakes = Handshakes::default();
+        let all: Vec<u64> = (1..=60).collect();
+        let steps = [0, 1, 5, 20, 80].map(|ms| next(&mut handshakes, ms, &all).0.len());
+        assert_eq!(steps, [2, 2, 2, 10, 40]);
     }
 }

@@ -431,7 +431,8 @@ impl Transport for Tcp {
             self.remove(id, reason, false, events);
         }
         let mut broken = Vec::new();
-        let steps = self.handshakes.next(self.connections.iter().filter(|(_, c)| c.has_step()).map(|(&id, _)| id));
+        let ready = self.connections.iter().filter(|(_, c)| c.has_step()).map(|(&id, _)| id);
+        let steps = self.handshakes.next(now, ready);
         any |= steps.others_wait;
         for id in self.turns.next(&self.connections) {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
