@@ -5,8 +5,8 @@ use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_cache::{PoolShape, SharedPool};
 use baton_kv_transfer::{
-    CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, ReserveOffer, SinkHandler,
-    TransferConfig, TransportChoice,
+    CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, ReserveOffer,
+    SinkHandler, TransferConfig, TransportChoice,
 };
 use baton_node::TokioRuntime;
 use baton_node::identity::{Authority, Identity, IdentityConfig, Role};

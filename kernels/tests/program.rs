@@ -131,6 +131,10 @@ fn steps_that_break_a_bound_are_refused() {
         check("segment 1 stores to block 5, which segment 0 uses too", |s| {
             s.segments[1].table.blocks = vec![BlockId(5)]
         });
+        check("segment 1 stores to block 5, which segment 0 uses too", |s| {
+            // Behind other tokens of the block.
+            (s.segments[1].position, s.segments[1].table.blocks) = (3, vec![BlockId(5)]);
+        });
         tiny.step(&good).expect("the step itself is fine");
         let copy = |from, to, tokens| (BlockId(from), BlockId(to), tokens);
         for (from, to, tokens) in [copy(1, 1, 4), copy(0, 8, 4), copy(0, 1, 0), copy(0, 1, 17)] {

@@ -155,6 +155,43 @@ fn drafts_are_accepted_as_far_as_they_were_sampled() {
 }
 
 #[test]
+fn each_row_that_samples_has_a_mask_of_its_own() {
+    for device in devices() {
+        let mut tiny = Tiny::new(&*device, true);
+        let first = only(run(&mut tiny, &prefill(join(0, &[5]))));
+        let ids = [first.token, 6, 2].map(RowId::Token).to_vec();
+        let mut drafted = step(Vec::new(), 0, PROMPT.len(), ids, 3);
+        let masks = [6, 2, 9].map(|token| (LateMask::due(Instant::now() + Duration::from_secs(60)), token));
+        masks.iter().for_each(|(mask, token)| mask.fill(Arc::new(TokenSet::from_iter([*token]))));
+        drafted.segments[0].masks = masks.map(|(mask, _)| mask).to_vec();
+        let SlotOutput { rows, accepted, .. } = run(&mut tiny, &drafted);
+        let tokens: Vec<TokenId> = rows.into_iter().map(|row| row.unwrap().token).collect();
+        assert_eq!((tokens.as_slice(), accepted), (&[6, 2, 9][..], 2), "{}", device.info().name);
+    }
+}
+
+/// Another sequence takes the slot while the step with the drafts runs.
+#[test]
+fn drafts_of_one_that_left_say_nothing_of_the_next_in_its_slot() {
+    let want = continuation(&mut Tiny::new(&*reference(), true), join(0, &[5]), 2);
+    for device in devices() {
+        let mut tiny = Tiny::new(&*device, true);
+        run(&mut tiny, &prefill(join(0, &[5])));
+        let ids = [want[0].token, 1, 2].map(RowId::Token).to_vec();
+        let drafted = step(Vec::new(), 0, PROMPT.len(), ids, 3);
+        let mut next = prefill(join(0, &[6]));
+        next.deltas.insert(0, Delta::Leave { slot: 0 });
+        for step in [&drafted, &next] {
+            tiny.executable.launch(step, &mut |_, _| ()).unwrap();
+        }
+        finish(&mut tiny);
+        let first = only(finish(&mut tiny));
+        let second = only(run(&mut tiny, &decode(0, PROMPT.len(), RowId::LastSampled)));
+        assert_eq!([first, second].as_slice(), want, "{}", device.info().name);
+    }
+}
+
+#[test]
 fn sampling_alone_waits_for_a_mask() {
     let lagging = lagging();
     let mut tiny = Tiny::new(&*lagging, true);

@@ -242,6 +242,41 @@ fn served_names(id: &str, more: &[String]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_engine::formats::{GgufModel, RandomModel};
+    use std::path::Path;
+
+    #[test]
+    fn the_class_is_a_function_of_model_and_settings() {
+        let random = RandomModel::parse("random:layers=1").unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/weights/fixtures/tiny.gguf");
+        let gguf = GgufModel::open(&file, None).unwrap();
+        assert!(gguf.is_quantized() && !random.is_quantized());
+        let sources: [&dyn ModelSource; 2] = [&gguf, &random];
+        let class = |choice, source| {
+            let settings = EngineSettings { numerics: choice, ..EngineSettings::default() };
+            numerics(&settings, source)
+        };
+        for source in sources {
+            // Whatever instructions this host has.
+            assert_eq!(class(NumericsChoice::Auto, source).unwrap(), Numerics::Bf16x32);
+            assert_eq!(class(NumericsChoice::Bf16x32, source).unwrap(), Numerics::Bf16x32);
+            let settings = EngineSettings {
+                numerics: NumericsChoice::F32Fma,
+                weights: Dtype::F16,
+                kv: Dtype::F32,
+                ..EngineSettings::default()
+            };
+            assert_eq!(numerics(&settings, source).unwrap(), Numerics::F32Fma { weights: Dtype::F16 });
+        }
+        assert_eq!(class(NumericsChoice::I8x32, sources[0]).unwrap(), Numerics::I8x32);
+        assert!(matches!(class(NumericsChoice::I8x32, sources[1]), Err(WorkerError::NotQuantized)));
+        let other = |weights, kv| {
+            let settings = EngineSettings { weights, kv, ..EngineSettings::default() };
+            numerics(&settings, sources[0]).unwrap_err().to_string()
+        };
+        let (weights, kv) = (other(Dtype::F16, Dtype::Bf16), other(Dtype::Bf16, Dtype::F32));
+        assert!(weights.contains("engine.weights") && kv.contains("engine.kv"), "{weights}; {kv}");
+    }
 
     #[test]
     fn what_can_never_be_served_is_refused_with_both_numbers() {

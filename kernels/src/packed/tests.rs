@@ -1,7 +1,9 @@
 //! The folder, and the bound of its size.
 
 use super::evict::make_room;
-use super::{CacheError, PrivateFolder};
+use super::{CacheError, Key, PrivateFolder};
+use crate::numerics::Numerics;
+use baton_types::Digest;
 use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -24,6 +26,21 @@ fn names(folder: &PrivateFolder) -> Vec<String> {
 
 fn folder(root: &Path) -> PrivateFolder {
     PrivateFolder::open(&root.join("a/b")).unwrap()
+}
+
+#[test]
+fn all_that_packed_weights_depend_on_is_in_their_name_and_in_the_file() {
+    let key = Key { model: Digest([7; 32]), numerics: Numerics::I8x32, revision: 2, packing: "cpu 1".into() };
+    let others = [
+        Key { model: Digest([8; 32]), ..key.clone() },
+        Key { numerics: Numerics::Bf16x32, ..key.clone() },
+        Key { revision: 3, ..key.clone() },
+        Key { packing: "cpu 2".into(), ..key.clone() },
+    ];
+    for other in others {
+        assert_ne!((other.file_name(), other.lock_name()), (key.file_name(), key.lock_name()), "{other:?}");
+        assert_ne!(other.text(), key.text(), "{other:?}");
+    }
 }
 
 #[test]

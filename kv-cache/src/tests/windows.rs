@@ -143,6 +143,17 @@ fn a_fork_needs_what_its_position_attends_to() {
 }
 
 #[test]
+fn a_fork_knows_what_a_peer_filled_in_part() {
+    let pool = pool(&[(Full, 16), (Window(40), 8)]);
+    let lease = reserve(&pool, b"abcdefghij", Fill::Received { peer_block_tokens: None }).unwrap();
+    let (mut fork, _) = lease.fork(159, 160, &[]).unwrap();
+    assert_eq!(held(&fork), [(0, 10), (7, 10)]);
+    fork.store(&hashes(b"abcdefghij"), 160, Keep::idle(TTL), Instant::now());
+    // Position 160 attends to 121 and later: to the block that begins with 112.
+    assert_eq!(cached(&pool, b"abcdefghij"), 0);
+}
+
+#[test]
 fn states_are_neither_cached_nor_shared() {
     let pool = pool(&[(Full, 8), (State, 3)]);
     let lease = reserve(&pool, b"abcd", Fill::Computed { chunk: 16 }).unwrap();

@@ -294,6 +294,21 @@ mod tests {
     }
 
     #[test]
+    fn flushes_that_wait_are_bounded_and_those_that_are_answered_are_not() {
+        let (memory, pool) = remote();
+        let mut incoming = Incoming::new(pool);
+        for id in 0..3 * FLUSHES_MAX as u64 {
+            incoming.flush(id).unwrap();
+            assert_eq!(incoming.advance(Instant::now()), Ok(vec![Ended::Flush(id)]));
+        }
+        memory.hold();
+        incoming.store(64, vec![1; 64]);
+        (0..FLUSHES_MAX as u64).for_each(|id| incoming.flush(id).unwrap());
+        assert_eq!(incoming.flush(7), Err(StoreError::Flushes));
+        memory.release();
+    }
+
+    #[test]
     fn a_closed_window_waits_for_the_writes_before_it() {
         let (memory, pool) = remote();
         let mut incoming = Incoming::new(pool);

@@ -10,7 +10,7 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-/// Whether the system gives huge pages: always, to those who ask, or never.
+/// Where the system says whether it gives huge pages: always, to those who ask, or never.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// Page size on every supported platform: 4 KiB. A multiple of it is valid with larger pages too, because `mmap` rounds up.
@@ -54,10 +54,10 @@ impl Mapping {
     /// Asks for huge pages.
     ///
     /// # Errors
-    /// If the system has none, or gives none to anybody.
-    pub(super) fn advise_huge_pages(&self) -> Result<(), Error> {
+    /// If the system has none, or by its `setting` gives none to anybody.
+    pub(super) fn advise_huge_pages(&self, setting: &str) -> Result<(), Error> {
         // The system accepts the advice even then.
-        if std::fs::read_to_string(HUGE_PAGES).is_ok_and(|setting| setting.contains("[never]")) {
+        if setting.contains("[never]") {
             return Err(Error::from_raw_os_error(libc::EINVAL));
         }
         // SAFETY: the range is this mapping; the advice changes no contents.
@@ -72,6 +72,11 @@ impl Mapping {
     }
 }
 
+/// The system's setting of huge pages; empty if it says none.
+pub(super) fn huge_pages_setting() -> String {
+    std::fs::read_to_string(HUGE_PAGES).unwrap_or_default()
+}
+
 fn whole_pages(bytes: usize) -> Result<usize, Error> {
     let len = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).filter(|&len| len <= isize::MAX as usize);
     len.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, "the size overflows"))
@@ -81,5 +86,20 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `base` and `len` are exactly what `mmap` returned, and the mapping is not used after its owner is dropped.
         unsafe { libc::munmap(self.base().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_that_gives_no_huge_pages_counts_as_one_that_refuses() {
+        let mapping = Mapping::anonymous(4 << 20).unwrap();
+        let refused = mapping.advise_huge_pages("always madvise [never]\n").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
+        if !huge_pages_setting().is_empty() {
+            mapping.advise_huge_pages("always [madvise] never\n").unwrap();
+        }
     }
 }

@@ -49,7 +49,7 @@ impl HostPool {
     /// If the system refuses.
     pub fn new(bytes: usize) -> Result<Arc<Self>, PoolError> {
         let mapping = Mapping::anonymous(bytes).map_err(|source| PoolError { bytes, source })?;
-        let huge_pages = match mapping.advise_huge_pages() {
+        let huge_pages = match mapping.advise_huge_pages(&mapping::huge_pages_setting()) {
             Ok(()) => HugePages::Advised,
             Err(error) => HugePages::Refused(error.raw_os_error().unwrap_or_default()),
         };

@@ -2,6 +2,7 @@
 
 mod exact;
 mod families;
+mod loading;
 mod naive;
 mod observer;
 mod refusals;

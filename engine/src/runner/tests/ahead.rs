@@ -3,9 +3,11 @@
 use super::*;
 use crate::{Driven, SequencePhase, StepInput, Turn};
 use baton_kernels::step::{Delta, RowId};
+use baton_kv_cache::SharedPool;
 use baton_types::SystemClock;
 use parking_lot::Mutex;
 use stand_in::continuation;
+use std::sync::OnceLock;
 
 type Steps = Arc<Mutex<Vec<StepInput>>>;
 
@@ -62,6 +64,59 @@ fn blocks_of_an_ended_sequence_stay_until_its_last_row_is_computed() {
     run(&mut driven);
     assert_eq!(engine.pool().counts().referenced, 0);
     assert_eq!(engine.load().generated_tokens, 3, "what the step ahead sampled counts for nothing");
+}
+
+#[test]
+fn blocks_of_an_ended_sequence_are_free_after_the_step_and_not_before() {
+    let (pool, seen) = (Arc::<OnceLock<SharedPool>>::default(), Arc::<Mutex<Vec<usize>>>::default());
+    let (engine_pool, during) = (pool.clone(), seen.clone());
+    let before_finish = Box::new(move || {
+        during.lock().extend(engine_pool.get().map(|pool| pool.counts().referenced));
+    });
+    let hooks = Hooks { before_finish: Some(before_finish), is_asynchronous: true, ..Hooks::default() };
+    let model = StandIn::new(Kv::new(12), hooks);
+    let (engine, mut driven) = Engine::driven(model, &map(12), config(), Arc::new(SystemClock)).unwrap();
+    pool.set(engine.pool()).unwrap();
+    let sequence = submit(&engine, request(&prompt(1, 5), 9), Run::Full);
+    assert_eq!(driven.turn(), Turn::Launched);
+    sequence.control.cancel();
+    assert_eq!(driven.turn(), Turn::Launched);
+    assert!(matches!(sequence.end().1, Outcome::Finished(FinishReason::Cancelled)));
+    assert!(matches!(driven.turn(), Turn::Idle { .. }));
+    assert_eq!((seen.lock().as_slice(), engine.pool().counts().referenced), (&[1, 1][..], 0));
+}
+
+/// Holds three events until the test takes them.
+#[derive(Clone, Default)]
+struct Bounded(Arc<Mutex<Vec<SequenceEvent>>>);
+
+impl SequenceSink for Bounded {
+    fn has_room(&self, events: usize) -> bool {
+        self.0.lock().len() + events <= 3
+    }
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        let mut held = self.0.lock();
+        held.push(event);
+        assert!(held.len() <= 3, "more events than there was room for: {held:?}");
+        true
+    }
+}
+
+#[test]
+fn a_step_ahead_is_launched_where_there_is_room_for_its_token_too() {
+    let (engine, mut driven, _) = world(12, config());
+    let (tokens, sink) = (prompt(1, 5), Bounded::default());
+    let _control = engine.submit(request(&tokens, 2), Run::Full, Box::new(sink.clone())).unwrap();
+    let mut output = Vec::new();
+    for _ in 0..4 {
+        run(&mut driven);
+        let events = std::mem::take(&mut *sink.0.lock());
+        output.extend(events.into_iter().filter_map(|event| match event {
+            SequenceEvent::Token { token, .. } => Some(token),
+            _ => None,
+        }));
+    }
+    assert_eq!(output, continuation(&tokens, 2));
 }
 
 #[test]

@@ -35,8 +35,12 @@ struct World {
 
 impl World {
     fn new(blocks: u32, config: EngineConfig) -> Self {
+        Self::with(blocks, config, Hooks::default())
+    }
+
+    fn with(blocks: u32, config: EngineConfig, hooks: Hooks) -> Self {
         let (kv, clock) = (Kv::new(blocks), Arc::new(FakeClock(Mutex::new(Instant::now()))));
-        let model = StandIn::new(kv.clone(), Hooks::default());
+        let model = StandIn::new(kv.clone(), hooks);
         let (engine, driven) = Engine::driven(model, &map(blocks), config, clock.clone()).unwrap();
         Self { engine, driven, kv, clock }
     }
@@ -59,6 +63,18 @@ impl World {
                 Turn::Ended => panic!("nobody stopped it"),
             }
         }
+    }
+}
+
+#[test]
+fn a_step_ahead_takes_the_time_from_the_end_of_the_one_before() {
+    for is_asynchronous in [false, true] {
+        let mut world = World::with(12, config(), Hooks { is_asynchronous, ..Hooks::default() });
+        let sequence = submit(&world.engine, world.request(&prompt(1, 5), 30), Run::Full);
+        world.run();
+        assert_eq!(sequence.end().0.len(), 30);
+        let (measured, right) = (world.engine.load().decode_steps_per_s, 1.0 / STEP.as_secs_f32());
+        assert!((measured - right).abs() < 0.01 * right, "ahead {is_asynchronous}: {measured}");
     }
 }
 

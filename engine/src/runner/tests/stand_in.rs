@@ -68,6 +68,8 @@ pub(super) type Hook = Box<dyn FnMut(&StepInput) -> Result<(), ModelError> + Sen
 #[derive(Default)]
 pub(super) struct Hooks {
     pub(super) before_step: Option<Hook>,
+    /// Called while the oldest step still runs.
+    pub(super) before_finish: Option<Box<dyn FnMut() + Send>>,
     /// A sequence with this token gets logits that are not numbers.
     pub(super) poison: Option<TokenId>,
     /// Steps are launched ahead.
@@ -142,6 +144,9 @@ impl StepModel for StandIn {
     }
 
     fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        if let Some(hook) = &mut self.hooks.before_finish {
+            hook();
+        }
         let (step, segments) = self.launched.pop_front().expect("a step was launched");
         let mut ids = Vec::new();
         self.samplers.begin(&step, &mut ids);

@@ -127,6 +127,23 @@ mod tests {
     }
 
     #[test]
+    fn one_wrong_sum_is_enough() {
+        let right =
+            std::array::from_fn(|feature| CASES.get(feature % 16).map_or(0.0, |case| f32::from_bits(case.expected)));
+        for wrong in [0, 16] {
+            let mut check = Check { first_case: 0, right: true };
+            check.put(0, 0, &right);
+            assert!(check.right);
+            let mut sums = right;
+            sums[wrong] = -0.0; // The first case is +0.
+            check.put(0, 0, &sums);
+            assert!(!check.right, "feature {wrong}");
+            check.put(1, 0, &right);
+            assert!(!check.right, "right ones behind it change nothing");
+        }
+    }
+
+    #[test]
     fn every_instruction_set_gives_the_known_answers() {
         for level in SimdLevel::ALL.into_iter().filter(|level| level.available()) {
             assert_eq!(known_answers(level), Ok(true), "{level:?}");

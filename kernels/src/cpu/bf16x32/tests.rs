@@ -194,5 +194,9 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
                 check(level, shape, values);
             }
         }
+        // More rows than a strip, of more groups than a tile: one pass over the panels, and two of them.
+        for m in [33, 66] {
+            check(level, [m, 33, 4200], Values::Plain);
+        }
     }
 }

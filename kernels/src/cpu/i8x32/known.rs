@@ -171,6 +171,19 @@ mod tests {
     }
 
     #[test]
+    fn one_wrong_sum_is_enough() {
+        let mut check = Check { expected: 1f32.to_bits(), right: true };
+        check.put(0, 0, &[1.0; PANEL]);
+        assert!(check.right);
+        let mut sums = [1.0; PANEL];
+        sums[PANEL - 1] += f32::EPSILON;
+        check.put(0, 0, &sums);
+        assert!(!check.right);
+        check.put(1, 0, &[1.0; PANEL]);
+        assert!(!check.right, "right ones behind it change nothing");
+    }
+
+    #[test]
     fn every_level_gives_the_known_answers() {
         for level in SimdLevel::ALL.into_iter().filter(|level| level.available()) {
             assert_eq!(known_answers(level), Ok(true), "{level:?}");

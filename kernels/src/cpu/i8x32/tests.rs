@@ -155,6 +155,8 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             }
             check(level, &threads[1], format, 3, [200, 1], 9);
         }
+        // Five blocks of rows in two passes over the panels.
+        check(level, &threads[0], StorageFormat::Q8_0, 80, [17, 1], 112);
     }
 }
 

@@ -39,3 +39,14 @@ pub(super) fn one_each(_count: usize) -> Vec<usize> {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn pin(_core: usize) {}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_use_all_cores_of_the_host_takes_none_for_its_own() {
+        assert!(online() > 0);
+        assert_eq!(one_each(online()), [0; 0], "another worker may do the same");
+    }
+}

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const NUMERICS: [Numerics; 5] = [
     Numerics::F32Fma { weights: Dtype::F32 },
@@ -149,6 +149,18 @@ fn what_is_kept_is_what_is_packed() {
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&world.folder()), mode(&world.file())), (0o700, 0o600));
     }
+}
+
+#[test]
+fn a_start_that_reads_a_file_counts_as_its_use() {
+    let world = World::new(Numerics::Bf16x32);
+    let cache = world.cache();
+    world.start(&cache, MODEL);
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    File::options().write(true).open(world.file()).unwrap().set_modified(long_ago).unwrap();
+    assert_eq!(world.start(&cache, MODEL).names(), 0);
+    let used = world.file().metadata().unwrap().modified().unwrap();
+    assert!(used > long_ago + Duration::from_secs(1800), "it would be the first to make room for others");
 }
 
 #[test]
