@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 /// A slab of another revision is half as long: GEMMs are longer than that.
 const MODEL: &str = "random:hidden=192,layers=2,heads=4,kv_heads=2,vocab=300,context=512,seed=29";
-/// A larger one: its answers take long enough for something to happen in their middle, on however busy a machine.
-const SLOW: &str = "random:hidden=384,layers=6,heads=6,kv_heads=2,vocab=300,context=4096,seed=30";
+/// A larger one: its answers take long enough for something to happen in their middle.
+const SLOW: &str = "random:hidden=384,layers=6,heads=6,kv_heads=2,vocab=300,context=512,seed=30";
 /// Tokens of such an answer.
-const LONG: usize = 3_000;
+const LONG: usize = 200;
 const CASES: [Case; 4] =
     [Case::new(120, 12, false), Case::new(90, 20, true), Case::new(60, 8, false), Case::new(130, 30, true)];
 /// Longest wait for anything that must come.
@@ -205,8 +205,6 @@ async fn neighbouring_protocols_interoperate_and_distant_ones_are_left_out() -> 
     goes_on(&load, "a decode worker of the protocol after").await?;
     decode.terminate().await?;
     cluster.settles([1, 1], [1, 1]).await?;
-    // What the decode worker that is gone had asked for is over.
-    quiet(&mut previous).await?;
     let before = sampled(&mut previous).await?;
     goes_on(&load, "protocols without a common version").await?;
     ensure!(sampled(&mut previous).await? == before, "a prompt went to a prefill worker that pairs with nobody");
@@ -261,12 +259,9 @@ async fn an_answer_whose_class_is_gone_goes_on_at_another_and_says_so() -> anyho
     let mut workers = [cluster.worker(Role::Decode, "d-0")?, cluster.skewed(Role::Decode, "d-1", Skew::Revision)?];
     cluster.settles([0, 2], [0, 0]).await?;
     let (tokens, classes) = ask(&cluster, async || {
-        let until = Instant::now() + MAX;
-        while Instant::now() < until {
-            for worker in &mut workers {
-                if busy(worker).await? {
-                    return worker.signal("KILL");
-                }
+        for worker in &mut workers {
+            if busy(worker).await? {
+                return worker.signal("KILL");
             }
         }
         anyhow::bail!("the answer was over before anything could happen to it")
