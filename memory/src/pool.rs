@@ -9,8 +9,8 @@ use std::time::Instant;
 
 /// One region that holds KV blocks, reached by asynchronous operations.
 ///
-/// An operation owns its buffer until it ends, and gives it back with its result. So does a device that has no room for it. Nothing can read or refill a buffer that a device still
-/// uses:
+/// An operation owns its buffer until it ends, and gives it back with its result. So does a device that has no room for it. Nothing can
+/// read or refill a buffer that a device still uses:
 ///
 /// ```compile_fail
 /// # use baton_memory::{HostPool, PoolMemory, Rows};

@@ -1,11 +1,11 @@
 //! The end of a request while its handoff is being acknowledged.
 
-use super::{FIRST, FOREVER, pair_to, request};
+use super::{FIRST, first_token_of, pair_to, request, until};
 use baton_kv_cache::{Fill, Reserve, SharedPool};
 use baton_kv_transfer::{
     GrantReply, HandoffFailure, HoldPoint, RefuseReason, ReserveOffer, SinkHandler, TransferHooks, VerifiedHandoff,
 };
-use baton_proto::v1::{prefill_event::Event, prefill_server::Prefill};
+use baton_proto::v1::prefill_server::Prefill;
 use baton_types::RequestId;
 use baton_worker::hold::LeaseHold;
 use opentelemetry::trace::TracerProvider as _;
@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio_stream::StreamExt as _;
 use tonic::Request;
 
 /// Grants blocks of a pool to every offer.
@@ -75,15 +74,6 @@ impl SpanProcessor for SpanNames {
     }
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let wait = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(FOREVER, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
-}
-
 /// An answer of few tokens may be over before the acknowledgement of its KV has arrived. Its trace has the spans of the transfer all the same.
 #[tokio::test]
 async fn a_committed_handoff_is_followed_after_its_stream_is_closed() {
@@ -93,12 +83,7 @@ async fn a_committed_handoff_is_followed_after_its_stream_is_closed() {
     let provider = SdkTracerProvider::builder().with_span_processor(names.clone()).build();
     service.parts.tracer = provider.tracer("baton");
     let mut stream = service.run(Request::new(request(&service, &sink))).await.unwrap().into_inner();
-    loop {
-        let event = tokio::time::timeout(FOREVER, stream.next()).await.expect("a first token");
-        if let Some(Event::Token(_)) = event.unwrap().unwrap().event {
-            break;
-        }
-    }
+    first_token_of(&mut stream).await;
     until("the commit", || hooks.reached.load(Ordering::Relaxed)).await;
     until("prefill.compute", || names.0.lock().iter().any(|name| name == "prefill.compute")).await;
     drop(stream);

@@ -17,6 +17,7 @@ use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, 
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
+use baton_worker::grpc::Replies;
 use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
@@ -119,13 +120,27 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
 
 /// The first token of a call.
 async fn first_token(service: &PrefillService, sink: &KvTransfer) -> u32 {
-    let mut stream = service.run(Request::new(request(service, sink))).await.unwrap().into_inner();
+    first_token_of(&mut service.run(Request::new(request(service, sink))).await.unwrap().into_inner()).await
+}
+
+/// The first token of a call's stream.
+async fn first_token_of(stream: &mut Replies<v1::PrefillEvent>) -> u32 {
     loop {
         let event = tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever");
         if let Some(Event::Token(token)) = event.unwrap().unwrap().event {
             return token.id;
         }
     }
+}
+
+/// Waits until something is so.
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(FOREVER, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 /// The hazard: a worker addressed by its address alone answers with the weights that it has now.
@@ -168,10 +183,5 @@ async fn a_refused_handoff_ends_the_prefill() {
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
     assert!(error.message.contains("the handoff failed"), "{error:?}");
     assert!(next().await.is_none());
-    let quiet = async {
-        while service.parts.engine.pool().counts().referenced > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(FOREVER, quiet).await.expect("its blocks are free again");
+    until("its blocks are free again", || service.parts.engine.pool().counts().referenced == 0).await;
 }

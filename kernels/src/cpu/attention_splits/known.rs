@@ -20,12 +20,7 @@ const CASES: [Attention; 2] = [
 /// If there is no memory for keys and values.
 pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceError> {
     let threads = Threads::none();
-    for case in &CASES {
-        if !case.is_right(|step, q, scores, out| attend(&threads, level, step, q, scores, out))? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    Attention::all_right(&CASES, |step, q, scores, out| attend(&threads, level, step, q, scores, out))
 }
 
 #[cfg(test)]
