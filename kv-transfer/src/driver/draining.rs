@@ -109,24 +109,15 @@ impl Draining {
         left.into_iter().flatten().for_each(|left| left.blocks.release());
     }
 
-    /// Number of puts of peers that have ended, but whose last writes are still being stored. Only those on open connections: the others
-    /// are in quarantine.
-    pub(super) fn sinks(&self) -> usize {
-        self.puts().count()
-    }
-
-    /// Those of them that are of this peer.
-    pub(super) fn sinks_of(&self, peer: &InstanceId) -> usize {
-        self.puts().filter(|put| put.by == *peer).count()
-    }
-
-    fn puts(&self) -> impl Iterator<Item = &Written> {
+    /// The peers of puts that have ended, but whose last writes are still being stored, one for each. Only those on open connections: the
+    /// others are in quarantine.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &InstanceId> {
         let waiting = self.windows.values().flatten();
         let written = waiting.filter_map(|waiting| match waiting {
             Waiting::Blocks(left) => left.written.as_ref(),
             Waiting::Handoff(_) => None,
         });
-        written.filter(|written| written.is_put)
+        written.filter(|written| written.is_put).map(|written| &written.by)
     }
 
     /// Number of blocks that an instance has left in quarantine: its connections have closed, and the device has not ended.

@@ -93,10 +93,7 @@ impl Driver {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
         let peer = &terms.party.instance;
-        let puts = Used {
-            in_all: self.table.sinks() + self.draining.sinks(),
-            by_peer: self.table.sinks_of(peer) + self.draining.sinks_of(peer),
-        };
+        let puts = Used::of(self.table.sources().chain(self.draining.sources()), peer);
         self.check_place(peer, puts, NoPlace::Puts, NoPlace::ItsPuts)
     }
 
@@ -113,7 +110,7 @@ impl Driver {
         here.and_then(|()| terms.check_part(offer.from, offer.tokens - offer.from))
             .map_err(|detail| (RefuseReason::Protocol, detail))?;
         let peer = &terms.party.instance;
-        let gets = Used { in_all: self.table.owners(), by_peer: self.table.owners_of(peer) };
+        let gets = Used::of(self.table.readers(), peer);
         self.check_place(peer, gets, NoPlace::Gets, NoPlace::ItsGets)
     }
 

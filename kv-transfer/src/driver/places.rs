@@ -11,6 +11,7 @@
 //! Certificates name a role and no instance ([security](../../../docs/security.md)): whoever has a worker's key may greet by several names.
 
 use crate::RefuseReason;
+use baton_types::InstanceId;
 
 /// Least share of one peer.
 const SHARE_MIN: usize = 16;
@@ -59,6 +60,14 @@ pub(super) struct Used {
 }
 
 impl Used {
+    /// Places that these peers use, and those of `peer` among them.
+    pub(super) fn of<'a>(peers: impl Iterator<Item = &'a InstanceId>, peer: &InstanceId) -> Self {
+        peers.fold(Self { in_all: 0, by_peer: 0 }, |used, user| Self {
+            in_all: used.in_all + 1,
+            by_peer: used.by_peer + usize::from(user == peer),
+        })
+    }
+
     /// Fails if all of `max` places are used, or those that one peer may have.
     pub(super) fn check(
         self,

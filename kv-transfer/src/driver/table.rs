@@ -214,23 +214,27 @@ impl Table {
 
     /// Number of puts of peers that have not ended, and of gets of peers.
     pub(super) fn sinks(&self) -> usize {
-        self.count(|role| matches!(role, Role::Sink(sink) if !sink.is_quarantined()))
+        self.sources().count()
     }
 
     pub(super) fn owners(&self) -> usize {
-        self.count(|role| matches!(role, Role::Owner(_)))
+        self.readers().count()
     }
 
-    /// Those of them that are of this peer.
-    pub(super) fn sinks_of(&self, peer: &InstanceId) -> usize {
-        self.count(|role| match role {
-            Role::Sink(sink) => !sink.is_quarantined() && sink.source().instance == *peer,
-            _ => false,
+    /// The peers of these puts, one for each.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &InstanceId> {
+        self.entries.values().filter_map(|entry| match &entry.role {
+            Role::Sink(sink) if !sink.is_quarantined() => Some(&sink.source().instance),
+            _ => None,
         })
     }
 
-    pub(super) fn owners_of(&self, peer: &InstanceId) -> usize {
-        self.count(|role| matches!(role, Role::Owner(owner) if owner.reader() == peer))
+    /// The peers of these gets, one for each.
+    pub(super) fn readers(&self) -> impl Iterator<Item = &InstanceId> {
+        self.entries.values().filter_map(|entry| match &entry.role {
+            Role::Owner(owner) => Some(owner.reader()),
+            _ => None,
+        })
     }
 
     fn count(&self, is: impl Fn(&Role) -> bool) -> usize {
