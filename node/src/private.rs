@@ -1,10 +1,9 @@
 //! Files of this user alone: folders that nobody else may enter, files that are replaced whole, locks between processes.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 /// Creates a folder, and those above it, with mode 0700; one that exists stays as it is.
 pub fn make_folder(path: &Path) -> io::Result<()> {
@@ -14,32 +13,16 @@ pub fn make_folder(path: &Path) -> io::Result<()> {
 /// Gives a file other contents, which only its owner may read. Whoever opens it gets the former or the new ones, whole,
 /// also where several processes do this at the same time.
 pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let unfinished = unfinished(path);
-    let replaced = write_new(&unfinished, contents).and_then(|()| std::fs::rename(&unfinished, path));
-    if replaced.is_err() {
-        std::fs::remove_file(&unfinished).ok(); // The first error is the one to tell.
-    }
-    replaced
-}
-
-/// A name beside `path` that no other call uses now.
-fn unfinished(path: &Path) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{number}.new", std::process::id()));
-    path.with_file_name(name)
-}
-
-fn write_new(path: &Path, contents: &[u8]) -> io::Result<()> {
-    // A file of a process that ended in the middle of this may belong to another user.
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(contents)?;
-    file.sync_all()
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    // Its name is random and its mode 0600. If it does not take the other's place, it is removed.
+    let mut unfinished = tempfile::NamedTempFile::new_in(folder)?;
+    unfinished.write_all(contents)?;
+    unfinished.as_file().sync_all()?;
+    unfinished.persist(path)?;
+    Ok(())
 }
 
 /// A lock between processes. It is held until it is dropped, or until its process ends.
