@@ -53,17 +53,10 @@ impl Turns {
         buffer: B,
         start: impl FnOnce(B) -> Result<Pending<T>, NoRoom<B>>,
     ) -> Result<Pending<T>, B> {
-        let may_begin = self.0.lock().may_begin(user, Instant::now());
+        // It waits before it tries: room that comes after the attempt wakes it.
+        let may_begin = self.0.lock().waits(user, waker, Instant::now());
         let started = if may_begin { start(buffer).map_err(|refused| refused.buffer) } else { Err(buffer) };
-        let mut order = self.0.lock();
-        let other = match &started {
-            Ok(_) => order.began(user),
-            Err(_) => {
-                order.waits(user, waker, Instant::now());
-                None
-            }
-        };
-        drop(order);
+        let other = started.is_ok().then(|| self.0.lock().began(user)).flatten();
         other.into_iter().for_each(Waker::wake);
         started
     }
@@ -108,15 +101,12 @@ impl Order {
         }
     }
 
-    fn may_begin(&mut self, user: User, now: Instant) -> bool {
+    /// The user asks for a place. Whether it is its turn.
+    fn waits(&mut self, user: User, waker: Option<&Waker>, now: Instant) -> bool {
         let (is_last, turn_max) = (self.last == Some(user), self.turn_max);
-        let (_, other) = self.of(user);
-        !(is_last && other.asked_at.is_some_and(|at| now.saturating_duration_since(at) < turn_max))
-    }
-
-    fn waits(&mut self, user: User, waker: Option<&Waker>, now: Instant) {
-        let (own, _) = self.of(user);
+        let (own, other) = self.of(user);
         (own.asked_at, own.waker) = (Some(now), waker.cloned());
+        !(is_last && other.asked_at.is_some_and(|at| now.saturating_duration_since(at) < turn_max))
     }
 
     /// Returns the waker of the other user.
@@ -215,10 +205,24 @@ mod tests {
     fn a_user_that_does_not_come_for_its_turn_loses_it() {
         let (mut order, now) = (Order::default(), Instant::now());
         order.began(User::Verifier);
-        order.waits(User::Transport, None, now);
-        assert!(!order.may_begin(User::Verifier, now + TURN_MAX / 2));
-        assert!(order.may_begin(User::Verifier, now + TURN_MAX));
-        assert!(order.may_begin(User::Transport, now));
+        assert!(order.waits(User::Transport, None, now));
+        assert!(!order.waits(User::Verifier, None, now + TURN_MAX / 2));
+        assert!(order.waits(User::Verifier, None, now + TURN_MAX));
+        assert!(order.waits(User::Transport, None, now));
+    }
+
+    #[test]
+    fn room_that_comes_after_an_attempt_wakes_who_made_it() {
+        let (memory, turns, count) = (one_place(), patient(), Arc::<Count>::default());
+        let waker = Waker::from(count.clone());
+        let begins = |from: &RemotePool, into| from.try_read(Rows::run(0, 8), into);
+        assert!(turns.begin(User::Verifier, None, Vec::new(), |into| begins(&memory, into)).is_ok());
+        let refused = turns.begin(User::Transport, Some(&waker), Vec::new(), |into| {
+            let refused = begins(&memory, into);
+            turns.leave(User::Verifier);
+            refused
+        });
+        assert_eq!((refused.is_ok(), count.0.load(Ordering::SeqCst)), (false, 1));
     }
 
     #[test]

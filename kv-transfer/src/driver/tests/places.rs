@@ -98,6 +98,51 @@ fn one_peer_leaves_handoffs_to_the_others() {
     }
 }
 
+/// Those that have closed count too, for as long as the device works for them.
+#[test]
+fn one_peer_leaves_connections_that_drain_to_the_others() {
+    let (mut driver, now) = (Driver::noting().0, Instant::now());
+    driver.config.limits.accepted_max = 160;
+    for conn in (0..40).map(ConnId) {
+        greet(&mut driver, conn, party("peer"), now);
+        assert!(driver.is_greeted(conn), "{conn:?}");
+        driver
+            .event(Event::Closed { conn, reason: "gone".into(), fenced: false, draining: true, unproven: false }, now);
+    }
+    for (conn, name, has_place) in [(100, "peer", false), (101, "other", true)] {
+        greet(&mut driver, ConnId(conn), party(name), now);
+        assert_eq!(driver.is_greeted(ConnId(conn)), has_place, "{name}");
+    }
+    driver.event(Event::Drained { conn: ConnId(7), fenced: true }, now);
+    greet(&mut driver, ConnId(102), party("peer"), now);
+    assert!(driver.is_greeted(ConnId(102)));
+}
+
+/// Puts that are over count too, for as long as the device stores what came.
+#[test]
+fn one_peer_leaves_puts_that_are_being_stored_to_the_others() {
+    let (mut driver, now) = (Driver::noting().0, Instant::now());
+    driver.config.limits.accepted_handoffs_max = 40;
+    let put = |driver: &mut Driver, conn, name: &str, handoff| {
+        offer_by(driver, conn, &party(name), Direction::Put, handoff, now);
+        driver.commands(now);
+        driver.granted().contains(&handoff)
+    };
+    let other = ConnId(2);
+    greet(&mut driver, CONN, party("peer"), now);
+    greet(&mut driver, other, party("other"), now);
+    for handoff in 1..=20 {
+        assert!(put(&mut driver, CONN, "peer", handoff), "{handoff}");
+        let ticket = driver.ticket_of(handoff);
+        driver.hear(&Message::Aborted { handoff, ticket, flushed: true, detail: String::new() }, now);
+    }
+    assert_eq!(driver.table.sinks(), 0);
+    assert!(!put(&mut driver, CONN, "peer", 21));
+    assert!(put(&mut driver, other, "other", 22));
+    driver.windows_close(now);
+    assert!(put(&mut driver, CONN, "peer", 23));
+}
+
 #[test]
 fn one_peer_leaves_connections_to_the_others() {
     let (mut driver, now) = (Driver::noting().0, Instant::now());

@@ -1,15 +1,49 @@
 //! Which connections to accept and keep. Peers that have not identified themselves have few places and little time, so that strangers
 //! cannot displace peers. When all places are taken, the host that holds most of them loses its oldest connection.
+//!
+//! Many peers may connect at once, as after a restart of a cluster. They must not close one another's connections before any handshake
+//! ends. So while handshakes wait for their turn, a connection keeps its place for [`KEPT_MIN`], and others stay in the listener's backlog.
+//! A host that holds most of the places keeps nobody waiting.
 
 use crate::transport::ConnId;
 use baton_types::places::{host_of, place_to_free};
 use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
-/// The connection to close to make room for one more; `None` while there are fewer than `max`. Connections are given in order of arrival.
-pub(super) fn to_close(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
-    let unsettled: Vec<_> = unsettled.map(|(conn, from)| (conn, host_of(from))).collect();
-    if unsettled.len() < max { None } else { place_to_free(unsettled) }
+/// How long a connection keeps its place while handshakes wait. In this time, 64 connections take three steps each, even on a thread that
+/// is busy ([`super::handshakes`]).
+const KEPT_MIN: Duration = Duration::from_millis(500);
+
+/// A connection whose peer has not identified itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unsettled {
+    pub(super) conn: ConnId,
+    pub(super) from: IpAddr,
+    pub(super) accepted_at: Instant,
+}
+
+/// What one more connection takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    Free,
+    /// The place of this connection, which is to be closed.
+    Of(ConnId),
+    /// There is none yet.
+    Later,
+}
+
+/// Finds a place among `max` for one more connection. The others are given in order of arrival. `handshakes_wait` tells that some of them
+/// wait for their turn.
+pub(super) fn room(unsettled: &[Unsettled], max: usize, handshakes_wait: bool, now: Instant) -> Room {
+    if unsettled.len() < max {
+        return Room::Free;
+    }
+    let hosts = unsettled.iter().enumerate().map(|(at, c)| (at, host_of(c.from)));
+    let Some(oldest) = place_to_free(hosts).map(|at| unsettled[at]) else { return Room::Free };
+    let holds = unsettled.iter().filter(|c| host_of(c.from) == host_of(oldest.from)).count();
+    let is_new = now.saturating_duration_since(oldest.accepted_at) < KEPT_MIN;
+    if handshakes_wait && is_new && holds <= max / 2 { Room::Later } else { Room::Of(oldest.conn) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,21 +89,33 @@ mod tests {
         }
     }
 
+    fn unsettled(of: impl IntoIterator<Item = IpAddr>, accepted_at: Instant) -> Vec<Unsettled> {
+        (0..).zip(of).map(|(conn, from)| Unsettled { conn: ConnId(conn), from, accepted_at }).collect()
+    }
+
     #[test]
     fn the_oldest_of_who_holds_most_gives_way() {
-        let of = |places: &[(u64, u8)]| to_close(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))), 64);
-        let full = 64;
-        assert_eq!(of(&[]), None);
-        let almost: Vec<_> = (1..full).map(|conn| (conn, 1)).collect();
-        assert_eq!(of(&almost), None, "there is room");
+        let now = Instant::now();
+        let room = |of: &mut dyn Iterator<Item = IpAddr>| room(&unsettled(of, now), 64, false, now);
+        assert_eq!(room(&mut std::iter::empty()), Room::Free);
+        assert_eq!(room(&mut (0..63).map(|_| at(1))), Room::Free);
         // A peer that came first keeps its place against a stranger that holds all the others.
-        let stranger: Vec<_> = (0..full).map(|conn| (conn, if conn == 0 { 2 } else { 1 })).collect();
-        assert_eq!(of(&stranger), Some(ConnId(1)));
-        let alike: Vec<_> = (0..full).map(|conn| (conn, (conn % 4) as u8)).collect();
-        assert_eq!(of(&alike), Some(ConnId(0)), "of those that hold as many, the oldest");
+        assert_eq!(room(&mut (0..64).map(|conn| at(if conn == 0 { 2 } else { 1 }))), Room::Of(ConnId(1)));
+        assert_eq!(room(&mut (0..64).map(|conn| at(conn % 4))), Room::Of(ConnId(0)), "of hosts that hold as many");
         // A host that uses another address for each connection.
         let v6 = |network: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, 0, network, 0, 0, 0, host).into();
-        let many = (0..full).map(|conn| (ConnId(conn), if conn == 0 { v6(1, 1) } else { v6(2, conn as u16) }));
-        assert_eq!(to_close(many, 64), Some(ConnId(1)));
+        assert_eq!(room(&mut (0..64).map(|conn| if conn == 0 { v6(1, 1) } else { v6(2, conn) })), Room::Of(ConnId(1)));
+    }
+
+    #[test]
+    fn many_hosts_that_connect_at_once_keep_their_places_while_handshakes_wait() {
+        let start = Instant::now();
+        let of = |hosts: u8| unsettled((0..64).map(|conn| at(conn % hosts)), start);
+        let room = |hosts, handshakes_wait, after| room(&of(hosts), 64, handshakes_wait, start + after);
+        let (soon, first) = (KEPT_MIN - Duration::from_millis(1), Room::Of(ConnId(0)));
+        assert_eq!([64, 2].map(|hosts| room(hosts, true, soon)), [Room::Later; 2]);
+        assert_eq!(room(64, true, KEPT_MIN), first, "not longer");
+        assert_eq!(room(64, false, soon), first, "no handshake waits");
+        assert_eq!(room(1, true, soon), first, "a host that holds most of them");
     }
 }

@@ -23,7 +23,7 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
 use crate::{Credentials, TransferAddress, TransferConfig, TransferError};
-use accepting::{AcceptFailure, to_close};
+use accepting::{AcceptFailure, Room, Unsettled, room};
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
@@ -211,14 +211,18 @@ impl Tcp {
         let mut any = false;
         // Bounded, so that a client that keeps connecting cannot delay existing connections.
         for _ in 0..ACCEPTED_A_TURN_MAX {
-            if !self.accepting {
+            let room = self.room(now);
+            if !self.accepting || room == Room::Later {
                 break;
             }
             match self.listener.accept() {
                 Ok((stream, from)) => {
                     any = true;
-                    self.make_room(events);
-                    let origin = Origin::Accepted { from: from.ip().to_canonical(), greet_by: now + self.connect_max };
+                    if let Room::Of(conn) = room {
+                        self.remove(conn, "too many have connected without a greeting".into(), false, events);
+                    }
+                    let (from, greet_by) = (from.ip().to_canonical(), now + self.connect_max);
+                    let origin = Origin::Accepted { from, at: now, greet_by };
                     if let Err(error) = self.add(stream, origin) {
                         tracing::warn!(error, "cannot set up an accepted connection");
                     }
@@ -236,15 +240,13 @@ impl Tcp {
         any
     }
 
-    /// Makes room for one more connection whose peer has not identified itself yet.
-    fn make_room(&mut self, events: &mut Vec<Event>) {
-        let unsettled = self.connections.iter().filter_map(|(&id, c)| match c.origin {
-            Origin::Accepted { from, .. } if c.is_unsettled() => Some((id, from)),
+    /// The room for one more connection whose peer has not identified itself yet.
+    fn room(&self, now: Instant) -> Room {
+        let unsettled = self.connections.iter().filter_map(|(&conn, c)| match c.origin {
+            Origin::Accepted { from, at, .. } if c.is_unsettled() => Some(Unsettled { conn, from, accepted_at: at }),
             _ => None,
         });
-        if let Some(conn) = to_close(unsettled, self.ungreeted_max) {
-            self.remove(conn, "too many have connected without a greeting".into(), false, events);
-        }
+        room(&unsettled.collect::<Vec<_>>(), self.ungreeted_max, self.handshakes.wait(), now)
     }
 
     /// Closes connections whose peers read the least, while the memory of all queues is beyond its bound.
