@@ -74,8 +74,8 @@ fn many_hosts_that_connect_at_once_all_prove_themselves() {
     let way = tls();
     let mut side = Side::start(&way);
     let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = side.transport.address();
-    // More than there are places, and fewer than the listener lets wait.
-    let mut clients: Vec<_> = (0..100).map(|host| Client::dial(&way, to, host)).collect();
+    // More than there are places, and than a listener of the usual 128 lets wait.
+    let mut clients: Vec<_> = (0..220).map(|host| Client::dial(&way, to, host)).collect();
     let (by, mut now) = (Instant::now() + PATIENCE, Instant::now());
     let mut greeted = 0;
     while greeted < clients.len() {

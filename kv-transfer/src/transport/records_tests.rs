@@ -97,3 +97,39 @@ fn what_began_in_a_record_does_not_continue_in_clear() {
     assert!(reason.contains("in clear"), "{reason}");
     assert!(b.events.iter().all(|event| message(event).is_none()), "a message with bytes of somebody else");
 }
+
+/// TLS keeps a part of a message of its own, and fails on the record behind it. What waits for the socket must not be given to it any more.
+#[test]
+fn a_session_that_failed_in_the_middle_of_a_message_encrypts_nothing_more() {
+    let way = tls();
+    let dividing = Dividing(way.credentials.clone().unwrap());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut side = Side::start(&way);
+    let conn = side.transport.connect(&TransferAddress::Tcp(listener.local_addr().unwrap())).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut server = rustls::ServerConnection::new(dividing.server()).unwrap();
+    let by = Instant::now() + PATIENCE;
+    while server.is_handshaking() {
+        assert!(Instant::now() < by, "the handshake does not end");
+        side.transport.progress(Instant::now(), &mut side.events);
+        match server.read_tls(&mut stream) {
+            Ok(_) => drop(server.process_new_packets().unwrap()),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}"),
+        }
+        while server.is_handshaking() && server.wants_write() {
+            server.write_tls(&mut stream).unwrap();
+        }
+    }
+    // The first record of a ticket, and then one that nobody encrypted.
+    let mut ticket = Vec::new();
+    server.write_tls(&mut ticket).unwrap();
+    let first = HEADER + usize::from(u16::from_be_bytes([ticket[3], ticket[4]]));
+    assert!(ticket.len() > first, "a ticket has several records");
+    stream.write_all(&[&ticket[..first], &[0x17, 3, 3, 0, 40], &[9; 40]].concat()).unwrap();
+    side.transport.send(conn, vec![1; 100]);
+    while !side.events.iter().any(|event| closed(event) == Some(conn)) {
+        assert!(Instant::now() < by, "never closed");
+        side.transport.progress(Instant::now(), &mut side.events);
+    }
+}

@@ -31,3 +31,26 @@ fn memory_for_all_peers_that_do_not_read_is_bounded() {
     let reasons: Vec<_> = side.events.iter().filter_map(closed_because).collect();
     assert!(reasons.len() == 2 && reasons[1].contains("does not read its messages"), "{reasons:?}");
 }
+
+/// The peer of this test never tells where its lanes are.
+#[test]
+fn messages_that_wait_for_lanes_are_bounded() {
+    let mut side = Side::start(&ucx());
+    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = side.transport.address();
+    let _peer = TcpStream::connect(to).unwrap();
+    let next = |side: &mut Side| {
+        let by = Instant::now() + PATIENCE;
+        while side.events.is_empty() {
+            assert!(Instant::now() < by, "nothing happens");
+            side.transport.progress(Instant::now(), &mut side.events);
+        }
+        side.events.remove(0)
+    };
+    let conn = accepted(&next(&mut side)).unwrap();
+    side.transport.send(conn, vec![1; MIB / 2]);
+    side.transport.send(conn, vec![2; MIB / 4]);
+    assert!(side.transport.is_open(conn));
+    side.transport.send(conn, vec![3; MIB / 2]);
+    let reason = closed_because(&next(&mut side)).unwrap();
+    assert!(reason.contains("too many messages wait"), "{reason}");
+}

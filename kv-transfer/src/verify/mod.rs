@@ -32,6 +32,10 @@ pub struct Job {
 }
 
 impl Job {
+    fn is_over(&self) -> bool {
+        self.life.strong_count() == 0
+    }
+
     /// Runs the job over this pool, which nobody else uses at the same time, and reports to the driver, which processes the result in its
     /// next turn. Does nothing for a handoff that is over: a peer that begins and ends handoffs leaves no work behind.
     pub fn run(self, memory: &dyn PoolMemory, map: &KvPoolMap) {

@@ -3,64 +3,118 @@
 use super::{Job, Verifier};
 use crate::device::Device;
 use baton_types::KvPoolMap;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Longest wait for the jobs that are left at the end. Jobs take longer only where the device hangs; then none of them begins any more.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// The queue needs no bound of its own: [`Verifier`] bounds the number of jobs.
+/// Fewest jobs among which those of handoffs that are over are looked for.
+const LOOKED_AT_MIN: usize = 1024;
+
+/// Jobs that have not begun. [`Verifier`] bounds those with work to do. Those of handoffs that are over are dropped from time to time, so
+/// that the queue has at most twice the jobs with work, or [`LOOKED_AT_MIN`].
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    comes: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// With how many jobs to look for those that are over.
+    look_at: usize,
+    /// Others are dropped.
+    closed: bool,
+}
+
+impl Queue {
+    fn push(&self, job: Job) {
+        let mut over = VecDeque::new();
+        let mut jobs = self.jobs.lock();
+        if jobs.closed {
+            return;
+        }
+        jobs.waiting.push_back(job);
+        if jobs.waiting.len() > jobs.look_at.max(LOOKED_AT_MIN) {
+            let (alive, dead) = std::mem::take(&mut jobs.waiting).into_iter().partition(|job| !job.is_over());
+            (jobs.waiting, over) = (alive, dead);
+            jobs.look_at = 2 * jobs.waiting.len();
+        }
+        drop(jobs);
+        drop(over); // Without the lock: what they hold may be released now.
+        self.comes.notify_one();
+    }
+
+    /// Waits for the next job; `None` once the queue is closed and empty.
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        while jobs.waiting.is_empty() && !jobs.closed {
+            self.comes.wait(&mut jobs);
+        }
+        jobs.waiting.pop_front()
+    }
+
+    fn close(&self) {
+        self.jobs.lock().closed = true;
+        self.comes.notify_one();
+    }
+
+    /// Drops the jobs that have not begun.
+    fn clear(&self) {
+        let left = std::mem::take(&mut self.jobs.lock().waiting);
+        drop(left);
+    }
+}
+
 pub(crate) struct VerifierThread {
-    jobs: Option<Sender<Job>>,
+    queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended.
     ended: Receiver<()>,
-    /// Jobs that have not begun are dropped.
-    given_up: Arc<AtomicBool>,
 }
 
 impl VerifierThread {
     pub(crate) fn start(device: Arc<Device>, map: KvPoolMap) -> std::io::Result<Self> {
-        let (jobs, receiver) = unbounded::<Job>();
+        let queue = Arc::<Queue>::default();
         let (ends, ended) = bounded(0);
-        let given_up = Arc::<AtomicBool>::default();
-        let is_given_up = given_up.clone();
+        let jobs = queue.clone();
         let work = move || {
             let _ends: Sender<()> = ends;
-            for job in receiver {
-                if is_given_up.load(Ordering::Acquire) {
-                    continue;
-                }
+            while let Some(job) = jobs.next() {
                 let inbox = job.inbox.clone();
                 // The panic hook has reported the panic; the progress thread fails what waits for a sum.
                 if catch_unwind(AssertUnwindSafe(|| job.run_in_turn(&*device.memory, &device.turns, &map))).is_err() {
+                    jobs.close();
+                    jobs.clear();
                     return inbox.fail();
                 }
             }
         };
         let thread = std::thread::Builder::new().name("kv-checksum".into()).spawn(work)?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread), ended, given_up })
+        Ok(Self { queue, thread: Some(thread), ended })
     }
 }
 
 impl Verifier for VerifierThread {
+    /// The thread ends early only after a panic, which the progress thread is notified of; then the job is dropped.
     fn submit(&mut self, job: Job) {
-        if let Some(jobs) = &self.jobs {
-            jobs.send(job).ok(); // The thread ends early only after a panic, which the progress thread is notified of.
-        }
+        self.queue.push(job);
     }
 }
 
 impl Drop for VerifierThread {
     /// Waits for the jobs, but not for a device that hangs: its thread ends after the job that runs, which keeps the blocks that it reads.
     fn drop(&mut self) {
-        self.jobs = None;
+        self.queue.close();
         if self.ended.recv_timeout(END_MAX) == Err(RecvTimeoutError::Timeout) {
-            self.given_up.store(true, Ordering::Release);
+            self.queue.clear();
             return tracing::warn!("the pool's device does not end its checksums; the service stops without them");
         }
         if let Some(thread) = self.thread.take() {
@@ -99,13 +153,15 @@ mod tests {
         let begin = Instant::now();
         drop(verifier);
         assert!(begin.elapsed() < 10 * END_MAX);
-        assert_eq!(Arc::strong_count(&hold), 4, "what is read is held");
+        assert_eq!(Arc::strong_count(&hold), 2, "what is read is held, and nothing else");
         memory.release();
-        while Arc::strong_count(&hold) > 1 {
-            assert!(begin.elapsed() < 20 * END_MAX, "never let go");
+        let mut reports = inbox.drain().len();
+        while reports == 0 {
+            assert!(begin.elapsed() < 20 * END_MAX, "never reported");
             std::thread::yield_now();
+            reports = inbox.drain().len();
         }
-        assert_eq!(inbox.drain().len(), 1, "no other job began");
+        assert_eq!((reports, Arc::strong_count(&hold)), (1, 1), "no other job began, and nothing is held");
     }
 
     #[test]
@@ -120,6 +176,28 @@ mod tests {
         verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life, work });
         drop(verifier); // Joins the thread.
         assert!(!inbox.has_failed() && inbox.drain().is_empty());
+    }
+
+    #[test]
+    fn jobs_of_handoffs_that_are_over_do_not_fill_the_queue() {
+        let (queue, inbox) = (Queue::default(), Arc::new(Inbox::new(1, Box::new(|| {}))));
+        let alive = Arc::new(());
+        let job = |key, alive: &Arc<()>| Job {
+            inbox: inbox.clone(),
+            key: HandoffKey(key),
+            life: Arc::downgrade(alive),
+            work: Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs: Vec::new() },
+        };
+        let waiting = || queue.jobs.lock().waiting.len();
+        for key in 0..20_000 {
+            let ends = Arc::new(());
+            queue.push(job(key, if key % 10 == 0 { &alive } else { &ends }));
+            assert!(waiting() <= LOOKED_AT_MIN.max(2 * (1 + key as usize / 10)), "{} jobs wait", waiting());
+        }
+        queue.close();
+        let left: Vec<_> =
+            std::iter::from_fn(|| queue.next()).filter(|job| !job.is_over()).map(|job| job.key.0).collect();
+        assert_eq!(left, (0..20_000).step_by(10).collect::<Vec<_>>(), "in order, and none is lost");
     }
 
     #[test]

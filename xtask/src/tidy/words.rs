@@ -9,16 +9,8 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("FIXME", &[], "mend it"),
     ("TODO", &[], "do it, or file an issue"),
     ("unbounded_channel", &[], "every queue has a bound"),
-    (
-        "unbounded::<",
-        &["kv-transfer/src/verify/thread.rs", "kv-transfer/src/calls/thread.rs"],
-        "every queue has a bound",
-    ),
-    (
-        "unbounded()",
-        &["kv-transfer/src/verify/thread.rs", "kv-transfer/src/calls/thread.rs"],
-        "every queue has a bound",
-    ),
+    ("unbounded::<", &["kv-transfer/src/calls/thread.rs"], "every queue has a bound"),
+    ("unbounded()", &["kv-transfer/src/calls/thread.rs"], "every queue has a bound"),
     ("#![allow(dead_code)]", &[], "delete what is dead"),
     ("std::process::exit", &["cli/", "node/"], "return from main, so that destructors run"),
 ];

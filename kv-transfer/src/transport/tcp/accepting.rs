@@ -3,17 +3,32 @@
 //!
 //! Many peers may connect at once, as after a restart of a cluster. They must not close one another's connections before any handshake
 //! ends. So while handshakes wait for their turn, a connection keeps its place for [`KEPT_MIN`], and others stay in the listener's backlog.
-//! A host that holds most of the places keeps nobody waiting.
+//! A host that holds more than an eighth of the places keeps nobody waiting.
 
 use crate::transport::ConnId;
 use baton_types::places::{host_of, place_to_free};
+use mio::net::TcpListener;
+use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// How long a connection keeps its place while handshakes wait. In this time, 64 connections take three steps each, even on a thread that
 /// is busy ([`super::handshakes`]).
 const KEPT_MIN: Duration = Duration::from_millis(500);
+
+/// Most connections that wait to be accepted, if the system allows as many. Beyond it, it ignores those that connect, and they try again
+/// after a second.
+const BACKLOG_MAX: i32 = 1024;
+
+/// Listens on an address.
+pub(super) fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM.nonblocking(), None)?;
+    socket.set_reuse_address(true)?; // A port with old connections of a process that ended.
+    socket.bind(&at.into())?;
+    socket.listen(BACKLOG_MAX)?;
+    Ok(TcpListener::from_std(socket.into()))
+}
 
 /// A connection whose peer has not identified itself.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +58,7 @@ pub(super) fn room(unsettled: &[Unsettled], max: usize, handshakes_wait: bool, n
     let Some(oldest) = place_to_free(hosts).map(|at| unsettled[at]) else { return Room::Free };
     let holds = unsettled.iter().filter(|c| host_of(c.from) == host_of(oldest.from)).count();
     let is_new = now.saturating_duration_since(oldest.accepted_at) < KEPT_MIN;
-    if handshakes_wait && is_new && holds <= max / 2 { Room::Later } else { Room::Of(oldest.conn) }
+    if handshakes_wait && is_new && holds <= (max / 8).max(1) { Room::Later } else { Room::Of(oldest.conn) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,9 +128,9 @@ mod tests {
         let of = |hosts: u8| unsettled((0..64).map(|conn| at(conn % hosts)), start);
         let room = |hosts, handshakes_wait, after| room(&of(hosts), 64, handshakes_wait, start + after);
         let (soon, first) = (KEPT_MIN - Duration::from_millis(1), Room::Of(ConnId(0)));
-        assert_eq!([64, 2].map(|hosts| room(hosts, true, soon)), [Room::Later; 2]);
+        assert_eq!([64, 8].map(|hosts| room(hosts, true, soon)), [Room::Later; 2]);
         assert_eq!(room(64, true, KEPT_MIN), first, "not longer");
         assert_eq!(room(64, false, soon), first, "no handshake waits");
-        assert_eq!(room(1, true, soon), first, "a host that holds most of them");
+        assert_eq!([7, 1].map(|hosts| room(hosts, true, soon)), [first; 2], "hosts that hold many");
     }
 }

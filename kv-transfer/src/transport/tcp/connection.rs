@@ -10,6 +10,7 @@ use crate::transport::last_operations::LastOperations;
 use crate::transport::pool::Pool;
 use crate::transport::{ConnId, Event};
 use baton_memory::host::Part;
+use baton_types::places::host_of;
 use mio::net::TcpStream;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -31,12 +32,9 @@ const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
 /// How the connection was opened.
 pub(super) enum Origin {
     /// The peer connected from this address, at this instant; it is closed unless the peer greets by then.
-    Accepted {
-        from: IpAddr,
-        at: Instant,
-        greet_by: Instant,
-    },
-    Dialled,
+    Accepted { from: IpAddr, at: Instant, greet_by: Instant },
+    /// This side connected to this address.
+    Dialled { to: IpAddr },
 }
 
 /// A frame for lanes that this transport does not carry.
@@ -63,6 +61,8 @@ pub(super) struct Secured {
     proven: bool,
     /// One of the sides did not accept the other.
     failed: bool,
+    /// Reading has failed in the middle of what was received: the session must encrypt nothing more. What is in the outbox still goes out.
+    broken: bool,
 }
 
 impl Secured {
@@ -70,7 +70,8 @@ impl Secured {
         let mut outbox = Outbox::default();
         // A client sends first.
         session.read(&mut [], &mut outbox, |_| Err("data before the handshake".into()))?;
-        Ok(Self { session, credentials, clear, outbox, record: Vec::new(), proven: false, failed: false })
+        let (proven, failed, broken) = (false, false, false);
+        Ok(Self { session, credentials, clear, outbox, record: Vec::new(), proven, failed, broken })
     }
 }
 
@@ -113,7 +114,7 @@ impl Connection {
         secured: Option<Secured>,
         has_lanes: bool,
     ) -> Self {
-        let dialled = matches!(origin, Origin::Dialled);
+        let dialled = matches!(origin, Origin::Dialled { .. });
         Self {
             stream,
             reader: FrameReader::new(pool.clone(), dialled),
@@ -142,6 +143,14 @@ impl Connection {
     /// takes the handshake for complete. So the side that connected may receive no reason.
     pub(super) fn is_unproven(&self) -> bool {
         self.secured.as_ref().is_some_and(|secured| secured.failed || (secured.proven && !self.heard))
+    }
+
+    /// The peer's host.
+    pub(super) fn host(&self) -> IpAddr {
+        match self.origin {
+            Origin::Accepted { from, .. } => host_of(from),
+            Origin::Dialled { to } => host_of(to),
+        }
     }
 
     /// Whether a peer that connected has not identified itself yet.
@@ -355,6 +364,7 @@ impl Connection {
                     Ok(())
                 });
                 secured.failed |= read.is_err() && !self.heard;
+                secured.broken |= read.is_err();
                 let used = read?;
                 self.from += used;
                 self.kept = complete.saturating_sub(used);
@@ -442,7 +452,7 @@ fn encrypt(
     events: &mut Vec<Event>,
 ) -> Result<(), String> {
     let kinds = if secured.clear { Kinds::AllButPuts } else { Kinds::All };
-    while secured.proven && secured.outbox.waiting().len() < OUTBOX_BYTES {
+    while secured.proven && !secured.broken && secured.outbox.waiting().len() < OUTBOX_BYTES {
         let n = writer.copy(kinds, pool, &mut secured.record);
         if n == 0 {
             break;

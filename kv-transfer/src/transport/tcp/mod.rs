@@ -11,6 +11,7 @@ mod frame;
 mod frame_reader;
 mod frame_writer;
 mod handshakes;
+mod queues;
 mod tls;
 
 use super::last_operations::LastOperations;
@@ -30,6 +31,7 @@ use connection::{Connection, Origin, Secured};
 use handshakes::Handshakes;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use queues::Queued;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +53,7 @@ const SHUTDOWN_POLL: Duration = Duration::from_millis(1);
 /// Most connections accepted before existing connections are served.
 const ACCEPTED_A_TURN_MAX: usize = 16;
 
-/// Most memory of what is queued for all peers together, apart from writes: beyond it, the connection with the most is closed.
+/// Most memory of what is queued for all peers together, apart from writes: beyond it, one of the host with the most is closed.
 const CONTROL_BYTES_MAX: usize = 512 << 20;
 
 /// Where a control channel listens, and its kind.
@@ -107,7 +109,7 @@ impl Tcp {
             detail: format!("{what} {bind}:{port}: {e}"),
         };
         let poll = Poll::new().map_err(|e| failed("poll for", e))?;
-        let mut listener = TcpListener::bind(SocketAddr::new(bind, port)).map_err(|e| failed("bind", e))?;
+        let mut listener = accepting::listen(SocketAddr::new(bind, port)).map_err(|e| failed("bind", e))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(|e| failed("poll", e))?;
         let waker = Waker::new(poll.registry(), WAKER).map_err(|e| failed("wake", e))?;
         let waker = Arc::new(PollWaker(waker));
@@ -185,13 +187,13 @@ impl Tcp {
     /// Connects to a control channel.
     pub(super) fn dial(&mut self, socket: SocketAddr) -> Result<ConnId, String> {
         let stream = TcpStream::connect(socket).map_err(|e| format!("{socket}: {e}"))?;
-        self.add(stream, Origin::Dialled).map_err(|e| format!("{socket}: {e}"))
+        self.add(stream, Origin::Dialled { to: socket.ip() }).map_err(|e| format!("{socket}: {e}"))
     }
 
     fn add(&mut self, mut stream: TcpStream, origin: Origin) -> Result<ConnId, String> {
         let secured = self.credentials.as_ref().map(|credentials| {
             let session = match origin {
-                Origin::Dialled => Session::client(&**credentials),
+                Origin::Dialled { .. } => Session::client(&**credentials),
                 Origin::Accepted { .. } => Session::server(&**credentials),
             };
             Secured::new(session?, credentials.clone(), !self.encrypt)
@@ -249,15 +251,16 @@ impl Tcp {
         room(&unsettled.collect::<Vec<_>>(), self.ungreeted_max, self.handshakes.wait(), now)
     }
 
-    /// Closes connections whose peers read the least, while the memory of all queues is beyond its bound.
+    /// Closes connections while the memory of all queues is beyond its bound.
     fn bound_queues(&mut self, events: &mut Vec<Event>) {
         loop {
-            let queued = || self.connections.iter().map(|(&id, connection)| (connection.writer.control_bytes(), id));
-            if queued().map(|(bytes, _)| bytes).sum::<usize>() <= CONTROL_BYTES_MAX {
-                return;
-            }
-            let Some((_, id)) = queued().max() else { return };
-            self.remove(id, "the peers do not read their messages, and this one the least".into(), false, events);
+            let queued = self.connections.iter().map(|(&conn, connection)| Queued {
+                conn,
+                host: connection.host(),
+                bytes: connection.writer.control_bytes(),
+            });
+            let Some(conn) = queues::to_close(queued, CONTROL_BYTES_MAX) else { return };
+            self.remove(conn, "the peers do not read their messages, and this one the least".into(), false, events);
         }
     }
 

@@ -30,7 +30,7 @@ impl Ucx {
         connection.forced = true;
         connection.force_at = Some(now + CLOSE_WAIT);
         // Messages that wait for the lanes to be connected, such as a refusal.
-        for message in connection.waiting.take().unwrap_or_default() {
+        for message in connection.waiting.take().unwrap_or_default().into_messages() {
             self.channel.send(conn, message);
         }
         if let Some(writing) = connection.writing_mut().filter(|_| !pretends) {

@@ -19,13 +19,39 @@ pub(super) struct Lanes {
     pub(super) events: Option<LaneEvents>,
 }
 
+/// Most bytes of messages that wait for lanes. Until they are connected, this side sends a greeting or a refusal.
+pub(super) const WAITING_BYTES_MAX: usize = 1 << 20;
+
+/// Messages that wait for the lanes to be connected.
+#[derive(Default)]
+pub(super) struct Waiting {
+    messages: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Waiting {
+    /// Whether there is room for the message. Beyond the bound it is dropped.
+    pub(super) fn push(&mut self, message: Vec<u8>) -> bool {
+        self.bytes += message.len() + size_of::<Vec<u8>>();
+        let has_room = self.bytes <= WAITING_BYTES_MAX;
+        if has_room {
+            self.messages.push(message);
+        }
+        has_room
+    }
+
+    pub(super) fn into_messages(self) -> Vec<Vec<u8>> {
+        self.messages
+    }
+}
+
 pub(super) struct Connection {
     /// `None` on the side that was connected to, until the peer has sent its lanes' address.
     pub(super) lanes: Option<Lanes>,
     /// Operations that have not ended.
     pub(super) outstanding: usize,
     /// Messages that wait for the lanes to be connected; `None` once they are.
-    pub(super) waiting: Option<Vec<Vec<u8>>>,
+    pub(super) waiting: Option<Waiting>,
     /// The lanes have failed, for this reason; until this instant the channel may still deliver the peer's reason.
     pub(super) failed: Option<(String, Instant)>,
     /// Why it is being closed.
@@ -45,7 +71,7 @@ impl Connection {
         Self {
             lanes,
             outstanding: 0,
-            waiting: Some(Vec::new()),
+            waiting: Some(Waiting::default()),
             failed: None,
             closing: None,
             forced: false,

@@ -155,7 +155,7 @@ impl Ucx {
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
             Purpose::Wiring if open && result.is_ok() => {
                 let waiting = connection.waiting.take().unwrap_or_default();
-                waiting.into_iter().for_each(|message| self.channel.send(conn, message));
+                waiting.into_messages().into_iter().for_each(|message| self.channel.send(conn, message));
             }
             Purpose::Get(..) | Purpose::Flush(_) | Purpose::Wiring | Purpose::Close => {}
         }
@@ -199,10 +199,10 @@ impl Transport for Ucx {
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
-        match self.connections.get_mut(&conn).filter(|c| !c.forced).map(|c| &mut c.waiting) {
-            Some(Some(waiting)) => waiting.push(message),
-            Some(None) => self.channel.send(conn, message),
-            None => {}
+        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
+        let Some(waiting) = &mut connection.waiting else { return self.channel.send(conn, message) };
+        if !waiting.push(message) {
+            self.force_close(conn, "too many messages wait until its lanes are connected", Instant::now());
         }
     }
 
