@@ -160,3 +160,39 @@ fn pins_outlive_a_step_whose_sequences_have_ended() {
     w.is_retiring = false;
     assert_eq!((w.launch().0, w.pool.cache_counts().pinned), ("start c c:0+17*".into(), 1));
 }
+
+#[test]
+fn blocks_that_were_exchanged_stay_until_the_step_ahead_has_read_them() {
+    let mut w = world(8, 64);
+    // Both generate the same tokens, so that they fill the same block at once.
+    let both = [named(&mut w, 0, "", 15), named(&mut w, 0, "", 15)];
+    let finish = |w: &mut World, batch: Vec<Segment>| batch.into_iter().for_each(|rows| drop(w.finish(rows)));
+    let first_blocks = |w: &World| both.map(|key| w.scheduler.lease(key).unwrap().blocks().0[0][0]);
+    let (line, prompts) = w.launch();
+    assert_eq!(line, "start ab a:0+15* b:0+15*");
+    let (line, fill) = w.launch();
+    assert_eq!(line, "a:15+1* b:15+1*");
+    finish(&mut w, prompts);
+    both.into_iter().for_each(|key| w.scheduler.hashed(key, PrefixHash([1; 16])));
+    let [stored, exchanged] = first_blocks(&w);
+    assert_ne!(stored, exchanged);
+
+    let (line, ahead) = w.launch();
+    assert_eq!(line, "a:16+1* b:16+1*", "rows that read the blocks as they are now");
+    finish(&mut w, fill);
+    assert_eq!(first_blocks(&w), [stored; 2], "one block for both");
+    let free = w.pool.counts().free;
+    let rest = w.pool.try_lease(&[free]).unwrap();
+    assert!(!rest.blocks().0[0].contains(&exchanged), "a block that the step ahead reads is given to another");
+    assert_eq!(free, 4, "two blocks of each are referenced");
+    drop(rest);
+
+    // The next step ahead was launched after the exchange: it keeps nothing.
+    let (line, next) = w.launch();
+    assert_eq!(line, "a:17+1* b:17+1*");
+    finish(&mut w, ahead);
+    assert_eq!(w.pool.counts().free, 5, "the exchanged block is free");
+    assert!(w.pool.try_lease(&[5]).unwrap().blocks().0[0].contains(&exchanged));
+    finish(&mut w, next);
+    assert_eq!(w.pool.counts().free, 5);
+}
