@@ -259,11 +259,15 @@ impl RunningRouter {
         }
     }
 
-    /// Leaves the cluster, accepts no more connections, and waits until the open ones have sent everything.
+    /// Leaves the cluster, accepts no more connections, and waits until the open ones have sent everything and the known
+    /// workers are remembered for the next start.
     async fn close(&mut self) {
         self.membership.close();
         self.stop.cancel();
         while self.servers.join_next().await.is_some() {}
+        if timeout(CLOSE_MAX, self.membership.remembered()).await.is_err() {
+            tracing::warn!("ends before it has remembered the members (membership.cache_dir)");
+        }
     }
 
     /// Ends running requests, notifies workers and clients, and closes.

@@ -92,6 +92,14 @@ impl RouterBackend {
             Self::Etcd(router) => router.close(),
         }
     }
+
+    /// Returns once a closed router has cached the records that it knew.
+    pub async fn remembered(&self) {
+        match self {
+            Self::Embedded(_) => {}
+            Self::Etcd(router) => router.remembered().await,
+        }
+    }
 }
 
 /// The configured backend of the worker with this identity.

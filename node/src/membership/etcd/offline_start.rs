@@ -90,26 +90,41 @@ async fn find(shared: &Shared, seeds: &[String]) -> Vec<Member> {
     answers.filter_map(async |record| member(record?, 0)).collect().await
 }
 
-/// Keeps the folder up to date with the view, while the view comes from etcd. Never returns.
+/// Keeps the folder up to date with the view, while the view comes from etcd. Returns once the router is closed and its
+/// last view is written.
 pub(super) async fn keep_cache(shared: &Shared, from: &OfflineSources) {
+    let Some(folder) = &from.cache_dir else { return };
+    let cache = RecordCache::new(folder, &shared.config.prefix);
     let mut view = shared.view.subscribe();
+    let mut written = view.borrow().revision;
     let mut refused = false;
-    while let Some(folder) = &from.cache_dir
-        && view.changed().await.is_ok()
-    {
-        sleep(GATHER).await;
+    let mut closed = false;
+    while !closed {
+        let gathered = async {
+            // The sender is in `shared`.
+            let _ = view.changed().await;
+            sleep(GATHER).await;
+        };
+        closed = tokio::select! {
+            () = gathered => false,
+            () = shared.stop.cancelled() => true,
+        };
         let Some(position) = shared.confirmed_position() else { continue };
-        let members = view.borrow_and_update().members.values().cloned().collect();
-        let cache = RecordCache::new(folder, &shared.config.prefix);
-        let remembered = CachedRecords { position, members };
-        let written = tokio::task::spawn_blocking(move || cache.write(&remembered)).await;
-        match written {
+        let known = view.borrow_and_update().clone();
+        if known.revision == written {
+            continue;
+        }
+        let remembered = CachedRecords { position, members: known.members.values().cloned().collect() };
+        let cache = cache.clone();
+        match tokio::task::spawn_blocking(move || cache.write(&remembered)).await {
             Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
                 tracing::warn!(%error, folder = %folder.display(), "cannot remember the members (membership.cache_dir)");
             }
-            Ok(Ok(())) => refused = false,
+            Ok(Ok(())) => {
+                refused = false;
+                written = known.revision;
+            }
             _ => {}
         }
     }
-    std::future::pending().await
 }

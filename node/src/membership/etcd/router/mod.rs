@@ -72,7 +72,9 @@ pub(super) struct Shared {
     doubts: Notify,
     /// There is room for records that were left out.
     room: Notify,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
+    /// After `stop`: the last view is in the record cache.
+    remembered: CancellationToken,
 }
 
 struct Inner {
@@ -150,6 +152,7 @@ impl EtcdRouter {
             doubts: Notify::new(),
             room: Notify::new(),
             stop: stop.clone(),
+            remembered: CancellationToken::new(),
         });
         let follower = Follower { shared: shared.clone(), node: Node::any(), verdicts };
         tokio::spawn(follower.run(offline.unwrap_or_default()));
@@ -159,6 +162,11 @@ impl EtcdRouter {
     /// Stops following, and removes this router's verdicts. Workers keep their readiness.
     pub fn close(&self) {
         self.shared.stop.cancel();
+    }
+
+    /// Returns once this router is closed and has cached the records that it knew. A process that ends before loses them.
+    pub async fn remembered(&self) {
+        self.shared.remembered.cancelled().await;
     }
 
     /// Suspected members, which stay in the view although their record is gone.
@@ -262,6 +270,19 @@ struct Follower {
 impl Follower {
     async fn run(mut self, from: OfflineSources) {
         let shared = self.shared.clone();
+        let keep_cache = async {
+            keep_cache(&shared, &from).await;
+            shared.remembered.cancel();
+        };
+        let follow = async {
+            self.until_closed(&from).await;
+            give_back(self.lease(), &shared.config, self.node).await;
+        };
+        tokio::join!(follow, keep_cache);
+    }
+
+    async fn until_closed(&mut self, from: &OfflineSources) {
+        let shared = self.shared.clone();
         let mut backoff = shared.config.backoff();
         let mut resume = false;
         let sessions = async {
@@ -280,13 +301,16 @@ impl Follower {
                 tokio::time::sleep(error.wait(&mut backoff, worked)).await;
             }
         };
+        let add_offline = async {
+            add_offline(&shared, from).await;
+            std::future::pending::<()>().await;
+        };
         tokio::select! {
             () = sessions => {}
             () = ask_doubted(&shared) => {}
-            _ = futures::future::join(add_offline(&shared, &from), keep_cache(&shared, &from)) => {}
+            () = add_offline => {}
             () = shared.stop.cancelled() => {}
         }
-        give_back(self.lease(), &shared.config, self.node).await;
     }
 
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.

@@ -2,8 +2,8 @@
 
 use super::support::{Answers, Cluster, LONG, MAX, MEMBERS_MAX};
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdConfig, EtcdRouter, OfflineSources};
-use crate::membership::{MembershipView, RouterMembership as _};
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, OfflineSources};
+use crate::membership::{MembershipView, RouterMembership as _, WorkerMembership as _};
 use crate::testing::etcd::EtcdServer;
 use baton_types::InstanceRecord;
 use std::path::Path;
@@ -24,11 +24,10 @@ fn cache(folder: &Path) -> OfflineSources {
     OfflineSources { cache_dir: Some(folder.into()), seeds: vec![] }
 }
 
-/// Whether the only file of a folder names all of these; a second one is still being written.
+/// Whether the cache names all of these. A file of another name is still being written, and not read at a start.
 fn names_all(folder: &Path, records: &[InstanceRecord]) -> bool {
-    let files: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path()).collect();
-    let [file] = &files[..] else { return false };
-    let text = String::from_utf8_lossy(&std::fs::read(file).unwrap_or_default()).into_owned();
+    let bytes = std::fs::read(folder.join("members")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
     records.iter().all(|record| text.contains(record.party.instance.as_str()))
 }
 
@@ -81,6 +80,21 @@ async fn a_router_goes_by_the_workers_that_it_remembers_until_etcd_is_back() {
     assert!(cluster.records.iter().all(|r| after.get(&r.party) == before.get(&r.party)), "nobody registered again");
     cluster.router = router;
     cluster.is_live().await;
+}
+
+#[tokio::test]
+async fn a_router_that_ends_remembers_what_it_has_not_written_yet() {
+    let mut server = EtcdServer::start().unwrap();
+    let (mut cluster, folder) = remembered(&server).await;
+    let more = record("d-9", 9);
+    let _registered = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(more.clone());
+    cluster.sees("a new one", |view| view.get(&more.party).is_some()).await;
+    server.kill();
+    // Changes are still collected for the next write.
+    cluster.router.close();
+    timeout(MAX, cluster.router.remembered()).await.expect("the last view is cached");
+    cluster.records.push(more);
+    assert!(names_all(folder.path(), &cluster.records));
 }
 
 #[tokio::test]
