@@ -11,7 +11,7 @@ up: setup model ## Start a split cluster on this machine and serve the default m
 	$(CARGO) build --release --bins
 	target/release/baton up $(ARGS)
 
-test: setup model clients charts ## Everything a change must pass; under 25 minutes cold on 2 cores.
+test: setup model clients charts ## Everything a change must pass; at most 35 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 

@@ -296,7 +296,7 @@ fn adopt(
         .map_err(|e| e.map_or("its stream is gone".into(), |e| e.to_string()))
 }
 
-/// The source of a request's KV, as named by the router.
+/// A claim for a handoff from `source`, the party that the router named. The receiver gets what was adopted.
 pub(crate) fn claim(
     source: Party,
     sequence: SequenceRequest,

@@ -5,15 +5,18 @@
 //!
 //! * [`device`]: weights in, a compiled program out, steps launched and finished. [`program`], [`step`] and [`storage`] are its terms.
 //! * [`host`]: devices whose memory is the host's: they run a program over the [`host::HostKernels`] of one of the next two.
-//! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
-//! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
+//! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders literally, those below and those of `docs/numerics.md`.
+//!   Every other backend must equal it.
+//! * [`cpu`]: SIMD at the best [`cpu::SimdLevel`] of the processor, several threads. Equals the reference bit for bit.
 //! * [`adapter`]: low-rank changes of the linears, by row. [`sampling`]: the next token from logits, in one written order.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.
 //! * [`packed`]: packed weights on disk, which devices of later processes read instead of packing again.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
-//! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], class [`numerics::Numerics`])
+//! # Orders of `f32fma` (revision [`numerics::KERNEL_REVISION`])
+//!
+//! `docs/numerics.md` has the orders of the other classes ([`numerics::Numerics`]), and says which of these are the same in all classes.
 //!
 //! All arithmetic is IEEE 754 binary32, round to nearest even, subnormals kept. `fma(a, b, c)` is the fused `a * b + c` with one
 //! rounding. Every order below depends only on the position of an element within its own row (feature, token position, head

@@ -175,8 +175,8 @@ fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {
     }
 }
 
-/// The numerics class of the settings, or of the model. A function of the model and the settings alone, never of this host: workers that
-/// exchange KV must come to the same.
+/// The numerics class of the settings; the model's stored format must fit it. Never a property of this host: workers that exchange KV must
+/// come to the same.
 fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numerics, WorkerError> {
     let quantized = source.is_quantized();
     let class = match settings.numerics {

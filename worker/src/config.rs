@@ -108,13 +108,13 @@ pub struct WorkerArgs {
     /// Compute threads. Default: "auto", which is all cores
     #[arg(long)]
     pub threads: Option<ThreadCount>,
-    /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32". Default: the one for the model's stored format
+    /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32". Default: "auto", which is bf16x32
     #[arg(long, value_parser = parse::<NumericsChoice>)]
     pub numerics: Option<NumericsChoice>,
-    /// Format of weights in class f32fma: "bf16" or "f32"
+    /// Format of weights in class f32fma: "bf16", "f16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub weights: Option<Dtype>,
-    /// Element type of KV: "bf16" or "f32"
+    /// Element type of KV: "bf16"; in class f32fma also "f16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub kv: Option<Dtype>,
     /// Cluster ports of all routers: host:port, separated by commas

@@ -1,4 +1,4 @@
-//! Read-only memory maps of weight files: the one place under `weights` where `unsafe` is allowed.
+//! Read-only memory maps of weight files: the one place under `formats` where `unsafe` is allowed.
 #![allow(unsafe_code)]
 
 use super::{KnownFingerprints, WeightsError};

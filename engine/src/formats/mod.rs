@@ -41,7 +41,7 @@ pub trait ModelSource: Send + Sync {
         format.expand(&bytes, &mut out);
         Ok(out)
     }
-    /// Whether matrices are stored in a quantized format: together with the family it decides the default numerics class.
+    /// Whether matrices are stored in a quantized format: `i8x32` needs it.
     fn is_quantized(&self) -> bool {
         false
     }

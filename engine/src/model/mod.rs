@@ -4,7 +4,7 @@
 //! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] computes one [`StepInput`] at a time: any mix of prefill chunks and decode rows,
 //! each row independent of its neighbours.
 //!
-//! It does not know schedulers, sampling, text, or the kind of device that runs the program.
+//! It does not know schedulers, text, or the kind of device that runs the program.
 
 mod error;
 mod load;

@@ -1,8 +1,8 @@
 //! One loop iteration of the engine: finish the oldest step, drain the mailbox, plan, launch the next step. Decisions are in the scheduler;
 //! the caller of the iterations is not known here.
 //!
-//! An asynchronous device always has one step ahead: it is launched while another runs, for sequences that go on whatever that one samples,
-//! unless it samples an end. Blocks of a sequence that ends meanwhile are released when the last step that uses them is finished.
+//! An asynchronous device always has one step ahead: it is launched while another runs, for sequences that only a sampled end token could
+//! stop. Blocks of a sequence that ends meanwhile are released when the last step that uses them is finished.
 
 mod sequence;
 mod slots;

@@ -1,4 +1,4 @@
-//! Paged attention of class `bf16x32`, as `docs/numerics.md` writes it.
+//! Paged attention of `bf16x32` and `i8x32`, as `docs/numerics.md` writes it.
 
 use crate::host::{KvStep, Scores};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, exp, flushed};

@@ -1,4 +1,4 @@
-//! Models in one GGUF file: metadata, tokenizer and tensors, dequantized to f32 on request.
+//! Models in one GGUF file: metadata, tokenizer, and tensors as their stored bytes.
 
 mod config;
 mod cursor;

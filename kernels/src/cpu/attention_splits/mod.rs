@@ -1,4 +1,4 @@
-//! Paged attention of class `bf16x32`: divides the batch into tasks of (rows of a segment, KV head, splits).
+//! Paged attention of `bf16x32` and `i8x32`: divides the batch into tasks of (rows of a segment, KV head, splits).
 //!
 //! A task packs each block of keys and values once for all its queries: its rows times the query heads that share the KV head. Usually a
 //! task covers all splits and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) splits

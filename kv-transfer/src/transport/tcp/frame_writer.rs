@@ -5,8 +5,8 @@
 //! where the next write waits for its bytes. Nothing refers to the order of the two: a source sends what speaks of its writes (checksums, a
 //! commit, the end of an abort) only once a flush is answered, as it must where writes go over lanes.
 //!
-//! A peer that asks and does not read the answers determines how many wait for it. So their memory is bounded, with that of the queue
-//! ([`CONTROL_BYTES_MAX`]): what would exceed the bound is dropped, and the connection is closed.
+//! A peer that does not read its answers could queue any number. So their memory is bounded, with that of the queue ([`CONTROL_BYTES_MAX`]):
+//! what would exceed the bound is dropped, and the connection is closed.
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::plan::CopyRun;
