@@ -1,8 +1,8 @@
-//! The SIMD backend: several threads, and the instructions of a [`SimdLevel`], which is chosen when the backend is created. In every class its
-//! results equal the reference bit for bit.
+//! The SIMD backend: several threads, and the instructions of a [`SimdLevel`], which is chosen when the backend is created. In every class
+//! its results equal the reference bit for bit.
 //!
-//! Products, and attention in splits, have tiles for each instruction set. Most other kernels are written once over `simd::Simd`, a vector of
-//! eight f32. Threads and vectors only divide work between output elements, never within one canonical reduction.
+//! Products, and attention in splits, have tiles for each instruction set. Most other kernels are written once over `simd::Simd`, a vector
+//! of eight f32. Threads and vectors only divide work between output elements, never within one canonical reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 
 mod adapter;

@@ -1,5 +1,5 @@
-//! The scalar backend: the orders of `f32fma` in the [crate] docs, and those of the other classes in `docs/numerics.md`. They are implemented
-//! literally, without `unsafe` and without optimization.
+//! The scalar backend: the orders of `f32fma` in the [crate] docs, and those of the other classes in `docs/numerics.md`. They are
+//! implemented literally, without `unsafe` and without optimization.
 
 pub(crate) mod adapter;
 pub(crate) mod attention;
