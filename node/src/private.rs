@@ -1,5 +1,6 @@
 //! Files of this user alone: folders that nobody else may enter, files that are replaced whole, locks between processes.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -17,8 +18,11 @@ pub fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    // Its name is random and its mode 0600. If it does not take the other's place, it is removed.
-    let mut unfinished = tempfile::NamedTempFile::new_in(folder)?;
+    let mut prefix = OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    // The rest of its name is random, and its mode 0600. If it does not take the other's place, it is removed.
+    let mut unfinished = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
     unfinished.write_all(contents)?;
     unfinished.as_file().sync_all()?;
     unfinished.persist(path)?;

@@ -264,8 +264,10 @@ impl RunningRouter {
     async fn close(&mut self) {
         self.membership.close();
         self.stop.cancel();
-        while self.servers.join_next().await.is_some() {}
-        if timeout(CLOSE_MAX, self.membership.remembered()).await.is_err() {
+        let Self { membership, servers, .. } = self;
+        let served = async { while servers.join_next().await.is_some() {} };
+        let ((), remembered) = tokio::join!(served, timeout(CLOSE_MAX, membership.remembered()));
+        if remembered.is_err() {
             tracing::warn!("ends before it has remembered the members (membership.cache_dir)");
         }
     }

@@ -51,7 +51,7 @@ impl Client {
         let tls = rustls::ClientConnection::new(credentials.client(), credentials.worker_name()).unwrap();
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 1, host], 0)).into()).unwrap();
-        socket.connect(&to.into()).unwrap();
+        socket.connect_timeout(&to.into(), PATIENCE).unwrap();
         socket.set_nonblocking(true).unwrap();
         Self { tls, stream: socket.into() }
     }
@@ -77,11 +77,14 @@ fn many_hosts_that_connect_at_once_all_prove_themselves() {
     // More than there are places, and than a listener of the usual 128 lets wait.
     let mut clients: Vec<_> = (0..220).map(|host| Client::dial(&way, to, host)).collect();
     let (by, mut now) = (Instant::now() + PATIENCE, Instant::now());
-    let mut greeted = 0;
+    let (mut greeted, mut turn) = (0, 0);
     while greeted < clients.len() {
         assert!(Instant::now() < by, "{greeted} have proven themselves");
-        clients.iter_mut().for_each(Client::progress);
-        now += Duration::from_millis(1);
+        // They are far away: all first steps are done before any answer comes.
+        if turn % 100 == 0 {
+            clients.iter_mut().for_each(Client::progress);
+        }
+        (turn, now) = (turn + 1, now + Duration::from_millis(1));
         side.transport.progress(now, &mut side.events);
         for event in std::mem::take(&mut side.events) {
             if let Some(conn) = accepted(&event) {

@@ -151,6 +151,11 @@ mod tests {
             verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life: Arc::downgrade(&alive), work });
         }
         let begin = Instant::now();
+        while memory.running() == 0 {
+            assert!(begin.elapsed() < 20 * END_MAX, "never begun");
+            std::thread::yield_now();
+        }
+        let begin = Instant::now();
         drop(verifier);
         assert!(begin.elapsed() < 10 * END_MAX);
         assert_eq!(Arc::strong_count(&hold), 2, "what is read is held, and nothing else");

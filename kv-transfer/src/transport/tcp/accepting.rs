@@ -2,8 +2,8 @@
 //! cannot displace peers. When all places are taken, the host that holds most of them loses its oldest connection.
 //!
 //! Many peers may connect at once, as after a restart of a cluster. They must not close one another's connections before any handshake
-//! ends. So while handshakes wait for their turn, a connection keeps its place for [`KEPT_MIN`], and others stay in the listener's backlog.
-//! A host that holds more than an eighth of the places keeps nobody waiting.
+//! ends. So a connection on which something has come keeps its place for [`KEPT_MIN`], and others stay in the listener's backlog. A host
+//! that holds more than an eighth of the places keeps nobody waiting, nor do connections on which nothing comes.
 
 use crate::transport::ConnId;
 use baton_types::places::{host_of, place_to_free};
@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// How long a connection keeps its place while handshakes wait. In this time, 64 connections take three steps each, even on a thread that
+/// How long a connection keeps its place once something has come. In this time, 64 connections take three steps each, even on a thread that
 /// is busy ([`super::handshakes`]).
 const KEPT_MIN: Duration = Duration::from_millis(500);
 
@@ -36,6 +36,8 @@ pub(super) struct Unsettled {
     pub(super) conn: ConnId,
     pub(super) from: IpAddr,
     pub(super) accepted_at: Instant,
+    /// Something has come.
+    pub(super) has_begun: bool,
 }
 
 /// What one more connection takes.
@@ -48,9 +50,8 @@ pub(super) enum Room {
     Later,
 }
 
-/// Finds a place among `max` for one more connection. The others are given in order of arrival. `handshakes_wait` tells that some of them
-/// wait for their turn.
-pub(super) fn room(unsettled: &[Unsettled], max: usize, handshakes_wait: bool, now: Instant) -> Room {
+/// Finds a place among `max` for one more connection. The others are given in order of arrival.
+pub(super) fn room(unsettled: &[Unsettled], max: usize, now: Instant) -> Room {
     if unsettled.len() < max {
         return Room::Free;
     }
@@ -58,7 +59,7 @@ pub(super) fn room(unsettled: &[Unsettled], max: usize, handshakes_wait: bool, n
     let Some(oldest) = place_to_free(hosts).map(|at| unsettled[at]) else { return Room::Free };
     let holds = unsettled.iter().filter(|c| host_of(c.from) == host_of(oldest.from)).count();
     let is_new = now.saturating_duration_since(oldest.accepted_at) < KEPT_MIN;
-    if handshakes_wait && is_new && holds <= (max / 8).max(1) { Room::Later } else { Room::Of(oldest.conn) }
+    if oldest.has_begun && is_new && holds <= (max / 8).max(1) { Room::Later } else { Room::Of(oldest.conn) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,14 +105,14 @@ mod tests {
         }
     }
 
-    fn unsettled(of: impl IntoIterator<Item = IpAddr>, accepted_at: Instant) -> Vec<Unsettled> {
-        (0..).zip(of).map(|(conn, from)| Unsettled { conn: ConnId(conn), from, accepted_at }).collect()
+    fn unsettled(of: impl IntoIterator<Item = IpAddr>, accepted_at: Instant, has_begun: bool) -> Vec<Unsettled> {
+        (0..).zip(of).map(|(conn, from)| Unsettled { conn: ConnId(conn), from, accepted_at, has_begun }).collect()
     }
 
     #[test]
     fn the_oldest_of_who_holds_most_gives_way() {
         let now = Instant::now();
-        let room = |of: &mut dyn Iterator<Item = IpAddr>| room(&unsettled(of, now), 64, false, now);
+        let room = |of: &mut dyn Iterator<Item = IpAddr>| room(&unsettled(of, now, false), 64, now);
         assert_eq!(room(&mut std::iter::empty()), Room::Free);
         assert_eq!(room(&mut (0..63).map(|_| at(1))), Room::Free);
         // A peer that came first keeps its place against a stranger that holds all the others.
@@ -123,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn many_hosts_that_connect_at_once_keep_their_places_while_handshakes_wait() {
+    fn many_hosts_that_connect_at_once_keep_their_places_for_a_while() {
         let start = Instant::now();
-        let of = |hosts: u8| unsettled((0..64).map(|conn| at(conn % hosts)), start);
-        let room = |hosts, handshakes_wait, after| room(&of(hosts), 64, handshakes_wait, start + after);
+        let of = |hosts: u8, has_begun| unsettled((0..64).map(|conn| at(conn % hosts)), start, has_begun);
+        let room = |hosts, has_begun, after| room(&of(hosts, has_begun), 64, start + after);
         let (soon, first) = (KEPT_MIN - Duration::from_millis(1), Room::Of(ConnId(0)));
         assert_eq!([64, 8].map(|hosts| room(hosts, true, soon)), [Room::Later; 2]);
         assert_eq!(room(64, true, KEPT_MIN), first, "not longer");
-        assert_eq!(room(64, false, soon), first, "no handshake waits");
+        assert_eq!(room(64, false, soon), first, "nothing has come");
         assert_eq!([7, 1].map(|hosts| room(hosts, true, soon)), [first; 2], "hosts that hold many");
     }
 }

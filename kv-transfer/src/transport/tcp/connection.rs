@@ -102,6 +102,7 @@ pub(super) struct Connection {
     /// Frames that belong to lanes.
     pub(super) lane_frames: Option<VecDeque<LaneFrame>>,
     heard: bool,
+    received: bool,
     last_read: Option<Instant>,
     last_ping: Option<Instant>,
 }
@@ -134,6 +135,7 @@ impl Connection {
             in_clear: false,
             lane_frames: has_lanes.then(VecDeque::new),
             heard: false,
+            received: false,
             last_read: None,
             last_ping: None,
         }
@@ -156,6 +158,11 @@ impl Connection {
     /// Whether a peer that connected has not identified itself yet.
     pub(super) fn is_unsettled(&self) -> bool {
         matches!(self.origin, Origin::Accepted { .. }) && !self.reader.is_settled()
+    }
+
+    /// Whether something has come.
+    pub(super) fn has_begun(&self) -> bool {
+        self.readable || self.received
     }
 
     fn is_handshaking(&self) -> bool {
@@ -272,6 +279,7 @@ impl Connection {
             match self.receive() {
                 Ok(n) => {
                     moved += n;
+                    self.received = true;
                     self.last_read = Some(now);
                     self.take_in(id, events)?;
                 }

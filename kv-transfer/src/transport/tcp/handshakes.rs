@@ -39,12 +39,7 @@ impl Handshakes {
         let since = self.last_turn.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         let steps = STEPS_A_TURN.max((since.as_nanos() / STEP_EACH.as_nanos()) as usize);
         let of = self.waiting.drain(..steps.min(self.waiting.len())).collect();
-        Steps { of, others_wait: self.wait() }
-    }
-
-    /// Handshakes wait for the next turn.
-    pub(super) fn wait(&self) -> bool {
-        !self.waiting.is_empty()
+        Steps { of, others_wait: !self.waiting.is_empty() }
     }
 }
 

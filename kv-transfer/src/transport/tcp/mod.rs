@@ -53,6 +53,9 @@ const SHUTDOWN_POLL: Duration = Duration::from_millis(1);
 /// Most connections accepted before existing connections are served.
 const ACCEPTED_A_TURN_MAX: usize = 16;
 
+/// Longest sleep while connections wait to be accepted.
+const CROWDED_SLEEP_MAX: Duration = Duration::from_millis(5);
+
 /// Most memory of what is queued for all peers together, apart from writes: beyond it, one of the host with the most is closed.
 const CONTROL_BYTES_MAX: usize = 512 << 20;
 
@@ -84,6 +87,8 @@ pub(crate) struct Tcp {
     keeps_lost: bool,
     next: u64,
     accepting: bool,
+    /// Connections wait to be accepted, for which there is no room yet.
+    crowded: bool,
     /// Most connections whose peer has not identified itself.
     ungreeted_max: usize,
     silent_max: Duration,
@@ -134,6 +139,7 @@ impl Tcp {
             keeps_lost: has_lanes && hazard!(config, PretendedFences),
             next: FIRST_CONNECTION,
             accepting: true,
+            crowded: false,
             ungreeted_max: config.limits.ungreeted_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             connect_max: Duration::from_millis(config.limits.connect_ms),
@@ -213,8 +219,12 @@ impl Tcp {
         let mut any = false;
         // Bounded, so that a client that keeps connecting cannot delay existing connections.
         for _ in 0..ACCEPTED_A_TURN_MAX {
+            if !self.accepting {
+                break;
+            }
             let room = self.room(now);
-            if !self.accepting || room == Room::Later {
+            self.crowded = room == Room::Later;
+            if self.crowded {
                 break;
             }
             match self.listener.accept() {
@@ -245,15 +255,18 @@ impl Tcp {
     /// The room for one more connection whose peer has not identified itself yet.
     fn room(&self, now: Instant) -> Room {
         let unsettled = self.connections.iter().filter_map(|(&conn, c)| match c.origin {
-            Origin::Accepted { from, at, .. } if c.is_unsettled() => Some(Unsettled { conn, from, accepted_at: at }),
+            Origin::Accepted { from, at, .. } if c.is_unsettled() => {
+                Some(Unsettled { conn, from, accepted_at: at, has_begun: c.has_begun() })
+            }
             _ => None,
         });
-        room(&unsettled.collect::<Vec<_>>(), self.ungreeted_max, self.handshakes.wait(), now)
+        room(&unsettled.collect::<Vec<_>>(), self.ungreeted_max, now)
     }
 
     /// Closes connections while the memory of all queues is beyond its bound.
     fn bound_queues(&mut self, events: &mut Vec<Event>) {
-        loop {
+        // Mostly they are far below it.
+        while self.connections.values().map(|c| c.writer.control_bytes()).sum::<usize>() > CONTROL_BYTES_MAX {
             let queued = self.connections.iter().map(|(&conn, connection)| Queued {
                 conn,
                 host: connection.host(),
@@ -455,7 +468,8 @@ impl Transport for Tcp {
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        self.poll(timeout);
+        // Nothing tells that places become free with time.
+        self.poll(if self.crowded { timeout.min(CROWDED_SLEEP_MAX) } else { timeout });
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {

@@ -117,7 +117,7 @@ pub(super) async fn keep_cache(shared: &Shared, from: &OfflineSources) {
         let remembered = CachedRecords { position, members: known.members.values().cloned().collect() };
         let cache = cache.clone();
         match tokio::task::spawn_blocking(move || cache.write(&remembered)).await {
-            Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
+            Ok(Err(error)) if closed || !std::mem::replace(&mut refused, true) => {
                 tracing::warn!(%error, folder = %folder.display(), "cannot remember the members (membership.cache_dir)");
             }
             Ok(Ok(())) => {

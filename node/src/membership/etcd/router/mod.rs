@@ -164,7 +164,8 @@ impl EtcdRouter {
         self.shared.stop.cancel();
     }
 
-    /// Returns once this router is closed and has cached the records that it knew. A process that ends before loses them.
+    /// Returns once this router is closed and has tried to cache the records that it knew, if it caches any. A process that
+    /// ends before loses them.
     pub async fn remembered(&self) {
         self.shared.remembered.cancelled().await;
     }
