@@ -183,7 +183,7 @@ fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numer
         NumericsChoice::I8x32 if !quantized => return Err(WorkerError::NotQuantized),
         NumericsChoice::I8x32 => Numerics::I8x32,
         NumericsChoice::F32Fma => Numerics::F32Fma { weights: settings.weights },
-        // Of the classes that pass the gate of `docs/numerics.md`, the fastest.
+        // The one for all hosts, of the classes that pass the gate of `docs/numerics.md`.
         NumericsChoice::Auto | NumericsChoice::Bf16x32 => Numerics::Bf16x32,
     };
     if matches!(class, Numerics::F32Fma { .. }) {

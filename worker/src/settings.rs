@@ -150,9 +150,9 @@ impl Default for EngineSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumericsChoice {
-    /// `bf16x32`, the fastest class that passes the gate for every stored format; never a property of a host.
+    /// `bf16x32`, which passes the gate for every stored format. It is one class for all hosts, so that bits do not depend on the host.
     Auto,
-    /// f32 activations; the most exact and the slowest.
+    /// f32 activations; the most exact.
     F32Fma,
     /// bf16 activations and weights.
     Bf16x32,
