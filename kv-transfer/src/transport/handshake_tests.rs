@@ -2,14 +2,16 @@
 
 use super::*;
 use std::io::Write as _;
-use std::net::SocketAddr;
+
+fn client(way: &Way) -> rustls::ClientConnection {
+    let credentials = way.credentials.as_ref().unwrap();
+    rustls::ClientConnection::new(credentials.client(), credentials.worker_name()).unwrap()
+}
 
 /// The first bytes of a client.
 fn client_hello(way: &Way) -> Vec<u8> {
-    let credentials = way.credentials.as_ref().unwrap();
-    let mut client = rustls::ClientConnection::new(credentials.client(), credentials.worker_name()).unwrap();
     let mut bytes = Vec::new();
-    client.write_tls(&mut bytes).unwrap();
+    client(way).write_tls(&mut bytes).unwrap();
     bytes
 }
 
@@ -17,7 +19,7 @@ fn client_hello(way: &Way) -> Vec<u8> {
 fn a_turn_answers_few_of_those_that_connect() {
     let way = tls();
     let mut side = Side::start(&way);
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = side.transport.address();
+    let to = socket(&side);
     let connect = |_| {
         let mut stream = TcpStream::connect(to).unwrap();
         stream.write_all(&client_hello(&way)).unwrap();
@@ -47,13 +49,11 @@ struct Client {
 
 impl Client {
     fn dial(way: &Way, to: SocketAddr, host: u8) -> Self {
-        let credentials = way.credentials.as_ref().unwrap();
-        let tls = rustls::ClientConnection::new(credentials.client(), credentials.worker_name()).unwrap();
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 1, host], 0)).into()).unwrap();
         socket.connect_timeout(&to.into(), PATIENCE).unwrap();
         socket.set_nonblocking(true).unwrap();
-        Self { tls, stream: socket.into() }
+        Self { tls: client(way), stream: socket.into() }
     }
 
     /// Sends and reads as much as possible.
@@ -73,7 +73,7 @@ impl Client {
 fn many_hosts_that_connect_at_once_all_prove_themselves() {
     let way = tls();
     let mut side = Side::start(&way);
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = side.transport.address();
+    let to = socket(&side);
     // More than there are places, and than a listener of the usual 128 lets wait.
     let mut clients: Vec<_> = (0..220).map(|host| Client::dial(&way, to, host)).collect();
     let (by, mut now) = (Instant::now() + PATIENCE, Instant::now());
@@ -101,7 +101,7 @@ fn many_hosts_that_connect_at_once_all_prove_themselves() {
 fn a_worker_proves_itself_among_strangers_that_go_on() {
     let way = tls();
     let (mut a, mut b) = (Side::start(&way), Side::start(&way));
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = b.transport.address();
+    let to = socket(&b);
     let hello = client_hello(&way);
     let mut strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(to).unwrap()).collect();
     let (mut sent, by) = (0, Instant::now() + PATIENCE);

@@ -4,12 +4,6 @@ use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
 use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
-
-fn socket(side: &Side) -> SocketAddr {
-    let (TransferAddress::Tcp(socket) | TransferAddress::Ucx(socket)) = side.transport.address();
-    socket
-}
 
 /// A frame's head in its encoded form.
 fn head(kind: u16, len: u32, a: u64, b: u64) -> Vec<u8> {

@@ -6,7 +6,7 @@ use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
 use baton_memory::{HostPool, PoolMemory};
 use baton_types::{Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // The crate's integration tests include it too.
@@ -77,6 +77,12 @@ impl Side {
         self.region.copy_out(at, &mut bytes);
         bytes
     }
+}
+
+/// Where a side accepts connections.
+fn socket(side: &Side) -> SocketAddr {
+    let (TransferAddress::Tcp(socket) | TransferAddress::Ucx(socket)) = side.transport.address();
+    socket
 }
 
 /// Both sides progress until `take` finds its event among the first side's events.

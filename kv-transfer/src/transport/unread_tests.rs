@@ -36,8 +36,7 @@ fn memory_for_all_peers_that_do_not_read_is_bounded() {
 #[test]
 fn messages_that_wait_for_lanes_are_bounded() {
     let mut side = Side::start(&ucx());
-    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = side.transport.address();
-    let _peer = TcpStream::connect(to).unwrap();
+    let _peer = TcpStream::connect(socket(&side)).unwrap();
     let next = |side: &mut Side| {
         let by = Instant::now() + PATIENCE;
         while side.events.is_empty() {

@@ -31,9 +31,14 @@ pub struct Job {
     pub(crate) work: Work,
 }
 
+/// Whether the handoff with this life is over.
+fn has_ended(life: &Weak<()>) -> bool {
+    life.strong_count() == 0
+}
+
 impl Job {
     fn is_over(&self) -> bool {
-        self.life.strong_count() == 0
+        has_ended(&self.life)
     }
 
     /// Runs the job over this pool, which nobody else uses at the same time, and reports to the driver, which processes the result in its
@@ -45,7 +50,7 @@ impl Job {
     /// The same where others use the memory too.
     pub(crate) fn run_in_turn(self, memory: &dyn PoolMemory, turns: &Turns, map: &KvPoolMap) {
         let life = self.life;
-        let is_over = || life.strong_count() == 0;
+        let is_over = || has_ended(&life);
         if is_over() {
             return;
         }

@@ -11,6 +11,11 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+/// A device that works on one operation at a time.
+fn one_place() -> Arc<RemotePool> {
+    RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap()
+}
+
 #[test]
 fn a_flush_waits_for_the_writes_before_it() {
     let (memory, pool) = remote();
@@ -131,7 +136,7 @@ fn writes_that_are_being_stored_are_bounded() {
 
 #[test]
 fn a_write_waits_for_room_in_the_device() {
-    let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+    let memory = one_place();
     let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
     let (mut other, mut incoming, now) = (Incoming::new(pool.clone()), Incoming::new(pool), Instant::now());
     memory.hold();
@@ -196,7 +201,7 @@ impl PoolMemory for FreeTooLate {
 
 #[test]
 fn room_that_a_write_leaves_is_used_at_once() {
-    let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+    let memory = one_place();
     memory.hold();
     let pool = Pool::new(Device::new(Arc::new(FreeTooLate(memory.clone()))), Waker::noop().clone());
     let mut incoming = Incoming::new(pool);
@@ -210,7 +215,7 @@ fn room_that_a_write_leaves_is_used_at_once() {
 
 #[test]
 fn bytes_that_wait_for_room_are_copied_no_more() {
-    let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+    let memory = one_place();
     let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
     let (mut other, mut incoming) = (Incoming::new(pool.clone()), Incoming::new(pool));
     memory.hold();
@@ -234,7 +239,7 @@ fn bytes_that_wait_for_room_are_copied_no_more() {
 /// Each write has its own time for both: a device that is slow, but goes on, breaks no connection.
 #[test]
 fn the_wait_for_a_place_takes_nothing_from_the_time_to_run() {
-    let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
+    let memory = one_place();
     let mut incoming = Incoming::new(Pool::new(Device::new(memory.clone()), Waker::noop().clone()));
     let step = |incoming: &mut Incoming, now, running| {
         let ended = incoming.advance(now);

@@ -265,8 +265,7 @@ impl Tcp {
 
     /// Closes connections while the memory of all queues is beyond its bound.
     fn bound_queues(&mut self, events: &mut Vec<Event>) {
-        // Mostly they are far below it.
-        while self.connections.values().map(|c| c.writer.control_bytes()).sum::<usize>() > CONTROL_BYTES_MAX {
+        loop {
             let queued = self.connections.iter().map(|(&conn, connection)| Queued {
                 conn,
                 host: connection.host(),

@@ -14,16 +14,18 @@ pub(super) struct Queued {
 
 /// The connection to close while all queues together take more than `max` bytes: of the host for which the most is queued, the one with the
 /// most. So a host that leaves a little unread on many connections does not close those of others, for which much is queued for a moment.
-pub(super) fn to_close(queued: impl Iterator<Item = Queued>, max: usize) -> Option<ConnId> {
+pub(super) fn to_close(queued: impl Iterator<Item = Queued> + Clone, max: usize) -> Option<ConnId> {
+    // Mostly they are far below it.
+    if queued.clone().map(|queued| queued.bytes).sum::<usize>() <= max {
+        return None;
+    }
     let mut by_host: BTreeMap<IpAddr, (usize, (usize, ConnId))> = BTreeMap::new();
     for Queued { conn, host, bytes } in queued {
         let (all, largest) = by_host.entry(host).or_default();
         *all += bytes;
         *largest = (*largest).max((bytes, conn));
     }
-    let total: usize = by_host.values().map(|(bytes, _)| bytes).sum();
-    let (_, (_, conn)) = by_host.into_values().max().filter(|_| total > max)?;
-    Some(conn)
+    by_host.into_values().max().map(|(_, (_, conn))| conn)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) struct Lanes {
 }
 
 /// Most bytes of messages that wait for lanes. Until they are connected, this side sends a greeting or a refusal.
-pub(super) const WAITING_BYTES_MAX: usize = 1 << 20;
+const WAITING_BYTES_MAX: usize = 1 << 20;
 
 /// Messages that wait for the lanes to be connected.
 #[derive(Default)]
