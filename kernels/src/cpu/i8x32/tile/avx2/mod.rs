@@ -2,7 +2,10 @@
 //! as never reach it. Of pairs with weights to 15, all 8 words: `8 * 2 * 15 * 127 = 30480`; to 31, 4 words: 31496; to 63, 2 words: 32004. Q8_0
 //! is taken as magnitude times signed activation, `2 * 128 * 127 = 32512`, and needs no correction of the offset.
 //!
-//! A panel is two halves of 8 features, one after the other: the second finds its half of every line in the first-level cache.
+//! A panel is two halves of 8 features, one after the other: the second finds its half of every line in the first-level cache. From
+//! [`nibbles::ROWS_MIN`] rows on, four rows take a panel of four bits at once.
+
+mod nibbles;
 
 use super::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Stored, Tile, TileSums};
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
@@ -117,13 +120,11 @@ unsafe fn dots<F: Stored>(x: *const Record, words: &[__m256i; 8]) -> [__m256i; 2
     }
 }
 
-/// Adds a block to the sums of one row.
+/// Adds a block, of these exact sums of the first and of the second half of its products, to the sums of one row.
 #[inline(always)]
-unsafe fn row<F: Stored>(x: *const Record, words: &[__m256i; 8], scales: [__m256; 2], acc: __m256) -> __m256 {
+unsafe fn add<F: Stored>(x: *const Record, [first, second]: [__m256i; 2], scales: [__m256; 2], acc: __m256) -> __m256 {
     // SAFETY: the caller has AVX2 with FMA and a record at `x`.
     unsafe {
-        let [first, second] = dots::<F>(x, words);
-
         let all = || {
             let all = _mm256_add_epi32(first, second);
             let all = match F::FORMAT {
@@ -170,7 +171,7 @@ unsafe fn part<F: Stored, const R: usize>(tile: &Tile<'_>, rows: usize, first: u
                 }
                 let (scales, words) = (scales::<F>(group, sub, half), words::<F>(from, half));
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    *acc = row::<F>(x.add(r), &words, scales, *acc);
+                    *acc = add::<F>(x.add(r), dots::<F>(x.add(r), &words), scales, *acc);
                 }
                 x = x.add(rows);
             }
@@ -188,7 +189,13 @@ unsafe fn part<F: Stored, const R: usize>(tile: &Tile<'_>, rows: usize, first: u
 /// The processor has the instructions; x holds `rows` records and w the bytes of every block of the tile; `rows` is at most 16.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<F: Stored>(tile: &Tile<'_>, rows: usize, sums: &mut TileSums) {
-    let mut first = 0;
+    let mut first = match F::FORMAT {
+        // SAFETY: the caller's promise.
+        Format::Q4_0 | Format::Q4_1 | Format::Q4K if rows >= nibbles::ROWS_MIN => unsafe {
+            nibbles::tile::<F>(tile, rows, sums)
+        },
+        _ => 0,
+    };
     while first < rows {
         // SAFETY: the caller's promise.
         unsafe {
