@@ -1,4 +1,4 @@
-//! Tiles of FMA on widened bf16 in 256-bit vectors. A tile takes each half of a panel by itself: 5 rows x 2 vectors are 10 chains, which
+//! Tiles of FMA on widened bf16 in 256-bit vectors. A tile takes each half of a panel by itself, for all blocks of rows: 5 rows x 2 vectors are 10 chains, which
 //! hide the latency of FMA, and leave 4 of 16 registers for weights and 2 for broadcasts. One or two rows have too few chains for that, so
 //! these tiles compute even and odd chains side by side, and a row alone all four vectors of the panel: 8 chains.
 //!
@@ -6,12 +6,18 @@
 //! turns within one process, on a busy machine).
 
 use super::{Even, Mxcsr, Tile};
+use crate::cpu::SimdLevel;
 use std::arch::asm;
 
 /// The high half of each word.
 #[repr(C, align(32))]
 struct HighHalves([u32; 8]);
 static HIGH_HALVES: HighHalves = HighHalves([0xffff_0000; 8]);
+
+/// All blocks of rows for one half of a panel, then for the next: that half stays in the first-level cache.
+fn in_turn(halves: &[usize], blocks: usize) -> impl Iterator<Item = (usize, usize)> {
+    halves.iter().flat_map(move |half| (0..blocks).map(move |block| (*half, block)))
+}
 
 /// Eight pairs of one chain: the high halves of two vectors of weights are widened to ymm10 and ymm11, the low halves to ymm12 and ymm13.
 macro_rules! chain {
@@ -48,7 +54,8 @@ macro_rules! tile {
         unsafe fn $name(tile: Tile) {
             let (mut mxcsr, mut even) = (Mxcsr::new(), Even::new());
             let mut ahead = tile.ahead;
-            for half in [0, 64] {
+            for (half, block) in in_turn(&[0, 64], tile.blocks) {
+                let tile = tile.block(SimdLevel::Avx2Fma, $height, block);
                 // SAFETY: reads x and half of w to the end of the last group, reads and writes half of `rows` totals and even sums; restores
                 // MXCSR.
                 unsafe {
@@ -141,7 +148,8 @@ macro_rules! few_rows {
         unsafe fn $name(tile: Tile) {
             let mut mxcsr = Mxcsr::new();
             let mut ahead = tile.ahead;
-            for half in $halves {
+            for (half, block) in in_turn(&$halves, tile.blocks) {
+                let tile = tile.block(SimdLevel::Avx2Fma, $height, block);
                 // SAFETY: reads x and what it takes of w to the end of the last group, reads and writes these features of the totals; restores
                 // MXCSR.
                 unsafe {

@@ -46,6 +46,20 @@ pub(crate) struct Tile {
     pub(crate) ahead_stride: usize,
 }
 
+impl Tile {
+    /// One of the blocks, of `rows` rows.
+    fn block(&self, level: SimdLevel, rows: usize, block: usize) -> Self {
+        let block_bytes = self.groups * PAIRS * rows * pair_words(level) * size_of::<u32>() + self.skip;
+        Self {
+            x: self.x.wrapping_byte_add(block * block_bytes),
+            sums: self.sums.wrapping_add(block * rows),
+            ahead: self.ahead.wrapping_byte_add(block * self.groups * (GROUP_WORDS / 16) * self.ahead_stride),
+            blocks: 1,
+            ..*self
+        }
+    }
+}
+
 /// Adds `tile.groups` groups to the totals of `tile.blocks` blocks of `rows` rows.
 ///
 /// # Safety
@@ -59,21 +73,17 @@ pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
         SimdLevel::Amx => return unsafe { amx::tile(rows, tile) },
         // SAFETY: as above.
         SimdLevel::Avx512Bf16 => return unsafe { avx512_bf16::TILES[rows - 1](tile) },
+        // SAFETY: as above.
+        SimdLevel::Avx2Fma => return unsafe { avx2::TILES[rows - 1](tile) },
         _ => {}
     }
-    let block_bytes = tile.groups * PAIRS * rows * pair_words(level) * size_of::<u32>() + tile.skip;
     for block in 0..tile.blocks {
-        let x = tile.x.wrapping_byte_add(block * block_bytes);
-        let ahead = tile.ahead.wrapping_byte_add(block * tile.groups * (GROUP_WORDS / 16) * tile.ahead_stride);
-        let sums = tile.sums.wrapping_add(block * rows);
-        let tile = Tile { x, sums, ahead, blocks: 1, ..tile };
+        let tile = tile.block(level, rows, block);
         // SAFETY: the caller's promise, for one of the blocks.
         unsafe {
             match level {
                 #[cfg(target_arch = "x86_64")]
                 SimdLevel::Avx512 | SimdLevel::Avx512Vnni => avx512::TILES[rows - 1](tile),
-                #[cfg(target_arch = "x86_64")]
-                SimdLevel::Avx2Fma => avx2::TILES[rows - 1](tile),
                 SimdLevel::AmxScalar => amx_scalar::tile(rows, tile),
                 _ => portable::tile(rows, tile),
             }
