@@ -33,6 +33,15 @@ pub struct HostPool {
     huge_pages: HugePages,
 }
 
+/// Returns the free pages of the heap to the system, where the C library can.
+fn return_free_heap() {
+    // SAFETY: has no condition; other threads may allocate meanwhile.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Whether a pool may have huge pages. Without them everything works, with more TLB misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
@@ -43,11 +52,13 @@ pub enum HugePages {
 }
 
 impl HostPool {
-    /// Maps zeroed memory.
+    /// Maps zeroed memory. What is free in the process's heap goes back to the system before: a model's weights and pool come after its text,
+    /// whose parts would count beside them for good.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn new(bytes: usize) -> Result<Arc<Self>, PoolError> {
+        return_free_heap();
         let mapping = Mapping::anonymous(bytes).map_err(|source| PoolError { bytes, source })?;
         let huge_pages = match mapping.advise_huge_pages(&mapping::huge_pages_setting()) {
             Ok(()) => HugePages::Advised,
