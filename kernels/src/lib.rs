@@ -68,6 +68,9 @@ pub mod mutant;
 pub mod numerics;
 pub mod packed;
 pub mod program;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod quantize;
 pub mod quantized;
 pub mod reference;
 pub mod sampling;

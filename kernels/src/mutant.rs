@@ -3,8 +3,9 @@
 
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
-use crate::reference::{Input, ReferenceKernels, Rows, attention, linear};
+use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
+use crate::reference::{Input, ReferenceKernels, Rows, attention, attention_splits};
+use crate::step::StepSegment;
 use std::sync::Arc;
 
 /// `cargo xtask hazards` searches binaries for this text.
@@ -14,9 +15,9 @@ static MARKER: &str = "BATON_TESTING_HAZARD kernels";
 /// What a mutant's reduction order wrongly depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MutantKind {
-    /// GEMM slabs are shorter when there are several rows.
+    /// GEMM slabs are shorter when there are several rows. Classes without slabs get some.
     RowCount,
-    /// Attention slabs start at the segment's first position.
+    /// Attention slabs, or blocks, start at the segment's first position.
     ChunkStart,
     /// K is divided into as many slabs as there are threads.
     ThreadCount {
@@ -83,19 +84,14 @@ impl HostKernels for Mutant {
     }
 
     fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        let k = w[0].k;
-        let (is_f32, half) = (matches!(self.numerics(), Numerics::F32Fma { .. }), K_SLAB / 2);
-        // Slabs of another length; in classes without slabs, any slabs are another order.
+        let (k, half) = (w[0].k, K_SLAB / 2);
         let slab = match self.kind {
             MutantKind::RowCount if x.data.len() > k => Some(half),
-            MutantKind::ThreadCount { threads } if is_f32 || threads > 1 => Some(k.div_ceil(threads.max(1))),
+            MutantKind::ThreadCount { threads } => Some(k.div_ceil(threads.max(1))),
             MutantKind::OtherRevision { .. } => Some(half),
-            _ => None,
+            MutantKind::RowCount | MutantKind::ChunkStart => None,
         };
-        let Some(slab) = slab else { return self.reference.linear(x, w, partitions, store, outs) };
-        for (w, out) in w.iter().zip(outs) {
-            linear::linear(&x.data, &w.data, k, w.n, store, out, |x, w| linear::dot(x, w, partitions, slab));
-        }
+        self.reference.linear_in_slabs(x, w, partitions, slab, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
@@ -103,11 +99,20 @@ impl HostKernels for Mutant {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-        let shift = self.kind == MutantKind::ChunkStart;
-        if !shift {
+        if self.kind != MutantKind::ChunkStart {
             return self.reference.attend(step, q, scores, out);
         }
-        attention::attend(step, q, scores, out, |segment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB);
+        match self.numerics() {
+            Numerics::F32Fma { .. } => {
+                let starts = |segment: &StepSegment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB;
+                attention::attend(step, q, scores, out, starts);
+            }
+            Numerics::Bf16x32 | Numerics::I8x32 => {
+                let lead =
+                    |segment: &StepSegment| segment.position.next_multiple_of(ATTENTION_BLOCK) - segment.position;
+                attention_splits::attend_led(step, q, scores, out, lead);
+            }
+        }
     }
 
     fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]) {

@@ -7,26 +7,42 @@ use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::storage::StorageFormat;
 use baton_types::Dtype;
 use common::{Chunk, Kernels, Layer, Random, Shape, cpu, reference};
 use proptest::prelude::*;
 
-/// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end.
+const F32: [StorageFormat; 2] = [StorageFormat::F32; 2];
+
+/// Class, formats of the matrices and element of KV.
+fn classes() -> impl Strategy<Value = (Numerics, [StorageFormat; 2], Dtype)> {
+    use StorageFormat::{F32 as Floats, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    let dtype = || prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]);
+    let quantized = vec![[Q4_1, Q8_0], [Q8_0, Q4_0], [Q4_0, Q4_1], [Q4_1, Floats], [Q6K, Q4K], [Q4K, Q5K]];
+    prop_oneof![
+        (dtype(), dtype()).prop_map(|(weights, kv)| (Numerics::F32Fma { weights }, F32, kv)),
+        Just((Numerics::Bf16x32, F32, Dtype::Bf16)),
+        prop::sample::select(quantized).prop_map(|formats| (Numerics::I8x32, formats, Dtype::Bf16)),
+    ]
+}
+
+/// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end. Where matrices are quantized,
+/// hidden is whole blocks, and the others if they are not ragged.
 fn shapes() -> impl Strategy<Value = Shape> {
     let sizes = (515usize..640, 1usize..=3, 1usize..=4, 3usize..=12, 5usize..=150, 20usize..90);
-    let dtype = || prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]);
-    let classes = prop_oneof![
-        (dtype(), dtype()).prop_map(|(weights, kv)| (Numerics::F32Fma { weights }, kv)),
-        Just((Numerics::Bf16x32, Dtype::Bf16)),
-    ];
     // Within one slab, over the end of one, and over more than one.
     let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100)]);
-    (sizes, classes, any::<bool>(), windows, any::<u64>()).prop_map(|(sizes, (numerics, kv), partial, window, seed)| {
-        let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
-        let head_dim = 2 * half_dim;
-        let rope_dim = if partial { head_dim - 2 } else { head_dim };
-        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, numerics, kv, seed }
-    })
+    (sizes, classes(), any::<(bool, bool)>(), windows, any::<u64>()).prop_map(
+        |(sizes, (numerics, formats, kv), (partial, ragged), window, seed)| {
+            let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
+            let block = formats.map(|format| format.block().0).into_iter().max().unwrap_or(1);
+            let (wide, narrow) = if ragged { (1, 1) } else { (block, block.min(32)) };
+            let head_dim = (2 * half_dim).next_multiple_of(narrow);
+            let rope_dim = if partial { head_dim - 2 } else { head_dim };
+            let (hidden, ffn) = (hidden.next_multiple_of(block), ffn.next_multiple_of(wide));
+            Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, numerics, formats, kv, seed }
+        },
+    )
 }
 
 /// Two sequences: a long one in an odd chunk, and one of a few rows that joins in the middle.
@@ -111,9 +127,24 @@ const SMALL: Shape = Shape {
     vocab: 40,
     window: None,
     numerics: Numerics::F32Fma { weights: Dtype::F32 },
+    formats: F32,
     kv: Dtype::F32,
     seed: 7,
 };
+
+/// [`SMALL`] in each class; of the matrices in `i8x32`, only attention output is not quantized.
+const SMALLS: [Shape; 3] = [
+    SMALL,
+    Shape { numerics: Numerics::Bf16x32, kv: Dtype::Bf16, ..SMALL },
+    Shape {
+        hidden: 608,
+        ffn: 32,
+        numerics: Numerics::I8x32,
+        formats: [StorageFormat::Q4_1, StorageFormat::Q8_0],
+        kv: Dtype::Bf16,
+        ..SMALL
+    },
+];
 
 /// A chunk of 33 rows after 130: three attention slabs, and a chunk start that is no multiple of a slab.
 fn two_chunks() -> [Vec<Chunk>; 2] {
@@ -123,25 +154,31 @@ fn two_chunks() -> [Vec<Chunk>; 2] {
 
 #[test]
 fn the_mutants_are_caught() {
+    SMALLS.into_iter().for_each(mutants_are_caught);
+}
+
+fn mutants_are_caught(shape: Shape) {
+    let class = shape.numerics;
     let whole = [vec![Chunk { sequence: 0, position: 0, rows: 163 }]];
     let flat = |(rows, kv): Result| (rows.into_iter().flatten().collect::<Vec<_>>(), kv);
     let rechunked = |make: &dyn Fn() -> Box<dyn Kernels>| {
-        flat(run(make(), SMALL, 16, &two_chunks())) == flat(run(make(), SMALL, 16, &whole))
+        flat(run(make(), shape, 16, &two_chunks())) == flat(run(make(), shape, 16, &whole))
     };
     let alone = |make: &dyn Fn() -> Box<dyn Kernels>| {
-        flat(run(make(), SMALL, 16, &two_chunks())) == one_by_one(make(), SMALL, 16, &two_chunks())
+        flat(run(make(), shape, 16, &two_chunks())) == one_by_one(make(), shape, 16, &two_chunks())
     };
     let threads = |make: &dyn Fn(usize) -> Box<dyn Kernels>| {
-        run(make(1), SMALL, 16, &two_chunks()) == run(make(2), SMALL, 16, &two_chunks())
+        run(make(1), shape, 16, &two_chunks()) == run(make(2), shape, 16, &two_chunks())
     };
-    let fast = |threads| cpu(threads, SimdLevel::detect().unwrap(), SMALL.numerics).unwrap();
-    let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, SMALL.numerics)) };
+    let fast = |threads| cpu(threads, SimdLevel::detect().unwrap(), class).unwrap();
+    let mutant = |kind| -> Box<dyn Kernels> { Box::new(Mutant::kernels(kind, class)) };
     // The properties hold for what is right ...
-    assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast));
+    assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast), "{class}");
     // ... and each mutant breaks the one that it is about.
-    assert!(!alone(&|| mutant(MutantKind::RowCount)), "reductions that depend on M pass");
-    assert!(!rechunked(&|| mutant(MutantKind::ChunkStart)), "reductions that depend on the chunk start pass");
-    assert!(!threads(&|threads| mutant(MutantKind::ThreadCount { threads })), "reductions that depend on threads pass");
+    assert!(!alone(&|| mutant(MutantKind::RowCount)), "{class}: reductions that depend on M pass");
+    assert!(!rechunked(&|| mutant(MutantKind::ChunkStart)), "{class}: reductions that depend on the chunk start pass");
+    let by_threads = |threads| mutant(MutantKind::ThreadCount { threads });
+    assert!(!threads(&by_threads), "{class}: reductions that depend on threads pass");
 }
 
 /// Bits of `[rows, n]`, products over a K in so many partitions.

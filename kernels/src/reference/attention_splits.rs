@@ -15,13 +15,25 @@ const SUM_LANES: usize = 16;
 /// # Panics
 /// If the planes k and v are not bf16.
 pub(crate) fn attend(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    attend_led(step, q, scores, out, |_| 0);
+}
+
+/// As [`attend`], with splits and blocks cut as if so many tokens came before the first one of a segment's sequence.
+pub(crate) fn attend_led(
+    step: KvStep<'_>,
+    q: &[f32],
+    scores: Scores,
+    out: &mut [f32],
+    lead: impl Fn(&StepSegment) -> usize,
+) {
     let (dim, kv_heads) = (step.kv.dim(), step.kv.heads());
     let cols = q.len() / step.rows();
     let group_cols = cols / kv_heads;
     let mut first_row = 0;
     for segment in step.segments {
         for kv_head in 0..kv_heads {
-            let head = HeadKv::load(step, segment, kv_head, scores.first(segment.position));
+            let first = scores.first(segment.position);
+            let head = HeadKv { lead: lead(segment), ..HeadKv::load(step, segment, kv_head, first) };
             for row in 0..segment.rows {
                 let position = segment.position + row;
                 let at = (first_row + row) * cols + kv_head * group_cols;
@@ -38,6 +50,8 @@ pub(crate) fn attend(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32
 /// Keys and values of one KV head of one sequence: `[tokens, dim]`.
 pub(crate) struct HeadKv {
     dim: usize,
+    /// Places before that of the first token.
+    lead: usize,
     k: Vec<bf16>,
     v: Vec<bf16>,
 }
@@ -62,16 +76,19 @@ impl HeadKv {
             }
             out
         });
-        Self { dim, k, v }
+        Self { dim, lead: 0, k, v }
     }
 
-    fn key(&self, token: usize) -> &[bf16] {
-        &self.k[token * self.dim..(token + 1) * self.dim]
+    /// Where the key and the value of the token at `place` are.
+    fn at(&self, place: usize) -> Range<usize> {
+        let token = place - self.lead;
+        token * self.dim..(token + 1) * self.dim
     }
 
     /// Attention of one query over `tokens`.
     pub(crate) fn attend(&self, q: &[f32], tokens: Range<usize>, scale: f32, out: &mut [f32]) {
         let q: Vec<bf16> = q.iter().map(|x| bf16::from_f32(*x)).collect();
+        let tokens = tokens.start + self.lead..tokens.end + self.lead;
         let splits = tokens.start / ATTENTION_SPLIT..tokens.end.div_ceil(ATTENTION_SPLIT);
         let state = splits.map(|split| {
             let start = split * ATTENTION_SPLIT;
@@ -88,14 +105,14 @@ impl HeadKv {
         let start = block * ATTENTION_BLOCK;
         let tokens = start..start + ATTENTION_BLOCK;
         let scores: Vec<Option<f32>> =
-            tokens.clone().map(|t| seen.contains(&t).then(|| flushed::dot(q, self.key(t)) * scale)).collect();
+            tokens.clone().map(|t| seen.contains(&t).then(|| flushed::dot(q, &self.k[self.at(t)]) * scale)).collect();
         let max = scores.iter().flatten().copied().fold(state.max, f32::max);
         let a = exp(state.max - max);
         let weights: Vec<bf16> =
             scores.iter().map(|s| s.map_or(bf16::ZERO, |s| bf16::from_f32(exp(s - max)))).collect();
         let mut o = state.o;
         for (d, o) in o.iter_mut().enumerate() {
-            let value = |t| if seen.contains(&t) { self.v[t * self.dim + d] } else { bf16::ZERO };
+            let value = |t| if seen.contains(&t) { self.v[self.at(t)][d] } else { bf16::ZERO };
             let products = weights.iter().enumerate().map(|(i, w)| (*w, value(start + i)));
             *o = flushed::add_groups(flushed::mul(*o, a), products);
         }

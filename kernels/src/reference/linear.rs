@@ -30,8 +30,12 @@ pub(crate) fn dot(x: &[f32], w: &[f32], partitions: usize, slab: usize) -> f32 {
         let (mid, each) = (x.len() / 2, partitions / 2);
         return dot(&x[..mid], &w[..mid], each, slab) + dot(&x[mid..], &w[mid..], each, slab);
     }
-    let slabs = x.chunks(slab).zip(w.chunks(slab));
-    let sums = slabs.map(|(x, w)| x.iter().zip(w).fold(0.0f32, |acc, (x, w)| x.mul_add(*w, acc)));
+    in_slabs(x, w, slab, |x, w| x.iter().zip(w).fold(0.0f32, |acc, (x, w)| x.mul_add(*w, acc)))
+}
+
+/// Sums of slabs by `dot`, added in order.
+pub(crate) fn in_slabs<X, W>(x: &[X], w: &[W], slab: usize, dot: impl Fn(&[X], &[W]) -> f32) -> f32 {
+    let sums = x.chunks(slab).zip(w.chunks(slab)).map(|(x, w)| dot(x, w));
     sums.reduce(|total, sum| total + sum).unwrap_or(0.0)
 }
 

@@ -62,6 +62,33 @@ impl ReferenceKernels {
         Rows { n, k, data, bf16, quantized: Vec::new() }
     }
 
+    /// Products, each row of which is added up in slabs of `slab` of its products, slab after slab. `None` is the class's own: [`K_SLAB`] in
+    /// `f32fma`, and all of K in the others.
+    pub(crate) fn linear_in_slabs(
+        &self,
+        x: &Input,
+        w: &[Rows],
+        partitions: usize,
+        slab: Option<usize>,
+        store: Store,
+        outs: &mut [&mut [f32]],
+    ) {
+        for (w, out) in w.iter().zip(outs) {
+            let slab = slab.unwrap_or(if self.is_f32() { K_SLAB } else { w.k });
+            if !w.quantized.is_empty() {
+                let (blocks, slab) = (w.k.div_ceil(quantized::BLOCK), slab.div_ceil(quantized::BLOCK));
+                let dot = |x: &[Activations], w: &[Block]| linear::in_slabs(x, w, slab, quantized::dot);
+                linear::linear(&x.quantized, &w.quantized, blocks, w.n, store, out, dot);
+            } else if !self.is_f32() {
+                let dot = |x: &[bf16], w: &[bf16]| linear::in_slabs(x, w, slab, flushed::dot);
+                linear::linear(&x.bf16, &w.bf16, w.k, w.n, store, out, dot);
+            } else {
+                let dot = |x: &[f32], w: &[f32]| linear::dot(x, w, partitions, slab);
+                linear::linear(&x.data, &w.data, w.k, w.n, store, out, dot);
+            }
+        }
+    }
+
     fn is_f32(&self) -> bool {
         matches!(self.numerics, Numerics::F32Fma { .. })
     }
@@ -112,17 +139,7 @@ impl HostKernels for ReferenceKernels {
     }
 
     fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        for (w, out) in w.iter().zip(outs) {
-            if !w.quantized.is_empty() {
-                let blocks = w.k.div_ceil(quantized::BLOCK);
-                linear::linear(&x.quantized, &w.quantized, blocks, w.n, store, out, quantized::dot);
-            } else if !self.is_f32() {
-                linear::linear(&x.bf16, &w.bf16, w.k, w.n, store, out, flushed::dot);
-            } else {
-                let dot = |x: &[f32], w: &[f32]| linear::dot(x, w, partitions, K_SLAB);
-                linear::linear(&x.data, &w.data, w.k, w.n, store, out, dot);
-            }
-        }
+        self.linear_in_slabs(x, w, partitions, None, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

@@ -8,6 +8,7 @@ use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
+use baton_kernels::quantize::quantize;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
@@ -45,7 +46,11 @@ pub struct Packed {
 
 /// [`HostKernels`] of any kind.
 pub trait Kernels {
-    fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed;
+    fn pack_stored(&self, n: usize, k: usize, format: StorageFormat, bytes: &[u8]) -> Packed;
+    fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed {
+        let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.pack_stored(n, k, StorageFormat::F32, &bytes)
+    }
     fn row(&self, matrix: &Packed, row: usize, out: &mut [f32]);
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]);
     /// All rows of `x`, into as many of `out`.
@@ -56,9 +61,8 @@ pub trait Kernels {
 }
 
 impl<K: HostKernels> Kernels for K {
-    fn pack(&self, n: usize, k: usize, data: &[f32]) -> Packed {
-        let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let stored = StoredRows { rows: n, format: StorageFormat::F32, bytes: &bytes };
+    fn pack_stored(&self, n: usize, k: usize, format: StorageFormat, bytes: &[u8]) -> Packed {
+        let stored = StoredRows { rows: n, format, bytes };
         Packed { n, k, matrix: Box::new(HostKernels::pack(self, Role::Out, k, &[stored]).unwrap()) }
     }
     fn row(&self, matrix: &Packed, row: usize, out: &mut [f32]) {
@@ -102,6 +106,8 @@ pub struct Shape {
     pub vocab: usize,
     pub window: Option<usize>,
     pub numerics: Numerics,
+    /// Of the matrices, in turn. Where rows are no whole blocks of it, the matrix is stored in F32.
+    pub formats: [StorageFormat; 2],
     pub kv: Dtype,
     pub seed: u64,
 }
@@ -173,15 +179,24 @@ impl Layer {
             sin: angles.iter().map(|a| a.sin()).collect(),
             dim: shape.rope_dim,
         };
-        let mut weight = |n: usize, k: usize, scale| kernels.pack(n, k, &random.floats(n * k, scale));
-        let (q, kv_cols) = (shape.q_cols(), shape.kv_cols());
-        let table = weight(vocab, hidden, 1.0);
         let gain = {
-            let packed = weight(1, hidden, 1.0);
+            let packed = kernels.pack(1, hidden, &random.floats(hidden, 1.0));
             let mut gain = vec![0.0; hidden];
             kernels.row(&packed, 0, &mut gain);
             gain
         };
+        let mut formats = shape.formats.into_iter().cycle();
+        let mut weight = |n: usize, k: usize, scale| {
+            let data = random.floats(n * k, scale);
+            match formats.next() {
+                Some(format) if format.is_quantized() && format.row_bytes(k).is_some() => {
+                    kernels.pack_stored(n, k, format, &quantize(format, &data))
+                }
+                _ => kernels.pack(n, k, &data),
+            }
+        };
+        let (q, kv_cols) = (shape.q_cols(), shape.kv_cols());
+        let table = weight(vocab, hidden, 1.0);
         let weights = [
             (q, hidden),
             (kv_cols, hidden),
