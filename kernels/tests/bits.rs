@@ -7,6 +7,7 @@ use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::quantize::quantize;
 use baton_kernels::storage::StorageFormat;
 use baton_types::Dtype;
 use common::{Chunk, Kernels, Layer, Random, Shape, cpu, reference};
@@ -203,6 +204,32 @@ fn partitions_of_several_slabs_have_the_bits_of_the_reference() {
                 let equal = split_linear(&*ops, partitions, k, rows) == want;
                 assert!(equal, "{level:?}, {threads} threads: {partitions} partitions of {k}, {rows} rows differ");
             }
+        }
+    }
+}
+
+/// Bits of `[rows, n]`, products over an odd number of blocks that are stored so.
+fn quantized_linear(kernels: &dyn Kernels, format: StorageFormat, rows: usize) -> Vec<u32> {
+    let (k, n) = (if format.block().0 == 32 { 17 * 32 } else { 3 * 256 }, 37);
+    let mut random = Random(k as u64);
+    let weight = kernels.pack_stored(n, k, format, &quantize(format, &random.floats(n * k, 0.2)));
+    let mut data = vec![0.0; rows * n];
+    kernels.linear(&random.floats(rows * k, 1.0), &weight, 1, Store::Set, &mut data);
+    data.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn matrices_of_every_quantized_format_have_the_bits_of_the_reference() {
+    use StorageFormat::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    let reference = reference(Numerics::I8x32);
+    let cases = [Q4_0, Q4_1, Q8_0, Q4K, Q5K, Q6K].into_iter().flat_map(|format| [1, 3, 33].map(|rows| (format, rows)));
+    let cases: Vec<_> =
+        cases.map(|(format, rows)| (format, rows, quantized_linear(&*reference, format, rows))).collect();
+    for (level, threads) in SimdLevel::ALL.into_iter().flat_map(|level| [(level, 1), (level, 3)]) {
+        let Some(ops) = cpu(threads, level, Numerics::I8x32) else { continue };
+        for (format, rows, want) in &cases {
+            let equal = quantized_linear(&*ops, *format, *rows) == *want;
+            assert!(equal, "{level:?}, {threads} threads: {rows} rows of {format:?} differ");
         }
     }
 }

@@ -24,10 +24,13 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
     let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed).with_instructions(FAST));
     for model in 0..models {
         // Even seeds have partitions of K, which only f32fma knows.
-        let class = if (seed + model).is_multiple_of(2) { Numerics::default() } else { Numerics::Bf16x32 };
-        let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap().in_class(class);
-        let world = world.with_samples(SAMPLED.0, SAMPLED.1);
-        let truth = Truth::compute(world).unwrap();
+        let class = match (seed + model) % 4 {
+            1 => Numerics::Bf16x32,
+            3 => Numerics::I8x32,
+            _ => Numerics::default(),
+        };
+        let world = World::random(Family::Cpu, class, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
+        let truth = Truth::compute(world.with_samples(SAMPLED.0, SAMPLED.1)).unwrap();
         let sizes = truth.sizes();
         // Both routes with both sizes of blocks, over two models.
         let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
@@ -48,7 +51,8 @@ fn equal(truth: &Truth, cases: impl IntoIterator<Item = Case>) -> Coverage {
     for case in cases {
         let observed = truth.observe(&case).unwrap();
         let compared = observed.equal;
-        let compared = compared.unwrap_or_else(|differ| panic!("{differ}\nmodel {}\n{case:?}", truth.world().model()));
+        let (class, model) = (truth.world().numerics, truth.world().model());
+        let compared = compared.unwrap_or_else(|differ| panic!("{differ}\n{class}, model {model}\n{case:?}"));
         coverage.merge(&observed.coverage);
         coverage.add("equal", "rows of logits", compared.rows);
         coverage.add("equal", "KV of a layer and token at a step", compared.kv);
@@ -82,6 +86,8 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
         ("D preempts", &["Remote", "Local"]),
+        ("class", &["f32fma", "bf16x32", "i8x32"]),
+        ("weights", &["F32", "Q4_0", "Q4_1", "Q8_0", "Q4K", "Q6K"]),
         ("attention output", &["4 partitions of 2 slabs"]),
         ("MLP down", &["4 partitions of 3 slabs"]),
         ("D widest step", &["1", "18"]),
@@ -92,16 +98,15 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
 
 #[test]
 fn every_way_to_serve_a_request_gives_the_bits_it_has_alone() {
-    let coverage = check(1, 2, 12);
+    let coverage = check(1, 3, 12);
     assert_eq!(coverage.missing(&wanted()), []);
 }
 
 /// P and D compute with different instructions, each level of this machine once on either side: a short world, since plain Rust is slow.
 #[test]
 fn engines_with_different_instructions_hand_off_exactly() {
-    for (seed, class) in [(2, Numerics::default()), (3, Numerics::Bf16x32)] {
-        let truth =
-            Truth::compute(World::random(Family::Cpu, seed, 1, &[40, 17, 3], 4).unwrap().in_class(class)).unwrap();
+    for (seed, class) in [(2, Numerics::default()), (3, Numerics::Bf16x32), (4, Numerics::I8x32)] {
+        let truth = Truth::compute(World::random(Family::Cpu, class, seed, 1, &[40, 17, 3], 4).unwrap()).unwrap();
         let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed).with_instructions(&SimdLevel::ALL));
         let coverage = equal(&truth, SimdLevel::ALL.map(|_| dealer.deal(&sizes)));
         println!("{coverage}");
@@ -125,7 +130,7 @@ fn many_more_ways_give_the_bits_a_request_has_alone() {
 /// of them passed.
 fn passes(family: Family, class: Numerics, cases: usize) -> Result<(), String> {
     // Two layers: the last layer attends only from rows whose logits are wanted, each by itself.
-    let world = World::random(family, 7, 2, &[131, 3, 20, 64, 17], 6).unwrap().in_class(class);
+    let world = World::random(family, class, 7, 2, &[131, 3, 20, 64, 17], 6).unwrap();
     let truth = Truth::compute(world).unwrap();
     let (sizes, mut dealer) = (truth.sizes(), Dealer::new(7));
     for number in 1..=cases {
@@ -140,7 +145,7 @@ fn passes(family: Family, class: Numerics, cases: usize) -> Result<(), String> {
 #[test]
 fn the_same_check_catches_each_mutant() {
     const CASES: usize = 4;
-    for class in [Numerics::default(), Numerics::Bf16x32] {
+    for class in [Numerics::default(), Numerics::Bf16x32, Numerics::I8x32] {
         assert_eq!(passes(Family::Cpu, class, CASES), Ok(()), "{class}: the check fails for what is right");
         assert_eq!(passes(Family::Reference, class, CASES), Ok(()), "{class}: the check fails for the reference");
         for mutant in Family::MUTANTS {
@@ -154,14 +159,20 @@ fn the_same_check_catches_each_mutant() {
 /// off.
 #[test]
 fn of_a_window_only_what_is_needed_is_held_and_moved() {
-    let windowed = |window| World::windowed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap();
-    let mixed =
-        |window| World::mixed(Family::Cpu, 9, window, &LENGTHS, OUTPUTS).unwrap().with_samples(SAMPLED.0, SAMPLED.1);
-    let (f32fma, bf16x32) = (Numerics::default(), Numerics::Bf16x32);
-    let worlds =
-        [(40, windowed(40), f32fma), (70, windowed(70), bf16x32), (1, mixed(40), f32fma), (2, mixed(20), bf16x32)];
-    for (seed, world, class) in worlds {
-        let world = world.in_class(class);
+    let windowed = |window, class| World::windowed(Family::Cpu, class, 9, window, &LENGTHS, OUTPUTS).unwrap();
+    let mixed = |window, class| {
+        let world = World::mixed(Family::Cpu, class, 9, window, &LENGTHS, OUTPUTS).unwrap();
+        world.with_samples(SAMPLED.0, SAMPLED.1)
+    };
+    let (f32fma, bf16x32, i8x32) = (Numerics::default(), Numerics::Bf16x32, Numerics::I8x32);
+    let worlds = [
+        (40, windowed(40, f32fma)),
+        (70, windowed(70, bf16x32)),
+        (1, mixed(40, f32fma)),
+        (2, mixed(20, bf16x32)),
+        (3, mixed(40, i8x32)),
+    ];
+    for (seed, world) in worlds {
         let truth = Truth::compute(world).unwrap();
         let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed));
         let routes = [Route::Local, Route::Remote];
@@ -177,7 +188,7 @@ fn of_a_window_only_what_is_needed_is_held_and_moved() {
 fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {
     // Whether they come before the prompt is computed is up to threads: mostly.
     const TRIES: usize = 20;
-    let world = World::random(Family::Cpu, 5, 2, &[100], 6).unwrap();
+    let world = World::random(Family::Cpu, Numerics::default(), 5, 2, &[100], 6).unwrap();
     let truth = Truth::compute(world.with_samples(0, 3)).unwrap();
     for (blocks, route) in Dealer::BLOCKS.into_iter().flat_map(|b| [(b, Route::Local), (b, Route::Remote)]) {
         let observe = |copies| truth.observe(&Case::sampling(blocks, route, copies, &truth.sizes()));
@@ -201,7 +212,7 @@ fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {
 /// The cases of `getting`, with the guard of gets left out: they show what it is for.
 #[test]
 fn without_the_pin_evicted_blocks_come_to_other_bits() {
-    let world = World::random(Family::Cpu, 1, 2, &[150], 4).unwrap();
+    let world = World::random(Family::Cpu, Numerics::default(), 1, 2, &[150], 4).unwrap();
     let truth = Truth::compute(world.with_samples(0, 1)).unwrap();
     for blocks in Dealer::BLOCKS {
         let case = |read| Case::getting(blocks, false, read, &truth.sizes());
@@ -220,7 +231,7 @@ fn without_the_pin_evicted_blocks_come_to_other_bits() {
 /// What a reader was told of is evicted before it asks: whether all of it is there and holding it are one step.
 #[test]
 fn blocks_that_are_gone_when_they_are_asked_for_are_refused() {
-    let world = World::random(Family::Cpu, 1, 2, &[150], 4).unwrap();
+    let world = World::random(Family::Cpu, Numerics::default(), 1, 2, &[150], 4).unwrap();
     let truth = Truth::compute(world.with_samples(0, 1)).unwrap();
     for blocks in Dealer::BLOCKS {
         let gone = truth.observe(&Case::getting(blocks, false, Read::Gone, &truth.sizes())).unwrap();
@@ -237,7 +248,7 @@ fn the_default_model_has_the_same_bits_in_every_way() {
     let short = golden.iter().take(3).map(|g| g.prompt_ids.clone());
     let prompts: Vec<_> = short.chain([long]).collect();
     for class in [Numerics::Bf16x32, Numerics::I8x32] {
-        default_model(World::new(Family::Cpu, source.clone(), prompts.clone(), 6).in_class(class));
+        default_model(World::new(Family::Cpu, class, source.clone(), prompts.clone(), 6));
     }
 }
 

@@ -13,6 +13,7 @@ mod coverage;
 mod eviction;
 mod handoff;
 mod ledger;
+mod quantized;
 mod run;
 mod side;
 mod world;

@@ -388,6 +388,8 @@ impl<'a> Running<'a> {
         coverage.note("D preempting, block", format!("{} {happened}", case.d.block_tokens));
         coverage.add("D", "preemptions", preemptions as usize);
         self.preempted.lock().iter().for_each(|&i| coverage.note("D preempts", format!("{:?}", case.plans[i].route)));
+        coverage.note("class", self.truth.world.numerics);
+        self.truth.world.formats.iter().for_each(|format| coverage.note("weights", format!("{format:?}")));
         for (dimension, [parts, slabs]) in ["attention output", "MLP down"].into_iter().zip(self.truth.world.splits()) {
             coverage.note(dimension, format!("{parts} partitions of {slabs} slabs"));
         }

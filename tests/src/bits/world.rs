@@ -1,6 +1,7 @@
 //! The subject of a reference run: a model, the backends that compute it, and the requests.
 
 use super::case::Setup;
+use super::quantized::Quantized;
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
@@ -9,6 +10,7 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::mutant::{Mutant, MutantKind};
 use baton_kernels::numerics::{K_SLAB, Numerics, PARTITIONS_MAX};
 use baton_kernels::reference::ReferenceDevice;
+use baton_kernels::storage::StorageFormat;
 use baton_kv_cache::PrefixHasher;
 use baton_types::{Digest, RequestId, SamplingParams, Share, TokenId};
 use rand::rngs::StdRng;
@@ -59,20 +61,23 @@ pub struct World {
     /// What they compute.
     pub numerics: Numerics,
     pub(super) source: Arc<dyn ModelSource>,
+    /// In which the matrices of a random model are stored.
+    pub(super) formats: Vec<StorageFormat>,
     pub(super) requests: Vec<SequenceRequest>,
 }
 
 impl World {
     /// Requests with these prompts and between half of `outputs` and `outputs` tokens each, greedy and sampled, with and without
     /// penalties.
-    pub fn new(family: Family, source: Arc<dyn ModelSource>, prompts: Vec<Vec<TokenId>>, outputs: u32) -> Self {
+    pub fn new(
+        family: Family,
+        numerics: Numerics,
+        source: Arc<dyn ModelSource>,
+        prompts: Vec<Vec<TokenId>>,
+        outputs: u32,
+    ) -> Self {
         let requests = prompts.into_iter().enumerate().map(|(index, tokens)| request(index, tokens, outputs)).collect();
-        Self { family, numerics: Numerics::default(), source, requests }
-    }
-
-    /// The same in another numerics class.
-    pub fn in_class(self, numerics: Numerics) -> Self {
-        Self { numerics, ..self }
+        Self { family, numerics, source, formats: Vec::new(), requests }
     }
 
     /// A small random model and one request for each of `lengths`.
@@ -80,43 +85,72 @@ impl World {
     /// No dimension is a multiple of any tile. Every GEMM has a K of two slabs of 256 and a ragged third (with two KV heads, attention output
     /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64. With an even seed, K
     /// of attention output and MLP down is in four partitions, of two and of three slabs, the last of each ragged.
-    pub fn random(family: Family, seed: u64, layers: usize, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
-        Self::random_with(family, seed, layers, lengths, outputs, "")
-    }
-
-    /// [`World::random`] of two layers, whose tokens attend to the last `window` ones.
-    pub fn windowed(family: Family, seed: u64, window: u32, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
-        Self::random_with(family, seed, 2, lengths, outputs, &format!(",window={window}"))
-    }
-
-    /// [`World::random`] of three layers: the tokens of two attend to the last `window` ones, those of the last to all.
-    pub fn mixed(family: Family, seed: u64, window: u32, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
-        Self::random_with(family, seed, 3, lengths, outputs, &format!(",window={window},full_every=3"))
-    }
-
-    fn random_with(
+    ///
+    /// In `i8x32`, matrices are stored in all quantized formats: every K is an odd number of blocks of 32, that of MLP down three
+    /// super-blocks of 256.
+    pub fn random(
         family: Family,
+        numerics: Numerics,
         seed: u64,
         layers: usize,
         lengths: &[usize],
         outputs: u32,
-        more: &str,
+    ) -> anyhow::Result<Self> {
+        Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers={layers}"))
+    }
+
+    /// [`World::random`] of two layers, whose tokens attend to the last `window` ones.
+    pub fn windowed(
+        family: Family,
+        numerics: Numerics,
+        seed: u64,
+        window: u32,
+        lengths: &[usize],
+        outputs: u32,
+    ) -> anyhow::Result<Self> {
+        Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=2,window={window}"))
+    }
+
+    /// [`World::random`] of three layers: the tokens of two attend to the last `window` ones, those of the last to all.
+    pub fn mixed(
+        family: Family,
+        numerics: Numerics,
+        seed: u64,
+        window: u32,
+        lengths: &[usize],
+        outputs: u32,
+    ) -> anyhow::Result<Self> {
+        Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=3,window={window},full_every=3"))
+    }
+
+    fn random_with(
+        family: Family,
+        numerics: Numerics,
+        seed: u64,
+        lengths: &[usize],
+        outputs: u32,
+        layers: &str,
     ) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         // Odd, so that no power of two divides them and K is one partition.
         let mut odd = |low: usize, high: usize| low + 2 * rng.random_range(0..(high - low) / 2);
-        let (hidden, mut ffn, vocab) = (odd(521, 601), odd(523, 621), odd(257, 339));
+        let (mut hidden, mut ffn, vocab) = (odd(521, 601), odd(523, 621), odd(257, 339));
         let (mut kv_heads, mut group) = [(1, 5), (2, 3), (3, 2), (1, 6)][odd(1, 9) / 2];
         if seed.is_multiple_of(2) {
             (ffn, kv_heads, group) = (4 * odd(551, 601), 4, 3);
         }
         // Twice an odd number: over 512 for all heads together.
-        let head_dim = 2 * odd(53, 63);
+        let mut head_dim = 2 * odd(53, 63);
+        if numerics == Numerics::I8x32 {
+            (hidden, ffn) = (32 * odd(17, 21), 3 * 256);
+            (kv_heads, group) = [(1, 16), (2, 8), (4, 4)][odd(1, 7) / 2];
+            head_dim = 2 * odd(17, 23);
+        }
         let tied = odd(1, 5) == 1;
         let heads = kv_heads * group;
         let spec = format!(
-            "random:hidden={hidden},layers={layers},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},\
-             vocab={vocab},context=256,tied={tied},seed={seed}{more}"
+            "random:hidden={hidden},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},vocab={vocab},\
+             context=256,tied={tied},seed={seed},{layers}"
         );
         // Most prompts share half or all of their tokens with another one.
         let mut prompts: Vec<Vec<TokenId>> = Vec::new();
@@ -130,7 +164,14 @@ impl World {
             let own = (common.len()..len).map(|_| rng.random_range(0..vocab as TokenId));
             prompts.push(common.into_iter().chain(own).collect());
         }
-        Ok(Self::new(family, Arc::new(RandomModel::parse(&spec)?), prompts, outputs))
+        let model = RandomModel::parse(&spec)?;
+        if numerics != Numerics::I8x32 {
+            let world = Self::new(family, numerics, Arc::new(model), prompts, outputs);
+            return Ok(Self { formats: vec![StorageFormat::F32], ..world });
+        }
+        let model = Quantized::new(model)?;
+        let formats = model.formats();
+        Ok(Self { formats, ..Self::new(family, numerics, Arc::new(model), prompts, outputs) })
     }
 
     /// Adds `more` samples of a request: they differ from it only in their random numbers.
