@@ -84,32 +84,86 @@ impl Kernel for FmaChains {
     }
 }
 
+/// Instructions that multiply matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixInstruction {
+    /// Fused multiply-adds of vectors of at most 256 bits.
+    Fma,
+    /// The same on 512 bits.
+    Fma512,
+    /// Products of bf16 on 512 bits.
+    Vdpbf16ps,
+    /// Products of bf16 on tiles.
+    Tdpbf16ps,
+    /// Products of bytes on 256 bits, in 16-bit words that another instruction adds.
+    Vpmaddubsw,
+    /// Products of bytes on 512 bits.
+    Vpdpbusd,
+}
+
+impl MatrixInstruction {
+    /// What a class can use here at best.
+    pub fn of(numerics: Numerics) -> Self {
+        match numerics {
+            Numerics::Bf16x32 if SimdLevel::Amx.available() => Self::Tdpbf16ps,
+            Numerics::Bf16x32 if SimdLevel::Avx512Bf16.available() => Self::Vdpbf16ps,
+            Numerics::I8x32 if SimdLevel::Avx512Vnni.available() => Self::Vpdpbusd,
+            Numerics::I8x32 if SimdLevel::Avx2Fma.available() => Self::Vpmaddubsw,
+            _ if SimdLevel::Avx512.available() => Self::Fma512,
+            _ => Self::Fma,
+        }
+    }
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fma => "FMA",
+            Self::Fma512 => "FMA on 512 bits",
+            Self::Vdpbf16ps => "VDPBF16PS",
+            Self::Tdpbf16ps => "TDPBF16PS",
+            Self::Vpmaddubsw => "VPMADDUBSW",
+            Self::Vpdpbusd => "VPDPBUSD",
+        }
+    }
+}
+
 /// Peak of the instructions that multiply matrices of a class here, with all operands in registers, in GFLOP/s (or 1e9 operations a
 /// second; a product and its addition are two).
 pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
-    match numerics {
+    match MatrixInstruction::of(numerics) {
         #[cfg(target_arch = "x86_64")]
-        Numerics::Bf16x32 if SimdLevel::Amx.available() => {
+        MatrixInstruction::Tdpbf16ps => {
             // SAFETY: the processor has the instructions.
             rate(threads, |_| unsafe { tile_chains!("tdpbf16ps") }) / 1e9
         }
         #[cfg(target_arch = "x86_64")]
-        Numerics::Bf16x32 if SimdLevel::Avx512Bf16.available() => {
+        MatrixInstruction::Vdpbf16ps => {
             // SAFETY: the processor has the instructions.
             rate(threads, |_| unsafe { bf16_chains() }) / 1e9
         }
         #[cfg(target_arch = "x86_64")]
-        Numerics::I8x32 if SimdLevel::Avx512Vnni.available() => {
+        MatrixInstruction::Vpdpbusd => {
             // SAFETY: as above.
             rate(threads, |_| unsafe { i8_chains() }) / 1e9
         }
         #[cfg(target_arch = "x86_64")]
-        Numerics::I8x32 if SimdLevel::Avx2Fma.available() => {
+        MatrixInstruction::Vpmaddubsw => {
             // SAFETY: as above.
             rate(threads, |_| unsafe { i8_chains_avx2() }) / 1e9
         }
         _ => fma_peak(threads),
     }
+}
+
+/// Peak of VDPBF16PS with all operands in registers, in GFLOP/s; `None` where it is not. With AMX, `bf16x32` has a higher one.
+pub fn vdpbf16ps_peak(threads: usize) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if SimdLevel::Avx512Bf16.available() {
+        // SAFETY: the processor has the instruction.
+        return Some(rate(threads, |_| unsafe { bf16_chains() }) / 1e9);
+    }
+    let _ = threads;
+    None
 }
 
 /// Peak of TDPBSSD with all operands in registers, in 1e9 operations a second; `None` where it is not.
@@ -317,5 +371,23 @@ mod tests {
     fn fma_peak_is_a_plausible_number() {
         let peak = fma_peak(1);
         assert!(peak.is_finite() && peak > 0.0, "{peak}");
+    }
+
+    #[test]
+    fn a_peak_is_that_of_the_instructions_of_the_class() {
+        let f32fma = Numerics::F32Fma { weights: baton_types::Dtype::Bf16 };
+        let of = [f32fma, Numerics::Bf16x32, Numerics::I8x32].map(MatrixInstruction::of);
+        let best = SimdLevel::ALL.into_iter().rev().find(|level| level.available());
+        use MatrixInstruction::{Fma, Fma512, Tdpbf16ps, Vdpbf16ps, Vpdpbusd, Vpmaddubsw};
+        let want = match best {
+            Some(SimdLevel::Amx) => [Fma512, Tdpbf16ps, Vpdpbusd],
+            Some(SimdLevel::Avx512Bf16) => [Fma512, Vdpbf16ps, Vpdpbusd],
+            Some(SimdLevel::Avx512Vnni) => [Fma512, Fma512, Vpdpbusd],
+            Some(SimdLevel::Avx512) => [Fma512, Fma512, Vpmaddubsw],
+            Some(SimdLevel::Avx2Fma) => [Fma, Fma, Vpmaddubsw],
+            _ => [Fma; 3],
+        };
+        assert_eq!(of, want, "{best:?}");
+        assert_eq!(vdpbf16ps_peak(1).is_some(), SimdLevel::Avx512Bf16.available());
     }
 }

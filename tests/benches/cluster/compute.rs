@@ -1,15 +1,13 @@
-//! The default model on its engine, without a network: decode against the bandwidth of reading memory, and tokens per second.
+//! The default model on its engine, without a network: tokens per second. Its steps are compared with this machine's roofs in `classes`.
 
-use crate::classes::stored_bytes;
 use crate::statistics::{best, median};
-use crate::summary::{Figure, Summary, Target};
+use crate::summary::{Figure, Summary};
 use crate::{THREADS, gemm};
 use anyhow::{Context, ensure};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
-use baton_engine::models::{DecoderSpec, LayerSpec};
+use baton_engine::models::DecoderSpec;
 use baton_engine::{EngineHandle, SequenceControl};
-use baton_kernels::roofline;
-use baton_tests::golden;
+use baton_tests::{golden, work};
 use baton_types::{RequestId, SamplingParams, Share, TokenId};
 use baton_worker::settings::{EngineSettings, ModelSettings};
 use baton_worker::{bring_up, models};
@@ -99,15 +97,6 @@ impl Output {
     }
 }
 
-/// Floating point operations for each token in the matrices of the layers.
-fn layer_operations(spec: &DecoderSpec) -> usize {
-    let layer = |layer: &LayerSpec| {
-        let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
-        spec.hidden * (2 * q + 2 * kv + 3 * layer.ffn)
-    };
-    2 * spec.layers.iter().map(layer).sum::<usize>()
-}
-
 /// A prompt of any tokens, different in each sequence.
 fn prompt(len: usize, salt: usize) -> Vec<TokenId> {
     (0..len).map(|i| 100 + ((i + 7 * salt) * 7919 % 48_000) as u32).collect()
@@ -130,7 +119,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     eprintln!("compute of the default model on {THREADS} threads");
     let settings = ModelSettings::default();
     let source = models::open(&settings, &|_, _| ())?;
-    let (spec, weights) = (source.spec().clone(), stored_bytes(source.as_ref())?);
+    let spec = source.spec().clone();
     gemm::measure_prefill(&spec, summary)?;
     let loaded = bring_up::load(
         &settings,
@@ -139,18 +128,16 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     )?;
     let engine = &loaded.engine;
     check(engine)?;
-    decode(engine, weights, loaded.map.layout().bytes_per_token(), summary)?;
+    decode(engine, summary)?;
     prefill(engine, &spec, summary)?;
     ensure!(engine.stop(), "the engine does not stop");
     Ok(())
 }
 
-/// `weights` and `kv_bytes`: bytes of all matrices, and of the KV of a token.
-fn decode(engine: &EngineHandle, weights: usize, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
+fn decode(engine: &EngineHandle, summary: &mut Summary) -> anyhow::Result<()> {
     let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
-    let (mut read, mut one, mut eight) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut one, mut eight) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        read.push(roofline::read_bandwidth(THREADS));
         let alone = submit(engine, &prompts[round % BATCH], DECODE_TOKENS)?.output()?;
         one.push(1.0 / alone.step_s(1));
         let sequences: Vec<_> = prompts.iter().map(|p| submit(engine, p, DECODE_TOKENS)).collect::<Result<_, _>>()?;
@@ -159,15 +146,7 @@ fn decode(engine: &EngineHandle, weights: usize, kv_bytes: usize, summary: &mut 
         // Early steps still prefill the others.
         eight.push(BATCH as f64 / outputs[0].step_s(DECODE_TOKENS / 2));
     }
-    let (read, one, eight) = (best(read), best(one), best(eight));
-    let context = DECODE_PROMPT + DECODE_TOKENS / 2;
-    let bytes = weights + context * kv_bytes;
-    let rate = bytes as f64 * one / 1e9;
-    let of = format!(
-        "bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each",
-        bytes as f64 / 1e6
-    );
-    summary.add("decode_b1_bandwidth", Figure::ratio(rate, "GB/s", rate / read, of), Target::AtLeast(0.4));
+    let (one, eight) = (best(one), best(eight));
     summary.add("decode_b1", Figure::plain(one, "tokens/s"), None);
     summary.add("decode_b8", Figure::ratio(eight, "tokens/s", eight / one, "batch of 1"), None);
     Ok(())
@@ -177,7 +156,7 @@ fn prefill(engine: &EngineHandle, spec: &DecoderSpec, summary: &mut Summary) -> 
     for len in [512, 1024, 2048] {
         let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1)?.output()?.at[0]));
         let rate = len as f64 / median(times.collect::<anyhow::Result<_>>()?);
-        let gemms = layer_operations(spec) as f64 * rate / 1e9;
+        let gemms = work::matrix_operations(spec) as f64 * rate / 1e9;
         let of = format!("{gemms:.0} GFLOP/s in the layers' GEMMs alone; attention and all else included in the time");
         summary.add(&format!("prefill_{len}"), Figure { of: Some(of), ..Figure::plain(rate, "tokens/s") }, None);
     }

@@ -2,6 +2,7 @@
 
 use crate::THREADS;
 use anyhow::{Context, bail};
+use baton_tests::work::Work;
 use serde::Deserialize;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -49,33 +50,6 @@ impl Clients {
 pub(crate) struct Times {
     pub(crate) first: Vec<f64>,
     pub(crate) wall: f64,
-}
-
-/// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// A prompt of so many tokens.
-    Prefill(usize),
-    /// One step of so many sequences with so many tokens each.
-    Decode(usize, usize),
-}
-
-impl Work {
-    /// Tokens that it computes.
-    pub(crate) fn tokens(self) -> usize {
-        match self {
-            Self::Prefill(tokens) => tokens,
-            Self::Decode(sequences, _) => sequences,
-        }
-    }
-
-    /// For names of figures.
-    pub(crate) fn name(self) -> String {
-        match self {
-            Self::Prefill(tokens) => format!("pp{tokens}"),
-            Self::Decode(sequences, context) => format!("b{sequences}_context{context}"),
-        }
-    }
 }
 
 /// An engine on a model file.

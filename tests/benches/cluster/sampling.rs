@@ -95,7 +95,7 @@ pub(crate) fn measure(subject: &mut Subject, summary: &mut Summary) -> anyhow::R
         let (milliseconds, share) = share(subject, &sampling)?;
         let of = format!("the step; temperature {}, top-p {}", sampling.temperature, sampling.top_p);
         let figure = Figure::ratio(milliseconds, "ms", share, of);
-        let name = format!("{}_b{SEQUENCES_MAX}_context{CONTEXT}_sample_{name}", subject.numerics);
+        let name = format!("{}_b{SEQUENCES_MAX}_context{CONTEXT}_sample_{name}", subject.class.name());
         summary.add(&name, figure, Target::AtMost(SHARE_MAX));
     }
     Ok(())

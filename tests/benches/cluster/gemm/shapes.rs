@@ -7,8 +7,9 @@ use crate::statistics::{median, paired_ratio_at_least};
 use crate::summary::{Figure, Summary, Target};
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::roofline;
+use baton_kernels::roofline::{self, MatrixInstruction};
 use baton_kernels::storage::StorageFormat;
+use baton_tests::promised;
 use baton_types::Dtype;
 use std::time::{Duration, Instant};
 
@@ -73,24 +74,16 @@ impl Subject {
             rates.push(f64::from(count) * operations / begin.elapsed().as_secs_f64() / 1e9);
         }
         let (ratio, roof) = (paired_ratio_at_least(&rates, &roofs), median(roofs));
+        let instruction = MatrixInstruction::of(self.numerics);
         let of = format!(
-            "the lower of peak and bandwidth, {roof:.0} GFLOP/s; lower end of the 90% interval of {ROUNDS} pairs"
+            "the lower of the peak of {} and bandwidth, {roof:.0} GFLOP/s; lower end of the 90% interval of {ROUNDS} pairs",
+            instruction.name()
         );
+        let target = promised::product(self.numerics, self.format, m, instruction).map(Target::AtLeast);
         let weights = if self.format == StorageFormat::F32 { "" } else { "_q4_1" };
         let name = format!("{}{weights}_gemm_{m}x{n}x{k}", self.numerics);
-        summary.add(&name, Figure::ratio(median(rates), "GFLOP/s", ratio, of), self.target(shape));
+        summary.add(&name, Figure::ratio(median(rates), "GFLOP/s", ratio, of), target);
         Ok(())
-    }
-
-    /// What is wanted of a class's own products; expanding weights as well has no target.
-    fn target(&self, shape: Shape) -> Option<Target> {
-        match (self.numerics, self.format, shape.m) {
-            (Numerics::Bf16x32, StorageFormat::F32, 2048) => Some(Target::AtLeast(0.85)),
-            (Numerics::Bf16x32, StorageFormat::F32, 512) => Some(Target::AtLeast(0.75)),
-            (Numerics::I8x32, _, 2048) => Some(Target::AtLeast(0.6)),
-            (Numerics::Bf16x32, StorageFormat::F32, _) | (Numerics::I8x32, _, 8 | 32) => Some(Target::AtLeast(0.8)),
-            _ => None,
-        }
     }
 }
 

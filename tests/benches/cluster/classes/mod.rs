@@ -3,31 +3,69 @@
 //!
 //! A class whose bits are not those of the reference has no figures, and the run fails.
 
+mod figures;
+mod roofs;
+mod wide;
+
 use crate::THREADS;
-use crate::peers::{self, Peer, Work};
+use crate::peers::{self, Peer};
 use crate::sampling;
-use crate::statistics::{best, median, paired_ratio_at_least};
+use crate::statistics::median;
 use crate::summary::{Figure, Summary};
 use anyhow::{Context, ensure};
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
-use baton_engine::models::TensorName;
 use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::device::Device;
 use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
-use baton_kernels::roofline;
 use baton_kernels::step::TableSteps;
 use baton_memory::HostPool;
 use baton_node::environment;
+use baton_tests::work::{Weights, Work};
 use baton_types::{BlockId, BlockTable, Dtype, KvPoolMap, TokenId};
 use baton_worker::models;
 use baton_worker::settings::ModelSettings;
+use roofs::{Peaks, Roofs};
 use std::time::Instant;
+use wide::Wide;
 
-const CLASSES: [Numerics; 3] = [Numerics::F32Fma { weights: Dtype::Bf16 }, Numerics::Bf16x32, Numerics::I8x32];
+/// A class, and how the weights lie in memory for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub(crate) numerics: Numerics,
+    pub(crate) weights: Weights,
+}
+
+/// The last reads a model whose file is in bf16.
+const CLASSES: [Class; 4] = [
+    Class { numerics: Numerics::F32Fma { weights: Dtype::Bf16 }, weights: Weights::Bf16 },
+    Class { numerics: Numerics::Bf16x32, weights: Weights::Stored },
+    Class { numerics: Numerics::I8x32, weights: Weights::Stored },
+    WIDE,
+];
+const WIDE: Class = Class { numerics: Numerics::Bf16x32, weights: Weights::Bf16 };
+
+impl Class {
+    /// For names of figures.
+    pub(crate) fn name(self) -> String {
+        let format = if self == WIDE { "_bf16" } else { "" };
+        format!("{}{format}", self.numerics)
+    }
+
+    /// Whether this work is measured: how wide weights are decides steps of one sequence only.
+    fn measures(self, work: Work) -> bool {
+        self != WIDE || matches!(work, Work::Decode(1, _))
+    }
+
+    /// Most sequences of a step that is measured.
+    fn sequences_max(self) -> usize {
+        if self == WIDE { 1 } else { SEQUENCES_MAX }
+    }
+}
+
 const WORKS: [Work; 9] = [
     Work::Prefill(128),
     Work::Prefill(512),
@@ -49,14 +87,17 @@ const POSITIONS: usize = 2064;
 const BLOCK: usize = 16;
 const ROUNDS: usize = 5;
 const DECODE_STEPS: usize = 4;
+/// Rows of the longest prompt.
+const ROWS_MAX: usize = 2048;
 /// Tokens that the reference computes: it is scalar.
 const CHECKED: usize = 12;
 
 /// A model in one class.
 pub(crate) struct Subject {
-    pub(crate) numerics: Numerics,
+    pub(crate) class: Class,
     pub(crate) model: Stepped,
     pub(crate) times: Times,
+    roofs: Roofs,
 }
 
 /// A model, and what its slots hold.
@@ -94,10 +135,11 @@ fn decode_step(sequences: usize, position: usize) -> Rows {
 }
 
 impl Subject {
-    fn load(source: &dyn ModelSource, numerics: Numerics) -> anyhow::Result<Self> {
-        let times = Times::default();
+    fn load(source: &dyn ModelSource, class: Class) -> anyhow::Result<Self> {
+        let (times, numerics) = (Times::default(), class.numerics);
         let device = cpu::timed(CpuConfig { threads: THREADS, simd: None, numerics }, times.clone())?;
-        Ok(Self { numerics, model: model(source, device.as_ref(), SEQUENCES_MAX)?, times })
+        let model = model(source, device.as_ref(), class.sequences_max(), ROWS_MAX)?;
+        Ok(Self { class, model, times, roofs: Roofs::new(numerics, class.weights.bytes(source)?) })
     }
 
     /// Seconds of a prompt, or the median of a few steps.
@@ -116,11 +158,11 @@ impl Subject {
 
     /// Whether its bits are those of the reference, prefilled and decoded.
     fn check(&mut self, source: &dyn ModelSource) -> anyhow::Result<()> {
-        let device = ReferenceDevice::new(self.numerics);
-        let wanted = outcome(&mut model(source, device.as_ref(), 1)?, CHECKED)?;
-        ensure!(outcome(&mut self.model, CHECKED)? == wanted, "{}: not the bits of the reference", self.numerics);
+        let (device, name) = (ReferenceDevice::new(self.class.numerics), self.class.name());
+        let wanted = outcome(&mut model(source, device.as_ref(), 1, CHECKED)?, CHECKED)?;
+        ensure!(outcome(&mut self.model, CHECKED)? == wanted, "{name}: not the bits of the reference");
         let [prefilled, decoded] = outcome(&mut self.model, 200)?;
-        ensure!(prefilled == decoded, "{}: decode and prefill differ in bits", self.numerics);
+        ensure!(prefilled == decoded, "{name}: decode and prefill differ in bits");
         Ok(())
     }
 
@@ -132,14 +174,13 @@ impl Subject {
         for (operation, time) in self.times.take() {
             let each = time.as_secs_f64() / steps;
             let figure = Figure::ratio(each * 1e3, "ms", each / seconds, "the whole step, in all layers");
-            summary.add(&format!("{}_{}_{operation}", self.numerics, work.name()), figure, None);
+            summary.add(&format!("{}_{}_{operation}", self.class.name(), work.name()), figure, None);
         }
         Ok(())
     }
 }
 
-fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize) -> anyhow::Result<Stepped> {
-    let rows_max = if sequences == 1 { CHECKED } else { 2048 };
+fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize, rows_max: usize) -> anyhow::Result<Stepped> {
     let config = ModelConfig {
         kv: Dtype::Bf16,
         rows_max,
@@ -172,56 +213,23 @@ fn outcome(model: &mut Stepped, tokens: usize) -> anyhow::Result<[Vec<u32>; 2]> 
     Ok([prefilled, decoded].map(|logits| logits.into_iter().map(f32::to_bits).collect()))
 }
 
-/// Rates of this machine.
-#[derive(Default)]
-struct Roofs {
-    fma: Vec<f64>,
-    /// Of the instructions of each class.
-    classes: [Vec<f64>; CLASSES.len()],
-    amx_int8: Vec<f64>,
-    /// Of reading what a decode step of each class reads.
-    reads: [Vec<f64>; CLASSES.len()],
-}
-
-impl Roofs {
-    fn round(&mut self, bytes: [usize; CLASSES.len()]) {
-        self.fma.push(roofline::fma_peak(THREADS));
-        self.amx_int8.extend(roofline::amx_int8_peak(THREADS));
-        for (i, class) in CLASSES.into_iter().enumerate() {
-            self.classes[i].push(roofline::matrix_peak(class, THREADS));
-            self.reads[i].push(roofline::read_bandwidth_of(bytes[i], THREADS));
-        }
-    }
-
-    fn add(&self, bytes: [usize; CLASSES.len()], summary: &mut Summary) {
-        summary.add("roof_fma", Figure::plain(best(self.fma.clone()), "GFLOP/s"), None);
-        if !self.amx_int8.is_empty() {
-            summary.add("roof_amx_int8", Figure::plain(best(self.amx_int8.clone()), "GOP/s"), None);
-        }
-        for (i, class) in CLASSES.into_iter().enumerate() {
-            let peak = Figure::plain(best(self.classes[i].clone()), "GFLOP/s");
-            summary.add(&format!("roof_{class}"), peak, None);
-            let of = format!("reading {:.0} MB on huge pages", bytes[i] as f64 / 1e6);
-            let read = Figure { of: Some(of), ..Figure::plain(best(self.reads[i].clone()), "GB/s") };
-            summary.add(&format!("roof_read_{class}"), read, None);
-        }
-    }
-}
-
-/// Rates of one kind of work in five rounds: of each class, and of each peer.
+/// Rates of one kind of work in five rounds: of each class that it is measured of, with the roof beside it, and of each peer.
 struct Rates {
     classes: Vec<Vec<f64>>,
+    roofs: Vec<Vec<f64>>,
     peers: Vec<Vec<f64>>,
 }
 
 fn rates(work: Work, subjects: &mut [Subject], peers: &mut [Peer]) -> anyhow::Result<Rates> {
-    let mut rates = Rates { classes: vec![Vec::new(); subjects.len()], peers: vec![Vec::new(); peers.len()] };
+    let none = vec![Vec::new(); subjects.len()];
+    let mut rates = Rates { classes: none.clone(), roofs: none, peers: vec![Vec::new(); peers.len()] };
     let tokens = work.tokens() as f64;
     // The first of each computes prompts and touches memory.
     peers.iter_mut().try_for_each(|peer| peer.measure(work).map(drop))?;
     for _ in 0..ROUNDS {
-        for (subject, rates) in subjects.iter_mut().zip(&mut rates.classes) {
-            rates.push(tokens / subject.measure(work)?);
+        for (at, subject) in subjects.iter_mut().enumerate().filter(|(_, subject)| subject.class.measures(work)) {
+            rates.roofs[at].extend(subject.roofs.of(work));
+            rates.classes[at].push(tokens / subject.measure(work)?);
         }
         for (peer, rates) in peers.iter_mut().zip(&mut rates.peers) {
             rates.push(tokens / peer.measure(work)?);
@@ -229,26 +237,6 @@ fn rates(work: Work, subjects: &mut [Subject], peers: &mut [Peer]) -> anyhow::Re
     }
     peers.iter_mut().try_for_each(Peer::release)?;
     Ok(rates)
-}
-
-/// Bytes of the matrices of a model whose quantized ones stay as the file stores them; all others have two for each weight.
-pub(crate) fn stored_bytes(source: &dyn ModelSource) -> anyhow::Result<usize> {
-    let spec = source.spec();
-    let mut bytes = 0;
-    // Of an embedding that is not the output too, a step reads a row for each token.
-    let is_read = |name: &TensorName| !name.is_vector() && (spec.tied || *name != TensorName::Embedding);
-    for name in spec.tensor_names().filter(is_read) {
-        let stored = source.stored(name)?;
-        let wide = 2 * spec.tensor_dims(name).iter().product::<usize>();
-        bytes += if stored.format.is_quantized() { stored.bytes.len() } else { wide };
-    }
-    Ok(bytes)
-}
-
-/// Bytes of weights that a decode step reads in each class.
-fn read_bytes(source: &dyn ModelSource) -> anyhow::Result<[usize; CLASSES.len()]> {
-    let (wide, stored) = (2 * source.spec().parameters() as usize, stored_bytes(source)?);
-    Ok([wide, stored, stored])
 }
 
 /// Measures the named works, or all of them.
@@ -264,48 +252,40 @@ pub(crate) fn measure(summary: &mut Summary, names: &[String]) -> anyhow::Result
     let cache = environment::cache_home().context("there is no home folder")?;
     let mut peers = peers::all(&cache.join("baton/models/smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"))?;
     let (mut subjects, mut wrong) = (Vec::new(), Vec::new());
-    for class in CLASSES {
-        let mut subject = Subject::load(source.as_ref(), class)?;
-        match subject.check(source.as_ref()) {
+    let is_measured = |class: &Class| WORKS.into_iter().any(|work| wanted(&work) && class.measures(work));
+    for class in CLASSES.into_iter().filter(is_measured) {
+        let wide = Wide(source.as_ref());
+        let source = if class == WIDE { &wide } else { source.as_ref() };
+        let mut subject = Subject::load(source, class)?;
+        match subject.check(source) {
             Ok(()) => subjects.push(subject),
             Err(error) => wrong.push(error.to_string()),
         }
     }
-    let (bytes, mut roofs) = (read_bytes(source.as_ref())?, Roofs::default());
-    let mut all = Vec::new();
+    let (mut peaks, mut all) = (Peaks::default(), Vec::new());
     for work in WORKS.into_iter().filter(wanted) {
         eprintln!("  {}", work.name());
-        roofs.round(bytes);
+        peaks.round();
+        for subject in subjects.iter_mut().filter(|subject| subject.class != WIDE) {
+            subject.roofs.round();
+        }
         all.push((work, rates(work, &mut subjects, &mut peers)?));
     }
-    roofs.add(bytes, summary);
+    peaks.add(summary);
+    subjects.iter().for_each(|subject| subject.roofs.add(&subject.class.name(), summary));
     for (work, rates) in &all {
-        figures(*work, rates, &subjects, &peers, summary);
+        figures::add(*work, rates, source.spec(), &subjects, &peers, summary);
     }
     for subject in &mut subjects {
-        TIMED.into_iter().filter(wanted).try_for_each(|work| subject.operations(work, summary))?;
-        if wanted(&SAMPLED) {
+        for work in TIMED.into_iter().filter(wanted) {
+            if subject.class.measures(work) {
+                subject.operations(work, summary)?;
+            }
+        }
+        if wanted(&SAMPLED) && subject.class.measures(SAMPLED) {
             sampling::measure(subject, summary)?;
         }
     }
     ensure!(wrong.is_empty(), "no figures of {}", wrong.join("; "));
     Ok(())
-}
-
-/// Medians; of a class also the ratio to the best peer, of which one run shows that it is at least that.
-fn figures(work: Work, rates: &Rates, subjects: &[Subject], peers: &[Peer], summary: &mut Summary) {
-    let medians: Vec<f64> = rates.peers.iter().map(|rates| median(rates.clone())).collect();
-    let best = (0..peers.len()).max_by(|a, b| medians[*a].total_cmp(&medians[*b]));
-    for (subject, ours) in subjects.iter().zip(&rates.classes) {
-        let mut figure = Figure::plain(median(ours.clone()), "tokens/s");
-        if let Some(best) = best {
-            figure.ratio = Some(paired_ratio_at_least(ours, &rates.peers[best]));
-            figure.of = Some(format!("{}; lower end of the 90% interval of {ROUNDS} pairs", peers[best].name));
-        }
-        summary.add(&format!("{}_{}", subject.numerics, work.name()), figure, None);
-    }
-    for (peer, median) in peers.iter().zip(medians) {
-        let figure = Figure { of: Some(peer.name.clone()), ..Figure::plain(median, "tokens/s") };
-        summary.add(&format!("{}_{}", peer.key, work.name()), figure, None);
-    }
 }
