@@ -59,12 +59,12 @@ impl Summary {
 
     /// Prints the table and writes the file. Missed targets are marked; judging them is left to who reads.
     pub(crate) fn finish(&self) -> anyhow::Result<()> {
-        println!("\n{:<30} {:>11} {:<9} {:>7}  {:<16} of", "figure", "value", "unit", "ratio", "target");
+        println!("\n{:<40} {:>11} {:<9} {:>7}  {:<16} of", "figure", "value", "unit", "ratio", "target");
         for (name, figure, target) in &self.rows {
             let ratio = figure.ratio.map(|r| format!("{r:.3}")).unwrap_or_default();
             let of = figure.of.as_deref().unwrap_or_default();
             println!(
-                "{name:<30} {:>11.3} {:<9} {ratio:>7}  {:<16} {of}",
+                "{name:<40} {:>11.3} {:<9} {ratio:>7}  {:<16} {of}",
                 figure.value,
                 figure.unit,
                 verdict(figure, *target)
