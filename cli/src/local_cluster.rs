@@ -103,7 +103,7 @@ fn all() -> Option<PathBuf> {
 fn clear(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.extension().is_none() && is_free(&path) {
+        if path.extension().is_none_or(|ending| ending == NEW) && is_free(&path) {
             let _ = remove(&path);
         }
     }
@@ -149,13 +149,15 @@ mod tests {
         clear(&all);
         assert!(operator.exists(), "it runs");
 
-        // Killed: the lock is free, but the folder remains.
-        let killed = all.join("1");
-        std::fs::create_dir(&killed).unwrap();
-        std::fs::copy(local_cluster.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();
-        std::fs::File::create(killed.join(LOCK)).unwrap();
+        // Killed, one of them while it started: the lock is free, but the folder remains.
+        let killed = [all.join("1"), all.join("2").with_extension(NEW)];
+        for folder in &killed {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::copy(local_cluster.folder.join(ADDRESSES), folder.join(ADDRESSES)).unwrap();
+            std::fs::File::create(folder.join(LOCK)).unwrap();
+        }
         clear(&all);
-        assert!(!killed.exists() && operator.exists());
+        assert!(killed.iter().all(|folder| !folder.exists()) && operator.exists());
         drop(local_cluster);
         assert!(!operator.exists());
     }

@@ -247,16 +247,13 @@ impl SinkHandler for Handoffs {
         prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);
     }
 
-    fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         // A worker that offers KV of a request that is not its own cannot end it.
-        if !self.grants.lock().is_of_another(&offer.request_id, &offer.source) {
-            self.failed(&offer.request_id, reason);
+        if self.grants.lock().is_of_another(&offer.request_id, &offer.source) {
+            return;
         }
-    }
-
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
-        self.over(request_id);
-        if let Some(claim) = self.grants.lock().take(request_id) {
+        self.over(&offer.request_id);
+        if let Some(claim) = self.grants.lock().take(&offer.request_id) {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
         }
     }

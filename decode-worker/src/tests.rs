@@ -286,7 +286,7 @@ async fn an_offer_of_a_worker_that_was_not_asked_ends_no_claim() {
         let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
         let offer =
             ReserveOffer { request_id, source: party(source), tokens: 5, partial: true, deadline, shard: 0, legs: 1 };
-        service.handoffs.ended(&offer, HandoffFailure::AbortedByPeer("the test".into()));
+        service.handoffs.failed(&offer, HandoffFailure::AbortedByPeer("the test".into()));
     };
     ended("a", "q");
     send(offer(&source, &service, "a", 5), 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();

@@ -13,17 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A request of a peer that waits for blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation {
-    /// Its place in the order, see [`EngineHandle::take_turn`].
-    pub turn: SequenceKey,
-    /// The tenant that asks, and its weight.
-    pub share: Share,
-    /// Tokens that the blocks are to hold.
-    pub tokens: usize,
-}
-
 /// A running engine. Clones refer to the same engine; it stops when the last one is dropped.
 #[derive(Clone)]
 pub struct EngineHandle(Arc<Owner>);
@@ -156,15 +145,14 @@ impl EngineHandle {
         held.unwrap_or_else(|| Accounts::new(shared.config.running_max, blocks))
     }
 
-    /// Reserves room for a request that has been waiting since it took its place, or ends the reservation. Sequences with a later place are
+    /// Keeps room for a request that has been waiting since it took its place, or for none. Sequences with a later place are
     /// admitted only if as much stays free, so that a stream of small ones cannot starve it. Sequences beyond their tenant's share may be
     /// preempted for a request within its share.
-    pub fn keep_room(&self, reservation: Option<Reservation>) {
+    pub fn keep_room(&self, mut awaited: Option<Awaited>) {
         let shared = self.shared();
-        let awaited = reservation.map(|Reservation { turn, share, tokens }| {
-            let share = if seeded!(IgnoredShares) { Share::default() } else { share };
-            Awaited { turn, share, tokens }
-        });
+        if seeded!(IgnoredShares) {
+            awaited.iter_mut().for_each(|awaited| awaited.share = Share::default());
+        }
         if std::mem::replace(&mut *shared.awaited.lock(), awaited) != awaited {
             shared.mailbox.wake();
         }

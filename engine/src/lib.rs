@@ -43,9 +43,10 @@ pub use engine::Driven;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use gate::{LogitObserver, SequenceGate, SequencePhase};
-pub use handle::{EngineHandle, Reservation, SequenceControl};
+pub use handle::{EngineHandle, SequenceControl};
 pub use health::Heartbeat;
 pub use model::{Model, ModelConfig, ModelError, StepInput, StepOutput};
 #[doc(hidden)] // See `Driven`.
 pub use runner::Turn;
+pub use scheduler::Awaited;
 pub use step_model::StepModel;

@@ -177,7 +177,7 @@ impl Lease {
     pub fn quarantine(mut self, owner: u64) -> Quarantined {
         let tables = std::mem::take(&mut self.tables);
         let blocks = self.pool.lock().quarantine(&tables, owner);
-        // The margin of `try_lease_keeping` is waived once no block is referenced, so callers that wait for that must retry.
+        // The margin that is kept free is waived once no block is referenced, so callers that wait for that must retry.
         self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
     }

@@ -5,9 +5,9 @@
 //! transfer) and `router` (which hashes prompts and keeps the index).
 //!
 //! ```text
-//! SharedPool ── try_lease, try_reserve ──> Lease ── drop ──> free, or cached ── try_reserve ──> Lease
-//!                                            ├── store ──> cached as well, and shared      evict ──> free
-//!                                            └── quarantine ──> Quarantined ── release ──> free
+//! SharedPool ── try_reserve ──> Lease ── drop ──> free, or cached ── try_reserve ──> Lease
+//!                                 ├── store ──> cached as well, and shared      evict ──> free
+//!                                 └── quarantine ──> Quarantined ── release ──> free
 //! ```
 //!
 //! Every block is in one state at any instant: free, referenced by one or more [`Lease`]s, cached without a lease, or in one

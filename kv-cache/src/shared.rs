@@ -74,11 +74,13 @@ impl SharedPool {
     }
 
     /// The smallest number of [`SharedPool::available`].
+    #[doc(hidden)] // For tests.
     pub fn free_min(&self) -> usize {
         self.available().into_iter().min().unwrap_or(0)
     }
 
-    /// Blocks quarantined under `owner`, over all groups, for a bound per peer.
+    /// Blocks quarantined under `owner`, over all groups.
+    #[doc(hidden)] // For simulations.
     pub fn quarantined_by(&self, owner: u64) -> usize {
         self.lock().pool().quarantined_by(owner)
     }
@@ -94,12 +96,14 @@ impl SharedPool {
     ///
     /// # Panics
     /// If `blocks_per_group` has another number of groups than the pool.
+    #[doc(hidden)] // For tests.
     pub fn try_lease(&self, blocks_per_group: &[usize]) -> Option<Lease> {
         self.try_lease_keeping(blocks_per_group, 0)
     }
 
     /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow. The margin is
     /// waived while no block is referenced, so that a request that fits the empty pool is not refused forever.
+    #[doc(hidden)] // For tests.
     pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
         self.lease(|state| {
             let blocks = state.allocate_keeping(blocks_per_group, &vec![free_min; blocks_per_group.len()])?;

@@ -2,7 +2,7 @@
 //!
 //! Both begin operations while the device has room. Once it is full they take turns: whoever began the last operation begins no other while
 //! the other user waits. So neither waits until the other needs nothing. Connections take turns among themselves for what the transport
-//! gets (`transport/turns.rs`).
+//! gets (`transport/rotation.rs`).
 //!
 //! Each operation has two limits of its own: it waits for a place for at most [`PLACE_MAX`], and then runs for at most [`OPERATION_MAX`].
 

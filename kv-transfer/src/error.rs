@@ -169,11 +169,6 @@ impl HandoffFailure {
         }
     }
 
-    /// Whether a retry, elsewhere or later, can succeed.
-    pub const fn is_retryable(&self) -> bool {
-        !matches!(self, Self::Incompatible { .. } | Self::Deadline(_) | Self::Aborted(_) | Self::AbortedByPeer(_))
-    }
-
     /// Earliest useful retry with the same sink, where the sink reported that it is full, or a device is.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -20,7 +20,7 @@
 //! Layer: above `types` and `memory`; a worker connects it to the engine. It does not know models, schedulers, pool policy, gRPC or membership.
 //! Blocks come as opaque holds; dropping a hold returns them to the pool.
 //!
-//! Invariants, each with its test in `tests/conformance.rs`:
+//! Invariants, tested in `tests/` and beside the state machines (the last one in `tests/late_writes.rs`):
 //! - no write is posted without a grant, and none after an abort was acknowledged;
 //! - a commit is posted only from the completion of a flush that covers every write of its handoff;
 //! - blocks of positions that are left out are never written: other sequences may share them;

@@ -177,7 +177,7 @@ impl SinkHandler for Sink {
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
     }
-    fn failed(&self, _: &RequestId, reason: HandoffFailure) {
+    fn failed(&self, _: &ReserveOffer, reason: HandoffFailure) {
         tracing::warn!(%reason, "a trial's handoff failed");
     }
 }

@@ -194,7 +194,7 @@ impl SinkHandler for Worker {
         *self.0.lock().unwrap() = handoff.tokens;
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, _: PinQuestion, reply: PinReply) {
         reply.pin(blocks(), Box::new(()));
     }

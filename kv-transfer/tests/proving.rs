@@ -32,7 +32,7 @@ fn a_peer_that_is_no_worker_of_the_cluster_is_given_nothing_and_the_reason_says_
             source.send_all(&put, 70);
             let failure = put.wait().unwrap_err();
             assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");
-            assert!(failure.is_retryable() && sink.sink.failures().is_empty());
+            assert!(sink.sink.failures().is_empty());
             let (get, _) = source.get(&sink.peer(), "n", 70, std::time::Instant::now() + PATIENCE);
             let failure = get.wait().unwrap_err();
             assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");

@@ -6,7 +6,6 @@ use baton_kv_transfer::{
     GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
 };
 use baton_node::membership::Members;
-use baton_types::RequestId;
 use baton_worker::prefix_get;
 
 /// Refuses all puts, and serves gets from the cache.
@@ -27,7 +26,7 @@ impl SinkHandler for NoSink {
         Err("this is a prefill worker: it takes no sequences in".into())
     }
 
-    fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
+    fn failed(&self, _offer: &ReserveOffer, _reason: HandoffFailure) {}
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);

@@ -108,11 +108,6 @@ impl ErrorKind {
             Self::Internal => ("server_error", Some("internal_error")),
         }
     }
-
-    /// Whether the same request may succeed elsewhere or later.
-    pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::Overloaded | Self::Unavailable)
-    }
 }
 
 /// An error of one request. Its text is safe to show to the client.

@@ -16,7 +16,7 @@ pub mod claims;
 #[cfg(test)]
 mod tests;
 
-use baton_engine::Reservation;
+use baton_engine::Awaited;
 use baton_engine::scheduler::{Accounts, SequenceKey, Standing};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{RefuseReason, ReserveOffer};
@@ -90,7 +90,7 @@ pub struct Decisions<R, L> {
     /// In the order of granting.
     pub granted: Vec<Granted<R, L>>,
     /// The offer that all offers after it wait for: room must be kept for it. `None` keeps nothing.
-    pub keep_room: Option<Reservation>,
+    pub keep_room: Option<Awaited>,
     /// When to decide again even if nothing changes; `None` if nothing waits. In the past if room may be freed without a notification.
     pub wake_at: Option<Instant>,
 }
@@ -203,7 +203,7 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
             let Some(lease) = room.reserve(tokens, &waiting.block_hashes) else {
                 // Some causes of a lack of room do not notify when they end.
                 wake_at = Some(now);
-                keep_room = keep_room.or(Some(Reservation { turn, share: waiting.share, tokens }));
+                keep_room = keep_room.or(Some(Awaited { turn, share: waiting.share, tokens }));
                 if seeded!(StarvingGrant) {
                     continue;
                 }

@@ -58,10 +58,10 @@ pub struct SchedulerConfig {
     pub recheck: Duration,
 }
 
-/// Blocks that a peer's reservation waits for, with its place in the order.
+/// Blocks that a request of a peer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Sequences after it are admitted only if these blocks stay free.
+    /// Its place in the order ([`crate::EngineHandle::take_turn`]). Sequences after it are admitted only if these blocks stay free.
     pub turn: SequenceKey,
     /// The tenant that asks, and its weight.
     pub share: Share,

@@ -3,6 +3,7 @@
 use super::fused::{Columns, share};
 use super::source::Source;
 use super::target::Target;
+use super::threads::TASKS_PER_THREAD;
 use super::{CpuKernels, Shared, bf16x32, f32fma, i8x32, stored};
 use crate::device::{DeviceError, PartShape, StoredRows};
 use crate::host::Store;
@@ -18,9 +19,6 @@ const LINEAR_UNIT: usize = 32;
 
 /// Rows for which a stored panel is expanded once: that takes as long as the products of some ten rows. They may come from the third-level cache.
 const EXPANDED_ROWS: usize = 64;
-
-/// Tasks per thread, so that a slow thread takes fewer.
-const TASKS_PER_THREAD: usize = 4;
 
 /// Packed matrices that are multiplied together.
 #[derive(Debug)]

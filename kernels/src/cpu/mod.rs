@@ -13,6 +13,8 @@ mod bf16x32;
 mod buffer;
 mod elementwise;
 mod f32fma;
+#[cfg(target_arch = "x86_64")]
+mod flush;
 mod fused;
 mod i8x32;
 mod known;

@@ -1,6 +1,7 @@
 //! The entries of a cache, and the queues of idle ones: an arena with links, so that the queues take constant time, and an index by the time
 //! of expiry, which takes logarithmic time.
 
+use super::Pin;
 use crate::PrefixHash;
 use baton_types::{BlockId, seeded};
 use std::collections::BTreeSet;
@@ -19,13 +20,6 @@ pub(crate) enum Line {
     Pinned,
 }
 
-/// A pin beyond the entry's retention time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pinned {
-    pub(crate) owner: u64,
-    pub(crate) until: Instant,
-}
-
 /// One cached block (at most one of each group) and its place in the tree of prefixes.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -34,7 +28,7 @@ pub(crate) struct Entry {
     /// Number of cached blocks that continue this one.
     pub(crate) children: u32,
     pub(crate) ttl: Duration,
-    pub(crate) pinned: Option<Pinned>,
+    pub(crate) pinned: Option<Pin>,
     /// The queue, and when the last lease dropped the block; `None` while a lease holds it.
     idle: Option<(Line, Instant)>,
     before: Option<EntryId>,

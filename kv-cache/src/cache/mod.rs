@@ -23,7 +23,7 @@ use baton_types::{BlockId, GroupKind, seeded};
 pub(crate) use changes::Changes;
 pub use changes::{Change, ChangeCursor};
 pub(crate) use entries::EntryId;
-use entries::{Entries, Line, Pinned};
+use entries::{Entries, Line};
 use sides::Sides;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -344,7 +344,7 @@ impl PrefixCache {
             self.counts.pinned += 1;
         }
         let until = had.map_or(until, |had| had.until.max(until));
-        self.entries.of_mut(id).pinned = Some(Pinned { owner, until });
+        self.entries.of_mut(id).pinned = Some(Pin { owner, until });
     }
 
     fn takes_pin(&self, owner: u64) -> bool {

@@ -82,7 +82,7 @@ impl Call {
                     inbox.input(key, Input::Adopted(answer));
                 }
             }
-            Question::Failed(offer, failure) => handler.ended(&offer, failure),
+            Question::Failed(offer, failure) => handler.failed(&offer, failure),
         }
     }
 }

@@ -17,7 +17,7 @@ use std::time::Instant;
 /// other grants and adoptions, but no bytes.
 pub trait SinkHandler: Send + Sync {
     /// A source requests blocks. The reply may be kept and answered later, until the deadline; dropping it refuses. Not called for an offer of
-    /// one leg that has ended before: then [`SinkHandler::ended`] alone follows.
+    /// one leg that has ended before: then [`SinkHandler::failed`] alone follows.
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply);
     /// All blocks are here and verified. `Ok` adopts them and acknowledges; `Err` gives a reason, which the source receives.
     ///
@@ -29,12 +29,8 @@ pub trait SinkHandler: Send + Sync {
         Some(self.verified(handoff))
     }
     /// A handoff that was offered here ended without adoption. Its blocks are quarantined, or released as soon as no write is on its way into
-    /// them.
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure);
-    /// As [`SinkHandler::failed`], for handlers that must know which handoff of the request failed.
-    fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
-        self.failed(&offer.request_id, reason);
-    }
+    /// them. The offer says which handoff of the request it was.
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure);
     /// A peer asks for blocks of this instance. The reply may be kept and answered later. Not called for a get that has ended before. The
     /// default refuses.
     fn pin(&self, question: PinQuestion, reply: PinReply) {

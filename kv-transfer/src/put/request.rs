@@ -61,8 +61,6 @@ pub struct PutReport {
     pub granted_at: Instant,
     /// When the first write was posted.
     pub first_put_at: Instant,
-    /// When the last write was posted.
-    pub last_put_at: Instant,
     /// When the last flush completed: every byte is visible at the sink.
     pub flushed_at: Instant,
     /// Time during which writes or their flushes were in flight, without waits for the next layer's computation.

@@ -8,7 +8,6 @@ pub(super) struct Timings {
     pub(super) puts: u64,
     pub(super) granted_at: Option<Instant>,
     pub(super) first_put_at: Option<Instant>,
-    pub(super) last_put_at: Option<Instant>,
     pub(super) flushed_at: Option<Instant>,
     /// How long writes of this handoff, or their flush, have been in flight.
     pub(super) moving: Duration,
@@ -22,7 +21,6 @@ impl Timings {
         self.bytes += bytes as u64;
         self.puts += 1;
         self.first_put_at.get_or_insert(now);
-        self.last_put_at = Some(now);
         self.moving_since = Some((self.moving_since.map_or(now, |(since, _)| since), epoch));
     }
 

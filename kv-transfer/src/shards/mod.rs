@@ -217,18 +217,14 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         None
     }
 
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
-        self.inner.failed(request_id, reason);
-    }
-
     /// A leg failed, so all others fail.
-    fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         let key = (offer.request_id.clone(), offer.source.clone());
         let mut joints = self.joints.lock();
         let Some(joint) = joints.get_mut(&key).filter(|joint| joint.offers.contains_key(&offer.shard)) else {
             drop(joints);
             return if offer.legs == 1 {
-                self.inner.ended(offer, reason)
+                self.inner.failed(offer, reason)
             };
         };
         let first = !std::mem::replace(&mut joint.failed, true);
@@ -244,7 +240,7 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
                 drop(leg); // Its share is back before any leg is notified.
                 reply.answer(Err("another leg failed".into()));
             }
-            self.inner.ended(&ReserveOffer { legs: 1, ..offer.clone() }, reason);
+            self.inner.failed(&ReserveOffer { legs: 1, ..offer.clone() }, reason);
         }
     }
 

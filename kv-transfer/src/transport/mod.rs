@@ -15,8 +15,8 @@ mod incoming;
 mod last_operations;
 mod outgoing;
 mod pool;
+mod rotation;
 pub(crate) mod tcp;
-mod turns;
 pub(crate) mod ucx;
 mod windows;
 

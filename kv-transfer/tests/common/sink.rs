@@ -142,7 +142,8 @@ impl SinkHandler for TestSink {
         assert!(self.adopted.lock().unwrap().insert(name, handoff).is_none(), "adopted twice");
         Ok(())
     }
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
+        let request_id = &offer.request_id;
         self.failed.lock().unwrap().push((request_id.as_str().to_owned(), reason));
         if let Some(joint) = &self.joint {
             joint.assembly.failed(request_id);

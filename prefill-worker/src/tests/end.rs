@@ -34,7 +34,7 @@ impl SinkHandler for Granting {
         Ok(())
     }
 
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
 
 /// Holds a handoff between its last write and its commit.

@@ -77,7 +77,7 @@ impl SinkHandler for Sink {
         self.0.lock().push("adopted");
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {
         self.0.lock().push("failed");
     }
 }

@@ -100,16 +100,12 @@ impl SinkHandler for Watched {
         self.handler.arrived(handoff, reply)
     }
 
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
-        self.handler.failed(request_id, reason);
-    }
-
-    fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         // Correct workers never send what another does not understand.
         if let HandoffFailure::Protocol(detail) = &reason {
             self.breaches.add(Invariant::NoProtocolError, format!("{}: {detail}", offer.request_id));
         }
-        self.handler.ended(offer, reason);
+        self.handler.failed(offer, reason);
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {

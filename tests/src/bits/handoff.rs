@@ -178,11 +178,11 @@ impl SinkHandler for Adopter {
         prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);
     }
 
-    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+    fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         let event =
             baton_engine::SequenceEvent::Failed { kind: reason.kind(), message: format!("handoff failed: {reason}") };
         // The receiver is gone if the case has failed already.
-        let _ = self.events.send(Said { place: Place::D, index: index_of(request_id), event });
+        let _ = self.events.send(Said { place: Place::D, index: index_of(&offer.request_id), event });
     }
 }
 
@@ -198,7 +198,7 @@ impl SinkHandler for NoSink {
         Err("P takes nothing in".into())
     }
 
-    fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
+    fn failed(&self, _offer: &ReserveOffer, _reason: HandoffFailure) {}
 }
 
 /// The put of one prompt's KV. The transfer holds the lease until it no longer reads the blocks.

@@ -18,8 +18,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-node", &["types", "proto"]),
     ("baton-router", &["types", "proto", "node", "text", "kv-cache"]),
     ("baton-worker", &["types", "proto", "node", "text", "memory", "kernels", "kv-cache", "engine", "kv-transfer"]),
-    ("baton-prefill-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
-    ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
+    ("baton-prefill-worker", &["types", "proto", "node", "kv-cache", "engine", "kv-transfer", "worker"]),
+    ("baton-decode-worker", &["types", "proto", "node", "kv-cache", "engine", "kv-transfer", "worker"]),
     (
         "baton-simulation",
         &[
@@ -36,21 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "decode-worker",
         ],
     ),
-    (
-        "baton-cli",
-        &[
-            "types",
-            "proto",
-            "node",
-            "kv-cache",
-            "kv-transfer",
-            "router",
-            "worker",
-            "prefill-worker",
-            "decode-worker",
-            "simulation",
-        ],
-    ),
+    ("baton-cli", &["types", "proto", "node", "kv-transfer", "router", "worker", "simulation"]),
 ];
 
 /// Crates without a layer: they may use every crate.

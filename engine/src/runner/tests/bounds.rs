@@ -1,7 +1,7 @@
 //! Submissions that are refused, and the reported load.
 
 use super::*;
-use crate::{Reservation, SequencePhase, SubmitError};
+use crate::{Awaited, SequencePhase, SubmitError};
 
 fn refusal(engine: &EngineHandle, request: SequenceRequest, run: Run) -> SubmitError {
     engine.submit(request, run, TestSink::unread()).expect_err("refused")
@@ -106,7 +106,7 @@ fn a_reservation_that_waits_is_not_overtaken_by_later_sequences() {
     let outside = engine.pool().try_lease(&[2]);
     let (turn, tokens) = (engine.take_turn(0, Share::default(), 8 * BLOCK), 8 * BLOCK);
     assert!(engine.reserve(tokens, &[]).is_none());
-    engine.keep_room(Some(Reservation { turn, share: Share::default(), tokens }));
+    engine.keep_room(Some(Awaited { turn, share: Share::default(), tokens }));
     let late = submit(&engine, request(&prompt(1, 5), 1), Run::Full);
     eventually("it is there", || engine.load().waiting + engine.load().running > 0);
     drop(outside);

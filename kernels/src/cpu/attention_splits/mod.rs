@@ -10,8 +10,6 @@ mod avx2;
 mod avx512_bf16;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod exp_check;
-#[cfg(target_arch = "x86_64")]
-mod flush;
 mod known;
 #[cfg(target_arch = "x86_64")]
 mod lanes;

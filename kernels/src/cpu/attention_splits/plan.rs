@@ -1,6 +1,7 @@
 //! The division of a batch into tasks.
 
 use super::Rows;
+use crate::cpu::threads::TASKS_PER_THREAD;
 use crate::numerics::ATTENTION_SPLIT;
 use crate::numerics::flushed::GROUP;
 use std::ops::Range;
@@ -9,9 +10,6 @@ use std::sync::atomic::AtomicUsize;
 /// Queries of one task: the first of these that gives the threads tasks enough. More amortize packing a block, as long as they stay in L2
 /// with their states.
 const TASK_QUERIES: [usize; 3] = [192, 96, 48];
-
-/// Tasks per thread, so that uneven tasks balance out.
-const TASKS_PER_THREAD: usize = 4;
 
 /// Shares of a task from which on an item is divided although there are items enough. Less does not delay the others, which begin later; the
 /// last rows of a causal prompt have twice the average.

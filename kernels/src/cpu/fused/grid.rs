@@ -1,6 +1,7 @@
 //! The division of an operation into tasks: blocks of rows times columns.
 
 use crate::cpu::matrix::Tiles;
+use crate::cpu::threads::TASKS_PER_THREAD;
 use std::ops::Range;
 
 /// Bytes of packed rows that stay in the second-level cache (1 MiB a core, or more) while weights pass by.
@@ -8,9 +9,6 @@ const BLOCK_BYTES: usize = 512 << 10;
 
 /// Rows for which a thread reads all weights of an operation from the third-level cache by itself: that takes less time than the arithmetic.
 const ROWS_EACH: usize = 32;
-
-/// Tasks per thread, so that a slow thread leaves some of its share to the others.
-const TASKS_PER_THREAD: usize = 4;
 
 /// Elements that an operation keeps of a product until it is finished: they stay in the second-level cache with the rows.
 const KEPT: usize = 8 << 10;

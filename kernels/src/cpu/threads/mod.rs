@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Tasks per thread, so that a slow thread leaves some of its share to the others.
+pub(super) const TASKS_PER_THREAD: usize = 4;
+
 /// How long a thread spins for what comes next before it parks: longer than the gap between two operations, shorter than a time slice.
 const SPIN: Duration = Duration::from_micros(60);
 

@@ -86,7 +86,7 @@ impl SinkHandler for Granting {
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
 
 const CONN: ConnId = ConnId(1);
@@ -429,7 +429,7 @@ impl SinkHandler for HavingMost {
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
 
 #[test]

@@ -13,7 +13,7 @@ impl SinkHandler for Pinning {
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, _: PinQuestion, reply: PinReply) {
         reply.pin(blocks(), Box::new(Held(self.0.clone(), blocks())));
     }

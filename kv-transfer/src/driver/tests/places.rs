@@ -27,7 +27,7 @@ impl SinkHandler for Unasked {
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, question: PinQuestion, _: PinReply) {
         panic!("{} has ended", question.request_id);
     }

@@ -47,7 +47,7 @@ impl SinkHandler for Claiming {
         *self.adopted.lock() = Some(handoff.tokens);
         Ok(())
     }
-    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
 
 /// What the worker adopted.

@@ -351,7 +351,6 @@ impl Source {
             puts: timings.puts,
             granted_at: timings.granted_at.unwrap_or(now),
             first_put_at: timings.first_put_at.unwrap_or(now),
-            last_put_at: timings.last_put_at.unwrap_or(now),
             flushed_at: timings.flushed_at.unwrap_or(now),
             moving: timings.moving,
             acked_at: now,

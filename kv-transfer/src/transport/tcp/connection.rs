@@ -31,8 +31,8 @@ const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
 
 /// How the connection was opened.
 pub(super) enum Origin {
-    /// The peer connected from this address, at this instant; it is closed unless the peer greets by then.
-    Accepted { from: IpAddr, at: Instant, greet_by: Instant },
+    /// The peer connected from this address; it is closed unless the peer greets by then.
+    Accepted { from: IpAddr, greet_by: Instant },
     /// This side connected to this address.
     Dialled { to: IpAddr },
 }

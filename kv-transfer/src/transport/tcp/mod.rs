@@ -16,7 +16,7 @@ mod tls;
 
 use super::last_operations::LastOperations;
 use super::pool::Pool;
-use super::turns::Turns;
+use super::rotation::Rotation;
 use super::{ConnId, Event, Transport, Wake};
 use crate::device::Device;
 use crate::hazards::hazard;
@@ -78,7 +78,7 @@ pub(crate) struct Tcp {
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
-    turns: Turns,
+    rotation: Rotation,
     handshakes: Handshakes,
     /// Connections that have ended, for which the pool's device still works.
     ending: Vec<Ending>,
@@ -132,7 +132,7 @@ impl Tcp {
             encrypt: config.encrypt,
             has_lanes,
             connections: BTreeMap::new(),
-            turns: Turns::default(),
+            rotation: Rotation::default(),
             handshakes: Handshakes::default(),
             ending: Vec::new(),
             unfenced: Vec::new(),
@@ -234,7 +234,7 @@ impl Tcp {
                         self.remove(conn, "too many have connected without a greeting".into(), false, events);
                     }
                     let (from, greet_by) = (from.ip().to_canonical(), now + self.connect_max);
-                    let origin = Origin::Accepted { from, at: now, greet_by };
+                    let origin = Origin::Accepted { from, greet_by };
                     if let Err(error) = self.add(stream, origin) {
                         tracing::warn!(error, "cannot set up an accepted connection");
                     }
@@ -255,8 +255,9 @@ impl Tcp {
     /// The room for one more connection whose peer has not identified itself yet.
     fn room(&self, now: Instant) -> Room {
         let unsettled = self.connections.iter().filter_map(|(&conn, c)| match c.origin {
-            Origin::Accepted { from, at, .. } if c.is_unsettled() => {
-                Some(Unsettled { conn, from, accepted_at: at, has_begun: c.has_begun() })
+            Origin::Accepted { from, greet_by } if c.is_unsettled() => {
+                let accepted_at = greet_by - self.connect_max;
+                Some(Unsettled { conn, from, accepted_at, has_begun: c.has_begun() })
             }
             _ => None,
         });
@@ -451,7 +452,7 @@ impl Transport for Tcp {
         let ready = self.connections.iter().filter(|(_, c)| c.has_step()).map(|(&id, _)| id);
         let steps = self.handshakes.next(now, ready);
         any |= steps.others_wait;
-        for id in self.turns.next(&self.connections) {
+        for id in self.rotation.next(&self.connections) {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             match connection.progress(id, now, self.silent_max, steps.of.contains(&id), events) {
                 Ok(moved) => any |= moved,

@@ -23,8 +23,8 @@ pub(crate) use starting::{Start, TCP_SEGMENTS};
 
 use super::last_operations::LastOperations;
 use super::pool::Pool;
+use super::rotation::Rotation;
 use super::tcp::{LaneFrame, Tcp};
-use super::turns::Turns;
 use super::{ConnId, Event, Transport};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
@@ -68,7 +68,7 @@ pub(crate) struct Ucx {
     due: Vec<Event>,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set on which the transport sleeps.
     connections: BTreeMap<ConnId, Connection>,
-    turns: Turns,
+    rotation: Rotation,
     /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
     draining: Vec<(ConnId, bool, LastOperations)>,
     /// Connections that a test prevents from being fenced.
@@ -258,7 +258,7 @@ impl Transport for Ucx {
         let mut moved = self.channel.progress(now, &mut heard);
         heard.into_iter().for_each(|event| self.channel_event(event, now, events));
         self.unfenced.iter().for_each(|connection| moved |= turn(connection));
-        for conn in self.turns.next(&self.connections) {
+        for conn in self.rotation.next(&self.connections) {
             for frame in self.channel.lane_frames(conn) {
                 self.lane_frame(conn, frame, now);
             }

@@ -5,8 +5,8 @@ use crate::device::Device;
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::transport::Wake;
+use crate::transport::rotation::Rotation;
 use crate::transport::tcp::{Listen, Tcp};
-use crate::transport::turns::Turns;
 use crate::ucx::{Context, Memory, Status};
 use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
 use std::collections::{BTreeMap, HashMap};
@@ -97,7 +97,7 @@ impl Ucx {
             operations: HashMap::new(),
             due: Vec::new(),
             connections: BTreeMap::new(),
-            turns: Turns::default(),
+            rotation: Rotation::default(),
             draining: Vec::new(),
             unfenced: Vec::new(),
             memory,

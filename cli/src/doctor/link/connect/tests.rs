@@ -31,7 +31,6 @@ fn moved(lanes: &str) -> Moved {
         puts: 1,
         granted_at: now,
         first_put_at: now,
-        last_put_at: now,
         flushed_at: now,
         moving: Duration::from_millis(10),
         acked_at: now,

@@ -1,10 +1,10 @@
 //! Sums of products for 1 to 3 queries and panels of 16 lanes, by FMA with subnormals off in MXCSR. Keys and values stay bf16 in memory: a
 //! vector of 32-bit words is widened to its low halves by a shift and to its high halves by a mask.
 
-use crate::cpu::attention_splits::flush::MXCSR_FLUSHED;
 #[cfg(doc)]
 use crate::cpu::attention_splits::work::BlockRows;
 use crate::cpu::attention_splits::work::Tile;
+use crate::cpu::flush::MXCSR_FLUSHED;
 use std::arch::asm;
 
 /// Most queries of a tile: even and odd chains of two vectors each take 12 of the 16 registers.

@@ -3,8 +3,8 @@
 //! VDPBF16PS takes the high halves of a lane first, then the low ones, each with one rounding and subnormals as zero, whatever MXCSR says.
 //! The other operations of the class need MXCSR, which Rust lets change only within an `asm!` block: the block holds them all.
 
-use crate::cpu::attention_splits::flush::MXCSR_FLUSHED;
 use crate::cpu::attention_splits::work::Tile;
+use crate::cpu::flush::MXCSR_FLUSHED;
 use std::arch::asm;
 
 /// Most queries of a tile: even and odd chains of two vectors each take 28 of the 32 registers.

@@ -18,6 +18,8 @@ mod portable;
 use super::level::{pair_words, tile_rows};
 use super::pack::{GROUP_WORDS, PAIRS, PANEL};
 use crate::cpu::SimdLevel;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::flush::MXCSR_FLUSHED;
 
 /// Most rows of a tile that keeps even sums in memory.
 const ROWS_MAX: usize = 12;
@@ -91,8 +93,7 @@ pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
     }
 }
 
-/// MXCSR for the class, and room for the caller's value: all exceptions masked, nearest even, subnormal inputs (DAZ) and results (FTZ)
-/// zero. It holds only inside an `asm!` block that restores the old value, as Rust demands.
+/// [`MXCSR_FLUSHED`], and room for the caller's value.
 #[cfg(target_arch = "x86_64")]
 #[repr(C)]
 struct Mxcsr {
@@ -103,7 +104,7 @@ struct Mxcsr {
 #[cfg(target_arch = "x86_64")]
 impl Mxcsr {
     const fn new() -> Self {
-        Self { old: 0, class: 0x1f80 | 1 << 15 | 1 << 6 }
+        Self { old: 0, class: MXCSR_FLUSHED }
     }
 }
 

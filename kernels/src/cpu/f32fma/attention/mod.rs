@@ -8,7 +8,7 @@ mod known;
 mod slab;
 mod task;
 
-use crate::cpu::threads::Threads;
+use crate::cpu::threads::{TASKS_PER_THREAD, Threads};
 use crate::cpu::{Level, Shared};
 use crate::host::{KvStep, Scores};
 use crate::numerics::ATTENTION_SLAB;
@@ -20,9 +20,6 @@ pub(in crate::cpu) use known::known_answers;
 
 /// Rows of one task: enough to amortize widening a slab, few enough to stay in L2 with queries and states.
 const TASK_ROWS: usize = 32;
-
-/// Tasks per thread, so that uneven tasks balance out.
-const TASKS_PER_THREAD: usize = 4;
 
 /// Fewest slabs of one task: with fewer, waking a thread costs more than it saves.
 const TASK_SLABS_MIN: usize = 4;

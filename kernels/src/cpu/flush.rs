@@ -1,4 +1,4 @@
-//! Flushed arithmetic of vectors.
+//! The control word of flushed arithmetic.
 
 /// MXCSR with all exceptions masked, rounding to nearest even, subnormal inputs (DAZ) and results (FTZ) zero. It holds only inside an `asm!`
 /// block that restores the old value, as Rust demands.
