@@ -1,31 +1,54 @@
 //! Starts of a split cluster of the default model: first with an empty cache of packed weights, then with what that start kept. Each worker's
-//! peak memory is compared with its weights and its pool.
+//! peak memory is compared with its weights and its pool, which prompts fill.
 
 use crate::machine;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary, Target};
 use anyhow::{Context, ensure};
+use baton_tests::http::Api;
 use baton_tests::processes::Up;
+use serde_json::json;
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 
 const WARM_ROUNDS: usize = 3;
-/// The pool of each worker: small, since its pages count only once they are used.
-const POOL_BYTES: f64 = (64 << 20) as f64;
+/// The pool of each worker.
+const POOL_BYTES: usize = 256 << 20;
+/// Of the default model's keys and values in bf16.
+const TOKEN_BYTES: usize = 23_040;
+/// Of a prompt that fills a part of the pool.
+const PROMPT_TOKENS: usize = 2048;
+const ANSWER_MAX: Duration = Duration::from_secs(120);
 /// Longest wait for the packed weights to be on disk.
 const KEPT_MAX: Duration = Duration::from_secs(60);
 const CLASSES: [&str; 3] = ["f32fma", "bf16x32", "i8x32"];
 
-/// A start: seconds until it serves, and the largest peak memory of a worker.
-fn start(class: &str, folder: &std::path::Path) -> anyhow::Result<(f64, f64)> {
-    let folder = folder.display().to_string();
+/// Fills the pools of both workers with prompts whose tokens are all cached.
+async fn fill(up: &Up) -> anyhow::Result<()> {
+    let api = Api::new(up.openai()?);
+    for prompt in 0..POOL_BYTES.div_ceil(TOKEN_BYTES * PROMPT_TOKENS) {
+        let ids: Vec<usize> = (0..PROMPT_TOKENS).map(|i| 100 + (prompt * 7919 + i * 31) % 40_000).collect();
+        let asked = api.post("completions", json!({"prompt": ids, "max_tokens": 2, "temperature": 0}));
+        let answer = timeout(ANSWER_MAX, asked).await.context("no answer")??;
+        ensure!(answer.status == 200, "{}", answer.body);
+    }
+    Ok(())
+}
+
+/// A start: seconds until it serves, and the largest peak memory of a worker, whose pool is filled or not.
+fn start(class: &str, folder: &std::path::Path, filled: bool) -> anyhow::Result<(f64, f64)> {
+    let (folder, pool) = (folder.display().to_string(), POOL_BYTES.to_string());
     let variables = [
         ("BATON_ENGINE__PACKED_CACHE__DIR", folder.as_str()),
         ("BATON_ENGINE__NUMERICS", class),
-        ("BATON_ENGINE__KV_CACHE_BYTES", "64MiB"),
+        ("BATON_ENGINE__KV_CACHE_BYTES", pool.as_str()),
     ];
     let begin = Instant::now();
-    let up = Up::start_with(&[], &variables)?;
+    let up = Up::start_with(&["--prefill-policy=remote"], &variables)?;
     let seconds = begin.elapsed().as_secs_f64();
+    if filled {
+        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(fill(&up))?;
+    }
     let peaks = ["prefill", "decode"].map(|role| machine::status_bytes(up.child(role)?, "VmHWM:"));
     let peaks = peaks.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     up.stop()?;
@@ -52,16 +75,22 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     for class in CLASSES {
         let root = tempfile::tempdir()?;
         let folder = root.path().join("packed");
-        let (cold, cold_peak) = start(class, &folder)?;
+        let (cold, cold_peak) = start(class, &folder, true)?;
         let weights = packed_bytes(&folder).context("after the first start")?;
-        let warm = (0..WARM_ROUNDS).map(|_| start(class, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
-        let seconds = median(warm.iter().map(|(seconds, _)| *seconds).collect());
+        let warm = (0..WARM_ROUNDS).map(|_| start(class, &folder, false)).collect::<anyhow::Result<Vec<_>>>()?;
+        let seconds = median(warm.into_iter().map(|(seconds, _)| seconds).collect());
+        let (_, warm_peak) = start(class, &folder, true)?;
         summary.add(&format!("start_cold_{class}"), Figure::plain(cold, "s"), None);
         let figure = Figure::ratio(seconds, "s", seconds / 2.0, "2 s");
         summary.add(&format!("start_warm_{class}"), figure, Target::AtMost(1.0));
-        for (name, peak) in [("cold", cold_peak), ("warm", warm.iter().map(|(_, peak)| *peak).fold(0.0, f64::max))] {
-            let of = format!("{:.0} MB of packed weights and {:.0} MB of pool", weights / 1e6, POOL_BYTES / 1e6);
-            let figure = Figure::ratio(peak / 1e6, "MB", peak / (weights + POOL_BYTES), of);
+        for (name, peak) in [("cold", cold_peak), ("warm", warm_peak)] {
+            let whole = weights + POOL_BYTES as f64;
+            let of = format!(
+                "{:.0} MB of packed weights and {:.0} MB of pool, filled",
+                weights / 1e6,
+                (whole - weights) / 1e6
+            );
+            let figure = Figure::ratio(peak / 1e6, "MB", peak / whole, of);
             summary.add(&format!("start_memory_{name}_{class}"), figure, Target::AtMost(1.3));
         }
     }
