@@ -71,7 +71,6 @@ pub mod program;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod quantize;
-pub mod quantized;
 pub mod reference;
 pub mod sampling;
 pub mod step;

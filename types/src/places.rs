@@ -13,14 +13,15 @@ pub fn host_of(address: IpAddr) -> IpAddr {
 }
 
 /// The place to free: the oldest place of the holder with the most places. If several holders have that many, it is the oldest of their
-/// places. `places` are in the order in which they were taken. So a holder of many places cannot displace holders of few.
-pub fn place_to_free<P: Copy + Ord, H: Ord>(places: impl IntoIterator<Item = (P, H)>) -> Option<P> {
+/// places. `places` are in the order in which they were taken. So a holder of many places cannot displace holders of few. Also returns how many
+/// places that holder has.
+pub fn place_to_free<P: Copy + Ord, H: Ord>(places: impl IntoIterator<Item = (P, H)>) -> Option<(P, usize)> {
     let mut by_holder: BTreeMap<H, (usize, P)> = BTreeMap::new();
     for (place, holder) in places {
         by_holder.entry(holder).or_insert((0, place)).0 += 1;
     }
     let most = by_holder.into_values().max_by_key(|(count, oldest)| (*count, Reverse(*oldest)));
-    most.map(|(_, oldest)| oldest)
+    most.map(|(count, oldest)| (oldest, count))
 }
 
 #[cfg(test)]
@@ -31,8 +32,8 @@ mod tests {
     fn the_oldest_of_who_holds_most_is_freed() {
         let of = |places: &[(u64, &str)]| place_to_free(places.iter().copied());
         assert_eq!(of(&[]), None);
-        assert_eq!(of(&[(1, "b"), (2, "a"), (3, "a")]), Some(2), "who came first keeps its place");
-        assert_eq!(of(&[(3, "b"), (4, "a")]), Some(3), "of those that hold as many, the oldest");
+        assert_eq!(of(&[(1, "b"), (2, "a"), (3, "a")]), Some((2, 2)), "who came first keeps its place");
+        assert_eq!(of(&[(3, "b"), (4, "a")]), Some((3, 1)), "of those that hold as many, the oldest");
     }
 
     #[test]

@@ -18,6 +18,13 @@ pub const K_SLAB: usize = 256;
 /// Most partitions of a split GEMM: the largest degree of tensor parallelism whose bits do not depend on the degree.
 pub const PARTITIONS_MAX: usize = 8;
 
+/// Values of one row that share a scale in `i8x32`.
+pub const QUANTIZED_BLOCK: usize = 32;
+
+/// 2^-72. Blocks of activations with a smaller largest value count as zero: from there on, no sum of a product can be subnormal, since scales of
+/// weights are multiples of 2^-24.
+pub(crate) const LARGEST_MIN: f32 = f32::from_bits((127 - 72) << 23);
+
 /// Tokens of one split of attention in `bf16x32` and `i8x32`, counted from position 0.
 pub const ATTENTION_SPLIT: usize = 512;
 

@@ -6,13 +6,14 @@ pub(crate) mod attention;
 pub(crate) mod attention_splits;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
+pub(crate) mod quantized;
 
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, flushed, round};
-use crate::quantized::{self, Activations, Block};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
 use baton_types::{Dtype, WeightFormat};
 use half::bf16;
+use quantized::{Activations, Block};
 use std::sync::Arc;
 
 /// A row-major weight.
@@ -76,7 +77,7 @@ impl ReferenceKernels {
         for (w, out) in w.iter().zip(outs) {
             let slab = slab.unwrap_or(if self.is_f32() { K_SLAB } else { w.k });
             if !w.quantized.is_empty() {
-                let (blocks, slab) = (w.k.div_ceil(quantized::BLOCK), slab.div_ceil(quantized::BLOCK));
+                let (blocks, slab) = (w.k.div_ceil(QUANTIZED_BLOCK), slab.div_ceil(QUANTIZED_BLOCK));
                 let dot = |x: &[Activations], w: &[Block]| linear::in_slabs(x, w, slab, quantized::dot);
                 linear::linear(&x.quantized, &w.quantized, blocks, w.n, store, out, dot);
             } else if !self.is_f32() {
@@ -133,7 +134,7 @@ impl HostKernels for ReferenceKernels {
     fn input(&self, x: &[f32], rows: usize, w: &Vec<Rows>, input: &mut Input) {
         let k = w[0].k;
         let data = x[..rows * k].to_vec();
-        let blocks = data.chunks_exact(k).flat_map(|row| row.chunks(quantized::BLOCK));
+        let blocks = data.chunks_exact(k).flat_map(|row| row.chunks(QUANTIZED_BLOCK));
         let quantized = blocks.map(Activations::new).collect();
         *input = Input { bf16: data.iter().map(|x| bf16::from_f32(*x)).collect(), quantized, data };
     }

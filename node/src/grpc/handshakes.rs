@@ -42,7 +42,7 @@ impl Handshakes {
     /// Starts a handshake; if no place is free, another one is aborted.
     pub(super) fn begin(&mut self, connection: Connection, tls: Arc<ServerConfig>) {
         if self.places.len() >= self.max
-            && let Some(oldest) =
+            && let Some((oldest, _)) =
                 place_to_free(self.places.iter().map(|(number, handshake)| (*number, &handshake.client)))
         {
             self.places[&oldest].task.abort();

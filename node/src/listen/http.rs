@@ -62,7 +62,7 @@ impl OpenConnections {
         self.taken += 1;
         self.open.insert(self.taken, (client, task));
         if self.open.len() >= self.max
-            && let Some(oldest) = place_to_free(self.open.iter().map(|(number, (client, _))| (*number, client)))
+            && let Some((oldest, _)) = place_to_free(self.open.iter().map(|(number, (client, _))| (*number, client)))
             && let Some((_, task)) = self.open.remove(&oldest)
         {
             task.abort();

@@ -159,7 +159,7 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantized;
+    use crate::reference::quantized;
 
     #[test]
     fn the_reference_gives_the_known_answers() {

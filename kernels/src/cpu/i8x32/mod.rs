@@ -18,7 +18,7 @@ use super::source::Source;
 use super::stored::{PANEL, Weights};
 use super::target::Target;
 use super::{SimdLevel, threads::Threads};
-use crate::quantized::BLOCK;
+use crate::numerics::QUANTIZED_BLOCK as BLOCK;
 use level::Level;
 
 /// Most rows of a tile, and bytes of a quantized row of `k` elements.

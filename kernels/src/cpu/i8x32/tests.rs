@@ -6,7 +6,7 @@ use crate::cpu::SimdLevel;
 use crate::cpu::source::Source;
 use crate::cpu::stored::Format;
 use crate::host::Store;
-use crate::quantized::{self, Activations};
+use crate::reference::quantized::{self, Activations};
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 

@@ -14,7 +14,7 @@ pub(super) use known::known_answers;
 pub(super) use pack::{Layout, Weights, unpack};
 
 use super::{Shared, SimdLevel, threads::Threads};
-use crate::quantized::BLOCK;
+use crate::numerics::QUANTIZED_BLOCK as BLOCK;
 
 /// Output features of a panel.
 pub(super) const PANEL: usize = 16;

@@ -56,8 +56,9 @@ pub(super) fn room(unsettled: &[Unsettled], max: usize, now: Instant) -> Room {
         return Room::Free;
     }
     let hosts = unsettled.iter().enumerate().map(|(at, c)| (at, host_of(c.from)));
-    let Some(oldest) = place_to_free(hosts).map(|at| unsettled[at]) else { return Room::Free };
-    let holds = unsettled.iter().filter(|c| host_of(c.from) == host_of(oldest.from)).count();
+    let Some((oldest, holds)) = place_to_free(hosts).map(|(at, holds)| (unsettled[at], holds)) else {
+        return Room::Free;
+    };
     let is_new = now.saturating_duration_since(oldest.accepted_at) < KEPT_MIN;
     if oldest.has_begun && is_new && holds <= (max / 8).max(1) { Room::Later } else { Room::Of(oldest.conn) }
 }

@@ -4,7 +4,7 @@ use super::BLOCK;
 use super::level::Level;
 use crate::cpu::buffer::Buffer;
 use crate::cpu::source::Source;
-use crate::quantized::LARGEST_MIN;
+use crate::numerics::LARGEST_MIN;
 
 #[cfg(target_arch = "x86_64")]
 mod simd;
@@ -194,7 +194,7 @@ mod tests {
         x[64..96].fill(-LARGEST_MIN);
         x[96..128].fill(f32::from_bits(LARGEST_MIN.to_bits() - 1));
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
-            let want = crate::quantized::Activations::new(x);
+            let want = crate::reference::quantized::Activations::new(x);
             let sum = |range: std::ops::Range<usize>| want.ints[range].iter().map(|q| i32::from(*q)).sum::<i32>();
             for level in [Level::Portable, Level::Avx2, Level::Avx512Vnni].into_iter().filter(|level| level.available())
             {

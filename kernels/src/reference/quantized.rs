@@ -1,17 +1,11 @@
 //! Integers and scales of GGML's quantized formats, and the scalar arithmetic of `i8x32` over them; see `docs/numerics.md`.
 
+use crate::numerics::{LARGEST_MIN, QUANTIZED_BLOCK as BLOCK};
 use crate::storage::{StorageFormat, half_at, scale_min};
-
-/// Values of one block.
-pub const BLOCK: usize = 32;
-
-/// 2^-72. Blocks with a smaller largest value count as zero: from there on, no sum of a product can be subnormal, since scales of weights are
-/// multiples of 2^-24.
-pub const LARGEST_MIN: f32 = f32::from_bits((127 - 72) << 23);
 
 /// Scales of the integers of a block, and what is added to each value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scales {
+pub(crate) enum Scales {
     /// `scale * q`
     One {
         /// Of all 32 integers.
@@ -33,25 +27,25 @@ pub enum Scales {
 
 /// 32 weights of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Block {
+pub(crate) struct Block {
     /// As the formula of the format uses them: signed, or 0 to 31.
-    pub ints: [i8; BLOCK],
+    pub(crate) ints: [i8; BLOCK],
     /// Scales and minimum.
-    pub scales: Scales,
+    pub(crate) scales: Scales,
 }
 
 /// 32 activations of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Activations {
+pub(crate) struct Activations {
     /// Factor of the integers.
-    pub scale: f32,
+    pub(crate) scale: f32,
     /// -127 to 127.
-    pub ints: [i8; BLOCK],
+    pub(crate) ints: [i8; BLOCK],
 }
 
 impl Activations {
     /// Quantizes at most 32 values; what is missing is zero.
-    pub fn new(x: &[f32]) -> Self {
+    pub(crate) fn new(x: &[f32]) -> Self {
         let zero = Self { scale: 0.0, ints: [0; BLOCK] };
         if x.iter().any(|x| !x.is_finite()) {
             return Self { scale: f32::NAN, ..zero };
@@ -71,7 +65,7 @@ impl Activations {
 ///
 /// # Panics
 /// If the format is not quantized or the bytes are no whole blocks.
-pub fn blocks(format: StorageFormat, row: &[u8]) -> Vec<Block> {
+pub(crate) fn blocks(format: StorageFormat, row: &[u8]) -> Vec<Block> {
     let (_, size) = format.block();
     assert!(format.is_quantized() && row.len().is_multiple_of(size), "{format:?}, {} bytes", row.len());
     row.chunks_exact(size).flat_map(|bytes| of_stored(format, bytes)).collect()
@@ -126,7 +120,7 @@ fn of_stored(format: StorageFormat, b: &[u8]) -> Vec<Block> {
 }
 
 /// `sum_k x[k] * w[k]`
-pub fn dot(x: &[Activations], w: &[Block]) -> f32 {
+pub(crate) fn dot(x: &[Activations], w: &[Block]) -> f32 {
     x.iter().zip(w).fold(0.0, |acc, (x, w)| x.scale.mul_add(term(x, w), acc))
 }
 
