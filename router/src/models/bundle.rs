@@ -80,7 +80,13 @@ impl TextCache {
 async fn load(digest: Digest, link: &dyn Link, runtime: &dyn Runtime) -> Result<Arc<ModelText>, BundleError> {
     let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
     let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
-    let load = move || ModelText::load(&bundle::decode(&bytes)?);
+    let load = move || {
+        let bundle = bundle::decode(&bytes)?;
+        drop(bytes);
+        // The worker that wrote it may be another program than ours.
+        bundle::check_ids(&bundle, bundle::VOCAB_MAX)?;
+        ModelText::load(&bundle)
+    };
     let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
     Ok(Arc::new(text.map_err(|source| BundleError::Content { digest, source })?))
 }
@@ -100,10 +106,16 @@ async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::{DecodeCall, PrefillCall, WorkerEvents, WorkerReport};
+    use crate::testing::nobody;
     use crate::testing::text::byte_bundle;
-    use futures::future::join_all;
+    use baton_node::runtime::TokioRuntime;
+    use baton_node::telemetry::TraceId;
+    use baton_types::{DecodeEvent, PrefillEvent};
+    use futures::FutureExt as _;
+    use futures::future::{BoxFuture, join_all};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use tokio::sync::Barrier;
+    use tokio::sync::{Barrier, Semaphore};
 
     fn text() -> Arc<ModelText> {
         Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
@@ -175,5 +187,62 @@ mod tests {
             cache.get_or(Digest([number; 32]), async || Ok(text())).await.unwrap();
         }
         assert_eq!(cache.0.lock().len(), IDLE_MAX + 1, "beside the last one");
+    }
+
+    /// A worker that sends these bytes as any bundle, once `gate` has a permit.
+    #[derive(Debug)]
+    struct Gives {
+        bytes: Vec<u8>,
+        gate: Arc<Semaphore>,
+        asked: AtomicUsize,
+    }
+
+    impl Gives {
+        fn new(bytes: Vec<u8>, at_once: usize) -> Self {
+            Self { bytes, gate: Arc::new(Semaphore::new(at_once)), asked: AtomicUsize::new(0) }
+        }
+    }
+
+    impl Link for Gives {
+        fn bundle(&self, _: Digest, _: usize) -> BoxFuture<'static, Result<Vec<u8>, CallError>> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let (bytes, gate) = (self.bytes.clone(), self.gate.clone());
+            async move {
+                gate.acquire().await.unwrap().forget();
+                Ok(bytes)
+            }
+            .boxed()
+        }
+
+        fn decode(&self, _: DecodeCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<DecodeEvent>, CallError>> {
+            nobody()
+        }
+
+        fn prefill(&self, _: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>> {
+            nobody()
+        }
+
+        fn watch(&self, _: &str, _: bool) -> BoxFuture<'static, Result<WorkerEvents<WorkerReport>, CallError>> {
+            nobody()
+        }
+
+        fn keep(&self, _: Vec<TraceId>) -> BoxFuture<'static, Result<(), CallError>> {
+            nobody()
+        }
+    }
+
+    #[tokio::test]
+    async fn ids_that_no_vocabulary_has_are_refused() {
+        for id in [bundle::VOCAB_MAX as u32, u32::MAX - 1, u32::MAX] {
+            let mut bundle = bundle::decode(&byte_bundle("")).unwrap();
+            let with = format!("\"vocab\":{{\"abc\":{id},");
+            bundle.tokenizer_json = bundle.tokenizer_json.replace("\"vocab\":{", &with);
+            let worker = Gives::new(bundle::encode(&bundle), 1);
+            let runtime = TokioRuntime::current();
+            let got = TextCache::default().get(bundle::digest(&worker.bytes), &worker, &runtime).await;
+            let error = got.unwrap_err();
+            assert!(matches!(error, BundleError::Content { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("has id {id}, but")), "{error}");
+        }
     }
 }

@@ -65,7 +65,8 @@ pub(crate) fn handle(record: InstanceRecord) -> WorkerHandle {
 #[derive(Debug)]
 struct Nobody;
 
-fn nobody<T: Send + 'static>() -> BoxFuture<'static, Result<T, CallError>> {
+/// A call that nobody answers.
+pub(crate) fn nobody<T: Send + 'static>() -> BoxFuture<'static, Result<T, CallError>> {
     let error = CallError::Lost(RequestError::new(ErrorKind::Unavailable, "nobody is asked here"));
     std::future::ready(Err(error)).boxed()
 }

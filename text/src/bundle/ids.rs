@@ -28,6 +28,9 @@ struct Model {
     vocab: Value,
 }
 
+/// Most ids of any vocabulary: the largest dimension of a decoder. The bound for a bundle of another process.
+pub const VOCAB_MAX: usize = 1 << 21;
+
 /// Refuses a bundle whose tokenizer has an id of `vocab` or more, the number of rows of the model's embedding. Call it
 /// before [`crate::Tokenizer::from_bundle`], which allocates memory for all ids up to the highest.
 pub fn check_ids(bundle: &TextBundle, vocab: usize) -> Result<(), TextError> {

@@ -30,7 +30,8 @@ impl Vocab {
         decoder: Decoder,
     ) -> Result<Self, TextError> {
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
-        let size = 1 + inner.get_vocab(true).into_values().max().unwrap_or(0);
+        let last = inner.get_vocab(true).into_values().max().unwrap_or(0);
+        let size = last.checked_add(1).ok_or_else(|| TextError::Broken(format!("a token has id {last}")))?;
         let (mut flat, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
         for id in 0..size {
             if let Some(text) = inner.id_to_token(id) {
