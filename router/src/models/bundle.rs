@@ -9,10 +9,12 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);
+/// Most bundles that are fetched or loaded at once: each takes up to [`bundle::BYTES_MAX`] and what it is parsed into.
+const LOADS_MAX: usize = 2;
 /// Unused bundles that are kept: a restarted worker finds its text loaded.
 const IDLE_MAX: usize = 8;
 
@@ -41,19 +43,33 @@ pub(crate) enum BundleError {
 }
 
 /// Loaded bundles by digest.
-#[derive(Debug, Default)]
-pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>);
+#[derive(Debug)]
+pub(crate) struct TextCache {
+    slots: Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>,
+    /// Turns to fetch and load a bundle.
+    loads: Arc<Semaphore>,
+}
+
+impl Default for TextCache {
+    fn default() -> Self {
+        Self { slots: Mutex::default(), loads: Arc::new(Semaphore::new(LOADS_MAX)) }
+    }
+}
 
 impl TextCache {
     /// The text with this digest, from the cache or from the worker behind `link`. Concurrent callers wait for one
-    /// load. If it fails, the next caller asks its own worker.
+    /// load. If it fails, the next caller asks its own worker. At most [`LOADS_MAX`] bundles are in flight.
     pub(crate) async fn get(
         &self,
         digest: Digest,
         link: &dyn Link,
         runtime: &dyn Runtime,
     ) -> Result<Arc<ModelText>, BundleError> {
-        self.get_or(digest, || load(digest, link, runtime)).await
+        let load = || async {
+            let turn = self.loads.clone().acquire_owned().await.expect("nothing closes it");
+            load(digest, link, runtime, turn).await
+        };
+        self.get_or(digest, load).await
     }
 
     async fn get_or<F>(&self, digest: Digest, load: impl FnOnce() -> F) -> Result<Arc<ModelText>, BundleError>
@@ -65,7 +81,7 @@ impl TextCache {
 
     /// The cell of the text, loaded or not. Drops cells that have no users or waiters.
     fn slot(&self, digest: Digest) -> Arc<OnceCell<Arc<ModelText>>> {
-        let mut slots = self.0.lock();
+        let mut slots = self.slots.lock();
         let slot = slots.entry(digest).or_default().clone();
         let mut idle = 0;
         slots.retain(|_, slot| {
@@ -77,10 +93,17 @@ impl TextCache {
     }
 }
 
-async fn load(digest: Digest, link: &dyn Link, runtime: &dyn Runtime) -> Result<Arc<ModelText>, BundleError> {
+/// The turn lasts until the bundle is loaded, even if the caller stops waiting.
+async fn load(
+    digest: Digest,
+    link: &dyn Link,
+    runtime: &dyn Runtime,
+    turn: OwnedSemaphorePermit,
+) -> Result<Arc<ModelText>, BundleError> {
     let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
     let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
     let load = move || {
+        let _turn = turn;
         let bundle = bundle::decode(&bytes)?;
         drop(bytes);
         // The worker that wrote it may be another program than ours.
@@ -115,7 +138,7 @@ mod tests {
     use futures::FutureExt as _;
     use futures::future::{BoxFuture, join_all};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use tokio::sync::{Barrier, Semaphore};
+    use tokio::sync::Barrier;
 
     fn text() -> Arc<ModelText> {
         Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
@@ -186,7 +209,7 @@ mod tests {
         for number in 0..=2 * IDLE_MAX as u8 {
             cache.get_or(Digest([number; 32]), async || Ok(text())).await.unwrap();
         }
-        assert_eq!(cache.0.lock().len(), IDLE_MAX + 1, "beside the last one");
+        assert_eq!(cache.slots.lock().len(), IDLE_MAX + 1, "beside the last one");
     }
 
     /// A worker that sends these bytes as any bundle, once `gate` has a permit.
@@ -244,5 +267,26 @@ mod tests {
             assert!(matches!(error, BundleError::Content { .. }), "{error}");
             assert!(error.to_string().contains(&format!("has id {id}, but")), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn few_bundles_are_in_flight() {
+        let cache = TextCache::default();
+        let (worker, runtime) = (Gives::new(Vec::new(), 0), TokioRuntime::current());
+        let asked = || worker.asked.load(Ordering::Relaxed);
+        let ask = |n: u8| cache.get(Digest([n; 32]), &worker, &runtime);
+        let count = async {
+            for done in 0..=2 {
+                // All others get their turns on this thread.
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(asked(), (LOADS_MAX + done).min(4));
+                worker.gate.add_permits(1);
+            }
+            worker.gate.add_permits(1);
+        };
+        let (a, b, c, d, ()) = tokio::join!(ask(1), ask(2), ask(3), ask(4), count);
+        assert!([a, b, c, d].iter().all(|got| matches!(got, Err(BundleError::Digest { .. }))));
     }
 }

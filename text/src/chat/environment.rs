@@ -26,8 +26,9 @@ const INDENT_MAX: usize = 16;
 const NAME: &str = "chat_template";
 
 /// A template with the control tokens of its source marked. Limits on fuel, nesting and output bound the cost of a long
-/// or malicious chat. Memory that a template itself builds in its variables is not bounded: like weights, it comes from
-/// the operator who chose the model.
+/// or malicious chat. Memory that a template itself builds in its variables is not bounded: the library has no limit for
+/// it. On a worker the template comes from the operator who chose the model, on a router from a worker, which is trusted
+/// not to end the router by it (docs/security.md).
 pub(super) struct Compiled(Environment<'static>);
 
 impl Compiled {
