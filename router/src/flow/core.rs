@@ -140,7 +140,7 @@ impl Core {
             cache: CacheRules::new(&config.cache),
             prices: config.prices.clone(),
             experience: Experience::default(),
-            tokenizing: Tokenizing::new(),
+            tokenizing: Tokenizing::new(config.limits.intake_bytes_max.0),
             workers: Arc::new(WorkerSet::new(silent_max)),
             prefixes: prefixes.clone(),
             metrics: metrics.register(RouterMetrics::register),

@@ -2,6 +2,7 @@
 //! request's deadline.
 
 use crate::admission::Slot;
+use crate::models::PromptBounds;
 use crate::request::{Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
@@ -17,18 +18,20 @@ const LONG_BYTES: usize = 512 << 10;
 /// for long ones.
 const LONG_BYTES_MAX: u32 = 2 << 20;
 
-/// Bounds how many prompts are tokenized at once, and the total text of long ones.
+/// Bounds how many prompts are tokenized at once, the total text of long ones, and the memory for one.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
     long: Arc<Semaphore>,
+    memory_max: u64,
 }
 
 impl Tokenizing {
-    /// As many at once as there are cores.
-    pub(crate) fn new() -> Self {
+    /// As many at once as there are cores. `memory_max` as in [`PromptBounds`].
+    pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads: Arc::new(Semaphore::new(threads)), long: Arc::new(Semaphore::new(LONG_BYTES_MAX as usize)) }
+        let long = Arc::new(Semaphore::new(LONG_BYTES_MAX as usize));
+        Self { threads: Arc::new(Semaphore::new(threads)), long, memory_max }
     }
 
     /// A thread, and for a long prompt its share of the text budget. It waits for the budget first, so it does not hold
@@ -54,12 +57,12 @@ impl Tokenizing {
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let turn = runtime.until(deadline, self.turn(text_bytes(&prompt))).await.ok_or_else(late)?;
-        let tokens_max = model.tokens_max;
+        let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory_max };
         let encode = move || {
             let _turn = turn;
             let tokens = match &prompt {
-                Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, tokens_max),
-                Prompt::Segments(segments) => text.encode_segments(segments, tokens_max),
+                Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, bounds),
+                Prompt::Segments(segments) => text.encode_segments(segments, bounds),
             };
             (tokens, slots)
         };
@@ -101,7 +104,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_prompt_waits_for_long_ones_and_keeps_no_other_waiting() {
         let threads = Arc::new(Semaphore::new(3));
-        let tokenizing = Tokenizing { threads, ..Tokenizing::new() };
+        let tokenizing = Tokenizing { threads, ..Tokenizing::new(u64::MAX) };
         let text = |bytes| text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))]));
         let now = |bytes: usize| tokenizing.turn(text(bytes)).now_or_never();
         let longest = now(16 << 20).unwrap().unwrap();

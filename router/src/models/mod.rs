@@ -9,4 +9,4 @@ mod text;
 
 pub(crate) use bundle::TextCache;
 pub(crate) use lookup::lookup;
-pub(crate) use text::ModelText;
+pub(crate) use text::{ModelText, PromptBounds};

@@ -1,10 +1,29 @@
 //! The text side of one model: prompts to token ids, token ids to text.
 
 use crate::request::Segment;
-use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Specials, TextBundle, TextError, Tokenizer};
+use baton_text::{
+    ChatRequest, ChatTemplate, Content, Detokenizer, Message, Specials, TextBundle, TextError, Tokenizer,
+};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
 use std::time::SystemTime;
+
+/// Bytes of memory that a byte of text takes while it is tokenized: at most on the fast path, and by the library
+/// (docs/decisions/0048).
+const FAST_COSTS: u64 = 40;
+const LIBRARY_COSTS: u64 = 120;
+/// A template may leave out parts of the messages, such as earlier reasoning: what it renders is assumed to be at least
+/// this fraction (one in four) of their text.
+const RENDERED_PART: usize = 4;
+
+/// What a prompt may take, checked before it is tokenized.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PromptBounds {
+    pub(crate) tokens_max: u64,
+    /// Memory for the text of one prompt: `limits.intake_bytes_max`. No prompt that the fast path can bound by its
+    /// tokens is refused for this.
+    pub(crate) memory_max: u64,
+}
 
 #[derive(Debug)]
 pub(crate) struct ModelText {
@@ -27,27 +46,33 @@ impl ModelText {
         Ok(Self { tokenizer, template })
     }
 
-    /// Tokens of a chat, rendered with the model's template. A chat that cannot fit in `tokens_max` is refused before
-    /// it is tokenized.
+    /// Tokens of a chat, rendered with the model's template. A chat that cannot fit in `bounds` is refused before it is
+    /// tokenized, and one with far too much text before it is rendered.
     pub(crate) fn encode_chat(
         &self,
         messages: &[Message],
         arguments: &Map<String, Value>,
-        tokens_max: u64,
+        bounds: PromptBounds,
     ) -> Result<Vec<TokenId>, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
+        let text: usize = messages.iter().filter_map(|message| message.content.as_ref()).map(content_bytes).sum();
+        self.check_bytes(text / RENDERED_PART, bounds, "messages")?;
         let now = SystemTime::now();
         let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
         let prompt = template.render(&chat)?;
-        self.check_bytes(prompt.text().len(), tokens_max, "messages")?;
+        self.check_bytes(prompt.text().len(), bounds, "messages")?;
         Ok(self.tokenizer.encode_prompt(&prompt)?)
     }
 
     /// Tokens of a plain prompt; a prompt that starts with text gets the model's begin token. Refuses as
     /// [`Self::encode_chat`] does.
-    pub(crate) fn encode_segments(&self, segments: &[Segment], tokens_max: u64) -> Result<Vec<TokenId>, RequestError> {
+    pub(crate) fn encode_segments(
+        &self,
+        segments: &[Segment],
+        bounds: PromptBounds,
+    ) -> Result<Vec<TokenId>, RequestError> {
         let text = |s: &Segment| if let Segment::Text(text) = s { text.len() } else { 0 };
-        self.check_bytes(segments.iter().map(text).sum(), tokens_max, "prompt")?;
+        self.check_bytes(segments.iter().map(text).sum(), bounds, "prompt")?;
         let mut tokens = Vec::new();
         if matches!(segments.first(), Some(Segment::Text(_))) {
             tokens.extend(self.tokenizer.bos());
@@ -61,16 +86,23 @@ impl ModelText {
         Ok(tokens)
     }
 
-    fn check_bytes(&self, bytes: usize, tokens_max: u64, param: &str) -> Result<(), RequestError> {
-        let Some(longest) = self.tokenizer.token_bytes_max() else { return Ok(()) };
-        let tokens = (bytes / longest.max(1)) as u64;
-        if tokens < tokens_max {
-            return Ok(());
+    fn check_bytes(&self, bytes: usize, bounds: PromptBounds, param: &str) -> Result<(), RequestError> {
+        let PromptBounds { tokens_max, memory_max } = bounds;
+        let refuse = |message| Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param));
+        let (longest, by_library) = (self.tokenizer.token_bytes_max(), self.tokenizer.slow_because().is_some());
+        let tokens = longest.map_or(0, |longest| (bytes / longest.max(1)) as u64);
+        if tokens >= tokens_max {
+            return refuse(format!(
+                "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
+            ));
         }
-        let message = format!(
-            "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
-        );
-        Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param))
+        let most = memory_max / if by_library { LIBRARY_COSTS } else { FAST_COSTS };
+        if (by_library || longest.is_none()) && bytes as u64 > most {
+            return refuse(format!(
+                "the prompt's {bytes} bytes take too much memory to tokenize; at most {most} bytes of text are tokenized for this model, by the router's limits.intake_bytes_max. Shorten it"
+            ));
+        }
+        Ok(())
     }
 
     /// A detokenizer for one answer.
@@ -81,5 +113,80 @@ impl ModelText {
     /// Bytes of one token.
     pub(crate) fn token_bytes(&self, token: TokenId) -> Option<Vec<u8>> {
         self.tokenizer.token_bytes(token).map(<[u8]>::to_vec)
+    }
+}
+
+fn content_bytes(content: &Content) -> usize {
+    match content {
+        Content::Text(text) => text.len(),
+        Content::Parts(parts) => parts.iter().map(String::len).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::text::byte_bundle;
+    use baton_text::{Role, bundle};
+
+    const ANY: PromptBounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
+
+    /// Every byte is a token of it, except in `<|end|>`, which has 7. `before` comes before its template.
+    fn text(normalizer: &str, before: &str) -> ModelText {
+        let mut bundle = bundle::decode(&byte_bundle(before)).unwrap();
+        let json = bundle.tokenizer_json.replace("\"normalizer\":null", &format!("\"normalizer\":{normalizer}"));
+        bundle.tokenizer_json = json;
+        ModelText::load(&bundle).unwrap()
+    }
+
+    fn encode(text: &ModelText, prompt: &str, bounds: PromptBounds) -> Result<usize, String> {
+        match text.encode_segments(&[Segment::Text(prompt.into())], bounds) {
+            Ok(tokens) => Ok(tokens.len()),
+            Err(error) => {
+                assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::ContextLengthExceeded, Some("prompt")));
+                Err(error.message)
+            }
+        }
+    }
+
+    #[test]
+    fn text_that_takes_too_much_memory_is_not_tokenized() {
+        let bounds = PromptBounds { memory_max: 120 * 1000, ..ANY };
+        let (long, longer) = ("x".repeat(1000), "x".repeat(1001));
+        let strip = r#"{"type": "Strip", "strip_left": true, "strip_right": true}"#;
+        for slow in [r#"{"type": "NFKC"}"#, strip].map(|normalizer| text(normalizer, "")) {
+            assert_eq!(encode(&slow, &long, bounds), Ok(1000));
+            let told = encode(&slow, &longer, bounds).unwrap_err();
+            assert!(told.contains("at most 1000 bytes") && told.contains("limits.intake_bytes_max"), "{told}");
+        }
+        let nothing = PromptBounds { memory_max: 0, ..ANY };
+        assert_eq!(encode(&text("null", ""), &longer, nothing), Ok(1001), "bounded by its tokens");
+    }
+
+    #[test]
+    fn normalized_text_is_bounded_by_its_tokens() {
+        let bounds = PromptBounds { tokens_max: 100, ..ANY };
+        let replace = r#"{"type": "Replace", "pattern": {"String": " "}, "content": "_"}"#;
+        // A longest token of 7 bytes; of text composed to that, at most four times as much.
+        for (normalizer, bytes) in [("null", 700), (replace, 700), (r#"{"type": "NFC"}"#, 2800)] {
+            let text = text(normalizer, "");
+            assert_eq!(encode(&text, &"x".repeat(bytes - 1), bounds), Ok(bytes - 1), "whoever calls counts them");
+            let told = encode(&text, &"x".repeat(bytes), bounds).unwrap_err();
+            assert!(told.starts_with(&format!("the prompt's {bytes} bytes are at least 100 tokens")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_chat_with_far_too_much_text_is_not_rendered() {
+        let bounds = PromptBounds { tokens_max: 10, ..ANY };
+        let chat = |text: &ModelText, first: usize| {
+            let messages = [Message::text(Role::User, "x".repeat(first)), Message::text(Role::User, "hi")];
+            text.encode_chat(&messages, &Map::new(), bounds).map(|tokens| tokens.len()).map_err(|error| error.kind)
+        };
+        let refuses = text("null", "{{ raise_exception('rendered') }}");
+        assert_eq!(chat(&refuses, 10 * 7 * 4), Err(ErrorKind::ContextLengthExceeded));
+        assert_eq!(chat(&refuses, 10 * 7 * 2), Err(ErrorKind::InvalidRequest), "rendered");
+        let last = text("null", "{% set messages = messages[-1:] %}");
+        assert_eq!(chat(&last, 10 * 7 * 2), Ok("[user]hi ".len()), "what a template leaves out does not count");
     }
 }

@@ -1,0 +1,85 @@
+//! How much shorter a text may become before it is tokenized.
+
+use serde_json::Value;
+
+use super::vocab::Decoder;
+
+/// NFC makes 2 bytes of the 7 of U+1FBE U+0308 U+0301, and of no text less than that.
+const COMPOSED: usize = 4;
+/// A space in the bytes of a token may have been the 3 bytes of "▁" in the text.
+const SPACE: usize = 3;
+
+/// Most bytes of text for a byte of a token, by the `normalizer` of a `tokenizer.json`; `None` where it is not known.
+pub(super) fn most(normalizer: &Value, decoder: Decoder) -> Option<usize> {
+    let space = if decoder == Decoder::ByteLevel { 1 } else { SPACE };
+    Some(normalized(normalizer)?.saturating_mul(space))
+}
+
+fn normalized(normalizer: &Value) -> Option<usize> {
+    match normalizer["type"].as_str() {
+        None if normalizer.is_null() => Some(1),
+        Some("NFC") => Some(COMPOSED),
+        Some("Prepend") => Some(1),
+        Some("Replace") => {
+            let (pattern, content) = (normalizer["pattern"]["String"].as_str()?, normalizer["content"].as_str()?);
+            (content.len() >= pattern.len()).then_some(1)
+        }
+        Some("Sequence") => {
+            let mut steps = normalizer["normalizers"].as_array()?.iter();
+            steps.try_fold(1, |all: usize, step| all.checked_mul(normalized(step)?))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use unicode_normalization_alignments::UnicodeNormalization as _;
+
+    #[test]
+    fn a_text_shrinks_by_what_is_known_of_its_normalizer() {
+        let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+        let regex = json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": "▁"});
+        let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+        let prepend = json!({"type": "Prepend", "prepend": "▁"});
+        for (normalizer, times) in [
+            (Value::Null, Some(1)),
+            (json!({"type": "NFC"}), Some(4)),
+            (json!({"type": "NFKC"}), None),
+            (replace(" ", "▁"), Some(1)),
+            (replace("    ", "▁"), None),
+            (regex, None),
+            (sequence(&[prepend.clone(), replace(" ", "▁")]), Some(1)),
+            (sequence(&[json!({"type": "NFC"}), replace(" ", "▁")]), Some(4)),
+            (sequence(&[prepend, json!({"type": "Strip"})]), None),
+            (sequence(&[sequence(&[])]), Some(1)),
+        ] {
+            assert_eq!(most(&normalizer, Decoder::ByteLevel), times, "{normalizer}");
+            let decoder = Decoder::SentencePiece { drops_leading_space: true };
+            assert_eq!(most(&normalizer, decoder), times.map(|times| 3 * times), "{normalizer}");
+        }
+    }
+
+    #[test]
+    fn composition_shrinks_less_than_its_bound() {
+        let composed = |text: &str| text.nfc().map(|(c, _)| c).collect::<String>();
+        let text = "\u{1FBE}\u{308}\u{301}";
+        assert_eq!((text.len(), composed(text).len()), (7, 2));
+        // Of the characters that become a part of a composed one, the longest of each.
+        let mut longest = std::collections::HashMap::new();
+        for c in '\0'..=char::MAX {
+            let parts: Vec<char> = c.to_string().nfd().map(|(part, _)| part).collect();
+            for part in &parts {
+                let bytes = longest.entry(*part).or_insert(0.0_f64);
+                *bytes = bytes.max(c.len_utf8() as f64 / parts.len() as f64);
+            }
+        }
+        for c in '\0'..=char::MAX {
+            let from: f64 = c.to_string().nfd().map(|(part, _)| longest[&part]).sum();
+            let is_composed = composed(&c.to_string()) == c.to_string();
+            assert!(!is_composed || from <= (COMPOSED * c.len_utf8()) as f64, "{c:?} may be made of {from} bytes");
+        }
+    }
+}
