@@ -97,11 +97,12 @@ impl Load {
     pub(crate) fn report(&self, report: &LoadReport, record: &InstanceRecord, now: Instant) {
         let blocks = report.blocks.unwrap_or_default();
         let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
+        let free_tokens = blocks.free.saturating_add(blocks.cached).saturating_mul(block_tokens);
         let mut measured = Measured {
             waiting: report.waiting,
             waiting_tokens: report.waiting_tokens,
             running: report.running,
-            free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
+            free_tokens: free_tokens.saturating_sub(report.claimed_tokens),
             waives_margin: blocks.total > 0 && blocks.referenced == 0 && report.claimed_tokens == 0,
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
@@ -156,8 +157,8 @@ impl Load {
         let report = state.report.filter(|r| r.usable && now.saturating_duration_since(r.at) <= stale_max)?;
         let m = report.measured;
         Some(Measured {
-            waiting: m.waiting + state.placed,
-            waiting_tokens: m.waiting_tokens + state.placed_prefill_tokens,
+            waiting: m.waiting.saturating_add(state.placed),
+            waiting_tokens: m.waiting_tokens.saturating_add(state.placed_prefill_tokens),
             free_tokens: m.free_tokens.saturating_sub(state.placed_kv_tokens),
             waives_margin: m.waives_margin && state.placed == 0,
             rates_are_old: state.placed == 0
@@ -215,6 +216,20 @@ mod tests {
         let _later = load.placed(T, 1, 1);
         drop(stays); // The report has counted it.
         assert_eq!((measured().waiting, measured().waiting_tokens), (before.waiting + 1, before.waiting_tokens + 1));
+    }
+
+    #[test]
+    fn sums_of_reported_numbers_do_not_wrap() {
+        let (load, mut record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        record.capacity_tokens = u64::MAX;
+        let blocks = BlockCounts { total: 1, free: u64::MAX, cached: u64::MAX, ..BlockCounts::default() };
+        let (waiting, waiting_tokens) = (u32::MAX, u64::MAX);
+        let full = LoadReport { waiting, waiting_tokens, claimed_tokens: 0, blocks: Some(blocks), ..report() };
+        load.report(&full, &record, now);
+        let _placed = load.placed(T, 5, 0);
+        let measured = load.measured(now, Duration::from_secs(3)).unwrap();
+        let read = (measured.waiting, measured.waiting_tokens, measured.free_tokens);
+        assert_eq!(read, (u32::MAX, u64::MAX, u64::MAX));
     }
 
     #[test]
