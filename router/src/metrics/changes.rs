@@ -2,10 +2,16 @@
 
 use super::Name;
 use baton_types::InstanceRecord;
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Most pairs of a model and a pool with series of their own; workers choose these names.
+const KINDS_MAX: usize = 1024;
 
 /// A change of a worker's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +50,11 @@ struct Labels {
 
 /// Counts changes of workers' states. Cloning shares the counters.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MembershipChanges(Family<Labels, Counter>);
+pub(crate) struct MembershipChanges {
+    counters: Family<Labels, Counter>,
+    /// The models and pools that have series.
+    kinds: Arc<Mutex<BTreeSet<(String, String)>>>,
+}
 
 impl MembershipChanges {
     pub(crate) fn register(registry: &mut Registry) -> Self {
@@ -52,14 +62,49 @@ impl MembershipChanges {
         registry.register(
             "router_membership_changes",
             "Workers that came or went, by what became of them",
-            new.0.clone(),
+            new.counters.clone(),
         );
         new
     }
 
+    /// Beyond [`KINDS_MAX`] models and pools, others are counted without these names.
     pub(crate) fn count(&self, of: &InstanceRecord, change: MembershipChange) {
-        let (model, pool) = (of.card.id.clone(), of.pool.clone());
+        let (model, pool) = self.kind((of.card.id.clone(), of.pool.clone()));
         let labels = Labels { model, pool, role: Name(of.role.name()), change: Name(change.name()) };
-        self.0.get_or_create(&labels).inc();
+        self.counters.get_or_create(&labels).inc();
+    }
+
+    fn kind(&self, kind: (String, String)) -> (String, String) {
+        let mut kinds = self.kinds.lock();
+        if kinds.len() < KINDS_MAX {
+            kinds.insert(kind.clone());
+        }
+        if kinds.contains(&kind) { kind } else { Default::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use baton_types::Role;
+
+    #[test]
+    fn series_are_bounded_whatever_workers_call_their_models() {
+        let mut registry = Registry::default();
+        let changes = MembershipChanges::register(&mut registry);
+        let mut worker = record(Role::Decode, "d");
+        for n in 0..2 * KINDS_MAX {
+            worker.card.id = format!("{n:05}");
+            changes.count(&worker, MembershipChange::Joined);
+        }
+        worker.card.id = "00000".into();
+        changes.count(&worker, MembershipChange::Left);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let series = |with: &str| text.lines().filter(|line| !line.starts_with('#') && line.contains(with)).count();
+        assert_eq!(series("joined"), KINDS_MAX + 1);
+        let rest = format!("model=\"\",pool=\"\",role=\"decode\",change=\"joined\"}} {KINDS_MAX}");
+        assert_eq!((series(&rest), series("model=\"00000\"")), (1, 2), "{rest}");
     }
 }
