@@ -19,7 +19,7 @@ const SECONDS: u64 = 900;
 const HITS_MIN: u64 = 10;
 const REQUESTS_MIN: u64 = 2_000;
 /// So much longer a run goes on at most, until each cell has its hits.
-const LONGER_MAX: Duration = Duration::from_secs(600);
+const LONGER_MAX: Duration = Duration::from_secs(900);
 
 const DEFAULT: &str = "smollm2-135m-instruct";
 /// For all that clients ask at once, and for two or three of the longest requests: then pools are full, sequences preempted, and KV
