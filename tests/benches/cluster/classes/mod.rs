@@ -55,7 +55,7 @@ impl Class {
         format!("{}{format}", self.numerics)
     }
 
-    /// Whether this work is measured: how wide weights are decides steps of one sequence only.
+    /// Whether this work is measured: with weights in bf16 only what is compared with the bandwidth of reading them.
     fn measures(self, work: Work) -> bool {
         self != WIDE || matches!(work, Work::Decode(1, _))
     }
