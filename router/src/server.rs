@@ -112,6 +112,7 @@ impl Router {
             membership: membership.membership(),
             traces: traces.clone(),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
+            index_secret: rand::random(),
             stop: stop.clone(),
         };
         let core = Core::start(&config, outside, &metrics);

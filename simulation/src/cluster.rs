@@ -110,6 +110,8 @@ impl Cluster {
             membership: self.membership.follow(slot, process),
             traces: Traces::default(),
             name: self.plan.name(slot).to_owned(),
+            // A constant, so that it takes no number from the seed's.
+            index_secret: [1, 2],
             stop: CancellationToken::new(),
         };
         Core::start(&self.plan.routers[slot].config, outside, &Metrics::new("baton-router"))

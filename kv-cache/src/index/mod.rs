@@ -183,10 +183,11 @@ impl PrefixIndex {
     /// Most workers that one index can hold.
     pub const WORKERS_MAX: usize = 1024;
 
-    /// An empty index of at most `blocks_max` different blocks.
-    pub fn new(blocks_max: usize) -> Self {
+    /// An empty index of at most `blocks_max` different blocks. `secret` is two random numbers that no worker knows: otherwise a worker could
+    /// report hashes that make each operation as slow as a scan.
+    pub fn new(blocks_max: usize, secret: [u64; 2]) -> Self {
         Self {
-            table: Table::new(blocks_max),
+            table: Table::new(blocks_max, secret),
             workers: HashMap::new(),
             slots: vec![Slot::default(); SLOTS],
             taken: SlotSet::default(),

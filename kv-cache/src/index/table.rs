@@ -1,7 +1,7 @@
 //! The flat map from a block's hash to its holders.
 //!
-//! Hashes are 128 uniformly random bits and need no further hashing: the top bits choose one of 4,096 segments, others the position in it.
-//! A segment is an open-addressing table that grows independently. So no operation moves more than a few thousand entries, and memory is
+//! Workers choose the hashes that they report, so a hash's place comes from a multiplication keyed with a secret: whoever does not know it
+//! cannot give many hashes one place. The top bits of the place choose one of 4,096 segments, others the position in it. A segment is an open-addressing table that grows independently. So no operation moves more than a few thousand entries, and memory is
 //! proportional to the contents. An entry is 32 aligned bytes: it never straddles a cache line.
 
 use super::holders::{Added, Holders, Spill};
@@ -31,6 +31,7 @@ struct Segment {
 
 pub(super) struct Table {
     segments: Vec<Segment>,
+    secret: Secret,
     spill: Spill,
     held: usize,
     blocks_max: usize,
@@ -43,13 +44,36 @@ fn key(hash: &PrefixHash) -> [u64; 2] {
     [hash as u64, (hash >> 64) as u64]
 }
 
-fn segment(key: [u64; 2]) -> usize {
-    (key[0] >> (64 - SEGMENT_BITS)) as usize
+/// Random numbers that no worker knows.
+#[derive(Clone, Copy)]
+struct Secret([u64; 2]);
+
+impl Secret {
+    fn place(self, key: [u64; 2]) -> Place {
+        let product = u128::from(key[0] ^ self.0[0]) * u128::from(key[1] ^ self.0[1]);
+        Place(product as u64 ^ (product >> 64) as u64)
+    }
+}
+
+/// Where a key belongs.
+#[derive(Clone, Copy, Default)]
+struct Place(u64);
+
+impl Place {
+    fn segment(self) -> usize {
+        (self.0 >> (64 - SEGMENT_BITS)) as usize
+    }
+
+    /// The first position in a segment of this many entries.
+    fn home(self, entries: usize) -> usize {
+        let fraction = (self.0 << SEGMENT_BITS) >> 32;
+        ((fraction * entries as u64) >> 32) as usize
+    }
 }
 
 impl Segment {
-    fn home(&self, key: [u64; 2]) -> usize {
-        (((key[1] >> 32) * self.entries.len() as u64) >> 32) as usize
+    fn home(&self, place: Place) -> usize {
+        place.home(self.entries.len())
     }
 
     fn after(&self, position: usize) -> usize {
@@ -57,11 +81,11 @@ impl Segment {
     }
 
     /// Position of the key, or of the vacant entry where it would be. `None` if there are no entries.
-    fn seek(&self, key: [u64; 2]) -> Option<usize> {
+    fn seek(&self, key: [u64; 2], place: Place) -> Option<usize> {
         if self.entries.is_empty() {
             return None;
         }
-        let mut position = self.home(key);
+        let mut position = self.home(place);
         // Half of the entries are always vacant.
         while self.entries[position].key != key && !self.entries[position].holders.is_empty() {
             position = self.after(position);
@@ -70,13 +94,13 @@ impl Segment {
     }
 
     /// Position of the key.
-    fn find(&self, key: [u64; 2]) -> Option<usize> {
-        self.seek(key).filter(|position| !self.entries[*position].holders.is_empty())
+    fn find(&self, key: [u64; 2], place: Place) -> Option<usize> {
+        self.seek(key, place).filter(|position| !self.entries[*position].holders.is_empty())
     }
 
     /// Grows by half if one more entry would leave less than half of them vacant. Then three of four keys are in their first position, and
     /// the reads of a lookup need not wait for one another.
-    fn make_room(&mut self) {
+    fn make_room(&mut self, secret: Secret) {
         let entries = self.entries.len();
         if 2 * (self.used + 1) <= entries {
             return;
@@ -84,14 +108,14 @@ impl Segment {
         let larger = vec![Entry::default(); ENTRIES_MIN.max(entries + entries / 2)];
         for entry in std::mem::replace(&mut self.entries, larger) {
             if !entry.holders.is_empty() {
-                self.put(entry);
+                self.put(entry, secret.place(entry.key));
             }
         }
     }
 
     /// Writes an entry whose key is absent. There must be room.
-    fn put(&mut self, entry: Entry) {
-        let mut position = self.home(entry.key);
+    fn put(&mut self, entry: Entry, place: Place) {
+        let mut position = self.home(place);
         while !self.entries[position].holders.is_empty() {
             position = self.after(position);
         }
@@ -99,12 +123,12 @@ impl Segment {
     }
 
     /// Vacates an entry, and moves later entries up that would not be found across the hole.
-    fn erase(&mut self, mut hole: usize) {
+    fn erase(&mut self, mut hole: usize, secret: Secret) {
         let entries = self.entries.len();
         let distance = |from: usize, to: usize| if to >= from { to - from } else { to + entries - from };
         let mut next = self.after(hole);
         while !self.entries[next].holders.is_empty() {
-            if distance(self.home(self.entries[next].key), next) >= distance(hole, next) {
+            if distance(self.home(secret.place(self.entries[next].key)), next) >= distance(hole, next) {
                 self.entries[hole] = self.entries[next];
                 hole = next;
             }
@@ -116,12 +140,13 @@ impl Segment {
 }
 
 impl Table {
-    /// An empty table of at most `blocks_max` hashes.
-    pub(super) fn new(blocks_max: usize) -> Self {
+    /// An empty table of at most `blocks_max` hashes, whose places come from the secret.
+    pub(super) fn new(blocks_max: usize, secret: [u64; 2]) -> Self {
         let mut segments = Vec::new();
         segments.resize_with(1 << SEGMENT_BITS, Segment::default);
         // Few blocks are on many workers, so a set for each sixteenth block is ample, at 8 bytes a block.
-        Self { segments, spill: Spill::new(blocks_max / 16), held: 0, blocks_max, cursor: 0 }
+        let spill = Spill::new(blocks_max / 16);
+        Self { segments, secret: Secret(secret), spill, held: 0, blocks_max, cursor: 0 }
     }
 
     /// Hashes with holders, including retired slots.
@@ -131,8 +156,9 @@ impl Table {
 
     pub(super) fn add(&mut self, hash: &PrefixHash, slot: usize) -> Added {
         let key = key(hash);
-        let segment = &mut self.segments[segment(key)];
-        if let Some(position) = segment.find(key) {
+        let place = self.secret.place(key);
+        let segment = &mut self.segments[place.segment()];
+        if let Some(position) = segment.find(key, place) {
             return segment.entries[position].holders.add(slot, &mut self.spill);
         }
         if self.held == self.blocks_max {
@@ -140,8 +166,8 @@ impl Table {
         }
         let mut holders = Holders::default();
         holders.add(slot, &mut self.spill);
-        segment.make_room();
-        segment.put(Entry { key, holders });
+        segment.make_room(self.secret);
+        segment.put(Entry { key, holders }, place);
         segment.used += 1;
         self.held += 1;
         Added::New
@@ -150,11 +176,12 @@ impl Table {
     /// Removes the slot; returns whether it held the block.
     pub(super) fn take(&mut self, hash: &PrefixHash, slot: usize) -> bool {
         let key = key(hash);
-        let segment = &mut self.segments[segment(key)];
-        let Some(position) = segment.find(key) else { return false };
+        let place = self.secret.place(key);
+        let segment = &mut self.segments[place.segment()];
+        let Some(position) = segment.find(key, place) else { return false };
         let held = segment.entries[position].holders.take(slot, &mut self.spill);
         if segment.entries[position].holders.is_empty() {
-            segment.erase(position);
+            segment.erase(position, self.secret);
             self.held -= 1;
         }
         held
@@ -163,16 +190,19 @@ impl Table {
     /// Holders of up to [`BATCH`] hashes. All first positions are read before any is inspected, so that memory reads overlap.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
         let mut keys = [[0; 2]; BATCH];
+        let mut places = [Place::default(); BATCH];
         let mut first = [Entry::default(); BATCH];
         let mut out = [Holders::default(); BATCH];
         let (mut count, mut nearby) = (0, 0);
-        for (hash, (wanted, entry)) in hashes.zip(keys.iter_mut().zip(&mut first)) {
+        for (hash, ((wanted, place), entry)) in hashes.zip(keys.iter_mut().zip(&mut places).zip(&mut first)) {
             *wanted = key(hash);
-            let segment = &self.segments[segment(*wanted)];
-            if let Some(found) = segment.entries.get(segment.home(*wanted)) {
+            *place = self.secret.place(*wanted);
+            let segment = &self.segments[place.segment()];
+            let home = segment.home(*place);
+            if let Some(found) = segment.entries.get(home) {
                 *entry = *found;
                 // If the first position has another key, the next one is needed, often in the next cache line.
-                if let Some(next) = segment.entries.get(segment.home(*wanted) + 1) {
+                if let Some(next) = segment.entries.get(home + 1) {
                     nearby ^= next.key[1];
                 }
             }
@@ -183,8 +213,10 @@ impl Table {
             out[i] = if first[i].key == keys[i] || first[i].holders.is_empty() {
                 first[i].holders
             } else {
-                let segment = &self.segments[segment(keys[i])];
-                segment.find(keys[i]).map_or(Holders::default(), |position| segment.entries[position].holders)
+                let segment = &self.segments[places[i].segment()];
+                segment
+                    .find(keys[i], places[i])
+                    .map_or(Holders::default(), |position| segment.entries[position].holders)
             };
         }
         (out, count)
@@ -206,7 +238,7 @@ impl Table {
                 holders.take_all(dead, &mut self.spill, &mut taken);
                 if holders.is_empty() {
                     // Another entry may have moved here: check again.
-                    segment.erase(position);
+                    segment.erase(position, self.secret);
                     self.held -= 1;
                     continue;
                 }
@@ -218,6 +250,13 @@ impl Table {
     /// Entries that the next sweep reads; at least 1.
     pub(super) fn next_sweep(&self) -> usize {
         self.segments[self.cursor].entries.len().max(1)
+    }
+
+    /// Most entries in a row of which none is vacant.
+    #[cfg(test)]
+    pub(super) fn longest_run(&self) -> usize {
+        let runs = |s: &Segment| s.entries.split(|e| e.holders.is_empty()).map(<[Entry]>::len).max();
+        self.segments.iter().filter_map(runs).max().unwrap_or(0)
     }
 
     #[cfg(test)]

@@ -4,6 +4,8 @@ use baton_types::Digest;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+const SECRET: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
+
 fn name(worker: usize) -> InstanceId {
     InstanceId::try_new(format!("w{worker}")).unwrap()
 }
@@ -24,7 +26,11 @@ fn snapshot(index: &mut PrefixIndex, worker: usize, sequence: u64, blocks: &[Pre
 
 /// Current workers with nothing cached and blocks of 16 tokens, whose next event is number 1.
 fn index_of(workers: usize, blocks_max: usize) -> PrefixIndex {
-    let mut index = PrefixIndex::new(blocks_max);
+    index_with(SECRET, workers, blocks_max)
+}
+
+fn index_with(secret: [u64; 2], workers: usize, blocks_max: usize) -> PrefixIndex {
+    let mut index = PrefixIndex::new(blocks_max, secret);
     for worker in 0..workers {
         index.join(&name(worker), Incarnation(1), 16).unwrap();
         assert_eq!(snapshot(&mut index, worker, 0, &[]), Applied::Done);
@@ -63,7 +69,7 @@ fn a_hit_is_as_long_as_what_is_held() {
 #[test]
 fn blocks_of_every_size_are_whole() {
     let prompt = chain(0, 24);
-    let mut index = PrefixIndex::new(1000);
+    let mut index = PrefixIndex::new(1000, SECRET);
     for (worker, groups) in [1, 2, 3, 8].into_iter().enumerate() {
         index.join(&name(worker), Incarnation(1), 16 * groups as u32).unwrap();
         let named: Vec<_> = prompt.iter().skip(groups - 1).step_by(groups).copied().collect();
@@ -241,6 +247,20 @@ fn as_many_workers_as_promised() {
     assert_eq!(index.taken, SlotSet::default());
 }
 
+#[test]
+fn hashes_that_a_worker_chose_spread_as_others_do() {
+    let mut index = index_of(1, 100_000);
+    // They differ in a few bits at the end of either half.
+    let ends: Vec<_> = (0..20_000u128).map(|i| PrefixHash(((i >> 7) << 64 | i % 128).to_le_bytes())).collect();
+    // Here in the middle of one half.
+    let middles: Vec<_> = (0..20_000u128).map(|i| PrefixHash(((1 << 127) | i << 24).to_le_bytes())).collect();
+    send(&mut index, 0, 1, CacheChange::Stored(&ends));
+    send(&mut index, 0, 2, CacheChange::Stored(&middles));
+    assert_eq!(index.counts().blocks, 40_000);
+    let run = index.table.longest_run();
+    assert!(run < 64, "{run} in a row");
+}
+
 /// A slow reference: what each current worker holds.
 #[derive(Default)]
 struct Model {
@@ -309,7 +329,16 @@ fn steps(workers: usize, blocks: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn compare(workers: usize, steps: Vec<Step>, hashes: &[PrefixHash]) -> Result<(), TestCaseError> {
-    let (mut index, mut model) = (index_of(workers, 10_000), Model::default());
+    compare_in(index_of(workers, 10_000), workers, steps, hashes)
+}
+
+fn compare_in(
+    mut index: PrefixIndex,
+    workers: usize,
+    steps: Vec<Step>,
+    hashes: &[PrefixHash],
+) -> Result<(), TestCaseError> {
+    let mut model = Model::default();
     model.current.extend(0..workers);
     let (mut sequences, mut incarnations) = (vec![0; workers], vec![1; workers]);
     for step in steps {
@@ -390,8 +419,9 @@ proptest! {
     /// Hashes that share a segment, to test probing, holes and growth.
     #[test]
     fn it_is_the_plain_map_where_names_collide(steps in steps(6, 90), homes in 1u64..30) {
-        let name = |i: u64| PrefixHash(u128::to_le_bytes((i % homes * (u64::MAX / homes)) as u128 >> 32 << 96 | i as u128));
-        compare(6, steps, &(0..90).map(name).collect::<Vec<_>>())?;
+        // Without a secret, the place of a hash whose first half is 1 is its second half: 12 bits for the segment, 32 for the position.
+        let name = |i: u64| PrefixHash(u128::to_le_bytes(u128::from(i % homes * (u64::MAX / homes) >> 32 << 20 | i) << 64 | 1));
+        compare_in(index_with([0, 0], 6, 10_000), 6, steps, &(0..90).map(name).collect::<Vec<_>>())?;
     }
 
     /// Workers with blocks of every size, each of which holds the first groups of one chain, as caches do: every hit is exact, whatever the
@@ -402,7 +432,7 @@ proptest! {
         asked in proptest::collection::vec(0usize..=300, 1..20),
     ) {
         let prompt = chain(5, 300);
-        let mut index = PrefixIndex::new(10_000);
+        let mut index = PrefixIndex::new(10_000, SECRET);
         for (worker, (groups, held)) in held.iter().enumerate() {
             index.join(&name(worker), Incarnation(1), 16 * *groups as u32).unwrap();
             let blocks: Vec<_> = prompt[..*held].iter().skip(groups - 1).step_by(*groups).copied().collect();

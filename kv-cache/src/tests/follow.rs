@@ -187,7 +187,7 @@ proptest! {
         let prompts: Vec<_> = PROMPTS.iter().map(|symbols| hashes(symbols)).collect();
         let (pool, mut now) = (pool(blocks, changes_max), Instant::now());
         let id = InstanceId::try_new("w").unwrap();
-        let mut follower = Follower { index: PrefixIndex::new(1000), worker: id, incarnation: Incarnation(1) };
+        let mut follower = Follower { index: PrefixIndex::new(1000, [1, 2]), worker: id, incarnation: Incarnation(1) };
         let mut feed = follower.reopen(&pool);
         let mut wire: Vec<FeedUpdate> = Vec::new();
         // Everything cached since the follower's state was exact.

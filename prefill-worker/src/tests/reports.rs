@@ -140,7 +140,7 @@ async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
     }
     let last = prompt(9999, 7);
     cache(&pool, &last);
-    let (mut index, party) = (PrefixIndex::new(1 << 20), &service.party);
+    let (mut index, party) = (PrefixIndex::new(1 << 20, [1, 2]), &service.party);
     index.join(&party.instance, party.incarnation, 16).unwrap();
     let (mut loads, mut snapshots) = (0, Vec::new());
     // Load is still reported, at least once a second.

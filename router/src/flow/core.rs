@@ -113,6 +113,8 @@ pub struct Outside {
     pub traces: Traces,
     /// Name of this router, for the workers' logs.
     pub name: String,
+    /// Two random numbers that no worker knows, for the index of prefixes.
+    pub index_secret: [u64; 2],
     /// Cancelled, it ends the core's background tasks.
     pub stop: CancellationToken,
 }
@@ -120,13 +122,13 @@ pub struct Outside {
 impl Core {
     /// Starts a core, which follows the workers of the membership from then on.
     pub fn start(config: &RouterConfig, outside: Outside, metrics: &Metrics) -> Arc<Self> {
-        let Outside { runtime, connector, membership, traces, name, stop } = outside;
+        let Outside { runtime, connector, membership, traces, name, index_secret, stop } = outside;
         let (tail, verdicts) = Tail::new(&config.telemetry, traces, metrics.register(TailMetrics::register));
         runtime.spawn(deliver(runtime.clone(), verdicts, tail.lost()).boxed());
         // With keys, callers without a key can read the metrics on the clients' port.
         let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
-        let prefixes =
-            Arc::new(Prefixes::new(config.cache.index_blocks_max, metrics.register(PrefixMetrics::register)));
+        let prefix_metrics = metrics.register(PrefixMetrics::register);
+        let prefixes = Arc::new(Prefixes::new(config.cache.index_blocks_max, index_secret, prefix_metrics));
         runtime.spawn(prefixes.clone().sweep(runtime.clone(), stop.clone()).boxed());
         let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
         let core = Arc::new(Self {

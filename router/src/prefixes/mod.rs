@@ -72,9 +72,9 @@ impl Found {
 }
 
 impl Prefixes {
-    /// An empty index of at most `blocks_max` blocks.
-    pub(crate) fn new(blocks_max: usize, metrics: PrefixMetrics) -> Self {
-        let state = State { index: PrefixIndex::new(blocks_max), streams: HashMap::new(), opened: 0 };
+    /// An empty index of at most `blocks_max` blocks, keyed with a secret of two random numbers.
+    pub(crate) fn new(blocks_max: usize, secret: [u64; 2], metrics: PrefixMetrics) -> Self {
+        let state = State { index: PrefixIndex::new(blocks_max, secret), streams: HashMap::new(), opened: 0 };
         Self { state: RwLock::new(state), pending: Mutex::new(PendingPrefixes::new(PENDING_MAX)), metrics }
     }
 

@@ -7,7 +7,7 @@ use baton_types::{Digest, Role, SystemClock};
 use prometheus_client::registry::Registry;
 
 fn prefixes(blocks_max: usize) -> Arc<Prefixes> {
-    Arc::new(Prefixes::new(blocks_max, PrefixMetrics::register(&mut Registry::default())))
+    Arc::new(Prefixes::new(blocks_max, [1, 2], PrefixMetrics::register(&mut Registry::default())))
 }
 
 fn hashes(groups: usize) -> Arc<[PrefixHash]> {

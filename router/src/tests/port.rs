@@ -175,6 +175,7 @@ async fn an_answer_goes_on_at_another_worker_after_one_is_lost() {
         membership: Arc::new(Members(watch::Sender::new(Arc::new(view)))),
         traces: Traces::default(),
         name: "router".into(),
+        index_secret: [1, 2],
         stop: CancellationToken::new(),
     };
     let core = Core::start(&RouterConfig::default(), outside, &Metrics::new("baton-router"));

@@ -62,7 +62,7 @@ impl Filled {
     fn new() -> anyhow::Result<Self> {
         let workers =
             (0..WORKERS).map(|i| InstanceId::try_new(format!("worker-{i}"))).collect::<Result<Vec<_>, _>>()?;
-        let mut filled = Self { index: PrefixIndex::new(BLOCKS), workers, sequences: vec![0; WORKERS] };
+        let mut filled = Self { index: PrefixIndex::new(BLOCKS, rand::random()), workers, sequences: vec![0; WORKERS] };
         for worker in &filled.workers {
             filled.index.join(worker, INCARNATION, HASH_TOKENS as u32)?;
             let change = CacheChange::Snapshot { part: 0, last: true, blocks: &[] };
