@@ -316,10 +316,9 @@ impl PrefixIndex {
         holding
     }
 
-    /// Number of blocks that a worker is known to hold; 0 unless it is current.
+    /// Number of different blocks that a worker reported and the index holds, also while its snapshot is not complete.
     pub fn blocks_of(&self, worker: &InstanceId) -> usize {
-        let known = self.workers.get(worker).filter(|w| w.sequence.is_current());
-        known.and_then(|w| w.slot).map_or(0, |slot| self.slots[slot].blocks)
+        self.workers.get(worker).and_then(|w| w.slot).map_or(0, |slot| self.slots[slot].blocks)
     }
 
     /// Whether a worker joined and must send a snapshot, or the rest of one, before it counts.

@@ -3,7 +3,7 @@
 use super::{Prefixes, Stream};
 use crate::port::{CacheReport, CacheReportChange};
 use baton_kv_cache::{Applied, CacheChange, CacheUpdate, JoinError};
-use baton_types::Party;
+use baton_types::{InstanceRecord, Party};
 use std::sync::Arc;
 
 /// Why a worker's blocks are ignored until its next snapshot.
@@ -50,14 +50,18 @@ pub(crate) struct Follower {
     prefixes: Arc<Prefixes>,
     party: Party,
     block_tokens: u32,
+    /// Blocks of its pool. Workers report removed blocks before those that took their place, so they never report more.
+    blocks_max: u64,
     /// Number of the stream, set by the first update: a worker that sends none is not in the index.
     stream: Option<Stream>,
     ended: Dropped,
 }
 
 impl Follower {
-    pub(super) fn new(prefixes: Arc<Prefixes>, party: Party, block_tokens: u32) -> Self {
-        Self { prefixes, party, block_tokens, stream: None, ended: Dropped::Ended }
+    pub(super) fn new(prefixes: Arc<Prefixes>, record: &InstanceRecord) -> Self {
+        let (party, block_tokens) = (record.party.clone(), record.layout.block_tokens());
+        let blocks_max = record.capacity_tokens.div_ceil(u64::from(block_tokens));
+        Self { prefixes, party, block_tokens, blocks_max, stream: None, ended: Dropped::Ended }
     }
 
     /// Applies a report. After an error the rest of this stream must not be used.
@@ -99,7 +103,11 @@ impl Follower {
             return Ok(()); // A newer stream of this instance has begun; only that one counts.
         }
         let applied = state.index.apply(instance, CacheUpdate { incarnation, sequence: *sequence, change });
+        let held = state.index.blocks_of(instance) as u64;
         drop(state);
+        if held > self.blocks_max {
+            return Err(Dropped::Malformed("it reports more cached blocks than its pool has"));
+        }
         match applied {
             Applied::Done => {
                 let metrics = &self.prefixes.metrics;

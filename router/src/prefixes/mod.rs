@@ -80,7 +80,7 @@ impl Prefixes {
 
     /// Follows a worker on a stream that has just begun.
     pub(crate) fn follow(self: &Arc<Self>, record: &InstanceRecord) -> Follower {
-        Follower::new(self.clone(), record.party.clone(), record.layout.block_tokens())
+        Follower::new(self.clone(), record)
     }
 
     /// How much of a prompt with these hashes each worker has; without hashes nothing is looked up.

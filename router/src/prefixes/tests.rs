@@ -124,6 +124,32 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
 }
 
 #[test]
+fn a_worker_that_reports_more_blocks_than_it_has_is_dropped() {
+    let (prefixes, honest) = (prefixes(1000), start("honest", 1));
+    let liar = InstanceRecord { capacity_tokens: 4 * 16, ..start("liar", 1) };
+    let prompt = hashes(8);
+    let tokens = || [&honest, &liar].map(|of| prefixes.lookup(&prompt, &SystemClock).tokens(&of.party));
+    let mut other = prefixes.follow(&honest);
+    other.take(&snapshot(&prompt)).unwrap();
+    let mut follower = prefixes.follow(&liar);
+    follower.take(&snapshot(&prompt[..3])).unwrap();
+    // What was reported before counts once, and what is removed makes room.
+    follower.take(&stored(1, &prompt[..4])).unwrap();
+    follower.take(&report(2, Change::Removed, &prompt[2..4])).unwrap();
+    follower.take(&stored(3, &prompt[2..4])).unwrap();
+    assert_eq!(tokens(), [128, 64]);
+    assert!(matches!(follower.take(&stored(4, &prompt[4..5])), Err(Dropped::Malformed(_))));
+    drop(follower);
+    assert_eq!(tokens(), [128, 0]);
+    // A snapshot that never ends is counted too.
+    let mut follower = prefixes.follow(&liar);
+    let part = |part: usize| report(0, Change::Snapshot { part: part as u32, last: false }, &prompt[2 * part..][..2]);
+    follower.take(&part(0)).unwrap();
+    follower.take(&part(1)).unwrap();
+    assert!(matches!(follower.take(&part(2)), Err(Dropped::Malformed(_))));
+}
+
+#[test]
 fn a_full_index_refuses_the_rest() {
     let (prefixes, p) = (prefixes(4), start("p", 1));
     let prompt = hashes(6);
