@@ -11,6 +11,13 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 use ucx_sys::sys;
 
+/// Fewest bytes of an address: its version, the worker's number and one device.
+const ADDRESS_BYTES_MIN: usize = 16;
+/// Fewest bytes of a key: the map of memory domains and the type of memory.
+const KEY_BYTES_MIN: usize = 9;
+/// More than UCX reads past the end of a truncated address or key: at most 128 entries, with lengths of one byte.
+const SLACK_BYTES: usize = 64 << 10;
+
 /// A UCP endpoint. A failure of its peer is reported under the owner's number (see [`Worker::take_failed`]).
 ///
 /// Close it with [`Endpoint::close`], whose completion ends every operation on it. An endpoint that is dropped without that is closed by
@@ -38,6 +45,7 @@ pub(crate) struct RemoteKey {
 impl Endpoint {
     /// Starts to connect to a worker's address; failures are also reported later.
     pub(crate) fn new(worker: &Rc<Worker>, address: &[u8], owner: u64) -> Result<Self, Status> {
+        let address = with_slack(address, ADDRESS_BYTES_MIN)?;
         let failure = Box::into_raw(Box::new(Failure { owner, lists: worker.lists.clone() }));
         // SAFETY: all fields of the parameters are numbers, pointers and optional functions, for which zero is a value.
         let mut params: sys::ucp_ep_params_t = unsafe { zeroed() };
@@ -52,7 +60,8 @@ impl Endpoint {
         params.err_handler.arg = failure.cast();
         let mut handle = null_mut();
         // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and outlives
-        // the endpoint. The address itself encodes how far UCX reads it, so it must come from a peer that this cluster trusts.
+        // the endpoint. The address itself encodes how far UCX reads it. Zeros follow it, but its contents are trusted otherwise, so it
+        // must come from a peer that this cluster trusts.
         let created = Status::check(unsafe { sys::ucp_ep_create(worker.handle, &params, &mut handle) });
         let endpoint = Self { handle, closed: Cell::new(created.is_err()), worker: worker.clone(), failure };
         created.map(|()| endpoint)
@@ -151,8 +160,9 @@ impl Endpoint {
 
     /// Unpacks a peer's region key for use on this endpoint.
     pub(crate) fn unpack(&self, key: &[u8]) -> Result<RemoteKey, Status> {
+        let key = with_slack(key, KEY_BYTES_MIN)?;
         let mut handle = null_mut();
-        // SAFETY: the endpoint is live; the key is borrowed over the call, which copies it. Like an address, UCX trusts its contents.
+        // SAFETY: the endpoint is live; the key is borrowed over the call, which copies it. As of an address, UCX trusts its contents.
         Status::check(unsafe { sys::ucp_ep_rkey_unpack(self.handle, key.as_ptr().cast(), &mut handle) })?;
         Ok(RemoteKey { handle, _worker: self.worker.clone() })
     }
@@ -187,6 +197,14 @@ impl Endpoint {
         lanes.dedup();
         lanes
     }
+}
+
+/// A copy of an address or a key for UCX, which is not told its length: after a truncated one it reads zeros.
+fn with_slack(bytes: &[u8], bytes_min: usize) -> Result<Vec<u8>, Status> {
+    if bytes.len() < bytes_min {
+        return Err(Status::INVALID_PARAM);
+    }
+    Ok([bytes, &[0; SLACK_BYTES]].concat())
 }
 
 /// Messages without rendezvous, whose receiver would have to fetch and acknowledge, with headers that UCX copies.

@@ -11,6 +11,9 @@ impl Status {
     /// The operation ended because its endpoint was closed.
     pub(crate) const CANCELED: Self = Self(sys::ucs_status_t_UCS_ERR_CANCELED);
 
+    /// What was passed is not valid.
+    pub(super) const INVALID_PARAM: Self = Self(sys::ucs_status_t_UCS_ERR_INVALID_PARAM);
+
     /// Success, or the error.
     pub(super) fn check(status: sys::ucs_status_t) -> Result<(), Self> {
         if status == sys::ucs_status_t_UCS_OK { Ok(()) } else { Err(Self(status)) }

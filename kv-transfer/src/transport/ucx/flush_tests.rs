@@ -1,4 +1,4 @@
-//! A flush waits for exactly as many writes as were posted.
+//! A flush waits for exactly as many writes as were posted, and addresses and keys that are too short do not reach UCX.
 
 use super::{Connection, Ucx};
 use crate::device::Device;
@@ -114,4 +114,24 @@ fn a_flush_ends_after_every_write_that_it_covers_whatever_the_peer_says() {
     let done = a.events.iter().position(|event| matches!(event, Event::PutDone(..)));
     let flushed = a.events.iter().position(|event| matches!(event, Event::Flushed(..)));
     assert!(done < flushed);
+}
+
+#[test]
+fn an_address_that_is_too_short_is_refused() {
+    let (mut a, b) = (Side::start(), Side::start());
+    let conn = a.ucx.connect(&b.ucx.address()).unwrap();
+    // After the nonce there is nothing, and then the beginning of an address.
+    for len in [16, 17, 31] {
+        assert!(a.ucx.attached(conn, &vec![0x10; len]).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn a_key_that_is_too_short_is_refused() {
+    let (a, from, _b, _) = connected();
+    let endpoint = a.ucx.connections[&from].endpoint().unwrap();
+    for len in [1, 8] {
+        assert!(endpoint.unpack(&[0; 64][..len]).is_err(), "{len} bytes");
+    }
+    assert!(endpoint.unpack(&[0; 9]).is_ok(), "a key without domains");
 }
