@@ -175,7 +175,7 @@ impl WorkerSnapshot {
     pub(super) fn pool_is_full(&self) -> bool {
         let Some(report) = self.last_report.as_ref().map(|report| &report.report) else { return false };
         let kept = u64::from(WATERMARK_BLOCKS);
-        let has_none = report.blocks.is_some_and(|b| b.total > 0 && b.free + b.cached <= kept);
+        let has_none = report.blocks.is_some_and(|b| b.total > 0 && b.free.saturating_add(b.cached) <= kept);
         has_none || report.lacks_blocks == Some(true)
     }
 
@@ -256,6 +256,8 @@ mod tests {
         check(1_000, |_, _| (), State::Ready, &[]);
         check(0, |s, _| s.draining = Draining(Arc::new(true.into())), State::Draining, &[]);
         check(0, |_, r| r.waiting = 3, State::Ready, &[]);
+        let most = BlockCounts { total: 512, free: u64::MAX, cached: 1, ..Default::default() };
+        check(0, |_, r| r.blocks = Some(most), State::Ready, &[]);
         // Of a release that did not report how long its step takes.
         check(0, |_, r| r.still_ms = None, State::Ready, &[]);
     }
