@@ -2,6 +2,7 @@
 
 use baton_types::{GgufTokenizer, TextBundle, TokenId};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 use super::pre_tokenizer;
 use crate::TextError;
@@ -79,11 +80,11 @@ fn added_tokens(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     }
     // Some files mark every token as normal. A token that is spelled as a control token and that no merge produces must
     // be one.
-    let merged = |token: &str| {
-        gguf.merges.iter().any(|m| m.split_once(' ').is_some_and(|(l, r)| token.strip_prefix(l) == Some(r)))
+    let results = gguf.merges.iter().filter_map(|m| m.split_once(' ')).map(|(left, right)| [left, right].concat());
+    let merged: HashSet<String> = results.filter(|result| is_control(false, result)).collect();
+    let special = |token: &str, kind: i32| {
+        kind == CONTROL || kind == NORMAL && is_control(false, token) && !merged.contains(token)
     };
-    let special =
-        |token: &str, kind: i32| kind == CONTROL || kind == NORMAL && is_control(false, token) && !merged(token);
     let mut added = Vec::new();
     for (id, (token, kind)) in gguf.tokens.iter().zip(&gguf.token_types).enumerate() {
         let special = special(token, *kind);
@@ -104,4 +105,35 @@ fn merges(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
         _ => Err(TextError::Broken(format!("merge {merge:?} is not two tokens with a space between"))),
     };
     gguf.merges.iter().map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn many_tokens_spelled_as_control_tokens_are_told_from_merged_ones_at_once() {
+        let count = 50_000;
+        let spelled = |of: usize| format!("<|{of}|>");
+        let gguf = GgufTokenizer {
+            model: "gpt2".into(),
+            pre: "smollm".into(),
+            tokens: (0..2 * count).map(spelled).collect(),
+            token_types: vec![NORMAL; 2 * count],
+            scores: Vec::new(),
+            // All but the last produce a token of the second half.
+            merges: (count..2 * count - 1).map(|of| format!("<| {of}|>")).collect(),
+            bos: None,
+            eos: None,
+            add_bos: None,
+            chat_template: None,
+        };
+        let begun = Instant::now();
+        let added = added_tokens(&gguf).unwrap();
+        let took = begun.elapsed();
+        let ids: Vec<_> = added.iter().map(|token| token["id"].as_u64().unwrap() as usize).collect();
+        assert_eq!(ids, (0..count).chain([2 * count - 1]).collect::<Vec<_>>());
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
 }
