@@ -7,6 +7,7 @@
 //! bound the memory). New calls take a new connection before the other limits matter.
 
 use super::deadline::{TIMEOUT_HEADER, parse_timeout};
+use super::dial;
 use super::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS, STREAM_WINDOW_BYTES};
 use crate::identity::{Identity, Protocol, Role};
 use futures::future::BoxFuture;
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -80,11 +80,11 @@ pub fn channel(
     let bare = ["http://", "https://"].into_iter().find_map(|scheme| address.strip_prefix(scheme)).unwrap_or(address);
     let authority = bare.trim_end_matches('/').parse::<Authority>().ok().filter(|a| a.port_u16().is_some());
     let authority = authority.ok_or_else(|| ChannelError { address: address.into() })?;
-    let (to, identity) = (authority.to_string(), identity.clone());
+    let (to, identity) = (authority.clone(), identity.clone());
     let dial = move || -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
         let (to, tls) = (to.clone(), identity.client(Protocol::Grpc));
         Box::pin(async move {
-            let stream = TcpStream::connect(to).await?;
+            let stream = dial::connect(&to).await?;
             stream.set_nodelay(true)?;
             Ok(match tls {
                 None => Box::new(stream) as Box<dyn Stream>,

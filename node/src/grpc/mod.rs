@@ -3,6 +3,7 @@
 mod client;
 mod config;
 mod deadline;
+mod dial;
 mod handshakes;
 mod messages;
 mod probe;
