@@ -208,6 +208,10 @@ impl Default for RetryConfig {
 
 /// With keys, all callers without one share this fraction (one in four) of `limits.intake_bytes_max`.
 const FOR_STRANGERS: u64 = 4;
+/// Without keys, calls to gRPC's standard services have memory of this fraction (one in 16) of it besides, a quarter
+/// of that for one address. An address needs two megabytes for a call of reflection.
+const FOR_STANDARD: u64 = 16;
+const STANDARD_BYTES_MIN: u64 = 8 << 20;
 
 /// Memory of one running request: 16 KiB as an open stream (`router_open_stream` of `make bench`). The rest is for
 /// text, tokens and prefix hashes of a prompt of about ten thousand tokens, and for output that the client has not
@@ -376,6 +380,13 @@ impl RouterConfig {
         } else {
             Intake::new(all, share)
         }
+    }
+
+    /// Without keys, the budget of calls to gRPC's standard services. With keys, callers without one have a part of
+    /// the other budget, and these calls with them.
+    pub(crate) fn standard_intake(&self) -> Option<Intake> {
+        let all = (self.limits.intake_bytes_max.0 / FOR_STANDARD).max(STANDARD_BYTES_MIN);
+        self.auth.keys_file.is_none().then(|| Intake::new(all, all / 4))
     }
 
     pub(crate) fn flow_limits(&self) -> Limits {

@@ -23,6 +23,7 @@ mod deadline;
 mod flow;
 mod grpc;
 mod http;
+mod meter;
 mod metrics;
 mod models;
 mod openai;

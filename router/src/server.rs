@@ -6,12 +6,12 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Outside};
 use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
 use crate::http::{BodyLimits, HttpState, routes};
+use crate::meter::meter;
 use crate::metrics::{AuthMetrics, MembershipMetrics};
 use crate::status::{ClusterStatus, StatusMetrics};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::calls::Meter;
 use baton_node::grpc;
 use baton_node::identity::{Identity, IdentityError, Role};
 use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
@@ -131,9 +131,10 @@ impl Router {
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
         let admin = AdminService::new(core.workers.clone(), connector, status, traces);
-        let meter: Meter = {
-            let (intake, access) = (core.intake.clone(), access.clone());
-            Arc::new(move |call: &Parts| intake.hold(access.client(&call.headers, &call.extensions)))
+        let meter = {
+            let access = access.clone();
+            let client = move |call: &Parts| access.client(&call.headers, &call.extensions);
+            meter(core.intake.clone(), config.standard_intake(), client)
         };
         let grpc_router = grpc::server_counting(&config.grpc, meter.clone())
             .add_service(services::inference(inference, &config.grpc, access.clone()))
