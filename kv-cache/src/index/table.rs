@@ -49,17 +49,17 @@ fn key(hash: &PrefixHash) -> [u64; 2] {
 struct Secret([u64; 2]);
 
 impl Secret {
-    fn place(self, key: [u64; 2]) -> Place {
+    fn place(self, key: [u64; 2]) -> HashedKey {
         let product = u128::from(key[0] ^ self.0[0]) * u128::from(key[1] ^ self.0[1]);
-        Place(product as u64 ^ (product >> 64) as u64)
+        HashedKey(product as u64 ^ (product >> 64) as u64)
     }
 }
 
 /// Where a key belongs.
 #[derive(Clone, Copy, Default)]
-struct Place(u64);
+struct HashedKey(u64);
 
-impl Place {
+impl HashedKey {
     fn segment(self) -> usize {
         (self.0 >> (64 - SEGMENT_BITS)) as usize
     }
@@ -72,7 +72,7 @@ impl Place {
 }
 
 impl Segment {
-    fn home(&self, place: Place) -> usize {
+    fn home(&self, place: HashedKey) -> usize {
         place.home(self.entries.len())
     }
 
@@ -81,7 +81,7 @@ impl Segment {
     }
 
     /// Position of the key, or of the vacant entry where it would be. `None` if there are no entries.
-    fn seek(&self, key: [u64; 2], place: Place) -> Option<usize> {
+    fn seek(&self, key: [u64; 2], place: HashedKey) -> Option<usize> {
         if self.entries.is_empty() {
             return None;
         }
@@ -94,7 +94,7 @@ impl Segment {
     }
 
     /// Position of the key.
-    fn find(&self, key: [u64; 2], place: Place) -> Option<usize> {
+    fn find(&self, key: [u64; 2], place: HashedKey) -> Option<usize> {
         self.seek(key, place).filter(|position| !self.entries[*position].holders.is_empty())
     }
 
@@ -114,7 +114,7 @@ impl Segment {
     }
 
     /// Writes an entry whose key is absent. There must be room.
-    fn put(&mut self, entry: Entry, place: Place) {
+    fn put(&mut self, entry: Entry, place: HashedKey) {
         let mut position = self.home(place);
         while !self.entries[position].holders.is_empty() {
             position = self.after(position);
@@ -190,7 +190,7 @@ impl Table {
     /// Holders of up to [`BATCH`] hashes. All first positions are read before any is inspected, so that memory reads overlap.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
         let mut keys = [[0; 2]; BATCH];
-        let mut places = [Place::default(); BATCH];
+        let mut places = [HashedKey::default(); BATCH];
         let mut first = [Entry::default(); BATCH];
         let mut out = [Holders::default(); BATCH];
         let (mut count, mut nearby) = (0, 0);
