@@ -19,6 +19,8 @@ const LOCK: &str = "lock";
 const ADDRESSES: &str = "addresses";
 /// Prefix of a folder that is not complete yet.
 const NEW: &str = "new";
+/// No start takes so long to give its folder its name.
+const NEW_MAX: Duration = Duration::from_secs(60);
 /// The certificates are never renewed, so they last longer than any `baton up` runs.
 const LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -103,10 +105,19 @@ fn all() -> Option<PathBuf> {
 fn clear(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.extension().is_none_or(|ending| ending == NEW) && is_free(&path) {
+        let is_ours = match path.extension() {
+            None => true,
+            // A start takes the lock right after it made the folder.
+            Some(ending) => ending == NEW && age(&path).is_some_and(|age| age > NEW_MAX),
+        };
+        if is_ours && is_free(&path) {
             let _ = remove(&path);
         }
     }
+}
+
+fn age(path: &Path) -> Option<Duration> {
+    path.metadata().ok()?.modified().ok()?.elapsed().ok()
 }
 
 /// Whether no process holds the folder's lock.
@@ -156,6 +167,10 @@ mod tests {
             std::fs::copy(local_cluster.folder.join(ADDRESSES), folder.join(ADDRESSES)).unwrap();
             std::fs::File::create(folder.join(LOCK)).unwrap();
         }
+        clear(&all);
+        assert!(!killed[0].exists() && killed[1].exists(), "the second may be starting");
+        let begun = std::time::SystemTime::now() - 2 * NEW_MAX;
+        std::fs::File::open(&killed[1]).unwrap().set_modified(begun).unwrap();
         clear(&all);
         assert!(killed.iter().all(|folder| !folder.exists()) && operator.exists());
         drop(local_cluster);

@@ -14,6 +14,7 @@ use baton_kernels::reference::ReferenceDevice;
 use baton_kv_cache::PoolShape;
 use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_memory::PoolMemory;
+use baton_memory::host::return_free_heap;
 use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_types::{Compatibility, Dtype, KvPoolMap, MemoryKind, ModelCard};
@@ -100,8 +101,11 @@ fn start(
     let pool_tokens = PoolShape::from(&map).tokens_max(config.launched_tokens_max());
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
     let load = |fraction| progress("loading weights", fraction);
+    // The parts of the parsed text are free now. They would count beside weights and pool for good.
+    return_free_heap();
     let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;
     let compatibility = network.compatibility(layout);
+    return_free_heap();
     let memory = device.alloc_pool(&map)?;
     let engine = Engine::start(network, memory.clone(), &map, config)?;
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.

@@ -33,10 +33,10 @@ pub struct HostPool {
     huge_pages: HugePages,
 }
 
-/// Returns the free pages of the heap to the system, where the C library can.
-fn return_free_heap() {
-    // SAFETY: has no condition; other threads may allocate meanwhile.
+/// Returns the free pages of the process's heap to the system, where the C library can.
+pub fn return_free_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: has no condition; other threads may allocate meanwhile.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -52,13 +52,11 @@ pub enum HugePages {
 }
 
 impl HostPool {
-    /// Maps zeroed memory. What is free in the process's heap goes back to the system before: a model's weights and pool come after its text,
-    /// whose parts would count beside them for good.
+    /// Maps zeroed memory.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn new(bytes: usize) -> Result<Arc<Self>, PoolError> {
-        return_free_heap();
         let mapping = Mapping::anonymous(bytes).map_err(|source| PoolError { bytes, source })?;
         let huge_pages = match mapping.advise_huge_pages(&mapping::huge_pages_setting()) {
             Ok(()) => HugePages::Advised,

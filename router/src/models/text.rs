@@ -56,7 +56,12 @@ impl ModelText {
     ) -> Result<Vec<TokenId>, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
         let text: usize = messages.iter().filter_map(|message| message.content.as_ref()).map(content_bytes).sum();
-        self.check_bytes(text / RENDERED_PART, bounds, "messages")?;
+        if self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
+            let message = format!(
+                "the messages have {text} bytes of text, far more than this model's prompts can have here. Shorten them"
+            );
+            return Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param("messages"));
+        }
         let now = SystemTime::now();
         let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
         let prompt = template.render(&chat)?;
@@ -177,16 +182,43 @@ mod tests {
     }
 
     #[test]
+    fn text_that_becomes_no_token_does_not_count() {
+        let changed = |change: fn(&mut Value)| {
+            let mut bundle = bundle::decode(&byte_bundle("")).unwrap();
+            let mut json = serde_json::from_str(&bundle.tokenizer_json).unwrap();
+            change(&mut json);
+            bundle.tokenizer_json = json.to_string();
+            ModelText::load(&bundle).unwrap()
+        };
+        let removes = changed(|json| {
+            let split = serde_json::json!({"type": "Split", "pattern": {"Regex": " +"}, "behavior": "Removed", "invert": false});
+            json["pre_tokenizer"] =
+                serde_json::json!({"type": "Sequence", "pretokenizers": [split, json["pre_tokenizer"]]});
+        });
+        let lacks = changed(|json| {
+            let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+            vocab.remove("\u{120}").expect("a token of one space");
+        });
+        let bounds = PromptBounds { tokens_max: 10, ..ANY };
+        for text in [removes, lacks] {
+            assert_eq!(encode(&text, &format!("a{}b", " ".repeat(1000)), bounds), Ok(2));
+        }
+    }
+
+    #[test]
     fn a_chat_with_far_too_much_text_is_not_rendered() {
         let bounds = PromptBounds { tokens_max: 10, ..ANY };
         let chat = |text: &ModelText, first: usize| {
             let messages = [Message::text(Role::User, "x".repeat(first)), Message::text(Role::User, "hi")];
-            text.encode_chat(&messages, &Map::new(), bounds).map(|tokens| tokens.len()).map_err(|error| error.kind)
+            text.encode_chat(&messages, &Map::new(), bounds).map(|tokens| tokens.len())
         };
+        let kind = |result: Result<usize, RequestError>| result.map_err(|error| error.kind);
         let refuses = text("null", "{{ raise_exception('rendered') }}");
-        assert_eq!(chat(&refuses, 10 * 7 * 4), Err(ErrorKind::ContextLengthExceeded));
-        assert_eq!(chat(&refuses, 10 * 7 * 2), Err(ErrorKind::InvalidRequest), "rendered");
+        let told = chat(&refuses, 10 * 7 * 4).unwrap_err();
+        assert_eq!(told.kind, ErrorKind::ContextLengthExceeded);
+        assert!(told.message.starts_with("the messages have 282 bytes of text"), "{}", told.message);
+        assert_eq!(kind(chat(&refuses, 10 * 7 * 2)), Err(ErrorKind::InvalidRequest), "rendered");
         let last = text("null", "{% set messages = messages[-1:] %}");
-        assert_eq!(chat(&last, 10 * 7 * 2), Ok("[user]hi ".len()), "what a template leaves out does not count");
+        assert_eq!(kind(chat(&last, 10 * 7 * 2)), Ok("[user]hi ".len()), "what a template leaves out does not count");
     }
 }

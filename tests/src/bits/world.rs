@@ -86,8 +86,8 @@ impl World {
     /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64. With an even seed, K
     /// of attention output and MLP down is in four partitions, of two and of three slabs, the last of each ragged.
     ///
-    /// In `i8x32`, matrices are stored in all quantized formats: every K is an odd number of blocks of 32, that of MLP down three
-    /// super-blocks of 256.
+    /// In `i8x32`, matrices are stored in quantized formats: every K is an odd number of blocks of 32, that of MLP down three super-blocks of
+    /// 256. Two layers have all formats but Q5_K, whose products the kernels' own test compares.
     pub fn random(
         family: Family,
         numerics: Numerics,

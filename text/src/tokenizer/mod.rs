@@ -92,9 +92,11 @@ impl Tokenizer {
         }
         let mut tokens: Vec<_> = library.get_added_tokens_decoder().into_iter().collect();
         tokens.sort_by_key(|(id, _)| *id);
-        let absorbs = tokens.iter().any(|(_, t)| t.lstrip || t.rstrip)
-            || model.fuse_unk && unknown.is_some() && !model.byte_fallback;
-        let shrinks = if absorbs { None } else { shrinks::most(&head.normalizer, decoder) };
+        let loses_characters = !shrinks::spells_all(model, decoder) && (model.fuse_unk || unknown.is_none());
+        let loses = loses_characters
+            || !shrinks::passes_all(&head.pre_tokenizer)
+            || tokens.iter().any(|(_, t)| t.lstrip || t.rstrip);
+        let shrinks = if loses { None } else { shrinks::most(&head.normalizer, decoder) };
         let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
         let controls = Controls::new(controls.map(|(id, t)| (*id, t.content.clone())).collect())?;
         let vocab = Arc::new(Vocab::new(&library, controls, unknown, decoder)?);
@@ -113,7 +115,9 @@ impl Tokenizer {
             None if bundle.add_bos => return Err(TextError::Broken("it adds a begin token but names none".to_owned())),
             _ => None,
         };
-        let token_bytes_max = shrinks.map(|times| times.saturating_mul(vocab.longest()));
+        // A character without a token is one unknown token.
+        let longest = vocab.longest().max(char::MAX.len_utf8());
+        let token_bytes_max = shrinks.map(|times| times.saturating_mul(longest));
         let (normalizer, pre_tokenizer) = (&head.normalizer, &head.pre_tokenizer);
         let byte_level = head.model.merges.ok_or_else(|| "its model has no merges".to_owned()).and_then(|merges| {
             ByteLevel::new(Pipeline { normalizer, pre_tokenizer, model, merges, decoder }, vocab.clone())
@@ -174,8 +178,8 @@ impl Tokenizer {
         self.0.vocab.size()
     }
 
-    /// Upper bound of the bytes of text per token; `None` if a normalizer, or a token that absorbs adjacent spaces or
-    /// unknown characters, makes it unbounded.
+    /// Upper bound of the bytes of text per token; `None` if there is none: a normalizer or a pre-tokenizer may drop text,
+    /// a token absorbs adjacent spaces, or characters have no token.
     pub fn token_bytes_max(&self) -> Option<usize> {
         self.0.token_bytes_max
     }

@@ -1,7 +1,10 @@
-//! How much shorter a text may become before it is tokenized.
+//! How much shorter a text may become before it is tokenized, and whether parts of it may become no token.
 
 use serde_json::Value;
+use tokenizers::Model as _;
+use tokenizers::models::bpe::BPE;
 
+use super::bytes;
 use super::vocab::Decoder;
 
 /// NFC makes 2 bytes of the 7 of U+1FBE U+0308 U+0301, and of no text less than that.
@@ -32,6 +35,28 @@ fn normalized(normalizer: &Value) -> Option<usize> {
     }
 }
 
+/// Whether a `pre_tokenizer` of a `tokenizer.json` passes on all of the text; `false` where it is not known.
+pub(super) fn passes_all(pre_tokenizer: &Value) -> bool {
+    match pre_tokenizer["type"].as_str() {
+        None => pre_tokenizer.is_null(),
+        Some("ByteLevel" | "Metaspace" | "Digits") => true,
+        Some("Split") => pre_tokenizer["behavior"].as_str().is_some_and(|behavior| behavior != "Removed"),
+        Some("Sequence") => pre_tokenizer["pretokenizers"].as_array().is_some_and(|steps| steps.iter().all(passes_all)),
+        Some(_) => false,
+    }
+}
+
+/// Whether the model has a token for every byte.
+pub(super) fn spells_all(model: &BPE, decoder: Decoder) -> bool {
+    let mut all = 0..=u8::MAX;
+    match decoder {
+        Decoder::ByteLevel => all.all(|byte| model.token_to_id(bytes::char(byte).encode_utf8(&mut [0; 4])).is_some()),
+        Decoder::SentencePiece { .. } => {
+            model.byte_fallback && all.all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +84,23 @@ mod tests {
             assert_eq!(most(&normalizer, Decoder::ByteLevel), times, "{normalizer}");
             let decoder = Decoder::SentencePiece { drops_leading_space: true };
             assert_eq!(most(&normalizer, decoder), times.map(|times| 3 * times), "{normalizer}");
+        }
+    }
+
+    #[test]
+    fn pre_tokenizers_that_drop_text_are_known() {
+        let split = |behavior: &str| json!({"type": "Split", "pattern": {"Regex": "x"}, "behavior": behavior});
+        let sequence = |steps: &[Value]| json!({"type": "Sequence", "pretokenizers": steps});
+        for (pre_tokenizer, all) in [
+            (Value::Null, true),
+            (json!({"type": "Metaspace"}), true),
+            (split("Isolated"), true),
+            (split("Removed"), false),
+            (json!({"type": "Whitespace"}), false),
+            (sequence(&[split("MergedWithNext"), json!({"type": "ByteLevel"})]), true),
+            (sequence(&[split("Removed"), json!({"type": "ByteLevel"})]), false),
+        ] {
+            assert_eq!(passes_all(&pre_tokenizer), all, "{pre_tokenizer}");
         }
     }
 

@@ -155,9 +155,9 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             }
             check(level, &threads[1], format, 3, [200, 1], 9);
         }
-        for format in [StorageFormat::Q4_0, StorageFormat::Q4_1] {
+        for (format, blocks) in [(StorageFormat::Q4_0, 35), (StorageFormat::Q4_1, 35), (StorageFormat::Q4K, 5)] {
             // More blocks of K than are unpacked at once, and a rest of rows.
-            check(level, &threads[0], format, 11, [17, 1], 35);
+            check(level, &threads[0], format, 11, [17, 1], blocks);
         }
         // Five blocks of rows in two passes over the panels.
         check(level, &threads[0], StorageFormat::Q8_0, 80, [17, 1], 112);

@@ -74,10 +74,11 @@ fn share(work: Work, subject: &Subject, spec: &DecoderSpec, rates: &[f64], roofs
         Work::Prefill(tokens) => {
             let (all, instruction) = (prompt_operations(spec, tokens), MatrixInstruction::of(numerics));
             let unit = unit(numerics);
-            let reached: Vec<f64> = scaled(all).into_iter().map(|rate| rate / tokens as f64).collect();
-            let computed = computed_operations(spec, tokens) as f64 / all as f64;
+            let computed = computed_operations(spec, tokens);
+            let reached: Vec<f64> = scaled(computed).into_iter().map(|rate| rate / tokens as f64).collect();
+            let part = computed as f64 / all as f64;
             let of = format!(
-                "peak of {}, {roof:.0} {unit}; all layers of all tokens, of which {computed:.3} are computed",
+                "peak of {}, {roof:.0} {unit}; computed operations, {part:.3} of all layers for all tokens",
                 instruction.name()
             );
             let figure = paired(median(reached.clone()), unit, &reached, roofs, &of);
