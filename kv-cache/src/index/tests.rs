@@ -251,9 +251,9 @@ fn as_many_workers_as_promised() {
 fn hashes_that_a_worker_chose_spread_as_others_do() {
     let mut index = index_of(1, 100_000);
     // They differ in a few bits at the end of either half.
-    let ends: Vec<_> = (0..20_000u128).map(|i| PrefixHash(((i >> 7) << 64 | i % 128).to_le_bytes())).collect();
+    let ends: Vec<_> = (0..20_000u128).map(|i| PrefixHash((((i >> 7) << 64) | (i % 128)).to_le_bytes())).collect();
     // Here in the middle of one half.
-    let middles: Vec<_> = (0..20_000u128).map(|i| PrefixHash(((1 << 127) | i << 24).to_le_bytes())).collect();
+    let middles: Vec<_> = (0..20_000u128).map(|i| PrefixHash(((1 << 127) | (i << 24)).to_le_bytes())).collect();
     send(&mut index, 0, 1, CacheChange::Stored(&ends));
     send(&mut index, 0, 2, CacheChange::Stored(&middles));
     assert_eq!(index.counts().blocks, 40_000);
@@ -420,7 +420,7 @@ proptest! {
     #[test]
     fn it_is_the_plain_map_where_names_collide(steps in steps(6, 90), homes in 1u64..30) {
         // Without a secret, the place of a hash whose first half is 1 is its second half: 12 bits for the segment, 32 for the position.
-        let name = |i: u64| PrefixHash(u128::to_le_bytes(u128::from(i % homes * (u64::MAX / homes) >> 32 << 20 | i) << 64 | 1));
+        let name = |i: u64| PrefixHash(u128::to_le_bytes((u128::from((((i % homes) * (u64::MAX / homes)) >> 32 << 20) | i) << 64) | 1));
         compare_in(index_with([0, 0], 6, 10_000), 6, steps, &(0..90).map(name).collect::<Vec<_>>())?;
     }
 

@@ -81,7 +81,7 @@ mod tests {
                     let resolve = move || {
                         begun.fetch_add(1, Ordering::Relaxed);
                         // Ends when the sender is dropped.
-                        drop(answers.lock().recv());
+                        let _dropped = answers.lock().recv();
                         Ok(Vec::new())
                     };
                     tokio::spawn(timeout(Duration::from_millis(20), look_up(resolve)));
