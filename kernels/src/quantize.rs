@@ -1,11 +1,9 @@
 //! Rows of GGML's quantized formats from numbers, for tests: models and layers of class `i8x32` that come from no file. Compiled only with
 //! the feature `testing`.
 
+use crate::numerics::QUANTIZED_BLOCK as BLOCK;
 use crate::storage::{StorageFormat, half_at};
 use half::f16;
-
-/// Values that share a scale and a minimum.
-const BLOCK: usize = 32;
 
 /// Stored blocks whose values are near `values`.
 ///

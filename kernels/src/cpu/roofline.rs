@@ -130,7 +130,12 @@ impl MatrixInstruction {
 /// Peak of the instructions that multiply matrices of a class here, with all operands in registers, in GFLOP/s (or 1e9 operations a
 /// second; a product and its addition are two).
 pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
-    match MatrixInstruction::of(numerics) {
+    peak(MatrixInstruction::of(numerics), threads)
+}
+
+/// As [`matrix_peak`], of an instruction that the processor has.
+fn peak(instruction: MatrixInstruction, threads: usize) -> f64 {
+    match instruction {
         #[cfg(target_arch = "x86_64")]
         MatrixInstruction::Tdpbf16ps => {
             // SAFETY: the processor has the instructions.
@@ -157,13 +162,7 @@ pub fn matrix_peak(numerics: Numerics, threads: usize) -> f64 {
 
 /// Peak of VDPBF16PS with all operands in registers, in GFLOP/s; `None` where it is not. With AMX, `bf16x32` has a higher one.
 pub fn vdpbf16ps_peak(threads: usize) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if SimdLevel::Avx512Bf16.available() {
-        // SAFETY: the processor has the instruction.
-        return Some(rate(threads, |_| unsafe { bf16_chains() }) / 1e9);
-    }
-    let _ = threads;
-    None
+    SimdLevel::Avx512Bf16.available().then(|| peak(MatrixInstruction::Vdpbf16ps, threads))
 }
 
 /// Peak of TDPBSSD with all operands in registers, in 1e9 operations a second; `None` where it is not.

@@ -5,7 +5,7 @@
 
 use super::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Run, Stored, Sums, Tile, TileSums};
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
-use crate::cpu::stored::{Format, Kind, Layout};
+use crate::cpu::stored::{Format, Kind};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::offset_of;
@@ -187,22 +187,14 @@ const _: () = assert!(offset_of!(Record, d) == 32 && offset_of!(Record, sum) == 
 /// The processor has the instructions; x holds `R` records and w the bytes of every block of the tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile<F: Stored, const R: usize>(tile: &Tile<'_>, sums: &mut TileSums) {
-    let layout = const { Layout::of(F::FORMAT) };
     let mut acc = [_mm512_setzero_ps(); ROWS_MAX];
-    // SAFETY: the caller's promise; prefetching any address is harmless.
+    // SAFETY: the caller's promise.
     unsafe {
         let mut x = tile.x.as_ptr().add(tile.blocks.start * R);
         for block in tile.blocks.clone() {
-            let (group, sub) = (tile.w.as_ptr().add(block / layout.blocks * layout.group()), block % layout.blocks);
-            let from = group.add(layout.header + sub * layout.block);
-            if tile.ahead != 0 {
-                // Lines without a gap, one block's share of its group after the other: gaps would mislead the hardware.
-                let lines = const { Layout::of(F::FORMAT).lines() };
-                for line in sub * lines..(sub + 1) * lines {
-                    _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(tile.ahead + line * 64).cast());
-                }
-            }
-            let (scales, words) = (scales::<F>(group, sub), words::<F>(from));
+            let place = tile.place::<F>(block);
+            tile.prefetch::<F>(&place);
+            let (scales, words) = (scales::<F>(place.group, place.sub), words::<F>(place.block));
             macro_rules! rows {
                 ($($r:literal)*) => {$(
                     if $r < R {

@@ -33,6 +33,45 @@ pub(crate) struct Tile<'a> {
     pub(crate) ahead: usize,
 }
 
+/// Where a block of a panel is.
+#[cfg(target_arch = "x86_64")]
+struct Place {
+    group: *const u8,
+    /// Its number in the group.
+    sub: usize,
+    block: *const u8,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Tile<'_> {
+    /// # Safety
+    /// `w` holds the block, stored in the format `F`.
+    #[inline(always)]
+    unsafe fn place<F: Stored>(&self, block: usize) -> Place {
+        let layout = const { Layout::of(F::FORMAT) };
+        let sub = block % layout.blocks;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let group = self.w.as_ptr().add(block / layout.blocks * layout.group());
+            Place { group, sub, block: group.add(layout.header + sub * layout.block) }
+        }
+    }
+
+    /// Prefetches later weights: lines without a gap, one block's share of its group after the other. Gaps would mislead the hardware.
+    #[inline(always)]
+    fn prefetch<F: Stored>(&self, place: &Place) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        if self.ahead == 0 {
+            return;
+        }
+        let lines = const { Layout::of(F::FORMAT).lines() };
+        for line in place.sub * lines..(place.sub + 1) * lines {
+            // SAFETY: prefetching any address is harmless.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(place.group.wrapping_add(self.ahead + line * 64).cast()) };
+        }
+    }
+}
+
 /// A stored format as a type.
 trait Stored {
     const FORMAT: Format;

@@ -9,7 +9,7 @@ mod nibbles;
 
 use super::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Stored, Tile, TileSums};
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
-use crate::cpu::stored::{Format, Kind, Layout};
+use crate::cpu::stored::{Format, Kind};
 use std::arch::x86_64::*;
 
 /// 8 f16 at `at`, widened.
@@ -153,23 +153,17 @@ unsafe fn add<F: Stored>(x: *const Record, [first, second]: [__m256i; 2], scales
 /// As [`tile`], and `first + R <= rows`.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn part<F: Stored, const R: usize>(tile: &Tile<'_>, rows: usize, first: usize, sums: &mut TileSums) {
-    let layout = const { Layout::of(F::FORMAT) };
     for half in 0..2 {
         let mut acc = [_mm256_setzero_ps(); R];
-        // SAFETY: the caller's promise; prefetching any address is harmless.
+        // SAFETY: the caller's promise.
         unsafe {
             let mut x = tile.x.as_ptr().add(tile.blocks.start * rows + first);
             for block in tile.blocks.clone() {
-                let (group, sub) = (tile.w.as_ptr().add(block / layout.blocks * layout.group()), block % layout.blocks);
-                let from = group.add(layout.header + sub * layout.block);
-                if half == 0 && tile.ahead != 0 {
-                    // Lines without a gap, one block's share of its group after the other: gaps would mislead the hardware.
-                    let lines = const { Layout::of(F::FORMAT).lines() };
-                    for line in sub * lines..(sub + 1) * lines {
-                        _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(tile.ahead + line * 64).cast());
-                    }
+                let place = tile.place::<F>(block);
+                if half == 0 {
+                    tile.prefetch::<F>(&place);
                 }
-                let (scales, words) = (scales::<F>(group, sub, half), words::<F>(from, half));
+                let (scales, words) = (scales::<F>(place.group, place.sub, half), words::<F>(place.block, half));
                 for (r, acc) in acc.iter_mut().enumerate() {
                     *acc = add::<F>(x.add(r), dots::<F>(x.add(r), &words), scales, *acc);
                 }

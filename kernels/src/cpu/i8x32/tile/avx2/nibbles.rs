@@ -5,7 +5,6 @@ use super::{add, scales, words};
 use crate::cpu::i8x32::PANEL;
 use crate::cpu::i8x32::quantize::Record;
 use crate::cpu::i8x32::tile::{Stored, Sums, Tile, TileSums};
-use crate::cpu::stored::Layout;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -58,23 +57,16 @@ pub(super) unsafe fn tile<F: Stored>(tile: &Tile<'_>, rows: usize, sums: &mut Ti
 /// As [`tile`], for a block of it.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack<F: Stored>(tile: &Tile<'_>, block: usize, to: &mut MaybeUninit<Unpacked>) {
-    let layout = const { Layout::of(F::FORMAT) };
-    // SAFETY: the caller's promise; prefetching any address is harmless.
+    // SAFETY: the caller's promise.
     unsafe {
-        let (group, sub) = (tile.w.as_ptr().add(block / layout.blocks * layout.group()), block % layout.blocks);
-        let from = group.add(layout.header + sub * layout.block);
-        if tile.ahead != 0 {
-            let lines = const { Layout::of(F::FORMAT).lines() };
-            for line in sub * lines..(sub + 1) * lines {
-                _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(tile.ahead + line * 64).cast());
-            }
-        }
+        let place = tile.place::<F>(block);
+        tile.prefetch::<F>(&place);
         let to = to.as_mut_ptr();
         for half in 0..2 {
-            for (j, word) in words::<F>(from, half).into_iter().enumerate() {
+            for (j, word) in words::<F>(place.block, half).into_iter().enumerate() {
                 (&raw mut (*to).words[j][half]).write(word);
             }
-            (&raw mut (*to).scales[half]).write(scales::<F>(group, sub, half));
+            (&raw mut (*to).scales[half]).write(scales::<F>(place.group, place.sub, half));
         }
     }
 }
