@@ -155,13 +155,7 @@ mod tests {
 
     /// The device ends what it works on, and begins nothing more.
     fn ends(memory: &RemotePool) {
-        memory.release();
-        let by = Instant::now() + Duration::from_secs(20);
-        while memory.running() > 0 {
-            assert!(Instant::now() < by, "never ended");
-            std::thread::yield_now();
-        }
-        memory.hold();
+        assert!(memory.end_all(Instant::now() + Duration::from_secs(20)), "never ended");
     }
 
     #[test]

@@ -54,6 +54,8 @@ struct State {
     /// By the instant at which they are due, then in order of their start.
     waiting: BTreeMap<(Instant, u64), Work>,
     started: u64,
+    /// One is taken from `waiting` and has not ended. Its place is free already, so whoever its end wakes finds room.
+    ends: bool,
     held: bool,
     stop: bool,
 }
@@ -73,9 +75,12 @@ impl Queue {
             match next {
                 Some(due) if due <= Instant::now() => {
                     if let Some((_, work)) = state.waiting.pop_first() {
+                        state.ends = true;
                         drop(state);
                         work(device);
                         state = self.state.lock();
+                        state.ends = false;
+                        self.changed.notify_all();
                     }
                 }
                 Some(due) => drop(self.changed.wait_until(&mut state, due)),
@@ -134,7 +139,8 @@ impl RemotePool {
         &self.device
     }
 
-    /// Number of operations that have started, and neither taken nor stored their bytes.
+    /// Number of operations that have started and whose place is not free. The last one may still move its bytes; see
+    /// [`RemotePool::end_all`].
     pub fn running(&self) -> usize {
         self.queue.state.lock().waiting.len()
     }
@@ -147,6 +153,16 @@ impl RemotePool {
     /// Resumes operations after [`RemotePool::hold`].
     pub fn release(&self) {
         self.hold_all(false);
+    }
+
+    /// Resumes operations until all that have started have ended, and holds those that come after. Whether that was by `deadline`.
+    pub fn end_all(&self, deadline: Instant) -> bool {
+        let mut state = self.queue.state.lock();
+        state.held = false;
+        self.queue.changed.notify_all();
+        self.queue.changed.wait_while_until(&mut state, |state| state.ends || !state.waiting.is_empty(), deadline);
+        state.held = true;
+        !state.ends && state.waiting.is_empty()
     }
 
     fn hold_all(&self, held: bool) {
@@ -266,6 +282,23 @@ mod tests {
         memory.copy(Rows::run(96, 16), Rows::run(200, 16)).wait(soon()).unwrap();
         let sums = memory.checksum(vec![Rows::run(96, 16), Rows::run(200, 16)]).wait(soon()).unwrap();
         assert_eq!(sums, [checksum::sum(&[[0; 4].as_slice(), &[7; 8], &[0; 4]].concat()); 2]);
+    }
+
+    #[test]
+    fn what_has_ended_has_its_result() {
+        let remote = RemotePool::new(4096, RemoteConfig::default()).unwrap();
+        for _ in 0..200 {
+            remote.hold();
+            let mut write = remote.write(Rows::run(100, 8), vec![7; 8]);
+            assert!(remote.end_all(soon()) && remote.running() == 0);
+            assert_eq!(write.poll_now(), Some(Ok(vec![7; 8])));
+            let mut held = remote.write(Rows::run(100, 8), vec![7; 8]);
+            assert_eq!((remote.running(), held.poll_now()), (1, None));
+        }
+        let slow = RemoteConfig { write_delay: Duration::from_secs(3600), ..RemoteConfig::default() };
+        let remote = RemotePool::new(4096, slow).unwrap();
+        let _late = remote.write(Rows::run(100, 8), vec![7; 8]);
+        assert!(!remote.end_all(Instant::now()));
     }
 
     #[test]

@@ -285,13 +285,7 @@ fn room_that_becomes_free_is_progress() {
         (0..20).for_each(|_| slow.put(TICKET, 0, BYTES));
         let progress = |side: &mut Side| side.transport.progress(Instant::now(), &mut side.events);
         slow.until("there is no room", |slow| (0..20).all(|_| !progress(&mut slow.b)) && slow.memory.running() > 0);
-        slow.memory.release();
-        let by = Instant::now() + PATIENCE;
-        while slow.memory.running() > 0 {
-            assert!(Instant::now() < by, "never stored");
-            std::thread::yield_now();
-        }
-        slow.memory.hold();
+        assert!(slow.memory.end_all(Instant::now() + PATIENCE), "never stored");
         assert!(progress(&mut slow.b), "{:?}", way.choice);
     }
 }
@@ -350,12 +344,7 @@ fn no_peer_waits_until_others_need_no_room() {
         let by = Instant::now() + PATIENCE;
         while !has_flushed(&d) {
             assert!(Instant::now() < by && !has_flushed(&a) && !has_flushed(&c), "it waits: {:?}", way.choice);
-            memory.release();
-            while memory.running() > 0 {
-                assert!(Instant::now() < by, "never stored");
-                std::thread::yield_now();
-            }
-            memory.hold();
+            assert!(memory.end_all(by), "never stored");
             [&mut a, &mut b, &mut c, &mut d].into_iter().for_each(advance);
         }
     }

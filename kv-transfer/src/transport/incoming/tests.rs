@@ -16,6 +16,11 @@ fn one_place() -> Arc<RemotePool> {
     RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap()
 }
 
+/// What runs ends, and what starts after it is held.
+fn end_all(memory: &RemotePool) {
+    assert!(memory.end_all(Instant::now() + Duration::from_secs(20)), "never");
+}
+
 #[test]
 fn a_flush_waits_for_the_writes_before_it() {
     let (memory, pool) = remote();
@@ -182,9 +187,7 @@ impl PoolMemory for FreeTooLate {
     fn try_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
         let result = self.0.try_write(to, data);
         if result.is_err() {
-            self.0.release();
-            soon(|| self.0.running() == 0);
-            self.0.hold();
+            end_all(&self.0);
         }
         result
     }
@@ -252,10 +255,8 @@ fn the_wait_for_a_place_takes_nothing_from_the_time_to_run() {
         // It waits for a place, or behind one that does, and then it runs, each as long as it may.
         now += PLACE_MAX - Duration::from_secs(1);
         step(&mut incoming, now, 1);
-        memory.release();
-        soon(|| memory.running() == 0);
-        memory.hold();
-        soon(|| incoming.advance(now).unwrap().is_empty() && incoming.stored() == 3 - left);
+        end_all(&memory);
+        assert_eq!((incoming.advance(now), incoming.stored()), (Ok(vec![]), 3 - left));
         assert_eq!((memory.running() as u64, incoming.waiting as u64), (left.min(1), left.saturating_sub(1)));
     }
     incoming.store(0, vec![1; 64]);
