@@ -218,6 +218,27 @@ fn sampling_alone_waits_for_a_mask() {
 }
 
 #[test]
+fn behind_a_row_that_failed_none_of_its_sequence_is_sampled() {
+    let want = continuation(&mut Tiny::new(&*reference(), true), join(0, &[5]), 2);
+    for device in devices() {
+        let mut tiny = Tiny::new(&*device, true);
+        let first = only(run(&mut tiny, &prefill(join(0, &[5]))));
+        let mut late = decode(0, PROMPT.len(), RowId::LastSampled);
+        late.segments[0].masks = vec![LateMask::due(Instant::now())];
+        let ahead = decode(0, PROMPT.len() + 1, RowId::LastSampled);
+        [&late, &ahead].into_iter().for_each(|step| tiny.executable.launch(step, &mut |_, _| ()).unwrap());
+        for _ in 0..2 {
+            assert_eq!(finish(&mut tiny).rows, [Err(SampleError::MaskLate)], "{}", device.info().name);
+        }
+        let mut again = Join { tokens: [&PROMPT[..], &[first.token]].concat(), ..join(0, &[5]) };
+        again.prompt_len = PROMPT.len();
+        let mut again = prefill(again);
+        again.deltas.insert(0, Delta::Leave { slot: 0 });
+        assert_eq!(only(run(&mut tiny, &again)), want[1], "{}", device.info().name);
+    }
+}
+
+#[test]
 fn a_join_says_what_may_be_sampled() {
     for device in devices() {
         let token = |change: &dyn Fn(&mut Join)| {

@@ -8,6 +8,7 @@ pub struct SlotOutput {
     /// The slot that sampled.
     pub slot: usize,
     /// One per accepted draft, and one more; the last may be an error, e.g. where the logits of its row are not finite.
+    /// From then on every row of the slot yields this error, until the sequence leaves.
     pub rows: Vec<Result<Sampled, SampleError>>,
     /// Drafted tokens that were sampled too. The KV of the drafts after them must be stored again.
     pub accepted: usize,

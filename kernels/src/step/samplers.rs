@@ -37,6 +37,8 @@ struct Sampler {
     /// Empty where there are no penalties.
     history: History,
     last: TokenId,
+    /// Why a row yielded no token. The sequence goes no further: a row launched behind it has computed another one.
+    failed: Option<SampleError>,
 }
 
 impl From<&Join> for Sampler {
@@ -56,12 +58,13 @@ impl From<&Join> for Sampler {
             allowed: join.allowed.clone(),
             history,
             last: join.tokens.last().copied().unwrap_or(0),
+            failed: None,
         }
     }
 }
 
 impl Sampler {
-    /// Samples the token after `position`.
+    /// Samples the token after `position`, unless a row before had none.
     fn sample(
         &self,
         rows: &dyn RowSampler,
@@ -69,6 +72,7 @@ impl Sampler {
         logits: &[f32],
         mask: Option<&LateMask>,
     ) -> Result<Sampled, SampleError> {
+        self.failed.clone().map_or(Ok(()), Err)?;
         let late = mask.map(LateMask::wait).transpose()?;
         let draw = Draw {
             params: &self.params,
@@ -80,12 +84,21 @@ impl Sampler {
         rows.sample(&draw, logits)
     }
 
-    /// Notes what was sampled.
-    fn push(&mut self, token: TokenId) {
-        if History::is_needed(&self.params) {
-            self.history.push(token);
+    /// Notes what was sampled. Returns the token.
+    fn note(&mut self, row: &Result<Sampled, SampleError>) -> Option<TokenId> {
+        match row {
+            Ok(Sampled { token, .. }) => {
+                if History::is_needed(&self.params) {
+                    self.history.push(*token);
+                }
+                self.last = *token;
+                Some(*token)
+            }
+            Err(error) => {
+                self.failed = Some(error.clone());
+                None
+            }
         }
-        self.last = token;
     }
 }
 
@@ -187,8 +200,7 @@ impl SlotSamplers {
                 let (Some(row), Some(sampler)) = (sampled.next().and_then(OnceLock::take), sampler) else {
                     unreachable!("each task runs once, for a slot that is taken");
                 };
-                let token = row.as_ref().ok().map(|row| row.token);
-                token.into_iter().for_each(|token| sampler.push(token));
+                let token = sampler.note(&row);
                 let output = &mut outputs[of.output];
                 output.rows.push(row);
                 let drafted = step.ids[..of.row + segment.samples].get(of.row + draft + 1);
