@@ -51,6 +51,8 @@ pub enum Defect {
     ReplayAsPrompt,
     /// A device computes a step with the block tables of the step before.
     StaleTable,
+    /// Blocks of an ended sequence are free while a launched step still stores to them.
+    EarlyReuse,
     /// A request without room for its KV moves as often as another decode worker has room.
     EndlessMoves,
 }

@@ -20,7 +20,7 @@ use crate::shared::Shared;
 use crate::step_model::StepModel;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
-use baton_types::{ErrorKind, FinishReason};
+use baton_types::{ErrorKind, FinishReason, seeded};
 use sequence::Sequence;
 use slots::Slots;
 use std::collections::{BTreeMap, VecDeque};
@@ -293,8 +293,8 @@ impl<M: StepModel> Runner<M> {
         let cold = sequence.cold_hashes().map(<[_]>::to_vec);
         let retired = Retired { observer: sequence.observer.take(), lease, cold };
         match self.steps.iter_mut().rev().find(|step| step.has(key)) {
-            Some(last) => last.retired.push(retired),
-            None => self.release(retired),
+            Some(last) if !seeded!(EarlyReuse) => last.retired.push(retired),
+            _ => self.release(retired),
         }
         // If the receiver is gone, the event is dropped.
         let _ = sequence.sink.send(event);
