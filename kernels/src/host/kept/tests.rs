@@ -135,6 +135,22 @@ impl Started {
 }
 
 #[test]
+fn quantized_weights_take_little_more_than_in_the_file() {
+    use StorageFormat::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    for (numerics, format) in
+        [Numerics::Bf16x32, Numerics::I8x32].into_iter().flat_map(|n| [Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0].map(|f| (n, f)))
+    {
+        let device = CpuDevice::new(CpuConfig { threads: 1, simd: None, numerics }).unwrap();
+        let bytes = stored(256, 512, format);
+        let parts = [StoredRows { rows: 256, format, bytes: &bytes }];
+        let weight = device.load(&WeightSpec { name: "down", role: Role::Down, k: 512, parts: &parts }).unwrap();
+        let matrix = device.shared.matrix(weight, 1).unwrap();
+        let packed = device.shared.kernels.packed(matrix.matrix()).concat().len();
+        assert!(packed <= bytes.len() * 21 / 20, "{numerics:?} {format:?}: {packed} bytes of {}", bytes.len());
+    }
+}
+
+#[test]
 fn what_is_kept_is_what_is_packed() {
     for (numerics, simd) in NUMERICS.into_iter().flat_map(|n| SimdLevel::ALL.map(|simd| (n, simd))) {
         if !simd.available() {
