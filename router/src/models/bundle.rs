@@ -1,20 +1,25 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
+use super::turns::Turns;
 use crate::port::{CallError, Link};
 use baton_node::runtime::blocking;
 use baton_text::{TextError, bundle};
 use baton_types::{Digest, RequestError, Runtime};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OnceCell;
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);
-/// Most bundles that are fetched or loaded at once: each takes up to [`bundle::BYTES_MAX`] and what it is parsed into.
+/// Most bundles that are fetched or loaded in turns: each takes up to [`bundle::BYTES_MAX`] and what it is parsed into.
 const LOADS_MAX: usize = 2;
+/// A load that takes longer gives its turn back: vocabularies of 256,000 tokens take a few seconds.
+const LOAD_MAX: Duration = Duration::from_secs(60);
+/// Most loads that go on without a turn.
+const LATE_MAX: usize = 4;
 /// Unused bundles that are kept: a restarted worker finds its text loaded.
 const IDLE_MAX: usize = 8;
 
@@ -27,6 +32,9 @@ pub(crate) enum BundleError {
     /// It took too long.
     #[error("bundle {0} was not complete after {FETCH_MAX:?}")]
     Timeout(Digest),
+    /// It takes longer than [`LOAD_MAX`], or the worker that it was fetched from has left.
+    #[error("bundle {0} is still being loaded")]
+    Loading(Digest),
     /// Too large to be a bundle.
     #[error("bundle {0} is over the limit of {max} bytes", max = bundle::BYTES_MAX)]
     TooLarge(Digest),
@@ -47,29 +55,44 @@ pub(crate) enum BundleError {
 pub(crate) struct TextCache {
     slots: Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>,
     /// Turns to fetch and load a bundle.
-    loads: Arc<Semaphore>,
+    turns: Turns,
+    /// Bundles that a thread loads, even if nobody waits for it.
+    loading: Arc<Mutex<HashSet<Digest>>>,
 }
 
 impl Default for TextCache {
     fn default() -> Self {
-        Self { slots: Mutex::default(), loads: Arc::new(Semaphore::new(LOADS_MAX)) }
+        Self { slots: Mutex::default(), turns: Turns::new(LOADS_MAX, LATE_MAX), loading: Arc::default() }
+    }
+}
+
+/// Marks a bundle as being loaded.
+struct Loading(Digest, Arc<Mutex<HashSet<Digest>>>);
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.1.lock().remove(&self.0);
     }
 }
 
 impl TextCache {
     /// The text with this digest, from the cache or from the worker behind `link`. Concurrent callers wait for one
-    /// load. If it fails, the next caller asks its own worker. At most [`LOADS_MAX`] bundles are in flight.
+    /// load. If it fails, the next caller asks its own worker. A load that nobody waits for any more is not begun again:
+    /// its text is there when it ends. At most [`LOADS_MAX`] bundles are in flight, beside [`LATE_MAX`] late ones.
     pub(crate) async fn get(
         &self,
         digest: Digest,
         link: &dyn Link,
         runtime: &dyn Runtime,
     ) -> Result<Arc<ModelText>, BundleError> {
-        let load = || async {
-            let turn = self.loads.clone().acquire_owned().await.expect("nothing closes it");
-            load(digest, link, runtime, turn).await
+        let load = |bytes: Vec<u8>| {
+            let bundle = bundle::decode(&bytes)?;
+            drop(bytes);
+            // The worker that wrote it may be another program than ours.
+            bundle::check_ids(&bundle, bundle::VOCAB_MAX)?;
+            ModelText::load(&bundle)
         };
-        self.get_or(digest, load).await
+        self.get_or(digest, || self.load(digest, link, runtime, load)).await
     }
 
     async fn get_or<F>(&self, digest: Digest, load: impl FnOnce() -> F) -> Result<Arc<ModelText>, BundleError>
@@ -77,6 +100,39 @@ impl TextCache {
         F: Future<Output = Result<Arc<ModelText>, BundleError>>,
     {
         self.slot(digest).get_or_try_init(load).await.cloned()
+    }
+
+    /// Fetches the bundle and has a thread load it.
+    async fn load(
+        &self,
+        digest: Digest,
+        link: &dyn Link,
+        runtime: &dyn Runtime,
+        load: impl FnOnce(Vec<u8>) -> Result<ModelText, TextError> + Send + 'static,
+    ) -> Result<Arc<ModelText>, BundleError> {
+        if self.loading.lock().contains(&digest) {
+            return Err(BundleError::Loading(digest));
+        }
+        let turn = self.turns.take().await;
+        let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
+        let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
+        self.loading.lock().insert(digest);
+        let loading = Loading(digest, self.loading.clone());
+        let (held, slot) = (self.turns.limit(turn, LOAD_MAX, runtime), self.slot(digest));
+        let work = move || {
+            // Until the end of this thread.
+            let (_loading, _held) = (loading, held);
+            let text = load(bytes).map(Arc::new);
+            if let Ok(text) = &text {
+                // Refused while a caller waits, who gets it below.
+                let _ = slot.set(text.clone());
+            }
+            text
+        };
+        let text = runtime.until(runtime.now() + LOAD_MAX, blocking(runtime, work)).await;
+        let text = text.ok_or(BundleError::Loading(digest))?;
+        let text = text.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
+        text.map_err(|source| BundleError::Content { digest, source })
     }
 
     /// The cell of the text, loaded or not. Drops cells that have no users or waiters.
@@ -91,27 +147,6 @@ impl TextCache {
         });
         slot
     }
-}
-
-/// The turn lasts until the bundle is loaded, even if the caller stops waiting.
-async fn load(
-    digest: Digest,
-    link: &dyn Link,
-    runtime: &dyn Runtime,
-    turn: OwnedSemaphorePermit,
-) -> Result<Arc<ModelText>, BundleError> {
-    let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
-    let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
-    let load = move || {
-        let _turn = turn;
-        let bundle = bundle::decode(&bytes)?;
-        drop(bytes);
-        // The worker that wrote it may be another program than ours.
-        bundle::check_ids(&bundle, bundle::VOCAB_MAX)?;
-        ModelText::load(&bundle)
-    };
-    let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
-    Ok(Arc::new(text.map_err(|source| BundleError::Content { digest, source })?))
 }
 
 async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> {
@@ -130,6 +165,7 @@ async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> 
 mod tests {
     use super::*;
     use crate::port::{DecodeCall, PrefillCall, WorkerEvents, WorkerReport};
+    use crate::testing::clock::ByHand;
     use crate::testing::nobody;
     use crate::testing::text::byte_bundle;
     use baton_node::runtime::TokioRuntime;
@@ -138,7 +174,7 @@ mod tests {
     use futures::FutureExt as _;
     use futures::future::{BoxFuture, join_all};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use tokio::sync::Barrier;
+    use tokio::sync::{Barrier, Semaphore};
 
     fn text() -> Arc<ModelText> {
         Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
@@ -153,7 +189,7 @@ mod tests {
     }
 
     impl Builds {
-        /// Builds a text as [`load`] does, on a thread of its own.
+        /// Builds a text as a load does, on a thread of its own.
         async fn build(&self) -> Result<Arc<ModelText>, BundleError> {
             self.all.fetch_add(1, Ordering::Relaxed);
             self.peak.fetch_max(self.now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -267,6 +303,35 @@ mod tests {
             assert!(matches!(error, BundleError::Content { .. }), "{error}");
             assert!(error.to_string().contains(&format!("has id {id}, but")), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_late_load_goes_on_without_its_turn_and_is_not_begun_again() {
+        let cache = TextCache::default();
+        let worker = Gives::new(byte_bundle(""), 8);
+        let (digest, runtime) = (bundle::digest(&worker.bytes), ByHand::new());
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let slow = move |bytes: Vec<u8>| {
+            let _ = waits.recv();
+            ModelText::load(&bundle::decode(&bytes)?)
+        };
+        let late = cache.get_or(digest, || cache.load(digest, &worker, &runtime, slow));
+        let (late, turns) = tokio::join!(late, async {
+            runtime.advance(LOAD_MAX - Duration::from_secs(1)).await;
+            assert!(join_all((0..LOADS_MAX).map(|_| cache.turns.take())).now_or_never().is_none());
+            runtime.advance(Duration::from_secs(1)).await;
+            join_all((0..LOADS_MAX).map(|_| cache.turns.take())).now_or_never()
+        });
+        assert!(matches!(late, Err(BundleError::Loading(_))), "{late:?}");
+        assert!(turns.is_some(), "it gave its turn back");
+        let again = cache.get(digest, &worker, &runtime).now_or_never().expect("it waits for no turn");
+        assert!(matches!(again, Err(BundleError::Loading(_))), "{again:?}");
+        go_on.send(()).unwrap();
+        while cache.loading.lock().contains(&digest) {
+            tokio::task::yield_now().await;
+        }
+        cache.get_or(digest, async || panic!("it is there")).await.unwrap();
+        assert_eq!(worker.asked.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 mod bundle;
 mod lookup;
 mod text;
+mod turns;
 
 pub(crate) use bundle::TextCache;
 pub(crate) use lookup::lookup;

@@ -1,5 +1,6 @@
 //! Parts for tests: records, scripted workers, clusters of them, an HTTP client.
 
+pub(crate) mod clock;
 pub(crate) mod cluster;
 pub(crate) mod fake;
 pub(crate) mod http;

@@ -8,7 +8,7 @@ use baton_types::{Digest, TextBundle};
 
 use crate::TextError;
 pub use gguf::from_gguf;
-pub use ids::{VOCAB_MAX, check_ids};
+pub use ids::{ADDED_BYTES_MAX, ADDED_BYTES_SUM_MAX, ADDED_TOKENS_MAX, VOCAB_MAX, check_ids};
 
 /// Largest bundle that is decoded, in bytes; vocabularies of 256,000 tokens stay under 40 MB.
 pub const BYTES_MAX: usize = 128 << 20;

@@ -74,7 +74,7 @@ impl ChatTemplate {
         let compiled = Compiled::new(&source, tokenizer.controls(), &marks)?;
         let mut template = Self {
             forms: message::Forms { developer: source.quotes("developer"), ..Default::default() },
-            comparable: source.comparable(tokenizer.controls()),
+            comparable: source.comparable(tokenizer.controls())?,
             source,
             tokenizer: tokenizer.clone(),
             bos_token: bundle.bos_token.clone().unwrap_or_default(),

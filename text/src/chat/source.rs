@@ -8,6 +8,8 @@ use crate::tokenizer::control::Controls;
 
 /// Longest accepted template, in bytes; known ones stay under 30 KB.
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+/// Most different string literals; known templates have at most 150. Each is compared with each control token.
+const LITERALS_MAX: usize = 1 << 12;
 
 /// The pieces of a template; concatenated they are its source.
 #[derive(Debug)]
@@ -62,8 +64,8 @@ impl Source {
     }
 
     /// String literals that content may be compared with, and that no control token can overlap: no control token
-    /// begins at their end, ends at their beginning, contains them or is contained in them.
-    pub(super) fn comparable(&self, controls: &Controls) -> Vec<String> {
+    /// begins at their end, ends at their beginning, contains them or is contained in them. Longer ones come first.
+    pub(super) fn comparable(&self, controls: &Controls) -> Result<Vec<String>, TextError> {
         let borders =
             |left: &str, right: &str| right.char_indices().any(|(at, c)| left.ends_with(&right[..at + c.len_utf8()]));
         let touches = |literal: &str, control: &str| {
@@ -72,12 +74,17 @@ impl Source {
                 || borders(literal, control)
                 || borders(control, literal)
         };
-        let apart = |q: &&str| !q.is_empty() && !controls.tokens().iter().any(|(_, control)| touches(q, control));
-        let mut found: Vec<String> = self.quoted().map(unescape).map(|q| q.into_owned()).collect();
-        found.retain(|q| apart(&q.as_str()));
-        found.sort_by_key(|q| std::cmp::Reverse(q.len()));
+        let apart = |q: &str| !q.is_empty() && !controls.tokens().iter().any(|(_, control)| touches(q, control));
+        let mut found: Vec<Cow<'_, str>> = self.quoted().map(unescape).collect();
+        found.sort_unstable_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         found.dedup();
-        found
+        if found.len() > LITERALS_MAX {
+            return Err(TextError::TemplateSyntax(format!(
+                "{} different string literals, over the limit of {LITERALS_MAX}",
+                found.len()
+            )));
+        }
+        Ok(found.into_iter().filter(|q| apart(q)).map(Cow::into_owned).collect())
     }
 }
 
@@ -224,7 +231,24 @@ mod tests {
         let source =
             Source::new("{{ '<|' ~ '|>' ~ '</think>' ~ 'x' ~ '[INST]' ~ '>a' ~ 'a<' ~ '\\n\\n' ~ 'role' ~ '' }}")
                 .unwrap();
-        assert_eq!(source.comparable(&controls), ["</think>", "[INST]", "role", "\n\n"]);
+        assert_eq!(source.comparable(&controls).unwrap(), ["</think>", "[INST]", "role", "\n\n"]);
+    }
+
+    #[test]
+    fn each_literal_is_compared_once() {
+        let tokens = |count: u32| (0..count).map(|id| (id, format!("<|{id}|>"))).collect();
+        let source = |count: usize, different: usize| {
+            let literals: String = (0..count).map(|n| format!("'q{}'~", n % different)).collect();
+            Source::new(&format!("{{{{ {literals}'x' }}}}")).unwrap()
+        };
+        let begin = std::time::Instant::now();
+        let all = source(100_000, 2).comparable(&Controls::new(tokens(16_384)).unwrap()).unwrap();
+        assert_eq!(all, ["q0", "q1", "x"], "longer ones first, each once");
+        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "{:?}", begin.elapsed());
+        let few = Controls::new(tokens(1)).unwrap();
+        assert_eq!(source(LITERALS_MAX - 1, LITERALS_MAX).comparable(&few).unwrap().len(), LITERALS_MAX);
+        let told = source(LITERALS_MAX, LITERALS_MAX).comparable(&few).unwrap_err().to_string();
+        assert!(told.contains("4097 different string literals"), "{told}");
     }
 
     proptest! {
