@@ -239,7 +239,7 @@ pub struct LimitsConfig {
     /// Most requests that wait for their turn; more are refused.
     pub queued_max: usize,
     /// Most bytes of requests that are not parsed yet, all clients together: partial bodies, and what they are parsed
-    /// into. Also the most memory for tokenizing one prompt whose text is not bounded otherwise.
+    /// into. As much again is the most for tokenizing, over all prompts.
     pub intake_bytes_max: ByteSize,
     /// Most of that per client: a tenant, or without keys, an address.
     pub intake_share_bytes_max: ByteSize,

@@ -16,6 +16,7 @@ mod core;
 mod end;
 mod hashes;
 mod job;
+mod memory;
 mod place;
 mod prepare;
 mod run;

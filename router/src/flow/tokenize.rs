@@ -1,45 +1,47 @@
-//! Prompts to token ids: pure compute, so it runs off the I/O threads, with bounded concurrency, and within the
-//! request's deadline.
+//! Prompts to token ids: pure compute, so it runs off the I/O threads, with bounded concurrency and memory, and within
+//! the request's deadline.
 
+use super::memory::{Memory, Share};
 use crate::admission::Slot;
-use crate::models::PromptBounds;
+use crate::models::{ModelText, PromptBounds};
 use crate::request::{Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Tokenizing a prompt may take a hundred times the memory of its text. A prompt with more text than this counts as
-/// long.
-const LONG_BYTES: usize = 512 << 10;
-/// Total text of long prompts tokenized at once. A prompt with more text is tokenized alone; short prompts do not wait
-/// for long ones.
-const LONG_BYTES_MAX: u32 = 2 << 20;
+/// Text that a chat is assumed to become at least: what templates add to a short one is mostly less.
+const CHAT_BYTES_MIN: usize = 16 << 10;
 
-/// Bounds how many prompts are tokenized at once, the total text of long ones, and the memory for one.
+/// Bounds how many prompts are tokenized at once, and the memory that they take.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
-    long: Arc<Semaphore>,
-    memory_max: u64,
+    memory: Memory,
+}
+
+/// A thread, and memory.
+type Turn = (Share, OwnedSemaphorePermit);
+
+enum Encoded {
+    Tokens(Vec<TokenId>),
+    /// The template made more text than there is memory for in this turn: this many bytes are needed.
+    Takes(u64),
 }
 
 impl Tokenizing {
-    /// As many at once as there are cores. `memory_max` as in [`PromptBounds`].
+    /// As many at once as there are cores, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let long = Arc::new(Semaphore::new(LONG_BYTES_MAX as usize));
-        Self { threads: Arc::new(Semaphore::new(threads)), long, memory_max }
+        Self { threads: Arc::new(Semaphore::new(threads)), memory: Memory::new(memory_max) }
     }
 
-    /// A thread, and for a long prompt its share of the text budget. It waits for the budget first, so it does not hold
-    /// a thread while it waits.
-    async fn turn(&self, text_bytes: usize) -> Result<[Option<OwnedSemaphorePermit>; 2], AcquireError> {
-        let text = u32::try_from(text_bytes).unwrap_or(u32::MAX).min(LONG_BYTES_MAX);
-        let room = if text_bytes > LONG_BYTES { Some(self.long.clone().acquire_many_owned(text).await?) } else { None };
-        Ok([room, Some(self.threads.clone().acquire_owned().await?)])
+    /// It waits for the memory first, so it does not hold a thread while it waits.
+    async fn turn(&self, bytes: u64) -> Turn {
+        let share = self.memory.share(bytes).await;
+        (share, self.threads.clone().acquire_owned().await.expect("nothing closes it"))
     }
 
     /// The prompt's tokens, and `slots` again. If the request ends first, the tokenizer keeps the slots until it is
@@ -47,35 +49,51 @@ impl Tokenizing {
     pub(super) async fn run(
         &self,
         runtime: &dyn Runtime,
-        prompt: Prompt,
+        mut prompt: Prompt,
         model: &ServedModel,
         deadline: Instant,
-        slots: Vec<Slot>,
+        mut slots: Vec<Slot>,
     ) -> Result<(Vec<TokenId>, Vec<Slot>), RequestError> {
-        let Some(text) = model.text.clone() else { return Ok((without_text(&prompt)?, slots)) };
+        let Some(text) = &model.text else { return Ok((without_text(&prompt)?, slots)) };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let turn = runtime.until(deadline, self.turn(text_bytes(&prompt))).await.ok_or_else(late)?;
-        let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory_max };
-        let encode = move || {
-            let _turn = turn;
-            let tokens = match &prompt {
-                Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, bounds),
-                Prompt::Segments(segments) => text.encode_segments(segments, bounds),
+        let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory.most() };
+        let mut takes = text.takes(text_bytes(&prompt));
+        loop {
+            let turn = runtime.until(deadline, self.turn(takes)).await.ok_or_else(late)?;
+            let text = text.clone();
+            let work = move || {
+                let _turn = turn;
+                (encode(&text, &prompt, bounds, takes), prompt, slots)
             };
-            (tokens, slots)
-        };
-        let encoded = runtime.until(deadline, blocking(runtime, encode)).await.ok_or_else(late)?;
-        let (tokens, slots) = encoded.ok_or_else(failed)?;
-        Ok((tokens?, slots))
+            let encoded = runtime.until(deadline, blocking(runtime, work)).await.ok_or_else(late)?;
+            let (encoded, same, kept) = encoded.ok_or_else(failed)?;
+            match encoded? {
+                Encoded::Tokens(tokens) => return Ok((tokens, kept)),
+                // Rendered again: a turn that waited for more memory could wait for others that do so.
+                Encoded::Takes(bytes) => (takes, prompt, slots) = (bytes, same, kept),
+            }
+        }
     }
 }
 
-/// Bytes of text to tokenize; token ids need no tokenization.
+/// The tokens, if they take no more than `share` bytes of memory.
+fn encode(text: &ModelText, prompt: &Prompt, bounds: PromptBounds, share: u64) -> Result<Encoded, RequestError> {
+    match prompt {
+        Prompt::Segments(segments) => text.encode_segments(segments, bounds).map(Encoded::Tokens),
+        Prompt::Chat { messages, template_kwargs } => {
+            let rendered = text.render(messages, template_kwargs, bounds)?;
+            let takes = text.takes(rendered.text().len());
+            if takes > share { Ok(Encoded::Takes(takes)) } else { text.encode(&rendered).map(Encoded::Tokens) }
+        }
+    }
+}
+
+/// Bytes of text to tokenize, for a chat with those of its intermediate forms; token ids need no tokenization.
 fn text_bytes(prompt: &Prompt) -> usize {
     match prompt {
-        Prompt::Chat { .. } => usize::try_from(prompt.bytes()).unwrap_or(usize::MAX),
+        Prompt::Chat { .. } => usize::try_from(prompt.bytes()).unwrap_or(usize::MAX).max(CHAT_BYTES_MIN),
         Prompt::Segments(segments) => {
             segments.iter().map(|segment| if let Segment::Text(text) = segment { text.len() } else { 0 }).sum()
         }
@@ -99,22 +117,62 @@ fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::record;
+    use crate::testing::text::byte_bundle;
+    use crate::workers::ModelKey;
+    use baton_node::runtime::TokioRuntime;
+    use baton_text::{Message, Role, bundle};
     use futures::FutureExt as _;
+    use std::time::Duration;
+
+    const MIB: u64 = 1 << 20;
 
     #[tokio::test]
     async fn a_long_prompt_waits_for_long_ones_and_keeps_no_other_waiting() {
-        let threads = Arc::new(Semaphore::new(3));
-        let tokenizing = Tokenizing { threads, ..Tokenizing::new(u64::MAX) };
-        let text = |bytes| text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))]));
-        let now = |bytes: usize| tokenizing.turn(text(bytes)).now_or_never();
-        let longest = now(16 << 20).unwrap().unwrap();
-        assert!(now(LONG_BYTES + 1).is_none(), "it runs alone among long ones");
-        let short = [now(LONG_BYTES), now(1)];
+        let tokenizing = Tokenizing { threads: Arc::new(Semaphore::new(3)), ..Tokenizing::new(384 * MIB) };
+        let now = |bytes: u64| tokenizing.turn(bytes).now_or_never();
+        let longest = now(1000 * MIB).unwrap();
+        assert!(now(25 * MIB).is_none(), "it runs alone among long ones");
+        let short = [now(24 * MIB), now(0)];
         assert!(short.iter().all(Option::is_some));
-        assert!(now(1).is_none(), "as many as there are threads");
+        assert!(now(0).is_none(), "as many as there are threads");
         drop((longest, short));
-        let long = [now(1 << 20), now(1 << 20)];
-        assert!(long.iter().all(Option::is_some) && now(LONG_BYTES + 1).is_none());
+        let long = [now(60 * MIB), now(60 * MIB)];
+        assert!(long.iter().all(Option::is_some));
         assert_eq!(text_bytes(&Prompt::Segments(vec![Segment::Tokens(vec![1; 9])])), 0);
+    }
+
+    #[tokio::test]
+    async fn prompts_of_all_threads_together_take_what_is_theirs() {
+        let tokenizing = Tokenizing { threads: Arc::new(Semaphore::new(64)), ..Tokenizing::new(384 * MIB) };
+        let text = ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap();
+        let bytes = 512 << 10;
+        let takes = text.takes(text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))])));
+        assert_eq!(takes, 40 * bytes as u64);
+        let at_once = (0..64).map_while(|_| tokenizing.turn(takes).now_or_never()).collect::<Vec<_>>().len();
+        assert_eq!(at_once, 384 / 20);
+    }
+
+    #[tokio::test]
+    async fn a_template_that_makes_much_text_waits_for_its_memory() {
+        let before = "x".repeat(10 * CHAT_BYTES_MIN);
+        let text = ModelText::load(&bundle::decode(&byte_bundle(&before)).unwrap()).unwrap();
+        let chat = || Prompt::Chat {
+            messages: vec![Message::text(Role::User, "hi")],
+            template_kwargs: serde_json::Map::new(),
+        };
+        let (len, takes) = (before.len() + "[user]hi".len() + 1, text.takes(before.len() + "[user]hi<|end|>".len()));
+        let bounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
+        let at = |share| match encode(&text, &chat(), bounds, share).unwrap() {
+            Encoded::Tokens(tokens) => Ok(tokens.len()),
+            Encoded::Takes(bytes) => Err(bytes),
+        };
+        assert_eq!((at(takes - 1), at(takes)), (Err(takes), Ok(len)));
+        let (card, text) = (record(baton_types::Role::Decode, "d").card, Some(Arc::new(text)));
+        let model = ServedModel { key: ModelKey::from(&card), card, text, tokens_max: u64::MAX };
+        let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (tokens, slots) = tokenizing.run(&runtime, chat(), &model, deadline, Vec::new()).await.unwrap();
+        assert_eq!((tokens.len(), slots.len()), (len, 0));
     }
 }

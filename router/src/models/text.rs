@@ -2,7 +2,7 @@
 
 use crate::request::Segment;
 use baton_text::{
-    ChatRequest, ChatTemplate, Content, Detokenizer, Message, Specials, TextBundle, TextError, Tokenizer,
+    ChatRequest, ChatTemplate, Content, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer,
 };
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
@@ -20,8 +20,7 @@ const RENDERED_PART: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptBounds {
     pub(crate) tokens_max: u64,
-    /// Memory for the text of one prompt: `limits.intake_bytes_max`. No prompt that the fast path can bound by its
-    /// tokens is refused for this.
+    /// Memory for tokenizing one prompt.
     pub(crate) memory_max: u64,
 }
 
@@ -46,14 +45,23 @@ impl ModelText {
         Ok(Self { tokenizer, template })
     }
 
-    /// Tokens of a chat, rendered with the model's template. A chat that cannot fit in `bounds` is refused before it is
-    /// tokenized, and one with far too much text before it is rendered.
-    pub(crate) fn encode_chat(
+    /// Memory for tokenizing this many bytes of text, in bytes.
+    pub(crate) fn takes(&self, text_bytes: usize) -> u64 {
+        (text_bytes as u64).saturating_mul(self.costs())
+    }
+
+    fn costs(&self) -> u64 {
+        if self.tokenizer.slow_because().is_some() { LIBRARY_COSTS } else { FAST_COSTS }
+    }
+
+    /// A chat, rendered with the model's template. A chat that cannot fit in `bounds` is refused before it is tokenized,
+    /// and one with far too much text before it is rendered.
+    pub(crate) fn render(
         &self,
         messages: &[Message],
         arguments: &Map<String, Value>,
         bounds: PromptBounds,
-    ) -> Result<Vec<TokenId>, RequestError> {
+    ) -> Result<Prompt, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
         let text: usize = messages.iter().filter_map(|message| message.content.as_ref()).map(content_bytes).sum();
         if self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
@@ -66,11 +74,16 @@ impl ModelText {
         let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
         let prompt = template.render(&chat)?;
         self.check_bytes(prompt.text().len(), bounds, "messages")?;
-        Ok(self.tokenizer.encode_prompt(&prompt)?)
+        Ok(prompt)
+    }
+
+    /// Tokens of a rendered chat.
+    pub(crate) fn encode(&self, prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
+        Ok(self.tokenizer.encode_prompt(prompt)?)
     }
 
     /// Tokens of a plain prompt; a prompt that starts with text gets the model's begin token. Refuses as
-    /// [`Self::encode_chat`] does.
+    /// [`Self::render`] does.
     pub(crate) fn encode_segments(
         &self,
         segments: &[Segment],
@@ -94,15 +107,14 @@ impl ModelText {
     fn check_bytes(&self, bytes: usize, bounds: PromptBounds, param: &str) -> Result<(), RequestError> {
         let PromptBounds { tokens_max, memory_max } = bounds;
         let refuse = |message| Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param));
-        let (longest, by_library) = (self.tokenizer.token_bytes_max(), self.tokenizer.slow_because().is_some());
-        let tokens = longest.map_or(0, |longest| (bytes / longest.max(1)) as u64);
+        let tokens = self.tokenizer.token_bytes_max().map_or(0, |longest| (bytes / longest.max(1)) as u64);
         if tokens >= tokens_max {
             return refuse(format!(
                 "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
             ));
         }
-        let most = memory_max / if by_library { LIBRARY_COSTS } else { FAST_COSTS };
-        if (by_library || longest.is_none()) && bytes as u64 > most {
+        let most = memory_max / self.costs();
+        if bytes as u64 > most {
             return refuse(format!(
                 "the prompt's {bytes} bytes take too much memory to tokenize; at most {most} bytes of text are tokenized for this model, by the router's limits.intake_bytes_max. Shorten it"
             ));
@@ -156,16 +168,17 @@ mod tests {
 
     #[test]
     fn text_that_takes_too_much_memory_is_not_tokenized() {
-        let bounds = PromptBounds { memory_max: 120 * 1000, ..ANY };
         let (long, longer) = ("x".repeat(1000), "x".repeat(1001));
         let strip = r#"{"type": "Strip", "strip_left": true, "strip_right": true}"#;
-        for slow in [r#"{"type": "NFKC"}"#, strip].map(|normalizer| text(normalizer, "")) {
-            assert_eq!(encode(&slow, &long, bounds), Ok(1000));
-            let told = encode(&slow, &longer, bounds).unwrap_err();
+        // By the library, and on the fast path, where more text would fit the context.
+        for (normalizer, costs) in
+            [(r#"{"type": "NFKC"}"#, 120), (strip, 120), ("null", 40), (r#"{"type": "NFC"}"#, 40)]
+        {
+            let (text, bounds) = (text(normalizer, ""), PromptBounds { memory_max: costs * 1000, ..ANY });
+            assert_eq!((text.takes(1000), encode(&text, &long, bounds)), (bounds.memory_max, Ok(1000)));
+            let told = encode(&text, &longer, bounds).unwrap_err();
             assert!(told.contains("at most 1000 bytes") && told.contains("limits.intake_bytes_max"), "{told}");
         }
-        let nothing = PromptBounds { memory_max: 0, ..ANY };
-        assert_eq!(encode(&text("null", ""), &longer, nothing), Ok(1001), "bounded by its tokens");
     }
 
     #[test]
@@ -210,7 +223,7 @@ mod tests {
         let bounds = PromptBounds { tokens_max: 10, ..ANY };
         let chat = |text: &ModelText, first: usize| {
             let messages = [Message::text(Role::User, "x".repeat(first)), Message::text(Role::User, "hi")];
-            text.encode_chat(&messages, &Map::new(), bounds).map(|tokens| tokens.len())
+            text.encode(&text.render(&messages, &Map::new(), bounds)?).map(|tokens| tokens.len())
         };
         let kind = |result: Result<usize, RequestError>| result.map_err(|error| error.kind);
         let refuses = text("null", "{{ raise_exception('rendered') }}");
