@@ -1,9 +1,7 @@
 //! The text side of one model: prompts to token ids, token ids to text.
 
-use crate::request::Segment;
-use baton_text::{
-    ChatRequest, ChatTemplate, Content, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer,
-};
+use crate::request::{Segment, chat_text_bytes};
+use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
 use std::time::SystemTime;
@@ -63,10 +61,12 @@ impl ModelText {
         bounds: PromptBounds,
     ) -> Result<Prompt, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
-        let text: usize = messages.iter().filter_map(|message| message.content.as_ref()).map(content_bytes).sum();
-        if self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
+        let text = chat_text_bytes(messages, arguments);
+        // A template may copy all of it for each message, as often as it likes, so memory counts for all.
+        let takes_too_much = self.takes(text) > bounds.memory_max;
+        if takes_too_much || self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
             let message = format!(
-                "the messages have {text} bytes of text, far more than this model's prompts can have here. Shorten them"
+                "the messages and their arguments have {text} bytes of text, far more than this model's prompts can have here. Shorten them"
             );
             return Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param("messages"));
         }
@@ -130,13 +130,6 @@ impl ModelText {
     /// Bytes of one token.
     pub(crate) fn token_bytes(&self, token: TokenId) -> Option<Vec<u8>> {
         self.tokenizer.token_bytes(token).map(<[u8]>::to_vec)
-    }
-}
-
-fn content_bytes(content: &Content) -> usize {
-    match content {
-        Content::Text(text) => text.len(),
-        Content::Parts(parts) => parts.iter().map(String::len).sum(),
     }
 }
 
@@ -229,9 +222,29 @@ mod tests {
         let refuses = text("null", "{{ raise_exception('rendered') }}");
         let told = chat(&refuses, 10 * 7 * 4).unwrap_err();
         assert_eq!(told.kind, ErrorKind::ContextLengthExceeded);
-        assert!(told.message.starts_with("the messages have 282 bytes of text"), "{}", told.message);
+        assert!(
+            told.message.starts_with("the messages and their arguments have 282 bytes of text"),
+            "{}",
+            told.message
+        );
         assert_eq!(kind(chat(&refuses, 10 * 7 * 2)), Err(ErrorKind::InvalidRequest), "rendered");
         let last = text("null", "{% set messages = messages[-1:] %}");
         assert_eq!(kind(chat(&last, 10 * 7 * 2)), Ok("[user]hi ".len()), "what a template leaves out does not count");
+    }
+
+    #[test]
+    fn all_that_reaches_the_template_counts_before_it_is_rendered() {
+        let refuses = text("null", "{{ raise_exception('rendered') }}");
+        let kind = |message: &Message, arguments: &Map<String, Value>, bounds| {
+            refuses.render(std::slice::from_ref(message), arguments, bounds).unwrap_err().kind
+        };
+        let of = |bytes: usize| [("a".to_owned(), Value::from("x".repeat(bytes)))].into_iter().collect::<Map<_, _>>();
+        let (plain, nothing) = (Message::text(Role::User, "hi"), Map::new());
+        for (bytes, expected) in [(997, ErrorKind::InvalidRequest), (998, ErrorKind::ContextLengthExceeded)] {
+            let named = Message { extra: of(bytes), ..plain.clone() };
+            let bounds = PromptBounds { memory_max: 40 * 1000, ..ANY };
+            assert_eq!(kind(&named, &nothing, bounds), expected, "{bytes} bytes of a name");
+            assert_eq!(kind(&plain, &of(bytes), bounds), expected, "{bytes} bytes of an argument");
+        }
     }
 }

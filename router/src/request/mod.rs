@@ -4,6 +4,7 @@
 mod prompt;
 mod sampling;
 
+pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::Sampling;
 

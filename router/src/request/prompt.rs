@@ -25,6 +25,9 @@ const VALUE_BYTES: usize = 64;
 /// Memory of a member of a JSON object besides its value and its name.
 const MEMBER_BYTES: usize = 128;
 
+/// Bytes of text of a number or a name such as `false`, with what separates it from the next.
+const SCALAR_TEXT: usize = 6;
+
 /// Approximate memory of JSON. The parser has already bounded its depth.
 fn members_bytes(members: &Map<String, Value>) -> usize {
     members.iter().map(|(name, value)| MEMBER_BYTES + name.len() + value_bytes(value)).sum()
@@ -69,6 +72,30 @@ impl Prompt {
     }
 }
 
+/// Bytes of all text in a chat that reaches the template: contents, other fields of messages, and arguments.
+pub(crate) fn chat_text_bytes(messages: &[Message], template_kwargs: &Map<String, Value>) -> usize {
+    let content = |content: &Content| match content {
+        Content::Text(text) => text.len(),
+        Content::Parts(parts) => parts.iter().map(String::len).sum(),
+    };
+    let message =
+        |Message { role: _, content: of, extra }: &Message| of.as_ref().map_or(0, content) + members_text(extra);
+    messages.iter().map(message).sum::<usize>() + members_text(template_kwargs)
+}
+
+fn members_text(members: &Map<String, Value>) -> usize {
+    members.iter().map(|(name, value)| name.len() + value_text(value)).sum()
+}
+
+fn value_text(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => SCALAR_TEXT,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_text).sum(),
+        Value::Object(members) => members_text(members),
+    }
+}
+
 /// One piece of a plain prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
@@ -105,6 +132,11 @@ mod tests {
         ] {
             let bytes = prompt.bytes();
             assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
+            if let Prompt::Chat { messages, template_kwargs } = &prompt {
+                let text = chat_text_bytes(messages, template_kwargs);
+                let least = if what == "many" { LONG / 32 * SCALAR_TEXT } else { LONG };
+                assert!((least..least + 100).contains(&text), "{what}: {text}");
+            }
         }
     }
 }
