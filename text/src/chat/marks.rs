@@ -9,6 +9,8 @@
 //! with shadows resolved, differs from the first, the template took another branch and nothing is proven. Then the
 //! request is refused.
 
+use aho_corasick::AhoCorasick;
+
 use super::{ChatRequest, json};
 use crate::tokenizer::control::Controls;
 use crate::{Content, Prompt, TextError};
@@ -65,20 +67,26 @@ impl Marks {
         out + &text[at..]
     }
 
-    /// A client's text with every character that could be a part of a control token shadowed, except in these literals.
-    pub(super) fn shadow(&self, text: &str, literals: &[String]) -> String {
+    /// A client's text with every character that could be a part of a control token shadowed, except in these literals:
+    /// the leftmost, and of those with the same start the longest.
+    pub(super) fn shadow(&self, text: &str, literals: &AhoCorasick) -> String {
         let mut out = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some(c) = rest.chars().next() {
-            let literal = literals.iter().find(|l| rest.starts_with(l.as_str()));
-            let (shown, taken) = rest.split_at(literal.map_or(c.len_utf8(), String::len));
-            match self.alphabet.binary_search(&c) {
-                Ok(i) if literal.is_none() => out.extend(char::from_u32(self.base + self.controls + i as u32)),
-                _ => out.push_str(shown),
-            }
-            rest = taken;
+        let mut at = 0;
+        for literal in literals.find_iter(text) {
+            self.shadow_all(&text[at..literal.start()], &mut out);
+            out.push_str(&text[literal.range()]);
+            at = literal.end();
         }
+        self.shadow_all(&text[at..], &mut out);
         out
+    }
+
+    fn shadow_all(&self, text: &str, out: &mut String) {
+        let shadow = |c: char| match self.alphabet.binary_search(&c) {
+            Ok(i) => char::from_u32(self.base + self.controls + i as u32),
+            Err(_) => Some(c),
+        };
+        out.extend(text.chars().filter_map(shadow));
     }
 
     /// Whether a rendering still contains a control token spelled in letters.
@@ -136,4 +144,47 @@ fn visit(request: &ChatRequest<'_>, see: &mut dyn FnMut(&str)) {
     }
     request.tools.into_iter().for_each(|tools| json::visit(tools, see));
     json::visit_map(request.arguments, see);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::control::finder;
+    use proptest::prelude::*;
+    use std::time::{Duration, Instant};
+
+    fn controls(spellings: &[&str]) -> Controls {
+        Controls::new((0..).zip(spellings.iter().map(|s| (*s).to_owned())).collect()).unwrap()
+    }
+
+    #[test]
+    fn a_long_text_is_compared_with_all_literals_at_once() {
+        let literals: Vec<String> = (0..4_000).map(|n| format!("[literal {n}]")).collect();
+        let literals = finder(literals.iter().map(String::as_str)).unwrap();
+        let marks = Marks::avoiding(&controls(&["<|im_end|>"]), "").unwrap();
+        let text = "[literal, of a text ".repeat(200_000);
+        let begin = Instant::now();
+        assert_eq!(marks.shadow(&text, &literals).chars().count(), text.len());
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+
+    proptest! {
+        #[test]
+        fn all_but_literals_is_shadowed(text in "[abc<é]{0,30}", literals in prop::collection::vec("[abé]{1,3}", 0..5)) {
+            let marks = Marks::avoiding(&controls(&["<a|é>"]), "").unwrap();
+            let mut expected = String::new();
+            let mut rest = &*text;
+            while let Some(c) = rest.chars().next() {
+                let longest = literals.iter().filter(|l| rest.starts_with(l.as_str())).max_by_key(|l| l.len());
+                let (shown, others) = rest.split_at(longest.map_or(c.len_utf8(), |l| l.len()));
+                match marks.alphabet.binary_search(&c) {
+                    Ok(i) if longest.is_none() => expected.extend(char::from_u32(marks.base + marks.controls + i as u32)),
+                    _ => expected.push_str(shown),
+                }
+                rest = others;
+            }
+            let found = marks.shadow(&text, &finder(literals.iter().map(String::as_str)).unwrap());
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

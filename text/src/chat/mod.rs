@@ -13,6 +13,7 @@ mod marks;
 mod message;
 mod source;
 
+use aho_corasick::AhoCorasick;
 use baton_types::TextBundle;
 use minijinja::Value;
 use serde_json::Map;
@@ -62,7 +63,7 @@ pub struct ChatTemplate {
     marks: Marks,
     forms: message::Forms,
     /// What [`Source::comparable`] returned for the template.
-    comparable: Vec<String>,
+    comparable: AhoCorasick,
 }
 
 #[allow(missing_docs, reason = "the names of methods say it")]

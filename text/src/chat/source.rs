@@ -1,10 +1,11 @@
 //! A template's source, split into code, quoted strings and plain output: enough to mark the control tokens that it
 //! spells.
 
+use aho_corasick::AhoCorasick;
 use std::borrow::Cow;
 
 use crate::TextError;
-use crate::tokenizer::control::Controls;
+use crate::tokenizer::control::{Controls, finder};
 
 /// Longest accepted template, in bytes; known ones stay under 30 KB.
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
@@ -63,9 +64,14 @@ impl Source {
         self.pieces.iter().map(piece).collect()
     }
 
-    /// String literals that content may be compared with, and that no control token can overlap: no control token
-    /// begins at their end, ends at their beginning, contains them or is contained in them. Longer ones come first.
-    pub(super) fn comparable(&self, controls: &Controls) -> Result<Vec<String>, TextError> {
+    /// Finds string literals that content may be compared with, and that no control token can overlap: no control token
+    /// begins at their end, ends at their beginning, contains them or is contained in them.
+    pub(super) fn comparable(&self, controls: &Controls) -> Result<AhoCorasick, TextError> {
+        let apart = self.apart(controls)?;
+        finder(apart.iter().map(|literal| &**literal))
+    }
+
+    fn apart(&self, controls: &Controls) -> Result<Vec<Cow<'_, str>>, TextError> {
         let borders =
             |left: &str, right: &str| right.char_indices().any(|(at, c)| left.ends_with(&right[..at + c.len_utf8()]));
         let touches = |literal: &str, control: &str| {
@@ -76,7 +82,7 @@ impl Source {
         };
         let apart = |q: &str| !q.is_empty() && !controls.tokens().iter().any(|(_, control)| touches(q, control));
         let mut found: Vec<Cow<'_, str>> = self.quoted().map(unescape).collect();
-        found.sort_unstable_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        found.sort_unstable();
         found.dedup();
         if found.len() > LITERALS_MAX {
             return Err(TextError::TemplateSyntax(format!(
@@ -84,7 +90,8 @@ impl Source {
                 found.len()
             )));
         }
-        Ok(found.into_iter().filter(|q| apart(q)).map(Cow::into_owned).collect())
+        found.retain(|q| apart(q));
+        Ok(found)
     }
 }
 
@@ -231,7 +238,7 @@ mod tests {
         let source =
             Source::new("{{ '<|' ~ '|>' ~ '</think>' ~ 'x' ~ '[INST]' ~ '>a' ~ 'a<' ~ '\\n\\n' ~ 'role' ~ '' }}")
                 .unwrap();
-        assert_eq!(source.comparable(&controls).unwrap(), ["</think>", "[INST]", "role", "\n\n"]);
+        assert_eq!(source.apart(&controls).unwrap(), ["\n\n", "</think>", "[INST]", "role"]);
     }
 
     #[test]
@@ -243,10 +250,10 @@ mod tests {
         };
         let begin = std::time::Instant::now();
         let all = source(100_000, 2).comparable(&Controls::new(tokens(16_384)).unwrap()).unwrap();
-        assert_eq!(all, ["q0", "q1", "x"], "longer ones first, each once");
+        assert_eq!(all.patterns_len(), 3);
         assert!(begin.elapsed() < std::time::Duration::from_secs(20), "{:?}", begin.elapsed());
         let few = Controls::new(tokens(1)).unwrap();
-        assert_eq!(source(LITERALS_MAX - 1, LITERALS_MAX).comparable(&few).unwrap().len(), LITERALS_MAX);
+        assert_eq!(source(LITERALS_MAX - 1, LITERALS_MAX).comparable(&few).unwrap().patterns_len(), LITERALS_MAX);
         let told = source(LITERALS_MAX, LITERALS_MAX).comparable(&few).unwrap_err().to_string();
         assert!(told.contains("4097 different string literals"), "{told}");
     }
