@@ -3,7 +3,7 @@
 
 mod common;
 
-use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
+use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
 use baton_kernels::numerics::Numerics;
@@ -11,7 +11,7 @@ use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
-use common::{Random, pool};
+use common::{Random, levels, pool};
 use proptest::prelude::*;
 
 const POSITIONS: usize = 320;
@@ -38,13 +38,21 @@ struct Shape {
 /// Position and rows of each sequence.
 type Step = Vec<(usize, usize)>;
 
+/// All quantized formats. The first ones are also those of matrices of one part.
+const STORED: [[StorageFormat; 2]; 4] = {
+    use StorageFormat::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    [[Q4_1, Q8_0], [Q8_0, Q4_0], [Q6K, Q5K], [Q4K, Q6K]]
+};
+
 fn classes() -> impl Strategy<Value = (Numerics, [StorageFormat; 2])> {
-    use StorageFormat::{F32, Q4_1, Q8_0};
+    use StorageFormat::{F32, Q4_1, Q6K, Q8_0};
     let weights = prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]);
+    let stored = || prop::sample::select(vec![[Q4_1; 2], [Q8_0, Q4_1], [Q4_1, F32], [Q6K, Q8_0]]);
     prop_oneof![
         weights.prop_map(|weights| (Numerics::F32Fma { weights }, [F32; 2])),
         Just((Numerics::Bf16x32, [F32; 2])),
-        prop::sample::select(vec![[Q4_1; 2], [Q8_0, Q4_1], [Q4_1, F32]]).prop_map(|f| (Numerics::I8x32, f)),
+        stored().prop_map(|formats| (Numerics::Bf16x32, formats)),
+        stored().prop_map(|formats| (Numerics::I8x32, formats)),
     ]
 }
 
@@ -56,17 +64,18 @@ fn shapes() -> impl Strategy<Value = Shape> {
             let (kv_heads, group, head_dim) = heads;
             let (hidden, ffn, vocab, ragged) = sizes;
             // Rows of quantized matrices are whole blocks; those of others need not be.
-            let ragged = if numerics == Numerics::I8x32 { 0 } else { ragged };
-            let head_dim = if numerics == Numerics::I8x32 { head_dim.next_multiple_of(32) } else { head_dim };
+            let block = formats.map(|format| format.block().0).into_iter().max().unwrap_or(1);
+            let whole = |k: usize| if block == 1 { k * 32 + ragged } else { (k * 32).next_multiple_of(block) };
+            let head_dim = head_dim.next_multiple_of((block >> (kv_heads * group).trailing_zeros()).max(1));
             let partitions = if matches!(numerics, Numerics::F32Fma { .. }) && head_dim % 4 == 0 { 2 } else { 1 };
             Shape {
                 numerics,
                 formats,
-                hidden: hidden * 32 + ragged,
+                hidden: whole(hidden),
                 heads: kv_heads * group,
                 kv_heads,
                 head_dim,
-                ffn: ffn * 32 + ragged,
+                ffn: whole(ffn),
                 vocab,
                 partitions,
                 rich,
@@ -92,12 +101,16 @@ fn stored(format: StorageFormat, rows: usize, k: usize, random: &mut Random) -> 
     }
     let (elements, bytes) = format.block();
     let mut out: Vec<u8> = (0..rows * k / elements * bytes).map(|_| random.next() as u8).collect();
+    let halves: &[usize] = match format {
+        StorageFormat::Q6K => &[208],
+        StorageFormat::Q4_0 | StorageFormat::Q8_0 => &[0],
+        _ => &[0, 2],
+    };
     for block in out.chunks_exact_mut(bytes) {
-        let halves = if format == StorageFormat::Q4_1 { 2 } else { 1 };
-        for at in 0..halves {
+        for &at in halves {
             // Small numbers, of both signs.
             let scale = (random.next() as u16 & 0x83ff) | 0x1400;
-            block[at * 2..at * 2 + 2].copy_from_slice(&scale.to_le_bytes());
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }
     out
@@ -194,18 +207,39 @@ const NAMES: [&str; 7] = ["embed", "query", "out", "gate_up", "down", "head", "p
 
 fn check(shape: &Shape, step: &Step, threads: usize) {
     let want = bits(&ReferenceKernels::new(shape.numerics), shape, step);
-    for level in [SimdLevel::detect().unwrap(), SimdLevel::Avx2Fma, SimdLevel::AmxScalar, SimdLevel::Portable] {
-        if !level.available() {
-            continue;
-        }
+    for &level in levels() {
         let config = CpuConfig { threads, simd: Some(level), numerics: shape.numerics };
         let kernels = CpuKernels::new(config).unwrap();
         // Twice: threads keep packed rows from operation to operation.
         for _ in 0..2 {
             let got = bits(&kernels, shape, step);
             for ((got, want), name) in got.iter().zip(&want).zip(NAMES) {
-                assert!(got == want, "{name} on {level:?} with {threads} threads");
+                let class = shape.numerics;
+                assert!(got == want, "{class} {:?}: {name} on {level:?} with {threads} threads", shape.formats);
             }
+        }
+    }
+}
+
+/// One row, a few, and more than those for which a panel is expanded once.
+#[test]
+fn weights_as_the_file_stores_them_have_the_bits_of_the_reference() {
+    for formats in STORED {
+        for step in [vec![(5, 1)], vec![(3, 7), (0, 1)], vec![(10, 65)]] {
+            let shape = Shape {
+                numerics: Numerics::Bf16x32,
+                formats,
+                hidden: 256,
+                heads: 4,
+                kv_heads: 1,
+                head_dim: 64,
+                ffn: 256,
+                vocab: 33,
+                partitions: 1,
+                rich: true,
+                seed: 3,
+            };
+            check(&shape, &step, 2);
         }
     }
 }

@@ -15,7 +15,7 @@ use baton_kernels::storage::StorageFormat;
 use baton_memory::HostPool;
 use baton_skips::{Need, skipped};
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Splitmix64: any fixed sequence would do.
 pub struct Random(pub u64);
@@ -294,6 +294,18 @@ pub fn reference(numerics: Numerics) -> Box<dyn Kernels> {
 
 /// The SIMD kernels, or `None` (said aloud) where the machine lacks the level.
 pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dyn Kernels>> {
+    let config = CpuConfig { threads, simd: Some(simd), numerics };
+    has(simd).then(|| Box::new(CpuKernels::new(config).unwrap()) as Box<dyn Kernels>)
+}
+
+/// Every level that the machine has. Those that it lacks are said aloud, once.
+pub fn levels() -> &'static [SimdLevel] {
+    static LEVELS: LazyLock<Vec<SimdLevel>> =
+        LazyLock::new(|| SimdLevel::ALL.into_iter().filter(|level| has(*level)).collect());
+    &LEVELS
+}
+
+fn has(simd: SimdLevel) -> bool {
     if !simd.available() {
         let need = match simd {
             SimdLevel::Amx => Need::Amx,
@@ -301,8 +313,6 @@ pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dy
             _ => Need::Avx512,
         };
         skipped(need, &format!("the kernels of {simd:?}"), "the processor does not say that it has the instructions");
-        return None;
     }
-    let config = CpuConfig { threads, simd: Some(simd), numerics };
-    Some(Box::new(CpuKernels::new(config).unwrap()))
+    simd.available()
 }
