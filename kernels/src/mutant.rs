@@ -4,6 +4,7 @@
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
+use crate::reference::attention_splits::Cut;
 use crate::reference::{Input, ReferenceKernels, Rows, attention, attention_splits, linear};
 use crate::step::StepSegment;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ pub enum MutantKind {
     RowCount,
     /// Attention slabs, or blocks, start at the segment's first position.
     ChunkStart,
+    /// Splits of attention count from the block of the segment's first position; the first split has all tokens before too. Only contexts
+    /// of more than one split show it, and `f32fma` has no splits.
+    SplitStart,
     /// K is divided into as many slabs as there are threads.
     ThreadCount {
         /// Number of threads to assume.
@@ -95,7 +99,7 @@ impl HostKernels for Mutant {
                 }
                 return;
             }
-            MutantKind::RowCount | MutantKind::ChunkStart => None,
+            MutantKind::RowCount | MutantKind::ChunkStart | MutantKind::SplitStart => None,
         };
         self.reference.linear_in_slabs(x, w, partitions, slab, store, outs);
     }
@@ -105,19 +109,22 @@ impl HostKernels for Mutant {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-        if self.kind != MutantKind::ChunkStart {
-            return self.reference.attend(step, q, scores, out);
-        }
-        match self.numerics() {
-            Numerics::F32Fma { .. } => {
+        let f32fma = matches!(self.numerics(), Numerics::F32Fma { .. });
+        match self.kind {
+            MutantKind::ChunkStart if f32fma => {
                 let starts = |segment: &StepSegment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB;
                 attention::attend(step, q, scores, out, starts);
             }
-            Numerics::Bf16x32 | Numerics::I8x32 => {
+            MutantKind::ChunkStart => {
                 let lead =
                     |segment: &StepSegment| segment.position.next_multiple_of(ATTENTION_BLOCK) - segment.position;
-                attention_splits::attend_led(step, q, scores, out, lead);
+                attention_splits::attend_cut(step, q, scores, out, |segment| Cut { lead: lead(segment), before: 0 });
             }
+            MutantKind::SplitStart if !f32fma => {
+                let before = |segment: &StepSegment| segment.position - segment.position % ATTENTION_BLOCK;
+                attention_splits::attend_cut(step, q, scores, out, |segment| Cut { lead: 0, before: before(segment) });
+            }
+            _ => self.reference.attend(step, q, scores, out),
         }
     }
 

@@ -60,6 +60,9 @@ fn equal(truth: &Truth, cases: impl IntoIterator<Item = Case>) -> Coverage {
     coverage
 }
 
+const ROUTES: [&str; 6] =
+    ["Remote fresh", "Remote continued", "Got fresh", "Got continued", "Local fresh", "Local continued"];
+
 /// What every run of cases must have come by.
 fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
     let chunks: &[&str] = &["1", "7", "33", "64", "100", "256"];
@@ -74,10 +77,7 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("P backend", &["plain", "lagging"]),
         ("D backend", &["plain", "lagging"]),
         ("shipped over", &["ucx", "tcp"]),
-        (
-            "requests",
-            &["Remote fresh", "Remote continued", "Got fresh", "Got continued", "Local fresh", "Local continued"],
-        ),
+        ("requests", &ROUTES),
         ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("handoffs", &["tokens left out"]),
@@ -110,12 +110,44 @@ fn engines_with_different_instructions_hand_off_exactly() {
         let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed).with_instructions(&SimdLevel::ALL));
         let coverage = equal(&truth, SimdLevel::ALL.map(|_| dealer.deal(&sizes)));
         println!("{coverage}");
-        let wanted: [(_, &[_]); 3] = [
-            ("P instructions", &["AmxScalar", "Portable"]),
-            ("D instructions", &["AmxScalar", "Portable"]),
+        let levels: Vec<_> = SimdLevel::ALL.into_iter().filter(|level| level.available()).collect();
+        let levels: Vec<_> = levels.iter().map(|level| format!("{level:?}")).collect();
+        let levels: Vec<&str> = levels.iter().map(String::as_str).collect();
+        let wanted: [(_, &[_]); 3] =
+            [("P instructions", &levels), ("D instructions", &levels), ("P and D instructions", &["different"])];
+        assert_eq!(coverage.missing(&wanted), []);
+    }
+}
+
+/// Prompts of two and of three splits of attention, the last of each short.
+const LONG: [usize; 2] = [530, 1040];
+
+/// A case with chunks that begin at no multiple of a block of attention.
+fn in_chunks(mut case: Case) -> Case {
+    (case.p.chunk, case.d.chunk) = (100, 33);
+    case
+}
+
+#[test]
+fn prompts_of_several_splits_have_the_bits_they_have_alone() {
+    for class in [Numerics::Bf16x32, Numerics::I8x32] {
+        let long = |family| Truth::compute(World::long(family, class, 1, &LONG, 6).unwrap()).unwrap();
+        let (truth, mut dealer) = (long(Family::Cpu), Dealer::new(1).with_instructions(&SimdLevel::ALL));
+        let sizes = truth.sizes();
+        let cases: Vec<_> = SimdLevel::ALL.iter().map(|_| in_chunks(dealer.deal(&sizes))).collect();
+        let coverage = equal(&truth, cases.clone());
+        println!("{coverage}");
+        let wanted: [(_, &[_]); 4] = [
             ("P and D instructions", &["different"]),
+            ("chunks", &["that start inside a slab", "behind a split"]),
+            ("requests", &ROUTES),
+            ("weights", &["Q4_0", "Q4_1", "Q8_0"]),
         ];
         assert_eq!(coverage.missing(&wanted), []);
+
+        let mutant = long(Family::SplitStart);
+        let caught = cases.iter().find_map(|case| mutant.observe(case).unwrap().equal.err());
+        println!("{class}: {:?}, {}", Family::SplitStart, caught.expect("splits that depend on the chunk start pass"));
     }
 }
 

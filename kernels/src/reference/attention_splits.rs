@@ -15,16 +15,25 @@ const SUM_LANES: usize = 16;
 /// # Panics
 /// If the planes k and v are not bf16.
 pub(crate) fn attend(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-    attend_led(step, q, scores, out, |_| 0);
+    attend_cut(step, q, scores, out, |_| Cut::default());
 }
 
-/// As [`attend`], with splits and blocks cut as if so many tokens came before the first one of a segment's sequence.
-pub(crate) fn attend_led(
+/// Where splits and blocks begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cut {
+    /// Places before that of the first token.
+    pub(crate) lead: usize,
+    /// Places that the first split has more than the others.
+    pub(crate) before: usize,
+}
+
+/// As [`attend`], with the sequence of each segment cut so.
+pub(crate) fn attend_cut(
     step: KvStep<'_>,
     q: &[f32],
     scores: Scores,
     out: &mut [f32],
-    lead: impl Fn(&StepSegment) -> usize,
+    cut: impl Fn(&StepSegment) -> Cut,
 ) {
     let (dim, kv_heads) = (step.kv.dim(), step.kv.heads());
     let cols = q.len() / step.rows();
@@ -33,7 +42,7 @@ pub(crate) fn attend_led(
     for segment in step.segments {
         for kv_head in 0..kv_heads {
             let first = scores.first(segment.position);
-            let head = HeadKv { lead: lead(segment), ..HeadKv::load(step, segment, kv_head, first) };
+            let head = HeadKv { cut: cut(segment), ..HeadKv::load(step, segment, kv_head, first) };
             for row in 0..segment.rows {
                 let position = segment.position + row;
                 let at = (first_row + row) * cols + kv_head * group_cols;
@@ -50,8 +59,7 @@ pub(crate) fn attend_led(
 /// Keys and values of one KV head of one sequence: `[tokens, dim]`.
 pub(crate) struct HeadKv {
     dim: usize,
-    /// Places before that of the first token.
-    lead: usize,
+    cut: Cut,
     k: Vec<bf16>,
     v: Vec<bf16>,
 }
@@ -76,23 +84,24 @@ impl HeadKv {
             }
             out
         });
-        Self { dim, lead: 0, k, v }
+        Self { dim, cut: Cut::default(), k, v }
     }
 
     /// Where the key and the value of the token at `place` are.
     fn at(&self, place: usize) -> Range<usize> {
-        let token = place - self.lead;
+        let token = place - self.cut.lead;
         token * self.dim..(token + 1) * self.dim
     }
 
     /// Attention of one query over `tokens`.
     pub(crate) fn attend(&self, q: &[f32], tokens: Range<usize>, scale: f32, out: &mut [f32]) {
         let q: Vec<bf16> = q.iter().map(|x| bf16::from_f32(*x)).collect();
-        let tokens = tokens.start + self.lead..tokens.end + self.lead;
-        let splits = tokens.start / ATTENTION_SPLIT..tokens.end.div_ceil(ATTENTION_SPLIT);
-        let state = splits.map(|split| {
-            let start = split * ATTENTION_SPLIT;
-            let seen = tokens.start.max(start)..tokens.end.min(start + ATTENTION_SPLIT);
+        let Cut { lead, before } = self.cut;
+        let tokens = tokens.start + lead..tokens.end + lead;
+        let split_of = |place: usize| place.saturating_sub(before) / ATTENTION_SPLIT;
+        let state = (split_of(tokens.start)..=split_of(tokens.end - 1)).map(|split| {
+            let start = if split == 0 { 0 } else { before + split * ATTENTION_SPLIT };
+            let seen = tokens.start.max(start)..tokens.end.min(before + (split + 1) * ATTENTION_SPLIT);
             let blocks = seen.start / ATTENTION_BLOCK..seen.end.div_ceil(ATTENTION_BLOCK);
             blocks.fold(State::new(self.dim), |state, block| self.block(state, &q, block, &seen, scale))
         });

@@ -399,6 +399,7 @@ impl<'a> Running<'a> {
         coverage.add("D copies", "where samples part", d.copies);
         coverage.add("steps", "of prefill and decode", p.mixed + d.mixed);
         coverage.add("chunks", "that start inside a slab", p.ragged_chunks + d.ragged_chunks);
+        coverage.add("chunks", "behind a split", p.chunks_behind_split + d.chunks_behind_split);
         coverage
     }
 }

@@ -7,7 +7,7 @@ use baton_engine::{
     Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink, StepInput,
     StepModel, StepOutput,
 };
-use baton_kernels::numerics::ATTENTION_SLAB;
+use baton_kernels::numerics::{ATTENTION_SLAB, ATTENTION_SPLIT};
 use baton_kv_cache::ForkCopy;
 use baton_memory::PoolMemory;
 use baton_types::{Compatibility, Fence, KvPoolMap};
@@ -34,6 +34,8 @@ pub(super) struct Seen {
     pub(super) mixed: usize,
     /// Chunks that start inside an attention slab.
     pub(super) ragged_chunks: usize,
+    /// Chunks that start behind the first split of attention.
+    pub(super) chunks_behind_split: usize,
     /// Blocks copied where samples diverge.
     pub(super) copies: usize,
 }
@@ -89,6 +91,7 @@ impl StepModel for Watched {
         let mut seen = self.seen.lock();
         seen.widest = seen.widest.max(batch.segments.len());
         seen.mixed += usize::from(chunks.clone().next().is_some() && batch.segments.iter().any(|s| s.rows == 1));
+        seen.chunks_behind_split += chunks.clone().filter(|s| s.position > ATTENTION_SPLIT).count();
         seen.ragged_chunks += chunks.filter(|s| !s.position.is_multiple_of(ATTENTION_SLAB)).count();
         drop(seen);
         self.model.launch(batch, observer)

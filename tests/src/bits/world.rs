@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Longest time of a request: far above the duration of a case on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(240);
 
+/// Tokens that a [`World::long`] knows.
+const LONG_VOCAB: usize = 67;
+
 /// The kind of backends of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -34,10 +37,12 @@ pub enum Family {
     ChunkStart,
     /// GEMM slabs depend on the number of threads.
     ThreadCount,
+    /// Splits of attention depend on the chunk's start: only a [`World::long`] shows it.
+    SplitStart,
 }
 
 impl Family {
-    /// The mutants: each must be caught.
+    /// The mutants that short prompts show: each must be caught.
     pub const MUTANTS: [Self; 3] = [Self::RowCount, Self::ChunkStart, Self::ThreadCount];
 
     /// A device of this family.
@@ -49,6 +54,7 @@ impl Family {
             Self::RowCount => Mutant::new(MutantKind::RowCount, numerics),
             Self::ChunkStart => Mutant::new(MutantKind::ChunkStart, numerics),
             Self::ThreadCount => Mutant::new(MutantKind::ThreadCount { threads }, numerics),
+            Self::SplitStart => Mutant::new(MutantKind::SplitStart, numerics),
         };
         Ok(if lagging { Lagging::new(device, LagConfig::default()) } else { device })
     }
@@ -123,6 +129,22 @@ impl World {
         Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=3,window={window},full_every=3"))
     }
 
+    /// A small model of two layers for prompts of several splits of attention, with quantized matrices in each class.
+    pub fn long(
+        family: Family,
+        numerics: Numerics,
+        seed: u64,
+        lengths: &[usize],
+        outputs: u32,
+    ) -> anyhow::Result<Self> {
+        let context = lengths.iter().max().unwrap_or(&0) + outputs as usize + 1;
+        let spec = format!(
+            "random:hidden=64,heads=3,kv_heads=1,head_dim=32,ffn=96,vocab={LONG_VOCAB},context={context},layers=2,seed={seed}"
+        );
+        let prompts = prompts(&mut StdRng::seed_from_u64(seed), LONG_VOCAB, lengths);
+        Self::quantized(family, numerics, RandomModel::parse(&spec)?, prompts, outputs)
+    }
+
     fn random_with(
         family: Family,
         numerics: Numerics,
@@ -152,23 +174,22 @@ impl World {
             "random:hidden={hidden},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},vocab={vocab},\
              context=256,tied={tied},seed={seed},{layers}"
         );
-        // Most prompts share half or all of their tokens with another one.
-        let mut prompts: Vec<Vec<TokenId>> = Vec::new();
-        for &len in lengths {
-            let common = match prompts.iter().max_by_key(|other| other.len()) {
-                Some(other) if rng.random_range(0..3) > 0 => {
-                    other[..other.len().min(len - rng.random_range(0..=len / 2))].to_vec()
-                }
-                _ => vec![],
-            };
-            let own = (common.len()..len).map(|_| rng.random_range(0..vocab as TokenId));
-            prompts.push(common.into_iter().chain(own).collect());
-        }
+        let prompts = prompts(&mut rng, vocab, lengths);
         let model = RandomModel::parse(&spec)?;
-        if numerics != Numerics::I8x32 {
-            let world = Self::new(family, numerics, Arc::new(model), prompts, outputs);
-            return Ok(Self { formats: vec![StorageFormat::F32], ..world });
+        if numerics == Numerics::I8x32 {
+            return Self::quantized(family, numerics, model, prompts, outputs);
         }
+        let world = Self::new(family, numerics, Arc::new(model), prompts, outputs);
+        Ok(Self { formats: vec![StorageFormat::F32], ..world })
+    }
+
+    fn quantized(
+        family: Family,
+        numerics: Numerics,
+        model: RandomModel,
+        prompts: Vec<Vec<TokenId>>,
+        outputs: u32,
+    ) -> anyhow::Result<Self> {
         let model = Quantized::new(model)?;
         let formats = model.formats();
         Ok(Self { formats, ..Self::new(family, numerics, Arc::new(model), prompts, outputs) })
@@ -209,6 +230,22 @@ impl World {
     pub(super) fn len_max(&self) -> usize {
         self.requests.iter().map(|r| r.prompt_len + r.sampling.max_tokens as usize).max().unwrap_or(0)
     }
+}
+
+/// Most prompts share half or all of their tokens with another one.
+fn prompts(rng: &mut StdRng, vocab: usize, lengths: &[usize]) -> Vec<Vec<TokenId>> {
+    let mut prompts: Vec<Vec<TokenId>> = Vec::new();
+    for &len in lengths {
+        let common = match prompts.iter().max_by_key(|other| other.len()) {
+            Some(other) if rng.random_range(0..3) > 0 => {
+                other[..other.len().min(len - rng.random_range(0..=len / 2))].to_vec()
+            }
+            _ => vec![],
+        };
+        let own = (common.len()..len).map(|_| rng.random_range(0..vocab as TokenId));
+        prompts.push(common.into_iter().chain(own).collect());
+    }
+    prompts
 }
 
 fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest {
