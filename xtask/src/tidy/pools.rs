@@ -5,24 +5,42 @@ use super::Source;
 
 /// Crates that move KV, whatever device computes it.
 const ANY_DEVICE: &[&str] = &["kv-transfer/", "worker/", "prefill-worker/", "decode-worker/"];
-/// Places that ask whether memory is the host's, or allocate such memory for themselves.
-const MAY_NAME: &[&str] = &[
-    // Direct copies and bounded buffers, and the sockets that use both.
-    "kv-transfer/src/transport/pool.rs",
-    "kv-transfer/src/transport/tcp/",
-    // UCX's registration.
-    "kv-transfer/src/ucx/context.rs",
-    // Trials and benchmarks have pools of their own.
-    "kv-transfer/src/trial.rs",
-    "kv-transfer/src/bench.rs",
+/// What names host memory, and the places that may.
+const NAMES: &[(&str, &[&str])] = &[
+    // The type: direct copies and bounded buffers, the sockets that use both, and UCX's registration.
+    ("HostPool", &["kv-transfer/src/transport/pool.rs", TCP, "kv-transfer/src/ucx/context.rs", TRIAL, BENCH]),
+    // The transport's question whether its pool is one: UCX's registration, its wake-ups, and messages that are stored.
+    (
+        ".host()",
+        &[
+            TCP,
+            "kv-transfer/src/transport/ucx/starting.rs",
+            "kv-transfer/src/transport/ucx/connect.rs",
+            "kv-transfer/src/transport/ucx/writing.rs",
+        ],
+    ),
+    // Runs of bytes that sockets send from where they are. A worker gives its free heap back.
+    ("memory::host::", &["kv-transfer/src/transport/pool.rs", TCP, BRING_UP]),
+    // Whether a device that is given computes in this host's memory, which is then compared with the configured size.
+    ("MemoryKind::Host", &[BRING_UP]),
 ];
+const TCP: &str = "kv-transfer/src/transport/tcp/";
+// Trials and benchmarks have pools of their own.
+const TRIAL: &str = "kv-transfer/src/trial.rs";
+const BENCH: &str = "kv-transfer/src/bench.rs";
+const BRING_UP: &str = "worker/src/bring_up.rs";
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
-    for source in sources.iter().filter(|s| s.is_product_code() && any(ANY_DEVICE, s) && !any(MAY_NAME, s)) {
-        let named = |line: &str| line.split("//").next().unwrap_or_default().contains("HostPool");
-        if let Some((line, _)) = source.product_lines().find(|(_, line)| named(line)) {
-            found.push(format!("{}:{line}: pool memory may be on a device: use `PoolMemory`", source.path));
+    for source in sources.iter().filter(|s| s.is_product_code() && any(ANY_DEVICE, s)) {
+        for (name, _) in NAMES.iter().filter(|(_, places)| !any(places, source)) {
+            let named = |line: &str| line.split("//").next().unwrap_or_default().contains(name);
+            if let Some((line, _)) = source.product_lines().find(|(_, line)| named(line)) {
+                found.push(format!(
+                    "{}:{line}: `{name}`: pool memory may be on a device: use `PoolMemory`",
+                    source.path
+                ));
+            }
         }
     }
     found
@@ -43,6 +61,14 @@ mod tests {
         assert_eq!(["kv-transfer/src/verify/work.rs", "worker/src/bring_up.rs"].map(|path| found(path, named)), [1, 1]);
         let allowed = ["kv-transfer/src/transport/pool.rs", "kernels/src/kv.rs", "kv-transfer/tests/common/mod.rs"];
         assert_eq!(allowed.map(|path| found(path, named)), [0; 3]);
+        for text in ["let h = pool.host();", "use baton_memory::host::Part;", "kind == MemoryKind::Host"] {
+            assert_eq!(["kv-transfer/src/verify/work.rs", "worker/src/a.rs"].map(|path| found(path, text)), [1, 1]);
+        }
+        // Each place may name what it needs and nothing else.
+        assert_eq!(found("kv-transfer/src/transport/ucx/writing.rs", "self.pool.host()"), 0);
+        assert_eq!(found("kv-transfer/src/transport/ucx/writing.rs", named), 1);
+        assert_eq!(found("worker/src/bring_up.rs", "use baton_memory::host::return_free_heap;"), 0);
+        assert_eq!(found("worker/src/bring_up.rs", "pool.host()"), 1);
         assert_eq!(found("worker/src/a.rs", "// no HostPool\n#[cfg(test)]\nmod tests { HostPool::new(1) }"), 0);
     }
 }
