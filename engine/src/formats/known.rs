@@ -2,13 +2,14 @@
 //!
 //! A fingerprint is bound to device, inode, size and change time of the file. Nobody but the system sets the change time: whoever replaces a file
 //! or writes to it changes at least one of the four. A file that changed moments ago is not remembered, since the next change could get the
-//! same time.
+//! same time. Files of two read-only images can agree in all four: images have times that were set, and inodes that count from one. So a
+//! fingerprint is also bound to pieces of the file, which differ between two models of one shape.
 
 use baton_kernels::packed::{CacheError, PrivateFolder};
 use baton_types::Digest;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Ending of the files that hold a fingerprint.
@@ -20,6 +21,10 @@ const BYTES_MAX: u64 = 4096;
 /// File systems count time in steps of up to two seconds.
 const STEP: Duration = Duration::from_secs(3);
 
+/// Pieces of a file that a fingerprint is bound to, evenly spread, and the bytes of each.
+const PIECES: u64 = 64;
+const PIECE_BYTES: u64 = 16 << 10;
+
 /// What a fingerprint is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
@@ -28,12 +33,29 @@ struct Identity {
     size: u64,
     /// Change time, in seconds and nanoseconds.
     changed: (i64, i64),
+    /// Of the pieces.
+    sample: Digest,
+}
+
+/// The digest of the pieces of a file of `size` bytes.
+fn sample(file: &File, size: u64) -> std::io::Result<Digest> {
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = [0; PIECE_BYTES as usize];
+    let len = PIECE_BYTES.min(size);
+    for index in 0..PIECES {
+        // In 128 bits, since the product of a size and a number may not fit 64.
+        let at = u128::from(size - len) * u128::from(index) / u128::from(PIECES - 1);
+        file.read_exact_at(&mut piece[..len as usize], at as u64)?;
+        hasher.update(&piece[..len as usize]);
+    }
+    Ok(Digest(hasher.finalize().into()))
 }
 
 impl Identity {
     fn of(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self {
+            sample: sample(file, metadata.size())?,
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),
@@ -53,8 +75,8 @@ impl Identity {
     }
 
     fn text(&self, digest: Digest) -> String {
-        let Self { device, inode, size, changed: (seconds, nanoseconds) } = self;
-        let said = format!("{device} {inode} {size} {seconds} {nanoseconds} {digest}");
+        let Self { device, inode, size, changed: (seconds, nanoseconds), sample } = self;
+        let said = format!("{device} {inode} {size} {seconds} {nanoseconds} {sample} {digest}");
         format!("{said} {}\n", blake3::hash(said.as_bytes()).to_hex())
     }
 }
@@ -100,7 +122,7 @@ impl KnownFingerprints {
         if file.take(BYTES_MAX).read_to_string(&mut text).is_err() {
             return Ok(None);
         }
-        let digest = text.split(' ').nth(5).and_then(Digest::from_hex);
+        let digest = text.split(' ').nth(6).and_then(Digest::from_hex);
         Ok(digest.filter(|digest| identity.text(*digest) == text))
     }
 
@@ -201,6 +223,37 @@ mod tests {
         }
     }
 
+    /// Two fine-tunes of one model, each alone in an image: nothing but their bytes differs.
+    #[test]
+    fn files_of_two_images_with_the_same_numbers_are_told_apart() {
+        let setup = setup();
+        let mut bytes = vec![0; 3 << 20];
+        std::fs::write(&setup.model, &bytes).unwrap();
+        remember(&setup, 1);
+        let before = Identity::of(&File::open(&setup.model).unwrap()).unwrap();
+        bytes.chunks_mut(40 << 10).for_each(|chunk| chunk[0] = 1);
+        std::fs::write(&setup.model, &bytes).unwrap();
+        let other = Identity { sample: Identity::of(&File::open(&setup.model).unwrap()).unwrap().sample, ..before };
+        assert_eq!(setup.known.find(&before).unwrap(), Some(Digest([1; 32])));
+        assert_eq!(setup.known.find(&other).unwrap(), None);
+    }
+
+    #[test]
+    fn every_size_has_its_pieces() {
+        let setup = setup();
+        for size in [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, PIECES * PIECE_BYTES + 1] {
+            let mut bytes = vec![7; size as usize];
+            std::fs::write(&setup.model, &bytes).unwrap();
+            let of = || sample(&File::open(&setup.model).unwrap(), size).unwrap();
+            let before = of();
+            if let Some(last) = bytes.last_mut() {
+                *last = 8;
+                std::fs::write(&setup.model, &bytes).unwrap();
+                assert_ne!(of(), before, "the last byte of {size}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_damaged_is_not_believed() {
         let setup = setup();
@@ -232,7 +285,7 @@ mod tests {
     #[test]
     fn the_number_of_fingerprints_is_bounded() {
         let setup = setup();
-        let identity = |inode| Identity { device: 1, inode, size: 1, changed: (1, 1) };
+        let identity = |inode| Identity { device: 1, inode, size: 1, changed: (1, 1), sample: Digest([0; 32]) };
         for i in 0..COUNT_MAX {
             let name = identity(i as u64).file_name();
             std::fs::write(setup.known.folder.path().join(name), "").unwrap();
