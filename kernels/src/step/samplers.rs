@@ -72,7 +72,7 @@ impl Sampler {
         logits: &[f32],
         mask: Option<&LateMask>,
     ) -> Result<Sampled, SampleError> {
-        self.failed.clone().map_or(Ok(()), Err)?;
+        self.failed.map_or(Ok(()), Err)?;
         let late = mask.map(LateMask::wait).transpose()?;
         let draw = Draw {
             params: &self.params,
@@ -95,7 +95,7 @@ impl Sampler {
                 Some(*token)
             }
             Err(error) => {
-                self.failed = Some(error.clone());
+                self.failed = Some(*error);
                 None
             }
         }
