@@ -12,12 +12,22 @@ use std::time::Instant;
 /// An operation owns its buffer until it ends, and gives it back with its result. So does a device that has no room for it. Nothing can
 /// read or refill a buffer that a device still uses:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0382
 /// # use baton_memory::{HostPool, PoolMemory, Rows};
 /// # let pool = HostPool::new(4096).unwrap();
 /// let mut staged = vec![1; 64];
 /// let write = PoolMemory::write(&*pool, Rows::run(0, 64), staged);
 /// staged.fill(2); // The write has not ended.
+/// ```
+///
+/// ```
+/// # use baton_memory::{HostPool, PoolMemory, Rows};
+/// # let pool = HostPool::new(4096).unwrap();
+/// # let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+/// let mut staged = vec![1; 64];
+/// let write = PoolMemory::write(&*pool, Rows::run(0, 64), staged);
+/// staged = write.wait(deadline).unwrap();
+/// staged.fill(2);
 /// ```
 ///
 /// Two operations are ordered only if the second one starts after the first one ended. A step of the device that stores to the same bytes

@@ -38,24 +38,24 @@ struct Rules {
     logprob_mean: f64,
     /// Largest margin at which a token may differ.
     margin: f32,
-    /// Largest difference of the prompts' perplexity to that of [`F32`], as a share.
-    perplexity: f64,
+    /// Largest difference of the prompts' perplexity to that of [`F32`], as a share; of [`F32`] itself there is none.
+    perplexity: Option<f64>,
 }
 
 #[test]
 fn float32_follows_the_reference() {
-    check(F32, Dtype::F32, Rules { logprob_max: 1e-3, logprob_mean: 1e-3, margin: 0.0, perplexity: 0.0 });
+    check(F32, Dtype::F32, Rules { logprob_max: 1e-3, logprob_mean: 1e-3, margin: 0.0, perplexity: None });
 }
 
 #[test]
 fn bfloat16_stays_as_close_as_it_should() {
-    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.005 };
+    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: Some(0.005) };
     check(Numerics::F32Fma { weights: Dtype::Bf16 }, Dtype::Bf16, rules);
 }
 
 #[test]
 fn bf16x32_passes_its_gate() {
-    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: 0.005 };
+    let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: Some(0.005) };
     check(Numerics::Bf16x32, Dtype::Bf16, rules);
 }
 
@@ -63,7 +63,7 @@ fn bf16x32_passes_its_gate() {
 /// rounded up: int8 activations cost more than bf16, wherever they are used.
 #[test]
 fn i8x32_keeps_the_perplexity() {
-    let rules = Rules { logprob_max: 0.6, logprob_mean: 0.03, margin: 0.7, perplexity: 0.01 };
+    let rules = Rules { logprob_max: 0.6, logprob_mean: 0.03, margin: 0.7, perplexity: Some(0.01) };
     check(Numerics::I8x32, Dtype::Bf16, rules);
 }
 
@@ -94,11 +94,13 @@ fn check(numerics: Numerics, kv: Dtype, rules: Rules) {
     let _cores = CORES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cases = golden::load();
     let mut rig = Rig::new(numerics, kv, &cases);
-    let (ours, exact) = (perplexity(&mut rig, &cases), exact_perplexity(&cases));
-    let share = ours / exact - 1.0;
     let dtype = format!("{numerics}, weights {}, KV {kv}", numerics.weights());
-    println!("{dtype}: perplexity of the prompts {ours:.4}, {exact:.4} in float32: {:+.3} %", 100.0 * share);
-    assert!(share.abs() <= rules.perplexity, "perplexity {ours}, {exact} in float32");
+    if let Some(largest) = rules.perplexity {
+        let (ours, exact) = (perplexity(&mut rig, &cases), exact_perplexity(&cases));
+        let share = ours / exact - 1.0;
+        println!("{dtype}: perplexity of the prompts {ours:.4}, {exact:.4} in float32: {:+.3} %", 100.0 * share);
+        assert!(share.abs() <= largest, "perplexity {ours}, {exact} in float32");
+    }
     let forced = teacher_force(&mut rig, &cases);
     let differences = |case: &Golden, steps: &[Step]| -> Vec<f64> {
         steps.iter().zip(&case.logprob).map(|(step, theirs)| (f64::from(step.logprob) - theirs).abs()).collect()

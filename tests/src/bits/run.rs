@@ -11,7 +11,7 @@ use baton_engine::{Run, SequenceEvent, SequencePhase, SequenceRequest};
 use baton_kernels::cpu::SimdLevel;
 use baton_kv_cache::SharedPool;
 use baton_kv_transfer::PutHandle;
-use baton_types::{RequestId, TokenId};
+use baton_types::{GroupKind, KvGroup, RequestId, TokenId};
 use baton_worker::prefix_get::CachedPrefix;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -169,7 +169,7 @@ struct Running<'a> {
     said: Receiver<Said>,
     submitted: usize,
     shipments: HashMap<usize, Shipment>,
-    shipped: Vec<PutHandle>,
+    shipped: Vec<(usize, PutHandle)>,
     gathering: Gathering,
     preempted: Preempted,
     finished: usize,
@@ -258,10 +258,14 @@ impl<'a> Running<'a> {
             }
         }
         let (mut coverage, mut moved) = (self.coverage(), 0);
-        for outgoing in std::mem::take(&mut self.shipped) {
+        for (index, outgoing) in std::mem::take(&mut self.shipped) {
             let report = outgoing.wait().map_err(|failure| anyhow::anyhow!("{failure}"))?;
             coverage.note("shipped over", report.transport);
-            moved += report.tokens_moved as usize;
+            let (tokens, of) = (self.truth.request(self.case, index).tokens.len(), report.tokens_moved as usize);
+            let (needed, all) = (self.needed_bytes(tokens, of), of * self.p.map.layout().bytes_per_token());
+            ensure!(report.bytes == needed as u64, "request {index}: {} bytes moved, not {needed}", report.bytes);
+            coverage.add("handoffs", "without what left a window", usize::from(needed < all));
+            moved += of;
         }
         let sizes = self.case.plans.iter().enumerate().filter(|(_, plan)| plan.route.is_shipped());
         let whole: usize = sizes.map(|(index, _)| self.truth.request(self.case, index).tokens.len()).sum();
@@ -271,6 +275,20 @@ impl<'a> Running<'a> {
         self.link.stop();
         let equal = self.truth.compare(self.case, &self.ledger.lock());
         Ok(Observed { equal, coverage })
+    }
+
+    /// Bytes of the last `moved` of so many tokens; of a window, only those in blocks that the next token attends to.
+    fn needed_bytes(&self, tokens: usize, moved: usize) -> usize {
+        let block = self.case.p.block_tokens.min(self.case.d.block_tokens) as usize;
+        let bytes = |group: &KvGroup| {
+            let attended = match group.kind {
+                GroupKind::Window(window) => (tokens + 1).saturating_sub(window as usize),
+                _ => 0,
+            };
+            let first = (tokens - moved).max(attended / block * block);
+            group.layers.len() * group.token_bytes() * (tokens - first)
+        };
+        self.p.map.layout().groups().iter().map(bytes).sum()
     }
 
     fn submit_next(&mut self) -> anyhow::Result<()> {
@@ -320,7 +338,7 @@ impl<'a> Running<'a> {
                 let request = self.truth.request(self.case, index);
                 let mut tokens = request.tokens;
                 tokens.extend_from_slice(&self.ledger.lock().outputs[index]);
-                self.shipped.push(shipment.commit(tokens, request.prompt_len)?);
+                self.shipped.push((index, shipment.commit(tokens, request.prompt_len)?));
             }
             SequenceEvent::Finished { .. } => {
                 self.finished += 1;
