@@ -85,8 +85,7 @@ fn taken_as_steps_finish() -> Vec<usize> {
     assert!(matches!(sequence.end().1, Outcome::Finished(FinishReason::Cancelled)));
     assert!(matches!(driven.turn(), Turn::Idle { .. }));
     assert_eq!(engine.pool().counts().referenced, 0);
-    let seen = seen.lock().clone();
-    seen
+    std::mem::take(&mut *seen.lock())
 }
 
 #[test]
