@@ -5,6 +5,15 @@ use crate::numerics::QUANTIZED_BLOCK as BLOCK;
 use crate::storage::{StorageFormat, half_at};
 use half::f16;
 
+/// Where a stored block has little-endian f16: its scale, and its minimum if there is one. In F16 that is the element.
+pub fn halves(format: StorageFormat) -> &'static [usize] {
+    match format {
+        StorageFormat::Q6K => &[208],
+        StorageFormat::Q4_1 | StorageFormat::Q4K | StorageFormat::Q5K => &[0, 2],
+        _ => &[0],
+    }
+}
+
 /// Stored blocks whose values are near `values`.
 ///
 /// # Panics

@@ -7,6 +7,7 @@ use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::quantize::halves;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
@@ -101,13 +102,8 @@ fn stored(format: StorageFormat, rows: usize, k: usize, random: &mut Random) -> 
     }
     let (elements, bytes) = format.block();
     let mut out: Vec<u8> = (0..rows * k / elements * bytes).map(|_| random.next() as u8).collect();
-    let halves: &[usize] = match format {
-        StorageFormat::Q6K => &[208],
-        StorageFormat::Q4_0 | StorageFormat::Q8_0 => &[0],
-        _ => &[0, 2],
-    };
     for block in out.chunks_exact_mut(bytes) {
-        for &at in halves {
+        for &at in halves(format) {
             // Small numbers, of both signs.
             let scale = (random.next() as u16 & 0x83ff) | 0x1400;
             block[at..at + 2].copy_from_slice(&scale.to_le_bytes());

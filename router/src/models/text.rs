@@ -113,8 +113,8 @@ impl ModelText {
                 "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
             ));
         }
-        let most = memory_max / self.costs();
-        if bytes as u64 > most {
+        if self.takes(bytes) > memory_max {
+            let most = memory_max / self.costs();
             return refuse(format!(
                 "the prompt's {bytes} bytes take too much memory to tokenize; at most {most} bytes of text are tokenized for this model, by the router's limits.intake_bytes_max. Shorten it"
             ));

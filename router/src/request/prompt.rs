@@ -18,45 +18,55 @@ pub enum Prompt {
     Segments(Vec<Segment>),
 }
 
-/// Memory of a message besides its text.
-const MESSAGE_BYTES: usize = 256;
-/// Memory of a JSON value in a list that has grown, besides its text.
-const VALUE_BYTES: usize = 64;
-/// Memory of a member of a JSON object besides its value and its name.
-const MEMBER_BYTES: usize = 128;
-
-/// Bytes of text of a number or a name such as `false`, with what separates it from the next.
-const SCALAR_TEXT: usize = 6;
-
-/// Approximate memory of JSON. The parser has already bounded its depth.
-fn members_bytes(members: &Map<String, Value>) -> usize {
-    members.iter().map(|(name, value)| MEMBER_BYTES + name.len() + value_bytes(value)).sum()
+/// What counts of a chat besides the bytes of texts and names.
+struct Count {
+    /// A message, or a part of its content.
+    message: usize,
+    /// A JSON value in a list that has grown.
+    value: usize,
+    /// A member of a JSON object, besides its value.
+    member: usize,
+    /// A number, or a name such as `false`.
+    scalar: usize,
 }
 
-fn value_bytes(value: &Value) -> usize {
-    let more = match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(value_bytes).sum(),
-        Value::Object(members) => members_bytes(members),
-    };
-    VALUE_BYTES + more
+/// Approximate memory. The parser has already bounded the depth of JSON.
+const MEMORY: Count = Count { message: 256, value: 64, member: 128, scalar: 0 };
+/// Text alone; that of a scalar with what separates it from the next.
+const TEXT: Count = Count { message: 0, value: 0, member: 0, scalar: 6 };
+
+impl Count {
+    fn chat(&self, messages: &[Message], template_kwargs: &Map<String, Value>) -> usize {
+        let text = |content: &Content| match content {
+            Content::Text(text) => text.len(),
+            Content::Parts(parts) => parts.iter().map(|part| self.message + part.len()).sum(),
+        };
+        let message = |Message { role: _, content, extra }: &Message| {
+            self.message + content.as_ref().map_or(0, text) + self.members(extra)
+        };
+        messages.iter().map(message).sum::<usize>() + self.members(template_kwargs)
+    }
+
+    fn members(&self, members: &Map<String, Value>) -> usize {
+        members.iter().map(|(name, value)| self.member + name.len() + self.value(value)).sum()
+    }
+
+    fn value(&self, value: &Value) -> usize {
+        let more = match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => self.scalar,
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(|item| self.value(item)).sum(),
+            Value::Object(members) => self.members(members),
+        };
+        self.value + more
+    }
 }
 
 impl Prompt {
     /// Approximate memory of the prompt, plus that of its intermediate forms during tokenization.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
-            Self::Chat { messages, template_kwargs } => {
-                let text = |content: &Content| match content {
-                    Content::Text(text) => text.len(),
-                    Content::Parts(parts) => parts.iter().map(|part| part.len() + MESSAGE_BYTES).sum(),
-                };
-                let message = |Message { role: _, content, extra }: &Message| {
-                    MESSAGE_BYTES + content.as_ref().map_or(0, text) + members_bytes(extra)
-                };
-                messages.iter().map(message).sum::<usize>() + members_bytes(template_kwargs)
-            }
+            Self::Chat { messages, template_kwargs } => MEMORY.chat(messages, template_kwargs),
             Self::Segments(segments) => segments
                 .iter()
                 .map(|segment| {
@@ -74,26 +84,7 @@ impl Prompt {
 
 /// Bytes of all text in a chat that reaches the template: contents, other fields of messages, and arguments.
 pub(crate) fn chat_text_bytes(messages: &[Message], template_kwargs: &Map<String, Value>) -> usize {
-    let content = |content: &Content| match content {
-        Content::Text(text) => text.len(),
-        Content::Parts(parts) => parts.iter().map(String::len).sum(),
-    };
-    let message =
-        |Message { role: _, content: of, extra }: &Message| of.as_ref().map_or(0, content) + members_text(extra);
-    messages.iter().map(message).sum::<usize>() + members_text(template_kwargs)
-}
-
-fn members_text(members: &Map<String, Value>) -> usize {
-    members.iter().map(|(name, value)| name.len() + value_text(value)).sum()
-}
-
-fn value_text(value: &Value) -> usize {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => SCALAR_TEXT,
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(value_text).sum(),
-        Value::Object(members) => members_text(members),
-    }
+    TEXT.chat(messages, template_kwargs)
 }
 
 /// One piece of a plain prompt.
@@ -134,7 +125,7 @@ mod tests {
             assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
             if let Prompt::Chat { messages, template_kwargs } = &prompt {
                 let text = chat_text_bytes(messages, template_kwargs);
-                let least = if what == "many" { LONG / 32 * SCALAR_TEXT } else { LONG };
+                let least = if what == "many" { LONG / 32 * TEXT.scalar } else { LONG };
                 assert!((least..least + 100).contains(&text), "{what}: {text}");
             }
         }

@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_long_text_is_compared_with_all_literals_at_once() {
         let literals: Vec<String> = (0..4_000).map(|n| format!("[literal {n}]")).collect();
-        let literals = finder(literals.iter().map(String::as_str)).unwrap();
+        let literals = finder("string literals", literals.iter().map(String::as_str)).unwrap();
         let marks = Marks::avoiding(&controls(&["<|im_end|>"]), "").unwrap();
         let text = "[literal, of a text ".repeat(200_000);
         let begin = Instant::now();
@@ -183,7 +183,7 @@ mod tests {
                 }
                 rest = others;
             }
-            let found = marks.shadow(&text, &finder(literals.iter().map(String::as_str)).unwrap());
+            let found = marks.shadow(&text, &finder("string literals", literals.iter().map(String::as_str)).unwrap());
             prop_assert_eq!(found, expected);
         }
     }

@@ -68,7 +68,7 @@ impl Source {
     /// begins at their end, ends at their beginning, contains them or is contained in them.
     pub(super) fn comparable(&self, controls: &Controls) -> Result<AhoCorasick, TextError> {
         let apart = self.apart(controls)?;
-        finder(apart.iter().map(|literal| &**literal))
+        finder("string literals", apart.iter().map(|literal| &**literal))
     }
 
     fn apart(&self, controls: &Controls) -> Result<Vec<Cow<'_, str>>, TextError> {

@@ -37,7 +37,7 @@ struct Search {
 
 impl Search {
     fn new(tokens: Vec<(TokenId, String)>) -> Result<Self, TextError> {
-        let finder = finder(tokens.iter().map(|(_, spelling)| spelling.as_str()))?;
+        let finder = finder("added tokens", tokens.iter().map(|(_, spelling)| spelling.as_str()))?;
         Ok(Self { finder, ids: tokens.into_iter().map(|(id, _)| id).collect() })
     }
 

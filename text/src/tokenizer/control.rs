@@ -23,7 +23,7 @@ pub(crate) struct Controls {
 impl Controls {
     pub(crate) fn new(mut tokens: Vec<(TokenId, String)>) -> Result<Self, TextError> {
         tokens.retain(|(_, spelling)| !spelling.is_empty());
-        let finder = finder(tokens.iter().map(|(_, spelling)| spelling.as_str()))?;
+        let finder = finder("added tokens", tokens.iter().map(|(_, spelling)| spelling.as_str()))?;
         Ok(Self { tokens, finder })
     }
 
@@ -38,12 +38,12 @@ impl Controls {
     }
 }
 
-/// A leftmost-longest search, as Hugging Face's tokenizers search for added tokens.
-pub(crate) fn finder<'a>(spellings: impl Iterator<Item = &'a str>) -> Result<AhoCorasick, TextError> {
+/// A leftmost-longest search, as Hugging Face's tokenizers search for added tokens. `what` names the spellings in an error.
+pub(crate) fn finder<'a>(what: &str, spellings: impl Iterator<Item = &'a str>) -> Result<AhoCorasick, TextError> {
     AhoCorasick::builder()
         .match_kind(MatchKind::LeftmostLongest)
         .build(spellings)
-        .map_err(|e| TextError::Broken(format!("its added tokens cannot be searched for: {e}")))
+        .map_err(|e| TextError::Broken(format!("its {what} cannot be searched for: {e}")))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::cpu::SimdLevel;
 use crate::cpu::source::Source;
 use crate::cpu::stored::Format;
 use crate::host::Store;
+use crate::quantize::halves;
 use crate::reference::quantized::{self, Activations};
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
@@ -30,13 +31,8 @@ impl Random {
 fn stored(format: StorageFormat, blocks: usize, random: &mut Random) -> Vec<u8> {
     let (_, size) = format.block();
     let mut bytes: Vec<u8> = (0..blocks * size).map(|_| random.bits() as u8).collect();
-    let halves: &[usize] = match format {
-        StorageFormat::Q6K => &[208],
-        StorageFormat::Q4_0 | StorageFormat::Q8_0 => &[0],
-        _ => &[0, 2],
-    };
     for block in bytes.chunks_exact_mut(size) {
-        for &at in halves {
+        for &at in halves(format) {
             let value = match random.bits() % 8 {
                 0 => 0.0,
                 1 => random.unit() * 2f32.powi(-20),
@@ -168,7 +164,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
 fn a_scale_that_is_not_finite_is_refused() {
     for format in StorageFormat::QUANTIZED {
         let mut bytes = stored(format, 16, &mut Random(1));
-        let at = if format == StorageFormat::Q6K { 208 } else { 0 };
+        let at = halves(format)[0];
         bytes[at..at + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
         let format = Format::of(format).unwrap();
         assert!(Weights::pack(&Threads::none(), format, 16, format.stored().block().0, &bytes).is_err());

@@ -1,6 +1,7 @@
 //! Expanded panels against the rows of the file.
 
 use super::{BLOCK, Format, Order, PANEL, SimdLevel, Threads, Weights, expand};
+use crate::quantize::halves;
 use crate::storage::StorageFormat;
 use half::{bf16, f16};
 
@@ -12,14 +13,9 @@ fn stored(format: StorageFormat, blocks: usize) -> Vec<u8> {
         seed = seed.wrapping_mul(0x9e37_79b1).rotate_left(13).wrapping_add(0x85eb_ca77);
         seed >> 16
     };
-    let halves: &[usize] = match format {
-        StorageFormat::Q6K => &[208],
-        StorageFormat::Q4_0 | StorageFormat::Q8_0 => &[0],
-        _ => &[0, 2],
-    };
     let mut bytes: Vec<u8> = (0..blocks * size).map(|_| next() as u8).collect();
     for block in bytes.chunks_exact_mut(size) {
-        for &at in halves {
+        for &at in halves(format) {
             let bits = next() as u16;
             let half = match bits % 4 {
                 0 => f16::from_bits(bits & 0x83ff), // Subnormal, or zero.

@@ -5,6 +5,7 @@ use crate::device::{Device as _, Role, StoredRows, WeightShape, WeightSpec};
 use crate::host::HostKernels as _;
 use crate::numerics::Numerics;
 use crate::packed::{PackedCache, PrivateFolder};
+use crate::quantize::halves;
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 use baton_types::{Digest, Dtype};
@@ -46,12 +47,7 @@ fn stored(rows: usize, k: usize, format: StorageFormat) -> Vec<u8> {
             seed = seed.wrapping_mul(0x9e37_79b1).rotate_left(13).wrapping_add(0x85eb_ca77);
             (seed >> 24) as u8
         }));
-        let halves: &[usize] = match format {
-            StorageFormat::Q6K => &[208],
-            StorageFormat::Q4_1 | StorageFormat::Q4K | StorageFormat::Q5K => &[0, 2],
-            _ => &[0],
-        };
-        halves.iter().for_each(|at| bytes[block + at + 1] &= 0x3f);
+        halves(format).iter().for_each(|at| bytes[block + at + 1] &= 0x3f);
     }
     bytes
 }
@@ -136,10 +132,8 @@ impl Started {
 
 #[test]
 fn quantized_weights_take_little_more_than_in_the_file() {
-    use StorageFormat::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
-    for (numerics, format) in
-        [Numerics::Bf16x32, Numerics::I8x32].into_iter().flat_map(|n| [Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0].map(|f| (n, f)))
-    {
+    let classes = [Numerics::Bf16x32, Numerics::I8x32];
+    for (numerics, format) in classes.into_iter().flat_map(|n| StorageFormat::QUANTIZED.map(|f| (n, f))) {
         let device = CpuDevice::new(CpuConfig { threads: 1, simd: None, numerics }).unwrap();
         let bytes = stored(256, 512, format);
         let parts = [StoredRows { rows: 256, format, bytes: &bytes }];
