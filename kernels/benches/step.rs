@@ -1,6 +1,6 @@
 //! Times whole steps of a program in the shapes of SmolLM2-135M with random weights, and attention within them: prefill of up to 512 rows, and
 //! decode of 1, 8 and 32 sequences at contexts of 128 and 2048 tokens. `STEP_CLASS`, `STEP_WORK` and `STEP_THREADS` choose, so that two builds
-//! can take turns. The time on processors says more than the other where the machine is not idle.
+//! can take turns; with `STEP_Q4_1` all classes have weights in Q4_1, which else only `i8x32` has. The time on processors says more than the other where the machine is not idle.
 
 use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cpu::{CpuConfig, timed};
@@ -98,7 +98,8 @@ impl Stepper {
     fn new(numerics: Numerics, threads: usize) -> Self {
         let times = Times::default();
         let device = timed(CpuConfig { threads, simd: None, numerics }, times.clone()).expect("threads start");
-        let format = if numerics == Numerics::I8x32 { StorageFormat::Q4_1 } else { StorageFormat::F32 };
+        let quantized = numerics == Numerics::I8x32 || std::env::var_os("STEP_Q4_1").is_some();
+        let format = if quantized { StorageFormat::Q4_1 } else { StorageFormat::F32 };
         let bounds = Bounds {
             rows_max: 512,
             logit_rows_max: SEQUENCES,

@@ -167,6 +167,10 @@ fn check(case: Case) {
     let batch = Batch::new(case.clone());
     let want = batch.run(reference);
     for (level, threads) in [
+        (SimdLevel::Amx, 1),
+        (SimdLevel::Amx, 3),
+        (SimdLevel::AmxScalar, 1),
+        (SimdLevel::AmxScalar, 2),
         (SimdLevel::Avx512Bf16, 1),
         (SimdLevel::Avx512Bf16, 3),
         (SimdLevel::Avx2Fma, 1),
@@ -233,6 +237,16 @@ fn heads_of_one_size_leave_nothing_to_those_of_another() {
 #[test]
 fn a_chunk_of_a_long_prompt() {
     check(Case { segments: vec![(900, 150)], kv_heads: 1, ..PLAIN });
+}
+
+#[test]
+fn heads_of_many_short_sequences_are_together() {
+    for (group, window, values) in
+        [(3, None, Values::Plain), (4, Some(70), Values::Sharp), (1, None, Values::Special), (17, None, Values::Tiny)]
+    {
+        let segments = (0..13).map(|i| (i * 37, 1 + i % 2)).chain([(600, 1)]).collect();
+        check(Case { kv_heads: 3, group, scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
+    }
 }
 
 #[test]
@@ -319,8 +333,8 @@ fn cases() -> impl Strategy<Value = Case> {
 /// A step of decode: one row of each sequence, of any length.
 fn decodes() -> impl Strategy<Value = Case> {
     let dims = prop::sample::select(vec![64usize, 80, 96, 128]);
-    let heads = (1usize..=2, prop::sample::select(vec![1usize, 3, 4, 8]), dims);
-    let positions = prop::collection::vec(0usize..1100, 1..4);
+    let heads = (1usize..=3, prop::sample::select(vec![1usize, 3, 4, 8]), dims);
+    let positions = prop::collection::vec(0usize..1100, 1..7);
     let values = prop::sample::select(vec![Values::Plain, Values::Sharp, Values::Tiny, Values::Special]);
     let window = prop_oneof![Just(None), (1usize..700).prop_map(Some)];
     let block = prop::sample::select(vec![16usize, 32, 64]);

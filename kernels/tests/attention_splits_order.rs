@@ -83,6 +83,8 @@ impl Sequence {
             check("reference", &|out| common::reference(Numerics::Bf16x32).attend(step, &q, scores, out));
             for (level, threads) in [
                 (SimdLevel::Portable, 1),
+                (SimdLevel::AmxScalar, 1),
+                (SimdLevel::Amx, 1),
                 (SimdLevel::Avx512Bf16, 1),
                 (SimdLevel::Avx512Bf16, 2),
                 (SimdLevel::Avx2Fma, 2),

@@ -1,4 +1,4 @@
-//! Permission to use tiles.
+//! Tiles: permission to use them, and their shapes.
 //!
 //! The state of tiles is 8 KiB of every thread, which Linux saves only for processes that ask for it (`Documentation/arch/x86/xstate.rst`).
 
@@ -21,4 +21,26 @@ pub(super) fn usable() -> bool {
         let allowed = || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0;
         cfg!(target_os = "linux") && leaf.edx & AMX_BITS == AMX_BITS && allowed()
     })
+}
+
+/// Operand of LDTILECFG.
+#[repr(C, align(64))]
+pub(super) struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    /// Bytes of a row of each register.
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Config {
+    /// For registers of so many rows of 64 bytes, from register 0 on; those of no rows are not used.
+    pub(super) fn new(rows_of: impl IntoIterator<Item = u8>) -> Self {
+        let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (register, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
+            (config.rows[register], config.row_bytes[register]) = (rows, 64);
+        }
+        config
+    }
 }

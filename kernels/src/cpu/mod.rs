@@ -8,6 +8,7 @@
 mod adapter;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod amx_scalar;
 mod attention_splits;
 mod bf16x32;
 mod buffer;

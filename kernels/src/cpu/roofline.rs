@@ -2,6 +2,8 @@
 
 use super::simd::{Kernel, Simd};
 use super::{Level, SimdLevel};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::amx::Config;
 use crate::cpu::buffer::Buffer;
 use crate::cpu::{Avx2, Portable};
 use crate::numerics::Numerics;
@@ -212,7 +214,7 @@ macro_rules! chains {
 #[cfg(target_arch = "x86_64")]
 macro_rules! tile_chains {
     ($instruction:literal) => {{
-        let config = full_tiles();
+        let config = Config::new([16; 8]);
         std::arch::asm!(
             "ldtilecfg [{config}]",
             "tilezero tmm6",
@@ -239,15 +241,6 @@ use tile_chains;
 /// Steps of a call of the chains of tiles, of 96 instructions each, which take 16 cycles: some hundred microseconds.
 #[cfg(target_arch = "x86_64")]
 const TILE_STEPS: usize = 200;
-
-/// Operand of LDTILECFG for eight full registers: palette 1, 64 bytes a row, 16 rows.
-#[cfg(target_arch = "x86_64")]
-fn full_tiles() -> [u8; 64] {
-    let mut config = [0; 64];
-    config[0] = 1;
-    (0..8).for_each(|register| (config[16 + 2 * register], config[48 + register]) = (64, 16));
-    config
-}
 
 /// Operations of a call: 16 products and additions each.
 ///

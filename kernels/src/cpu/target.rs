@@ -65,7 +65,8 @@ impl Target {
         let to = unsafe { std::slice::from_raw_parts_mut(self.at(row, feature), N.min(self.end - feature)) };
         match (self.store, <&mut [f32; N]>::try_from(&mut *to)) {
             (Store::Set, Ok(to)) => *to = *sums,
-            (Store::Add, Ok(to)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
+            // As a whole, which the compiler turns into vectors.
+            (Store::Add, Ok(to)) => *to = std::array::from_fn(|i| to[i] + sums[i]),
             (Store::Set, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *sum),
             (Store::Add, Err(_)) => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum),
         }

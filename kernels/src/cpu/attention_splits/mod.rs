@@ -1,4 +1,4 @@
-//! Paged attention of `bf16x32` and `i8x32`: divides the batch into tasks of (rows of a segment, KV head, splits).
+//! Paged attention of `bf16x32` and `i8x32`: divides the batch into tasks of (rows of a segment, KV heads, splits).
 //!
 //! A task packs each block of keys and values once for all its queries: its rows times the query heads that share the KV head. Usually a
 //! task covers all splits and merges them in sequence. With fewer tasks than the threads could take (decode of a few long sequences) splits
@@ -7,7 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512_bf16;
+mod avx512;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod exp_check;
 mod known;
@@ -15,6 +15,8 @@ mod known;
 mod lanes;
 mod plan;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod states;
 #[cfg(target_arch = "x86_64")]
 mod work;
 
@@ -63,6 +65,11 @@ struct Task<'a> {
     out: *mut f32,
 }
 
+/// Whether a level computes by tiles. Their scalar form packs by AVX-512, so that elsewhere it is the reference itself.
+fn by_tiles(level: SimdLevel) -> bool {
+    level == SimdLevel::Amx || level == SimdLevel::AmxScalar && SimdLevel::Avx512.available()
+}
+
 /// Causal attention on these threads.
 ///
 /// # Panics
@@ -86,23 +93,29 @@ pub(super) fn attend(
     let mut plan = PLAN.take();
     let heads = Heads::new(&rows);
     // The reference knows no states that it could keep.
-    plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable);
+    plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable, by_tiles(level));
     let states = Shared(plan.states.as_mut_ptr());
     let plan_ref = &plan;
-    threads.run_in_order(plan.pieces.len(), &|i| {
+    threads.run(plan.pieces.len(), &|i| {
         let piece = &plan_ref.pieces[i];
         // SAFETY: offsets were counted item by item, so each item has its own part of the states.
         let keep = plan_ref.divided.then(|| unsafe { states.get().add(plan_ref.offsets[piece.item]) });
         let item = &plan_ref.items[piece.item];
         let task = Task { rows, heads, item, splits: piece.splits.clone(), keep, out: out.get() };
         match level {
-            SimdLevel::AmxScalar | SimdLevel::Portable => portable::run(&task),
             // SAFETY: a level is used only where it is available; the plan's items share no row of a KV head.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::AmxScalar if by_tiles(level) => unsafe { avx512::run_amx_scalar(&task) },
+            SimdLevel::AmxScalar | SimdLevel::Portable => portable::run(&task),
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2Fma | SimdLevel::Avx512 | SimdLevel::Avx512Vnni => unsafe { avx2::run(&task) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512Bf16 | SimdLevel::Amx => unsafe { avx512_bf16::run(&task) },
+            SimdLevel::Avx512Bf16 => unsafe { avx512::run_vdpbf16ps(&task) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Amx => unsafe { avx512::run_amx(&task) },
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("not available"),
         }
@@ -110,7 +123,7 @@ pub(super) fn attend(
         if let Some(states) = keep
             && plan_ref.pending[piece.item].fetch_sub(1, Ordering::AcqRel) == 1
         {
-            let merge_item = if level >= SimdLevel::Avx512Bf16 { avx512_bf16::merge_item } else { avx2::merge_item };
+            let merge_item = if level >= SimdLevel::Avx512Bf16 { avx512::merge_item } else { avx2::merge_item };
             // SAFETY: the item's own part of the states, which all its tasks have written; the level is available.
             unsafe { merge_item(&rows, heads, item, states, out.get()) };
         }

@@ -11,6 +11,9 @@ use std::sync::atomic::AtomicUsize;
 /// with their states.
 const TASK_QUERIES: [usize; 3] = [192, 96, 48];
 
+/// Most queries of an item that has all KV heads.
+const TOGETHER_MAX: usize = 48;
+
 /// Shares of a task from which on an item is divided although there are items enough. Less does not delay the others, which begin later; the
 /// last rows of a causal prompt have twice the average.
 const LONG: usize = 4;
@@ -38,14 +41,24 @@ impl Heads {
         self.padded + 2
     }
 
+    /// Queries of one KV head of an item.
+    pub(super) fn queries(self, item: &Item) -> usize {
+        item.rows * self.group
+    }
+
+    /// The row of a query, counted in its item.
+    pub(super) fn row(self, item: &Item, query: usize) -> usize {
+        query % self.queries(item) / self.group
+    }
+
     /// Offset of a query of an item in q and out.
     pub(super) fn offset(self, item: &Item, query: usize) -> usize {
-        let head = item.kv_head * self.group + query % self.group;
-        (item.row + query / self.group) * self.cols + head * self.dim
+        let head = (item.kv_heads.start + query / self.queries(item)) * self.group + query % self.group;
+        (item.row + self.row(item, query)) * self.cols + head * self.dim
     }
 }
 
-/// Some rows of one segment and one KV head. Its queries are `[row][head of the group]`.
+/// Some rows of one segment, and usually one KV head. Its queries are `[KV head][row][head of the group]`.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) segment: usize,
@@ -54,12 +67,17 @@ pub(super) struct Item {
     pub(super) rows: usize,
     /// Position of the first row.
     pub(super) position: usize,
-    pub(super) kv_head: usize,
+    pub(super) kv_heads: Range<usize>,
     /// The splits that its rows attend to: from the first split of the first row to the last split of the last one.
     pub(super) splits: Range<usize>,
 }
 
 impl Item {
+    /// Rows of all KV heads.
+    fn work(&self) -> usize {
+        self.rows * self.kv_heads.len()
+    }
+
     /// Tokens up to the last row's own.
     pub(super) fn end(&self) -> usize {
         self.position + self.rows
@@ -100,15 +118,21 @@ impl Plan {
     }
 
     /// Plans tasks for so many threads, those with the most to read first; items stay `whole`, or may be divided.
-    pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool) {
+    ///
+    /// `together`: items of few queries, as in decode, may have all KV heads, where these are tasks enough. A row has the keys of all heads side by
+    /// side, and memory that is read in its order is read at twice the rate.
+    pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool, together: bool) {
         let wanted = threads * TASKS_PER_THREAD;
+        let splits = rows.step.segments.iter().map(|s| (s.position + s.rows).div_ceil(ATTENTION_SPLIT)).sum::<usize>();
+        let together = together && splits >= wanted;
         for queries in TASK_QUERIES {
-            self.collect_items(rows, (queries / heads.group).max(1));
+            self.collect_items(rows, heads, (queries / heads.group).max(1), together);
             if self.items.len() >= wanted {
                 break;
             }
         }
-        self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.end() * item.rows), item.row, item.kv_head));
+        self.items
+            .sort_unstable_by_key(|item| (std::cmp::Reverse(item.end() * item.work()), item.row, item.kv_heads.start));
         self.divide(if whole { None } else { Some(wanted) });
         self.divided = self.pieces.len() > self.items.len();
         self.offsets.clear();
@@ -117,7 +141,7 @@ impl Plan {
         if self.divided {
             for item in &self.items {
                 self.offsets.push(states);
-                states += item.rows * heads.group * item.splits.len() * heads.state();
+                states += item.kv_heads.len() * heads.queries(item) * item.splits.len() * heads.state();
             }
         }
         if self.divided {
@@ -128,7 +152,8 @@ impl Plan {
     }
 
     /// All rows and KV heads.
-    fn collect_items(&mut self, rows: &Rows<'_>, rows_each: usize) {
+    fn collect_items(&mut self, rows: &Rows<'_>, heads: Heads, rows_each: usize, together: bool) {
+        let all = rows.step.kv.heads();
         self.items.clear();
         let mut first = 0;
         for (segment, s) in rows.step.segments.iter().enumerate() {
@@ -137,12 +162,14 @@ impl Plan {
                 let position = s.position + start;
                 let splits =
                     rows.scores.first(position) / ATTENTION_SPLIT..(position + count).div_ceil(ATTENTION_SPLIT);
-                self.items.extend((0..rows.step.kv.heads()).map(|kv_head| Item {
+                let few = count * heads.group * all <= TOGETHER_MAX;
+                let each = if together && few { all } else { 1 };
+                self.items.extend((0..all).step_by(each).map(|kv_head| Item {
                     segment,
                     row: first + start,
                     rows: count,
                     position,
-                    kv_head,
+                    kv_heads: kv_head..kv_head + each,
                     splits: splits.clone(),
                 }));
             }
@@ -153,12 +180,12 @@ impl Plan {
     /// The tasks: whole items, or items divided by splits where there are too few of them, or one is as long as several tasks should be.
     fn divide(&mut self, wanted: Option<usize>) {
         self.pieces.clear();
-        let work = |item: &Item| item.splits.len() * item.rows;
+        let work = |item: &Item| item.splits.len() * item.work();
         let each = wanted.map_or(usize::MAX, |wanted| self.items.iter().map(work).sum::<usize>().div_ceil(wanted));
         let few = wanted.is_some_and(|wanted| self.items.len() < wanted);
         let limit = if few { each } else { each.saturating_mul(LONG) };
         for (index, item) in self.items.iter().enumerate() {
-            let splits = if work(item) > limit { (each / item.rows).max(1) } else { item.splits.len() };
+            let splits = if work(item) > limit { (each / item.work()).max(1) } else { item.splits.len() };
             for start in item.splits.clone().step_by(splits) {
                 self.pieces.push(Piece { item: index, splits: start..(start + splits).min(item.splits.end) });
             }

@@ -1,18 +1,17 @@
 //! The work of a task: each block of keys and values is prepared once for all its queries, and every tile of queries then goes through
 //! scores, weights and weighted values while they are in the first-level cache. A [`Kernels`] has the loops for some instructions.
 
-use super::plan::{Heads, Item};
-use super::{Rows, Task};
+use super::Task;
+use super::states::{Softmax, finish, merge};
 use crate::cpu::lines::Lines;
 use crate::cpu::pool_memory::{HeadRows, HeadSource};
 use crate::numerics::flushed::GROUP;
-use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, exp};
+use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT};
 use std::cell::Cell;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Most queries of a tile of any kernels.
-pub(super) const QUERIES_MAX: usize = 7;
+pub(super) const QUERIES_MAX: usize = 16;
 
 /// Groups of a block.
 const GROUPS: usize = ATTENTION_BLOCK / GROUP;
@@ -22,25 +21,6 @@ pub(super) type BlockRows = [*const u8; ATTENTION_BLOCK];
 
 thread_local! {
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
-}
-
-/// Maximum and sum of a softmax state.
-#[derive(Clone, Copy)]
-pub(super) struct Softmax {
-    pub(super) max: f32,
-    pub(super) sum: f32,
-}
-
-impl Softmax {
-    const START: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-
-    /// Takes one more block, whose weights below the greater maximum `max` have this sum; returns the factor of what was before.
-    pub(super) fn add(&mut self, max: f32, sum: f32) -> f32 {
-        // Equal maxima differ by 0 (or are infinite, and the weights are NaN), and exp(0) = 1.
-        let factor = if max == self.max { 1.0 } else { exp(self.max - max) };
-        *self = Self { max, sum: self.sum.mul_add(factor, sum) };
-        factor
-    }
 }
 
 /// Scores of a tile's queries in one block.
@@ -63,6 +43,8 @@ pub(super) struct Tile {
     pub(super) panels: *const u32,
     /// What to prefetch of the next block: its [`BlockRows`], or null.
     pub(super) next: *const *const u8,
+    /// Cache lines of its rows.
+    pub(super) lines: usize,
     pub(super) count: usize,
     pub(super) groups: usize,
     /// `[Kernels::PANEL]` lanes of the first query and panel, aligned to 64 bytes; panels follow one another.
@@ -81,12 +63,12 @@ pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
     [GROUP - 1, GROUP].map(|all| if seen < all { 0.0 } else { -0.0 })
 }
 
-/// Loops for some instructions.
+/// Loops for some instructions, and what they keep during a task.
 ///
 /// Every function needs a processor with these instructions, and memory for the shapes that it is given: rows are readable for `dim` bf16,
 /// `to` has room for what is packed.
 #[allow(clippy::missing_safety_doc, reason = "the same for all, see above")]
-pub(super) trait Kernels {
+pub(super) trait Kernels: Default {
     /// Words of one query in one group: its elements, and the [`chain_ends`].
     const QUERY_GROUP: usize;
     /// 32-bit words of one panel of keys in one group.
@@ -116,10 +98,10 @@ pub(super) trait Kernels {
     unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: *mut u32, factors: &mut [f32]);
 
     /// `out = sums`, for 1 to [`Kernels::TILE`] queries.
-    unsafe fn sums(queries: usize, tile: Tile);
+    unsafe fn sums(&mut self, queries: usize, tile: Tile);
 
-    /// `out = out * factor + sums`, with a factor for each query.
-    unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32);
+    /// `out = out * factor + sums`, with a factor for each query; they attend to the tokens `seen` of the block.
+    unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]);
 
     /// Divides what [`Kernels::scaled_sums`] left by the sum of the weights.
     fn finish(o: &[f32], sum: f32, out: &mut [f32]);
@@ -181,7 +163,7 @@ struct Work<'a, K> {
     v: HeadRows<'a>,
     /// A row of zeros.
     zeros: *const u8,
-    kernels: PhantomData<K>,
+    kernels: K,
 }
 
 /// Rows of keys and values of a block.
@@ -195,11 +177,12 @@ impl<'a, K: Kernels> Work<'a, K> {
     fn new(task: &'a Task<'a>, scratch: &'a mut Scratch) -> Self {
         let step = task.rows.step;
         let [k, v] = step.kv.planes();
-        let (head, table) = (task.item.kv_head, &step.segments[task.item.segment].table);
+        let (head, table) = (task.item.kv_heads.start, &step.segments[task.item.segment].table);
         let rows = |plane| HeadRows::new(HeadSource { pool: step.kv, layer: step.layer, plane, head, table });
-        let zeros = scratch.zeros.room::<u16>(task.heads.dim).cast_const().cast();
-        let queries = task.item.rows * task.heads.group;
-        Self { task, scratch, queries, k: rows(k), v: rows(v), zeros, kernels: PhantomData }
+        let kv_heads = task.item.kv_heads.len();
+        let zeros = scratch.zeros.room::<u16>(kv_heads * task.heads.dim).cast_const().cast();
+        let queries = kv_heads * task.heads.queries(task.item);
+        Self { task, scratch, queries, k: rows(k), v: rows(v), zeros, kernels: K::default() }
     }
 
     /// # Safety
@@ -236,10 +219,10 @@ impl<'a, K: Kernels> Work<'a, K> {
 
     /// The position of a query's row.
     fn position(&self, query: usize) -> usize {
-        self.task.item.position + query / self.task.heads.group
+        self.task.item.position + self.task.heads.row(self.task.item, query)
     }
 
-    /// Queries whose rows attend to any of `len` tokens from `start`.
+    /// Queries of the first KV head whose rows attend to any of `len` tokens from `start`.
     fn seeing(&self, start: usize, len: usize) -> Range<usize> {
         let (item, group) = (self.task.item, self.task.heads.group);
         let first = start.saturating_sub(item.position).min(item.rows);
@@ -288,16 +271,33 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// As [`run`].
     #[inline(always)]
     unsafe fn block(&mut self, block: &Block, next: &Block) {
-        let dim = self.task.heads.dim;
+        let (heads, item) = (self.task.heads, self.task.item);
         let queries = self.seeing(block.start, ATTENTION_BLOCK);
         if queries.is_empty() {
             return;
         }
-        let alike = self.seen(queries.start, block.start) == self.seen(queries.end - 1, block.start);
+        for head in 0..item.kv_heads.len() {
+            let (first, bytes) = (head * heads.queries(item), head * heads.dim * size_of::<u16>());
+            let [k, v] = [&block.k, &block.v].map(|rows| rows.map(|row| row.wrapping_add(bytes)));
+            // The first head fetches the rows of all.
+            let next = (head == 0).then_some(next);
+            // SAFETY: the caller's promise; the rows hold all heads of the item.
+            unsafe { self.head(first + queries.start..first + queries.end, block.start, &k, &v, next) };
+        }
+    }
+
+    /// The queries of one KV head.
+    ///
+    /// # Safety
+    /// As [`run`]; `k` and `v` are the head's elements in the rows of the block at `start`.
+    #[inline(always)]
+    unsafe fn head(&mut self, queries: Range<usize>, start: usize, k: &BlockRows, v: &BlockRows, next: Option<&Block>) {
+        let dim = self.task.heads.dim;
+        let alike = self.seen(queries.start, start) == self.seen(queries.end - 1, start);
         // SAFETY: addresses were checked, and their tokens belong to the sequence.
         let by_row = unsafe {
-            K::keys(&block.k, dim, self.keys());
-            !alike && !K::finite(&block.v, dim)
+            K::keys(k, dim, self.keys());
+            !alike && !K::finite(v, dim)
         };
         if by_row {
             // A weight of zero does not hide what is not finite: values of each row alone.
@@ -305,20 +305,20 @@ impl<'a, K: Kernels> Work<'a, K> {
             for first in queries.step_by(group) {
                 // SAFETY: as above.
                 unsafe {
-                    let seen = self.seen(first, block.start);
+                    let seen = self.seen(first, start);
                     let mut rows = [self.zeros; ATTENTION_BLOCK];
-                    rows[seen.clone()].copy_from_slice(&block.v[seen]);
+                    rows[seen.clone()].copy_from_slice(&v[seen]);
                     let tiles = group.div_ceil(K::TILE);
                     let values = K::values(&rows, dim, tiles, self.values());
-                    self.tiles(first..first + group, block.start, values, None);
+                    self.tiles(first..first + group, start, values, None);
                 }
             }
         } else {
             // SAFETY: as above.
             unsafe {
                 let tiles = queries.len().div_ceil(K::TILE);
-                let values = K::values(&block.v, dim, tiles, self.values());
-                self.tiles(queries, block.start, values, Some(next));
+                let values = K::values(v, dim, tiles, self.values());
+                self.tiles(queries, start, values, next);
             }
         }
     }
@@ -359,6 +359,8 @@ impl<'a, K: Kernels> Work<'a, K> {
         let padded = self.task.heads.padded;
         let groups = padded / GROUP;
         let words = groups * K::QUERY_GROUP;
+        let elements = self.task.item.kv_heads.len() * self.task.heads.dim;
+        let lines = (elements * size_of::<u16>()).div_ceil(64);
         let dots = self.scratch.dots.room::<f32>(QUERIES_MAX * ATTENTION_BLOCK);
         let weights = self.scratch.weights.room::<u32>(QUERIES_MAX * GROUPS * K::QUERY_GROUP);
         // Ends ascend with the row: no query needs more panels than the last.
@@ -370,12 +372,13 @@ impl<'a, K: Kernels> Work<'a, K> {
                 query_stride: words * 4,
                 panels: self.keys(),
                 next: next.map_or(std::ptr::null(), |next| next.k.as_ptr()),
+                lines,
                 count: tokens.div_ceil(K::PANEL),
                 groups,
                 out: dots,
                 out_stride: ATTENTION_BLOCK * 4,
             };
-            K::sums(count, scores);
+            self.kernels.sums(count, scores);
             let mut seen = [const { 0..0 }; QUERIES_MAX];
             for (query, seen) in seen[..count].iter_mut().enumerate() {
                 *seen = self.seen(first + query, start);
@@ -389,12 +392,13 @@ impl<'a, K: Kernels> Work<'a, K> {
                 query_stride: GROUPS * K::QUERY_GROUP * 4,
                 panels: values,
                 next: next.map_or(std::ptr::null(), |next| next.v.as_ptr()),
+                lines,
                 count: self.task.heads.dim.div_ceil(K::PANEL),
                 groups: GROUPS,
                 out: self.scratch.outputs[0].room::<f32>(self.queries * padded).add(first * padded),
                 out_stride: padded * 4,
             };
-            K::scaled_sums(count, weighted, factors.as_ptr());
+            self.kernels.scaled_sums(&seen[..count], weighted, &factors[..count]);
         }
     }
 
@@ -408,7 +412,8 @@ impl<'a, K: Kernels> Work<'a, K> {
         let [now, before] = &mut self.scratch.outputs;
         let (now, before) = (now.room::<f32>(self.queries * padded), before.room::<f32>(self.queries * padded));
         let start = split * ATTENTION_SPLIT;
-        for query in self.seeing(start, ATTENTION_SPLIT) {
+        let (seeing, each) = (self.seeing(start, ATTENTION_SPLIT), heads.queries(item));
+        for query in (0..item.kv_heads.len()).flat_map(|head| head * each + seeing.start..head * each + seeing.end) {
             let softmax = self.scratch.softmax[0][query];
             let position = self.position(query);
             // SAFETY: room for all queries, and for all states; the output is the task's.
@@ -439,59 +444,6 @@ impl<'a, K: Kernels> Work<'a, K> {
                     finish::<K>(total, total_softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
                 }
             }
-        }
-    }
-}
-
-/// Merges the state of the next split into the running one.
-#[inline(always)]
-fn merge(o: &mut [f32], state: &mut Softmax, later: &[f32], part: Softmax) {
-    let max = state.max.max(part.max);
-    let (a, b) = (exp(state.max - max), exp(part.max - max));
-    for (o, part) in o.iter_mut().zip(later) {
-        *o = part.mul_add(b, *o * a);
-    }
-    *state = Softmax { max, sum: part.sum.mul_add(b, state.sum * a) };
-}
-
-/// Divides by the sum and stores.
-///
-/// # Safety
-/// `out` is writable for `dim` f32.
-#[inline(always)]
-unsafe fn finish<K: Kernels>(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
-    // SAFETY: the caller's promise.
-    K::finish(o, sum, unsafe { std::slice::from_raw_parts_mut(out, dim) });
-}
-
-/// Merges the splits of a divided item, in order, and finishes it. Inlined as [`run`].
-///
-/// # Safety
-/// `states` are those of the item, `[query][split]`; the item's rows and heads lie in the output and nobody else uses them.
-#[inline(always)]
-pub(super) unsafe fn merge_item<K: Kernels>(
-    rows: &Rows<'_>,
-    heads: Heads,
-    item: &Item,
-    states: *mut f32,
-    out: *mut f32,
-) {
-    let (size, padded) = (heads.state(), heads.padded);
-    for query in 0..item.rows * heads.group {
-        let position = item.position + query / heads.group;
-        let first = rows.scores.first(position) / ATTENTION_SPLIT - item.splits.start;
-        let end = (position + 1).div_ceil(ATTENTION_SPLIT) - item.splits.start;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let states = states.add(query * item.splits.len() * size);
-            let states = std::slice::from_raw_parts_mut(states, item.splits.len() * size);
-            let (running, later) = states[first * size..end * size].split_at_mut(size);
-            let (o, softmax) = running.split_at_mut(padded);
-            let mut state = Softmax { max: softmax[0], sum: softmax[1] };
-            for part in later.chunks_exact(size) {
-                merge(o, &mut state, &part[..padded], Softmax { max: part[padded], sum: part[padded + 1] });
-            }
-            finish::<K>(o, state.sum, out.add(heads.offset(item, query)), heads.dim);
         }
     }
 }

@@ -3,10 +3,16 @@
 //! A panel is read from memory once for as many rows as fit half of the second-level cache with it; threads take ranges of panels.
 
 use super::GROUP;
+use super::level::has_tiles;
 use super::pack::{GROUP_WORDS, PANEL, Rows, Weights};
 use super::tile::{self, Sums, Tile};
 use super::words::{at_once, parts, with_words};
+use crate::cpu::Level;
+use crate::cpu::lines::Lines;
+use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::target::Target;
+use crate::host::Store;
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
@@ -14,6 +20,9 @@ const ROW_BYTES: usize = 512 << 10;
 
 /// Groups of K that one tile takes: a panel's part is 256 KiB and stays in the second-level cache for all rows.
 const TILE_GROUPS: usize = 4096 / GROUP;
+
+/// Groups of a panel that tiles of AMX meet one after another with all rows: 36 KiB, which stay in the first-level cache (48 KiB). Rows pass them by.
+const TILE_PART_GROUPS: usize = 18;
 
 /// Rows that one call of a tile takes, so that setting MXCSR costs little and their totals and outputs stay in the first-level cache.
 const STRIP_ROWS: usize = 32;
@@ -32,6 +41,11 @@ pub(super) trait Epilogue {
     /// Takes the sums of a row and panel. Features beyond the part's n are zero and not to be stored.
     fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]);
 
+    /// Where the sums of a whole panel may be added up, from a row on: address, and bytes from one row to the next. Then [`Epilogue::put`] is not called.
+    fn memory(&self, _row: usize, _panel: usize) -> Option<(*mut Sums, usize)> {
+        None
+    }
+
     /// Hears, a strip of rows ahead, what [`Epilogue::put`] will take.
     #[inline(always)]
     fn expect(&self, _row: usize, _panel: usize) {}
@@ -45,6 +59,13 @@ pub(super) struct Features {
 }
 
 impl Epilogue for Features {
+    fn memory(&self, row: usize, panel: usize) -> Option<(*mut Sums, usize)> {
+        let (target, feature) = (self.target, (panel - self.first_panel) * PANEL);
+        let whole = target.features().start <= feature && feature + PANEL <= target.features().end;
+        let set = target.store() == Store::Set && whole;
+        set.then(|| (target.at(row, feature).cast(), target.stride() * size_of::<f32>()))
+    }
+
     #[inline(always)]
     fn expect(&self, row: usize, panel: usize) {
         self.target.expect::<PANEL>(row, (panel - self.first_panel) * PANEL);
@@ -72,6 +93,9 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     let passes = if w.has_words() { (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1)) } else { 1 };
     let per_pass = blocks.div_ceil(passes).max(1);
     let strip = (STRIP_ROWS / x.height()).max(1);
+    if has_tiles(x.level()) {
+        return by_parts(x, w, panels, per_pass, epilogue);
+    }
     for first in (0..blocks).step_by(per_pass) {
         let blocks = first..(first + per_pass).min(blocks);
         for panel in panels.clone() {
@@ -85,6 +109,58 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
                     pass.strip(at..(at + strip).min(blocks.end), Some(words), epilogue);
                 }
             });
+        }
+    }
+}
+
+thread_local! {
+    static TOTALS: RefCell<Lines> = RefCell::default();
+}
+
+/// As [`gemm`], for tiles, which take longer to be loaded than to be multiplied: all rows of a pass meet some groups of a panel while these are in
+/// the first-level cache.
+fn by_parts(x: &Rows, w: &Weights, panels: Range<usize>, per_pass: usize, epilogue: &mut impl Epilogue) {
+    let blocks = x.m().div_ceil(x.height());
+    TOTALS.with_borrow_mut(|totals| {
+        for first in (0..blocks).step_by(per_pass) {
+            let blocks = first..(first + per_pass).min(blocks);
+            let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
+            let room = totals.room::<Total>(rows.len());
+            for panel in panels.clone() {
+                let memory = epilogue.memory(rows.start, panel);
+                let sums = memory.unwrap_or((room.cast(), size_of::<Total>()));
+                for groups in parts(w.groups(), TILE_PART_GROUPS) {
+                    with_words(x.level(), w, panel, groups.clone(), |words| {
+                        let ahead = Ahead::of_blocks(w, words, blocks.len(), 0);
+                        // SAFETY: room for all rows, or the memory of a target, which is valid for the rows of the product.
+                        unsafe { run_blocks(x, words, groups.start, blocks.clone(), ahead, sums) };
+                    });
+                }
+                if memory.is_none() {
+                    // SAFETY: room for as many, all of which were written; nothing else uses it meanwhile.
+                    let totals = unsafe { std::slice::from_raw_parts(room.cast_const(), rows.len()) };
+                    Level::of(x.level()).run(Put { first: rows.start, panel, totals, epilogue: &mut *epilogue });
+                }
+            }
+        }
+    });
+}
+
+/// All rows of a panel for an epilogue.
+struct Put<'a, E> {
+    first: usize,
+    panel: usize,
+    totals: &'a [Total],
+    epilogue: &'a mut E,
+}
+
+impl<E: Epilogue> Kernel for Put<'_, E> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, _simd: S) {
+        for (row, total) in self.totals.iter().enumerate() {
+            self.epilogue.put(self.first + row, self.panel, &total.0);
         }
     }
 }
@@ -108,7 +184,9 @@ impl Pass<'_> {
         for groups in parts(w.groups(), most) {
             let mut run = |words: &[u32]| {
                 let ahead = Ahead::of_blocks(w, words, self.blocks.len(), blocks.start - self.blocks.start);
-                run_strip(x, words, groups.start, blocks.clone(), ahead, totals);
+                let sums = (totals.as_mut_ptr().cast(), size_of::<Total>());
+                // SAFETY: a total for each row.
+                unsafe { run_blocks(x, words, groups.start, blocks.clone(), ahead, sums) };
             };
             match all {
                 Some(all) => run(&all[groups.start * GROUP_WORDS..groups.end * GROUP_WORDS]),
@@ -154,31 +232,40 @@ impl Ahead {
     }
 }
 
-/// All blocks of a strip times the groups of a panel from `group` on that `w` holds.
-fn run_strip(x: &Rows, w: &[u32], group: usize, blocks: Range<usize>, ahead: Ahead, totals: &mut [Total]) {
+/// All blocks times the groups of a panel from `group` on that `w` holds; `sums` are address and stride of their totals.
+///
+/// # Safety
+/// The totals are valid for all rows of the blocks, as [`Tile`] says.
+unsafe fn run_blocks(
+    x: &Rows,
+    w: &[u32],
+    group: usize,
+    blocks: Range<usize>,
+    ahead: Ahead,
+    (sums, sums_stride): (*mut Sums, usize),
+) {
     let groups = w.len() / GROUP_WORDS;
     // The last block of all may have fewer rows.
     let whole = blocks.clone().filter(|block| x.block_rows(*block).len() == x.height()).count();
-    let (whole_totals, rest) = totals.split_at_mut(whole * x.height());
-    for (blocks, totals) in
-        [(blocks.start..blocks.start + whole, whole_totals), (blocks.start + whole..blocks.end, rest)]
-    {
+    let rest = sums.wrapping_byte_add(whole * x.height() * sums_stride);
+    for (blocks, sums) in [(blocks.start..blocks.start + whole, sums), (blocks.start + whole..blocks.end, rest)] {
         if blocks.is_empty() {
             continue;
         }
         let rows = x.block_rows(blocks.start).len();
-        assert_eq!(totals.len(), rows * blocks.len());
         let tile = Tile {
             x: x.block(blocks.start, group).as_ptr(),
             blocks: blocks.len(),
             skip: x.skip(blocks.start, groups),
             w: w.as_ptr(),
             groups,
-            sums: totals.as_mut_ptr().cast(),
+            sums,
+            sums_stride,
+            from_zero: group == 0,
             ahead: ahead.at,
             ahead_stride: ahead.stride,
         };
-        // SAFETY: the operands hold these groups and rows by their slices; `gemm` has checked the instructions.
+        // SAFETY: the operands hold these groups and rows by their slices; `gemm` has checked the instructions; the caller's promise.
         unsafe { tile::run(x.level(), rows, tile) };
     }
 }

@@ -21,7 +21,6 @@ pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     }
     let mut totals = [Total([0.0; PANEL]); GEMV_ROWS_MAX];
     for panel in panels {
-        totals.fill(Total([0.0; PANEL]));
         (0..x.m()).for_each(|row| epilogue.expect(row, panel));
         for groups in parts(w.groups(), at_once(w, w.groups())) {
             with_words(x.level(), w, panel, groups.clone(), |words| {
@@ -33,6 +32,8 @@ pub(super) fn gemv(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
                     skip: 0,
                     groups: groups.len(),
                     sums: totals.as_mut_ptr().cast(),
+                    sums_stride: size_of::<Total>(),
+                    from_zero: groups.start == 0,
                     ahead: ahead.at,
                     ahead_stride: ahead.stride,
                 };

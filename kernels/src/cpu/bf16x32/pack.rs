@@ -305,20 +305,55 @@ impl Rows {
 /// Packs the rows of one block.
 fn put_rows(level: SimdLevel, x: &[f32], k: usize, to: &mut [u32]) {
     #[cfg(target_arch = "x86_64")]
-    if level >= SimdLevel::Avx2Fma {
+    if level == SimdLevel::Amx {
+        // SAFETY: kernels exist only for levels that the processor has.
+        return unsafe { put_rows_tiles(x, k, to) };
+    } else if level >= SimdLevel::Avx2Fma {
         // SAFETY: kernels exist only for levels that the processor has.
         return unsafe { put_rows_avx2(level, x, k, to) };
     }
     put_all(level, x, k, to);
 }
 
+/// A group at a time, for TDPBF16PS.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn put_rows_tiles(x: &[f32], k: usize, block: &mut [u32]) {
+    let height = x.len() / k.max(1);
+    for (row, x) in x.chunks_exact(k.max(1)).enumerate() {
+        for (x, to) in x.chunks(GROUP).zip(block.chunks_exact_mut(PAIRS * height)) {
+            put_group(x, &mut to[row * PAIRS..(row + 1) * PAIRS]);
+        }
+    }
+}
+
+/// The words of a group in their own order, rounded to nearest even as [`bf16::from_f32`] does.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn put_group(x: &[f32], to: &mut [u32]) {
+    use std::arch::x86_64::*;
+    let halves = [0, 16].map(|first| {
+        let mask = ((1u32 << x.len().saturating_sub(first).min(16)) - 1) as u16;
+        // SAFETY: the mask ends with `x`.
+        let x = unsafe { _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(first)) };
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let rounded = _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x40_0000));
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
+    });
+    let words = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
+    assert_eq!(to.len(), PAIRS);
+    // SAFETY: room for a vector.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
+}
+
 /// Eight elements at a time.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn put_rows_avx2(level: SimdLevel, x: &[f32], k: usize, block: &mut [u32]) {
-    if has_tiles(level) {
-        return put_all(level, x, k, block);
-    }
     let (wide, height) = (pair_words(level), x.len() / k.max(1));
     for (row, x) in x.chunks_exact(k.max(1)).enumerate() {
         for (x, to) in x.chunks(GROUP).zip(block.chunks_exact_mut(PAIRS * wide * height)) {

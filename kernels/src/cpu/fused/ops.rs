@@ -1,9 +1,13 @@
 //! The operations, and how each finishes its products.
 
 use super::{Columns, Fused, Piece};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::SimdLevel;
 use crate::cpu::elementwise::{RmsNorm, Rotate, Rows, SiluMul};
 use crate::cpu::matrix::Matrix;
 use crate::cpu::pool_memory::StoreColumns;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::avx512;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::target::Target;
 use crate::cpu::{CpuKernels, Shared};
@@ -68,9 +72,18 @@ impl Piece<'_> {
 
     /// Its rows and columns in memory of the thread.
     fn target_in_tile(&mut self) -> Target {
-        let to = self.tile.room::<f32>(self.rows.len() * self.columns.len());
+        let [target] = self.targets_in_tile();
+        target
+    }
+
+    /// Several of them, one behind another.
+    fn targets_in_tile<const N: usize>(&mut self) -> [Target; N] {
+        let each = self.rows.len() * self.columns.len();
+        let to = self.tile.room::<f32>(N * each);
         // SAFETY: room for as many; the memory is of this thread, and nothing else uses it during the piece.
-        unsafe { Target::new(to, self.columns.len(), self.columns.clone(), Store::Set) }
+        std::array::from_fn(|i| unsafe {
+            Target::new(to.add(i * each), self.columns.len(), self.columns.clone(), Store::Set)
+        })
     }
 }
 
@@ -169,36 +182,62 @@ pub(in crate::cpu) fn gate_up(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>
     let fused = Fused { kernels, w, x: residual, norm: Some(norm) };
     fused.run(Columns { parts: &[ffn], unit: UNIT }, true, &|mut piece| {
         // SAFETY: rows and columns of the output, of one piece.
-        let gate = unsafe { piece.target_in(inner, ffn, Store::Set) };
-        let up = piece.target_in_tile();
+        let out = unsafe { piece.target_in(inner, ffn, Store::Set) };
+        let [gate, up] = piece.targets_in_tile();
         w.product(kernels, piece.input, 0, 1, gate);
         w.product(kernels, piece.input, 1, 1, up);
-        kernels.level.run(Activate { gate, up, rows: piece.rows.len() });
+        let activate = Activate { gate, up, out, rows: piece.rows.len() };
+        #[cfg(target_arch = "x86_64")]
+        if kernels.simd >= SimdLevel::Avx512 {
+            // SAFETY: kernels exist only for levels that the processor has.
+            return unsafe { activate.avx512() };
+        }
+        kernels.level.run(activate);
     });
 }
 
-/// `gate = silu(gate) * up` for all rows.
+/// `out = silu(gate) * up` for all rows. Rows of the output lie so far apart that the first-level cache holds few: it is written once.
 struct Activate {
     gate: Target,
     up: Target,
+    out: Target,
     rows: usize,
+}
+
+impl Activate {
+    /// Gate, up and output of a row.
+    #[inline(always)]
+    fn row(&mut self, row: usize) -> (&mut [f32], &[f32], &mut [f32]) {
+        let columns = self.gate.features();
+        // SAFETY: a row of three targets, which do not overlap.
+        unsafe {
+            (
+                std::slice::from_raw_parts_mut(self.gate.at(row, columns.start), columns.len()),
+                std::slice::from_raw_parts(self.up.at(row, columns.start).cast_const(), columns.len()),
+                std::slice::from_raw_parts_mut(self.out.at(row, columns.start), columns.len()),
+            )
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    fn avx512(mut self) {
+        for row in 0..self.rows {
+            let (gate, up, out) = self.row(row);
+            avx512::silu_mul(gate, up, out);
+        }
+    }
 }
 
 impl Kernel for Activate {
     type Out = ();
 
     #[inline(always)]
-    fn call<S: Simd>(self, s: S) {
-        let columns = self.gate.features();
+    fn call<S: Simd>(mut self, s: S) {
         for row in 0..self.rows {
-            // SAFETY: a row of both targets.
-            let (gate, up) = unsafe {
-                (
-                    std::slice::from_raw_parts_mut(self.gate.at(row, columns.start), columns.len()),
-                    std::slice::from_raw_parts(self.up.at(row, columns.start).cast_const(), columns.len()),
-                )
-            };
+            let (gate, up, out) = self.row(row);
             SiluMul { gate, up }.call(s);
+            out.copy_from_slice(gate);
         }
     }
 }

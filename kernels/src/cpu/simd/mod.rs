@@ -4,6 +4,8 @@
 //! them into a function with the level's target features. (No closures inside: they would not inherit the features.)
 
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 mod exp;
 mod portable;
 mod wide;

@@ -6,11 +6,13 @@ mod softmax;
 mod tile;
 
 use super::plan::{Heads, Item};
-use super::work::{self, BlockRows, Kernels, Scores, Softmax, Tile};
+use super::states::{self, Softmax};
+use super::work::{self, BlockRows, Kernels, Scores, Tile};
 use super::{Rows, Task};
 use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
 use half::bf16;
+use std::ops::Range;
 
 /// Lanes of a panel.
 const PANEL: usize = 16;
@@ -33,13 +35,14 @@ pub(super) unsafe fn run(task: &Task<'_>) {
 }
 
 /// # Safety
-/// The processor has [`crate::cpu::SimdLevel::Avx2Fma`], and as [`work::merge_item`].
+/// The processor has [`crate::cpu::SimdLevel::Avx2Fma`], and as [`states::merge_item`].
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn merge_item(rows: &Rows<'_>, heads: Heads, item: &Item, states: *mut f32, out: *mut f32) {
     // SAFETY: the caller's promise.
-    unsafe { work::merge_item::<Avx2Fma>(rows, heads, item, states, out) }
+    unsafe { states::merge_item::<Avx2Fma>(rows, heads, item, states, out) }
 }
 
+#[derive(Default)]
 struct Avx2Fma;
 
 impl Kernels for Avx2Fma {
@@ -85,15 +88,15 @@ impl Kernels for Avx2Fma {
     }
 
     #[inline(always)]
-    unsafe fn sums(queries: usize, tile: Tile) {
+    unsafe fn sums(&mut self, queries: usize, tile: Tile) {
         // SAFETY: as above.
         unsafe { tile::sums(queries, tile) }
     }
 
     #[inline(always)]
-    unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32) {
+    unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]) {
         // SAFETY: as above.
-        unsafe { tile::scaled_sums(queries, tile, factors) }
+        unsafe { tile::scaled_sums(seen.len(), tile, factors.as_ptr()) }
     }
 
     /// Panels have their even elements first.

@@ -4,93 +4,99 @@
 //! Registers: 0 and 1 the totals of the first 16 rows, 2 and 3 of the others; 4 and 5 activations; 6 and 7 weights. Tiles are released at
 //! the end, so that the system need not save them.
 
-use super::Tile;
+use super::{GROUP_WORDS, Tile};
+use crate::cpu::amx::Config;
 use std::arch::asm;
 
 /// Rows of one register.
 const ROWS: usize = 16;
 
-/// Operand of LDTILECFG.
-#[repr(C, align(64))]
-struct Config {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    /// Bytes of a row of each register.
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
+/// What the code keeps in memory, for lack of registers.
+#[repr(C)]
+struct Control {
+    config: Config,
+    groups: usize,
+    skip: usize,
+    /// Lines that each group of each block prefetches.
+    lines: usize,
+    /// Whether totals start at zero, else at what they are.
+    from_zero: usize,
+    /// Bytes of the totals of a block.
+    sums_block: usize,
 }
 
-impl Config {
-    /// For the first `first` and `second` other rows.
-    fn new([first, second]: [u8; 2]) -> Self {
-        let rows_of = [first, first, second, second, first, second, 16, 16];
-        let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (register, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
-            (config.rows[register], config.row_bytes[register]) = (rows, 64);
-        }
-        config
-    }
-}
-
-/// The loops over blocks and groups; `$second` are instructions of the rows behind the first 16.
+/// The loops over blocks and groups; `$second` are instructions of the rows behind the first 16: to start at zero, to load, to multiply and to store.
 macro_rules! tile {
-    ($name:ident, [$($load:literal)*], [$($multiply:literal)*], [$($store:literal)*]) => {
+    ($name:ident, [$($zero:literal)*], [$($load:literal)*], [$($multiply:literal)*], [$($store:literal)*]) => {
         /// # Safety
-        /// As [`super::run`], for `rows` rows, which `config` has too.
+        /// As [`super::run`], for `rows` rows, which the configuration has too.
         #[inline]
-        unsafe fn $name(rows: usize, config: &Config, tile: Tile) {
+        unsafe fn $name(rows: usize, control: &Control, tile: Tile) {
             // SAFETY: reads x and w to the end of the last group, reads and writes the totals. The compiler uses no tile registers.
             unsafe {
                 asm!(
-                    "ldtilecfg [{config}]",
+                    "ldtilecfg [{control}]",
                     // Blocks of rows.
+                    "2:",
+                    "cmp qword ptr [{control} + 88], 0",
+                    "je 3f",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    $($zero,)*
+                    "jmp 4f",
                     "3:",
                     "tileloadd tmm0, [{sums} + {line}]",
                     "tileloadd tmm1, [{sums} + {line} + 64]",
                     $($load,)*
+                    "4:",
                     "mov {at}, {w}",
-                    "mov {group}, {groups}",
+                    "mov {group}, [{control} + 64]",
                     ".p2align 5",
                     // Groups of K.
-                    "2:",
-                    "tileloadd tmm6, [{at} + {line}]",
-                    "tileloadd tmm4, [{x} + {half}]",
-                    "tileloadd tmm7, [{at} + {line} + 64]",
+                    "5:",
+                    "tileloadd tmm6, [{at} + {half} * 2]",
+                    "tileloaddt1 tmm4, [{x} + {half}]",
+                    "tileloadd tmm7, [{at} + {half} * 2 + 64]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     $($multiply,)*
-                    ".rept 32",
+                    "mov {lines}, [{control} + 80]",
+                    "test {lines}, {lines}",
+                    "jz 7f",
+                    "6:",
                     "prefetcht1 [{ahead}]",
-                    "add {ahead}, {stride}",
-                    ".endr",
+                    "add {ahead}, 64",
+                    "dec {lines}",
+                    "jnz 6b",
+                    "7:",
                     "add {at}, 2048",
                     "add {x}, {step}",
                     "dec {group}",
-                    "jnz 2b",
+                    "jnz 5b",
                     "tilestored [{sums} + {line}], tmm0",
                     "tilestored [{sums} + {line} + 64], tmm1",
                     $($store,)*
-                    "lea {sums}, [{sums} + {step} * 2]",
-                    "add {x}, {skip}",
+                    "add {sums}, [{control} + 96]",
+                    "add {second}, [{control} + 96]",
+                    "add {x}, [{control} + 72]",
                     "dec {blocks}",
-                    "jnz 3b",
+                    "jnz 2b",
                     "tilerelease",
-                    config = in(reg) config,
-                    // Bytes of a row of totals or of weights, and of activations.
-                    line = in(reg) 128usize,
+                    control = in(reg) control,
+                    // Bytes of a row of activations; a row of weights has twice as many.
                     half = in(reg) 64usize,
+                    // Bytes from one row of totals to the next.
+                    line = in(reg) tile.sums_stride,
                     x = inout(reg) tile.x => _,
                     w = in(reg) tile.w,
                     at = out(reg) _,
-                    groups = in(reg) tile.groups,
                     group = out(reg) _,
+                    lines = out(reg) _,
                     blocks = inout(reg) tile.blocks => _,
-                    skip = in(reg) tile.skip,
                     step = in(reg) 64 * rows,
                     sums = inout(reg) tile.sums => _,
+                    second = inout(reg) tile.sums.wrapping_byte_add(ROWS * tile.sums_stride) => _,
                     ahead = inout(reg) tile.ahead => _,
-                    stride = in(reg) tile.ahead_stride,
                     options(nostack),
                 );
             }
@@ -98,19 +104,28 @@ macro_rules! tile {
     };
 }
 
-tile!(up_to_16, [], [], []);
+tile!(up_to_16, [], [], [], []);
 tile!(
     up_to_32,
-    ["tileloadd tmm2, [{sums} + {line} + 2048]" "tileloadd tmm3, [{sums} + {line} + 2112]"],
-    ["tileloadd tmm5, [{x} + {half} + 1024]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"],
-    ["tilestored [{sums} + {line} + 2048], tmm2" "tilestored [{sums} + {line} + 2112], tmm3"]
+    ["tilezero tmm2" "tilezero tmm3"],
+    ["tileloadd tmm2, [{second} + {line}]" "tileloadd tmm3, [{second} + {line} + 64]"],
+    ["tileloaddt1 tmm5, [{x} + {half} + 1024]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"],
+    ["tilestored [{second} + {line}], tmm2" "tilestored [{second} + {line} + 64], tmm3"]
 );
 
 /// # Safety
 /// As [`super::run`].
 pub(super) unsafe fn tile(rows: usize, tile: Tile) {
-    let (first, second) = (rows.min(ROWS), rows.saturating_sub(ROWS));
-    let config = Config::new([first as u8, second as u8]);
+    let (first, second) = (rows.min(ROWS) as u8, rows.saturating_sub(ROWS) as u8);
+    let control = Control {
+        config: Config::new([first, first, second, second, first, second, 16, 16]),
+        groups: tile.groups,
+        skip: tile.skip,
+        // As many bytes as the other kernels: they prefetch once for each line of weights.
+        lines: tile.ahead_stride * (GROUP_WORDS / 16) / 64,
+        from_zero: usize::from(tile.from_zero),
+        sums_block: rows * tile.sums_stride,
+    };
     // SAFETY: the caller's promise.
-    unsafe { if second == 0 { up_to_16(rows, &config, tile) } else { up_to_32(rows, &config, tile) } }
+    unsafe { if second == 0 { up_to_16(rows, &control, tile) } else { up_to_32(rows, &control, tile) } }
 }

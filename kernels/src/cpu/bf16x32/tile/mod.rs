@@ -15,7 +15,7 @@ mod avx512;
 mod avx512_bf16;
 mod portable;
 
-use super::level::{pair_words, tile_rows};
+use super::level::{has_tiles, pair_words, tile_rows};
 use super::pack::{GROUP_WORDS, PAIRS, PANEL};
 use crate::cpu::SimdLevel;
 #[cfg(target_arch = "x86_64")]
@@ -42,6 +42,10 @@ pub(crate) struct Tile {
     pub(crate) groups: usize,
     /// `[blocks, rows]` totals that the groups are added to, aligned to 64 bytes.
     pub(crate) sums: *mut Sums,
+    /// Bytes from one row of totals to the next. Only tiles take others than those of [`Sums`], and totals that are not aligned.
+    pub(crate) sums_stride: usize,
+    /// Whether they start at zero, whatever they are.
+    pub(crate) from_zero: bool,
     /// Where to prefetch later weights; any address.
     pub(crate) ahead: *const u32,
     /// Bytes from one prefetch to the next; there is one for each 64 bytes of w in each block.
@@ -54,7 +58,7 @@ impl Tile {
         let block_bytes = self.groups * PAIRS * rows * pair_words(level) * size_of::<u32>() + self.skip;
         Self {
             x: self.x.wrapping_byte_add(block * block_bytes),
-            sums: self.sums.wrapping_add(block * rows),
+            sums: self.sums.wrapping_byte_add(block * rows * self.sums_stride),
             ahead: self.ahead.wrapping_byte_add(block * self.groups * (GROUP_WORDS / 16) * self.ahead_stride),
             blocks: 1,
             ..*self
@@ -70,9 +74,19 @@ impl Tile {
 pub(crate) unsafe fn run(level: SimdLevel, rows: usize, tile: Tile) {
     debug_assert!((1..=tile_rows(level)).contains(&rows) && tile.groups > 0 && tile.blocks > 0);
     #[cfg(target_arch = "x86_64")]
-    match level {
+    if level == SimdLevel::Amx {
         // SAFETY: the caller's promise.
-        SimdLevel::Amx => return unsafe { amx::tile(rows, tile) },
+        return unsafe { amx::tile(rows, tile) };
+    }
+    debug_assert!(has_tiles(level) || tile.sums_stride == size_of::<Sums>());
+    if tile.from_zero {
+        for row in 0..tile.blocks * rows {
+            // SAFETY: the caller's promise.
+            unsafe { tile.sums.byte_add(row * tile.sums_stride).cast::<u8>().write_bytes(0, size_of::<Sums>()) };
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    match level {
         // SAFETY: as above.
         SimdLevel::Avx512Bf16 => return unsafe { avx512_bf16::TILES[rows - 1](tile) },
         // SAFETY: as above.

@@ -86,6 +86,15 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     fn float(x: __m512i) -> __m512 {
         op!(_mm512_cvtepi32_ps(x))
     }
+    /// From a table: VPERMPS takes the low four bits of each word.
+    #[inline(always)]
+    fn nibble(x: __m512i, at: u32, offset: u32) -> __m512 {
+        op!({
+            let words = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+            let table = _mm512_cvtepi32_ps(_mm512_sub_epi32(words, _mm512_set1_epi32(offset as i32)));
+            _mm512_permutexvar_ps(_mm512_srl_epi32(x, _mm_cvtsi32_si128(4 * at as i32)), table)
+        })
+    }
     #[inline(always)]
     fn mul(a: __m512, b: __m512) -> __m512 {
         op!(_mm512_mul_ps(a, b))

@@ -91,6 +91,11 @@ trait Lanes {
     fn shift_right(x: Self::Int, by: u32) -> Self::Int;
     /// Of signed integers.
     fn float(x: Self::Int) -> Self::Float;
+    /// Nibble `at` of each word, the lowest first, less `offset`.
+    fn nibble(x: Self::Int, at: u32, offset: u32) -> Self::Float {
+        let q = Self::and(Self::shift_right(x, 4 * at), Self::splat(0xf));
+        Self::float(Self::add(q, Self::splat(offset.wrapping_neg())))
+    }
     fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c` for an exact product: with one rounding or two.
     fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
@@ -169,13 +174,9 @@ unsafe fn half<L: Lanes>(
 ) {
     for word in 0..4 {
         // SAFETY: the caller's promise.
-        let ints = unsafe { integers::<L>(format, stored, half * 4 + word) };
-        let [a, b, c, d] = [
-            scales.value(format, half, L::and(ints, L::splat(0xff))),
-            scales.value(format, half, L::and(L::shift_right(ints, 8), L::splat(0xff))),
-            scales.value(format, half, L::and(L::shift_right(ints, 16), L::splat(0xff))),
-            scales.value(format, half, L::shift_right(ints, 24)),
-        ];
+        let [a, b, c, d] = unsafe { integers::<L>(format, stored, half, word) };
+        let [a, b] = [scales.value(format, half, a), scales.value(format, half, b)];
+        let [c, d] = [scales.value(format, half, c), scales.value(format, half, d)];
         let pairs = if order.tiles { [L::pair(b, a), L::pair(d, c)] } else { [L::pair(a, c), L::pair(b, d)] };
         for (pair, words) in pairs.into_iter().enumerate() {
             // SAFETY: the caller's promise.
@@ -184,24 +185,59 @@ unsafe fn half<L: Lanes>(
     }
 }
 
-/// The unsigned integers of word `j`, as bytes.
+/// Four of the first or second 16 integers from `4 * word` on, less the format's offset. No closures: the compiler would not inline them.
 ///
 /// # Safety
 /// As [`each`], for the features of one vector.
 #[inline(always)]
-unsafe fn integers<L: Lanes>(format: Format, stored: *const u8, j: usize) -> L::Int {
+unsafe fn integers<L: Lanes>(format: Format, stored: *const u8, half: usize, word: usize) -> [L::Float; 4] {
+    let offset = format.offset() as u32;
     // SAFETY: the caller's promise.
-    let vector = |index: usize| unsafe { L::words(stored.wrapping_add(index * PANEL * 4)) };
-    if format == Format::Q8_0 {
-        return vector(j);
-    }
-    let nibbles = L::and(L::shift_right(vector(j % 4), (j / 4 * 4) as u32), L::splat(0x0f0f_0f0f));
-    let high = match format {
-        Format::Q5K => L::and(L::shift_right(vector(4), j as u32), L::splat(0x0101_0101)),
-        Format::Q6K => L::and(L::shift_right(vector(4 + j / 4), (j % 4 * 2) as u32), L::splat(0x0303_0303)),
-        _ => return nibbles,
+    let bytes = unsafe {
+        match format {
+            Format::Q4_0 | Format::Q4_1 | Format::Q4K => {
+                let (x, first) = (vector::<L>(stored, word), half as u32);
+                let [a, b] = [L::nibble(x, first, offset), L::nibble(x, first + 2, offset)];
+                return [a, b, L::nibble(x, first + 4, offset), L::nibble(x, first + 6, offset)];
+            }
+            Format::Q8_0 => vector::<L>(stored, half * 4 + word),
+            Format::Q5K => high_and_nibbles::<L>(stored, half, word, (vector::<L>(stored, 4), half * 4 + word), 0x01),
+            Format::Q6K => high_and_nibbles::<L>(stored, half, word, (vector::<L>(stored, 4 + half), word * 2), 0x03),
+        }
     };
-    L::or(nibbles, L::shift_left(high, 4))
+    let less = L::splat(offset.wrapping_neg());
+    [
+        L::float(L::add(L::and(bytes, L::splat(0xff)), less)),
+        L::float(L::add(L::and(L::shift_right(bytes, 8), L::splat(0xff)), less)),
+        L::float(L::add(L::and(L::shift_right(bytes, 16), L::splat(0xff)), less)),
+        L::float(L::add(L::shift_right(bytes, 24), less)),
+    ]
+}
+
+/// # Safety
+/// As [`each`], for the features of one vector.
+#[inline(always)]
+unsafe fn vector<L: Lanes>(stored: *const u8, index: usize) -> L::Int {
+    // SAFETY: the caller's promise.
+    unsafe { L::words(stored.wrapping_add(index * PANEL * 4)) }
+}
+
+/// Bytes of a nibble each, below bits that `mask` takes of other bytes, shifted.
+///
+/// # Safety
+/// As [`each`], for the features of one vector.
+#[inline(always)]
+unsafe fn high_and_nibbles<L: Lanes>(
+    stored: *const u8,
+    half: usize,
+    word: usize,
+    (high, shift): (L::Int, usize),
+    mask: u32,
+) -> L::Int {
+    // SAFETY: the caller's promise.
+    let low = L::shift_right(unsafe { vector::<L>(stored, word) }, (half * 4) as u32);
+    let high = L::and(L::shift_right(high, shift as u32), L::splat(mask * 0x0101_0101));
+    L::or(L::and(low, L::splat(0x0f0f_0f0f)), L::shift_left(high, 4))
 }
 
 /// Scales and minima of a block.
@@ -237,16 +273,12 @@ impl<L: Lanes> Scales<L> {
         }
     }
 
-    /// The values of `ints`.
+    /// The values of integers.
     #[inline(always)]
-    fn value(&self, format: Format, half: usize, ints: L::Int) -> L::Float {
-        let q = match format.offset() {
-            0 => ints,
-            offset => L::add(ints, L::splat(offset.wrapping_neg() as u32)),
-        };
+    fn value(&self, format: Format, half: usize, q: L::Float) -> L::Float {
         match format.kind() {
-            Kind::Min => L::mul_add(L::float(q), self.scale[half], self.min),
-            Kind::One | Kind::Two => L::mul(L::float(q), self.scale[half]),
+            Kind::Min => L::mul_add(q, self.scale[half], self.min),
+            Kind::One | Kind::Two => L::mul(q, self.scale[half]),
         }
     }
 }

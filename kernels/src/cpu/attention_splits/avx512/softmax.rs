@@ -1,39 +1,32 @@
 //! Scores of a block to weights, 16 tokens at a time.
 
-use super::QUERY_GROUP;
+use super::Sums;
 use super::pack::{round, words};
 use crate::cpu::attention_splits::lanes::{self, merged};
-use crate::cpu::attention_splits::work::{QUERIES_MAX, Scores, Softmax, chain_ends};
+use crate::cpu::attention_splits::states::Softmax;
+use crate::cpu::attention_splits::work::{QUERIES_MAX, Scores, chain_ends};
+use crate::cpu::simd::avx512::exp_parts;
+use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
-use crate::numerics::{ATTENTION_BLOCK, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
 use std::arch::x86_64::*;
 
 /// Vectors of a block.
 const VECTORS: usize = ATTENTION_BLOCK / 16;
 
-/// Words of the weights of one query.
-const WEIGHTS: usize = ATTENTION_BLOCK / GROUP * QUERY_GROUP;
+/// Scores so far below the maximum weigh nothing. Rounded to bf16 their weights would be subnormal, which products take as zero, and beside the
+/// maximum's weight of 1 they change no sum. A subnormal result of VSCALEFPS may take 200 cycles.
+const LEAST: f32 = -87.5;
 
-/// [`crate::numerics::exp()`] of values that are not above 0, or NaN.
-///
-/// The clamp from above is left out, since it changes no such value. The power of two is applied by VSCALEFPS, which rounds once, as the
-/// last of the two products does that the definition takes; the other one is exact.
+/// [`crate::numerics::exp()`] of values that are not above 0, or NaN; zero below [`LEAST`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp(x: __m512) -> __m512 {
-    let x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), x); // The second operand if it is NaN.
-    let magic = _mm512_set1_ps(EXP_MAGIC);
-    let n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(EXP_LOG2E), magic), magic);
-    let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EXP_LN2_HI), x);
-    let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EXP_LN2_LO), r);
-    let mut p = _mm512_set1_ps(EXP_POLY[0]);
-    for c in &EXP_POLY[1..] {
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
-    }
-    _mm512_scalef_ps(p, n)
+    let weighs = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LEAST));
+    let (p, n) = exp_parts(x);
+    _mm512_maskz_scalef_ps(weighs, p, n)
 }
 
-/// Takes one more block into the states: its weights, packed as `[query][WEIGHTS]` words, and the factors of what was before.
+/// Takes one more block into the states: its weights, packed as `[query][groups][Sums::QUERY_GROUP]` words, and the factors of what was before.
 ///
 /// In passes over all queries, since each is a chain of dependent operations that is longer than the processor looks ahead.
 ///
@@ -41,7 +34,12 @@ fn exp(x: __m512) -> __m512 {
 /// The processor has the instructions; `dots` and `weights` have room for as many queries as `seen`, `states` and `factors`, which are as
 /// many, and at most [`QUERIES_MAX`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
-pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: *mut u32, factors: &mut [f32]) {
+pub(super) unsafe fn weigh<S: Sums>(
+    block: &Scores<'_>,
+    states: &mut [Softmax],
+    weights: *mut u32,
+    factors: &mut [f32],
+) {
     let count = block.seen.len();
     assert!(count <= QUERIES_MAX && states.len() == count && factors.len() == count);
     // Tokens that are not attended to are below every score, so their weight is exactly +0.
@@ -73,10 +71,12 @@ pub(super) unsafe fn weigh(block: &Scores<'_>, states: &mut [Softmax], weights: 
         for group in 0..VECTORS / 2 {
             // SAFETY: the caller's promise.
             unsafe {
-                let to = weights.add(query * WEIGHTS + group * QUERY_GROUP);
-                _mm512_storeu_si512(to.cast(), words(rounded[2 * group], rounded[2 * group + 1]));
-                let ends = chain_ends(seen.end.saturating_sub(group * GROUP));
-                to.add(16).cast::<[f32; 2]>().write_unaligned(ends);
+                let to = weights.add((query * (ATTENTION_BLOCK / GROUP) + group) * S::QUERY_GROUP);
+                _mm512_storeu_si512(to.cast(), words::<S>(rounded[2 * group], rounded[2 * group + 1]));
+                if !S::TILES {
+                    let ends = chain_ends(seen.end.saturating_sub(group * GROUP));
+                    to.add(16).cast::<[f32; 2]>().write_unaligned(ends);
+                }
             }
         }
         lanes[query] = eight_lanes(&rounded);
@@ -117,7 +117,7 @@ mod tests {
             return baton_skips::skipped(baton_skips::Need::Avx512, "exp of AVX-512", "the processor has no AVX-512");
         }
         // SAFETY: available, see above.
-        check_exp(|x, out| unsafe { exp_of(x, out) });
+        check_exp(LEAST, |x, out| unsafe { exp_of(x, out) });
     }
 
     #[target_feature(enable = "avx512f")]

@@ -3,19 +3,45 @@
 //! VDPBF16PS takes the high halves of a lane first, then the low ones, each with one rounding and subnormals as zero, whatever MXCSR says.
 //! The other operations of the class need MXCSR, which Rust lets change only within an `asm!` block: the block holds them all.
 
+use super::Sums;
 use crate::cpu::attention_splits::work::Tile;
 use crate::cpu::flush::MXCSR_FLUSHED;
 use std::arch::asm;
+use std::ops::Range;
+
+/// Words of one query in one group: 8 pairs of even elements, 8 of odd ones, and the ends of both chains.
+const QUERY_GROUP: usize = 18;
 
 /// Most queries of a tile: even and odd chains of two vectors each take 28 of the 32 registers.
-pub(super) const QUERIES: usize = 7;
+const QUERIES: usize = 7;
+
+#[derive(Default)]
+pub(super) struct Vdpbf16ps;
+
+impl Sums for Vdpbf16ps {
+    const TILES: bool = false;
+    const QUERY_GROUP: usize = QUERY_GROUP;
+    const QUERIES: usize = QUERIES;
+
+    #[inline(always)]
+    unsafe fn sums(&mut self, queries: usize, tile: Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { sums(queries, tile) }
+    }
+
+    #[inline(always)]
+    unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { scaled_sums(seen.len(), tile, factors.as_ptr()) }
+    }
+}
 
 /// `out = sums`.
 ///
 /// # Safety
 /// The processor has [`crate::cpu::SimdLevel::Avx512Bf16`]; the pointers are valid for the shapes of `tile`, whose counts are not zero;
 /// `queries` is 1 to [`QUERIES`].
-pub(super) unsafe fn sums(queries: usize, tile: Tile) {
+unsafe fn sums(queries: usize, tile: Tile) {
     let tiles = if tile.next.is_null() { &SUMS } else { &SUMS_AHEAD };
     // SAFETY: the caller's promise; the factors are not read.
     unsafe { tiles[queries - 1](tile, std::ptr::null()) }
@@ -25,7 +51,7 @@ pub(super) unsafe fn sums(queries: usize, tile: Tile) {
 ///
 /// # Safety
 /// As [`sums`], and `factors` are as many as `queries`.
-pub(super) unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32) {
+unsafe fn scaled_sums(queries: usize, tile: Tile, factors: *const f32) {
     let tiles = if tile.next.is_null() { &SCALED_SUMS } else { &SCALED_SUMS_AHEAD };
     // SAFETY: the caller's promise.
     unsafe { tiles[queries - 1](tile, factors) }

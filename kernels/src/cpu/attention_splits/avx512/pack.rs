@@ -1,6 +1,7 @@
-//! Queries, keys and values as words of the two elements k (high half) and k + 2 (low half), the order in which VDPBF16PS takes them.
+//! Queries, keys and values as words of two elements: k (high half) and k + 2 (low half), the order in which VDPBF16PS takes them, or for tiles the
+//! neighbours k (low half) and k + 1.
 
-use super::{PANEL, PANEL_GROUP, QUERY_GROUP};
+use super::{PANEL, PANEL_GROUP, Sums};
 use crate::cpu::attention_splits::work::{BlockRows, chain_ends};
 use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
@@ -23,8 +24,16 @@ const fn group_words(scale: u16, offset: u16) -> [u16; 32] {
 /// Of 32 bf16.
 const OF_BF16: [u16; 32] = group_words(1, 0);
 
-/// Of the high halves of 32 f32 in two vectors.
-const OF_HIGH_HALVES: [u16; 32] = group_words(2, 1);
+/// Of the high halves of 32 f32 in two vectors; for tiles in their own order.
+const OF_HIGH_HALVES: [[u16; 32]; 2] = {
+    let mut own = [0; 32];
+    let mut k = 0;
+    while k < 32 {
+        own[k] = k as u16 * 2 + 1;
+        k += 1;
+    }
+    [group_words(2, 1), own]
+};
 
 /// Halves of 16 words: high of the second vector, low of the first one; first its lower 16 elements, then its upper ones.
 const INTERLEAVED: [[u16; 32]; 2] = {
@@ -48,8 +57,8 @@ fn halves(indices: &[u16; 32]) -> __m512i {
 /// Words of a group whose elements are the high halves of 32 f32, see [`round`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn words(first: __m512i, second: __m512i) -> __m512i {
-    _mm512_permutex2var_epi16(first, halves(&OF_HIGH_HALVES), second)
+pub(super) fn words<S: Sums>(first: __m512i, second: __m512i) -> __m512i {
+    _mm512_permutex2var_epi16(first, halves(&OF_HIGH_HALVES[usize::from(S::TILES)]), second)
 }
 
 /// Rounds to bf16 in the high halves, nearest even, subnormals kept: VCVTNEPS2BF16 would flush what rounds up to the least normal number.
@@ -68,12 +77,12 @@ fn round_bits(bits: __m512i) -> __m512i {
     _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
 }
 
-/// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
+/// Rounds a query to bf16 and packs it, `[groups][Sums::QUERY_GROUP]`.
 ///
 /// # Safety
 /// The processor has the instructions; `to` has room for the words of all groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn query(q: &[f32], to: *mut u32) {
+pub(super) unsafe fn query<S: Sums>(q: &[f32], to: *mut u32) {
     for (group, q) in q.chunks(GROUP).enumerate() {
         let mut rounded = [_mm512_setzero_si512(); 2];
         for (rounded, q) in rounded.iter_mut().zip(q.chunks(16)) {
@@ -86,10 +95,12 @@ pub(super) unsafe fn query(q: &[f32], to: *mut u32) {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let to = to.add(group * QUERY_GROUP);
-            _mm512_storeu_si512(to.cast(), words(rounded[0], rounded[1]));
+            let to = to.add(group * S::QUERY_GROUP);
+            _mm512_storeu_si512(to.cast(), words::<S>(rounded[0], rounded[1]));
             // Padding in q and keys is +0 alike, so that chains need nothing at their end.
-            to.add(16).cast::<[f32; 2]>().write_unaligned(chain_ends(GROUP));
+            if !S::TILES {
+                to.add(16).cast::<[f32; 2]>().write_unaligned(chain_ends(GROUP));
+            }
         }
     }
 }
@@ -119,7 +130,7 @@ unsafe fn load<const WHOLE: bool>(row: *const u8, dim: usize, group: usize) -> _
 /// # Safety
 /// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn keys<const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn keys<S: Sums, const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
     let groups = dim.div_ceil(GROUP);
     let order = halves(&OF_BF16);
     for (vector, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
@@ -129,7 +140,7 @@ pub(super) unsafe fn keys<const WHOLE: bool>(rows: &BlockRows, dim: usize, out: 
             for (words, row) in words.iter_mut().zip(rows) {
                 // SAFETY: the caller's promise.
                 let row = unsafe { load::<WHOLE>(*row, dim, group) };
-                *words = _mm512_permutexvar_epi16(order, row);
+                *words = if S::TILES { row } else { _mm512_permutexvar_epi16(order, row) };
             }
             transpose(&mut words);
             // SAFETY: there is room for the words of every panel and group.
@@ -175,7 +186,7 @@ fn transpose(rows: &mut [__m512i; 16]) {
 /// # Safety
 /// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn values<const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn values<S: Sums, const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
     let (panels, groups) = (dim.div_ceil(PANEL), ATTENTION_BLOCK / GROUP);
     let order = [halves(&INTERLEAVED[0]), halves(&INTERLEAVED[1])];
     for panel in 0..panels {
@@ -183,10 +194,14 @@ pub(super) unsafe fn values<const WHOLE: bool>(rows: &BlockRows, dim: usize, out
             let (group, word) = (quad / 8, quad % 8);
             // SAFETY: the caller's promise; there is room for the words of every panel and group.
             unsafe {
-                let to = out.add((panel * groups + group) * PANEL_GROUP + word * PANEL);
-                for (odd, to) in [to, to.add(8 * PANEL)].into_iter().enumerate() {
-                    let high = load::<WHOLE>(rows[odd], dim, panel);
-                    let low = load::<WHOLE>(rows[odd + 2], dim, panel);
+                let to = out.add((panel * groups + group) * PANEL_GROUP);
+                // Word, and the tokens of its halves.
+                let words =
+                    if S::TILES { [(2 * word, 0, 1), (2 * word + 1, 2, 3)] } else { [(word, 2, 0), (8 + word, 3, 1)] };
+                for (word, low, high) in words {
+                    let to = to.add(word * PANEL);
+                    let low = load::<WHOLE>(rows[low], dim, panel);
+                    let high = load::<WHOLE>(rows[high], dim, panel);
                     _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(low, order[0], high));
                     _mm512_store_si512(to.add(16).cast(), _mm512_permutex2var_epi16(low, order[1], high));
                 }
