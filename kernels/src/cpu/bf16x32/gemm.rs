@@ -18,6 +18,9 @@ use std::ops::Range;
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
 const ROW_BYTES: usize = 512 << 10;
 
+/// The same with AMX, whose processors have 2 MiB.
+const ROW_BYTES_AMX: usize = 1 << 20;
+
 /// Groups of K that one tile takes: a panel's part is 256 KiB and stays in the second-level cache for all rows.
 const TILE_GROUPS: usize = 4096 / GROUP;
 
@@ -90,7 +93,8 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     assert!(x.k() == w.k() && panels.end <= w.panels() && x.level().available() && w.suit(x.level()));
     let blocks = x.m().div_ceil(x.height());
     // Equal numbers of blocks between one pass over the panels and the next; one pass over panels that would be expanded again.
-    let passes = if w.has_words() { (x.m() * x.k() * 2).div_ceil(ROW_BYTES).clamp(1, blocks.max(1)) } else { 1 };
+    let row_bytes = if has_tiles(x.level()) { ROW_BYTES_AMX } else { ROW_BYTES };
+    let passes = if w.has_words() { (x.m() * x.k() * 2).div_ceil(row_bytes).clamp(1, blocks.max(1)) } else { 1 };
     let per_pass = blocks.div_ceil(passes).max(1);
     let strip = (STRIP_ROWS / x.height()).max(1);
     if has_tiles(x.level()) {
@@ -127,7 +131,9 @@ fn by_parts(x: &Rows, w: &Weights, panels: Range<usize>, per_pass: usize, epilog
             let rows = x.block_rows(blocks.start).start..x.block_rows(blocks.end - 1).end;
             let room = totals.room::<Total>(rows.len());
             for panel in panels.clone() {
-                let memory = epilogue.memory(rows.start, panel);
+                // Totals that are loaded again for each part lie side by side.
+                let is_fit = |(_, stride): &(_, usize)| w.groups() <= TILE_PART_GROUPS || *stride == size_of::<Sums>();
+                let memory = epilogue.memory(rows.start, panel).filter(is_fit);
                 let sums = memory.unwrap_or((room.cast(), size_of::<Total>()));
                 for groups in parts(w.groups(), TILE_PART_GROUPS) {
                     with_words(x.level(), w, panel, groups.clone(), |words| {

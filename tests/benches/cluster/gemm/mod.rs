@@ -14,26 +14,35 @@ use baton_kernels::storage::StorageFormat;
 pub(crate) use prefill::measure as measure_prefill;
 pub(crate) use shapes::measure as measure_shapes;
 
-/// One product `[rows, k] x [n, k]`, packed.
+/// Products `[rows, k] x [n, k]`, packed: of the same rows into the same memory, as in the steps of a model, with several weights in turn.
 struct Gemm<K: HostKernels> {
-    weight: K::Matrix,
+    weights: Vec<K::Matrix>,
+    at: usize,
     x: K::Input,
     out: Vec<f32>,
 }
 
 impl<K: HostKernels> Gemm<K> {
-    /// Of the rows of `input`, with weights in `format`.
-    fn new(kernels: &K, format: StorageFormat, n: usize, k: usize, input: &[f32]) -> anyhow::Result<Self> {
+    /// Of the rows of `input`, with `copies` of weights in `format`.
+    fn new(
+        kernels: &K,
+        format: StorageFormat,
+        (n, k): (usize, usize),
+        input: &[f32],
+        copies: usize,
+    ) -> anyhow::Result<Self> {
         let bytes = weights(format, n, k);
         let stored = StoredRows { rows: n, format, bytes: &bytes };
-        let weight = kernels.pack(Role::Out, k, &[stored])?;
+        let weights = (0..copies).map(|_| kernels.pack(Role::Out, k, &[stored])).collect::<Result<Vec<_>, _>>()?;
         let (rows, mut x) = (input.len() / k, K::Input::default());
-        kernels.input(input, rows, &weight, &mut x);
-        Ok(Self { weight, x, out: vec![0.0; rows * n] })
+        kernels.input(input, rows, &weights[0], &mut x);
+        Ok(Self { weights, at: 0, x, out: vec![0.0; rows * n] })
     }
 
+    /// With the next weights.
     fn run(&mut self, kernels: &K) {
-        kernels.linear(&self.x, &self.weight, 1, Store::Set, &mut [&mut self.out]);
+        kernels.linear(&self.x, &self.weights[self.at], 1, Store::Set, &mut [&mut self.out]);
+        self.at = (self.at + 1) % self.weights.len();
     }
 }
 
@@ -68,10 +77,10 @@ fn check(
     k: usize,
     input: &[f32],
 ) -> anyhow::Result<()> {
-    let mut got = Gemm::new(kernels, format, n, k, input)?;
+    let mut got = Gemm::new(kernels, format, (n, k), input, 1)?;
     got.run(kernels);
     let slow = ReferenceKernels::new(numerics);
-    let mut want = Gemm::new(&slow, format, n, k, &input[input.len() - k..])?;
+    let mut want = Gemm::new(&slow, format, (n, k), &input[input.len() - k..], 1)?;
     want.run(&slow);
     let is_same = got.out[got.out.len() - n..] == want.out;
     ensure!(is_same, "{numerics}: the GEMM {n} x {k} differs from the reference: not timed");

@@ -30,7 +30,7 @@ pub(crate) fn measure(spec: &DecoderSpec, summary: &mut Summary) -> anyhow::Resu
             if layer == 0 {
                 check(&kernels, Numerics::default(), StorageFormat::F32, n, k, &input)?;
             }
-            gemms.push(Gemm::new(&kernels, StorageFormat::F32, n, k, &input)?);
+            gemms.push(Gemm::new(&kernels, StorageFormat::F32, (n, k), &input, 1)?);
         }
     }
     let flops = (dims.iter().map(|(n, k)| 2 * n * k).sum::<usize>() * ROWS * LAYERS) as f64;

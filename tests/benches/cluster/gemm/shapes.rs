@@ -56,19 +56,16 @@ impl Subject {
         let kernels = CpuKernels::new(CpuConfig { threads: THREADS, numerics: self.numerics, ..CpuConfig::default() })?;
         let (input, bytes) = (data(m * k, 2), n * k * self.weight_bits / 8);
         check(&kernels, self.numerics, self.format, n, k, &input)?;
-        let copies = WALKED_BYTES.div_ceil(bytes);
-        let copies = (0..copies).map(|_| Gemm::new(&kernels, self.format, n, k, &input));
-        let mut copies = copies.collect::<anyhow::Result<Vec<_>>>()?;
+        let mut gemm = Gemm::new(&kernels, self.format, (n, k), &input, WALKED_BYTES.div_ceil(bytes))?;
         let operations = (2 * m * n * k) as f64;
-        let (mut rates, mut roofs, mut at) = (Vec::new(), Vec::new(), 0);
+        let (mut rates, mut roofs) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let peak = roofline::matrix_peak(self.numerics, THREADS);
             let read = roofline::read_bandwidth_of(WALKED_BYTES, THREADS);
             roofs.push(peak.min(read * operations / bytes as f64));
             let (begin, mut count) = (Instant::now(), 0);
             while begin.elapsed() < ROUND {
-                copies[at].run(&kernels);
-                at = (at + 1) % copies.len();
+                gemm.run(&kernels);
                 count += 1;
             }
             rates.push(f64::from(count) * operations / begin.elapsed().as_secs_f64() / 1e9);
