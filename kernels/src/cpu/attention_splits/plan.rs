@@ -120,7 +120,7 @@ impl Plan {
     /// Plans tasks for so many threads, those with the most to read first; items stay `whole`, or may be divided.
     ///
     /// `together`: items of few queries, as in decode, may have all KV heads, where these are tasks enough. A row has the keys of all heads side by
-    /// side, and memory that is read in its order is read at twice the rate.
+    /// side, and memory is read faster in its order.
     pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool, together: bool) {
         let wanted = threads * TASKS_PER_THREAD;
         let splits = rows.step.segments.iter().map(|s| (s.position + s.rows).div_ceil(ATTENTION_SPLIT)).sum::<usize>();
