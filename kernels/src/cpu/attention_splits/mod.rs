@@ -96,7 +96,7 @@ pub(super) fn attend(
     plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable, by_tiles(level));
     let states = Shared(plan.states.as_mut_ptr());
     let plan_ref = &plan;
-    threads.run(plan.pieces.len(), &|i| {
+    threads.run_in_order(plan.pieces.len(), &|i| {
         let piece = &plan_ref.pieces[i];
         // SAFETY: offsets were counted item by item, so each item has its own part of the states.
         let keep = plan_ref.divided.then(|| unsafe { states.get().add(plan_ref.offsets[piece.item]) });

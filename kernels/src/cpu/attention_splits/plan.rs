@@ -123,8 +123,11 @@ impl Plan {
     /// side, and memory is read faster in its order.
     pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool, together: bool) {
         let wanted = threads * TASKS_PER_THREAD;
-        let splits = rows.step.segments.iter().map(|s| (s.position + s.rows).div_ceil(ATTENTION_SPLIT)).sum::<usize>();
-        let together = together && splits >= wanted;
+        let splits = rows.step.segments.iter().map(|s| {
+            let first = rows.scores.first(s.position) / ATTENTION_SPLIT;
+            (s.position + s.rows).div_ceil(ATTENTION_SPLIT) - first
+        });
+        let together = together && splits.sum::<usize>() >= wanted;
         for queries in TASK_QUERIES {
             self.collect_items(rows, heads, (queries / heads.group).max(1), together);
             if self.items.len() >= wanted {

@@ -69,7 +69,7 @@ pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
 /// `to` has room for what is packed.
 #[allow(clippy::missing_safety_doc, reason = "the same for all, see above")]
 pub(super) trait Kernels: Default {
-    /// Words of one query in one group: its elements, and the [`chain_ends`].
+    /// Words of one query in one group: its elements, and the [`chain_ends`] where [`Kernels::scaled_sums`] needs them.
     const QUERY_GROUP: usize;
     /// 32-bit words of one panel of keys in one group.
     const KEY_GROUP: usize;
@@ -333,8 +333,7 @@ impl<'a, K: Kernels> Work<'a, K> {
         self.scratch.values.room(K::value_words(self.task.heads.padded))
     }
 
-    /// Tiles of about equal size. The first one prefetches the next block, a line at a time among its products: all lines at once would wait
-    /// for one another.
+    /// Tiles of about equal size. The first one prefetches the next block.
     ///
     /// # Safety
     /// As [`run`]; keys are packed, and values are what [`Kernels::values`] yielded.

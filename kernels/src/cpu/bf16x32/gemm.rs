@@ -124,6 +124,7 @@ thread_local! {
 /// As [`gemm`], for tiles, which take longer to be loaded than to be multiplied: all rows of a pass meet some groups of a panel while these are in
 /// the first-level cache.
 fn by_parts(x: &Rows, w: &Weights, panels: Range<usize>, per_pass: usize, epilogue: &mut impl Epilogue) {
+    assert!(w.groups() > 0, "weights of no elements");
     let blocks = x.m().div_ceil(x.height());
     TOTALS.with_borrow_mut(|totals| {
         for first in (0..blocks).step_by(per_pass) {

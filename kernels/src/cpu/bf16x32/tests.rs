@@ -194,9 +194,12 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
                 check(level, shape, values);
             }
         }
-        // More rows than a strip, of more groups than a tile: one pass over the panels, and two of them.
-        for m in [33, 66] {
+        // More rows than a strip, of more groups than a tile: one pass over the panels, and two of them, with AMX too.
+        for m in [33, 66, 130] {
             check(level, [m, 33, 4200], Values::Plain);
         }
+        // The same with totals that lie side by side in the target, and with a target of few groups and another stride.
+        check(level, [130, 32, 4200], Values::Plain);
+        check(level, [920, 32, 576], Values::Plain);
     }
 }

@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn exp_has_the_bits_of_the_scalar_one() {
-        if !crate::cpu::SimdLevel::Avx512Bf16.available() {
+        if !crate::cpu::SimdLevel::Avx512.available() {
             return baton_skips::skipped(baton_skips::Need::Avx512, "exp of AVX-512", "the processor has no AVX-512");
         }
         // SAFETY: available, see above.

@@ -121,7 +121,7 @@ pub(super) unsafe fn tile(rows: usize, tile: Tile) {
         config: Config::new([first, first, second, second, first, second, 16, 16]),
         groups: tile.groups,
         skip: tile.skip,
-        // As many bytes as the other kernels: they prefetch once for each line of weights.
+        // About as many bytes as the other kernels, which prefetch once for each line of weights; none among very many blocks.
         lines: tile.ahead_stride * (GROUP_WORDS / 16) / 64,
         from_zero: usize::from(tile.from_zero),
         sums_block: rows * tile.sums_stride,

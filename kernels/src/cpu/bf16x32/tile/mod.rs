@@ -40,9 +40,9 @@ pub(crate) struct Tile {
     pub(crate) w: *const u32,
     /// At least one.
     pub(crate) groups: usize,
-    /// `[blocks, rows]` totals that the groups are added to, aligned to 64 bytes.
+    /// `[blocks, rows]` totals that the groups are added to, aligned to 64 bytes but for AMX.
     pub(crate) sums: *mut Sums,
-    /// Bytes from one row of totals to the next. Only tiles take others than those of [`Sums`], and totals that are not aligned.
+    /// Bytes from one row of totals to the next. Only AMX and its scalar form take others than those of [`Sums`].
     pub(crate) sums_stride: usize,
     /// Whether they start at zero, whatever they are.
     pub(crate) from_zero: bool,

@@ -117,7 +117,7 @@ unsafe fn scale(tile: Tile, factors: &[f32]) {
     if factors.iter().all(|factor| *factor == 1.0) {
         return;
     }
-    let mxcsr = [0, MXCSR_FLUSHED];
+    let mut mxcsr = [0, MXCSR_FLUSHED];
     // SAFETY: reads and writes the rows of the output; restores MXCSR.
     unsafe {
         asm!(
@@ -138,7 +138,7 @@ unsafe fn scale(tile: Tile, factors: &[f32]) {
             "dec {queries}",
             "jnz 2b",
             "ldmxcsr [{mxcsr}]",
-            mxcsr = in(reg) mxcsr.as_ptr(),
+            mxcsr = in(reg) mxcsr.as_mut_ptr(),
             factors = inout(reg) factors.as_ptr() => _,
             out = inout(reg) tile.out => _,
             stride = in(reg) tile.out_stride,
