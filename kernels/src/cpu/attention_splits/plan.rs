@@ -84,6 +84,11 @@ impl Item {
     }
 }
 
+/// The splits that so many rows from `position` on attend to.
+fn splits(rows: &Rows<'_>, position: usize, count: usize) -> Range<usize> {
+    rows.scores.first(position) / ATTENTION_SPLIT..(position + count).div_ceil(ATTENTION_SPLIT)
+}
+
 /// Splits of one item.
 pub(super) struct Piece {
     pub(super) item: usize,
@@ -123,10 +128,7 @@ impl Plan {
     /// side, and memory is read faster in its order.
     pub(super) fn fill(&mut self, rows: &Rows<'_>, heads: Heads, threads: usize, whole: bool, together: bool) {
         let wanted = threads * TASKS_PER_THREAD;
-        let splits = rows.step.segments.iter().map(|s| {
-            let first = rows.scores.first(s.position) / ATTENTION_SPLIT;
-            (s.position + s.rows).div_ceil(ATTENTION_SPLIT) - first
-        });
+        let splits = rows.step.segments.iter().map(|s| splits(rows, s.position, s.rows).len());
         let together = together && splits.sum::<usize>() >= wanted;
         for queries in TASK_QUERIES {
             self.collect_items(rows, heads, (queries / heads.group).max(1), together);
@@ -163,8 +165,7 @@ impl Plan {
             for start in (0..s.rows).step_by(rows_each) {
                 let count = (s.rows - start).min(rows_each);
                 let position = s.position + start;
-                let splits =
-                    rows.scores.first(position) / ATTENTION_SPLIT..(position + count).div_ceil(ATTENTION_SPLIT);
+                let splits = splits(rows, position, count);
                 let few = count * heads.group * all <= TOGETHER_MAX;
                 let each = if together && few { all } else { 1 };
                 self.items.extend((0..all).step_by(each).map(|kv_head| Item {

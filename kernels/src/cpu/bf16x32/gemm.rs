@@ -96,10 +96,10 @@ pub(super) fn gemm(x: &Rows, w: &Weights, panels: Range<usize>, epilogue: &mut i
     let row_bytes = if has_tiles(x.level()) { ROW_BYTES_AMX } else { ROW_BYTES };
     let passes = if w.has_words() { (x.m() * x.k() * 2).div_ceil(row_bytes).clamp(1, blocks.max(1)) } else { 1 };
     let per_pass = blocks.div_ceil(passes).max(1);
-    let strip = (STRIP_ROWS / x.height()).max(1);
     if has_tiles(x.level()) {
         return by_parts(x, w, panels, per_pass, epilogue);
     }
+    let strip = (STRIP_ROWS / x.height()).max(1);
     for first in (0..blocks).step_by(per_pass) {
         let blocks = first..(first + per_pass).min(blocks);
         for panel in panels.clone() {

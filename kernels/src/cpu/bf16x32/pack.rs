@@ -332,14 +332,14 @@ fn put_rows_tiles(x: &[f32], k: usize, block: &mut [u32]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn put_group(x: &[f32], to: &mut [u32]) {
+    use crate::cpu::simd::avx512::round_bits;
     use std::arch::x86_64::*;
     let halves = [0, 16].map(|first| {
         let mask = ((1u32 << x.len().saturating_sub(first).min(16)) - 1) as u16;
         // SAFETY: the mask ends with `x`.
         let x = unsafe { _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(first)) };
         let bits = _mm512_castps_si512(x);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let nearest = round_bits(bits);
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
         let rounded = _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x40_0000));
         _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))

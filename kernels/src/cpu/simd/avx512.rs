@@ -1,8 +1,18 @@
-//! The canonical exponential and activation on 512-bit vectors: rounded as [`crate::numerics::exp()`], with the power of two applied by VSCALEFPS. That
-//! rounds once, as the last of the two products does that the definition takes; the other one is exact.
+//! Rounding to bf16, the canonical exponential and the activation on 512-bit vectors.
+//!
+//! The exponential is rounded as [`crate::numerics::exp()`], with the power of two applied by VSCALEFPS. That rounds once, as the last of the two
+//! products does that the definition takes; the other one is exact.
 
 use crate::numerics::{EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
 use std::arch::x86_64::*;
+
+/// Rounds the bits of numbers to bf16 in the high halves, nearest even, subnormals kept. The low halves are anything, and so is what was NaN.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu) fn round_bits(bits: __m512i) -> __m512i {
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
+}
 
 /// `p` and `n` of `e^x = p * 2^n`, for x within the range of the exponential, or NaN.
 #[inline]

@@ -3,6 +3,7 @@
 
 use super::{PANEL, PANEL_GROUP, Sums};
 use crate::cpu::attention_splits::work::{BlockRows, chain_ends};
+use crate::cpu::simd::avx512::round_bits;
 use crate::numerics::ATTENTION_BLOCK;
 use crate::numerics::flushed::GROUP;
 use std::arch::x86_64::*;
@@ -68,13 +69,6 @@ pub(super) fn words<S: Sums>(first: __m512i, second: __m512i) -> __m512i {
 pub(super) fn round(x: __m512) -> __m512i {
     // A NaN, of either sign, would overflow into a number.
     round_bits(_mm512_min_epu32(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fc0_0000)))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn round_bits(bits: __m512i) -> __m512i {
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
 }
 
 /// Rounds a query to bf16 and packs it, `[groups][Sums::QUERY_GROUP]`.

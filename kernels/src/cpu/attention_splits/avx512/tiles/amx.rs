@@ -1,14 +1,14 @@
 //! The registers of AMX: 0 to 3 the totals of two panels, 4 queries or weights, 5 to 7 keys or values.
 
 use super::super::PANEL_GROUP;
-use super::{PANEL, Tile};
+use super::{PANEL, Products, Tile};
 use crate::cpu::amx::Config;
 use std::arch::asm;
 
 /// The registers during a task. They are configured for some queries, which takes longer than to multiply, and released at the end, so that the
 /// system need not save them.
 #[derive(Default)]
-pub(super) struct Registers {
+pub(in super::super) struct Registers {
     /// Queries that they are configured for; 0 if they are not.
     queries: usize,
 }
@@ -22,13 +22,10 @@ impl Drop for Registers {
     }
 }
 
-impl Registers {
-    /// `out = sums`.
-    ///
-    /// # Safety
-    /// The processor has [`crate::cpu::SimdLevel::Amx`]; the pointers are valid for the shapes of `tile`, whose counts are not zero; `queries` is 1
-    /// to [`super::QUERIES`]; nothing else on this thread uses the registers before these are dropped.
-    pub(super) unsafe fn sums(&mut self, queries: usize, tile: Tile) {
+/// For processors with [`crate::cpu::SimdLevel::Amx`], where nothing else on this thread uses the registers before these are dropped.
+impl Products for Registers {
+    #[inline(always)]
+    unsafe fn sums(&mut self, queries: usize, tile: Tile) {
         // SAFETY: the caller's promise.
         unsafe {
             self.configure(queries);
@@ -36,20 +33,19 @@ impl Registers {
         }
     }
 
-    /// `out = out + sums`.
-    ///
-    /// # Safety
-    /// As [`Registers::sums`].
-    pub(super) unsafe fn add_sums(&mut self, queries: usize, tile: Tile) {
+    #[inline(always)]
+    unsafe fn add_sums(&mut self, queries: usize, tile: Tile) {
         // SAFETY: the caller's promise.
         unsafe {
             self.configure(queries);
             each_pair(tile, pair_added, one_added);
         }
     }
+}
 
+impl Registers {
     /// # Safety
-    /// As [`Registers::sums`].
+    /// As [`Products::sums`].
     unsafe fn configure(&mut self, queries: usize) {
         if self.queries != queries {
             let config = Config::new([queries as u8; 5].into_iter().chain([16; 3]));
@@ -61,7 +57,7 @@ impl Registers {
 }
 
 /// # Safety
-/// As [`Registers::sums`], and the registers are configured.
+/// As [`Products::sums`], and the registers are configured.
 #[inline(always)]
 unsafe fn each_pair(tile: Tile, pair: unsafe fn(Tile), one: unsafe fn(Tile)) {
     for first in (0..tile.count).step_by(2) {

@@ -24,14 +24,24 @@ const QUERY_GROUP: usize = GROUP / 2;
 const QUERIES: usize = 16;
 
 /// By AMX.
-#[derive(Default)]
-pub(super) struct Amx(amx::Registers);
+pub(super) type Amx = ByTiles<amx::Registers>;
 
 /// By scalar arithmetic, so that packing and shapes are tested where there is no AMX.
-#[derive(Default)]
-pub(super) struct AmxScalar;
+pub(super) type AmxScalar = ByTiles<amx_scalar::Scalar>;
 
-impl Sums for Amx {
+/// What multiplies tiles.
+#[allow(clippy::missing_safety_doc, reason = "as of `Sums`, for 1 to `QUERIES` queries")]
+pub(super) trait Products: Default {
+    /// `out = sums`.
+    unsafe fn sums(&mut self, queries: usize, tile: Tile);
+    /// `out = out + sums`.
+    unsafe fn add_sums(&mut self, queries: usize, tile: Tile);
+}
+
+#[derive(Default)]
+pub(super) struct ByTiles<P>(P);
+
+impl<P: Products> Sums for ByTiles<P> {
     const TILES: bool = true;
     const QUERY_GROUP: usize = QUERY_GROUP;
     const QUERIES: usize = QUERIES;
@@ -41,7 +51,7 @@ impl Sums for Amx {
         // SAFETY: the caller's promise.
         unsafe {
             fetch(tile);
-            self.0.sums(queries, tile)
+            self.0.sums(queries, tile);
         }
     }
 
@@ -54,32 +64,6 @@ impl Sums for Amx {
             let ends = seen.iter().any(|seen| seen.end < ATTENTION_BLOCK);
             let before = ends.then(|| Before::keep(seen.len(), tile));
             self.0.add_sums(seen.len(), tile);
-            if let Some(before) = before {
-                settle(seen, tile, before);
-            }
-        }
-    }
-}
-
-impl Sums for AmxScalar {
-    const TILES: bool = true;
-    const QUERY_GROUP: usize = QUERY_GROUP;
-    const QUERIES: usize = QUERIES;
-
-    #[inline(always)]
-    unsafe fn sums(&mut self, queries: usize, tile: Tile) {
-        // SAFETY: the caller's promise.
-        unsafe { amx_scalar::sums(queries, tile) }
-    }
-
-    #[inline(always)]
-    unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            scale(tile, factors);
-            let ends = seen.iter().any(|seen| seen.end < ATTENTION_BLOCK);
-            let before = ends.then(|| Before::keep(seen.len(), tile));
-            amx_scalar::add_sums(seen.len(), tile);
             if let Some(before) = before {
                 settle(seen, tile, before);
             }
