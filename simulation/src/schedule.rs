@@ -15,7 +15,7 @@ const ARRIVALS: Time = ms(1_200);
 pub(crate) const FIRST: Time = ms(260);
 /// From here on nothing breaks, and everybody runs.
 pub const HEALED: Time = ms(1_800);
-/// Long enough after that for views, leases and probations: whoever comes now is served.
+/// Long enough after that for views, leases, probations and attempts to connect: whoever comes now is served.
 pub const WELL: Time = HEALED + ms(1_600);
 /// A request that came before repairs or later ends within this after both, whatever its deadline: five attempts may each wait for the
 /// longest handoff, and clients that have time for more than that have nine seconds.

@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// A woken task is polled at most so late.
 const LATE_MAX: Duration = Duration::from_micros(300);
+/// An attempt to connect that the network swallowed is given up after this, and the next handoff dials again: well before
+/// [`WELL`](crate::schedule::WELL), like all that a repair leaves behind.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Longest call.
 const CALL_MAX: Duration = Duration::from_secs(60);
 /// Prompts of the first tenant are pinned for so long.
@@ -120,6 +123,7 @@ impl Shape {
             put_bytes_max: self.put_bytes_max,
             in_flight_bytes_max: self.in_flight_bytes_max,
             epoch_bytes: self.epoch_bytes as usize,
+            connect_ms: CONNECT_MAX.as_millis() as u64,
             handoff_ms: self.handoff_max.as_millis() as u64,
             abort_ms: self.abort_max.as_millis() as u64,
             pin_ms: self.pin_max.as_millis() as u64,
