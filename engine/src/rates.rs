@@ -6,9 +6,11 @@ use std::time::Duration;
 const NEWEST: f64 = 0.1;
 /// A step with fewer prefill rows weighs less: the last token of a cached prompt shows little about prefill speed.
 const ROWS_TELLING: f64 = 64.0;
-/// A step counts for at most this many times the recent time for its work. So a step during which the process was suspended does not
-/// distort the rate, and a lasting change is still followed within a few steps.
+/// A step counts for at most this many times the recent time for its work, and the first one for as many times that of the second. So a step
+/// during which the process was suspended does not distort the rate, and a lasting change is still followed within a few steps.
 const STEP_MAX: f64 = 8.0;
+/// Steps from which on there is a rate: nothing tells whether a single one was suspended, or met cold caches.
+const STEPS_MIN: u32 = 2;
 
 /// Exponentially weighted rates over the recent steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,20 +22,26 @@ pub struct Rates {
 /// Work over time, both with the same decay, so that steps weigh by their duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rate {
+    /// Up to [`STEPS_MIN`].
+    steps: u32,
     work: f64,
     seconds: f64,
 }
 
 impl Rate {
     fn add(&mut self, work: f64, seconds: f64, weight: f64) {
-        let of_late = if self.work > 0.0 { work * self.seconds / self.work } else { f64::INFINITY };
+        if self.steps == 1 {
+            self.seconds = self.seconds.min(STEP_MAX * seconds * self.work / work);
+        }
+        let of_late = if self.steps > 0 { work * self.seconds / self.work } else { f64::INFINITY };
         let seconds = seconds.min(STEP_MAX * of_late);
         self.work += weight * (work - self.work);
         self.seconds += weight * (seconds - self.seconds);
+        self.steps = (self.steps + 1).min(STEPS_MIN);
     }
 
     fn per_second(self) -> f32 {
-        if self.seconds > 0.0 { (self.work / self.seconds) as f32 } else { 0.0 }
+        if self.steps == STEPS_MIN && self.seconds > 0.0 { (self.work / self.seconds) as f32 } else { 0.0 }
     }
 }
 
@@ -51,12 +59,12 @@ impl Rates {
         }
     }
 
-    /// Prefill tokens per second; 0 before the first.
+    /// Prefill tokens per second; 0 before the second step with any.
     pub fn prefill_tokens_per_s(&self) -> f32 {
         self.prefill.per_second()
     }
 
-    /// Steps with decode rows per second; 0 before the first.
+    /// Steps with decode rows per second; 0 before the second.
     pub fn decode_steps_per_s(&self) -> f32 {
         self.decode.per_second()
     }
@@ -70,6 +78,8 @@ mod tests {
     fn rates_are_work_over_time_and_follow_a_change() {
         let mut rates = Rates::default();
         assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (0.0, 0.0));
+        rates.add(100, 0, Duration::from_millis(100));
+        assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (0.0, 0.0), "one step tells nothing");
         rates.add(100, 0, Duration::from_millis(100));
         assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (1000.0, 0.0));
         (0..100).for_each(|_| rates.add(50, 3, Duration::from_millis(100)));
@@ -85,6 +95,17 @@ mod tests {
         assert!(rates.prefill_tokens_per_s() > 900.0, "{rates:?}");
         (0..100).for_each(|_| rates.add(64, 0, Duration::from_millis(640)));
         assert!(rates.prefill_tokens_per_s() < 101.0, "{rates:?}");
+    }
+
+    #[test]
+    fn a_first_step_that_stood_still_is_no_measure() {
+        let mut rates = Rates::default();
+        rates.add(1, 0, Duration::from_millis(1200));
+        assert_eq!(rates.prefill_tokens_per_s(), 0.0);
+        rates.add(32, 0, Duration::from_millis(32));
+        assert!(rates.prefill_tokens_per_s() > 500.0, "{rates:?}");
+        (0..30).for_each(|_| rates.add(64, 0, Duration::from_millis(640)));
+        assert!(rates.prefill_tokens_per_s() < 110.0, "{rates:?}");
     }
 
     #[test]
