@@ -3,8 +3,8 @@
 //! A pool that is not host memory stores writes later than they come. A closed window lets no further write begin, but those that came
 //! before may still be on their way, whatever the peer says of them. A connection may close before the device has ended.
 //!
-//! These blocks are bounded too. Behind an open window they take a place among the puts of peers; once their connection has closed, they are
-//! in quarantine. Connections that have closed, for which the device still works, hold buffers: they count against the bound on connections
+//! These blocks are bounded too. Behind the window of an open connection they take a place among the puts of peers, or are still in
+//! quarantine if they were there before; once their connection has closed, all are. Connections that have closed, for which the device still works, hold buffers: they count against the bound on connections
 //! of their side ([`super::connections`]).
 
 use super::connections::{Connection, OpenedBy};
@@ -109,29 +109,35 @@ impl Draining {
         left.into_iter().flatten().for_each(|left| left.blocks.release());
     }
 
-    /// The peers of puts that have ended, but whose last writes are still being stored, one for each. Only those on open connections: the
-    /// others are in quarantine.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &InstanceId> {
-        let waiting = self.windows.values().flatten();
-        let written = waiting.filter_map(|waiting| match waiting {
-            Waiting::Blocks(left) => left.written.as_ref(),
+    /// What was left behind windows of open connections.
+    fn behind_windows(&self) -> impl Iterator<Item = &Left> {
+        self.windows.values().flatten().filter_map(|waiting| match waiting {
+            Waiting::Blocks(left) => Some(left),
             Waiting::Handoff(_) => None,
-        });
+        })
+    }
+
+    /// The peers of puts that have ended, but whose last writes are still being stored, one for each, without those in quarantine.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &InstanceId> {
+        let left = self.behind_windows().filter(|left| !left.blocks.are_quarantined());
+        let written = left.filter_map(|left| left.written.as_ref());
         written.filter(|written| written.is_put).map(|written| &written.by)
     }
 
-    /// Number of blocks that an instance has left in quarantine: its connections have closed, and the device has not ended.
+    /// Number of blocks that an instance has left in quarantine, and that the device has not ended with.
     pub(super) fn quarantined(&self, of: &InstanceId) -> usize {
-        self.lost_writes().filter(|written| written.by == *of).map(|written| written.blocks).sum()
+        self.in_quarantine().filter(|written| written.by == *of).map(|written| written.blocks).sum()
     }
 
-    fn lost_writes(&self) -> impl Iterator<Item = &Written> {
-        self.connections.values().flat_map(|lost| &lost.left).filter_map(|left| left.written.as_ref())
+    fn in_quarantine(&self) -> impl Iterator<Item = &Written> {
+        let behind_windows = self.behind_windows().filter(|left| left.blocks.are_quarantined());
+        let lost = self.connections.values().flat_map(|lost| &lost.left);
+        behind_windows.chain(lost).filter_map(|left| left.written.as_ref())
     }
 
     /// Adds to the gauge of quarantined blocks.
     pub(super) fn gauge(&self, stats: &mut TransferStats) {
-        for written in self.lost_writes() {
+        for written in self.in_quarantine() {
             *stats.quarantined.entry(written.by.clone()).or_default() += written.blocks;
         }
     }

@@ -39,6 +39,10 @@ pub(crate) enum KeptBlocks {
 }
 
 impl KeptBlocks {
+    pub(crate) fn are_quarantined(&self) -> bool {
+        matches!(self, Self::Quarantined(_))
+    }
+
     pub(crate) fn release(self) {
         match self {
             Self::Granted(hold) => drop(hold),

@@ -58,8 +58,19 @@ fn quarantined_blocks_are_released_behind_the_window() {
     driver.hear(&aborted(ticket, true), now);
     driver.event(Event::WindowClosed(CONN, ticket), now);
     assert_eq!(*notes.lock(), ["quarantined"], "that was the first call's");
+    assert_eq!(
+        (driver.table.sinks(), driver.exposed()),
+        (0, (1, 0)),
+        "the handoff is over, and the blocks are not back"
+    );
+    driver.hear(&offer(2, 16), now);
+    assert_eq!(refused(&mut driver), [("quarantine", 1)]);
+    assert_eq!(driver.published().lock().quarantined.values().sum::<usize>(), 1);
     driver.event(Event::WindowClosed(CONN, ticket), now);
-    assert_eq!(*notes.lock(), ["quarantined", "let go"]);
+    assert_eq!((notes.lock().clone(), driver.exposed()), (vec!["quarantined", "let go"], (0, 0)));
+    driver.hear(&offer(3, 16), now);
+    driver.commands(now);
+    assert_eq!(driver.granted(), [3]);
 }
 
 #[test]
