@@ -176,6 +176,7 @@ mod tests {
     fn limits_are_checked() {
         assert!(StopMatcher::new(&[""]).is_err());
         assert!(StopMatcher::new(&["x".repeat(STOP_BYTES_MAX + 1)]).is_err());
+        assert!(StopMatcher::new(&["x".repeat(STOP_BYTES_MAX)]).is_ok());
         assert!(StopMatcher::new(&["x"; STOPS_MAX + 1]).is_err());
         assert!(StopMatcher::new(&["x"; STOPS_MAX]).is_ok());
     }

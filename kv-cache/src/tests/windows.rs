@@ -3,6 +3,8 @@
 use super::{TTL, hashes, pool_of};
 use crate::{Fill, Keep, Lease, Pin, PoolGroup, PoolShape, Reserve, SharedPool};
 use baton_types::GroupKind::{self, Full, State, Window};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 fn pool(groups: &[(GroupKind, u32)]) -> SharedPool {
@@ -186,8 +188,12 @@ fn pins_end_on_window_blocks_whose_entry_is_in_use() {
     drop(lease);
     let received = reserve(&pool, b"abcdef", Fill::Received { peer_block_tokens: None }).unwrap();
     assert_eq!((held(&received), pool.available()), (vec![(0, 6), (4, 6)], vec![10, 4]));
+    let told = Arc::new(AtomicUsize::new(0));
+    let seen = told.clone();
+    pool.on_freed(move || _ = seen.fetch_add(1, Ordering::Relaxed));
     assert!(pool.waive_pins(), "two window blocks are idle");
     assert_eq!((pool.available(), pool.waive_pins()), (vec![10, 6], false));
+    assert_eq!(told.load(Ordering::Relaxed), 1, "who waits for room hears of it, and not of nothing");
     drop(received);
     assert_eq!(pool.cache_counts().pinned, 2, "its full blocks were in use");
 }

@@ -214,6 +214,8 @@ mod tests {
             "ok[a1]r1 ok[a2]r2 false[a2]r2 replaced[a2]r2 false[a2]r2 true[]r3 ok[a1]r4",
         );
         check("0:+a1 1:+a2 2:+a3 3:+a1 4:+a2", "ok[a1]r1 ok[a2]r2 ok[a3]r3 replaced[a3]r3 replaced[a3]r3");
+        // Also once the new one has registered again.
+        check("0:+a1 1:+a2 2:+a2 3:+a1", "ok[a1]r1 ok[a2]r2 ok[a2]r3 replaced[a2]r3");
         // Bounded; a full table still accepts restarts of its members, and leases that end make room.
         check("0:+a1 0:+b1 1:+c1 2:+a2 10:+c1", "ok[a1]r1 ok[a1 b1]r2 full[a1 b1]r2 ok[a2 b1]r3 ok[a2 c1]r5");
     }

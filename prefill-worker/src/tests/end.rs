@@ -1,41 +1,17 @@
 //! The end of a request while its handoff is being acknowledged.
 
-use super::{FIRST, first_token_of, pair_to, request, until};
-use baton_kv_cache::{Fill, Reserve, SharedPool};
-use baton_kv_transfer::{
-    GrantReply, HandoffFailure, HoldPoint, RefuseReason, ReserveOffer, SinkHandler, TransferHooks, VerifiedHandoff,
-};
+use super::{FIRST, Granting, first_token_of, pair_to, request, until};
+use baton_kv_transfer::{HoldPoint, TransferHooks};
 use baton_proto::v1::prefill_server::Prefill;
 use baton_types::RequestId;
-use baton_worker::hold::LeaseHold;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SdkTracerProvider, Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tonic::Request;
-
-/// Grants blocks of a pool to every offer.
-struct Granting(SharedPool);
-
-impl SinkHandler for Granting {
-    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
-        let (tokens, fill) = (offer.tokens as usize, Fill::Received { peer_block_tokens: None });
-        let wanted = Reserve { hashes: &[], reuse_tokens_max: 0, tokens, fill, keep_free: &[], now: Instant::now() };
-        match self.0.try_reserve(wanted) {
-            Some(lease) => reply.grant(Box::new(LeaseHold::new(lease, &offer.source, 16))),
-            None => reply.refuse(RefuseReason::NoRoom, "the pool is full"),
-        }
-    }
-
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
-}
 
 /// Holds a handoff between its last write and its commit.
 #[derive(Default)]

@@ -6,7 +6,11 @@ mod reports;
 use crate::service::PrefillService;
 use crate::sink::NoSink;
 use baton_engine::{EngineHandle, SequencePhase};
-use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks, TransportChoice};
+use baton_kv_cache::{Fill, Reserve, SharedPool};
+use baton_kv_transfer::{
+    GrantReply, HandoffFailure, HoldPoint, KvTransfer, NoHooks, RefuseReason, ReserveOffer, SinkHandler,
+    TransferConfig, TransferHooks, TransportChoice, VerifiedHandoff,
+};
 use baton_memory::{HostPool, PoolMemory};
 use baton_node::TokioRuntime;
 use baton_node::membership::Members;
@@ -18,13 +22,14 @@ use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
 use baton_worker::grpc::Replies;
+use baton_worker::hold::LeaseHold;
 use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_stream::StreamExt as _;
 use tonic::Request;
 
@@ -95,6 +100,26 @@ fn pair_to(
         runtime,
     };
     (PrefillService { parts }, other)
+}
+
+/// Grants blocks of a pool to every offer.
+struct Granting(SharedPool);
+
+impl SinkHandler for Granting {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        let (tokens, fill) = (offer.tokens as usize, Fill::Received { peer_block_tokens: None });
+        let wanted = Reserve { hashes: &[], reuse_tokens_max: 0, tokens, fill, keep_free: &[], now: Instant::now() };
+        match self.0.try_reserve(wanted) {
+            Some(lease) => reply.grant(Box::new(LeaseHold::new(lease, &offer.source, 16))),
+            None => reply.refuse(RefuseReason::NoRoom, "the pool is full"),
+        }
+    }
+
+    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
 
 /// A call of `service` for a prompt whose KV goes to `sink`.

@@ -1,13 +1,17 @@
 //! The reports that routers receive of a worker's prefix cache, from the service of a real engine.
 
-use super::{FOREVER, pair};
+use super::{FIRST, FOREVER, Granting, pair, pair_to, request};
+use baton_engine::EngineHandle;
 use baton_kv_cache::{
     Applied, CacheChange, CacheUpdate, Fill, Keep, PrefixHash, PrefixHasher, PrefixIndex, Reserve, SharedPool,
 };
-use baton_kv_transfer::KvTransfer;
+use baton_kv_transfer::{KvTransfer, NoHooks};
+use baton_node::TokioRuntime;
 use baton_node::membership::conformance;
+use baton_proto::v1::prefill_server::Prefill;
 use baton_proto::v1::{self, cache_update::Change, worker_server::Worker};
 use baton_types::Digest;
+use baton_worker::drain::Drain;
 use baton_worker::grpc::Replies;
 use baton_worker::process::Parts;
 use baton_worker::report::cache_changes;
@@ -24,22 +28,26 @@ type Reports = Replies<v1::LoadReport>;
 /// The service of a prefill worker, its pool, and a transfer that must live as long as they do.
 fn worker() -> (WorkerService, SharedPool, KvTransfer) {
     let (service, other) = pair();
-    let Parts { engine, transfer, drain, runtime, .. } = service.parts;
+    let Parts { engine, transfer, .. } = service.parts;
     let pool = engine.pool();
-    let service = WorkerService {
+    (service_of(engine, transfer), pool, other)
+}
+
+fn service_of(engine: EngineHandle, transfer: KvTransfer) -> WorkerService {
+    let runtime = Arc::new(TokioRuntime::current());
+    WorkerService {
         party: transfer.party().clone(),
         record: conformance::record("p", 1),
-        cache_changed: cache_changes(&pool),
+        cache_changed: cache_changes(&engine.pool()),
         engine,
         transfer,
         bundle: None,
         claimed: Arc::new(Claimed::default),
-        drain,
+        drain: Drain::new(runtime.clone()),
         drain_max: FOREVER,
         stop: CancellationToken::new(),
         runtime,
-    };
-    (service, pool, other)
+    }
 }
 
 async fn watch(service: &WorkerService, cache_events: bool) -> Reports {
@@ -115,6 +123,21 @@ async fn routers_hear_of_the_cache_from_the_start_on() {
     }
     waits.sort_unstable();
     assert!(waits[waits.len() / 2] < Duration::from_millis(500), "{waits:?}");
+}
+
+#[tokio::test]
+async fn kv_that_moved_counts_at_both_ends() {
+    let (service, sink) = pair_to(FIRST, Arc::new(NoHooks), |engine| Arc::new(Granting(engine.pool())));
+    let calls = service.run(Request::new(request(&service, &sink))).await.unwrap();
+    let events: Vec<_> = calls.into_inner().collect().await;
+    assert!(events.iter().all(Result::is_ok), "{events:?}");
+    let Parts { engine, transfer, .. } = service.parts;
+    let moved = transfer.stats().total.bytes_put;
+    assert!(moved > 0);
+    for end in [transfer, sink] {
+        let report = next(&mut watch(&service_of(engine.clone(), end), false).await).await;
+        assert_eq!(report.kv_bytes, Some(moved));
+    }
 }
 
 #[tokio::test]

@@ -127,6 +127,8 @@ fn a_started_answer_waits_for_a_worker_and_pays_nothing_for_it() {
     let full = Failure { retry_after: Some(Duration::from_millis(90)), ..failure(Place, Overloaded, true) };
     let after_died = "p- ds 40ms probation";
     check(60_000, 2, 1.0, &[(0, died), (1, full), (99, died)], &["p- ds 20ms probation", "p- d- 90ms", after_died]);
+    let full_for_long = Failure { retry_after: Some(Duration::from_secs(3)), ..full };
+    assert_eq!(first(full_for_long), "p- d- 100ms", "no longer than any other wait");
 }
 
 #[test]

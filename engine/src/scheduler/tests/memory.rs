@@ -374,3 +374,21 @@ fn blocks_of_one_that_ended_in_a_launched_step_come_before_those_of_a_later_one(
     w.is_retiring = false;
     assert_eq!(w.launch().0, "a:8+1*");
 }
+
+#[test]
+fn blocks_of_one_that_is_overdue_in_a_launched_step_come_back() {
+    let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.held.insert(('b', "decode"));
+    w.prompt(6);
+    w.prompt(3);
+    w.add(0, Arrival { deadline: w.start + 2 * SECOND, ..w.arrival(3) });
+    (0..2).for_each(|_| drop(w.step()));
+    let (line, running) = w.launch();
+    assert_eq!(line, "a:7+1* c:3+1*");
+    // `a` needs a third block. `b` is not preempted: `c` gives back its own once the step is over.
+    w.now += 2 * SECOND;
+    assert_eq!(w.launch().0, "Deadline(c, with blocks) starved");
+    let [of_a, _] = running[..] else { panic!("{running:?}") };
+    w.finish(of_a);
+    assert_eq!(w.launch().0, "a:8+1*");
+}

@@ -62,3 +62,31 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     assert_eq!(*notes.lock(), ["quarantined", "let go"]);
     assert!(driver.table.is_empty());
 }
+
+/// A failed start leaves its place to others.
+#[test]
+fn what_finds_no_connection_takes_no_place() {
+    let mut one = config("here");
+    one.limits.started_handoffs_max = 1;
+    let region = HostPool::new(one.map.bytes()).unwrap();
+    let (mut driver, notes, _) = Driver::noting_with(one, region);
+    let now = Instant::now();
+    driver.command(Command::PeerDead(party("peer")), now);
+    let address = TransferAddress::Tcp(([127, 0, 0, 1], 1).into());
+    let peer = || Peer { party: party("peer"), address: address.clone(), shard: 0 };
+    for _ in 0..3 {
+        let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
+        let hold = Box::new(Held(notes.clone(), blocks()));
+        let put = PutRequest { request_id: request_id.clone(), tokens: 16, blocks: blocks(), deadline, hold };
+        let (outcome, mut told) = oneshot::channel();
+        driver.inbox.put(peer(), put, outcome).unwrap();
+        driver.commands(now);
+        assert!(matches!(told.try_recv(), Ok(Err(_))), "the peer is dead");
+        let (name, hold) = (Vec::new(), Box::new(Held(notes.clone(), blocks())));
+        let get = GetRequest { request_id, name, from: 0, tokens: 16, blocks: blocks(), deadline, hold };
+        let (outcome, mut told) = oneshot::channel();
+        driver.inbox.get(peer(), get, outcome).unwrap();
+        driver.commands(now);
+        assert!(matches!(told.try_recv(), Ok(Err(_))), "the peer is dead");
+    }
+}

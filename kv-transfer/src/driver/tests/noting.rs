@@ -14,6 +14,8 @@ pub(super) struct Noting {
     /// So many connections have ended, the first ones.
     pub(super) ended: Arc<Mutex<u64>>,
     pub(super) sent: Arc<Mutex<Vec<Message>>>,
+    /// Why this side closed connections.
+    pub(super) closed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Transport for Noting {
@@ -53,7 +55,9 @@ impl Transport for Noting {
     fn is_open(&self, conn: ConnId) -> bool {
         conn.0 >= CONN.0 + *self.ended.lock()
     }
-    fn close(&mut self, _: ConnId, _: &str) {}
+    fn close(&mut self, _: ConnId, reason: &str) {
+        self.closed.lock().push(reason.to_owned());
+    }
     fn lanes(&self, _: ConnId) -> String {
         String::new()
     }

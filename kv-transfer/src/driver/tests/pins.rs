@@ -98,3 +98,33 @@ fn pinned_blocks_that_a_device_reads_for_a_closed_connection_are_held() {
         assert_eq!(*notes.lock(), free);
     }
 }
+
+/// A write that does not end is ended with its connection after the time for a flush, which is not that of an abort.
+#[test]
+fn a_posted_write_is_waited_for_as_long_as_for_a_flush() {
+    let now = Instant::now();
+    let begins: [fn(Instant) -> (Driver, Notes); 2] = [writing, |now| {
+        let (mut driver, notes) = Driver::noting();
+        let (key, _) = begin_put(&mut driver, &notes, now);
+        driver.hear(&Message::Grant { handoff: key.0, ticket: TicketId(7), blocks: blocks(), from: 0 }, now);
+        driver.inbox.launched(key, 0, 16, Arc::new(AlreadyDone));
+        driver.commands(now);
+        driver.post(now);
+        (driver, notes)
+    }];
+    for begin in begins {
+        let (mut driver, notes) = begin(now);
+        assert_eq!(*notes.lock(), ["put"]);
+        let closed = Arc::default();
+        driver.transport = Box::new(Noting { notes, closed: Arc::clone(&closed), ..Noting::default() });
+        for key in driver.table.keys() {
+            driver.input(key, Input::Abort(HandoffFailure::Stopped), now);
+        }
+        let flush = driver.config.limits.flush();
+        assert!(flush < driver.config.limits.abort());
+        driver.tick(now + flush - Duration::from_millis(1), false);
+        assert_eq!(*closed.lock(), [""; 0]);
+        driver.tick(now + flush, false);
+        assert_eq!(closed.lock().len(), 1);
+    }
+}
