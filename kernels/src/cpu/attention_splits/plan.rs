@@ -196,3 +196,68 @@ impl Plan {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::buffer;
+    use crate::host::{KvStep, Scores};
+    use crate::kv::KvBinding;
+    use crate::step::{StepSegment, rows_of};
+    use baton_types::{BlockTable, Dtype, KvLayout, KvPoolMap};
+
+    const THREADS: usize = 4;
+    const WANTED: usize = THREADS * TASKS_PER_THREAD;
+    /// Query heads per KV head.
+    const GROUP_HEADS: usize = 3;
+    const DIM: usize = 16;
+
+    /// The plan of segments of (cached tokens, rows), whose pieces have each split of each item once.
+    fn plan(segments: &[(usize, usize)], kv_heads: usize, whole: bool, together: bool) -> Plan {
+        let layout = KvLayout::llama(16, 1, kv_heads as u32, DIM as u32, Dtype::Bf16).unwrap();
+        let map = KvPoolMap::try_new(layout, 1).unwrap();
+        let kv = KvBinding::try_new(buffer::pool_of(map.bytes()).unwrap(), &map, 0).unwrap();
+        let segment = |&(position, rows)| StepSegment { position, rows, table: BlockTable::default() };
+        let segments: Vec<_> = segments.iter().map(segment).collect();
+        let q = vec![0.0; rows_of(&segments) * kv_heads * GROUP_HEADS * DIM];
+        let step = KvStep { kv: &kv, layer: 0, segments: &segments };
+        let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None } };
+        let mut plan = Plan::new();
+        plan.fill(&rows, Heads::new(&rows), THREADS, whole, together);
+        for (index, item) in plan.items.iter().enumerate() {
+            let pieces = plan.pieces.iter().filter(|piece| piece.item == index);
+            assert!(pieces.flat_map(|piece| piece.splits.clone()).eq(item.splits.clone()), "{item:?}");
+        }
+        plan
+    }
+
+    #[test]
+    fn a_long_sequence_is_divided_between_threads() {
+        let long = (4096, 1);
+        let divided = plan(&[long], 1, false, false);
+        assert!(divided.divided && divided.pieces.len() >= 2 * THREADS, "{} pieces", divided.pieces.len());
+        assert_eq!(divided.items.len(), 1);
+        let whole = plan(&[long], 1, true, false);
+        assert!(!whole.divided && whole.pieces.len() == 1);
+        // Beside items enough, it alone.
+        let beside = plan(&[&[(16384, 1)][..], &[(100, 1); 32]].concat(), 1, false, false);
+        assert!(beside.divided && beside.pieces.len() > beside.items.len());
+        assert!(beside.pieces[1].item == 0 && beside.items[0].segment == 0, "the longest comes first");
+    }
+
+    #[test]
+    fn many_short_sequences_have_all_kv_heads_together() {
+        const KV_HEADS: usize = 4;
+        let items = |segments: &[(usize, usize)], together| {
+            let plan = plan(segments, KV_HEADS, false, together);
+            (plan.items.len(), plan.items[0].kv_heads.len())
+        };
+        let many = [(100, 1); 2 * WANTED];
+        assert_eq!(items(&many, true), (many.len(), KV_HEADS));
+        assert_eq!(items(&many, false), (many.len() * KV_HEADS, 1), "levels without tiles");
+        let few = [(100, 1); WANTED - 1];
+        assert_eq!(items(&few, true), (few.len() * KV_HEADS, 1), "they would be too few tasks");
+        let prompts = [(100, TOGETHER_MAX / (GROUP_HEADS * KV_HEADS) + 1); 2 * WANTED];
+        assert_eq!(items(&prompts, true), (prompts.len() * KV_HEADS, 1), "too many queries");
+    }
+}
