@@ -44,3 +44,45 @@ impl Config {
         config
     }
 }
+
+/// Whether this thread has tiles that the system must save: bit 18 of XGETBV(1) (Intel's manual, volume 1, 13.6).
+#[cfg(test)]
+pub(super) fn tiles_in_use() -> bool {
+    let in_use: u32;
+    // SAFETY: reads a register; a processor with tiles has the instruction and this argument.
+    unsafe {
+        std::arch::asm!("xgetbv", in("ecx") 1, out("eax") in_use, out("edx") _, options(nomem, nostack, preserves_flags));
+    }
+    in_use >> XFEATURE_XTILEDATA & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::SimdLevel;
+    use baton_skips::{Need, skipped};
+    use std::arch::asm;
+
+    #[test]
+    fn tiles_are_in_use_until_they_are_released() {
+        if !SimdLevel::Amx.available() {
+            return skipped(Need::Amx, "tiles in use", "the processor has no AMX");
+        }
+        let (config, row) = (Config::new([1]), [1u8; 64]);
+        // SAFETY: a valid configuration, and one row of 64 bytes. The compiler uses no tile registers.
+        unsafe {
+            asm!(
+                "ldtilecfg [{config}]",
+                "tileloadd tmm0, [{row} + {stride}]",
+                config = in(reg) &config,
+                row = in(reg) &row,
+                stride = in(reg) 0usize,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        assert!(tiles_in_use());
+        // SAFETY: the processor has the instruction.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+        assert!(!tiles_in_use());
+    }
+}

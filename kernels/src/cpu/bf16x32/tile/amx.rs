@@ -129,3 +129,19 @@ pub(super) unsafe fn tile(rows: usize, tile: Tile) {
     // SAFETY: the caller's promise.
     unsafe { if second == 0 { up_to_16(rows, &control, tile) } else { up_to_32(rows, &control, tile) } }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cpu::amx::tiles_in_use;
+    use crate::cpu::{SimdLevel, bf16x32};
+    use baton_skips::{Need, skipped};
+
+    #[test]
+    fn products_leave_no_tiles_to_save() {
+        if !SimdLevel::Amx.available() {
+            return skipped(Need::Amx, "tiles after products", "the processor has no AMX");
+        }
+        assert_eq!(bf16x32::known_answers(SimdLevel::Amx), Ok(true));
+        assert!(!tiles_in_use());
+    }
+}

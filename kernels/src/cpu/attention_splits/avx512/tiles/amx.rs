@@ -129,3 +129,19 @@ panels!(
     ["tileloadd tmm7, [{second} + {line}]" "tdpbf16ps tmm2, tmm4, tmm7" "tileloadd tmm5, [{second} + {line} + 64]" "tdpbf16ps tmm3, tmm4, tmm5"],
     ["tilestored [{out} + {out_stride} + 128], tmm2" "tilestored [{out} + {out_stride} + 192], tmm3"]
 );
+
+#[cfg(test)]
+mod tests {
+    use crate::cpu::amx::tiles_in_use;
+    use crate::cpu::{SimdLevel, attention_splits};
+    use baton_skips::{Need, skipped};
+
+    #[test]
+    fn attention_leaves_no_tiles_to_save() {
+        if !SimdLevel::Amx.available() {
+            return skipped(Need::Amx, "tiles after attention", "the processor has no AMX");
+        }
+        assert_eq!(attention_splits::known_answers(SimdLevel::Amx), Ok(true));
+        assert!(!tiles_in_use());
+    }
+}
