@@ -107,6 +107,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_row_gives_each_thread_its_tasks() {
+        let tiles = Tiles { rows_max: 4, row_bytes: 2304, rows_min: 1 };
+        let tasks = |threads, units| Grid::new(threads, 1, tiles, units).tasks();
+        assert_eq!(tasks(4, 64), 4 * TASKS_PER_THREAD);
+        assert_eq!(tasks(4, 3), 3, "no more than units");
+        assert_eq!(tasks(1, 64), 1, "nobody to share with");
+    }
+
+    #[test]
     fn every_row_and_column_is_in_one_task() {
         let parts = [576, 192, 200, 9];
         for unit in [32, 64, 96] {
