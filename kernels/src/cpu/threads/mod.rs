@@ -334,6 +334,50 @@ mod tests {
         assert!(!threads.common.caller_waits.load(Ordering::SeqCst));
     }
 
+    /// Time that another thread surely needs less than, to send its wake-up before anybody waits. The lock should keep it from that.
+    const MOMENT: Duration = Duration::from_millis(50);
+    /// Many times what a wake-up takes on a busy machine.
+    const LOST: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_worker_that_is_about_to_park_hears_of_a_job() {
+        let common = Threads::none().common.clone();
+        std::thread::scope(|scope| {
+            // As `wait_for_job`, with the job between the last look and the wait.
+            let mut park = common.park.lock();
+            common.parked.fetch_add(1, Ordering::SeqCst);
+            scope.spawn(|| common.post(Job { task: &|_| {}, tasks: 1, shares: 1 }));
+            std::thread::sleep(MOMENT);
+            assert!(!common.wake.wait_for(&mut park, LOST).timed_out(), "the wake-up is lost");
+        });
+    }
+
+    #[test]
+    fn a_caller_that_is_about_to_park_hears_of_the_end() {
+        static IS_INSIDE: AtomicBool = AtomicBool::new(false);
+        static MAY_LEAVE: AtomicBool = AtomicBool::new(false);
+        fn wait_for(flag: &AtomicBool) {
+            while !flag.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        fn task(_: usize) {
+            IS_INSIDE.store(true, Ordering::SeqCst);
+            wait_for(&MAY_LEAVE);
+        }
+        let threads = Threads::start(2).unwrap();
+        let common = &threads.common;
+        common.post(Job { task: &task, tasks: 1, shares: 1 });
+        wait_for(&IS_INSIDE);
+        // As `close`, with the end of the task between the last look and the wait.
+        common.state.fetch_sub(OPEN, Ordering::SeqCst);
+        let mut park = common.park.lock();
+        common.caller_waits.store(true, Ordering::SeqCst);
+        MAY_LEAVE.store(true, Ordering::SeqCst);
+        std::thread::sleep(MOMENT);
+        assert!(!common.done.wait_for(&mut park, LOST).timed_out(), "the wake-up is lost");
+    }
+
     #[test]
     fn a_panic_reaches_the_caller_and_the_threads_survive() {
         let threads = Threads::start(2).unwrap();
