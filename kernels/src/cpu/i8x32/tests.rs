@@ -161,12 +161,20 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
 }
 
 #[test]
-fn a_scale_that_is_not_finite_is_refused() {
-    for format in StorageFormat::QUANTIZED {
-        let mut bytes = stored(format, 16, &mut Random(1));
-        let at = halves(format)[0];
-        bytes[at..at + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
-        let format = Format::of(format).unwrap();
-        assert!(Weights::pack(&Threads::none(), format, 16, format.stored().block().0, &bytes).is_err());
+fn a_scale_or_minimum_that_is_not_finite_is_refused() {
+    const ROWS: usize = 40;
+    for stored_format in StorageFormat::QUANTIZED {
+        let (elements, size) = stored_format.block();
+        let finite = stored(stored_format, ROWS, &mut Random(1));
+        let format = Format::of(stored_format).unwrap();
+        let pack = |bytes: &[u8]| Weights::pack(&Threads::none(), format, ROWS, elements, bytes);
+        assert!(pack(&finite).is_ok());
+        for (&half, row) in halves(stored_format).iter().flat_map(|half| [0, ROWS - 1].map(|row| (half, row))) {
+            for value in [half::f16::INFINITY, half::f16::NEG_INFINITY, half::f16::NAN] {
+                let mut bytes = finite.clone();
+                bytes[row * size + half..][..2].copy_from_slice(&value.to_le_bytes());
+                assert!(pack(&bytes).is_err(), "{format:?}: {value} at byte {half} of row {row}");
+            }
+        }
     }
 }
