@@ -11,7 +11,7 @@
 //! A weight's line has its name, columns, rows and stored format of each part, place, length, and digest. The digest is BLAKE3 over the BLAKE3
 //! digests of its pieces of at most 1 MiB, so that threads share the work.
 
-use super::folder::{PrivateFolder, touch};
+use super::folder::{PrivateFolder, Replacement, touch};
 use super::{CacheError, Key};
 use crate::device::{PartShape, WeightShape};
 use crate::storage::StorageFormat;
@@ -92,6 +92,14 @@ pub(super) fn size(key: &Key, weights: &[Packed<'_>]) -> u64 {
     Places::of(key, weights).end
 }
 
+/// A file that takes the place of `key`'s once it is complete. Others see from the start how much room it takes.
+pub(super) fn begin<'a>(folder: &'a PrivateFolder, key: &Key, bytes: u64) -> Result<Replacement<'a>, CacheError> {
+    let mut replacement = folder.replace(&key.file_name())?;
+    let failed = replacement.failed();
+    replacement.file().set_len(bytes).map_err(failed)?;
+    Ok(replacement)
+}
+
 /// Writes the file of `key`.
 pub(super) fn write(folder: &PrivateFolder, key: &Key, weights: &[Packed<'_>]) -> Result<(), CacheError> {
     let (places, mut table) = (Places::of(key, weights), key.text());
@@ -100,10 +108,8 @@ pub(super) fn write(folder: &PrivateFolder, key: &Key, weights: &[Packed<'_>]) -
         let digests: Vec<_> = pieces.map(|piece| *blake3::hash(piece).as_bytes()).collect();
         table.push_str(&line(weight, *at, digest(&digests)));
     }
-    let mut replacement = folder.replace(&key.file_name())?;
+    let mut replacement = begin(folder, key, places.end)?;
     let failed = replacement.failed();
-    // Others see from the start how much room it takes.
-    replacement.file().set_len(places.end).map_err(&failed)?;
     let mut out = BufWriter::with_capacity(PIECE, replacement.file());
     let mut put = || {
         out.write_all(MARK)?;

@@ -1,7 +1,7 @@
 //! The folder, and the bound of its size.
 
 use super::evict::make_room;
-use super::{CacheError, Key, PrivateFolder};
+use super::{CacheError, Key, PrivateFolder, file};
 use crate::numerics::Numerics;
 use baton_types::Digest;
 use std::fs::{File, Permissions};
@@ -28,9 +28,13 @@ fn folder(root: &Path) -> PrivateFolder {
     PrivateFolder::open(&root.join("a/b")).unwrap()
 }
 
+fn key() -> Key {
+    Key { model: Digest([7; 32]), numerics: Numerics::I8x32, revision: 2, packing: "cpu 1".into() }
+}
+
 #[test]
 fn all_that_packed_weights_depend_on_is_in_their_name_and_in_the_file() {
-    let key = Key { model: Digest([7; 32]), numerics: Numerics::I8x32, revision: 2, packing: "cpu 1".into() };
+    let key = key();
     let others = [
         Key { model: Digest([8; 32]), ..key.clone() },
         Key { numerics: Numerics::Bf16x32, ..key.clone() },
@@ -77,13 +81,13 @@ fn what_others_write_counts_and_stays() {
     let root = tempfile::tempdir().unwrap();
     let folder = folder(root.path());
     put(&folder, "a.packed", 100, 1);
-    let mut replacement = folder.replace("b.packed").unwrap();
-    replacement.file().set_len(150).unwrap();
+    // Nothing of it is written yet.
+    let begun = file::begin(&folder, &key(), 150).unwrap();
     assert!(make_room(&folder, 50, 300, "c.packed").unwrap());
     assert_eq!(names(&folder).len(), 2);
     assert!(!make_room(&folder, 200, 300, "c.packed").unwrap());
-    replacement.finish().unwrap();
-    assert_eq!(names(&folder), ["b.packed"]);
+    begun.finish().unwrap();
+    assert_eq!(names(&folder), [key().file_name()]);
 }
 
 #[test]
