@@ -7,22 +7,41 @@ use super::{CacheError, LOCK, PACKED};
 /// False if there is no room for so many.
 pub(super) fn make_room(folder: &PrivateFolder, bytes: u64, bytes_max: u64, but: &str) -> Result<bool, CacheError> {
     folder.remove_unfinished()?;
-    let mut kept: Vec<Listed> = folder.list()?;
-    kept.retain(|file| file.name != but && (has_ending(&file.name, PACKED) || is_unfinished(&file.name)));
-    kept.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| b.name.cmp(&a.name)));
-    let mut total = kept.iter().fold(bytes, |sum, file| sum.saturating_add(file.bytes));
-    while total > bytes_max {
+    let listed: Vec<Listed> = folder.list()?;
+    remove_useless_locks(folder, &listed)?;
+    let (mut packed, unfinished): (Vec<_>, Vec<_>) = listed
+        .into_iter()
+        .filter(|file| file.name != but && (stem(&file.name, PACKED).is_some() || is_unfinished(&file.name)))
+        .partition(|file| !is_unfinished(&file.name));
+    packed.sort_by(|a, b| a.used.cmp(&b.used).then_with(|| a.name.cmp(&b.name)));
+    let mut total = packed.iter().chain(&unfinished).fold(bytes, |sum, file| sum.saturating_add(file.bytes));
+    for Listed { name, bytes, .. } in packed {
+        if total <= bytes_max {
+            break;
+        }
+        let lock = name.replace(PACKED, LOCK);
         // What others write now is theirs.
-        let Some(oldest) = kept.iter().rposition(|file| !is_unfinished(&file.name)) else { return Ok(false) };
-        let Listed { name, bytes, .. } = kept.remove(oldest);
+        let Ok(Some(_locked)) = folder.lock(&lock) else { continue };
         tracing::info!(file = name, bytes, "removes packed weights that were not used for longest");
         folder.remove(&name)?;
-        folder.remove(&name.replace(PACKED, LOCK))?;
+        folder.remove(&lock)?;
         total -= bytes;
     }
-    Ok(true)
+    Ok(total <= bytes_max)
 }
 
-fn has_ending(name: &str, ending: &str) -> bool {
-    name.rsplit_once('.').is_some_and(|(_, found)| found == ending)
+/// Removes the locks of keys of which nothing is stored, unless somebody is about to.
+fn remove_useless_locks(folder: &PrivateFolder, listed: &[Listed]) -> Result<(), CacheError> {
+    for (file, key) in listed.iter().filter_map(|file| Some((file, stem(&file.name, LOCK)?))) {
+        let is_stored = listed.iter().any(|other| stem(&other.name, PACKED) == Some(key));
+        if !is_stored && let Ok(Some(_locked)) = folder.lock(&file.name) {
+            folder.remove(&file.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// A name before this ending.
+fn stem<'a>(name: &'a str, ending: &str) -> Option<&'a str> {
+    name.rsplit_once('.').and_then(|(stem, found)| (found == ending).then_some(stem))
 }

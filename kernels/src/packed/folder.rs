@@ -1,7 +1,7 @@
 //! A folder of this user alone: what lies in it was written by this user, or is not read.
 
 use super::CacheError;
-use std::fs::{DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -63,7 +63,15 @@ impl PrivateFolder {
         }
     }
 
-    /// Opens a file whose contents do not matter, to lock it.
+    /// Locks a file whose contents do not matter, and creates it if it is missing. Only who has it locked may remove it. `None` if another has it
+    /// locked, or just removed it.
+    pub(super) fn lock(&self, name: &str) -> Result<Option<File>, CacheError> {
+        let file = self.lock_file(name)?;
+        let locked = lock_named(&file).map_err(CacheError::io(&self.path.join(name)))?;
+        Ok(locked.then_some(file))
+    }
+
+    /// Opens a file to lock it.
     pub(super) fn lock_file(&self, name: &str) -> Result<File, CacheError> {
         let path = self.path.join(name);
         let mut options = OpenOptions::new();
@@ -123,6 +131,15 @@ impl PrivateFolder {
             }
         }
         Ok(())
+    }
+}
+
+/// Locks a file, unless another has it locked or it has lost its name: beside such a one, others lock a new file of that name.
+pub(super) fn lock_named(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(file.metadata()?.nlink() > 0),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 

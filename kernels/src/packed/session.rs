@@ -1,10 +1,10 @@
 //! One device's use of the cache: it reads what is there, and what it had to pack is written afterwards.
 
 use super::file::{self, Packed, Reader, Run};
-use super::{CacheError, Key, PackedCache, Writing, evict};
+use super::{Key, PackedCache, Writing, evict};
 use crate::device::{PartShape, WeightShape};
 use parking_lot::Mutex;
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -45,7 +45,7 @@ impl Session {
     fn wait(&mut self, unusable: bool) {
         let (begin, mut waited) = (Instant::now(), false);
         while begin.elapsed() <= self.cache.wait_max {
-            match self.try_lock() {
+            match self.cache.folder.lock(&self.key.lock_name()) {
                 Ok(Some(lock)) => {
                     if waited || !unusable {
                         self.open();
@@ -62,18 +62,6 @@ impl Session {
             std::thread::sleep(POLL);
         }
         tracing::info!(waited = ?begin.elapsed(), "another process is still packing these weights: both pack");
-    }
-
-    fn try_lock(&self) -> Result<Option<File>, CacheError> {
-        let name = self.key.lock_name();
-        let file = self.cache.folder.lock_file(&name)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(source)) => {
-                Err(CacheError::Io { path: self.cache.folder.path().join(name), source })
-            }
-        }
     }
 
     /// The parts of a weight as they were stored, if it can be read.
@@ -106,7 +94,7 @@ impl Session {
     pub(crate) fn save(&self, weights: &[Packed<'_>], _: Writing) {
         let lock = match self.lock.lock().take() {
             Some(lock) => lock,
-            None => match self.try_lock() {
+            None => match self.cache.folder.lock(&self.key.lock_name()) {
                 Ok(Some(lock)) => lock,
                 Ok(None) => return,
                 Err(error) => return tracing::warn!(%error, "packed weights cannot be kept"),

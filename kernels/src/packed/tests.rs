@@ -1,7 +1,9 @@
 //! The folder, and the bound of its size.
 
 use super::evict::make_room;
-use super::{CacheError, Key, PrivateFolder, file};
+use super::folder::lock_named;
+use super::session::Session;
+use super::{CacheError, Key, PackedCache, PrivateFolder, file};
 use crate::numerics::Numerics;
 use baton_types::Digest;
 use std::fs::{File, Permissions};
@@ -88,6 +90,56 @@ fn what_others_write_counts_and_stays() {
     assert!(!make_room(&folder, 200, 300, "c.packed").unwrap());
     begun.finish().unwrap();
     assert_eq!(names(&folder), [key().file_name()]);
+}
+
+#[test]
+fn what_others_are_about_to_replace_stays_with_its_lock() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = folder(root.path());
+    put(&folder, "a.packed", 100, 3);
+    put(&folder, "b.packed", 100, 2);
+    put(&folder, "c.packed", 100, 1);
+    let others = folder.lock("a.lock").unwrap().unwrap();
+    assert!(make_room(&folder, 100, 300, "d.packed").unwrap());
+    assert_eq!(names(&folder), ["a.lock", "a.packed", "c.packed"], "the next one goes");
+    assert!(folder.lock("a.lock").unwrap().is_none(), "it is theirs still");
+    assert!(!make_room(&folder, 250, 300, "d.packed").unwrap());
+    assert_eq!(names(&folder), ["a.lock", "a.packed"]);
+    drop(others);
+    assert!(make_room(&folder, 250, 300, "d.packed").unwrap());
+    assert_eq!(names(&folder), [""; 0]);
+}
+
+#[test]
+fn locks_of_what_was_not_stored_are_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = PackedCache::new(folder(root.path()), 1, Duration::ZERO);
+    let others = cache.folder.lock("0.lock").unwrap().unwrap();
+    put(&cache.folder, "b.packed", 1, 0);
+    put(&cache.folder, "b.lock", 0, 0);
+    // There is no room for either of these.
+    let keys = ["cpu 1", "cpu 2"].map(|packing| Key { packing: packing.into(), ..key() });
+    for key in &keys {
+        let session = Session::begin(cache.clone(), key.clone());
+        session.save(&[], session.writing());
+    }
+    assert_eq!(names(&cache.folder), ["0.lock".into(), keys[1].lock_name()], "those that somebody holds, or held last");
+    drop(others);
+    assert!(make_room(&cache.folder, 0, 1, "c.packed").unwrap());
+    assert_eq!(names(&cache.folder), [""; 0]);
+}
+
+#[test]
+fn a_lock_that_was_removed_before_it_was_taken_is_none() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = folder(root.path());
+    let [first, second] = [0, 1].map(|_| folder.lock_file("a.lock").unwrap());
+    assert!(lock_named(&first).unwrap() && !lock_named(&second).unwrap());
+    folder.remove("a.lock").unwrap();
+    drop(first);
+    assert!(!lock_named(&second).unwrap(), "the next one gets a new file");
+    let next = folder.lock("a.lock").unwrap();
+    assert!(next.is_some() && folder.lock("a.lock").unwrap().is_none());
 }
 
 #[test]
