@@ -21,6 +21,12 @@ pub enum IdentityError {
         /// What the file should hold.
         what: &'static str,
     },
+    /// Peers refuse the certificate for those that come with it.
+    #[error(
+        "{path} holds {sent} intermediate certificates, and peers accept at most {max}: leave out those that do not lead to an authority of \
+         {CA_FILE}, or trust one of them there", path = .path.display()
+    )]
+    TooManyIntermediates { path: PathBuf, sent: usize, max: usize },
     /// The files do not match each other.
     #[error("the files of {dir} cannot be used", dir = .dir.display())]
     Unusable { dir: PathBuf, source: rustls::Error },

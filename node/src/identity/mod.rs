@@ -14,6 +14,7 @@
 //! for a network that keeps others out.
 
 mod authority;
+mod chains;
 mod config;
 mod error;
 mod files;

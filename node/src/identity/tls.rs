@@ -1,12 +1,13 @@
 //! TLS configurations of connections: TLS 1.3 over ring, with certificates on both sides. No session is resumed: each
 //! connection is verified with the authorities that are trusted when it is opened.
 
+use super::chains::{ShortChains, check_own};
 use super::files::Files;
 use super::{IdentityError, Role};
 use rustls::client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier as _};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::UnixTime;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier as _};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -51,10 +52,11 @@ impl Tls {
         let roots = Arc::new(roots);
         let own = CertifiedKey::from_der(files.chain()?, files.key()?, &provider).map_err(unusable)?;
         let servers = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
-        let servers = servers.build().map_err(unverifiable)?;
+        let servers = Arc::new(ShortChains(servers.build().map_err(unverifiable)?));
         let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
-        let clients = clients.build().map_err(unverifiable)?;
+        let clients = Arc::new(ShortChains(clients.build().map_err(unverifiable)?));
         if let Some((first, between)) = own.cert.split_first() {
+            check_own(files.dir(), between)?;
             servers.verify_server_cert(first, between, &role.server_name(), &[], now).map_err(refused)?;
             clients.verify_client_cert(first, between, now).map_err(refused)?;
         }
@@ -64,7 +66,8 @@ impl Tls {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
-        let mut client = client.map_err(unusable)?.with_webpki_verifier(servers).with_client_cert_resolver(own);
+        let client = client.map_err(unusable)?.dangerous().with_custom_certificate_verifier(servers);
+        let mut client = client.with_client_cert_resolver(own);
         client.resumption = Resumption::disabled();
         let with = |protocol: Protocol| {
             let (mut server, mut client) = (server.clone(), client.clone());
