@@ -448,16 +448,26 @@ impl Transport for Tcp {
         for (id, reason) in std::mem::take(&mut self.closed) {
             self.remove(id, reason, false, events);
         }
-        let mut broken = Vec::new();
+        let (mut broken, silent_max) = (Vec::new(), self.silent_max);
+        let mut progress = |id, connection: &mut Connection, may_step| {
+            connection.progress(id, now, silent_max, may_step, events).unwrap_or_else(|reason| {
+                broken.push((id, reason, connection.is_unproven()));
+                false
+            })
+        };
+        // Handshakes go on in the order in which they wait: one that is costly leaves no time to those behind it.
         let ready = self.connections.iter().filter(|(_, c)| c.has_step()).map(|(&id, _)| id);
-        let steps = self.handshakes.next(now, ready);
-        any |= steps.others_wait;
-        for id in self.rotation.next(&self.connections) {
+        self.handshakes.begin(now, ready);
+        let (began, mut stepped) = (Instant::now(), Vec::new());
+        while let Some(id) = self.handshakes.next(began.elapsed()) {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
-            match connection.progress(id, now, self.silent_max, steps.of.contains(&id), events) {
-                Ok(moved) => any |= moved,
-                Err(reason) => broken.push((id, reason, connection.is_unproven())),
-            }
+            any |= progress(id, connection, true);
+            stepped.push(id);
+        }
+        any |= self.handshakes.others_wait();
+        for id in self.rotation.next(&self.connections) {
+            let Some(connection) = self.connections.get_mut(&id).filter(|_| !stepped.contains(&id)) else { continue };
+            any |= progress(id, connection, false);
         }
         for (id, reason, unproven) in broken {
             self.remove(id, reason, unproven, events);
