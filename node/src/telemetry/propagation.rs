@@ -19,11 +19,16 @@ impl Injector for Headers<'_> {
     }
 }
 
+/// Longest `tracestate` that is passed on, the length that the W3C asks of everyone. Each call to a worker carries it, and
+/// workers take few bytes of headers. The trace goes on without a longer one.
+const TRACE_STATE_BYTES_MAX: usize = 512;
+
 struct Received<'a>(&'a HeaderMap);
 
 impl Extractor for Received<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
+        let value = self.0.get(key)?.to_str().ok()?;
+        (key != "tracestate" || value.len() <= TRACE_STATE_BYTES_MAX).then_some(value)
     }
 
     fn keys(&self) -> Vec<&str> {

@@ -21,6 +21,8 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
+/// What workers take of request headers.
+const HEADER_BYTES_MAX: u32 = 8 << 10;
 type Events<E> = mpsc::Sender<Result<E, Status>>;
 type Answer<E> = Result<Response<ReceiverStream<Result<E, Status>>>, Status>;
 
@@ -191,6 +193,7 @@ impl Fake {
         };
         let memory = Memory::default();
         let server = tonic::transport::Server::builder()
+            .http2_max_header_list_size(HEADER_BYTES_MAX)
             .add_service(DecodeServer::new(service()))
             .add_service(PrefillServer::new(service()))
             .add_service(WorkerServer::new(service()))

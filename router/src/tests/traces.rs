@@ -191,3 +191,29 @@ async fn what_the_head_chose_needs_no_verdict() {
     assert!(metrics.contains("baton_router_traces_kept_slow_total 0"), "{metrics}");
     assert!(d.memory.kept(0).await.is_empty());
 }
+
+#[tokio::test]
+async fn a_caller_s_long_trace_state_goes_to_no_worker() {
+    let (cluster, _guard, _entered) = traced(|c| c.retry.attempts_max = 1).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let worker = async {
+        let call = d.decode().await;
+        call.claimed().await;
+        let parent = call.metadata.get("traceparent").unwrap().to_str().unwrap().to_owned();
+        call.last(b'x'.into(), FinishReason::Length).await;
+        parent
+    };
+    // More than a worker takes of headers, and less than the router does.
+    let state: Vec<_> = (100..120).map(|i| format!("{i:k<200}={}", "x".repeat(250))).collect();
+    let headers = format!(
+        "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00\r\ntracestate: {}\r\n",
+        state.join(",")
+    );
+    let body = r#"{"model": "m", "prompt": [1, 2, 3], "max_tokens": 1}"#;
+    let answer = http::send(cluster.router.http_addr, "POST /v1/completions", &headers, body);
+    let both = async { tokio::join!(answer, worker) };
+    let (answer, parent) = tokio::time::timeout(Duration::from_secs(20), both).await.expect("a worker gets the call");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-trace-id"), Some("0af7651916cd43dd8448eb211c80319c"));
+    assert!(parent.contains("0af7651916cd43dd8448eb211c80319c"), "{parent}");
+}

@@ -84,6 +84,38 @@ async fn http_headers_carry_the_trace_and_garbage_starts_a_new_one() {
 }
 
 #[tokio::test]
+async fn a_long_trace_state_is_left_out_and_the_trace_goes_on() {
+    let (dispatch, _guard) = build("baton-router", &config(None)).unwrap();
+    let check = |bytes: usize, kept: bool| {
+        // Members of 128 bytes with their commas, and one more for the rest.
+        let member = |i: usize, bytes: usize| format!("m{i:02}={:x<1$}", "", bytes - 4);
+        let (members, rest) = ((bytes - 64) / 128, (bytes - 64) % 128 + 64);
+        let state: Vec<_> = (0..members).map(|i| member(i, 127)).chain([member(99, rest)]).collect();
+        let state = state.join(",");
+        assert_eq!(state.len(), bytes);
+        let mut headers = http::HeaderMap::new();
+        headers.insert("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".parse().unwrap());
+        headers.insert("tracestate", state.parse().unwrap());
+        let metadata = MetadataMap::from_headers(headers.clone());
+        with_default(&dispatch, || {
+            let (over_http, over_grpc) = (info_span!("generate"), info_span!("generate"));
+            set_parent_http(&over_http, &headers);
+            set_parent(&over_grpc, &metadata);
+            for request in [over_http, over_grpc] {
+                let (call, mut onward) = (info_span!(parent: &request, "claim"), MetadataMap::new());
+                inject_call(&call, &request, &mut onward);
+                let sent = |key| onward.get(key).map_or("", |value| value.to_str().unwrap());
+                assert!(sent("traceparent").contains("0af7651916cd43dd8448eb211c80319c"));
+                assert_eq!(sent("tracestate"), if kept { &state } else { "" });
+            }
+        });
+    };
+    check(512, true);
+    check(513, false);
+    check(4_000, false);
+}
+
+#[tokio::test]
 async fn without_a_collector_or_a_sample_there_is_still_a_trace_id() {
     for ratio in [0.0, 1.0] {
         let (dispatch, _guard) =
