@@ -140,11 +140,14 @@ fn is_text(value: &Value, text: &str) -> bool {
     matches!(value, Value::String(value) if value.as_str() == text)
 }
 
-/// An estimate: the span, its attributes and their text, and the same for its events.
+/// An estimate: the span, its attributes and their text, the same for its events, and what the caller added to the trace.
 fn bytes_of(span: &SpanData) -> usize {
     let texts = |pairs: &[KeyValue]| pairs.iter().map(text_bytes).sum::<usize>();
     let events = span.events.iter().map(|e| size_of_val(e) + size_of_val(&*e.attributes) + texts(&e.attributes));
-    size_of::<SpanData>() + size_of_val(&*span.attributes) + texts(&span.attributes) + events.sum::<usize>()
+    let state = span.span_context.trace_state().into_iter();
+    let state = state.map(|(key, value)| size_of::<(String, String)>() + key.len() + value.len());
+    let attributes = size_of_val(&*span.attributes) + texts(&span.attributes);
+    size_of::<SpanData>() + attributes + events.sum::<usize>() + state.sum::<usize>()
 }
 
 fn text_bytes(pair: &KeyValue) -> usize {
@@ -215,6 +218,19 @@ mod tests {
         // Verdicts on traces without spans are bounded as well.
         (100..1_000).for_each(|trace| drop(ring.keep(TraceId::from(trace as u128))));
         assert!(ring.bytes() <= 10_000 && ring.spans() == 0, "{ring:?}");
+    }
+
+    #[test]
+    fn bytes_are_bounded_with_what_a_caller_adds_to_its_trace() {
+        let state = TraceState::from_key_value((0..20).map(|i| (format!("key{i}"), "x".repeat(250)))).unwrap();
+        let mut ring = ring(usize::MAX, 19_000);
+        for trace in 1..=20 {
+            let mut span = Arc::unwrap_or_clone(span(trace, 1, true, None));
+            let of = &span.span_context;
+            span.span_context = SpanContext::new(of.trace_id(), of.span_id(), of.trace_flags(), true, state.clone());
+            ring.insert(Arc::new(span));
+        }
+        assert_eq!(ring.traces(), 2, "a third span with over 6,000 bytes of trace state would be too much");
     }
 
     #[test]
