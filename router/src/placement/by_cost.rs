@@ -45,7 +45,8 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
         let may = |&d: &usize| short(d) || costs.cached(d) > most;
         here.extend(decoders.iter().copied().filter(may));
     }
-    let local_cost_s = |d: usize| costs.later_s(d, step_s) + costs.local(d).cost_s;
+    let fastest = costs.fastest_of_all();
+    let local_cost_s = |d: usize| costs.later_s(d, step_s) + costs.local(d, fastest).cost_s;
     let local_next = least_of(here.iter().map(|&d| local_cost_s(d)));
     if local_next.is_some_and(|local_s| local_s < cost_s) {
         let mut chosen = local(costs, &here, Reason::LocalCached, draw);
@@ -68,12 +69,13 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
 
 /// Prefill and decode on one of these.
 pub(super) fn local(costs: &Costs<'_>, among: &[usize], reason: Reason, draw: Draw<'_>) -> Choice {
-    let step_s = costs.fastest_step_s(among);
-    let all: Vec<(usize, f64)> = among.iter().map(|&d| (d, costs.later_s(d, step_s) + costs.local(d).cost_s)).collect();
+    let (step_s, fastest) = (costs.fastest_step_s(among), costs.fastest_of_all());
+    let cost_s = |d: usize| costs.later_s(d, step_s) + costs.local(d, fastest).cost_s;
+    let all: Vec<(usize, f64)> = among.iter().map(|&d| (d, cost_s(d))).collect();
     let decode = least(&all, draw);
     let others = all.iter().filter(|(d, _)| *d != decode).map(|(_, cost_s)| *cost_s);
     let runner_up_s = least_of(others).map(without_room);
-    let plan = costs.local(decode);
+    let plan = costs.local(decode, fastest);
     let cost_s = without_room(costs.later_s(decode, step_s) + plan.cost_s);
     Choice { decode, prefill: None, plan, reason, cost_s, runner_up_s }
 }

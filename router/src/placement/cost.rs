@@ -58,12 +58,20 @@ impl Costs<'_> {
         among.iter().map(|&w| self.workers[w].load.prefill_tokens_per_s).fold(0.0, f64::max)
     }
 
-    /// The rate of a worker. A worker that was slow a while ago (stopped, cold, disturbed) and idle since counts as
-    /// fast as `fastest`, in tokens per second: otherwise no request would ever measure it again. 0: no comparison.
+    /// The same of all workers of the model.
+    pub(super) fn fastest_of_all(&self) -> f64 {
+        self.workers.iter().map(|worker| worker.load.prefill_tokens_per_s).fold(0.0, f64::max)
+    }
+
+    /// The rate of a worker. One that has measured none, or that was slow a while ago (stopped, cold, disturbed) and idle
+    /// since, counts as fast as `fastest`, in tokens per second: otherwise no request would ever measure it. 0: no
+    /// comparison.
     fn rate(&self, w: usize, fastest: f64) -> f64 {
         let load = &self.workers[w].load;
-        let measured = load.prefill_tokens_per_s.max(if load.rates_are_old { fastest } else { 0.0 });
-        if measured > 0.0 { measured } else { self.thresholds.prefill_tokens_per_s_default }
+        let measured = load.prefill_tokens_per_s;
+        let is_known = measured > 0.0 && !load.rates_are_old;
+        let rate = if is_known { measured } else { measured.max(fastest) };
+        if rate > 0.0 { rate } else { self.thresholds.prefill_tokens_per_s_default }
     }
 
     /// Time that a prompt with `work_tokens` to compute waits on a worker. Among several tenants it waits at most
@@ -125,10 +133,10 @@ impl Costs<'_> {
 
     /// The plan of a decode worker that also prefills. A rest that is not short also delays each answer of the running
     /// batch.
-    pub(super) fn local(&self, d: usize) -> Plan {
-        let mut plan = self.alone(d, 0.0);
+    pub(super) fn local(&self, d: usize, fastest: f64) -> Plan {
+        let mut plan = self.alone(d, fastest);
         if self.rest(d) > self.thresholds.local_prefill_tokens_max {
-            let compute_s = plan.work_tokens / self.rate(d, 0.0);
+            let compute_s = plan.work_tokens / self.rate(d, fastest);
             plan.cost_s += compute_s * f64::from(self.workers[d].load.running);
         }
         plan

@@ -29,7 +29,7 @@ pub(super) fn choose(costs: &Costs<'_>, pairs: &Pairs, reason: Reason, draw: Dra
 /// Prefill and decode on one of these.
 pub(super) fn local(costs: &Costs<'_>, among: &[usize], reason: Reason, draw: Draw<'_>) -> Choice {
     let decode = decode(costs, among, draw);
-    let plan = costs.alone(decode, 0.0);
+    let plan = costs.alone(decode, costs.fastest_of_all());
     Choice { decode, prefill: None, plan, reason, cost_s: plan.cost_s, runner_up_s: None }
 }
 

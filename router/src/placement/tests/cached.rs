@@ -51,6 +51,12 @@ fn a_prefix_is_used_where_it_is_unless_the_queue_there_costs_more() {
 fn what_only_the_decode_worker_has_is_got_or_gone_on_with_there() {
     let held = |tokens| has(d("d"), tokens);
     let busy = |tokens| worker(Role::Decode, "d", |_, l| l.running = 3).with(tokens);
+    let measures = |role, name, rate, is_old| {
+        worker(role, name, |_, l| (l.prefill_tokens_per_s, l.rates_are_old) = (rate, is_old))
+    };
+    let unmeasured = || measures(Role::Decode, "d", 0.0, false);
+    let slow_once = || measures(Role::Decode, "d", 1000.0, true);
+    let fast = || measures(Role::Prefill, "p", 10_000.0, false);
     let slow = Thresholds { transfer_bytes_per_s: thresholds().transfer_bytes_per_s / 100.0, ..thresholds() };
     let never = Thresholds { gets: false, ..thresholds() };
     let cases: Vec<(Vec<Worker>, Thresholds, &str)> = vec![
@@ -70,6 +76,10 @@ fn what_only_the_decode_worker_has_is_got_or_gone_on_with_there() {
         (vec![held(3000), p("p")], thresholds(), "d<-local: local_cached"),
         (vec![held(3800), p("p")], thresholds(), "d<-local: local_short_rest"),
         (vec![queue(held(3800), 90_000), p("p")], thresholds(), "d<-p: remote_get get 3800"),
+        // One that has measured nothing may be as fast as any: else it would never compute a prompt, and measure nothing.
+        (vec![has(unmeasured(), 3800), has(fast(), 3800)], thresholds(), "d<-local: local_short_rest"),
+        (vec![has(slow_once(), 3800), has(fast(), 3800)], thresholds(), "d<-local: local_short_rest"),
+        (vec![held(3800), has(fast(), 3800)], thresholds(), "d<-p: remote_cached"),
     ];
     for (i, (workers, thresholds, expected)) in cases.into_iter().enumerate() {
         assert_eq!(told(&workers, 4000, &thresholds), expected, "case {i}");

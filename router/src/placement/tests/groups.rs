@@ -63,7 +63,8 @@ fn scan_by_cost(costs: &Costs<'_>, decoders: &[usize], pairs: &[Scanned], reason
     let most = everybody().map(|&p| costs.cached(p)).max().unwrap_or(0);
     let may_compute = |d: &usize| costs.demand.policy == Auto && (short(*d) || costs.cached(*d) > most);
     let here: Vec<usize> = decoders.iter().copied().filter(may_compute).collect();
-    let local_next = smallest(here.iter().map(|&d| costs.later_s(d, step_s) + costs.local(d).cost_s));
+    let local_next =
+        smallest(here.iter().map(|&d| costs.later_s(d, step_s) + costs.local(d, costs.fastest_of_all()).cost_s));
     if local_next.is_some_and(|local_s| local_s < cost_s) {
         let mut chosen = by_cost::local(costs, &here, Reason::LocalCached, draw);
         if short(chosen.decode) {
