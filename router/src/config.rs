@@ -123,7 +123,7 @@ pub struct PlacementConfig {
     pub prefill_policy: PrefillPolicy,
     /// With `auto`, prompts of at most this many tokens are prefilled on the decode worker.
     pub local_prefill_tokens_max: u64,
-    /// Prefill rate assumed for a worker that has measured none.
+    /// Prefill rate assumed while no worker of the model has measured any.
     pub prefill_tokens_per_s_default: f64,
     /// The position at which a prompt token takes twice as long to prefill as the first one, in tokens; 0: all take the
     /// same time.
