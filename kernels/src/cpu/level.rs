@@ -8,7 +8,7 @@ use crate::device::DeviceError;
 /// The instructions to use. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimdLevel {
-    /// The packing and the tile loops of [`SimdLevel::Amx`] over scalar instructions: for tests, on any CPU. Those of attention need AVX-512;
+    /// The packing and the shapes of [`SimdLevel::Amx`] over scalar instructions: for tests, on any CPU. Those of attention need AVX-512;
     /// elsewhere it is plain Rust.
     AmxScalar,
     /// Plain Rust, for any CPU.

@@ -7,11 +7,20 @@ use crate::cpu::threads::Threads;
 use crate::device::DeviceError;
 use baton_types::Dtype;
 
-const CASES: [Attention; 2] = [
+const CASES: [Attention; 3] = [
     // Whole groups of elements; two blocks of tokens, of the second of which the rows see unequal parts.
-    Attention { dtype: Dtype::Bf16, dim: 64, position: 102, window: None, expected: 0x9b69_0882_4025_d999 },
+    Attention { dtype: Dtype::Bf16, dim: 64, position: 102, rows: 2, window: None, expected: 0x9b69_0882_4025_d999 },
     // Elements and tokens that do not fill a vector; two splits.
-    Attention { dtype: Dtype::Bf16, dim: 44, position: 515, window: Some(23), expected: 0x6e23_9d9b_d2c7_174a },
+    Attention {
+        dtype: Dtype::Bf16,
+        dim: 44,
+        position: 515,
+        rows: 2,
+        window: Some(23),
+        expected: 0x6e23_9d9b_d2c7_174a,
+    },
+    // Queries of two tiles of 16.
+    Attention { dtype: Dtype::Bf16, dim: 64, position: 60, rows: 6, window: None, expected: 0x3377_9a4e_5f44_8a85 },
 ];
 
 /// Whether the instructions of a level give the known answers on this processor.

@@ -56,22 +56,21 @@ const CASES: &[Case] = &[
     Case { elements: &[(5, power(127), 2.0), (40, 1.0, 1.0)], expected: 0x7f80_0000 },
 ];
 
-/// Compares each case's sum, which stands where its row meets its feature.
+/// Rows, and features: the cases fill the first 16 but for one, and the others repeat them, as tiles and vectors are of 16.
+const REPEATED: usize = 16 + CASES.len();
+
+/// Compares each case's sums, which stand where its rows meet its features.
 struct Check {
-    first_case: usize,
+    first_row: usize,
     right: bool,
 }
 
 impl Epilogue for Check {
     fn put(&mut self, row: usize, panel: usize, sums: &[f32; PANEL]) {
-        let first = panel * PANEL;
-        let case = self.first_case + row;
-        let (sum, expected) = (sums[case % PANEL], f32::from_bits(CASES[case].expected));
-        if case / PANEL * PANEL == first {
-            self.right &= same(sum, expected);
-        }
-        if case + 16 < PANEL && first == 0 {
-            self.right &= same(sums[case + 16], expected);
+        let at = (self.first_row + row) % 16;
+        let Some(case) = CASES.get(at) else { return };
+        for feature in [at, at + 16].into_iter().filter(|feature| feature / PANEL == panel) {
+            self.right &= same(sums[feature % PANEL], f32::from_bits(case.expected));
         }
     }
 }
@@ -86,25 +85,26 @@ fn same(a: f32, b: f32) -> bool {
 /// # Errors
 /// If there is no memory for the weights.
 pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceError> {
-    let mut x = vec![0.0; CASES.len() * K];
-    for (row, case) in x.chunks_exact_mut(K).zip(CASES) {
-        case.elements.iter().for_each(|&(k, x, _)| row[k] = x);
+    let mut x = vec![0.0; REPEATED * K];
+    for (row, x) in x.chunks_exact_mut(K).enumerate() {
+        if let Some(case) = CASES.get(row % 16) {
+            case.elements.iter().for_each(|&(k, of_x, _)| x[k] = of_x);
+        }
     }
-    // The cases fill one vector of features; the other vector repeats them.
-    let w = Weights::pack(level, &[16 + CASES.len()], K, |_, feature, out| {
+    let w = Weights::pack(level, &[REPEATED], K, |_, feature, out| {
         out.fill(bf16::ZERO);
         if let Some(case) = CASES.get(feature % 16) {
             case.elements.iter().for_each(|&(k, _, w)| out[k] = bf16::from_f32(w));
         }
     })?;
-    let mut check = Check { first_case: 0, right: true };
+    let mut check = Check { first_row: 0, right: true };
     let mut rows = Rows::default();
-    rows.pack(level, CASES.len(), K, &mut Source::dense(&x, K));
+    rows.pack(level, REPEATED, K, &mut Source::dense(&x, K));
     gemm(&rows, &w, 0..w.panels(), &mut check);
-    for x in x.chunks(K) {
+    for x in x.chunks(K).take(CASES.len()) {
         rows.pack(level, 1, K, &mut Source::dense(x, K));
         gemv(&rows, &w, 0..w.panels(), &mut check);
-        check.first_case += 1;
+        check.first_row += 1;
     }
     Ok(check.right)
 }
@@ -130,14 +130,14 @@ mod tests {
     fn one_wrong_sum_is_enough() {
         let right =
             std::array::from_fn(|feature| CASES.get(feature % 16).map_or(0.0, |case| f32::from_bits(case.expected)));
-        for wrong in [0, 16] {
-            let mut check = Check { first_case: 0, right: true };
-            check.put(0, 0, &right);
+        for (row, feature) in [(0, 0), (0, 16), (16, 0), (16, 16)] {
+            let mut check = Check { first_row: 0, right: true };
+            check.put(row, 0, &right);
             assert!(check.right);
             let mut sums = right;
-            sums[wrong] = -0.0; // The first case is +0.
-            check.put(0, 0, &sums);
-            assert!(!check.right, "feature {wrong}");
+            sums[feature] = -0.0; // The first case is +0.
+            check.put(row, 0, &sums);
+            assert!(!check.right, "row {row}, feature {feature}");
             check.put(1, 0, &right);
             assert!(!check.right, "right ones behind it change nothing");
         }

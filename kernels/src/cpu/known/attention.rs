@@ -13,15 +13,14 @@ use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
 const BLOCK: usize = 16;
 /// Query heads of the one KV head.
 const HEADS: usize = 3;
-const ROWS: usize = 2;
 
-/// Two rows that attend to numbers which look random, so that each element of the result depends on the order of its sums. Some elements show
+/// Rows that attend to numbers which look random, so that each element of the result depends on the order of its sums. Some elements show
 /// more:
 ///
 /// - Element 1 of keys is subnormal, and of queries large: the scores show whether it counts. Element 1 of values is about the least normal
 ///   number.
 /// - Element 2 makes the scores of some tokens so low that their weights are near 2^-121, or zero. Only their values count in element 2.
-/// - Element 3 of the value that only the second row attends to is infinite.
+/// - Element 3 of the value that only the last row attends to is infinite.
 ///
 /// Tokens that no row attends to are NaN.
 pub(in crate::cpu) struct Attention {
@@ -30,6 +29,7 @@ pub(in crate::cpu) struct Attention {
     pub(in crate::cpu) dim: usize,
     /// Of the first row.
     pub(in crate::cpu) position: usize,
+    pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) window: Option<usize>,
     /// The right [`Attention::digest`].
     pub(in crate::cpu) expected: u64,
@@ -63,9 +63,9 @@ impl Attention {
         let scores = Scores { scale: 0.3, window: self.window };
         let mut numbers = Numbers(1);
         let (kv, table) = self.pool(scores, &mut numbers)?;
-        let q: Vec<f32> = (0..ROWS * HEADS).flat_map(|_| self.query(&mut numbers)).collect();
+        let q: Vec<f32> = (0..self.rows * HEADS).flat_map(|_| self.query(&mut numbers)).collect();
         let mut out = vec![f32::NAN; q.len()];
-        let segments = [StepSegment { position: self.position, rows: ROWS, table }];
+        let segments = [StepSegment { position: self.position, rows: self.rows, table }];
         attend(KvStep { kv: &kv, layer: 0, segments: &segments }, &q, scores, &mut out);
         let bits = out.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() });
         // FNV-1a, by words.
@@ -74,7 +74,7 @@ impl Attention {
 
     /// Keys and values of the blocks that the rows attend to.
     fn pool(&self, scores: Scores, numbers: &mut Numbers) -> Result<(KvBinding, BlockTable), DeviceError> {
-        let (seen, end) = (scores.first(self.position), self.position + ROWS);
+        let (seen, end) = (scores.first(self.position), self.position + self.rows);
         let (first, blocks) = (seen / BLOCK, end.div_ceil(BLOCK) - seen / BLOCK);
         let map = KvLayout::llama(BLOCK as u32, 1, 1, self.dim as u32, self.dtype)
             .and_then(|layout| KvPoolMap::try_new(layout, blocks as u32))

@@ -9,10 +9,17 @@ use baton_types::Dtype;
 
 const CASES: [Attention; 3] = [
     // Two slabs, of the second of which the rows see unequal parts.
-    Attention { dtype: Dtype::Bf16, dim: 64, position: 102, window: None, expected: 0xf2fa_d561_4c09_066d },
-    Attention { dtype: Dtype::F32, dim: 64, position: 102, window: None, expected: 0x7822_5264_7912_69a0 },
+    Attention { dtype: Dtype::Bf16, dim: 64, position: 102, rows: 2, window: None, expected: 0xf2fa_d561_4c09_066d },
+    Attention { dtype: Dtype::F32, dim: 64, position: 102, rows: 2, window: None, expected: 0x7822_5264_7912_69a0 },
     // Elements and tokens that do not fill a vector; a window that begins in the slab before.
-    Attention { dtype: Dtype::Bf16, dim: 44, position: 515, window: Some(23), expected: 0x3689_2a1e_d51c_19fb },
+    Attention {
+        dtype: Dtype::Bf16,
+        dim: 44,
+        position: 515,
+        rows: 2,
+        window: Some(23),
+        expected: 0x3689_2a1e_d51c_19fb,
+    },
 ];
 
 /// Whether the instructions of a level give the known answers on this processor.
