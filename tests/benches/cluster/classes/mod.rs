@@ -12,7 +12,7 @@ use crate::peers::{self, Peer};
 use crate::sampling;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use baton_engine::formats::ModelSource;
 use baton_engine::model::{Model, ModelConfig, StepSegment};
 use baton_kernels::adapter::AdapterBounds;
@@ -22,10 +22,11 @@ use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
+use baton_kv_cache::ForkCopy;
 use baton_memory::HostPool;
 use baton_node::environment;
 use baton_tests::work::{Weights, Work};
-use baton_types::{BlockId, BlockTable, Dtype, KvPoolMap, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, GroupBlocks, KvPoolMap, TokenId};
 use baton_worker::models;
 use baton_worker::settings::ModelSettings;
 use roofs::{Peaks, Roofs};
@@ -156,13 +157,20 @@ impl Subject {
         Ok(median(seconds))
     }
 
-    /// Whether its bits are those of the reference, prefilled and decoded.
+    /// Whether its bits are those of the reference, and those of the steps that are timed those of each other: a prompt in one step, and its
+    /// last token decoded in a batch. Afterwards every sequence holds the KV of the longest prompt.
     fn check(&mut self, source: &dyn ModelSource) -> anyhow::Result<()> {
         let (device, name) = (ReferenceDevice::new(self.class.numerics), self.class.name());
-        let wanted = outcome(&mut model(source, device.as_ref(), 1, CHECKED)?, CHECKED)?;
-        ensure!(outcome(&mut self.model, CHECKED)? == wanted, "{name}: not the bits of the reference");
-        let [prefilled, decoded] = outcome(&mut self.model, 200)?;
-        ensure!(prefilled == decoded, "{name}: decode and prefill differ in bits");
+        let wanted = outcome(&mut model(source, device.as_ref(), 1, CHECKED)?, CHECKED, 1)?;
+        ensure!(outcome(&mut self.model, CHECKED, 1)? == wanted, "{name}: not the bits of the reference");
+        for (tokens, sequences) in [(200, 1), (128, SEQUENCES_MAX), (512, 8), (ROWS_MAX, SEQUENCES_MAX)] {
+            let sequences = sequences.min(self.class.sequences_max());
+            let [prefilled, decoded @ ..] = &outcome(&mut self.model, tokens, sequences)?[..] else { unreachable!() };
+            let differs = decoded.iter().position(|of| of != prefilled);
+            if let Some(sequence) = differs {
+                bail!("{name}: sequence {sequence} of {sequences} decodes token {tokens} to other bits than prefill");
+            }
+        }
         Ok(())
     }
 
@@ -195,22 +203,28 @@ fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize, rows_m
     Ok(Stepped { model, steps: TableSteps::default() })
 }
 
-/// Seconds of a step, and its first row of logits.
-fn step(of: &mut Stepped, rows: Rows) -> anyhow::Result<(f64, Vec<f32>)> {
-    let step = of.steps.step(rows.ids, rows.segments, rows.logit_rows, 0);
+/// Seconds of a step, and the bits of its logits.
+fn step(of: &mut Stepped, rows: Rows) -> anyhow::Result<(f64, Vec<Vec<u32>>)> {
+    let (wanted, step) = (rows.logit_rows.len(), of.steps.step(rows.ids, rows.segments, rows.logit_rows, 0));
     let begin = Instant::now();
     of.model.launch(&step, &mut |_, _| ())?;
     let logits = of.model.finish()?.logits;
-    Ok((begin.elapsed().as_secs_f64(), logits.row(0).to_vec()))
+    let seconds = begin.elapsed().as_secs_f64();
+    Ok((seconds, (0..wanted).map(|row| logits.row(row).iter().map(|logit| logit.to_bits()).collect()).collect()))
 }
 
-/// The bits of the logits of a prompt's last token: as it is prefilled, and as it is decoded.
-fn outcome(model: &mut Stepped, tokens: usize) -> anyhow::Result<[Vec<u32>; 2]> {
-    let (_, prefilled) = step(model, prefill_step(tokens))?;
-    step(model, prefill_step(tokens - 1))?;
-    let last = Rows { ids: ids(tokens)[tokens - 1..].to_vec(), ..decode_step(1, tokens - 1) };
-    let (_, decoded) = step(model, last)?;
-    Ok([prefilled, decoded].map(|logits| logits.into_iter().map(f32::to_bits).collect()))
+/// The bits of the logits of a prompt's last token: as it is prefilled, and as each of so many sequences decodes it, which hold the prompt
+/// before it.
+fn outcome(of: &mut Stepped, tokens: usize, sequences: usize) -> anyhow::Result<Vec<Vec<u32>>> {
+    let (_, mut bits) = step(of, prefill_step(tokens))?;
+    step(of, prefill_step(tokens - 1))?;
+    for sequence in 1..sequences {
+        let [from, to] = [0, sequence].map(|of| GroupBlocks(vec![blocks(of)]));
+        of.model.copy(&ForkCopy { from, to, tokens: BLOCK })?;
+    }
+    let last = Rows { ids: vec![ids(tokens)[tokens - 1]; sequences], ..decode_step(sequences, tokens - 1) };
+    bits.extend(step(of, last)?.1);
+    Ok(bits)
 }
 
 /// Rates of one kind of work in five rounds: of each class that it is measured of, with the roof beside it, and of each peer.
@@ -243,7 +257,7 @@ fn rates(work: Work, subjects: &mut [Subject], peers: &mut [Peer]) -> anyhow::Re
 pub(crate) fn measure(summary: &mut Summary, names: &[String]) -> anyhow::Result<()> {
     let is_known = |name: &String| WORKS.iter().any(|work| work.name() == *name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
-        anyhow::bail!("no work {unknown:?}: {}", WORKS.map(Work::name).join(", "));
+        bail!("no work {unknown:?}: {}", WORKS.map(Work::name).join(", "));
     }
     let wanted = |work: &Work| names.is_empty() || names.contains(&work.name());
 
