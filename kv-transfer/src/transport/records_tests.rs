@@ -88,6 +88,36 @@ fn continued_in_clear(mut from: TcpStream, mut to: TcpStream) {
     }
 }
 
+/// A message of this length is sent in a record whose header is damaged.
+const DAMAGED: usize = 300;
+
+/// The record claims to be 8 KiB longer than it is; everything else comes as it was sent.
+fn lengthened(mut from: TcpStream, mut to: TcpStream) {
+    loop {
+        let mut record = vec![0; HEADER];
+        if from.read_exact(&mut record).is_err() {
+            return;
+        }
+        record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+        from.read_exact(&mut record[HEADER..]).unwrap();
+        if (DAMAGED..DAMAGED + 60).contains(&record.len()) {
+            record[3] += 0x20;
+        }
+        if to.write_all(&record).is_err() {
+            return;
+        }
+    }
+}
+
+/// Pings alone would take minutes to fill it.
+#[test]
+fn a_record_that_claims_to_be_longer_than_it_is_ends_its_connection_although_bytes_come() {
+    let (mut a, from, mut b, _) = connected_by(&tls(), |address| forwarded(address, lengthened, all_at_once));
+    a.transport.send(from, vec![1; DAMAGED]);
+    let reason = until(&mut b, &mut a, "closed", closed_because);
+    assert!(reason.contains("a record is not complete"), "{reason}");
+}
+
 #[test]
 fn what_began_in_a_record_does_not_continue_in_clear() {
     let way = tls_control();

@@ -104,6 +104,8 @@ pub(super) struct Connection {
     heard: bool,
     received: bool,
     last_read: Option<Instant>,
+    /// Since when the rest of a record is awaited.
+    record_due: Option<Instant>,
     last_ping: Option<Instant>,
 }
 
@@ -137,6 +139,7 @@ impl Connection {
             heard: false,
             received: false,
             last_read: None,
+            record_due: None,
             last_ping: None,
         }
     }
@@ -205,6 +208,7 @@ impl Connection {
         if now - last_read > silent_max {
             return Err(format!("nothing came for {} ms", silent_max.as_millis()));
         }
+        self.check_record(now, silent_max / 4)?;
         match self.origin {
             Origin::Accepted { greet_by, .. } if self.is_unsettled() && now >= greet_by => {
                 return Err("whoever connected does not say who it is".into());
@@ -218,6 +222,18 @@ impl Connection {
         self.writer.check()?;
         self.writer.stage(&self.pool, now)?;
         Ok(self.write(id, events)? || read || made_room)
+    }
+
+    /// A record that was damaged on its way may claim to be longer than it is. All that comes then counts as part of it, little as that is: so
+    /// one that is not complete in time ends the connection, although something comes.
+    fn check_record(&mut self, now: Instant, max: Duration) -> Result<(), String> {
+        let is_proven = self.secured.as_ref().is_some_and(|secured| secured.proven);
+        if !is_proven || self.paused || self.from == self.to {
+            self.record_due = None;
+        } else if now - *self.record_due.get_or_insert(now) > max {
+            return Err(format!("a record is not complete after {} ms", max.as_millis()));
+        }
+        Ok(())
     }
 
     pub(super) fn write(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<bool, String> {
@@ -376,6 +392,9 @@ impl Connection {
                 let used = read?;
                 self.from += used;
                 self.kept = complete.saturating_sub(used);
+                if used > 0 {
+                    self.record_due = None;
+                }
             }
             secured => {
                 if secured.as_ref().is_some_and(|secured| !secured.clear) {
