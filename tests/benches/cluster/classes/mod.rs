@@ -21,7 +21,7 @@ use baton_kernels::device::Device;
 use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
-use baton_kernels::step::TableSteps;
+use baton_kernels::step::{Logits, TableSteps};
 use baton_kv_cache::ForkCopy;
 use baton_memory::HostPool;
 use baton_node::environment;
@@ -203,28 +203,28 @@ fn model(source: &dyn ModelSource, device: &dyn Device, sequences: usize, rows_m
     Ok(Stepped { model, steps: TableSteps::default() })
 }
 
-/// Seconds of a step, and the bits of its logits.
-fn step(of: &mut Stepped, rows: Rows) -> anyhow::Result<(f64, Vec<Vec<u32>>)> {
-    let (wanted, step) = (rows.logit_rows.len(), of.steps.step(rows.ids, rows.segments, rows.logit_rows, 0));
+/// Seconds of a step, and its logits.
+fn step(of: &mut Stepped, rows: Rows) -> anyhow::Result<(f64, Logits)> {
+    let step = of.steps.step(rows.ids, rows.segments, rows.logit_rows, 0);
     let begin = Instant::now();
     of.model.launch(&step, &mut |_, _| ())?;
     let logits = of.model.finish()?.logits;
-    let seconds = begin.elapsed().as_secs_f64();
-    Ok((seconds, (0..wanted).map(|row| logits.row(row).iter().map(|logit| logit.to_bits()).collect()).collect()))
+    Ok((begin.elapsed().as_secs_f64(), logits))
 }
 
 /// The bits of the logits of a prompt's last token: as it is prefilled, and as each of so many sequences decodes it, which hold the prompt
 /// before it.
 fn outcome(of: &mut Stepped, tokens: usize, sequences: usize) -> anyhow::Result<Vec<Vec<u32>>> {
-    let (_, mut bits) = step(of, prefill_step(tokens))?;
+    let (_, prefilled) = step(of, prefill_step(tokens))?;
     step(of, prefill_step(tokens - 1))?;
     for sequence in 1..sequences {
         let [from, to] = [0, sequence].map(|of| GroupBlocks(vec![blocks(of)]));
         of.model.copy(&ForkCopy { from, to, tokens: BLOCK })?;
     }
     let last = Rows { ids: vec![ids(tokens)[tokens - 1]; sequences], ..decode_step(sequences, tokens - 1) };
-    bits.extend(step(of, last)?.1);
-    Ok(bits)
+    let (_, decoded) = step(of, last)?;
+    let rows = [&prefilled, &decoded].into_iter().flat_map(|logits| (0..logits.rows()).map(|row| logits.row(row)));
+    Ok(rows.map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect())
 }
 
 /// Rates of one kind of work in five rounds: of each class that it is measured of, with the roof beside it, and of each peer.
