@@ -4,8 +4,8 @@
 //! before may still be on their way, whatever the peer says of them. A connection may close before the device has ended.
 //!
 //! These blocks are bounded too. Behind the window of an open connection they take a place among the puts of peers, or are still in
-//! quarantine if they were there before; once their connection has closed, all are. Connections that have closed, for which the device still works, hold buffers: they count against the bound on connections
-//! of their side ([`super::connections`]).
+//! quarantine if they were there before; once their connection has closed, all are. Connections that have closed, for which the device still
+//! works, hold buffers: they count against the bound on connections of their side ([`super::connections`]).
 
 use super::connections::{Connection, OpenedBy};
 use crate::handler::KeptBlocks;

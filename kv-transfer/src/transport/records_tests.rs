@@ -73,13 +73,7 @@ fn messages_of_tls_in_many_records_are_taken_in_pieces() {
 
 /// After the first long record come other bytes, and nothing else.
 fn continued_in_clear(mut from: TcpStream, mut to: TcpStream) {
-    loop {
-        let mut record = vec![0; HEADER];
-        if from.read_exact(&mut record).is_err() {
-            return;
-        }
-        record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
-        from.read_exact(&mut record[HEADER..]).unwrap();
+    while let Some(record) = next_record(&mut from) {
         to.write_all(&record).unwrap();
         if record.len() > 8 << 10 {
             to.write_all(&[0x7a; 64 << 10]).ok(); // The first byte of a frame.
@@ -88,18 +82,21 @@ fn continued_in_clear(mut from: TcpStream, mut to: TcpStream) {
     }
 }
 
+/// The next record, with its header; `None` at the end of the stream.
+fn next_record(from: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut record = vec![0; HEADER];
+    from.read_exact(&mut record).ok()?;
+    record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+    from.read_exact(&mut record[HEADER..]).unwrap();
+    Some(record)
+}
+
 /// A message of this length is sent in a record whose header is damaged.
 const DAMAGED: usize = 300;
 
 /// The record claims to be 8 KiB longer than it is; everything else comes as it was sent.
 fn lengthened(mut from: TcpStream, mut to: TcpStream) {
-    loop {
-        let mut record = vec![0; HEADER];
-        if from.read_exact(&mut record).is_err() {
-            return;
-        }
-        record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
-        from.read_exact(&mut record[HEADER..]).unwrap();
+    while let Some(mut record) = next_record(&mut from) {
         if (DAMAGED..DAMAGED + 60).contains(&record.len()) {
             record[3] += 0x20;
         }

@@ -55,12 +55,12 @@ impl Costs<'_> {
 
     /// The largest measured prefill rate, in tokens per second; 0 if none is measured.
     pub(super) fn fastest(&self, among: &[usize]) -> f64 {
-        among.iter().map(|&w| self.workers[w].load.prefill_tokens_per_s).fold(0.0, f64::max)
+        fastest(among.iter().map(|&w| &self.workers[w]))
     }
 
     /// The same of all workers of the model.
     pub(super) fn fastest_of_all(&self) -> f64 {
-        self.workers.iter().map(|worker| worker.load.prefill_tokens_per_s).fold(0.0, f64::max)
+        fastest(self.workers)
     }
 
     /// The rate of a worker. One that has measured none, or that was slow a while ago (stopped, cold, disturbed) and idle
@@ -173,6 +173,10 @@ impl Costs<'_> {
         let layers: usize = self.workers[p].record.layout.groups().iter().map(|group| group.layers.len()).sum();
         (moved_s - compute_s).max(moved_s / layers.max(1) as f64)
     }
+}
+
+fn fastest<'a>(workers: impl IntoIterator<Item = &'a Worker>) -> f64 {
+    workers.into_iter().map(|worker| worker.load.prefill_tokens_per_s).fold(0.0, f64::max)
 }
 
 /// Time from one token to the next, with the wait for a place in the batch spread over all tokens; 0 while unmeasured.
