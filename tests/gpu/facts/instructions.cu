@@ -72,7 +72,7 @@ __global__ void tiles_by_mma(float *d, const float *c, const uint16_t *x, const 
     const int lane = threadIdx.x % 32, group = lane / 4, right = lane % 4 * 2;
     const uint16_t *low = x + (tile * 16 + group) * k, *high = low + 8l * k, *row = w + (tile * 8 + group) * k;
     float sum[4];
-    for (int i = 0; i < 4; i++) sum[i] = c ? c[tile * 128 + (group + i / 2 * 8) * 8 + right + i % 2] : 0.0f;
+    for (int i = 0; i < 4; i++) sum[i] = c[tile * 128 + (group + i / 2 * 8) * 8 + right + i % 2];
     for (int at = right; at < k; at += step) {
         if constexpr (step == 16) {
             const uint32_t a[4] = {pair(low + at), pair(high + at), pair(low + at + 8), pair(high + at + 8)};
@@ -86,19 +86,18 @@ __global__ void tiles_by_mma(float *d, const float *c, const uint16_t *x, const 
     for (int i = 0; i < 4; i++) d[tile * 128 + (group + i / 2 * 8) * 8 + right + i % 2] = sum[i];
 }
 
-std::vector<float> of_device(const Case &given, int step, bool accumulate = true) {
+std::vector<float> of_device(const Case &given, int step) {
     uint16_t *x = on_device(given.x), *w = on_device(given.w);
     float *c = on_device(given.c), *d;
     CHECK(cudaMalloc(&d, given.c.size() * 4));
     CHECK(cudaMemset(d, 0xee, given.c.size() * 4));
     const unsigned blocks = unsigned((given.tiles + 3) / 4);
-    const float *start = accumulate ? c : nullptr;
     if (given.format == Format::bf16) {
-        if (step == 16) tiles_by_mma<true, 16><<<blocks, 128>>>(d, start, x, w, given.tiles, given.k);
-        else tiles_by_mma<true, 8><<<blocks, 128>>>(d, start, x, w, given.tiles, given.k);
+        if (step == 16) tiles_by_mma<true, 16><<<blocks, 128>>>(d, c, x, w, given.tiles, given.k);
+        else tiles_by_mma<true, 8><<<blocks, 128>>>(d, c, x, w, given.tiles, given.k);
     } else {
-        if (step == 16) tiles_by_mma<false, 16><<<blocks, 128>>>(d, start, x, w, given.tiles, given.k);
-        else tiles_by_mma<false, 8><<<blocks, 128>>>(d, start, x, w, given.tiles, given.k);
+        if (step == 16) tiles_by_mma<false, 16><<<blocks, 128>>>(d, c, x, w, given.tiles, given.k);
+        else tiles_by_mma<false, 8><<<blocks, 128>>>(d, c, x, w, given.tiles, given.k);
     }
     CHECK(cudaDeviceSynchronize());
     std::vector<float> result(given.c.size());
@@ -151,7 +150,7 @@ void show(const Twin &twin, const Case &given, const std::vector<float> &result)
     }
 }
 
-// The hypotheses with the fewest differences over all kinds together, and the first difference of the best of each kind.
+// The hypotheses with the fewest differences over all kinds together, and the first differences of the best of each kind.
 Twin search(Format format, long tiles) {
     std::vector<Case> cases;
     std::vector<std::vector<float>> results;
@@ -182,7 +181,7 @@ Twin search(Format format, long tiles) {
     return best;
 }
 
-// 64 x 256 outputs over `k`: every shape of wgmma against mma.sync.
+// 128 x 512 outputs over `k`: every shape of wgmma against mma.sync.
 void shapes(Format format, Kind kind, int k, uint64_t seed) {
     const int m = 128, n = 512;
     Random random{seed * 77 + uint64_t(kind)};

@@ -158,7 +158,7 @@ template <typename T> long differing(const void *a, const void *b, long count) {
 struct Tally {
     int exact = 0, not_exact = 0;
 };
-std::map<std::string, Tally> by_identity[2]; // id, inner shape and custom option, of unsplit algorithms
+std::map<std::string, Tally> by_identity[2]; // id, reduction and split; outputs in f32, then narrow ones
 
 void shape(int n, int k, const std::vector<int> &rows, bool bf16 = true) {
     const cudaDataType_t narrow = bf16 ? CUDA_R_16BF : CUDA_R_16F;
