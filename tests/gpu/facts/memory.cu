@@ -1,6 +1,8 @@
 // Which memory UCX moves here: puts and gets between host and device memory of two processes, per set of transports.
 //
-//   memory       one line a case. `alone` says that the data was there although the target never made progress.
+//   memory [TRANSPORTS...]    one line a case, of these values of UCX_TLS. `alone` says that the data was there although
+//                             the target never made progress.
+//   memory attributes         what the device says of itself, and rates of copies.
 //
 // The target checks the bytes after the initiator's flush. Every case has a deadline, and its own two processes, since
 // CUDA does not survive a fork.
@@ -294,8 +296,11 @@ int main(int count, char **arguments) {
         attributes();
         return 0;
     }
-    for (const char *transports : {"tcp", "tcp,cuda_copy", "posix,sysv", "posix,sysv,cuda_copy", "posix,sysv,cuda_copy,cuda_ipc", "cma,posix,sysv",
-                                   "cma,posix,sysv,cuda_copy", "cuda_ipc,cuda_copy,tcp", "all"}) {
+    std::vector<const char *> sets(arguments + 1, arguments + count);
+    if (sets.empty()) {
+        sets = {"tcp", "tcp,cuda_copy", "posix,sysv", "posix,sysv,cuda_copy", "posix,sysv,cuda_copy,cuda_ipc", "cma,posix,sysv", "cma,posix,sysv,cuda_copy", "cuda_ipc,cuda_copy,tcp", "all"};
+    }
+    for (const char *transports : sets) {
         for (bool get : {false, true}) {
             one(transports, false, false, get);
             one(transports, false, true, get);

@@ -1,5 +1,5 @@
 // The tensor cores' dot product of 16-bit floats in exact integers, with what documents leave open as parameters. The
-// defaults are what an H100 computes.
+// defaults are what an H100 and an H200 compute.
 //
 // A step takes `group` products and the accumulator. Each is a signed integer times a power of two. All are aligned
 // to the largest exponent, cut to `fraction` bits behind its binary point, and summed exactly. The sum is rounded to
