@@ -164,7 +164,11 @@ fn reference(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
 }
 
 fn check(case: Case) {
-    let batch = Batch::new(case.clone());
+    check_batch(&Batch::new(case));
+}
+
+fn check_batch(batch: &Batch) {
+    let case = &batch.case;
     let want = batch.run(reference);
     for (level, threads) in [
         (SimdLevel::Amx, 1),
@@ -179,9 +183,9 @@ fn check(case: Case) {
     ] {
         let Some(cpu) = cpu(threads, level, Numerics::Bf16x32) else { continue };
         let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| cpu.attend(step, q, scores, out);
-        equal(&case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
+        equal(case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
         if level != SimdLevel::Portable {
-            equal(&case, &want, &batch.one_by_one(attend), &format!("{level:?}, {threads} threads, one by one"));
+            equal(case, &want, &batch.one_by_one(attend), &format!("{level:?}, {threads} threads, one by one"));
         }
     }
 }
@@ -246,6 +250,21 @@ fn heads_of_many_short_sequences_are_together() {
     {
         let segments = (0..13).map(|i| (i * 37, 1 + i % 2)).chain([(600, 1)]).collect();
         check(Case { kv_heads: 3, group, scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_in_one_of_many_heads() {
+    let segments: Vec<_> = (0..15).map(|i| (i * 37, 2)).collect();
+    for head in 0..3 {
+        let batch = Batch::new(Case { kv_heads: 3, segments: segments.clone(), ..PLAIN });
+        for segment in &batch.segments {
+            // The first of both rows does not attend to it.
+            let (last, block) = (segment.position + 1, batch.case.block);
+            let at = batch.kv_at(segment.table.blocks[last / block], 1, last % block) + head * batch.case.dim * 2;
+            batch.memory.copy_in(at, &bf16::INFINITY.to_le_bytes());
+        }
+        check_batch(&batch);
     }
 }
 

@@ -37,9 +37,14 @@ pub(super) struct Config {
 impl Config {
     /// For registers of so many rows of 64 bytes, from register 0 on; those of no rows are not used.
     pub(super) fn new(rows_of: impl IntoIterator<Item = u8>) -> Self {
+        Self::of(rows_of.into_iter().map(|rows| (rows, 64)))
+    }
+
+    /// For registers of so many rows of so many bytes.
+    pub(super) fn of(registers: impl IntoIterator<Item = (u8, u16)>) -> Self {
         let mut config = Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (register, rows) in rows_of.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
-            (config.rows[register], config.row_bytes[register]) = (rows, 64);
+        for (register, of) in registers.into_iter().enumerate().filter(|(_, (rows, _))| *rows > 0) {
+            (config.rows[register], config.row_bytes[register]) = of;
         }
         config
     }

@@ -3,6 +3,7 @@
 
 use super::Task;
 use super::states::{Softmax, finish, merge};
+use crate::cpu::fused::share;
 use crate::cpu::lines::Lines;
 use crate::cpu::pool_memory::{HeadRows, HeadSource};
 use crate::numerics::flushed::GROUP;
@@ -41,8 +42,12 @@ pub(super) struct Tile {
     pub(super) query_stride: usize,
     /// What [`Kernels::keys`] or [`Kernels::values`] made, aligned to 64 bytes.
     pub(super) panels: *const u32,
-    /// What to prefetch of the next block: its [`BlockRows`], or null.
+    /// Whether these are keys where they are, see [`Kernels::keys`].
+    pub(super) in_place: bool,
+    /// What to prefetch of the next block: the first of some of its [`BlockRows`], or null.
     pub(super) next: *const *const u8,
+    /// How many of them; all but where keys are in their place.
+    pub(super) next_rows: usize,
     /// Cache lines of its rows.
     pub(super) lines: usize,
     pub(super) count: usize,
@@ -51,6 +56,22 @@ pub(super) struct Tile {
     pub(super) out: *mut f32,
     /// Bytes from one query to the next.
     pub(super) out_stride: usize,
+}
+
+/// Rows of the next block that are to be prefetched.
+struct Next<'a> {
+    block: &'a Block,
+    rows: Range<usize>,
+}
+
+/// What was packed of a block for the queries of one KV head.
+#[derive(Clone, Copy)]
+struct Operands {
+    start: usize,
+    keys: *const u32,
+    /// Whether keys are where they were.
+    few: bool,
+    values: *const u32,
 }
 
 /// What is added to the even and the odd chain of a group behind the first `seen` of its elements.
@@ -77,6 +98,10 @@ pub(super) trait Kernels: Default {
     const PANEL: usize;
     /// Most queries of a tile, up to [`QUERIES_MAX`].
     const TILE: usize;
+    /// Most queries for which keys stay where they are; 0: for none.
+    const FEW: usize;
+    /// Words before the keys of a head, which then say where these are.
+    const KEY_HEADER: usize;
 
     /// Words that [`Kernels::values`] needs for rows of `padded` elements.
     fn value_words(padded: usize) -> usize;
@@ -84,11 +109,13 @@ pub(super) trait Kernels: Default {
     /// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
     unsafe fn query(q: &[f32], to: *mut u32);
 
-    /// Packs a block of keys with tokens in the lanes, `[panels of tokens][groups of elements][KEY_GROUP]`.
-    unsafe fn keys(rows: &BlockRows, dim: usize, to: *mut u32);
+    /// Packs a block of keys of some heads, which lie side by side in each row, with tokens in the lanes: for each head, behind
+    /// [`Kernels::KEY_HEADER`], `[panels of tokens][groups of elements][KEY_GROUP]`. For `few` queries they may stay where they are.
+    unsafe fn keys(rows: &BlockRows, heads: usize, dim: usize, few: bool, to: *mut u32);
 
-    /// What [`Kernels::scaled_sums`] reads of a block of values, for so many tiles: it may be in `to`, or where the values are.
-    unsafe fn values(rows: &BlockRows, dim: usize, tiles: usize, to: *mut u32) -> *const u32;
+    /// What [`Kernels::scaled_sums`] reads of a block of values, for so many tiles of each head: `[heads][Kernels::value_words]` in `to`, or
+    /// of one head where the values are.
+    unsafe fn values(rows: &BlockRows, heads: usize, dim: usize, tiles: usize, to: *mut u32) -> *const u32;
 
     /// Whether all elements of all rows are finite.
     unsafe fn finite(rows: &BlockRows, dim: usize) -> bool;
@@ -276,61 +303,77 @@ impl<'a, K: Kernels> Work<'a, K> {
         if queries.is_empty() {
             return;
         }
-        for head in 0..item.kv_heads.len() {
-            let (first, bytes) = (head * heads.queries(item), head * heads.dim * size_of::<u16>());
-            let [k, v] = [&block.k, &block.v].map(|rows| rows.map(|row| row.wrapping_add(bytes)));
-            // The first head fetches the rows of all.
-            let next = (head == 0).then_some(next);
-            // SAFETY: the caller's promise; the rows hold all heads of the item.
-            unsafe { self.head(first + queries.start..first + queries.end, block.start, &k, &v, next) };
+        let (all, dim) = (item.kv_heads.len(), heads.dim);
+        let few = queries.len() <= K::FEW;
+        let alike = self.seen(queries.start, block.start) == self.seen(queries.end - 1, block.start);
+        // SAFETY: addresses were checked, and their tokens belong to the sequence; a row has the heads of the item side by side.
+        let values = unsafe {
+            K::keys(&block.k, all, dim, few, self.keys());
+            // A weight of zero does not hide what is not finite.
+            let together = alike || K::finite(&block.v, all * dim);
+            together.then(|| K::values(&block.v, all, dim, queries.len().div_ceil(K::TILE), self.values()))
+        };
+        for head in 0..all {
+            let first = head * heads.queries(item);
+            let queries = first + queries.start..first + queries.end;
+            // The first head fetches the rows of all; few queries take so little time that each head fetches a part.
+            let rows = match head {
+                _ if few => share(ATTENTION_BLOCK, head, all),
+                0 => 0..ATTENTION_BLOCK,
+                _ => 0..0,
+            };
+            let next = Some(Next { block: next, rows }).filter(|next| !next.rows.is_empty());
+            // SAFETY: the caller's promise; keys and values of all heads were packed.
+            unsafe {
+                let keys = self.keys().add(head * self.key_words());
+                let operands = |values| Operands { start: block.start, keys, few, values };
+                match values {
+                    Some(values) => {
+                        let values = values.add(head * K::value_words(heads.padded));
+                        self.tiles(queries, operands(values), next);
+                    }
+                    None => self.by_row(
+                        queries,
+                        &block.v.map(|row| row.wrapping_add(head * dim * size_of::<u16>())),
+                        operands,
+                    ),
+                }
+            }
         }
     }
 
-    /// The queries of one KV head.
+    /// The queries of one KV head, with values of each row alone.
     ///
     /// # Safety
-    /// As [`run`]; `k` and `v` are the head's elements in the rows of the block at `start`.
+    /// As [`run`]; keys are packed, and `v` are the head's elements in the rows of the block.
     #[inline(always)]
-    unsafe fn head(&mut self, queries: Range<usize>, start: usize, k: &BlockRows, v: &BlockRows, next: Option<&Block>) {
-        let dim = self.task.heads.dim;
-        let alike = self.seen(queries.start, start) == self.seen(queries.end - 1, start);
-        // SAFETY: addresses were checked, and their tokens belong to the sequence.
-        let by_row = unsafe {
-            K::keys(k, dim, self.keys());
-            !alike && !K::finite(v, dim)
-        };
-        if by_row {
-            // A weight of zero does not hide what is not finite: values of each row alone.
-            let group = self.task.heads.group;
-            for first in queries.step_by(group) {
-                // SAFETY: as above.
-                unsafe {
-                    let seen = self.seen(first, start);
-                    let mut rows = [self.zeros; ATTENTION_BLOCK];
-                    rows[seen.clone()].copy_from_slice(&v[seen]);
-                    let tiles = group.div_ceil(K::TILE);
-                    let values = K::values(&rows, dim, tiles, self.values());
-                    self.tiles(first..first + group, start, values, None);
-                }
-            }
-        } else {
-            // SAFETY: as above.
+    unsafe fn by_row(&mut self, queries: Range<usize>, v: &BlockRows, operands: impl Fn(*const u32) -> Operands) {
+        let heads = self.task.heads;
+        for first in queries.step_by(heads.group) {
+            // SAFETY: the caller's promise.
             unsafe {
-                let tiles = queries.len().div_ceil(K::TILE);
-                let values = K::values(v, dim, tiles, self.values());
-                self.tiles(queries, start, values, next);
+                let seen = self.seen(first, operands(std::ptr::null()).start);
+                let mut rows = [self.zeros; ATTENTION_BLOCK];
+                rows[seen.clone()].copy_from_slice(&v[seen]);
+                let values = K::values(&rows, 1, heads.dim, heads.group.div_ceil(K::TILE), self.values());
+                self.tiles(first..first + heads.group, operands(values), None);
             }
         }
+    }
+
+    /// Words of the packed keys of a head.
+    fn key_words(&self) -> usize {
+        K::KEY_HEADER + ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * K::KEY_GROUP
     }
 
     /// Memory of the packed keys.
     fn keys(&mut self) -> *mut u32 {
-        self.scratch.keys.room(ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * K::KEY_GROUP)
+        self.scratch.keys.room(self.task.item.kv_heads.len() * self.key_words())
     }
 
     /// Memory of the prepared values.
     fn values(&mut self) -> *mut u32 {
-        self.scratch.values.room(K::value_words(self.task.heads.padded))
+        self.scratch.values.room(self.task.item.kv_heads.len() * K::value_words(self.task.heads.padded))
     }
 
     /// Tiles of about equal size. The first one prefetches the next block.
@@ -338,22 +381,26 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// # Safety
     /// As [`run`]; keys are packed, and values are what [`Kernels::values`] yielded.
     #[inline(always)]
-    unsafe fn tiles(&mut self, queries: Range<usize>, start: usize, values: *const u32, mut next: Option<&Block>) {
+    unsafe fn tiles(&mut self, queries: Range<usize>, operands: Operands, mut next: Option<Next<'_>>) {
         let mut left = queries.len().div_ceil(K::TILE);
         let mut first = queries.start;
         while left > 0 {
             let count = (queries.end - first).div_ceil(left);
             // SAFETY: the caller's promise.
-            unsafe { self.tile(first..first + count, start, values, next.take()) };
+            unsafe { self.tile(first..first + count, operands, next.take()) };
             first += count;
             left -= 1;
         }
     }
 
     /// # Safety
-    /// As [`Work::tiles`]; the queries, 1 to [`Kernels::TILE`], attend to the block at `start`.
+    /// As [`Work::tiles`]; the queries, 1 to [`Kernels::TILE`], attend to the block.
     #[inline(always)]
-    unsafe fn tile(&mut self, queries: Range<usize>, start: usize, values: *const u32, next: Option<&Block>) {
+    unsafe fn tile(&mut self, queries: Range<usize>, operands: Operands, next: Option<Next<'_>>) {
+        let Operands { start, keys, few, values } = operands;
+        // Whoever packs values for few queries fetches them.
+        let values_next = next.as_ref().filter(|_| !few);
+        let next_rows = next.as_ref().map_or(0, |next| next.rows.len());
         let (first, count) = (queries.start, queries.len());
         let padded = self.task.heads.padded;
         let groups = padded / GROUP;
@@ -369,8 +416,10 @@ impl<'a, K: Kernels> Work<'a, K> {
             let scores = Tile {
                 queries: self.scratch.queries.room::<u32>(self.queries * words).add(first * words),
                 query_stride: words * 4,
-                panels: self.keys(),
-                next: next.map_or(std::ptr::null(), |next| next.k.as_ptr()),
+                panels: keys,
+                in_place: few,
+                next: next.as_ref().map_or(std::ptr::null(), |next| &raw const next.block.k[next.rows.start]),
+                next_rows,
                 lines,
                 count: tokens.div_ceil(K::PANEL),
                 groups,
@@ -390,7 +439,9 @@ impl<'a, K: Kernels> Work<'a, K> {
                 queries: weights,
                 query_stride: GROUPS * K::QUERY_GROUP * 4,
                 panels: values,
-                next: next.map_or(std::ptr::null(), |next| next.v.as_ptr()),
+                in_place: false,
+                next: values_next.map_or(std::ptr::null(), |next| &raw const next.block.v[next.rows.start]),
+                next_rows,
                 lines,
                 count: self.task.heads.dim.div_ceil(K::PANEL),
                 groups: GROUPS,

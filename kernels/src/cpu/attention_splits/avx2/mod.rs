@@ -50,6 +50,8 @@ impl Kernels for Avx2Fma {
     const KEY_GROUP: usize = KEY_GROUP;
     const PANEL: usize = PANEL;
     const TILE: usize = tile::QUERIES;
+    const FEW: usize = 0;
+    const KEY_HEADER: usize = 0;
 
     fn value_words(padded: usize) -> usize {
         ROW_WORDS + ATTENTION_BLOCK * padded / 2
@@ -62,13 +64,15 @@ impl Kernels for Avx2Fma {
     }
 
     #[inline(always)]
-    unsafe fn keys(rows: &BlockRows, dim: usize, to: *mut u32) {
+    unsafe fn keys(rows: &BlockRows, heads: usize, dim: usize, _few: bool, to: *mut u32) {
+        debug_assert_eq!(heads, 1, "items of one head");
         // SAFETY: as above.
         unsafe { pack::keys(rows, dim, to) }
     }
 
     #[inline(always)]
-    unsafe fn values(rows: &BlockRows, dim: usize, tiles: usize, to: *mut u32) -> *const u32 {
+    unsafe fn values(rows: &BlockRows, heads: usize, dim: usize, tiles: usize, to: *mut u32) -> *const u32 {
+        debug_assert_eq!(heads, 1, "items of one head");
         // SAFETY: as above.
         unsafe { pack::values(rows, dim, tiles, to) }
     }

@@ -61,6 +61,8 @@ trait Sums: Default {
     const QUERY_GROUP: usize;
     /// Most queries at once.
     const QUERIES: usize;
+    /// Most queries that take keys where they are; 0: none.
+    const FEW: usize;
 
     unsafe fn sums(&mut self, queries: usize, tile: Tile);
     unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]);
@@ -74,6 +76,8 @@ impl<S: Sums> Kernels for Avx512<S> {
     const KEY_GROUP: usize = PANEL_GROUP;
     const PANEL: usize = PANEL;
     const TILE: usize = S::QUERIES;
+    const FEW: usize = S::FEW;
+    const KEY_HEADER: usize = if S::FEW > 0 { pack::PLACES } else { 0 };
 
     fn value_words(padded: usize) -> usize {
         padded / PANEL * (ATTENTION_BLOCK / GROUP) * PANEL_GROUP
@@ -86,17 +90,28 @@ impl<S: Sums> Kernels for Avx512<S> {
     }
 
     #[inline(always)]
-    unsafe fn keys(rows: &BlockRows, dim: usize, to: *mut u32) {
-        let whole = dim.is_multiple_of(GROUP);
+    unsafe fn keys(rows: &BlockRows, heads: usize, dim: usize, few: bool, to: *mut u32) {
         // SAFETY: as above.
-        unsafe { if whole { pack::keys::<S, true>(rows, dim, to) } else { pack::keys::<S, false>(rows, dim, to) } }
+        unsafe {
+            match (few, dim.is_multiple_of(GROUP)) {
+                (true, true) => pack::key_places::<true>(rows, heads, dim, to),
+                (true, false) => pack::key_places::<false>(rows, heads, dim, to),
+                (false, true) => pack::keys::<S, true>(rows, heads, dim, to),
+                (false, false) => pack::keys::<S, false>(rows, heads, dim, to),
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn values(rows: &BlockRows, dim: usize, _tiles: usize, to: *mut u32) -> *const u32 {
-        let whole = dim.is_multiple_of(GROUP);
+    unsafe fn values(rows: &BlockRows, heads: usize, dim: usize, _tiles: usize, to: *mut u32) -> *const u32 {
         // SAFETY: as above.
-        unsafe { if whole { pack::values::<S, true>(rows, dim, to) } else { pack::values::<S, false>(rows, dim, to) } }
+        unsafe {
+            if dim.is_multiple_of(GROUP) {
+                pack::values::<S, true>(rows, heads, dim, to);
+            } else {
+                pack::values::<S, false>(rows, heads, dim, to);
+            }
+        }
         to
     }
 

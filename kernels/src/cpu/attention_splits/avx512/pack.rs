@@ -119,33 +119,101 @@ unsafe fn load<const WHOLE: bool>(row: *const u8, dim: usize, group: usize) -> _
     }
 }
 
-/// Packs keys with tokens in the lanes: `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`.
+/// Behind [`PLACES`] of each head where there are any, packs keys of some heads with tokens in the lanes: `[heads][panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`.
 ///
 /// # Safety
-/// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
+/// The processor has the instructions; rows are readable for `heads * dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole
+/// groups.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn keys<S: Sums, const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn keys<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads: usize, dim: usize, out: *mut u32) {
     let groups = dim.div_ceil(GROUP);
     let order = halves(&OF_BF16);
-    for (vector, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
-        let (panel, half) = (vector / 2, vector % 2);
-        for group in 0..groups {
-            let mut words = [_mm512_setzero_si512(); 16];
-            for (words, row) in words.iter_mut().zip(rows) {
-                // SAFETY: the caller's promise.
-                let row = unsafe { load::<WHOLE>(*row, dim, group) };
-                *words = if S::TILES { row } else { _mm512_permutexvar_epi16(order, row) };
-            }
-            transpose(&mut words);
-            // SAFETY: there is room for the words of every panel and group.
-            unsafe {
-                let to = out.add((panel * groups + group) * PANEL_GROUP + half * 16);
-                for (word, lanes) in words.iter().enumerate() {
-                    _mm512_store_si512(to.add(word * PANEL).cast(), *lanes);
+    for head in 0..heads {
+        for (vector, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
+            let (panel, header) =
+                (head * (ATTENTION_BLOCK / PANEL) + vector / 2, if S::FEW > 0 { (head + 1) * PLACES } else { 0 });
+            for group in 0..groups {
+                let mut words = [_mm512_setzero_si512(); 16];
+                for (words, row) in words.iter_mut().zip(rows) {
+                    // SAFETY: the caller's promise.
+                    let row = unsafe { load::<WHOLE>(head_of(*row, head, dim), dim, group) };
+                    *words = if S::TILES { row } else { _mm512_permutexvar_epi16(order, row) };
+                }
+                transpose(&mut words);
+                // SAFETY: there is room for the words of every panel and group.
+                unsafe {
+                    let to = out.add(header + (panel * groups + group) * PANEL_GROUP + vector % 2 * 16);
+                    for (word, lanes) in words.iter().enumerate() {
+                        _mm512_store_si512(to.add(word * PANEL).cast(), *lanes);
+                    }
                 }
             }
         }
     }
+}
+
+/// Where the keys of 16 tokens are: elements of the first, and bytes from one token to the next. Each row is readable for whole groups.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) first: *const u8,
+    pub(super) stride: usize,
+}
+
+/// Tokens of a [`Place`].
+const TOKENS: usize = 16;
+
+/// Words of the places of a head's keys.
+pub(super) const PLACES: usize = ATTENTION_BLOCK / TOKENS * size_of::<Place>() / size_of::<u32>();
+
+/// Says where the keys of some heads are: for each head [`PLACES`], and room for as many words as [`keys`] packs. Keys are copied there,
+/// `[tokens][padded]`, where they are at no equal distances or not whole groups.
+///
+/// # Safety
+/// As [`keys`].
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn key_places<const WHOLE: bool>(rows: &BlockRows, heads: usize, dim: usize, out: *mut u32) {
+    let words = dim.div_ceil(GROUP) * (GROUP / 2);
+    for (i, rows) in rows.as_chunks::<TOKENS>().0.iter().enumerate() {
+        let stride = rows[1].addr().wrapping_sub(rows[0].addr());
+        let is_even = rows.iter().enumerate().all(|(token, row)| *row == rows[0].wrapping_add(token * stride));
+        for head in 0..heads {
+            // SAFETY: the caller's promise; there is room for the places and the words of every head.
+            unsafe {
+                let of_head = out.add(head * (PLACES + ATTENTION_BLOCK * words));
+                let copies = of_head.add(PLACES + i * TOKENS * words);
+                if WHOLE && is_even {
+                    of_head.cast::<Place>().add(i).write(Place { first: head_of(rows[0], head, dim), stride });
+                    continue;
+                }
+                for (token, row) in rows.iter().enumerate() {
+                    for group in 0..words / (GROUP / 2) {
+                        let to = copies.add(token * words + group * (GROUP / 2));
+                        _mm512_store_si512(to.cast(), load::<WHOLE>(head_of(*row, head, dim), dim, group));
+                    }
+                }
+                of_head.cast::<Place>().add(i).write(Place { first: copies.cast_const().cast(), stride: words * 4 });
+            }
+        }
+    }
+}
+
+/// Tokens ahead of those that are packed whose values are fetched: those of the next block of a pool.
+const AHEAD: usize = 16;
+
+/// Fetches so many bytes into the second-level cache.
+#[inline(always)]
+pub(super) fn fetch(row: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a hint for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(line).cast()) };
+    }
+}
+
+/// Where the elements of a head are in a row.
+#[inline(always)]
+fn head_of(row: *const u8, head: usize, dim: usize) -> *const u8 {
+    row.wrapping_add(head * dim * size_of::<u16>())
 }
 
 /// Transposes 16 x 16 words.
@@ -175,29 +243,37 @@ fn transpose(rows: &mut [__m512i; 16]) {
     }
 }
 
-/// Packs values with elements in the lanes: `[panels of 32 elements][groups of 32 tokens][16 words][32 elements]`.
+/// Packs values of some heads, in the order of memory, with elements in the lanes:
+/// `[heads][panels of 32 elements][groups of 32 tokens][16 words][32 elements]`.
 ///
 /// # Safety
-/// The processor has the instructions; rows are readable for `dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole groups.
+/// As [`keys`].
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn values<S: Sums, const WHOLE: bool>(rows: &BlockRows, dim: usize, out: *mut u32) {
+pub(super) unsafe fn values<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads: usize, dim: usize, out: *mut u32) {
     let (panels, groups) = (dim.div_ceil(PANEL), ATTENTION_BLOCK / GROUP);
     let order = [halves(&INTERLEAVED[0]), halves(&INTERLEAVED[1])];
-    for panel in 0..panels {
-        for (quad, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
-            let (group, word) = (quad / 8, quad % 8);
-            // SAFETY: the caller's promise; there is room for the words of every panel and group.
-            unsafe {
-                let to = out.add((panel * groups + group) * PANEL_GROUP);
-                // Word, and the tokens of its halves.
-                let words =
-                    if S::TILES { [(2 * word, 0, 1), (2 * word + 1, 2, 3)] } else { [(word, 2, 0), (8 + word, 3, 1)] };
-                for (word, low, high) in words {
-                    let to = to.add(word * PANEL);
-                    let low = load::<WHOLE>(rows[low], dim, panel);
-                    let high = load::<WHOLE>(rows[high], dim, panel);
-                    _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(low, order[0], high));
-                    _mm512_store_si512(to.add(16).cast(), _mm512_permutex2var_epi16(low, order[1], high));
+    let all = rows;
+    for (quad, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+        let (group, word) = (quad / 8, quad % 8);
+        if S::FEW > 0 {
+            for ahead in all.iter().skip(4 * quad + AHEAD).take(4) {
+                fetch(*ahead, heads * dim * size_of::<u16>());
+            }
+        }
+        // Word, and the tokens of its halves.
+        let words = if S::TILES { [(2 * word, 0, 1), (2 * word + 1, 2, 3)] } else { [(word, 2, 0), (8 + word, 3, 1)] };
+        for head in 0..heads {
+            for panel in 0..panels {
+                // SAFETY: the caller's promise; there is room for the words of every panel and group.
+                unsafe {
+                    let to = out.add(((head * panels + panel) * groups + group) * PANEL_GROUP);
+                    for (word, low, high) in words {
+                        let to = to.add(word * PANEL);
+                        let low = load::<WHOLE>(head_of(rows[low], head, dim), dim, panel);
+                        let high = load::<WHOLE>(head_of(rows[high], head, dim), dim, panel);
+                        _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(low, order[0], high));
+                        _mm512_store_si512(to.add(16).cast(), _mm512_permutex2var_epi16(low, order[1], high));
+                    }
                 }
             }
         }

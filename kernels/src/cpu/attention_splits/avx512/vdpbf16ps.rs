@@ -22,6 +22,7 @@ impl Sums for Vdpbf16ps {
     const TILES: bool = false;
     const QUERY_GROUP: usize = QUERY_GROUP;
     const QUERIES: usize = QUERIES;
+    const FEW: usize = 0;
 
     #[inline(always)]
     unsafe fn sums(&mut self, queries: usize, tile: Tile) {

@@ -1,9 +1,21 @@
-//! The registers of AMX: 0 to 3 the totals of two panels, 4 queries or weights, 5 to 7 keys or values.
+//! The registers of AMX: 0 to 3 the totals of two panels, 4 queries or weights, 5 to 7 keys or values. For few queries: 0 and 1 the totals of a
+//! panel, 2 and 3 the scores of 16 tokens each, 4 weights, 5 and 6 keys or values, 7 queries.
 
 use super::super::PANEL_GROUP;
-use super::{PANEL, Products, Tile};
+use super::{FEW, PANEL, Place, Products, QUERY_GROUP, Tile, fetch};
 use crate::cpu::amx::Config;
+use crate::cpu::fused::share;
+use crate::cpu::lines::Lines;
 use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::Cell;
+
+/// Words of few queries in one group, `[16 pairs][FEW]`.
+const FEW_GROUP: usize = QUERY_GROUP * FEW;
+
+thread_local! {
+    static QUERIES: Cell<Lines> = const { Cell::new(Lines::new()) };
+}
 
 /// The registers during a task. They are configured for some queries, which takes longer than to multiply, and released at the end, so that the
 /// system need not save them.
@@ -29,7 +41,16 @@ impl Products for Registers {
         // SAFETY: the caller's promise.
         unsafe {
             self.configure(queries);
-            each_pair(tile, pair_from_zero, one_from_zero);
+            if queries > FEW { each_pair(tile, pair_from_zero, one_from_zero) } else { each_one(tile, one_from_zero) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn few_sums(&mut self, queries: usize, tile: Tile) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.configure(queries);
+            few_sums(queries, tile);
         }
     }
 
@@ -38,7 +59,7 @@ impl Products for Registers {
         // SAFETY: the caller's promise.
         unsafe {
             self.configure(queries);
-            each_pair(tile, pair_added, one_added);
+            if queries > FEW { each_pair(tile, pair_added, one_added) } else { each_one(tile, one_added) }
         }
     }
 }
@@ -48,7 +69,13 @@ impl Registers {
     /// As [`Products::sums`].
     unsafe fn configure(&mut self, queries: usize) {
         if self.queries != queries {
-            let config = Config::new([queries as u8; 5].into_iter().chain([16; 3]));
+            let rows = queries as u8;
+            let config = if queries > FEW {
+                Config::new([rows; 5].into_iter().chain([16; 3]))
+            } else {
+                let few = 4 * FEW as u16;
+                Config::of([(rows, 64), (rows, 64), (16, few), (16, few), (rows, 64), (16, 64), (16, 64), (16, few)])
+            };
             // SAFETY: a valid configuration. The compiler uses no tile registers.
             unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags)) };
             self.queries = queries;
@@ -66,6 +93,124 @@ unsafe fn each_pair(tile: Tile, pair: unsafe fn(Tile), one: unsafe fn(Tile)) {
         // SAFETY: the caller's promise, for the panels from here on.
         unsafe { if first + 1 < tile.count { pair(tile) } else { one(tile) } }
     }
+}
+
+/// # Safety
+/// As [`each_pair`].
+#[inline(always)]
+unsafe fn each_one(tile: Tile, one: unsafe fn(Tile)) {
+    for panel in 0..tile.count {
+        let panels = tile.panels.wrapping_add(panel * tile.groups * PANEL_GROUP);
+        // SAFETY: the caller's promise.
+        unsafe { one(Tile { panels, out: tile.out.wrapping_add(panel * PANEL), ..tile }) };
+    }
+}
+
+/// # Safety
+/// As [`Products::few_sums`], and the registers are configured.
+#[target_feature(enable = "avx512f")]
+unsafe fn few_sums(queries: usize, tile: Tile) {
+    let mut lines = QUERIES.take();
+    let packed = lines.room::<u32>(tile.groups * FEW_GROUP);
+    // SAFETY: the caller's promise; room for all groups.
+    unsafe {
+        let at = |query: usize| tile.queries.byte_add(query * tile.query_stride);
+        for group in 0..tile.groups {
+            let mut words = [_mm512_setzero_si512(); FEW];
+            for (query, words) in words.iter_mut().take(queries).enumerate() {
+                *words = _mm512_loadu_si512(at(query).add(group * QUERY_GROUP).cast());
+            }
+            for (i, words) in lanes_as_rows(words_as_rows(words)).into_iter().enumerate() {
+                _mm512_store_si512(packed.add(group * FEW_GROUP + i * 16).cast(), words);
+            }
+        }
+        for panel in 0..tile.count {
+            fetch(tile, share(tile.next_rows, panel, tile.count));
+            let places = *tile.panels.cast::<[Place; 2]>().add(panel);
+            let scores = panel_scores(packed, places, tile.groups);
+            for (half, scores) in scores.0.iter().enumerate() {
+                let rows = words_as_rows(lanes_as_rows(scores.map(|row| _mm512_loadu_si512(row.as_ptr().cast()))));
+                for (query, row) in rows.into_iter().take(queries).enumerate() {
+                    let out = tile.out.byte_add(query * tile.out_stride).add(panel * PANEL + half * 16);
+                    _mm512_store_si512(out.cast(), row);
+                }
+            }
+        }
+    }
+    QUERIES.set(lines);
+}
+
+/// Scores of twice 16 tokens, `[tokens][FEW]`, in lines of four tokens.
+#[repr(C, align(64))]
+struct PanelScores([[[f32; 16]; 4]; 2]);
+
+/// # Safety
+/// The registers are configured for few queries; `queries` and the keys are readable for all groups.
+#[inline(always)]
+unsafe fn panel_scores(queries: *const u32, [first, second]: [Place; 2], groups: usize) -> PanelScores {
+    let mut scores = std::mem::MaybeUninit::<PanelScores>::uninit();
+    // SAFETY: reads queries and twice 16 keys to the end of the last group, writes the scores. The compiler uses no tile registers.
+    unsafe {
+        asm!(
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm7, [{x} + {few}]",
+            "tileloadd tmm5, [{first} + {first_stride}]",
+            "tdpbf16ps tmm2, tmm5, tmm7",
+            "tileloadd tmm6, [{second} + {second_stride}]",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "add {x}, 256",
+            "add {first}, 64",
+            "add {second}, 64",
+            "dec {groups}",
+            "jnz 2b",
+            "tilestored [{out} + {few}], tmm2",
+            "tilestored [{out} + {few} + 256], tmm3",
+            few = in(reg) 4 * FEW,
+            x = inout(reg) queries => _,
+            first = inout(reg) first.first => _,
+            first_stride = in(reg) first.stride,
+            second = inout(reg) second.first => _,
+            second_stride = in(reg) second.stride,
+            groups = inout(reg) groups => _,
+            out = in(reg) scores.as_mut_ptr(),
+            options(nostack),
+        );
+        scores.assume_init()
+    }
+}
+
+/// Transposes words within each quarter: word w of row i to word i of row w.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let [low, high] = [
+        [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)],
+        [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)],
+    ];
+    [
+        _mm512_unpacklo_epi64(low[0], low[1]),
+        _mm512_unpackhi_epi64(low[0], low[1]),
+        _mm512_unpacklo_epi64(high[0], high[1]),
+        _mm512_unpackhi_epi64(high[0], high[1]),
+    ]
+}
+
+/// Transposes quarters: quarter q of row i to quarter i of row q.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let [low, high] = [
+        [_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(c, d)],
+        [_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(c, d)],
+    ];
+    [
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(low[0], low[1]),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(low[0], low[1]),
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(high[0], high[1]),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(high[0], high[1]),
+    ]
 }
 
 /// `$start`, `$multiply` and `$store` of a group of one or two panels.

@@ -1,7 +1,7 @@
 //! The sums of [`super::amx`] over a scalar TDPBF16PS.
 
 use super::super::PANEL_GROUP;
-use super::{PANEL, Products, QUERY_GROUP, Tile};
+use super::{PANEL, Place, Products, QUERY_GROUP, Tile};
 use crate::cpu::amx_scalar::tdpbf16ps;
 
 #[derive(Default)]
@@ -15,6 +15,27 @@ impl Products for Scalar {
         }
         // SAFETY: the caller's promise.
         unsafe { self.add_sums(queries, tile) }
+    }
+
+    unsafe fn few_sums(&mut self, queries: usize, tile: Tile) {
+        let groups = tile.groups;
+        for query in 0..queries {
+            for token in 0..tile.count * PANEL {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let x = tile.queries.byte_add(query * tile.query_stride);
+                    let Place { first, stride } = *tile.panels.cast::<Place>().add(token / 16);
+                    let key = first.wrapping_add((token % 16).wrapping_mul(stride)).cast::<[u8; 4]>();
+                    let sum = (0..groups).fold(0.0, |sum, group| {
+                        let pairs = group * QUERY_GROUP..(group + 1) * QUERY_GROUP;
+                        let words: [u32; QUERY_GROUP] =
+                            std::array::from_fn(|i| u32::from_le_bytes(*key.add(pairs.start + i)));
+                        tdpbf16ps(sum, &words, pairs.map(|pair| *x.add(pair)))
+                    });
+                    *tile.out.byte_add(query * tile.out_stride).add(token) = sum;
+                }
+            }
+        }
     }
 
     unsafe fn add_sums(&mut self, queries: usize, tile: Tile) {

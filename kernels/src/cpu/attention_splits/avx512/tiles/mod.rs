@@ -6,6 +6,7 @@
 mod amx;
 mod amx_scalar;
 
+use super::pack::{self, PLACES, Place};
 use super::{PANEL, PANEL_GROUP, Sums, Tile};
 use crate::cpu::amx_scalar::tdpbf16ps;
 use crate::cpu::flush::MXCSR_FLUSHED;
@@ -23,6 +24,9 @@ const QUERY_GROUP: usize = GROUP / 2;
 /// Most queries of a tile: the rows of a register.
 const QUERIES: usize = 16;
 
+/// Most queries that take keys where they are: a quarter of a vector for each token.
+const FEW: usize = 4;
+
 /// By AMX.
 pub(super) type Amx = ByTiles<amx::Registers>;
 
@@ -34,6 +38,8 @@ pub(super) type AmxScalar = ByTiles<amx_scalar::Scalar>;
 pub(super) trait Products: Default {
     /// `out = sums`.
     unsafe fn sums(&mut self, queries: usize, tile: Tile);
+    /// The same with keys where they are, for up to [`FEW`] queries: the panels are [`PLACES`]. Prefetches as the tile says.
+    unsafe fn few_sums(&mut self, queries: usize, tile: Tile);
     /// `out = out + sums`.
     unsafe fn add_sums(&mut self, queries: usize, tile: Tile);
 }
@@ -45,13 +51,19 @@ impl<P: Products> Sums for ByTiles<P> {
     const TILES: bool = true;
     const QUERY_GROUP: usize = QUERY_GROUP;
     const QUERIES: usize = QUERIES;
+    const FEW: usize = FEW;
 
     #[inline(always)]
     unsafe fn sums(&mut self, queries: usize, tile: Tile) {
         // SAFETY: the caller's promise.
         unsafe {
-            fetch(tile);
-            self.0.sums(queries, tile);
+            if tile.in_place {
+                self.0.few_sums(queries, tile);
+            } else {
+                let panels = tile.panels.wrapping_add(PLACES);
+                fetch(tile, 0..tile.next_rows);
+                self.0.sums(queries, Tile { panels, ..tile });
+            }
         }
     }
 
@@ -59,7 +71,9 @@ impl<P: Products> Sums for ByTiles<P> {
     unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]) {
         // SAFETY: the caller's promise.
         unsafe {
-            fetch(tile);
+            if !tile.next.is_null() {
+                fetch(tile, 0..tile.next_rows);
+            }
             scale(tile, factors);
             let ends = seen.iter().any(|seen| seen.end < ATTENTION_BLOCK);
             let before = ends.then(|| Before::keep(seen.len(), tile));
@@ -71,23 +85,15 @@ impl<P: Products> Sums for ByTiles<P> {
     }
 }
 
-/// Prefetches rows of the next block, if the tile has any.
+/// Prefetches some rows of those that the tile has of the next block.
 ///
 /// # Safety
-/// `next` of the tile is null or has the addresses of a block.
+/// `next` of the tile has the addresses of these rows.
 #[inline(always)]
-unsafe fn fetch(tile: Tile) {
-    if tile.next.is_null() {
-        return;
-    }
-    for row in 0..ATTENTION_BLOCK {
-        // SAFETY: the caller's promise; a hint for any address.
-        unsafe {
-            let row = *tile.next.add(row);
-            for line in 0..tile.lines {
-                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(64 * line).cast());
-            }
-        }
+unsafe fn fetch(tile: Tile, rows: Range<usize>) {
+    for row in rows {
+        // SAFETY: the caller's promise.
+        unsafe { pack::fetch(*tile.next.add(row), tile.lines * 64) };
     }
 }
 
