@@ -64,14 +64,13 @@ struct Next<'a> {
     rows: Range<usize>,
 }
 
-/// What was packed of a block for the queries of one KV head.
+/// Keys of one KV head, as [`Kernels::keys`] left them.
 #[derive(Clone, Copy)]
-struct Operands {
+struct Keys {
+    /// Of the block.
     start: usize,
-    keys: *const u32,
-    /// Whether keys are where they were.
+    words: *const u32,
     few: bool,
-    values: *const u32,
 }
 
 /// What is added to the even and the odd chain of a group behind the first `seen` of its elements.
@@ -92,25 +91,24 @@ pub(super) fn chain_ends(seen: usize) -> [f32; 2] {
 pub(super) trait Kernels: Default {
     /// Words of one query in one group: its elements, and the [`chain_ends`] where [`Kernels::scaled_sums`] needs them.
     const QUERY_GROUP: usize;
-    /// 32-bit words of one panel of keys in one group.
-    const KEY_GROUP: usize;
     /// Lanes of a panel.
     const PANEL: usize;
     /// Most queries of a tile, up to [`QUERIES_MAX`].
     const TILE: usize;
     /// Most queries for which keys stay where they are; 0: for none.
     const FEW: usize;
-    /// Words before the keys of a head, which then say where these are.
-    const KEY_HEADER: usize;
 
-    /// Words that [`Kernels::values`] needs for rows of `padded` elements.
+    /// Words that [`Kernels::keys`] needs for a head of `padded` elements.
+    fn key_words(padded: usize) -> usize;
+
+    /// Words that [`Kernels::values`] needs for a head of `padded` elements.
     fn value_words(padded: usize) -> usize;
 
     /// Rounds a query to bf16 and packs it, `[groups][QUERY_GROUP]`.
     unsafe fn query(q: &[f32], to: *mut u32);
 
-    /// Packs a block of keys of some heads, which lie side by side in each row, with tokens in the lanes: for each head, behind
-    /// [`Kernels::KEY_HEADER`], `[panels of tokens][groups of elements][KEY_GROUP]`. For `few` queries they may stay where they are.
+    /// Packs a block of keys of some heads, which lie side by side in each row, `[heads][Kernels::key_words]`, with tokens in the
+    /// lanes. For `few` queries they may stay where they are.
     unsafe fn keys(rows: &BlockRows, heads: usize, dim: usize, few: bool, to: *mut u32);
 
     /// What [`Kernels::scaled_sums`] reads of a block of values, for so many tiles of each head: `[heads][Kernels::value_words]` in `to`, or
@@ -325,18 +323,13 @@ impl<'a, K: Kernels> Work<'a, K> {
             let next = Some(Next { block: next, rows }).filter(|next| !next.rows.is_empty());
             // SAFETY: the caller's promise; keys and values of all heads were packed.
             unsafe {
-                let keys = self.keys().add(head * self.key_words());
-                let operands = |values| Operands { start: block.start, keys, few, values };
-                match values {
-                    Some(values) => {
-                        let values = values.add(head * K::value_words(heads.padded));
-                        self.tiles(queries, operands(values), next);
-                    }
-                    None => self.by_row(
-                        queries,
-                        &block.v.map(|row| row.wrapping_add(head * dim * size_of::<u16>())),
-                        operands,
-                    ),
+                let words = self.keys().add(head * K::key_words(heads.padded));
+                let keys = Keys { start: block.start, words, few };
+                if let Some(values) = values {
+                    self.tiles(queries, keys, values.add(head * K::value_words(heads.padded)), next);
+                } else {
+                    let rows = block.v.map(|row| row.wrapping_add(head * dim * size_of::<u16>()));
+                    self.by_row(queries, keys, &rows);
                 }
             }
         }
@@ -347,28 +340,23 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// # Safety
     /// As [`run`]; keys are packed, and `v` are the head's elements in the rows of the block.
     #[inline(always)]
-    unsafe fn by_row(&mut self, queries: Range<usize>, v: &BlockRows, operands: impl Fn(*const u32) -> Operands) {
+    unsafe fn by_row(&mut self, queries: Range<usize>, keys: Keys, v: &BlockRows) {
         let heads = self.task.heads;
         for first in queries.step_by(heads.group) {
             // SAFETY: the caller's promise.
             unsafe {
-                let seen = self.seen(first, operands(std::ptr::null()).start);
+                let seen = self.seen(first, keys.start);
                 let mut rows = [self.zeros; ATTENTION_BLOCK];
                 rows[seen.clone()].copy_from_slice(&v[seen]);
                 let values = K::values(&rows, 1, heads.dim, heads.group.div_ceil(K::TILE), self.values());
-                self.tiles(first..first + heads.group, operands(values), None);
+                self.tiles(first..first + heads.group, keys, values, None);
             }
         }
     }
 
-    /// Words of the packed keys of a head.
-    fn key_words(&self) -> usize {
-        K::KEY_HEADER + ATTENTION_BLOCK / K::PANEL * (self.task.heads.padded / GROUP) * K::KEY_GROUP
-    }
-
     /// Memory of the packed keys.
     fn keys(&mut self) -> *mut u32 {
-        self.scratch.keys.room(self.task.item.kv_heads.len() * self.key_words())
+        self.scratch.keys.room(self.task.item.kv_heads.len() * K::key_words(self.task.heads.padded))
     }
 
     /// Memory of the prepared values.
@@ -381,13 +369,13 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// # Safety
     /// As [`run`]; keys are packed, and values are what [`Kernels::values`] yielded.
     #[inline(always)]
-    unsafe fn tiles(&mut self, queries: Range<usize>, operands: Operands, mut next: Option<Next<'_>>) {
+    unsafe fn tiles(&mut self, queries: Range<usize>, keys: Keys, values: *const u32, mut next: Option<Next<'_>>) {
         let mut left = queries.len().div_ceil(K::TILE);
         let mut first = queries.start;
         while left > 0 {
             let count = (queries.end - first).div_ceil(left);
             // SAFETY: the caller's promise.
-            unsafe { self.tile(first..first + count, operands, next.take()) };
+            unsafe { self.tile(first..first + count, keys, values, next.take()) };
             first += count;
             left -= 1;
         }
@@ -396,11 +384,10 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// # Safety
     /// As [`Work::tiles`]; the queries, 1 to [`Kernels::TILE`], attend to the block.
     #[inline(always)]
-    unsafe fn tile(&mut self, queries: Range<usize>, operands: Operands, next: Option<Next<'_>>) {
-        let Operands { start, keys, few, values } = operands;
+    unsafe fn tile(&mut self, queries: Range<usize>, keys: Keys, values: *const u32, next: Option<Next<'_>>) {
+        let Keys { start, words: keys, few } = keys;
         // Whoever packs values for few queries fetches them.
         let values_next = next.as_ref().filter(|_| !few);
-        let next_rows = next.as_ref().map_or(0, |next| next.rows.len());
         let (first, count) = (queries.start, queries.len());
         let padded = self.task.heads.padded;
         let groups = padded / GROUP;
@@ -419,7 +406,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 panels: keys,
                 in_place: few,
                 next: next.as_ref().map_or(std::ptr::null(), |next| &raw const next.block.k[next.rows.start]),
-                next_rows,
+                next_rows: next.as_ref().map_or(0, |next| next.rows.len()),
                 lines,
                 count: tokens.div_ceil(K::PANEL),
                 groups,
@@ -441,7 +428,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 panels: values,
                 in_place: false,
                 next: values_next.map_or(std::ptr::null(), |next| &raw const next.block.v[next.rows.start]),
-                next_rows,
+                next_rows: values_next.map_or(0, |next| next.rows.len()),
                 lines,
                 count: self.task.heads.dim.div_ceil(K::PANEL),
                 groups: GROUPS,

@@ -47,11 +47,13 @@ struct Avx2Fma;
 
 impl Kernels for Avx2Fma {
     const QUERY_GROUP: usize = QUERY_GROUP;
-    const KEY_GROUP: usize = KEY_GROUP;
     const PANEL: usize = PANEL;
     const TILE: usize = tile::QUERIES;
     const FEW: usize = 0;
-    const KEY_HEADER: usize = 0;
+
+    fn key_words(padded: usize) -> usize {
+        ATTENTION_BLOCK / PANEL * (padded / GROUP) * KEY_GROUP
+    }
 
     fn value_words(padded: usize) -> usize {
         ROW_WORDS + ATTENTION_BLOCK * padded / 2

@@ -73,11 +73,13 @@ struct Avx512<S>(S);
 
 impl<S: Sums> Kernels for Avx512<S> {
     const QUERY_GROUP: usize = S::QUERY_GROUP;
-    const KEY_GROUP: usize = PANEL_GROUP;
     const PANEL: usize = PANEL;
     const TILE: usize = S::QUERIES;
     const FEW: usize = S::FEW;
-    const KEY_HEADER: usize = if S::FEW > 0 { pack::PLACES } else { 0 };
+
+    fn key_words(padded: usize) -> usize {
+        pack::key_words::<S>(padded)
+    }
 
     fn value_words(padded: usize) -> usize {
         padded / PANEL * (ATTENTION_BLOCK / GROUP) * PANEL_GROUP
@@ -94,8 +96,8 @@ impl<S: Sums> Kernels for Avx512<S> {
         // SAFETY: as above.
         unsafe {
             match (few, dim.is_multiple_of(GROUP)) {
-                (true, true) => pack::key_places::<true>(rows, heads, dim, to),
-                (true, false) => pack::key_places::<false>(rows, heads, dim, to),
+                (true, true) => pack::key_places::<S, true>(rows, heads, dim, to),
+                (true, false) => pack::key_places::<S, false>(rows, heads, dim, to),
                 (false, true) => pack::keys::<S, true>(rows, heads, dim, to),
                 (false, false) => pack::keys::<S, false>(rows, heads, dim, to),
             }

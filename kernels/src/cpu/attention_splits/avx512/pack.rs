@@ -119,7 +119,12 @@ unsafe fn load<const WHOLE: bool>(row: *const u8, dim: usize, group: usize) -> _
     }
 }
 
-/// Behind [`PLACES`] of each head where there are any, packs keys of some heads with tokens in the lanes: `[heads][panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`.
+/// Words of a head's keys, packed by [`keys`] or [`key_places`].
+pub(super) fn key_words<S: Sums>(padded: usize) -> usize {
+    ATTENTION_BLOCK * padded / 2 + if S::FEW > 0 { PLACES } else { 0 }
+}
+
+/// Packs keys of some heads with tokens in the lanes: for each head, in [`key_words`], `[panels of 32 tokens][groups of 32 elements][16 words][32 tokens]`.
 ///
 /// # Safety
 /// The processor has the instructions; rows are readable for `heads * dim` bf16 each, and `out` has room; `WHOLE` says that `dim` is whole
@@ -130,8 +135,7 @@ pub(super) unsafe fn keys<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads: u
     let order = halves(&OF_BF16);
     for head in 0..heads {
         for (vector, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
-            let (panel, header) =
-                (head * (ATTENTION_BLOCK / PANEL) + vector / 2, if S::FEW > 0 { (head + 1) * PLACES } else { 0 });
+            let of_head = out.wrapping_add(head * key_words::<S>(groups * GROUP));
             for group in 0..groups {
                 let mut words = [_mm512_setzero_si512(); 16];
                 for (words, row) in words.iter_mut().zip(rows) {
@@ -142,7 +146,7 @@ pub(super) unsafe fn keys<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads: u
                 transpose(&mut words);
                 // SAFETY: there is room for the words of every panel and group.
                 unsafe {
-                    let to = out.add(header + (panel * groups + group) * PANEL_GROUP + vector % 2 * 16);
+                    let to = of_head.add((vector / 2 * groups + group) * PANEL_GROUP + vector % 2 * 16);
                     for (word, lanes) in words.iter().enumerate() {
                         _mm512_store_si512(to.add(word * PANEL).cast(), *lanes);
                     }
@@ -164,15 +168,15 @@ pub(super) struct Place {
 const TOKENS: usize = 16;
 
 /// Words of the places of a head's keys.
-pub(super) const PLACES: usize = ATTENTION_BLOCK / TOKENS * size_of::<Place>() / size_of::<u32>();
+const PLACES: usize = ATTENTION_BLOCK / TOKENS * size_of::<Place>() / size_of::<u32>();
 
-/// Says where the keys of some heads are: for each head [`PLACES`], and room for as many words as [`keys`] packs. Keys are copied there,
-/// `[tokens][padded]`, where they are at no equal distances or not whole groups.
+/// Says where the keys of some heads are: for each head, in [`key_words`], [`PLACES`], and behind these room for copies `[tokens][padded]`. Keys
+/// are copied where they are at no equal distances or not whole groups.
 ///
 /// # Safety
 /// As [`keys`].
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn key_places<const WHOLE: bool>(rows: &BlockRows, heads: usize, dim: usize, out: *mut u32) {
+pub(super) unsafe fn key_places<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads: usize, dim: usize, out: *mut u32) {
     let words = dim.div_ceil(GROUP) * (GROUP / 2);
     for (i, rows) in rows.as_chunks::<TOKENS>().0.iter().enumerate() {
         let stride = rows[1].addr().wrapping_sub(rows[0].addr());
@@ -180,7 +184,7 @@ pub(super) unsafe fn key_places<const WHOLE: bool>(rows: &BlockRows, heads: usiz
         for head in 0..heads {
             // SAFETY: the caller's promise; there is room for the places and the words of every head.
             unsafe {
-                let of_head = out.add(head * (PLACES + ATTENTION_BLOCK * words));
+                let of_head = out.add(head * key_words::<S>(2 * words));
                 let copies = of_head.add(PLACES + i * TOKENS * words);
                 if WHOLE && is_even {
                     of_head.cast::<Place>().add(i).write(Place { first: head_of(rows[0], head, dim), stride });
@@ -220,27 +224,42 @@ fn head_of(row: *const u8, head: usize, dim: usize) -> *const u8 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: &mut [__m512i; 16]) {
-    // Within quarters of 128 bits: rows 4i .. 4i + 4 to column c of every quarter.
     let mut quarters = [_mm512_setzero_si512(); 16];
-    for i in 0..4 {
-        let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
-        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        quarters[4 * i] = _mm512_unpacklo_epi64(ab, cd);
-        quarters[4 * i + 1] = _mm512_unpackhi_epi64(ab, cd);
-        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-        quarters[4 * i + 2] = _mm512_unpacklo_epi64(ab, cd);
-        quarters[4 * i + 3] = _mm512_unpackhi_epi64(ab, cd);
+    for (rows, quarters) in rows.as_chunks::<4>().0.iter().zip(quarters.as_chunks_mut::<4>().0) {
+        *quarters = words_as_rows(*rows);
     }
-    // Quarters themselves: word 4q + c has quarter q of every group of four rows.
     for c in 0..4 {
-        let [a, b, e, f] = [quarters[c], quarters[4 + c], quarters[8 + c], quarters[12 + c]];
-        let (ab, ef) = (_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(e, f));
-        rows[c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, ef);
-        rows[4 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, ef);
-        let (ab, ef) = (_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(e, f));
-        rows[8 + c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, ef);
-        rows[12 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, ef);
+        [rows[c], rows[4 + c], rows[8 + c], rows[12 + c]] =
+            quarters_as_rows([quarters[c], quarters[4 + c], quarters[8 + c], quarters[12 + c]]);
     }
+}
+
+/// Transposes words within each quarter of 128 bits: word w of row i to word i of row w.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn words_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// Transposes quarters of 128 bits: quarter q of row i to quarter i of row q.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn quarters_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (ab, cd) = (_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(c, d));
+    let (ab_high, cd_high) = (_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(c, d));
+    [
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd),
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(ab_high, cd_high),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_high, cd_high),
+    ]
 }
 
 /// Packs values of some heads, in the order of memory, with elements in the lanes:
@@ -255,7 +274,7 @@ pub(super) unsafe fn values<S: Sums, const WHOLE: bool>(rows: &BlockRows, heads:
     let all = rows;
     for (quad, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
         let (group, word) = (quad / 8, quad % 8);
-        if S::FEW > 0 {
+        if S::TILES {
             for ahead in all.iter().skip(4 * quad + AHEAD).take(4) {
                 fetch(*ahead, heads * dim * size_of::<u16>());
             }

@@ -2,6 +2,7 @@
 //! panel, 2 and 3 the scores of 16 tokens each, 4 weights, 5 and 6 keys or values, 7 queries.
 
 use super::super::PANEL_GROUP;
+use super::super::pack::{quarters_as_rows, words_as_rows};
 use super::{FEW, PANEL, Place, Products, QUERY_GROUP, Tile, fetch};
 use crate::cpu::amx::Config;
 use crate::cpu::fused::share;
@@ -120,7 +121,7 @@ unsafe fn few_sums(queries: usize, tile: Tile) {
             for (query, words) in words.iter_mut().take(queries).enumerate() {
                 *words = _mm512_loadu_si512(at(query).add(group * QUERY_GROUP).cast());
             }
-            for (i, words) in lanes_as_rows(words_as_rows(words)).into_iter().enumerate() {
+            for (i, words) in quarters_as_rows(words_as_rows(words)).into_iter().enumerate() {
                 _mm512_store_si512(packed.add(group * FEW_GROUP + i * 16).cast(), words);
             }
         }
@@ -129,7 +130,7 @@ unsafe fn few_sums(queries: usize, tile: Tile) {
             let places = *tile.panels.cast::<[Place; 2]>().add(panel);
             let scores = panel_scores(packed, places, tile.groups);
             for (half, scores) in scores.0.iter().enumerate() {
-                let rows = words_as_rows(lanes_as_rows(scores.map(|row| _mm512_loadu_si512(row.as_ptr().cast()))));
+                let rows = words_as_rows(quarters_as_rows(scores.map(|row| _mm512_loadu_si512(row.as_ptr().cast()))));
                 for (query, row) in rows.into_iter().take(queries).enumerate() {
                     let out = tile.out.byte_add(query * tile.out_stride).add(panel * PANEL + half * 16);
                     _mm512_store_si512(out.cast(), row);
@@ -179,38 +180,6 @@ unsafe fn panel_scores(queries: *const u32, [first, second]: [Place; 2], groups:
         );
         scores.assume_init()
     }
-}
-
-/// Transposes words within each quarter: word w of row i to word i of row w.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn words_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-    let [low, high] = [
-        [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)],
-        [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)],
-    ];
-    [
-        _mm512_unpacklo_epi64(low[0], low[1]),
-        _mm512_unpackhi_epi64(low[0], low[1]),
-        _mm512_unpacklo_epi64(high[0], high[1]),
-        _mm512_unpackhi_epi64(high[0], high[1]),
-    ]
-}
-
-/// Transposes quarters: quarter q of row i to quarter i of row q.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn lanes_as_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-    let [low, high] = [
-        [_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(c, d)],
-        [_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(c, d)],
-    ];
-    [
-        _mm512_shuffle_i32x4::<0b10_00_10_00>(low[0], low[1]),
-        _mm512_shuffle_i32x4::<0b11_01_11_01>(low[0], low[1]),
-        _mm512_shuffle_i32x4::<0b10_00_10_00>(high[0], high[1]),
-        _mm512_shuffle_i32x4::<0b11_01_11_01>(high[0], high[1]),
-    ]
 }
 
 /// `$start`, `$multiply` and `$store` of a group of one or two panels.

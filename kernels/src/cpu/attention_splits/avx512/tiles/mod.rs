@@ -6,7 +6,7 @@
 mod amx;
 mod amx_scalar;
 
-use super::pack::{self, PLACES, Place};
+use super::pack::{self, Place};
 use super::{PANEL, PANEL_GROUP, Sums, Tile};
 use crate::cpu::amx_scalar::tdpbf16ps;
 use crate::cpu::flush::MXCSR_FLUSHED;
@@ -38,7 +38,7 @@ pub(super) type AmxScalar = ByTiles<amx_scalar::Scalar>;
 pub(super) trait Products: Default {
     /// `out = sums`.
     unsafe fn sums(&mut self, queries: usize, tile: Tile);
-    /// The same with keys where they are, for up to [`FEW`] queries: the panels are [`PLACES`]. Prefetches as the tile says.
+    /// The same with keys where they are, for up to [`FEW`] queries: the panels are [`Place`]s. Prefetches as the tile says.
     unsafe fn few_sums(&mut self, queries: usize, tile: Tile);
     /// `out = out + sums`.
     unsafe fn add_sums(&mut self, queries: usize, tile: Tile);
@@ -60,9 +60,8 @@ impl<P: Products> Sums for ByTiles<P> {
             if tile.in_place {
                 self.0.few_sums(queries, tile);
             } else {
-                let panels = tile.panels.wrapping_add(PLACES);
                 fetch(tile, 0..tile.next_rows);
-                self.0.sums(queries, Tile { panels, ..tile });
+                self.0.sums(queries, tile);
             }
         }
     }
@@ -71,9 +70,7 @@ impl<P: Products> Sums for ByTiles<P> {
     unsafe fn scaled_sums(&mut self, seen: &[Range<usize>], tile: Tile, factors: &[f32]) {
         // SAFETY: the caller's promise.
         unsafe {
-            if !tile.next.is_null() {
-                fetch(tile, 0..tile.next_rows);
-            }
+            fetch(tile, 0..tile.next_rows);
             scale(tile, factors);
             let ends = seen.iter().any(|seen| seen.end < ATTENTION_BLOCK);
             let before = ends.then(|| Before::keep(seen.len(), tile));
