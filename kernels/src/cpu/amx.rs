@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
 /// Number of the component of tile data.
 const XFEATURE_XTILEDATA: libc::c_long = 18;
-/// Bits of CPUID leaf 7, register EDX: AMX-BF16 and AMX-TILE.
-const AMX_BITS: u32 = 1 << 22 | 1 << 24;
+/// Bits of CPUID leaf 7, register EDX: AMX-BF16, AMX-TILE and AMX-INT8.
+const AMX_BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
 
-/// Whether the processor has TDPBF16PS and the system lets this process use it; asked once.
+/// Whether the processor has TDPBF16PS and TDPBSSD, and the system lets this process use it; asked once.
 pub(super) fn usable() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(|| {

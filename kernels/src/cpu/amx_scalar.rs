@@ -1,4 +1,4 @@
-//! The product of tiles in scalar arithmetic.
+//! The products of tiles in scalar arithmetic.
 
 use crate::numerics::flushed::{add, fma};
 use half::bf16;
@@ -12,4 +12,9 @@ pub(super) fn tdpbf16ps(c: f32, a: &[u32], b: impl Iterator<Item = u32>) -> f32 
         odd = fma(high(a), high(b), odd);
     }
     add(c, add(even, odd))
+}
+
+/// TDPBSSD for one row and one lane: Intel's manual, volume 2.
+pub(super) fn tdpbssd(c: i32, a: &[i8], b: impl Iterator<Item = i8>) -> i32 {
+    a.iter().zip(b).fold(c, |sum, (a, b)| sum.wrapping_add(i32::from(*a) * i32::from(b)))
 }

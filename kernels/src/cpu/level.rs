@@ -21,7 +21,7 @@ pub enum SimdLevel {
     Avx512Vnni,
     /// The same with AVX512_BF16 (VDPBF16PS).
     Avx512Bf16,
-    /// The same with AMX_TILE and AMX_BF16 (TDPBF16PS), where the system lets this process use tiles.
+    /// The same with AMX_TILE, AMX_BF16 (TDPBF16PS) and AMX_INT8 (TDPBSSD), where the system lets this process use tiles.
     Amx,
 }
 

@@ -3,6 +3,8 @@
 //! Subnormals cannot occur, except as activations that become 0: every scale and minimum of weights is a multiple of 2^-24, hence so is every
 //! term, and a scale of activations is at least 2^-79 and a multiple of 2^-102. So every sum is a multiple of 2^-126: zero or normal.
 
+#[cfg(target_arch = "x86_64")]
+mod by_tiles;
 mod gemm;
 mod known;
 mod level;

@@ -146,7 +146,7 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             continue;
         }
         for format in StorageFormat::QUANTIZED {
-            for rows in (1..=18).chain([33]) {
+            for rows in (1..=18).chain([33, 69]) {
                 check(level, &threads[rows % 2], format, rows, [17, 40], 2);
             }
             check(level, &threads[1], format, 3, [200, 1], 9);

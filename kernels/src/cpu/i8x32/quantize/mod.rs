@@ -5,12 +5,16 @@ use super::level::Level;
 use crate::cpu::buffer::Buffer;
 use crate::cpu::source::Source;
 use crate::numerics::LARGEST_MIN;
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 mod simd;
 
 /// Most rows of a tile.
 pub(crate) const ROWS_MAX: usize = 16;
+
+/// Fewest rows that tiles take: unpacking a panel has to pay (48 rows gain little, 32 nothing).
+const TILED_ROWS: usize = 4 * ROWS_MAX;
 
 /// 32 activations of one row and what kernels need of them: 64 bytes.
 #[repr(C, align(64))]
@@ -52,8 +56,9 @@ impl Rows {
     pub(in crate::cpu) fn quantize(&mut self, level: Level, m: usize, k: usize, source: &mut Source<'_>) {
         assert!(k.is_multiple_of(BLOCK) && level.available(), "{k} elements");
         let blocks = k / BLOCK;
-        // Even heights: 17 rows are 9 and 8, not 16 and 1.
-        let height = m.div_ceil(m.div_ceil(ROWS_MAX).max(1)).max(1);
+        // Even heights: 17 rows are 9 and 8, not 16 and 1. Tiles take 16.
+        let even = m.div_ceil(m.div_ceil(ROWS_MAX).max(1)).max(1);
+        let height = if level.has_tiles() && m >= TILED_ROWS { ROWS_MAX } else { even };
         let bytes = m * blocks * size_of::<Record>();
         if self.records.bytes().len() < bytes {
             self.records = Buffer::zeroed(bytes / size_of::<u32>());
@@ -80,19 +85,34 @@ impl Rows {
         self.k
     }
 
+    /// How many blocks tiles can take: all or all but the last, or none where rows are few.
+    pub(crate) fn tiled_blocks(&self) -> usize {
+        if self.m >= TILED_ROWS && self.height == ROWS_MAX { self.m / ROWS_MAX } else { 0 }
+    }
+
     /// Blocks of rows.
     pub(crate) fn blocks(&self) -> usize {
         self.m.div_ceil(self.height)
     }
 
     /// The rows of block `block`.
-    pub(crate) fn block_rows(&self, block: usize) -> std::ops::Range<usize> {
+    pub(crate) fn block_rows(&self, block: usize) -> Range<usize> {
         (block * self.height).min(self.m)..((block + 1) * self.height).min(self.m)
     }
 
     /// Records `[k / 32, rows]` of block `block`.
     pub(crate) fn block(&self, block: usize) -> &[Record] {
-        let (rows, blocks) = (self.block_rows(block), self.k / BLOCK);
+        self.records_of(self.block_rows(block))
+    }
+
+    /// Records `[blocks, k / 32, rows]` of blocks of equal height.
+    pub(crate) fn whole_blocks(&self, blocks: Range<usize>) -> &[Record] {
+        self.records_of(self.block_rows(blocks.start).start..self.block_rows(blocks.end - 1).end)
+    }
+
+    /// Records of the rows of whole blocks.
+    fn records_of(&self, rows: Range<usize>) -> &[Record] {
+        let blocks = self.k / BLOCK;
         assert!(rows.end * blocks * size_of::<Record>() <= self.records.bytes().len());
         // SAFETY: `quantize` has written these records; the buffer is aligned to 64.
         unsafe {
@@ -111,7 +131,7 @@ unsafe fn quantize_row(level: Level, x: &[f32], to: *mut Record, stride: usize) 
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Vnni => simd::row_avx512(x, to, stride),
+            Level::Avx512Vnni | Level::Amx | Level::AmxScalar => simd::row_avx512(x, to, stride),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => simd::row_avx2(x, to, stride),
             _ => row(x, to, stride),
@@ -195,7 +215,7 @@ mod tests {
         x[96..128].fill(f32::from_bits(LARGEST_MIN.to_bits() - 1));
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let want = crate::reference::quantized::Activations::new(x);
-            let sum = |range: std::ops::Range<usize>| want.ints[range].iter().map(|q| i32::from(*q)).sum::<i32>();
+            let sum = |range: Range<usize>| want.ints[range].iter().map(|q| i32::from(*q)).sum::<i32>();
             for level in [Level::Portable, Level::Avx2, Level::Avx512Vnni].into_iter().filter(|level| level.available())
             {
                 let mut got = [record(&[1.0; BLOCK]); 2];

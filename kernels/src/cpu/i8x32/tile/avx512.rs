@@ -19,7 +19,7 @@ unsafe fn halves(at: *const u8) -> __m512 {
 
 /// The two scales of a block, or its scale and minimum (a format with one scale has it twice), of 16 features.
 #[inline(always)]
-unsafe fn scales<F: Stored>(group: *const u8, sub: usize) -> [__m512; 2] {
+pub(super) unsafe fn scales<F: Stored>(group: *const u8, sub: usize) -> [__m512; 2] {
     // SAFETY: the caller has AVX-512F and a group of this format at `group`.
     unsafe {
         let d = halves(group);
@@ -41,7 +41,7 @@ unsafe fn scales<F: Stored>(group: *const u8, sub: usize) -> [__m512; 2] {
 
 /// The 8 vectors of words of a block.
 #[inline(always)]
-unsafe fn words<F: Stored>(block: *const u8) -> [__m512i; 8] {
+pub(super) unsafe fn words<F: Stored>(block: *const u8) -> [__m512i; 8] {
     // SAFETY: the caller has AVX-512F and a block of this format at `block`.
     unsafe {
         let load = |v: usize| _mm512_loadu_si512(block.add(v * 64).cast());

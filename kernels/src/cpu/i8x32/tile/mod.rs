@@ -5,6 +5,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod tiles;
 
 use super::PANEL;
 use super::level::Level;
@@ -101,7 +103,7 @@ pub(crate) fn run(level: Level, format: Format, rows: usize, tile: &Tile<'_>, su
     assert!(tile.w.len() >= tile.blocks.end.div_ceil(layout.blocks) * layout.group());
     match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Vnni => {
+        Level::Avx512Vnni | Level::Amx | Level::AmxScalar => {
             // SAFETY: x and w hold the blocks, as checked; nothing makes this level where it is not available.
             unsafe { avx512::TILES[format as usize][rows - 1](tile, sums) }
         }
