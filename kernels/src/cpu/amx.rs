@@ -1,8 +1,10 @@
-//! Tiles: permission to use them, and their shapes.
+//! Tiles: permission to use them, their shapes, and their release.
 //!
 //! The state of tiles is 8 KiB of every thread, which Linux saves only for processes that ask for it (`Documentation/arch/x86/xstate.rst`).
 
+use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// `arch_prctl` code that asks for a component of the extended state.
@@ -50,13 +52,39 @@ impl Config {
     }
 }
 
+/// Configured tiles of this thread. They are released when this is dropped, so that the system need not save them.
+pub(super) struct Configured(PhantomData<*const ()>);
+
+impl Configured {
+    /// # Safety
+    /// The processor has tiles, and nothing else on this thread uses them while this exists.
+    pub(super) unsafe fn new(config: &Config) -> Self {
+        let mut configured = Self(PhantomData);
+        configured.change(config);
+        configured
+    }
+
+    /// Other shapes; all registers become zero.
+    pub(super) fn change(&mut self, config: &Config) {
+        // SAFETY: a valid configuration; the promise of `new`. The compiler uses no tile registers.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly, preserves_flags)) };
+    }
+}
+
+impl Drop for Configured {
+    fn drop(&mut self) {
+        // SAFETY: the processor has the instruction, by the promise of `new`.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    }
+}
+
 /// Whether this thread has tiles that the system must save: bit 18 of XGETBV(1) (Intel's manual, volume 1, 13.6).
 #[cfg(test)]
 pub(super) fn tiles_in_use() -> bool {
     let in_use: u32;
     // SAFETY: reads a register; a processor with tiles has the instruction and this argument.
     unsafe {
-        std::arch::asm!("xgetbv", in("ecx") 1, out("eax") in_use, out("edx") _, options(nomem, nostack, preserves_flags));
+        asm!("xgetbv", in("ecx") 1, out("eax") in_use, out("edx") _, options(nomem, nostack, preserves_flags));
     }
     in_use >> XFEATURE_XTILEDATA & 1 == 1
 }
@@ -66,28 +94,26 @@ mod tests {
     use super::*;
     use crate::cpu::SimdLevel;
     use baton_skips::{Need, skipped};
-    use std::arch::asm;
 
     #[test]
     fn tiles_are_in_use_until_they_are_released() {
         if !SimdLevel::Amx.available() {
             return skipped(Need::Amx, "tiles in use", "the processor has no AMX");
         }
-        let (config, row) = (Config::new([1]), [1u8; 64]);
-        // SAFETY: a valid configuration, and one row of 64 bytes. The compiler uses no tile registers.
+        // SAFETY: the processor has tiles; nothing else uses them here.
+        let configured = unsafe { Configured::new(&Config::new([1])) };
+        let row = [1u8; 64];
+        // SAFETY: one row of 64 bytes. The compiler uses no tile registers.
         unsafe {
             asm!(
-                "ldtilecfg [{config}]",
                 "tileloadd tmm0, [{row} + {stride}]",
-                config = in(reg) &config,
                 row = in(reg) &row,
                 stride = in(reg) 0usize,
                 options(nostack, readonly, preserves_flags),
             );
         }
         assert!(tiles_in_use());
-        // SAFETY: the processor has the instruction.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+        drop(configured);
         assert!(!tiles_in_use());
     }
 }

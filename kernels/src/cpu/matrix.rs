@@ -189,8 +189,12 @@ impl Matrix {
             Packed::Bf16(_) => bf16x32::rows(kernels.simd, self.k),
             Packed::I8(_) => i8x32::rows(self.k),
         };
-        let is_expanded = matches!(&self.groups[0], Packed::Bf16(weights) if !weights.has_words());
-        Tiles { rows_max, row_bytes, rows_min: if is_expanded { EXPANDED_ROWS } else { 1 } }
+        let rows_min = match &self.groups[0] {
+            Packed::Bf16(weights) if !weights.has_words() => EXPANDED_ROWS,
+            Packed::F32(_) | Packed::Bf16(_) => 1,
+            Packed::I8(_) => i8x32::rows_min(kernels.simd),
+        };
+        Tiles { rows_max, row_bytes, rows_min }
     }
 
     /// The group of a part, and its number there.

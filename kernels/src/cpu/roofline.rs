@@ -104,7 +104,8 @@ pub enum MatrixInstruction {
 }
 
 impl MatrixInstruction {
-    /// What a class can use here at best.
+    /// What the rates of a class are compared with here: the best that it can use, but for `i8x32` with AMX, whose products by TDPBSSD have
+    /// their bound at about the peak of VPDPBUSD.
     pub fn of(numerics: Numerics) -> Self {
         match numerics {
             Numerics::Bf16x32 if SimdLevel::Amx.available() => Self::Tdpbf16ps,
@@ -170,7 +171,7 @@ pub fn vdpbf16ps_peak(threads: usize) -> Option<f64> {
 /// Peak of TDPBSSD with all operands in registers, in 1e9 operations a second; `None` where it is not.
 pub fn amx_int8_peak(threads: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
-    if SimdLevel::Amx.available() && std::arch::x86_64::__cpuid_count(7, 0).edx & 1 << 25 != 0 {
+    if SimdLevel::Amx.available() {
         // SAFETY: the processor has the instruction, and the system lets this process use tiles. An operation has twice the products of
         // TDPBF16PS.
         return Some(2.0 * rate(threads, |_| unsafe { tile_chains!("tdpbssd") }) / 1e9);

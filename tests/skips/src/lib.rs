@@ -16,7 +16,7 @@ pub enum Need {
     Avx2,
     /// A processor with AVX-512 and its extensions VNNI and BF16.
     Avx512,
-    /// A processor with AMX (AMX_TILE and AMX_BF16), and a system that lets processes use it.
+    /// A processor with AMX (AMX_TILE, AMX_BF16 and AMX_INT8), and a system that lets processes use it.
     Amx,
     /// Network, mount and process namespaces of one's own: root, `unshare`, `ip`, `tc` and a TUN device.
     Namespaces,

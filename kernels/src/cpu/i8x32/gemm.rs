@@ -5,7 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::by_tiles::ByTiles;
 use super::level::Level;
-use super::quantize::{ROWS_MAX, Record, Rows};
+use super::quantize::{ROWS_MAX, Record, Rows, TILED_ROWS};
 use super::tile::{self, Sums, Tile, TileSums};
 use super::{BLOCK, PANEL};
 use crate::cpu::stored::{Format, Weights};
@@ -14,6 +14,9 @@ use std::ops::Range;
 
 /// Bytes of x that stay in the second-level cache (1 MiB a core, or more) while panels pass by.
 const ROW_BYTES: usize = 512 << 10;
+
+/// The same with AMX, whose processors have 2 MiB.
+const ROW_BYTES_TILED: usize = 1 << 20;
 
 /// Bytes ahead that weights are prefetched into the second-level cache. Into the first, the requests take the places of those that the
 /// hardware makes by itself: 4 rows then run at 15 instead of 19 GB/s (Zen 4, one thread). 2 KiB are too few, 32 KiB too many.
@@ -37,14 +40,15 @@ impl Epilogue for Target {
 
     #[inline(always)]
     fn expect(&self, row: usize, first: usize) {
-        Target::expect::<1>(*self, row, first);
+        Target::expect::<PANEL>(*self, row, first);
     }
 }
 
 /// Blocks of rows that pass over the panels together.
-fn pass(x: &Rows) -> usize {
-    let passes = (x.m() * x.k() / BLOCK * size_of::<Record>()).div_ceil(ROW_BYTES).clamp(1, x.blocks().max(1));
-    x.blocks().div_ceil(passes).max(1)
+fn pass(level: Level, x: &Rows) -> usize {
+    let (row_bytes, least) = if level.has_tiles() { (ROW_BYTES_TILED, TILED_ROWS / ROWS_MAX) } else { (ROW_BYTES, 1) };
+    let passes = (x.m() * x.k() / BLOCK * size_of::<Record>()).div_ceil(row_bytes).clamp(1, x.blocks().max(1));
+    x.blocks().div_ceil(passes).max(least)
 }
 
 /// `sum_k x[m][k] * w[n][k]` for the rows of `blocks` and the features of `panels`.
@@ -60,16 +64,17 @@ pub(super) fn gemm(
     epilogue: &mut impl Epilogue,
 ) {
     assert!(x.k() == w.k() && panels.end <= w.panels() && level.available());
-    let (per_pass, k_blocks) = (pass(x), x.k() / BLOCK);
+    let (per_pass, k_blocks) = (pass(level, x), x.k() / BLOCK);
     let mut sums: TileSums = [Sums([0.0; PANEL]); ROWS_MAX];
     #[cfg(target_arch = "x86_64")]
-    let mut tiles = ByTiles::new(level, x, w, &blocks);
+    // SAFETY: other tiles of this function are no tiles of AMX, and epilogues only store.
+    let mut tiles = unsafe { ByTiles::new(level, x, w) };
     for from in blocks.clone().step_by(per_pass) {
         let to = (from + per_pass).min(blocks.end);
         for panel in panels.clone() {
             let rest = from;
             #[cfg(target_arch = "x86_64")]
-            let rest = tiles.as_mut().map_or(rest, |tiles| tiles.run(x, w, from..to, panel, epilogue));
+            let rest = tiles.as_mut().map_or(rest, |tiles| tiles.run(from..to, panel, epilogue));
             for block in rest..to {
                 let rows = x.block_rows(block);
                 // One row leaves the hardware time to read ahead by itself, which is 10 % faster, unless weights have twice the bytes.

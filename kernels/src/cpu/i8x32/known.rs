@@ -12,12 +12,13 @@ use crate::device::DeviceError;
 /// Blocks of K of a case.
 const BLOCKS: usize = 3;
 
-/// One row of x and one feature in Q4_1 or Q8_0, a few values of which are not zero.
+/// One row of x and one feature in Q4_1, Q8_0 or Q6_K, a few values of which are not zero.
 struct Case {
     format: Format,
     /// Element k of x and its value. A block's first is its largest.
     x: &'static [(usize, f32)],
-    /// For each block d and, in Q4_1, m, as bits of f16; of all integers of w.
+    /// For each block d and, in Q4_1, m, as bits of f16; of all integers of w. In Q6_K the first is of all blocks, and m the scales of the first
+    /// and the second 16 of each.
     w: [(u16, u16, i8); BLOCKS],
     /// Bits of the sum; any NaN equals any other.
     expected: u32,
@@ -65,6 +66,10 @@ const CASES: &[Case] = &[
     // What is not finite makes the row NaN, also against zeros.
     case(Format::Q8_0, &[(0, f32::INFINITY), (1, 1.0)], [NONE, (ONE, 0, 1), NONE], NAN),
     case(Format::Q4_1, &[(70, f32::NAN)], [(ONE, ONE, 1), NONE, NONE], NAN),
+    // Two scales of a block: the product with the first is rounded, then that with the second is added in one rounding. Exchanged, or with two
+    // roundings, the last bits are others.
+    case(Format::Q6K, HALVES, [(THIRD, u16::from_le_bytes([77, 113]), -23), NONE, NONE], 0xc606_dec7),
+    case(Format::Q6K, HALVES, [(THIRD, u16::from_le_bytes([77, 143]), 31), NONE, NONE], 0xc405_1eff),
 ];
 
 /// Every value of the first block -1.
@@ -90,20 +95,37 @@ const EVENS: &[(usize, f32)] = &{
     all
 };
 
+/// Values of both halves of two blocks.
+const HALVES: &[(usize, f32)] = &[(0, 2.9), (1, 3.7), (15, -1.7), (16, -2.8), (31, 4.6), (40, 2.1), (60, 3.4)];
+
 const fn case(format: Format, x: &'static [(usize, f32)], w: [(u16, u16, i8); BLOCKS], expected: u32) -> Case {
     Case { format, x, w, expected }
 }
 
 impl Case {
-    fn x(&self) -> [f32; BLOCKS * BLOCK] {
-        let mut x = [0.0; BLOCKS * BLOCK];
+    /// Elements of a row.
+    fn k(&self) -> usize {
+        if self.format == Format::Q6K { 256 } else { BLOCKS * BLOCK }
+    }
+
+    fn x(&self) -> Vec<f32> {
+        let mut x = vec![0.0; self.k()];
         self.x.iter().for_each(|&(k, value)| x[k] = value);
         x
     }
 
     /// The feature as stored in a file.
     fn stored(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(BLOCKS * 34);
+        let mut bytes = Vec::with_capacity(210);
+        if self.format == Format::Q6K {
+            let (d, scales, q) = self.w[0];
+            let q = (q + 32) as u8;
+            bytes.extend([(q & 15) * 17; 128]);
+            bytes.extend([(q >> 4) * 0b0101_0101; 64]);
+            bytes.extend(scales.to_le_bytes().repeat(8));
+            bytes.extend(d.to_le_bytes());
+            return bytes;
+        }
         for (d, m, q) in self.w {
             bytes.extend(d.to_le_bytes());
             match self.format {
@@ -142,11 +164,11 @@ fn same(a: f32, b: f32) -> bool {
 pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceError> {
     let (threads, level, mut rows) = (Threads::none(), Level::of(level), Rows::default());
     for case in CASES {
-        let w = Weights::pack(&threads, case.format, PANEL, BLOCKS * BLOCK, &case.stored().repeat(PANEL))?;
+        let w = Weights::pack(&threads, case.format, PANEL, case.k(), &case.stored().repeat(PANEL))?;
         let mut check = Check { expected: case.expected, right: true };
         for count in [69, 5, 1] {
             let x = case.x().repeat(count);
-            rows.quantize(level, count, BLOCKS * BLOCK, &mut Source::dense(&x, BLOCKS * BLOCK));
+            rows.quantize(level, count, case.k(), &mut Source::dense(&x, case.k()));
             gemm(level, &rows, &w, 0..rows.blocks(), 0..1, &mut check);
         }
         if !check.right {

@@ -28,6 +28,11 @@ pub(super) fn rows(k: usize) -> (usize, usize) {
     (quantize::ROWS_MAX, k / BLOCK * size_of::<quantize::Record>())
 }
 
+/// Rows that have to pass over a panel together, if there are so many.
+pub(super) fn rows_min(level: SimdLevel) -> usize {
+    if Level::of(level).has_tiles() { quantize::TILED_ROWS } else { 1 }
+}
+
 /// Quantizes `m` rows of `k` elements.
 pub(super) fn quantize(level: SimdLevel, m: usize, k: usize, source: &mut Source<'_>, to: &mut Rows) {
     to.quantize(Level::of(level), m, k, source);

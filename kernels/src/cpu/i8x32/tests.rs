@@ -145,6 +145,9 @@ fn every_instruction_set_has_the_bits_of_the_scalar() {
             skipped(need(level), "i8x32 on an instruction set", format!("the processor has no {level:?}"));
             continue;
         }
+        if level == SimdLevel::AmxScalar && !SimdLevel::Avx512Vnni.available() {
+            skipped(Need::Avx512, "i8x32 over a scalar TDPBSSD", "its loops need AVX512_VNNI");
+        }
         for format in StorageFormat::QUANTIZED {
             for rows in (1..=18).chain([33, 69]) {
                 check(level, &threads[rows % 2], format, rows, [17, 40], 2);

@@ -180,7 +180,8 @@ pub(super) unsafe fn key_places<S: Sums, const WHOLE: bool>(rows: &BlockRows, he
     let words = dim.div_ceil(GROUP) * (GROUP / 2);
     for (i, rows) in rows.as_chunks::<TOKENS>().0.iter().enumerate() {
         let stride = rows[1].addr().wrapping_sub(rows[0].addr());
-        let is_even = rows.iter().enumerate().all(|(token, row)| *row == rows[0].wrapping_add(token * stride));
+        let is_even =
+            rows.iter().enumerate().all(|(token, row)| *row == rows[0].wrapping_add(token.wrapping_mul(stride)));
         for head in 0..heads {
             // SAFETY: the caller's promise; there is room for the places and the words of every head.
             unsafe {

@@ -14,7 +14,7 @@ mod simd;
 pub(crate) const ROWS_MAX: usize = 16;
 
 /// Fewest rows that tiles take: unpacking a panel has to pay (48 rows gain little, 32 nothing).
-const TILED_ROWS: usize = 4 * ROWS_MAX;
+pub(crate) const TILED_ROWS: usize = 4 * ROWS_MAX;
 
 /// 32 activations of one row and what kernels need of them: 64 bytes.
 #[repr(C, align(64))]

@@ -1,12 +1,12 @@
 //! The arithmetic of one tile: some rows times one panel, over some blocks of K.
 
 #[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod tiles;
 
 use super::PANEL;
 use super::level::Level;

@@ -4,7 +4,7 @@
 use super::super::PANEL_GROUP;
 use super::super::pack::{quarters_as_rows, words_as_rows};
 use super::{FEW, PANEL, Place, Products, QUERY_GROUP, Tile, fetch};
-use crate::cpu::amx::Config;
+use crate::cpu::amx::{Config, Configured};
 use crate::cpu::fused::share;
 use crate::cpu::lines::Lines;
 use std::arch::asm;
@@ -18,21 +18,12 @@ thread_local! {
     static QUERIES: Cell<Lines> = const { Cell::new(Lines::new()) };
 }
 
-/// The registers during a task. They are configured for some queries, which takes longer than to multiply, and released at the end, so that the
-/// system need not save them.
+/// The registers during a task. They are configured for some queries, which takes longer than to multiply.
 #[derive(Default)]
 pub(in super::super) struct Registers {
+    configured: Option<Configured>,
     /// Queries that they are configured for; 0 if they are not.
     queries: usize,
-}
-
-impl Drop for Registers {
-    fn drop(&mut self) {
-        if self.queries > 0 {
-            // SAFETY: the processor has the instruction, since they were configured.
-            unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
-        }
-    }
 }
 
 /// For processors with [`crate::cpu::SimdLevel::Amx`], where nothing else on this thread uses the registers before these are dropped.
@@ -77,8 +68,11 @@ impl Registers {
                 let few = 4 * FEW as u16;
                 Config::of([(rows, 64), (rows, 64), (16, few), (16, few), (rows, 64), (16, 64), (16, 64), (16, few)])
             };
-            // SAFETY: a valid configuration. The compiler uses no tile registers.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags)) };
+            match &mut self.configured {
+                Some(configured) => configured.change(&config),
+                // SAFETY: the caller's promise: the level has tiles, which nothing else on this thread uses during a task.
+                None => self.configured = Some(unsafe { Configured::new(&config) }),
+            }
             self.queries = queries;
         }
     }

@@ -3,8 +3,8 @@
 //! The sums of each block go through memory to vectors, which scale them. The loop is one over all blocks of all rows, so that the tile of one
 //! block and the vectors of the block before it overlap at the ends of rows too.
 
-mod amx;
-mod amx_scalar;
+mod scalar;
+mod tdpbssd;
 
 use super::avx512::{scales, words};
 use super::{PANEL, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0, Stored, Sums, Tile, TileSums};
@@ -27,58 +27,59 @@ pub(crate) struct Unpacked {
 #[repr(C, align(64))]
 struct Dots([[[i32; 16]; ROWS_MAX]; 2]);
 
-/// What multiplies. It holds the sums of two blocks, of number 0 and 1.
+/// What multiplies. It holds the sums of two blocks, in slots 0 and 1.
 trait Product {
-    /// Sets sums `SLOT` to the dots of 16 records with a block; `halves` are apart if this was made for that.
+    /// Sets the sums of `SLOT` to the dots of 16 records with a block, of its halves if they are apart.
     ///
     /// # Safety
-    /// `x` has 16 records, `w` a block.
-    unsafe fn multiply<const SLOT: usize>(&mut self, halves: bool, x: *const Record, w: *const Unpacked);
+    /// `x` has 16 records, `w` a block. Halves are apart if this was made for that.
+    unsafe fn multiply<const SLOT: usize, const HALVES: bool>(&mut self, x: *const Record, w: *const Unpacked);
 
-    /// Stores sums `SLOT`.
+    /// Stores the sums of `SLOT`.
     ///
     /// # Safety
-    /// `to` is valid for writes.
-    unsafe fn store<const SLOT: usize>(&mut self, halves: bool, to: *mut Dots);
+    /// `to` is valid for writes. Halves are apart if this was made for that.
+    unsafe fn store<const SLOT: usize, const HALVES: bool>(&mut self, to: *mut Dots);
 }
 
-/// Tiles of this thread, until dropped.
-pub(crate) enum Tiles {
-    Amx(amx::Tiles),
-    Scalar(Box<amx_scalar::Tiles>),
+/// Products of a kind of formats by tiles of this thread, which are released when this is dropped.
+pub(crate) struct Tiles {
+    kind: Kind,
+    registers: Registers,
+}
+
+enum Registers {
+    Amx(tdpbssd::Registers),
+    Scalar(Box<scalar::Registers>),
 }
 
 impl Tiles {
-    /// For weights of a format; `None` if the level has no tiles.
-    pub(crate) fn new(level: Level, format: Format) -> Option<Self> {
-        let halves = matches!(format.kind(), Kind::Two);
-        match level {
-            // SAFETY: nothing makes this level where the processor does not have it.
-            Level::Amx => Some(Self::Amx(unsafe { amx::Tiles::new(halves) })),
-            Level::AmxScalar => Some(Self::Scalar(Box::default())),
-            _ => None,
-        }
+    /// `None` if the level has no tiles.
+    ///
+    /// # Safety
+    /// Nothing else on this thread uses tiles while this exists.
+    pub(crate) unsafe fn new(level: Level, kind: Kind) -> Option<Self> {
+        let registers = match level {
+            // SAFETY: nothing makes this level where the processor does not have it; the caller's promise.
+            Level::Amx => Registers::Amx(unsafe { tdpbssd::Registers::new(matches!(kind, Kind::Two)) }),
+            Level::AmxScalar => Registers::Scalar(Box::default()),
+            _ => return None,
+        };
+        Some(Self { kind, registers })
     }
 
-    /// Products of blocks of 16 rows, whose records `[blocks, k / 32, 16]` follow one another, with a panel; `epilogue` takes
+    /// Products of blocks of 16 rows, whose records `[blocks, k / 32, 16]` follow one another, with a panel of this kind; `epilogue` takes
     /// the sums from a row and feature on.
     ///
     /// # Panics
     /// If the records are not whole blocks.
-    pub(crate) fn run(
-        &mut self,
-        format: Format,
-        x: &[Record],
-        w: &[Unpacked],
-        at: (usize, usize),
-        epilogue: &mut impl Epilogue,
-    ) {
+    pub(crate) fn run(&mut self, x: &[Record], w: &[Unpacked], at: (usize, usize), epilogue: &mut impl Epilogue) {
         assert!(!w.is_empty() && x.len().is_multiple_of(w.len() * ROWS_MAX));
-        // SAFETY: as asserted; levels with tiles have AVX-512.
+        // SAFETY: as asserted; levels with tiles have AVX-512; the registers were made for this kind.
         unsafe {
-            match self {
-                Self::Amx(tiles) => run(tiles, format.kind(), x, w, at, epilogue),
-                Self::Scalar(tiles) => run(&mut **tiles, format.kind(), x, w, at, epilogue),
+            match &mut self.registers {
+                Registers::Amx(registers) => run(registers, self.kind, x, w, at, epilogue),
+                Registers::Scalar(registers) => run(&mut **registers, self.kind, x, w, at, epilogue),
             }
         }
     }
@@ -189,9 +190,9 @@ unsafe fn run(
     // SAFETY: the caller's promise.
     unsafe {
         match kind {
-            Kind::Min => run_kind::<Q4_1>(product, x, w, at, epilogue),
-            Kind::One => run_kind::<Q8_0>(product, x, w, at, epilogue),
-            Kind::Two => run_kind::<Q6K>(product, x, w, at, epilogue),
+            Kind::Min => run_kind::<Q4_1, false>(product, x, w, at, epilogue),
+            Kind::One => run_kind::<Q8_0, false>(product, x, w, at, epilogue),
+            Kind::Two => run_kind::<Q6K, true>(product, x, w, at, epilogue),
         }
     }
 }
@@ -199,9 +200,9 @@ unsafe fn run(
 /// [`Tiles::run`] for all formats of the kind of `F`.
 ///
 /// # Safety
-/// The processor has AVX-512 and what the product needs; x holds whole blocks of rows.
+/// The processor has AVX-512; x holds whole blocks of rows; the product was made for a kind with halves or without.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn run_kind<F: Stored>(
+unsafe fn run_kind<F: Stored, const HALVES: bool>(
     product: &mut impl Product,
     x: &[Record],
     w: &[Unpacked],
@@ -209,8 +210,8 @@ unsafe fn run_kind<F: Stored>(
     epilogue: &mut impl Epilogue,
 ) {
     let kind = const { F::FORMAT.kind() };
-    let halves = matches!(kind, Kind::Two);
     let total = x.len() / ROWS_MAX;
+    let end_row = first_row + total / w.len() * ROWS_MAX;
     let mut dots = [const { MaybeUninit::<Dots>::uninit() }; 2];
     let dots = dots.each_mut().map(MaybeUninit::as_mut_ptr);
     let mut acc = [_mm512_setzero_ps(); ROWS_MAX];
@@ -222,10 +223,10 @@ unsafe fn run_kind<F: Stored>(
         ($turn:expr, $slot:literal, $before:literal) => {
             let turn = $turn;
             if 1 <= turn && turn <= total {
-                product.store::<$before>(halves, dots[$before]);
+                product.store::<$before, HALVES>(dots[$before]);
             }
             if turn < total {
-                product.multiply::<$slot>(halves, x.as_ptr().add(turn * ROWS_MAX), w.as_ptr().add(to_multiply));
+                product.multiply::<$slot, HALVES>(x.as_ptr().add(turn * ROWS_MAX), w.as_ptr().add(to_multiply));
                 to_multiply = if to_multiply + 1 == w.len() { 0 } else { to_multiply + 1 };
             }
             if 2 <= turn && turn < total + 2 {
@@ -241,7 +242,9 @@ unsafe fn run_kind<F: Stored>(
                     }
                     for (i, sums) in sums.iter().enumerate() {
                         epilogue.put(row + i, feature, &sums.0);
-                        epilogue.expect(row + i + ROWS_MAX, feature);
+                        if row + ROWS_MAX < end_row {
+                            epilogue.expect(row + ROWS_MAX + i, feature);
+                        }
                     }
                     (to_scale, row) = (0, row + ROWS_MAX);
                 }

@@ -1,4 +1,4 @@
-//! The tiles of [`super::amx`] over a scalar TDPBSSD, so that packing and loops are tested on processors without it.
+//! A scalar TDPBSSD, so that packing and loops are tested on processors without it.
 
 use super::{Dots, Product, Unpacked};
 use crate::cpu::amx_scalar::tdpbssd;
@@ -6,14 +6,14 @@ use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
 
 /// Sums of the two slots.
 #[derive(Default)]
-pub(crate) struct Tiles([[[[i32; 16]; ROWS_MAX]; 2]; 2]);
+pub(super) struct Registers([[[[i32; 16]; ROWS_MAX]; 2]; 2]);
 
-impl Product for Tiles {
-    unsafe fn multiply<const SLOT: usize>(&mut self, halves: bool, x: *const Record, w: *const Unpacked) {
+impl Product for Registers {
+    unsafe fn multiply<const SLOT: usize, const HALVES: bool>(&mut self, x: *const Record, w: *const Unpacked) {
         // SAFETY: the caller's promise.
         let (x, w) = unsafe { (std::slice::from_raw_parts(x, ROWS_MAX), &*w) };
-        let lines = if halves { 4 } else { 8 };
-        for (half, sums) in self.0[SLOT].iter_mut().enumerate().take(if halves { 2 } else { 1 }) {
+        let (halves, lines) = if HALVES { (2, 4) } else { (1, 8) };
+        for (half, sums) in self.0[SLOT].iter_mut().enumerate().take(halves) {
             let at = half * lines;
             for (sums, x) in sums.iter_mut().zip(x) {
                 for (feature, sum) in sums.iter_mut().enumerate() {
@@ -24,8 +24,8 @@ impl Product for Tiles {
         }
     }
 
-    unsafe fn store<const SLOT: usize>(&mut self, halves: bool, to: *mut Dots) {
-        for half in 0..if halves { 2 } else { 1 } {
+    unsafe fn store<const SLOT: usize, const HALVES: bool>(&mut self, to: *mut Dots) {
+        for half in 0..if HALVES { 2 } else { 1 } {
             // SAFETY: the caller's promise.
             unsafe { (&raw mut (*to).0[half]).write(self.0[SLOT][half]) };
         }

@@ -1,39 +1,34 @@
 //! TDPBSSD.
 
 use super::{Dots, Product, Unpacked};
-use crate::cpu::amx::Config;
+use crate::cpu::amx::{Config, Configured};
 use crate::cpu::i8x32::quantize::{ROWS_MAX, Record};
 use std::arch::asm;
 
-/// Configured tiles, which are released when dropped, so that the system need not save them.
-///
 /// Registers: 0 and 1 the sums of slot 0 (the second for second halves), 2 and 3 those of slot 1; 4 activations, 5 weights.
-pub(crate) struct Tiles(());
+pub(super) struct Registers {
+    /// Whether halves of a block are apart.
+    halves: bool,
+    _configured: Configured,
+}
 
-impl Tiles {
+impl Registers {
     /// # Safety
-    /// The processor has tiles, which this thread does not use.
+    /// As [`Configured::new`].
     pub(super) unsafe fn new(halves: bool) -> Self {
         let rows = ROWS_MAX as u8;
         // 16 or 32 k of each row, in lines of 4.
         let (x, w) = if halves { ((rows, 16), (4, 64)) } else { ((rows, 32), (8, 64)) };
         let config = Config::of([(rows, 64), (rows, 64), (rows, 64), (rows, 64), x, w]);
-        // SAFETY: a valid configuration; the compiler uses no tile registers.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
-        Self(())
+        // SAFETY: the caller's promise.
+        Self { halves, _configured: unsafe { Configured::new(&config) } }
     }
 }
 
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: this thread has configured tiles.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
-    }
-}
-
-impl Product for Tiles {
+impl Product for Registers {
     #[inline(always)]
-    unsafe fn multiply<const SLOT: usize>(&mut self, halves: bool, x: *const Record, w: *const Unpacked) {
+    unsafe fn multiply<const SLOT: usize, const HALVES: bool>(&mut self, x: *const Record, w: *const Unpacked) {
+        debug_assert_eq!(HALVES, self.halves);
         // SAFETY: reads 16 records and a block; the compiler uses no tile registers.
         unsafe {
             asm!(
@@ -44,7 +39,7 @@ impl Product for Tiles {
                 sums = const 2 * SLOT, x = in(reg) x, w = in(reg) w, line = in(reg) 64usize,
                 options(nostack, readonly, preserves_flags),
             );
-            if halves {
+            if HALVES {
                 asm!(
                     "tilezero tmm{sums}",
                     "tileloadd tmm5, [{w} + {line} + 256]",
@@ -58,7 +53,7 @@ impl Product for Tiles {
     }
 
     #[inline(always)]
-    unsafe fn store<const SLOT: usize>(&mut self, halves: bool, to: *mut Dots) {
+    unsafe fn store<const SLOT: usize, const HALVES: bool>(&mut self, to: *mut Dots) {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(
@@ -66,7 +61,7 @@ impl Product for Tiles {
                 sums = const 2 * SLOT, to = in(reg) to, line = in(reg) 64usize,
                 options(nostack, preserves_flags),
             );
-            if halves {
+            if HALVES {
                 asm!(
                     "tilestored [{to} + {line} + 1024], tmm{sums}",
                     sums = const 2 * SLOT + 1, to = in(reg) to, line = in(reg) 64usize,
