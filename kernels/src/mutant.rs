@@ -109,7 +109,8 @@ impl HostKernels for Mutant {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-        let f32fma = matches!(self.numerics(), Numerics::F32Fma { .. });
+        let class = self.numerics();
+        let f32fma = matches!(class, Numerics::F32Fma { .. });
         match self.kind {
             MutantKind::ChunkStart if f32fma => {
                 let starts = |segment: &StepSegment, t| t % ATTENTION_SLAB == segment.position % ATTENTION_SLAB;
@@ -118,11 +119,17 @@ impl HostKernels for Mutant {
             MutantKind::ChunkStart => {
                 let lead =
                     |segment: &StepSegment| segment.position.next_multiple_of(ATTENTION_BLOCK) - segment.position;
-                attention_splits::attend_cut(step, q, scores, out, |segment| Cut { lead: lead(segment), before: 0 });
+                attention_splits::attend_cut(class, step, q, scores, out, |segment| Cut {
+                    lead: lead(segment),
+                    before: 0,
+                });
             }
             MutantKind::SplitStart if !f32fma => {
                 let before = |segment: &StepSegment| segment.position - segment.position % ATTENTION_BLOCK;
-                attention_splits::attend_cut(step, q, scores, out, |segment| Cut { lead: 0, before: before(segment) });
+                attention_splits::attend_cut(class, step, q, scores, out, |segment| Cut {
+                    lead: 0,
+                    before: before(segment),
+                });
             }
             _ => self.reference.attend(step, q, scores, out),
         }

@@ -49,6 +49,7 @@ impl Matrix {
         let layout = match kernels.numerics {
             Numerics::F32Fma { .. } => "panels",
             Numerics::Bf16x32 | Numerics::I8x32 => bf16x32::layout(kernels.simd),
+            Numerics::TensorCore { .. } => unreachable!("refused at the start"),
         };
         let order = if cfg!(target_endian = "big") { "big" } else { "little" };
         format!("cpu {layout} {PACKING_REVISION} {order}-endian")
@@ -151,7 +152,8 @@ impl Packed {
     fn of_stored(kernels: &CpuKernels, parts: Vec<stored::Weights>) -> Self {
         match kernels.numerics {
             Numerics::I8x32 => Self::I8(parts),
-            Numerics::F32Fma { .. } | Numerics::Bf16x32 => Self::Bf16(bf16x32::Weights::stored(kernels.simd, parts)),
+            Numerics::F32Fma { .. } | Numerics::TensorCore { .. } => unreachable!("these keep no stored parts"),
+            Numerics::Bf16x32 => Self::Bf16(bf16x32::Weights::stored(kernels.simd, parts)),
         }
     }
 

@@ -138,6 +138,10 @@ impl CpuKernels {
             let message = format!("{} threads; 1 to {}", config.threads, CpuConfig::THREADS_MAX);
             return Err(DeviceError::Shape { op: "cpu", message });
         }
+        if let Numerics::TensorCore { cores, .. } = config.numerics {
+            let message = format!("class {} is that of GPUs", cores.name());
+            return Err(DeviceError::Shape { op: "cpu", message });
+        }
         let threads = Threads::start(config.threads)
             .map_err(|e| DeviceError::Failed(format!("cannot start {} threads: {e}", config.threads)))?;
         let panels = f32fma::PanelVectors::of(simd);
@@ -212,6 +216,7 @@ impl HostKernels for CpuKernels {
             Numerics::Bf16x32 | Numerics::I8x32 => {
                 attention_splits::attend(&self.threads, self.simd, step, q, scores, out)
             }
+            Numerics::TensorCore { .. } => unreachable!("refused at the start"),
         }
     }
 

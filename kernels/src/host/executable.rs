@@ -194,8 +194,10 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         let pool = PoolBinding::try_new(memory, map, &self.program, self.bounds, self.sizes.vocab)?;
         let numerics = self.shared.kernels.numerics();
         let dtypes = pool.groups().iter().flat_map(|kv| kv.planes().map(|plane| kv.dtype(plane)));
-        if let Some(dtype) = { dtypes }.find(|dtype| !numerics.takes_kv(*dtype)) {
-            let message = format!("class {numerics} attends to KV in bf16, the pool has {dtype}");
+        if let Some(takes) = numerics.kv()
+            && let Some(dtype) = { dtypes }.find(|dtype| *dtype != takes)
+        {
+            let message = format!("class {numerics} attends to KV in {takes}, the pool has {dtype}");
             return Err(DeviceError::Shape { op: "bind", message });
         }
         self.pool = Some(pool);

@@ -67,6 +67,7 @@ pub(super) fn qkv<K: HostKernels>(
             x.chunks_exact_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
         }
     }
+    [&mut *q, &mut *k, &mut *v].into_iter().for_each(|x| kernels.numerics().round_products(x));
     if let Some([query, key]) = op.head_norms {
         for (x, norm) in [(&mut *q, query), (&mut *k, key)] {
             let heads = room(heads, x.len());
@@ -107,6 +108,7 @@ pub(super) fn gate_up<K: HostKernels>(
             adapted.add(kernels, linear, normed, y);
         }
     }
+    [&mut *inner, &mut *up].into_iter().for_each(|x| kernels.numerics().round_products(x));
     kernels.silu_mul(inner, up);
 }
 

@@ -1,5 +1,6 @@
 //! The arithmetics that backends compute, see `docs/numerics.md`.
 
+use super::{Half, TensorCore};
 use baton_types::{Dtype, WeightFormat};
 use std::fmt;
 
@@ -15,6 +16,13 @@ pub enum Numerics {
     Bf16x32,
     /// int8 activations with a scale for each 32, weights as they are stored.
     I8x32,
+    /// The dot product of tensor cores.
+    TensorCore {
+        /// Whose arithmetic.
+        cores: TensorCore,
+        /// Format of matrices, of their inputs and of KV.
+        half: Half,
+    },
 }
 
 impl Default for Numerics {
@@ -30,6 +38,7 @@ impl Numerics {
             Self::F32Fma { .. } => "f32fma",
             Self::Bf16x32 => "bf16x32",
             Self::I8x32 => "i8x32",
+            Self::TensorCore { cores, .. } => cores.name(),
         }
     }
 
@@ -39,12 +48,24 @@ impl Numerics {
             Self::F32Fma { weights } => WeightFormat::Elements(weights),
             Self::Bf16x32 => WeightFormat::Elements(Dtype::Bf16),
             Self::I8x32 => WeightFormat::Stored,
+            Self::TensorCore { half, .. } => WeightFormat::Elements(half.dtype()),
         }
     }
 
-    /// Whether KV of this element type can be attended to.
-    pub fn takes_kv(self, dtype: Dtype) -> bool {
-        matches!(self, Self::F32Fma { .. }) || dtype == Dtype::Bf16
+    /// The element type of KV that it attends to; `None`: any.
+    pub const fn kv(self) -> Option<Dtype> {
+        match self {
+            Self::F32Fma { .. } => None,
+            Self::Bf16x32 | Self::I8x32 => Some(Dtype::Bf16),
+            Self::TensorCore { half, .. } => Some(half.dtype()),
+        }
+    }
+
+    /// Rounds outputs of a product that are not added to the residual stream, bias included. Logits stay as they are.
+    pub fn round_products(self, outputs: &mut [f32]) {
+        if let Self::TensorCore { half, .. } = self {
+            outputs.iter_mut().for_each(|x| *x = half.round(*x));
+        }
     }
 }
 

@@ -2,12 +2,16 @@
 
 mod class;
 mod exp;
+mod exp2;
 pub mod flushed;
 pub mod lanes;
 pub mod round;
+pub mod tensor_core;
 
 pub use class::Numerics;
 pub use exp::{exp, silu};
+pub use exp2::exp2;
+pub use tensor_core::{Half, TensorCore};
 
 /// Revision of the canonical orders, of sampling too. Increase it with any change that can change a bit or a token.
 pub const KERNEL_REVISION: u32 = 2;
@@ -25,7 +29,7 @@ pub const QUANTIZED_BLOCK: usize = 32;
 /// weights are multiples of 2^-24.
 pub(crate) const LARGEST_MIN: f32 = f32::from_bits((127 - 72) << 23);
 
-/// Tokens of one split of attention in `bf16x32` and `i8x32`, counted from position 0.
+/// Tokens of one split of attention in all classes but `f32fma`, counted from position 0.
 pub const ATTENTION_SPLIT: usize = 512;
 
 /// Tokens of a split after which its maximum is updated.

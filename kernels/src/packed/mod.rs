@@ -19,7 +19,7 @@ pub use folder::{Listed, PrivateFolder, Replacement};
 pub(crate) use session::Session;
 
 use crate::numerics::Numerics;
-use baton_types::{Digest, Dtype};
+use baton_types::Digest;
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -84,12 +84,7 @@ impl Key {
     /// Lines with all of it.
     fn text(&self) -> String {
         let Self { model, numerics, revision, packing } = self;
-        let weights = match numerics {
-            Numerics::F32Fma { weights: Dtype::F32 } => "f32",
-            Numerics::F32Fma { weights: Dtype::F16 } => "f16",
-            Numerics::F32Fma { weights: Dtype::Bf16 } | Numerics::Bf16x32 => "bf16",
-            Numerics::I8x32 => "stored",
-        };
+        let weights = numerics.weights();
         format!("model {model}\nclass {numerics} {weights}\nrevision {revision}\npacking {packing}\n")
     }
 

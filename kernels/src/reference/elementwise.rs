@@ -2,12 +2,14 @@
 
 use crate::device::RopeTable;
 use crate::host::KvStep;
-use crate::numerics::{lanes, silu};
+use crate::numerics::{Numerics, lanes, silu};
 
-pub(crate) fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+/// With the lanes of the class.
+pub(crate) fn rms_norm(numerics: Numerics, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
     let cols = gain.len();
+    let dot = if let Numerics::TensorCore { .. } = numerics { lanes::wide_dot } else { lanes::dot };
     for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
-        let mean = lanes::dot(x, x) / cols as f32;
+        let mean = dot(x, x) / cols as f32;
         let r = 1.0 / (mean + eps).sqrt();
         for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
             *out = (x * r) * gain;

@@ -10,9 +10,8 @@ pub(crate) mod quantized;
 
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
+use crate::numerics::{ATTENTION_SLAB, Half, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
 use baton_types::{Dtype, WeightFormat};
-use half::bf16;
 use quantized::{Activations, Block};
 use std::sync::Arc;
 
@@ -23,8 +22,8 @@ pub struct Rows {
     pub(crate) k: usize,
     /// Rounded to the format of the weights, or expanded.
     pub(crate) data: Vec<f32>,
-    /// The same in bf16, where products are computed so.
-    bf16: Vec<bf16>,
+    /// The same in 16 bits, where products are computed so.
+    half: Vec<u16>,
     /// `[n, k / 32]` in class `i8x32`, if the file stores integers.
     quantized: Vec<Block>,
 }
@@ -33,7 +32,7 @@ pub struct Rows {
 #[derive(Clone, Debug, Default)]
 pub struct Input {
     pub(crate) data: Vec<f32>,
-    bf16: Vec<bf16>,
+    half: Vec<u16>,
     quantized: Vec<Activations>,
 }
 
@@ -55,12 +54,18 @@ impl ReferenceKernels {
         data.chunks_exact_mut(k).enumerate().for_each(|(row, out)| stored.read(row, out));
         if self.numerics == Numerics::I8x32 && stored.format.is_quantized() {
             let quantized = quantized::blocks(stored.format, stored.bytes);
-            return Rows { n, k, data, bf16: Vec::new(), quantized };
+            return Rows { n, k, data, half: Vec::new(), quantized };
         }
         let dtype = if let WeightFormat::Elements(dtype) = self.numerics.weights() { dtype } else { Dtype::Bf16 };
         data.iter_mut().for_each(|x| *x = round::through(dtype, *x));
-        let bf16 = if self.is_f32() { Vec::new() } else { data.iter().map(|x| bf16::from_f32(*x)).collect() };
-        Rows { n, k, data, bf16, quantized: Vec::new() }
+        let half = if self.is_f32() { Vec::new() } else { self.halves(&data) };
+        Rows { n, k, data, half, quantized: Vec::new() }
+    }
+
+    /// Rounds to the operands of products.
+    fn halves(&self, data: &[f32]) -> Vec<u16> {
+        let half = if let Numerics::TensorCore { half, .. } = self.numerics { half } else { Half::Bf16 };
+        data.iter().map(|x| half.from_f32(*x)).collect()
     }
 
     /// Products, each row of which is added up in slabs of `slab` of its products, slab after slab. `None` is the class's own: [`K_SLAB`] in
@@ -80,12 +85,21 @@ impl ReferenceKernels {
                 let (blocks, slab) = (w.k.div_ceil(QUANTIZED_BLOCK), slab.div_ceil(QUANTIZED_BLOCK));
                 let dot = |x: &[Activations], w: &[Block]| linear::in_slabs(x, w, slab, quantized::dot);
                 linear::linear(&x.quantized, &w.quantized, blocks, w.n, store, out, dot);
-            } else if !self.is_f32() {
-                let dot = |x: &[bf16], w: &[bf16]| linear::in_slabs(x, w, slab, flushed::dot);
-                linear::linear(&x.bf16, &w.bf16, w.k, w.n, store, out, dot);
-            } else {
-                let dot = |x: &[f32], w: &[f32]| linear::dot(x, w, partitions, slab);
-                linear::linear(&x.data, &w.data, w.k, w.n, store, out, dot);
+                continue;
+            }
+            match self.numerics {
+                Numerics::F32Fma { .. } => {
+                    let dot = |x: &[f32], w: &[f32]| linear::dot(x, w, partitions, slab);
+                    linear::linear(&x.data, &w.data, w.k, w.n, store, out, dot);
+                }
+                Numerics::Bf16x32 | Numerics::I8x32 => {
+                    let dot = |x: &[u16], w: &[u16]| linear::in_slabs(x, w, slab, flushed::dot);
+                    linear::linear(&x.half, &w.half, w.k, w.n, store, out, dot);
+                }
+                Numerics::TensorCore { cores, half } => {
+                    let dot = |x: &[u16], w: &[u16]| linear::in_slabs(x, w, slab, |x, w| cores.dot(half, 0.0, x, w));
+                    linear::linear(&x.half, &w.half, w.k, w.n, store, out, dot);
+                }
             }
         }
     }
@@ -128,7 +142,7 @@ impl HostKernels for ReferenceKernels {
     }
 
     fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-        elementwise::rms_norm(x, gain, eps, out);
+        elementwise::rms_norm(self.numerics, x, gain, eps, out);
     }
 
     fn input(&self, x: &[f32], rows: usize, w: &Vec<Rows>, input: &mut Input) {
@@ -136,7 +150,7 @@ impl HostKernels for ReferenceKernels {
         let data = x[..rows * k].to_vec();
         let blocks = data.chunks_exact(k).flat_map(|row| row.chunks(QUANTIZED_BLOCK));
         let quantized = blocks.map(Activations::new).collect();
-        *input = Input { bf16: data.iter().map(|x| bf16::from_f32(*x)).collect(), quantized, data };
+        *input = Input { half: self.halves(&data), quantized, data };
     }
 
     fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
@@ -154,7 +168,7 @@ impl HostKernels for ReferenceKernels {
             Numerics::F32Fma { .. } => {
                 attention::attend(step, q, scores, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
             }
-            Numerics::Bf16x32 | Numerics::I8x32 => attention_splits::attend(step, q, scores, out),
+            class => attention_splits::attend(class, step, q, scores, out),
         }
     }
 

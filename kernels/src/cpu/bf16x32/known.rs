@@ -112,6 +112,7 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::slice::HalfFloatSliceExt;
 
     #[test]
     fn the_reference_gives_the_known_answers() {
@@ -121,7 +122,7 @@ mod tests {
                 (x[k], w[k]) = (bf16::from_f32(a), bf16::from_f32(b));
                 assert_eq!((x[k].to_f32(), w[k].to_f32()), (a, b), "inputs are bf16");
             }
-            let sum = crate::numerics::flushed::dot(&x, &w);
+            let sum = crate::numerics::flushed::dot(x.reinterpret_cast(), w.reinterpret_cast());
             assert!(same(sum, f32::from_bits(case.expected)), "case {index}: {:08x}", sum.to_bits());
         }
     }

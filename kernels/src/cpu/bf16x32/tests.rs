@@ -12,6 +12,7 @@ use crate::numerics::flushed;
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
 /// A small counter-based generator (splitmix64).
 #[derive(Clone, Debug)]
@@ -120,7 +121,7 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
         }
         for (i, got) in out.iter().enumerate() {
             let (x, w) = (&rounded[i / n * k..][..k], &w[i % n * k..][..k]);
-            let total = flushed::dot(x, w);
+            let total = flushed::dot(x.reinterpret_cast(), w.reinterpret_cast());
             let want = if store == Store::Add { before(i) + total } else { total };
             assert!(same(*got, want), "{level:?} {values:?} [{m}, {n}, {k}] {store:?} at {i}: {got:e} is not {want:e}");
         }

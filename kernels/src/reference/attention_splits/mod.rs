@@ -1,0 +1,214 @@
+//! Paged attention in splits of 512 tokens, as `docs/numerics.md` writes it: of `bf16x32` and `i8x32` ([`chains`]), and of the tensor-core
+//! classes ([`tensor_core`]).
+
+mod chains;
+mod tensor_core;
+
+use crate::host::{KvStep, Scores};
+use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, Half, Numerics};
+use crate::step::StepSegment;
+use chains::Chains;
+use std::ops::Range;
+use tensor_core::Tensor;
+
+/// Causal attention of `q`, rows of `q.len() / step.rows()`.
+///
+/// # Panics
+/// If the class has no splits, or the planes k and v are not of its type.
+pub(crate) fn attend(numerics: Numerics, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    attend_cut(numerics, step, q, scores, out, |_| Cut::default());
+}
+
+/// Where splits and blocks begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cut {
+    /// Places before that of the first token.
+    pub(crate) lead: usize,
+    /// Places that the first split has more than the others.
+    pub(crate) before: usize,
+}
+
+/// As [`attend`], with the sequence of each segment cut so.
+pub(crate) fn attend_cut(
+    numerics: Numerics,
+    step: KvStep<'_>,
+    q: &[f32],
+    scores: Scores,
+    out: &mut [f32],
+    cut: impl Fn(&StepSegment) -> Cut,
+) {
+    match numerics {
+        Numerics::F32Fma { .. } => panic!("{numerics} has no splits"),
+        Numerics::Bf16x32 | Numerics::I8x32 => {
+            attend_by(&Chains { scale: scores.scale }, Half::Bf16, step, q, scores, out, cut);
+        }
+        Numerics::TensorCore { cores, half } => {
+            attend_by(&Tensor::new(cores, half, scores.scale), half, step, q, scores, out, cut);
+        }
+    }
+}
+
+/// The arithmetic of a class within its blocks.
+trait Order {
+    /// Softmax state over some tokens, not yet divided by its sum.
+    type State;
+
+    /// The state before the first token.
+    fn empty(&self, dim: usize) -> Self::State;
+
+    /// The state after one more block of [`ATTENTION_BLOCK`] places, at least one of which is seen.
+    fn block(&self, state: Self::State, q: &[u16], block: &BlockOf<'_>) -> Self::State;
+
+    /// What is left of a split that is complete.
+    fn finish(&self, state: Self::State) -> Merged;
+
+    /// Two neighbouring runs of splits.
+    fn merge(&self, earlier: Merged, later: Merged) -> Merged;
+
+    /// The weighted mean.
+    fn result(&self, merged: &Merged, out: &mut [f32]);
+}
+
+/// Keys and values of one block of tokens.
+struct BlockOf<'a> {
+    kv: &'a HeadKv,
+    start: usize,
+    /// The places that the row attends to.
+    seen: Range<usize>,
+}
+
+impl BlockOf<'_> {
+    /// All of its places.
+    fn places(&self) -> Range<usize> {
+        self.start..self.start + ATTENTION_BLOCK
+    }
+
+    /// The key at a place, if the row attends to it.
+    fn key(&self, place: usize) -> Option<&[u16]> {
+        self.seen.contains(&place).then(|| &self.kv.k[self.kv.at(place)])
+    }
+
+    /// An element of the value at a place; +0 if the row does not attend to it.
+    fn value(&self, place: usize, d: usize) -> u16 {
+        if self.seen.contains(&place) { self.kv.v[self.kv.at(place)][d] } else { 0 }
+    }
+}
+
+/// The state of a row after whole splits.
+struct Merged {
+    max: f32,
+    sum: f32,
+    o: Vec<f32>,
+}
+
+fn attend_by<O: Order>(
+    order: &O,
+    half: Half,
+    step: KvStep<'_>,
+    q: &[f32],
+    scores: Scores,
+    out: &mut [f32],
+    cut: impl Fn(&StepSegment) -> Cut,
+) {
+    let (dim, kv_heads) = (step.kv.dim(), step.kv.heads());
+    let cols = q.len() / step.rows();
+    let group_cols = cols / kv_heads;
+    let mut first_row = 0;
+    for segment in step.segments {
+        for kv_head in 0..kv_heads {
+            let first = scores.first(segment.position);
+            let head = HeadKv::load(half, step, segment, kv_head, first, cut(segment));
+            for row in 0..segment.rows {
+                let position = segment.position + row;
+                let at = (first_row + row) * cols + kv_head * group_cols;
+                let queries = q[at..at + group_cols].chunks_exact(dim);
+                for (q, out) in queries.zip(out[at..at + group_cols].chunks_exact_mut(dim)) {
+                    let q: Vec<u16> = q.iter().map(|x| half.from_f32(*x)).collect();
+                    head.attend(order, &q, scores.first(position)..position + 1, out);
+                }
+            }
+        }
+        first_row += segment.rows;
+    }
+}
+
+/// One KV head of a segment in the order of `bf16x32` and `i8x32`.
+pub(crate) struct ChainsHead {
+    order: Chains,
+    scores: Scores,
+    kv: HeadKv,
+}
+
+impl ChainsHead {
+    /// # Panics
+    /// If the planes k and v are not bf16.
+    pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, kv_head: usize, scores: Scores) -> Self {
+        let first = scores.first(segment.position);
+        let kv = HeadKv::load(Half::Bf16, step, segment, kv_head, first, Cut::default());
+        Self { order: Chains { scale: scores.scale }, scores, kv }
+    }
+
+    /// Attention of one query of the row at `position`.
+    pub(crate) fn attend(&self, q: &[f32], position: usize, out: &mut [f32]) {
+        let q: Vec<u16> = q.iter().map(|x| Half::Bf16.from_f32(*x)).collect();
+        self.kv.attend(&self.order, &q, self.scores.first(position)..position + 1, out);
+    }
+}
+
+/// Keys and values of one KV head of one sequence: `[tokens, dim]`, as bits.
+struct HeadKv {
+    dim: usize,
+    cut: Cut,
+    k: Vec<u16>,
+    v: Vec<u16>,
+}
+
+impl HeadKv {
+    /// Reads the tokens of the segment's sequence from `first` on. Those before, whose blocks may be gone, are zeros.
+    ///
+    /// # Panics
+    /// If the planes k and v are not of this type.
+    fn load(half: Half, step: KvStep<'_>, segment: &StepSegment, head: usize, first: usize, cut: Cut) -> Self {
+        let (pool, dim) = (step.kv, step.kv.dim());
+        let mut bytes = vec![0; dim * 2];
+        let [k, v] = pool.planes().map(|plane| {
+            assert_eq!(pool.dtype(plane), half.dtype(), "the class reads KV of this type");
+            let mut out = vec![0; first * dim];
+            for run in pool.runs(&segment.table, first..segment.end()) {
+                for token in run.token..run.token + run.tokens {
+                    let at = pool.offset(step.layer, plane, run.block, token);
+                    pool.memory.copy_out(at + head * dim * 2, &mut bytes);
+                    out.extend(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])));
+                }
+            }
+            out
+        });
+        Self { dim, cut, k, v }
+    }
+
+    /// Where the key and the value of the token at `place` are.
+    fn at(&self, place: usize) -> Range<usize> {
+        let token = place - self.cut.lead;
+        token * self.dim..(token + 1) * self.dim
+    }
+
+    /// Attention of one query over `tokens`.
+    fn attend<O: Order>(&self, order: &O, q: &[u16], tokens: Range<usize>, out: &mut [f32]) {
+        let Cut { lead, before } = self.cut;
+        let tokens = tokens.start + lead..tokens.end + lead;
+        let split_of = |place: usize| place.saturating_sub(before) / ATTENTION_SPLIT;
+        let splits = (split_of(tokens.start)..=split_of(tokens.end - 1)).map(|split| {
+            let start = if split == 0 { 0 } else { before + split * ATTENTION_SPLIT };
+            let seen = tokens.start.max(start)..tokens.end.min(before + (split + 1) * ATTENTION_SPLIT);
+            let blocks = seen.start / ATTENTION_BLOCK..seen.end.div_ceil(ATTENTION_BLOCK);
+            let state = blocks.fold(order.empty(self.dim), |state, block| {
+                let block = BlockOf { kv: self, start: block * ATTENTION_BLOCK, seen: seen.clone() };
+                order.block(state, q, &block)
+            });
+            order.finish(state)
+        });
+        if let Some(merged) = splits.reduce(|earlier, later| order.merge(earlier, later)) {
+            order.result(&merged, out);
+        }
+    }
+}
