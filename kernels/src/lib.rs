@@ -58,6 +58,7 @@
 
 pub mod adapter;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod host;
 mod kv;
@@ -77,4 +78,4 @@ pub mod step;
 pub mod storage;
 
 pub use cpu::roofline;
-pub use kv::KvBinding;
+pub use kv::{GroupLayout, KvBinding};

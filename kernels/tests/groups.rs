@@ -9,7 +9,8 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::{Delta, Join, RowId, SlotRows, StepInput};
 use baton_types::{BlockId, BlockTables, Dtype, GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap};
-use common::tiny::{BOUNDS, Tiny, VOCAB, program, rows, soon};
+use common::recorded;
+use common::tiny::{BOUNDS, Tiny, VOCAB, bounds, program, rows, soon};
 use std::sync::Arc;
 
 /// The last layer of the rich program attends to 9 tokens.
@@ -21,10 +22,14 @@ fn reference() -> Arc<dyn Device> {
     ReferenceDevice::new(Numerics::default())
 }
 
-fn devices() -> [Arc<dyn Device>; 4] {
+fn devices() -> Vec<Arc<dyn Device>> {
     let cpu = |numerics| CpuDevice::new(CpuConfig { threads: 2, numerics, ..CpuConfig::default() }).unwrap();
     let lagging = Lagging::new(cpu(Numerics::default()), LagConfig::default());
-    [reference(), cpu(Numerics::default()), cpu(Numerics::Bf16x32), lagging]
+    let mut devices: Vec<Arc<dyn Device>> =
+        vec![reference(), cpu(Numerics::default()), cpu(Numerics::Bf16x32), lagging];
+    // The layouts here are of bf16.
+    devices.extend(recorded().into_iter().take(1));
+    devices
 }
 
 fn group(kind: GroupKind, layers: &[u32]) -> KvGroup {
@@ -144,7 +149,7 @@ fn a_pool_must_keep_what_each_layer_attends_to() {
         let bind = |groups: &[KvGroup]| {
             let map = map(groups);
             let pool = device.alloc_pool(&map).unwrap();
-            device.compile(program(&*device, true), BOUNDS).unwrap().bind(pool, &map)
+            device.compile(program(&*device, true), bounds(&*device)).unwrap().bind(pool, &map)
         };
         assert_eq!(bind(&[full(&[1]), full(&[0])]), Ok(()), "in any order");
         for (groups, part) in [

@@ -12,6 +12,7 @@ use baton_kernels::step::{AdapterSlot, Delta, Join, LateMask, RowId, SlotOutput,
 use baton_types::defect::{Defect, seed};
 use baton_types::{BlockId, BlockTables, FenceStatus, GroupBlocks, SamplingParams, TokenId};
 use common::tiny::{LAYERS, Tiny, soon};
+use common::{recorded, reference_of};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,11 @@ fn lagging() -> Arc<Lagging> {
     Lagging::new(reference(), LagConfig::default())
 }
 
-fn devices() -> [Arc<dyn Device>; 3] {
-    [reference(), CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap(), lagging()]
+fn devices() -> Vec<Arc<dyn Device>> {
+    let cpu = CpuDevice::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
+    let mut devices: Vec<Arc<dyn Device>> = vec![reference(), cpu, lagging()];
+    devices.extend(recorded());
+    devices
 }
 
 fn warm(seed: u64) -> SamplingParams {
@@ -105,10 +109,10 @@ fn continuation(tiny: &mut Tiny, join: Join, n: usize) -> Vec<Sampled> {
 #[test]
 fn steps_ahead_sample_what_steps_in_turn_sample() {
     const N: usize = 20;
-    let mut calm = Tiny::new(&*reference(), true);
-    let want = continuation(&mut calm, join(0, &[5, 2]), N);
-    assert!(want.iter().any(|sampled| sampled.token != want[0].token), "the draws differ");
     for device in devices() {
+        let mut calm = Tiny::new(&*reference_of(&*device), true);
+        let want = continuation(&mut calm, join(0, &[5, 2]), N);
+        assert!(want.iter().any(|sampled| sampled.token != want[0].token), "the draws differ");
         let mut tiny = Tiny::new(&*device, true);
         tiny.executable.launch(&prefill(join(2, &[5])), &mut |_, _| ()).unwrap();
         let mut got = Vec::new();
@@ -128,9 +132,9 @@ fn steps_ahead_sample_what_steps_in_turn_sample() {
 
 #[test]
 fn drafts_are_accepted_as_far_as_they_were_sampled() {
-    let want = continuation(&mut Tiny::new(&*reference(), true), join(0, &[5]), 8);
-    let token = |at: usize| RowId::Token(want[at].token);
     for device in devices() {
+        let want = continuation(&mut Tiny::new(&*reference_of(&*device), true), join(0, &[5]), 8);
+        let token = |at: usize| RowId::Token(want[at].token);
         for right in 0..4 {
             let mut tiny = Tiny::new(&*device, true);
             run(&mut tiny, &prefill(join(0, &[5])));
@@ -173,8 +177,8 @@ fn each_row_that_samples_has_a_mask_of_its_own() {
 /// Another sequence takes the slot while the step with the drafts runs.
 #[test]
 fn drafts_of_one_that_left_say_nothing_of_the_next_in_its_slot() {
-    let want = continuation(&mut Tiny::new(&*reference(), true), join(0, &[5]), 2);
     for device in devices() {
+        let want = continuation(&mut Tiny::new(&*reference_of(&*device), true), join(0, &[5]), 2);
         let mut tiny = Tiny::new(&*device, true);
         run(&mut tiny, &prefill(join(0, &[5])));
         let ids = [want[0].token, 1, 2].map(RowId::Token).to_vec();
@@ -219,8 +223,8 @@ fn sampling_alone_waits_for_a_mask() {
 
 #[test]
 fn behind_a_row_that_failed_none_of_its_sequence_is_sampled() {
-    let want = continuation(&mut Tiny::new(&*reference(), true), join(0, &[5]), 2);
     for device in devices() {
+        let want = continuation(&mut Tiny::new(&*reference_of(&*device), true), join(0, &[5]), 2);
         let mut tiny = Tiny::new(&*device, true);
         let first = only(run(&mut tiny, &prefill(join(0, &[5]))));
         let mut late = decode(0, PROMPT.len(), RowId::LastSampled);

@@ -149,7 +149,7 @@ impl<'a> HeadRows<'a> {
         let offset = |block| pool.offset(layer, plane, BlockId(block), 0);
         let block_bytes = if total > 1 { offset(1) - offset(0) } else { 0 };
         assert_eq!(offset(total - 1), offset(0) + (total as usize - 1) * block_bytes);
-        assert!(pool.map.bytes() <= pool.memory.bytes());
+        assert!(pool.pool_bytes() <= pool.memory.bytes());
         let head_bytes = pool.dim() * pool.dtype(plane).bytes();
         Self {
             base: pool.memory.base().cast_const().wrapping_add(offset(0) + head * head_bytes),

@@ -306,7 +306,8 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
 
     fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
         let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        check::copy_kv(pool, group, from, to, tokens)?.copy(from, to, tokens);
+        check::copy_kv(pool, group, from, to, tokens)?;
+        pool.bindings()[group].copy(from, to, tokens);
         Ok(())
     }
 }

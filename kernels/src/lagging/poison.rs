@@ -1,6 +1,6 @@
 //! Poison for KV whose stores are enqueued but not done.
 
-use crate::kv::{KvBinding, PoolBinding};
+use crate::kv::{GroupLayout, PoolBinding};
 use crate::step::StepSegment;
 use baton_types::BlockId;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub(super) struct PendingRead {
 
 /// Fills with NaN, in all layers, the rows that will be stored; they come by group.
 pub(super) fn poison(pool: &PoolBinding, stores: &[Vec<StepSegment>]) {
-    for (kv, segment) in pool.groups().iter().zip(stores).flat_map(|(kv, of)| of.iter().map(move |s| (kv, s))) {
+    for (kv, segment) in pool.bindings().iter().zip(stores).flat_map(|(kv, of)| of.iter().map(move |s| (kv, s))) {
         for run in kv.runs(&segment.table, segment.position..segment.end()) {
             for layer in 0..kv.layers() {
                 for plane in kv.planes() {
@@ -40,7 +40,7 @@ pub(super) fn still_read(pool: &PoolBinding, stores: &[Vec<StepSegment>], reads:
 }
 
 fn is_read_of_group<'a>(
-    kv: &KvBinding,
+    kv: &GroupLayout,
     stores: &[StepSegment],
     mut reads: impl Iterator<Item = &'a StepSegment>,
 ) -> bool {

@@ -2,7 +2,7 @@
 
 use super::{HeadNorms, Norm, Op, Program, Project, Qkv};
 use crate::device::{Bounds, DeviceError, Weight};
-use crate::kv::{KvBinding, PoolBinding};
+use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::PARTITIONS_MAX;
 use baton_types::{BlockId, GroupKind};
 
@@ -123,7 +123,7 @@ impl Program {
     }
 
     /// Checks that each layer's group has the heads that the program stores, and keeps what it attends to.
-    pub(crate) fn check_pool(&self, pool: &PoolBinding) -> Check {
+    pub(crate) fn check_pool(&self, pool: &PoolLayout) -> Check {
         for op in &self.ops {
             match op {
                 Op::Attend(op) => {
@@ -194,14 +194,14 @@ impl Qkv {
     }
 }
 
-/// Checks a copy within a group of the pool; returns the group.
+/// Checks a copy within a group of the pool; returns the group's layout.
 pub(crate) fn copy_kv(
-    pool: &PoolBinding,
+    pool: &PoolLayout,
     group: usize,
     from: BlockId,
     to: BlockId,
     tokens: usize,
-) -> Result<&KvBinding, DeviceError> {
+) -> Result<&GroupLayout, DeviceError> {
     let (op, groups) = ("copy_kv", pool.groups().len());
     require(op, group < groups, || format!("group {group} of {groups}"))?;
     let kv = &pool.groups()[group];

@@ -67,7 +67,7 @@ pub(super) fn least_of_largest(keys: &[u64], share: impl Fn(usize) -> u64, enoug
 }
 
 /// The `n` most likely tokens, most likely first.
-pub(super) fn top(logits: &[f32], n: usize) -> Vec<TokenId> {
+pub(crate) fn top(logits: &[f32], n: usize) -> Vec<TokenId> {
     if n == 0 {
         return Vec::new();
     }

@@ -29,7 +29,7 @@ impl LateMask {
     }
 
     /// Waits for the tokens, at most until the deadline.
-    pub(super) fn wait(&self) -> Result<Arc<TokenSet>, SampleError> {
+    pub(crate) fn wait(&self) -> Result<Arc<TokenSet>, SampleError> {
         let mut tokens = self.0.tokens.lock();
         loop {
             if let Some(tokens) = &*tokens {

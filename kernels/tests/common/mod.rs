@@ -5,11 +5,12 @@ pub mod tiny;
 
 use baton_kernels::KvBinding;
 use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
-use baton_kernels::device::{Role, RopeTable, StoredRows};
+use baton_kernels::cuda;
+use baton_kernels::device::{Device, Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
-use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
+use baton_kernels::numerics::{Half, Numerics, PARTITIONS_MAX, TensorCore};
 use baton_kernels::quantize::quantize;
-use baton_kernels::reference::ReferenceKernels;
+use baton_kernels::reference::{ReferenceDevice, ReferenceKernels};
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
 use baton_memory::HostPool;
@@ -35,6 +36,17 @@ impl Random {
     pub fn floats(&mut self, len: usize, scale: f32) -> Vec<f32> {
         (0..len).map(|_| self.float() * scale).collect()
     }
+}
+
+/// A recorded GPU of each class and format.
+pub fn recorded() -> Vec<Arc<dyn Device>> {
+    let classes = [(TensorCore::Tc16F25, Half::Bf16), (TensorCore::Tc8F24, Half::F16)];
+    classes.into_iter().map(|(cores, half)| cuda::recorded(cores, half) as Arc<dyn Device>).collect()
+}
+
+/// The scalar device of the class that another one computes.
+pub fn reference_of(device: &dyn Device) -> Arc<dyn Device> {
+    ReferenceDevice::new(device.info().numerics)
 }
 
 /// A matrix that kernels have packed.

@@ -3,6 +3,7 @@
 use super::Random;
 use baton_kernels::adapter::{AdapterBounds, Linear};
 use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
+use baton_kernels::numerics::Numerics;
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
 use baton_kernels::step::{StepInput, StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
@@ -23,6 +24,29 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 const FFN: usize = 9;
+
+/// What depends on the class: GPU kernels take whole vectors, one partition of K, and no adapters.
+struct Dims {
+    hidden: usize,
+    ffn: usize,
+    partitions: usize,
+    adapters: AdapterBounds,
+    kv: Dtype,
+}
+
+fn dims(device: &dyn Device) -> Dims {
+    match device.info().numerics {
+        Numerics::TensorCore { half, .. } => {
+            Dims { hidden: 24, ffn: 16, partitions: 1, adapters: AdapterBounds::default(), kv: half.dtype() }
+        }
+        _ => Dims { hidden: HIDDEN, ffn: FFN, partitions: 2, adapters: ADAPTERS, kv: Dtype::Bf16 },
+    }
+}
+
+/// [`BOUNDS`], with the adapters that a device has.
+pub fn bounds(device: &dyn Device) -> Bounds {
+    Bounds { adapters: dims(device).adapters, ..BOUNDS }
+}
 
 /// Loads f32 rows of `parts` heights.
 pub fn load(device: &dyn Device, role: Role, k: usize, parts: &[usize], random: &mut Random) -> Weight {
@@ -60,6 +84,7 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
     let linear = |layer: u32, role: Role, k: usize, parts: &[usize], linears: &[Linear], random: &mut Random| {
         load_edited(device, role, k, parts, random, &|part, rows| edit(layer, linears[part], rows))
     };
+    let Dims { hidden, ffn, partitions, .. } = dims(device);
     let mut random = Random(3);
     let random = &mut random;
     let norm = |k: usize, random: &mut Random| Norm { gain: load(device, Role::Vector, k, &[1], random), eps: 1e-5 };
@@ -70,17 +95,17 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
         dim: DIM,
     };
     let rope = device.load_rope(table).unwrap();
-    let embedding = load(device, Role::Embedding, HIDDEN, &[VOCAB], random);
+    let embedding = load(device, Role::Embedding, hidden, &[VOCAB], random);
     let mut ops = vec![Op::Embed(embedding)];
     let (query, kv) = (HEADS * DIM, KV_HEADS * DIM);
     for layer in 0..LAYERS {
         ops.push(Op::Qkv(Qkv {
             layer,
-            norm: norm(HIDDEN, random),
+            norm: norm(hidden, random),
             weight: linear(
                 layer,
                 Role::Qkv,
-                HIDDEN,
+                hidden,
                 &[query, kv, kv],
                 &[Linear::Query, Linear::Key, Linear::Value],
                 random,
@@ -97,15 +122,15 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
         }
         let window = (rich && layer + 1 == LAYERS).then_some(9);
         ops.push(Op::Attend(Attend { layer, scale: 0.35, window }));
-        let weight = linear(layer, Role::Out, query, &[HIDDEN], &[Linear::Out], random);
-        ops.push(Op::Out(Project { weight, partitions: 2 }));
-        let weight = linear(layer, Role::GateUp, HIDDEN, &[FFN, FFN], &[Linear::Gate, Linear::Up], random);
-        ops.push(Op::GateUp(GateUp { norm: norm(HIDDEN, random), weight }));
-        let weight = linear(layer, Role::Down, FFN, &[HIDDEN], &[Linear::Down], random);
+        let weight = linear(layer, Role::Out, query, &[hidden], &[Linear::Out], random);
+        ops.push(Op::Out(Project { weight, partitions }));
+        let weight = linear(layer, Role::GateUp, hidden, &[ffn, ffn], &[Linear::Gate, Linear::Up], random);
+        ops.push(Op::GateUp(GateUp { norm: norm(hidden, random), weight }));
+        let weight = linear(layer, Role::Down, ffn, &[hidden], &[Linear::Down], random);
         ops.push(Op::Down(Project { weight, partitions: 1 }));
     }
-    let weight = load(device, Role::Head, HIDDEN, &[VOCAB], random);
-    ops.push(Op::Head(Head { norm: norm(HIDDEN, random), weight }));
+    let weight = load(device, Role::Head, hidden, &[VOCAB], random);
+    ops.push(Op::Head(Head { norm: norm(hidden, random), weight }));
     ops.push(Op::Sample);
     Program { ops }
 }
@@ -150,7 +175,7 @@ impl Tiny {
 
     /// Another program of the same shapes.
     pub fn of(device: &dyn Device, program: Program) -> Self {
-        let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, Dtype::Bf16).unwrap();
+        let layout = KvLayout::llama(BLOCK as u32, LAYERS, KV_HEADS as u32, DIM as u32, dims(device).kv).unwrap();
         Self::compiled(device, program, KvPoolMap::try_new(layout, BLOCKS).unwrap())
     }
 
@@ -159,7 +184,7 @@ impl Tiny {
     }
 
     fn compiled(device: &dyn Device, program: Program, map: KvPoolMap) -> Self {
-        let mut executable = device.compile(program, BOUNDS).unwrap();
+        let mut executable = device.compile(program, bounds(device)).unwrap();
         let pool = device.alloc_pool(&map).unwrap();
         pool.write_by(soon(), 0, &vec![0xff; map.bytes()]).unwrap();
         executable.bind(pool.clone(), &map).unwrap();

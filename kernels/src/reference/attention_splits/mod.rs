@@ -5,6 +5,8 @@ mod chains;
 mod tensor_core;
 
 use crate::host::{KvStep, Scores};
+#[cfg(any(test, feature = "testing"))]
+use crate::numerics::TensorCore;
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT, Half, Numerics};
 use crate::step::StepSegment;
 use chains::Chains;
@@ -26,6 +28,14 @@ pub(crate) struct Cut {
     pub(crate) lead: usize,
     /// Places that the first split has more than the others.
     pub(crate) before: usize,
+}
+
+impl Cut {
+    /// The splits of these places.
+    fn splits(self, places: &Range<usize>) -> std::ops::RangeInclusive<usize> {
+        let split_of = |place: usize| place.saturating_sub(self.before) / ATTENTION_SPLIT;
+        split_of(places.start)..=split_of(places.end - 1)
+    }
 }
 
 /// As [`attend`], with the sequence of each segment cut so.
@@ -95,10 +105,10 @@ impl BlockOf<'_> {
 }
 
 /// The state of a row after whole splits.
-struct Merged {
-    max: f32,
-    sum: f32,
-    o: Vec<f32>,
+pub(crate) struct Merged {
+    pub(crate) max: f32,
+    pub(crate) sum: f32,
+    pub(crate) o: Vec<f32>,
 }
 
 fn attend_by<O: Order>(
@@ -194,21 +204,58 @@ impl HeadKv {
 
     /// Attention of one query over `tokens`.
     fn attend<O: Order>(&self, order: &O, q: &[u16], tokens: Range<usize>, out: &mut [f32]) {
-        let Cut { lead, before } = self.cut;
-        let tokens = tokens.start + lead..tokens.end + lead;
-        let split_of = |place: usize| place.saturating_sub(before) / ATTENTION_SPLIT;
-        let splits = (split_of(tokens.start)..=split_of(tokens.end - 1)).map(|split| {
-            let start = if split == 0 { 0 } else { before + split * ATTENTION_SPLIT };
-            let seen = tokens.start.max(start)..tokens.end.min(before + (split + 1) * ATTENTION_SPLIT);
-            let blocks = seen.start / ATTENTION_BLOCK..seen.end.div_ceil(ATTENTION_BLOCK);
-            let state = blocks.fold(order.empty(self.dim), |state, block| {
-                let block = BlockOf { kv: self, start: block * ATTENTION_BLOCK, seen: seen.clone() };
-                order.block(state, q, &block)
-            });
-            order.finish(state)
-        });
+        let lead = self.cut.lead;
+        let places = tokens.start + lead..tokens.end + lead;
+        let splits = self.cut.splits(&places).map(|split| self.split(order, q, &places, split));
         if let Some(merged) = splits.reduce(|earlier, later| order.merge(earlier, later)) {
             order.result(&merged, out);
         }
+    }
+
+    /// One query over those of its places that are in a split.
+    fn split<O: Order>(&self, order: &O, q: &[u16], places: &Range<usize>, split: usize) -> Merged {
+        let before = self.cut.before;
+        let start = if split == 0 { 0 } else { before + split * ATTENTION_SPLIT };
+        let seen = places.start.max(start)..places.end.min(before + (split + 1) * ATTENTION_SPLIT);
+        let blocks = seen.start / ATTENTION_BLOCK..seen.end.div_ceil(ATTENTION_BLOCK);
+        let state = blocks.fold(order.empty(self.dim), |state, block| {
+            let block = BlockOf { kv: self, start: block * ATTENTION_BLOCK, seen: seen.clone() };
+            order.block(state, q, &block)
+        });
+        order.finish(state)
+    }
+}
+
+/// One KV head of a sequence in the order of a tensor-core class.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) struct TensorHead {
+    order: Tensor,
+    kv: HeadKv,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl TensorHead {
+    /// Keys and values `[tokens, dim]`, as bits; `factor` is the class's.
+    pub(crate) fn new(cores: TensorCore, half: Half, factor: f32, dim: usize, k: Vec<u16>, v: Vec<u16>) -> Self {
+        Self { order: Tensor::with_factor(cores, half, factor), kv: HeadKv { dim, cut: Cut::default(), k, v } }
+    }
+
+    /// The splits of these tokens.
+    pub(crate) fn splits(tokens: &Range<usize>) -> std::ops::RangeInclusive<usize> {
+        Cut::default().splits(tokens)
+    }
+
+    /// One query over those of `tokens` that are in a split.
+    pub(crate) fn split(&self, q: &[u16], tokens: &Range<usize>, split: usize) -> Merged {
+        self.kv.split(&self.order, q, tokens, split)
+    }
+
+    /// The weighted mean over runs of splits, in order.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn result(&self, splits: impl Iterator<Item = Merged>, out: &mut [f32]) {
+        let merged = splits.reduce(|earlier, later| self.order.merge(earlier, later)).expect("a split");
+        self.order.result(&merged, out);
     }
 }

@@ -14,7 +14,11 @@ pub(super) struct Tensor {
 
 impl Tensor {
     pub(super) fn new(cores: TensorCore, half: Half, scale: f32) -> Self {
-        Self { cores, half, factor: scale * LOG2_E }
+        Self::with_factor(cores, half, scale * LOG2_E)
+    }
+
+    pub(super) fn with_factor(cores: TensorCore, half: Half, factor: f32) -> Self {
+        Self { cores, half, factor }
     }
 
     /// What values of a smaller maximum are multiplied with.

@@ -1,13 +1,10 @@
-//! A KV pool of the host as addressed by kernels: planes `k` and `v` of each group, and the place of each layer.
+//! Groups of a pool as kernels address them: planes `k` and `v`, and the place of each layer. Offsets, whatever memory they are in.
 
 use crate::device::{Bounds, DeviceError};
-use crate::host::KvStep;
 use crate::program::Program;
-use crate::step::{GroupLimits, Segments, StepLimits};
-use baton_memory::{HostPool, PoolMemory};
+use crate::step::{GroupLimits, StepLimits};
 use baton_types::{BlockId, BlockTable, Dtype, GroupKind, KvGroup, KvPoolMap};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Contiguous tokens within one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,26 +17,20 @@ pub(crate) struct Run {
 
 /// One group of a pool, checked to have what attention needs.
 #[derive(Clone, Debug)]
-pub struct KvBinding {
-    pub(crate) memory: Arc<HostPool>,
-    pub(crate) map: KvPoolMap,
+pub struct GroupLayout {
+    map: KvPoolMap,
     group: usize,
     k: usize,
     v: usize,
 }
 
-impl KvBinding {
-    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what attention needs: it is full or has a window, and
-    /// its planes `k` and `v` have equal heads and dim.
+impl GroupLayout {
+    /// Checks that the group has what attention needs: it is full or has a window, and its planes `k` and `v` have equal heads and dim.
     ///
     /// # Panics
     /// If the layout has no such group.
-    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap, group: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn try_new(map: &KvPoolMap, group: usize) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
-        let Some(memory) = HostPool::of(&memory) else { return Err(DeviceError::PoolOutOfReach(memory.kind())) };
-        if memory.bytes() < map.bytes() {
-            return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
-        }
         let KvGroup { kind, planes, .. } = &map.layout().groups()[group];
         if !matches!(kind, GroupKind::Full | GroupKind::Window(_)) {
             return refuse(format!("a group of kind {kind:?}: only attention over keys and values is implemented"));
@@ -52,11 +43,16 @@ impl KvBinding {
         if shape(k) != shape(v) {
             return refuse(format!("k is {:?} [heads, dim] but v is {:?}", shape(k), shape(v)));
         }
-        Ok(Self { memory, map: map.clone(), group, k, v })
+        Ok(Self { map: map.clone(), group, k, v })
     }
 
     fn group(&self) -> &KvGroup {
         &self.map.layout().groups()[self.group]
+    }
+
+    /// Bytes of the whole pool.
+    pub(crate) fn pool_bytes(&self) -> usize {
+        self.map.bytes()
     }
 
     /// Number of KV heads.
@@ -88,7 +84,7 @@ impl KvBinding {
         self.map.layout().block_tokens() as usize
     }
 
-    /// Planes k and v as [`KvBinding::offset`] takes them.
+    /// Planes k and v as [`GroupLayout::offset`] takes them.
     pub(crate) fn planes(&self) -> [usize; 2] {
         [self.k, self.v]
     }
@@ -123,17 +119,6 @@ impl KvBinding {
             })
         })
     }
-
-    /// Copies the first `tokens` tokens of a block to another one.
-    pub(crate) fn copy(&self, from: BlockId, to: BlockId, tokens: usize) {
-        for layer in 0..self.layers() {
-            for plane in self.planes() {
-                let mut rows = vec![0; tokens * self.token_stride(plane)];
-                self.memory.copy_out(self.offset(layer, plane, from, 0), &mut rows);
-                self.memory.copy_in(self.offset(layer, plane, to, 0), &rows);
-            }
-        }
-    }
 }
 
 /// Where the KV of a model's layer is.
@@ -144,28 +129,27 @@ pub(crate) struct LayerPlace {
     pub(crate) layer: usize,
 }
 
-/// A pool on which a program runs: its groups, and the place of each layer.
+/// The layout of a pool on which a program runs: its groups, and the place of each layer.
 #[derive(Clone, Debug)]
-pub(crate) struct PoolBinding {
-    groups: Vec<KvBinding>,
+pub(crate) struct PoolLayout {
+    groups: Vec<GroupLayout>,
     /// By layer of the program.
     places: Vec<LayerPlace>,
     limits: StepLimits,
 }
 
-impl PoolBinding {
-    /// Binds every group, and finds the layers of `program`.
+impl PoolLayout {
+    /// Finds the layers of `program`, and checks that each group has what they need.
     pub(crate) fn try_new(
-        memory: Arc<dyn PoolMemory>,
         map: &KvPoolMap,
         program: &Program,
         bounds: Bounds,
         vocab: usize,
     ) -> Result<Self, DeviceError> {
-        let groups = (0..map.layout().groups().len()).map(|group| KvBinding::try_new(memory.clone(), map, group));
+        let groups = (0..map.layout().groups().len()).map(|group| GroupLayout::try_new(map, group));
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
         let place = |layer: u32| {
-            let of_group = |kv: &KvBinding| kv.group().layers.iter().position(|other| *other == layer);
+            let of_group = |kv: &GroupLayout| kv.group().layers.iter().position(|other| *other == layer);
             let mut all = groups.iter().enumerate();
             let place = all.find_map(|(group, kv)| Some(LayerPlace { group, layer: of_group(kv)? }));
             let message = || format!("layer {layer} is in no group of the pool");
@@ -184,7 +168,7 @@ impl PoolBinding {
         Ok(pool)
     }
 
-    pub(crate) fn groups(&self) -> &[KvBinding] {
+    pub(crate) fn groups(&self) -> &[GroupLayout] {
         &self.groups
     }
 
@@ -193,14 +177,8 @@ impl PoolBinding {
     }
 
     /// The group of a layer.
-    pub(crate) fn of_layer(&self, layer: u32) -> &KvBinding {
+    pub(crate) fn of_layer(&self, layer: u32) -> &GroupLayout {
         &self.groups[self.place(layer).group]
-    }
-
-    /// A layer's part of a step, whose segments come by group.
-    pub(crate) fn step<'a>(&'a self, layer: u32, segments: &'a [Segments]) -> KvStep<'a> {
-        let LayerPlace { group, layer } = self.place(layer);
-        KvStep { kv: &self.groups[group], layer, segments: segments[group].as_slice() }
     }
 
     /// What bounds a step.

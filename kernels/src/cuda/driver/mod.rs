@@ -1,0 +1,159 @@
+//! What the engine asks of a GPU: memory, streams of commands, events. Two implementations: the CUDA driver, and a recorder for tests.
+
+pub(crate) mod command;
+pub(super) mod native;
+#[cfg(any(test, feature = "testing"))]
+pub(super) mod recorder;
+
+use crate::device::DeviceError;
+use baton_types::FenceStatus;
+pub(crate) use command::{Command, GraphId, Launch};
+use std::fmt;
+use std::sync::Arc;
+
+/// An address in device memory. The host must not follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl Address {
+    /// So many bytes further.
+    pub(crate) const fn plus(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// Compute capability, e.g. 9.0 of an H100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Capability {
+    /// Generation.
+    pub major: u32,
+    /// Within the generation.
+    pub minor: u32,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// As the driver reports it.
+    pub name: String,
+    /// Number of the device in this process.
+    pub ordinal: u32,
+    /// What its cubins must be for.
+    pub capability: Capability,
+    /// Streaming multiprocessors.
+    pub processors: u32,
+    /// Bytes of device memory, and how many were free when it was opened.
+    pub memory: u64,
+    /// See [`Gpu::memory`].
+    pub memory_free: u64,
+}
+
+/// A queue of commands, run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stream(pub(crate) u32);
+
+/// What a stream is for: steps go before copies where both wait for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The kernels of a program.
+    Steps,
+    /// Copies between the host and the device.
+    Copies,
+}
+
+/// A point in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Event(pub(crate) u64);
+
+/// Page-locked memory of the host, which the device reads and writes while commands run. Whoever holds it keeps the host away from bytes
+/// that a command still uses.
+pub(crate) trait Pinned: Send + Sync + fmt::Debug {
+    /// Size in bytes.
+    fn bytes(&self) -> usize;
+
+    /// Where it begins, if the CUDA driver allocated it.
+    fn address(&self) -> Option<*mut u8> {
+        None
+    }
+
+    /// Copies into it.
+    ///
+    /// # Panics
+    /// If that leaves the memory.
+    fn store(&self, at: usize, data: &[u8]);
+
+    /// Copies out of it.
+    ///
+    /// # Panics
+    /// If that leaves the memory.
+    fn load(&self, at: usize, out: &mut [u8]);
+}
+
+/// One GPU. Every call returns at once but [`Driver::wait`]; commands are enqueued in the order of the calls.
+pub(crate) trait Driver: Send + Sync + fmt::Debug {
+    /// The device.
+    fn gpu(&self) -> &Gpu;
+
+    /// Device memory, not initialized. `what` is for the error.
+    fn alloc(&self, bytes: usize, what: &str) -> Result<Address, DeviceError>;
+
+    /// Frees what [`Driver::alloc`] gave, once every enqueued command has ended.
+    fn free(&self, at: Address);
+
+    /// Page-locked memory, zeroed.
+    fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>, DeviceError>;
+
+    /// A new stream.
+    fn stream(&self, purpose: Purpose) -> Result<Stream, DeviceError>;
+
+    /// Enqueues a command.
+    fn enqueue(&self, stream: Stream, command: &Command) -> Result<(), DeviceError>;
+
+    /// Makes a graph of commands, to be enqueued as one.
+    fn graph(&self, commands: &[Command]) -> Result<GraphId, DeviceError>;
+
+    /// The end of everything enqueued to this stream so far.
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
+
+    /// Later commands of `stream` begin after the event.
+    fn follow(&self, stream: Stream, event: Event) -> Result<(), DeviceError>;
+
+    /// Whether the event has come. Never waits.
+    fn poll(&self, event: Event) -> FenceStatus;
+
+    /// Waits for the event. Only the end of a step and of a load may.
+    fn wait(&self, event: Event) -> Result<(), DeviceError>;
+
+    /// Forgets an event.
+    fn forget(&self, event: Event);
+}
+
+/// Device memory that is freed with this.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    driver: Arc<dyn Driver>,
+    at: Address,
+}
+
+impl Buffer {
+    /// Allocates.
+    pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize, what: &str) -> Result<Self, DeviceError> {
+        Ok(Self { driver: driver.clone(), at: driver.alloc(bytes.max(1), what)? })
+    }
+
+    pub(crate) fn at(&self) -> Address {
+        self.at
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.driver.free(self.at);
+    }
+}

@@ -1,0 +1,505 @@
+//! A compiled program: its slots, its steps, and their graphs.
+
+use super::arguments::model::KvPlanes;
+use super::arguments::sampling::{SampleRecord, Scatter};
+use super::arguments::{Argument, In, Out};
+use super::batch::{self, Batch};
+use super::buffers::{Activations, StepLayout, WORD};
+use super::device::Shared;
+use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream};
+use super::launch::{Launcher, tile_rows};
+use super::plan::{Next, Op, Plan, Shape};
+use super::pool::CudaPool;
+use super::samplers::{self, Samplers, Segment};
+use super::staging::Staging;
+use super::tables::Tables;
+use crate::adapter::Adapter;
+use crate::device::{Bounds, DeviceError, Executable, LayerObserver, STEPS_MAX};
+use crate::kv::PoolLayout;
+use crate::numerics::ATTENTION_SPLIT;
+use crate::program::Program;
+use crate::program::check::{self, Sizes};
+use crate::step::{AdapterSlot, Delta, LateMask, Launched, Logits, SlotTable, StepInput, StepOutput};
+use baton_memory::{PoolMemory, Rows};
+use baton_types::{BlockId, Fence, FencePoll, FenceStatus, KvPoolMap};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a copy of KV within the pool.
+const COPY_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// A compiled program.
+pub(super) struct CudaExecutable {
+    shared: Arc<Shared>,
+    program: Program,
+    ops: Vec<Op>,
+    sizes: Sizes,
+    bounds: Bounds,
+    launcher: Launcher,
+    stream: Stream,
+    activations: Activations,
+    layout: StepLayout,
+    /// The step's array on the device, and its tables' new entries.
+    step: Buffer,
+    samplers: Samplers,
+    /// Most rows of a tile, in whichever layer.
+    tile_rows: usize,
+    pool: Option<Pool>,
+    slots: SlotTable,
+    launched: Launched,
+    batch: Batch,
+    /// By slot: whether its sequence reports log-probabilities.
+    logprobs: Vec<bool>,
+    graphs: HashMap<Shape, GraphId>,
+    /// What the steps in flight upload, and download.
+    transfers: Vec<Transfer>,
+    running: VecDeque<Running>,
+    steps: u64,
+}
+
+/// Host memory of one step in flight.
+struct Transfer {
+    staging: Staging,
+    records: Arc<dyn Pinned>,
+    logits: Option<Arc<dyn Pinned>>,
+}
+
+/// The pool that steps compute on.
+struct Pool {
+    memory: Arc<CudaPool>,
+    layout: PoolLayout,
+    tables: Tables,
+    /// Entries of all tables, i32, and their changes.
+    table: Buffer,
+    changes: Buffer,
+    kv: Vec<KvPlanes>,
+}
+
+/// A step that is launched.
+struct Running {
+    transfer: usize,
+    /// After its last download; `None` while its sampling waits for masks.
+    end: Option<Event>,
+    segments: Vec<Segment>,
+    /// Rows that sample.
+    sampling: usize,
+    /// Masks of these, if there are any.
+    masks: Vec<Option<LateMask>>,
+    depths: usize,
+    /// Where each requested row of logits is among the selected rows.
+    logits: Vec<usize>,
+}
+
+/// The end of the stores of a layer.
+struct StoredFence {
+    driver: Arc<dyn Driver>,
+    event: Event,
+}
+
+impl FencePoll for StoredFence {
+    fn poll(&self) -> FenceStatus {
+        self.driver.poll(self.event)
+    }
+}
+
+impl Drop for StoredFence {
+    fn drop(&mut self) {
+        self.driver.forget(self.event);
+    }
+}
+
+/// Buckets of decoded rows for which there is a graph.
+fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
+    let rows = match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        65..=256 => rows.next_multiple_of(32),
+        _ => return None,
+    };
+    (rows <= rows_max).then_some(rows)
+}
+
+impl CudaExecutable {
+    pub(super) fn try_new(
+        shared: Arc<Shared>,
+        program: Program,
+        ops: Vec<Op>,
+        sizes: Sizes,
+        bounds: Bounds,
+    ) -> Result<Self, DeviceError> {
+        let driver = &shared.driver;
+        let launcher = Launcher { half: shared.half, processors: driver.gpu().processors };
+        let groups = ops.iter().filter_map(|op| if let Op::Qkv(op) = op { Some(op.heads / op.kv_heads) } else { None });
+        let tile_rows = groups.map(tile_rows).min().unwrap_or(1);
+        let layout = StepLayout::new(&bounds, bounds.rows_max.div_ceil(tile_rows) + bounds.slots_max);
+        let logit_rows = bounds.logit_rows_max.min(bounds.rows_max);
+        let divided = bounds.slots_max.min(bounds.rows_max).max(logit_rows);
+        let states =
+            ops.iter().filter_map(|op| if let Op::Qkv(op) = op { Some(op.heads * (op.head_dim + 2)) } else { None });
+        let partials = divided * bounds.positions_max.div_ceil(ATTENTION_SPLIT) * states.max().unwrap_or(0);
+        let transfer = || {
+            let records = driver.pinned(logit_rows * SampleRecord::BYTES)?;
+            Ok::<_, DeviceError>(Transfer { staging: Staging::new(driver)?, records, logits: None })
+        };
+        Ok(Self {
+            stream: driver.stream(Purpose::Steps)?,
+            activations: Activations::alloc(driver, &sizes, &bounds, partials)?,
+            step: Buffer::new(driver, layout.bytes(), "rows of a step")?,
+            samplers: Samplers::alloc(driver, sizes.vocab, &bounds)?,
+            transfers: (0..STEPS_MAX).map(|_| transfer()).collect::<Result<_, _>>()?,
+            slots: SlotTable::with_adapters(bounds.slots_max, bounds.adapters.slots_max),
+            logprobs: vec![false; bounds.slots_max],
+            pool: None,
+            launched: Launched::default(),
+            batch: Batch::default(),
+            graphs: HashMap::new(),
+            running: VecDeque::new(),
+            steps: 0,
+            tile_rows,
+            layout,
+            launcher,
+            bounds,
+            sizes,
+            ops,
+            program,
+            shared,
+        })
+    }
+
+    fn driver(&self) -> &Arc<dyn Driver> {
+        &self.shared.driver
+    }
+
+    /// Uploads what the step changes in slots and tables.
+    fn change_slots(&mut self, deltas: &[Delta], transfer: usize) -> Result<(), DeviceError> {
+        let (driver, stream) = (self.shared.driver.clone(), self.stream);
+        let staging = &mut self.transfers[transfer].staging;
+        for delta in deltas {
+            if let Delta::Join(join) = delta {
+                self.logprobs[join.slot] = join.sampling.logprobs.is_some();
+                self.samplers.join(join, &driver, stream, staging)?;
+            }
+        }
+        let pool = self.pool.as_mut().ok_or(DeviceError::Unbound)?;
+        let mut pairs = Vec::new();
+        for (index, value) in pool.tables.changes(deltas) {
+            pairs.extend_from_slice(&(index as i32).to_ne_bytes());
+            pairs.extend_from_slice(&value.to_ne_bytes());
+        }
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        staging.upload(stream, &pairs, pool.changes.at())?;
+        let (array, pairs, count) = (Out::at(pool.table.at()), In::at(pool.changes.at()), (pairs.len() / 8) as i32);
+        let scatter = Launcher::scatter(Scatter { array, pairs, count, reserved: 0 });
+        driver.enqueue(stream, &Command::Launch(scatter))
+    }
+
+    /// Uploads the rows. Returns the step's shape.
+    fn upload_rows(
+        &mut self,
+        step: &StepInput,
+        masks: &[i32],
+        transfer: usize,
+        graph: bool,
+    ) -> Result<Shape, DeviceError> {
+        let (batch, layout) = (&mut self.batch, &self.layout);
+        batch.fill(step, &self.launched.selected);
+        let padded = bucket(step.ids.len(), self.bounds.rows_max.min(self.bounds.logit_rows_max)).filter(|_| graph);
+        if let Some(rows) = padded {
+            batch.pad(rows);
+        }
+        let tiles: Vec<i32> = batch.tiles(self.tile_rows).flatten().collect();
+        let (mut depths, mut drafts) = (Vec::new(), Vec::new());
+        samplers::sampling_rows(step, &mut depths, &mut drafts);
+        let mut array = vec![0u8; layout.bytes()];
+        for (part, values) in [
+            (&layout.ids, &batch.ids),
+            (&layout.slots, &batch.slots),
+            (&layout.positions, &batch.positions),
+            (&layout.chosen, &batch.chosen),
+            (&layout.chosen_slots, &batch.chosen_slots),
+            (&layout.chosen_positions, &batch.chosen_positions),
+            (&layout.depths, &depths),
+            (&layout.drafts, &drafts),
+            (&layout.masks, &masks.to_vec()),
+            (&layout.tiles, &tiles),
+        ] {
+            assert!(values.len() <= part.len(), "{} values for {part:?}", values.len());
+            let to = array[part.start * WORD..].chunks_exact_mut(WORD);
+            to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_ne_bytes()));
+        }
+        let shape = Shape {
+            rows: batch.ids.len(),
+            decoded: batch.decoded,
+            splits: batch::splits(&batch.positions[..batch.decoded]),
+            chosen_splits: batch::splits(&batch.chosen_positions),
+            tiles: tiles.len() / 4,
+            chosen: batch.chosen.len(),
+        };
+        self.transfers[transfer].staging.upload(self.stream, &array, self.step.at())?;
+        Ok(shape)
+    }
+
+    fn plan<'a>(&'a self, pool: &'a Pool) -> Plan<'a> {
+        Plan {
+            ops: &self.ops,
+            launcher: self.launcher,
+            activations: &self.activations,
+            layout: &self.layout,
+            step: self.step.at(),
+            last: self.samplers.last(),
+            kv: &pool.kv,
+        }
+    }
+
+    /// Enqueues the kernels up to the logits, one by one.
+    fn enqueue(&self, shape: Shape, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
+        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let (driver, mut outcome) = (self.driver(), Ok(()));
+        self.plan(pool).each(shape, |next| {
+            if outcome.is_err() {
+                return;
+            }
+            match next {
+                Next::Launch(launch) => outcome = driver.enqueue(self.stream, &Command::Launch(launch)),
+                Next::Stored(layer) if step.observed.contains(&layer) => match driver.record(self.stream) {
+                    Ok(event) => {
+                        let fence: Fence = Arc::new(StoredFence { driver: driver.clone(), event });
+                        observer(layer, &fence);
+                    }
+                    Err(error) => outcome = Err(error),
+                },
+                Next::Stored(_) => {}
+            }
+        });
+        outcome
+    }
+
+    /// The graph of a decode step, sampling included.
+    fn graph(&mut self, shape: Shape) -> Result<GraphId, DeviceError> {
+        if let Some(graph) = self.graphs.get(&shape) {
+            return Ok(*graph);
+        }
+        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let mut commands = Vec::new();
+        self.plan(pool).each(shape, |next| {
+            if let Next::Launch(launch) = next {
+                commands.push(Command::Launch(launch));
+            }
+        });
+        commands.push(self.samplers.sample(&self.activations, &self.layout, self.step.at(), shape.chosen, 0));
+        let graph = self.driver().graph(&commands)?;
+        self.graphs.insert(shape, graph);
+        Ok(graph)
+    }
+
+    /// Enqueues the sampling of a step whose masks are there, unless its graph has done it, and the way back of what it yields.
+    fn end(&mut self, running: &mut Running, sampled: bool) -> Result<(), DeviceError> {
+        let (driver, stream) = (self.shared.driver.clone(), self.stream);
+        if running.masks.iter().any(Option::is_some) {
+            let staging = &mut self.transfers[running.transfer].staging;
+            let masks = self.samplers.masks(&running.masks, stream, staging)?;
+            let bytes: Vec<u8> = masks.iter().flat_map(|mask| mask.to_ne_bytes()).collect();
+            staging.upload(stream, &bytes, StepLayout::at(self.step.at(), &self.layout.masks))?;
+        }
+        for depth in (0..running.depths).filter(|_| !sampled) {
+            let rows = running.sampling;
+            let sample = self.samplers.sample(&self.activations, &self.layout, self.step.at(), rows, depth);
+            driver.enqueue(stream, &sample)?;
+        }
+        let transfer = &mut self.transfers[running.transfer];
+        if running.sampling > 0 {
+            let (from, to) = (self.samplers.records(), transfer.records.clone());
+            let bytes = running.sampling * SampleRecord::BYTES;
+            driver.enqueue(stream, &Command::Download { from, to, offset: 0, bytes })?;
+        }
+        if !running.logits.is_empty() {
+            let row = self.sizes.vocab * WORD;
+            let to = driver.pinned(running.logits.len() * row)?;
+            for (i, at) in running.logits.iter().enumerate() {
+                let (from, to) = (self.activations.logits.at().plus(at * row), to.clone());
+                driver.enqueue(stream, &Command::Download { from, to, offset: i * row, bytes: row })?;
+            }
+            transfer.logits = Some(to);
+        }
+        running.end = Some(driver.record(stream)?);
+        Ok(())
+    }
+
+    /// Ends the sampling of launched steps that wait for masks: what comes behind needs their tokens.
+    fn end_waiting(&mut self) -> Result<(), DeviceError> {
+        for at in 0..self.running.len() {
+            if self.running[at].end.is_none() {
+                let mut running = self.running.remove(at).unwrap_or_else(|| unreachable!("at is below the length"));
+                let ended = self.end(&mut running, false);
+                self.running.insert(at, running);
+                ended?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executable for CudaExecutable {
+    fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
+        let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
+        let memory = match CudaPool::of(&memory, self.driver()) {
+            Some(pool) => pool,
+            None => return Err(DeviceError::PoolOutOfReach(memory.kind())),
+        };
+        if memory.bytes() < map.bytes() {
+            return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
+        }
+        let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
+        let wanted = self.shared.half.dtype();
+        let tables = Tables::new(layout.limits());
+        let driver = self.driver();
+        let table = Buffer::new(driver, tables.len() * WORD, "block tables")?;
+        let changes = Buffer::new(driver, 2 * tables.len() * WORD, "changes of block tables")?;
+        let mut kv = Vec::new();
+        for layer in 0..self.program.layers() {
+            let (group, place) = (layout.of_layer(layer), layout.place(layer));
+            let [k, v] = group.planes();
+            if let Some(dtype) = [k, v].map(|plane| group.dtype(plane)).into_iter().find(|dtype| *dtype != wanted) {
+                return refuse(format!(
+                    "class {} attends to KV in {wanted}, the pool has {dtype}",
+                    self.shared.cores.name()
+                ));
+            }
+            let offset = |plane, block| group.offset(place.layer, plane, BlockId(block), 0);
+            let stride = |plane| if group.blocks() > 1 { offset(plane, 1) - offset(plane, 0) } else { 0 };
+            if stride(k) != stride(v) || group.token_stride(k) != group.token_stride(v) {
+                return refuse("planes k and v with different strides".into());
+            }
+            let (first, table_stride) = tables.place(place.group);
+            kv.push(KvPlanes {
+                k: Out::at(memory.at().plus(offset(k, 0))),
+                v: Out::at(memory.at().plus(offset(v, 0))),
+                table: In::at(table.at().plus(first * WORD)),
+                block_bytes: stride(k) as i64,
+                token_bytes: group.token_stride(k) as i32,
+                block_tokens: group.block_tokens() as i32,
+                table_stride: table_stride as i32,
+                reserved: 0,
+            });
+        }
+        self.graphs.clear();
+        self.pool = Some(Pool { memory, layout, tables, table, changes, kv });
+        Ok(())
+    }
+
+    fn load_adapter(&mut self, slot: AdapterSlot, _: &Adapter) -> Result<(), DeviceError> {
+        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
+        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
+    }
+
+    fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
+        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let joins =
+            step.deltas.iter().filter_map(|delta| if let Delta::Join(join) = delta { Some(join) } else { None });
+        joins.into_iter().try_for_each(|join| Samplers::check(join))?;
+        self.slots.launch(step, pool.layout.limits(), &mut self.launched)?;
+        self.end_waiting()?;
+        let transfer = (self.steps % STEPS_MAX as u64) as usize;
+        self.steps += 1;
+        self.transfers[transfer].staging.reset();
+        self.change_slots(&step.deltas, transfer)?;
+        let sampling = step.sampling_rows().count();
+        let masks: Vec<Option<LateMask>> = step
+            .segments
+            .iter()
+            .flat_map(|segment| (0..segment.samples).map(|depth| segment.masks.get(depth).cloned()))
+            .collect();
+        let has_masks = masks.iter().any(Option::is_some);
+        let graph = batch::is_decode(step) && !has_masks;
+        let none = vec![super::arguments::sampling::NO_MASK; sampling];
+        let shape = self.upload_rows(step, &none, transfer, graph)?;
+        let mut first = 0;
+        let mut segments = Vec::new();
+        for rows in &step.segments {
+            let ids = &step.ids[first..first + rows.rows];
+            first += rows.rows;
+            if rows.samples > 0 {
+                segments.push(Segment::new(rows, ids, self.logprobs[rows.slot]));
+            }
+        }
+        let selected = &self.launched.selected;
+        let place = |row: &usize| selected.iter().position(|other| other == row);
+        let mut running = Running {
+            transfer,
+            end: None,
+            segments,
+            sampling,
+            masks,
+            depths: step.segments.iter().map(|segment| segment.samples).max().unwrap_or(0),
+            logits: step.logit_rows.iter().filter_map(place).collect(),
+        };
+        // A graph computes whole buckets, splits included.
+        let in_bucket = graph && bucket(shape.rows, usize::MAX) == Some(shape.rows);
+        if in_bucket {
+            let rounded =
+                |splits: usize| splits.next_power_of_two().min(self.bounds.positions_max.div_ceil(ATTENTION_SPLIT));
+            let (splits, chosen_splits) = (rounded(shape.splits), rounded(shape.chosen_splits));
+            let graph = self.graph(Shape { splits, chosen_splits, ..shape })?;
+            self.driver().enqueue(self.stream, &Command::Graph(graph))?;
+        } else {
+            self.enqueue(shape, step, observer)?;
+        }
+        if !has_masks {
+            self.end(&mut running, in_bucket)?;
+        }
+        self.running.push_back(running);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, DeviceError> {
+        if self.running.is_empty() {
+            return Err(DeviceError::Step("finish without a launched step".into()));
+        }
+        self.end_waiting()?;
+        let Some(Running { transfer, end: Some(end), segments, sampling, logits, .. }) = self.running.pop_front()
+        else {
+            return Err(DeviceError::Step("finish without a launched step".into()));
+        };
+        let waited = self.driver().wait(end);
+        self.driver().forget(end);
+        waited?;
+        let vocab = self.sizes.vocab;
+        let mut records = vec![0; sampling * SampleRecord::BYTES];
+        let transfer = &mut self.transfers[transfer];
+        transfer.records.load(0, &mut records);
+        let mut bytes = vec![0; logits.len() * vocab * WORD];
+        if let Some(from) = transfer.logits.take() {
+            from.load(0, &mut bytes);
+        }
+        let numbers = bytes.as_chunks::<WORD>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+        let sampled = samplers::outputs(segments.iter(), &records, vocab);
+        let output = StepOutput { sampled, logits: Logits::new(vocab, numbers) };
+        self.slots.finish(&output);
+        Ok(output)
+    }
+
+    fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
+        let Pool { memory, layout, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let kv = check::copy_kv(layout, group, from, to, tokens)?;
+        let event = self.driver().record(self.stream)?;
+        let after = memory.follow(event);
+        self.driver().forget(event);
+        after?;
+        let deadline = Instant::now() + COPY_WAIT_MAX;
+        for layer in 0..kv.layers() {
+            for plane in kv.planes() {
+                let bytes = tokens * kv.token_stride(plane);
+                let rows = |block| Rows::run(kv.offset(layer, plane, block, 0), bytes);
+                let copied = PoolMemory::copy(&**memory, rows(from), rows(to)).wait(deadline);
+                copied.map_err(|error| DeviceError::Failed(error.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+}

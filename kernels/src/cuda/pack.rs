@@ -1,0 +1,114 @@
+//! A file of kernels: the cubins of one target, as `cargo xtask cubins` packs them.
+//!
+//! It begins with a mark and a manifest in JSON, which says where each cubin lies, and of which sources all of them were made.
+
+use super::CudaError;
+use super::driver::Capability;
+use serde::Deserialize;
+use std::path::Path;
+
+const MARK: &[u8; 8] = b"BATONCU1";
+
+/// The target whose cubins a GPU runs. Cubins of 8.0 run on all of 8.x; those of the others on no other generation.
+pub(super) fn target(capability: Capability) -> Option<&'static str> {
+    match (capability.major, capability.minor) {
+        (8, 9) => Some("sm_89"),
+        (8, _) => Some("sm_80"),
+        (9, 0) => Some("sm_90a"),
+        (10, 0) => Some("sm_100a"),
+        (12, _) => Some("sm_120"),
+        _ => None,
+    }
+}
+
+/// Targets that there are files for.
+pub(super) const TARGETS: &str = "8.0 to 8.9, 9.0, 10.0 and 12.x";
+
+#[derive(Deserialize)]
+struct Manifest {
+    target: String,
+    digest: String,
+    modules: Vec<Module>,
+}
+
+#[derive(Deserialize)]
+struct Module {
+    name: String,
+    offset: usize,
+    bytes: usize,
+}
+
+/// A cubin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    /// The source that it was compiled from.
+    pub(super) name: String,
+    pub(super) cubin: Vec<u8>,
+}
+
+/// The cubins of a file, which must be for `target` and made of the sources with this digest.
+pub(super) fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Image>, CudaError> {
+    let refuse = |reason: String| CudaError::Pack { path: path.display().to_string(), reason };
+    let cut = || refuse("it is cut off, or no file of kernels".into());
+    let rest = bytes.strip_prefix(MARK).ok_or_else(cut)?;
+    let (length, rest) = rest.split_first_chunk().ok_or_else(cut)?;
+    let text = rest.get(..u32::from_le_bytes(*length) as usize).ok_or_else(cut)?;
+    let manifest: Manifest = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
+    if manifest.target != target {
+        return Err(refuse(format!("it is for {}, this GPU needs {target}", manifest.target)));
+    }
+    if manifest.digest != digest {
+        return Err(refuse("its kernels are of another version".into()));
+    }
+    let image = |module: Module| {
+        let end = module.offset.checked_add(module.bytes).ok_or_else(cut)?;
+        let cubin = bytes.get(module.offset..end).filter(|cubin| !cubin.is_empty()).ok_or_else(cut)?;
+        Ok(Image { name: module.name, cubin: cubin.to_vec() })
+    };
+    manifest.modules.into_iter().map(image).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(target: &str, modules: &str) -> Vec<u8> {
+        let manifest = format!(r#"{{"target":"{target}","compiler":"13","digest":"abc","modules":[{modules}]}}"#);
+        let mut bytes = MARK.to_vec();
+        bytes.extend((manifest.len() as u32).to_le_bytes());
+        bytes.extend(manifest.bytes());
+        bytes.extend([7; 8]);
+        bytes
+    }
+
+    #[test]
+    fn modules_are_where_the_manifest_says() {
+        let module = |bytes: usize| format!(r#"{{"name":"norm","offset":4,"bytes":{bytes},"kernels":[]}}"#);
+        let parsed = |bytes: &[u8], target, digest| parse(Path::new("k"), bytes, target, digest);
+        let whole = file("sm_80", &module(8));
+        let images = parsed(&whole, "sm_80", "abc").unwrap();
+        assert_eq!(images, [Image { name: "norm".into(), cubin: whole[4..12].to_vec() }]);
+        for (bytes, target, digest, part) in [
+            (whole.clone(), "sm_90a", "abc", "it is for sm_80, this GPU needs sm_90a"),
+            (whole.clone(), "sm_80", "abd", "another version"),
+            (whole[..20].to_vec(), "sm_80", "abc", "cut off"),
+            (b"BATON".to_vec(), "sm_80", "abc", "cut off"),
+            (file("sm_80", &module(8000)), "sm_80", "abc", "cut off"),
+            (file("sm_80", &module(usize::MAX)), "sm_80", "abc", "cut off"),
+            (file("sm_80", "{}"), "sm_80", "abc", "missing field"),
+        ] {
+            let error = parsed(&bytes, target, digest).unwrap_err().to_string();
+            assert!(error.contains(part) && error.starts_with("k: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_target_has_its_capabilities() {
+        let of = |major, minor| target(Capability { major, minor });
+        assert_eq!(
+            [of(8, 0), of(8, 6), of(8, 9), of(9, 0)],
+            [Some("sm_80"), Some("sm_80"), Some("sm_89"), Some("sm_90a")]
+        );
+        assert_eq!([of(10, 0), of(12, 1), of(7, 5), of(10, 3)], [Some("sm_100a"), Some("sm_120"), None, None]);
+    }
+}
