@@ -75,8 +75,8 @@ pub enum UcxLanes {
     Rdma,
     /// UCX's shared memory, between processes of one host. Every process that may use it may also read the memory of the other processes.
     SharedMemory,
-    /// As in `UCX_TLS`, e.g. `rc,cuda_copy`; refused where it resolves to TCP. Where a peer writes memory directly (CMA, xpmem), its writes
-    /// cannot be fenced.
+    /// As in `UCX_TLS`, e.g. `rc,cuda_copy`; refused where it resolves to TCP. Where a peer writes memory directly (CMA, xpmem, `cuda_ipc`),
+    /// its writes cannot be fenced. `cuda` is `cuda_copy`, `gdr_copy` and `cuda_ipc`.
     Named(String),
     /// TCP, for tests; refused for addresses other than loopback.
     LoopbackTcp,

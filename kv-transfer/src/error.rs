@@ -18,6 +18,18 @@ pub enum TransferError {
         transport: &'static str,
         detail: String,
     },
+    /// UCX opened nothing by which workers can be connected: no device, `self` alone, or only copies between host and device memory of this
+    /// process.
+    #[error(
+        "no lane to any other process with UCX_TLS={tls} UCX_NET_DEVICES={devices} (opened: {opened:?}): name a lane between workers such as \
+         rc, start again once its device is up, or set transfer.transport = \"tcp\""
+    )]
+    NoLanes {
+        tls: String,
+        devices: String,
+        /// Transports that UCX opened.
+        opened: Vec<String>,
+    },
     /// The limit of open handoffs is reached; retry later or elsewhere.
     #[error("{limit} handoffs are open already")]
     TooManyHandoffs { limit: usize },

@@ -1,6 +1,7 @@
 //! Lists what this host has for moving KV, for tools that prepare a host.
 
 use crate::UcxLanes;
+use crate::transport::ucx::reach_others;
 use crate::ucx::{Context, take_stdout, version};
 use std::fs::File;
 use std::io;
@@ -21,6 +22,12 @@ pub struct UcxInventory {
 pub fn ucx(tls: &str, devices: &str) -> Result<UcxInventory, String> {
     let context = Context::new(&[("TLS", tls), ("NET_DEVICES", devices)]).map_err(|e| e.to_string())?;
     Ok(UcxInventory { version: version(), resources: context.resources() })
+}
+
+/// Whether workers of two processes can be connected by this transport of UCX. Not so by `self`, nor by copies between host and device memory
+/// of one process (`cuda_copy`, `gdr_copy`), nor by `cuda_ipc` alone.
+pub fn reaches_others(transport: &str) -> bool {
+    reach_others(&[transport])
 }
 
 /// Whether UCX finds RDMA lanes here.

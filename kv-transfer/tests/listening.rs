@@ -76,10 +76,15 @@ fn tcp_of_ucx_is_refused() {
     }
 }
 
-/// As where its device is down: UCX leaves that out and has a lane to itself alone.
+/// As where its device is down: UCX leaves that out and has a lane to itself alone. Copies between host and device memory of one process are
+/// no lanes either, whether this UCX has them or not.
 #[test]
 fn a_service_that_reaches_nobody_does_not_start() {
-    let alone = TransportChoice::ucx(UcxLanes::Named("self".into()), LOOPBACK);
-    let error = NodeConfig::new("alone", small(16), 24).try_start(alone).err().unwrap();
-    assert!(error.to_string().contains("no lane to any other process"), "{error}");
+    for tls in ["self", "cuda_copy", "cuda_copy,gdr_copy", "self,cuda_copy,gdr_copy", "cuda", "\\cuda_copy"] {
+        let alone = TransportChoice::ucx(UcxLanes::Named(tls.into()), LOOPBACK);
+        let error = NodeConfig::new("alone", small(16), 24).try_start(alone).err().unwrap();
+        assert!(matches!(error, TransferError::NoLanes { .. }), "{tls}: {error}");
+        let told = error.to_string();
+        assert!(told.contains("no lane to any other process") && told.contains(tls), "{told}");
+    }
 }

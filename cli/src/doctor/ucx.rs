@@ -38,7 +38,7 @@ fn judge(
         Err(error) => return Finding::new("ucx", Verdict::Failure, error, remedy(all(), rdma)),
     };
     let found = format!("{}: {}", inventory.version, lanes(&inventory));
-    let reaches_others = inventory.resources.iter().any(|(transport, _)| transport != "self");
+    let reaches_others = inventory.resources.iter().any(|(transport, _)| inventory::reaches_others(transport));
     if reaches_others && (has_rdma(&inventory) || !rdma.wanted) {
         return Finding::ok("ucx", found);
     }
@@ -74,8 +74,8 @@ fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
             if cfg!(feature = "rdma") { "" } else { "build with --features rdma, or with a UCX_DIR that has `ib`, and " }
         ),
         Ok(mut all) => {
-            // `self` reaches no other process. Over `tcp`, UCX stores whatever a peer writes at any address that the peer names.
-            all.resources.retain(|(transport, _)| transport != "self" && transport != "tcp");
+            // Over `tcp`, UCX stores whatever a peer writes at any address that the peer names.
+            all.resources.retain(|(transport, _)| inventory::reaches_others(transport) && transport != "tcp");
             format!(
                 "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",
                 lanes(&all)
@@ -128,6 +128,8 @@ mod tests {
         assert!(lacking.contains("ibverbs-providers"), "{lacking}");
         let alone = told(&["self"], &["self", "tcp", "rc_verbs"], NOT_WANTED);
         assert!(alone.ends_with(": rc_verbs (mlx5_0:1)"), "{alone}");
+        let copies = told(&["self", "cuda_copy"], &["self", "cuda_copy", "tcp", "rc_verbs"], NOT_WANTED);
+        assert!(copies.ends_with(": rc_verbs (mlx5_0:1)"), "{copies}");
         let no_port = told(&["self"], &["self", "tcp"], Rdma { usable: false, ..WANTED });
         assert!(no_port.contains("rdma above"), "{no_port}");
         let of_none = |all: &[&str], rdma| judge(Err("No such device".into()), || with(all), rdma).remedy.unwrap();

@@ -11,6 +11,9 @@ impl Status {
     /// The operation ended because its endpoint was closed.
     pub(crate) const CANCELED: Self = Self(sys::ucs_status_t_UCS_ERR_CANCELED);
 
+    /// Nothing of what was asked for exists here, or nothing by which workers could be connected.
+    pub(crate) const NO_DEVICE: Self = Self(sys::ucs_status_t_UCS_ERR_NO_DEVICE);
+
     /// What was passed is not valid.
     pub(super) const INVALID_PARAM: Self = Self(sys::ucs_status_t_UCS_ERR_INVALID_PARAM);
 

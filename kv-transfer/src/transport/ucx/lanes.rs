@@ -1,50 +1,122 @@
-//! Properties of lanes: which of them write without the peer's processor, and which are fenced by destroying the worker.
+//! Properties of lanes: which of them write without the peer's processor, which are fenced by destroying the worker, and which no peer
+//! reaches.
+//!
+//! Names are those of the transports that UCX opened. Aliases of `UCX_TLS` are resolved by then: `cuda` is `cuda_copy`, `cuda_ipc` and
+//! `gdr_copy`, and `rc` brings `ud` for its connections (`ucp_tl_aliases`, UCX 1.22).
 
-/// Transports on which our own worker stores a peer's write, from its sockets and queues or by its queue pair. Once the worker is
-/// destroyed, nothing can arrive through them.
-///
-/// Excluded are transports by which the peer writes our memory directly (`cma`, `xpmem`, `knem`, `cuda_ipc`, `rocm_ipc`, `ze_ipc`), and
-/// unknown ones. UCX's own shared memory (`posix`, `sysv`) cannot map a pool that UCX did not allocate: there, writes go through the
-/// worker's receive queue.
-const FENCED: [&str; 9] = ["self", "tcp", "posix", "sysv", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"];
+/// What a transport is to a process and its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Reaches its own worker alone.
+    Loopback,
+    /// Copies between host and device memory of this process. Each opened interface has an identifier of its own, and reaches only itself
+    /// (`uct_cuda_copy_iface_is_reachable_v2`), so a peer can neither send nor write by it.
+    LocalCopy,
+    /// The NIC writes through a queue pair of the worker, and acknowledges it, whatever happens to the processes.
+    Rc,
+    /// The same through a queue of the interface that the worker opened.
+    Dc,
+    /// The worker stores what comes, from its queues, its sockets or its receive memory. UCX's own shared memory (`posix`, `sysv`) cannot
+    /// map a pool that UCX did not allocate.
+    ByWorker,
+    /// The same, from datagrams of a NIC.
+    Ud,
+    /// A process that has a key of our device memory copies from and to it, without this one.
+    CudaIpc,
+    /// A peer writes our memory directly (`cma`, `xpmem`, `knem`, `rocm_ipc`, `ze_ipc`), or it is unknown.
+    Foreign,
+}
+
+impl Lane {
+    /// The lane of a transport, such as `rc_mlx5`.
+    pub(super) fn of(transport: &str) -> Self {
+        match transport {
+            "self" => Self::Loopback,
+            "cuda_copy" | "gdr_copy" => Self::LocalCopy,
+            "rc_verbs" | "rc_mlx5" => Self::Rc,
+            "dc_mlx5" => Self::Dc,
+            "ud_verbs" | "ud_mlx5" => Self::Ud,
+            "tcp" | "posix" | "sysv" => Self::ByWorker,
+            "cuda_ipc" => Self::CudaIpc,
+            _ => Self::Foreign,
+        }
+    }
+
+    /// The lane of an endpoint, such as `rc_mlx5/mlx5_0:1`.
+    fn of_endpoint(lane: &str) -> Self {
+        Self::of(lane.split('/').next().unwrap_or_default())
+    }
+
+    /// Whether nothing can arrive through it once the worker is destroyed.
+    fn ends_with_worker(self) -> bool {
+        match self {
+            Self::Loopback | Self::LocalCopy | Self::Rc | Self::Dc | Self::Ud | Self::ByWorker => true,
+            Self::CudaIpc | Self::Foreign => false,
+        }
+    }
+
+    /// Whether workers of two processes can be connected by it. UCX sends no messages over `cuda_ipc`: it only comes beside another lane.
+    fn connects(self) -> bool {
+        match self {
+            Self::Rc | Self::Dc | Self::Ud | Self::ByWorker | Self::Foreign => true,
+            Self::Loopback | Self::LocalCopy | Self::CudaIpc => false,
+        }
+    }
+}
+
+/// Lanes of these transports without the copies within this process, which are no lanes between workers.
+fn without_copies(lanes: impl Iterator<Item = Lane>) -> impl Iterator<Item = Lane> {
+    lanes.filter(|lane| *lane != Lane::LocalCopy)
+}
 
 /// Whether destroying the worker of a connection fences it, if its peer could reach it only by these transports. An empty list does not
 /// fence.
 pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
-    !transports.is_empty() && transports.iter().all(|t| FENCED.contains(&t.as_ref()))
+    let mut lanes = without_copies(transports.iter().map(|t| Lane::of(t.as_ref()))).peekable();
+    lanes.peek().is_some() && lanes.all(Lane::ends_with_worker)
 }
 
 /// Whether another process can be reached by any of these. UCX silently omits network devices that are down when it starts, and never
 /// checks again.
-pub(super) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
-    transports.iter().any(|t| t.as_ref() != "self")
+pub(crate) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
+    transports.iter().any(|transport| Lane::of(transport.as_ref()).connects())
 }
-
-/// Transports by which the NIC writes a peer's memory and acknowledges it, whatever happens to the processes.
-const ONE_SIDED: [&str; 3] = ["rc_verbs", "rc_mlx5", "dc_mlx5"];
 
 /// Whether every put over an endpoint with these lanes (such as `tcp/eth0`) is one-sided. Otherwise UCX emulates some by messages that the
 /// peer's UCX must acknowledge.
 pub(super) fn write_by_themselves(lanes: &[String]) -> bool {
-    let one_sided = |lane: &String| ONE_SIDED.contains(&lane.split('/').next().unwrap_or_default());
-    !lanes.is_empty() && lanes.iter().all(one_sided)
+    let mut lanes = without_copies(lanes.iter().map(|lane| Lane::of_endpoint(lane))).peekable();
+    lanes.peek().is_some() && lanes.all(|lane| matches!(lane, Lane::Rc | Lane::Dc))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The table of `docs/decisions/0008-fencing.md`.
     #[test]
     fn only_lanes_that_end_with_the_worker_are_fenced() {
-        let cases: [(&[&str], bool); 8] = [
+        let cases: [(&[&str], bool); 18] = [
             (&["tcp"], true),
             (&["posix", "self", "sysv", "tcp"], true),
             (&["rc_mlx5", "ud_mlx5"], true),
             (&["dc_mlx5"], true),
             (&["cma", "tcp"], false),
             (&["tcp", "xpmem"], false),
+            (&["knem", "posix"], false),
             (&["tcp", "of_tomorrow"], false),
             (&[], false),
+            // `rc,cuda_copy`, as the chart has it.
+            (&["cuda_copy", "rc_mlx5", "rc_verbs", "ud_mlx5", "ud_verbs"], true),
+            (&["cuda_copy", "gdr_copy", "rc_mlx5", "ud_mlx5"], true),
+            (&["cuda_copy", "dc_mlx5", "ud_mlx5"], true),
+            (&["cuda_copy", "posix", "self", "sysv"], true),
+            (&["cuda_copy", "cuda_ipc", "rc_mlx5", "ud_mlx5"], false),
+            // `rc,cuda`
+            (&["cuda_copy", "cuda_ipc", "gdr_copy", "rc_mlx5", "ud_mlx5"], false),
+            (&["cma", "cuda_copy", "posix"], false),
+            (&["cuda_copy"], false),
+            (&["cuda_copy", "gdr_copy"], false),
         ];
         for (transports, expected) in cases {
             assert_eq!(fences(transports), expected, "{transports:?}");
@@ -53,8 +125,19 @@ mod tests {
 
     #[test]
     fn a_process_alone_with_itself_reaches_nobody() {
-        let cases: [(&[&str], bool); 4] =
-            [(&["self", "tcp"], true), (&["posix"], true), (&["self"], false), (&[], false)];
+        let cases: [(&[&str], bool); 11] = [
+            (&["self", "tcp"], true),
+            (&["posix"], true),
+            (&["self"], false),
+            (&[], false),
+            (&["cuda_copy"], false),
+            (&["cuda_copy", "gdr_copy"], false),
+            (&["cuda_copy", "gdr_copy", "self"], false),
+            (&["cuda_copy", "cuda_ipc", "self"], false),
+            (&["cuda_copy", "rc_mlx5"], true),
+            (&["cuda_copy", "posix", "self"], true),
+            (&["cuda_copy", "of_tomorrow"], true),
+        ];
         for (transports, expected) in cases {
             assert_eq!(reach_others(transports), expected, "{transports:?}");
         }
@@ -62,13 +145,19 @@ mod tests {
 
     #[test]
     fn only_lanes_of_a_nic_write_by_themselves() {
-        let cases: [(&[&str], bool); 6] = [
+        let cases: [(&[&str], bool); 12] = [
             (&["rc_mlx5/mlx5_0:1"], true),
             (&["dc_mlx5/mlx5_0:1", "rc_verbs/mlx5_1:1"], true),
             (&["rc_mlx5/mlx5_0:1", "tcp/eth0"], false),
             (&["ud_verbs/mlx5_0:1"], false),
             (&["tcp/lo"], false),
             (&[], false),
+            (&["cuda_copy/cuda", "rc_mlx5/mlx5_0:1"], true),
+            (&["cuda_copy/cuda", "gdr_copy/cuda", "rc_mlx5/mlx5_0:1"], true),
+            (&["cuda_ipc/cuda", "rc_mlx5/mlx5_0:1"], false),
+            (&["cuda_copy/cuda", "posix/memory"], false),
+            (&["cuda_copy/cuda"], false),
+            (&["cuda_ipc/cuda"], false),
         ];
         for (lanes, expected) in cases {
             let lanes: Vec<String> = lanes.iter().map(|&lane| lane.into()).collect();

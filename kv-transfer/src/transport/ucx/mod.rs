@@ -18,6 +18,7 @@ mod sleeper;
 mod starting;
 mod writing;
 
+pub(crate) use lanes::reach_others;
 pub(crate) use sleeper::Sleeper;
 pub(crate) use starting::{Start, TCP_SEGMENTS};
 

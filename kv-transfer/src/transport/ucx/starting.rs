@@ -60,7 +60,12 @@ impl Ucx {
             // Endpoints require it, and shared memory provides it only with this setting.
             ("MM_ERROR_HANDLING", "y"),
         ];
-        let context = Context::new(&[&settings[..], &TCP_SEGMENTS].concat()).map_err(ucx("no context"))?;
+        let no_lanes = |opened| TransferError::NoLanes { tls: tls.into(), devices: devices.into(), opened };
+        let context = Context::new(&[&settings[..], &TCP_SEGMENTS].concat()).map_err(|error| match error {
+            // Also where all that it found are copies within this process.
+            Status::NO_DEVICE => no_lanes(Vec::new()),
+            error => ucx("no context")(error),
+        })?;
         let transports = context.transports();
         // Before there is a worker, because workers open sockets. The check uses the transports that UCX resolves, not the spelling of the
         // names.
@@ -71,8 +76,7 @@ impl Ucx {
             return Err(TransferError::Config(why));
         }
         if !lanes::reach_others(&transports) {
-            let remedy = "start again once the device is up, or with transfer.transport = \"tcp\"";
-            return Err(failed("no lane to any other process", remedy.into()));
+            return Err(no_lanes(transports));
         }
         let fences = lanes::fences(&transports) && !hazard!(config, NoFences);
         if !fences {
