@@ -3,6 +3,7 @@
 use super::operation::Token;
 use super::status::Status;
 use baton_memory::HostPool;
+use baton_types::MemoryKind;
 use std::cell::Cell;
 use std::ffi::CString;
 use std::mem::zeroed;
@@ -59,6 +60,22 @@ impl Context {
     pub(crate) fn token(&self) -> Token {
         self.next_token.set(self.next_token.get() + 1);
         Token(self.next_token.get())
+    }
+
+    /// Whether this context knows memory of this kind: it can tell that memory from the host's, or allocate it. For CUDA's that takes a UCX
+    /// with CUDA and `cuda_copy` among its transports. Whether a NIC can register such memory shows when it does.
+    pub(crate) fn supports(&self, kind: MemoryKind) -> bool {
+        let memory_type = match kind {
+            MemoryKind::Host => sys::ucs_memory_type_UCS_MEMORY_TYPE_HOST,
+            MemoryKind::Cuda(_) => sys::ucs_memory_type_UCS_MEMORY_TYPE_CUDA,
+            MemoryKind::Remote => return false,
+        };
+        // SAFETY: all fields of the attributes are numbers, for which zero is a value.
+        let mut attributes: sys::ucp_context_attr_t = unsafe { zeroed() };
+        attributes.field_mask = u64::from(sys::ucp_context_attr_field_UCP_ATTR_FIELD_MEMORY_TYPES);
+        // SAFETY: the context is live; UCX fills the field that the mask names.
+        let known = Status::check(unsafe { sys::ucp_context_query(self.handle, &mut attributes) }).is_ok();
+        known && attributes.memory_types & (1 << memory_type) != 0
     }
 
     /// Transports that workers of this context open, e.g. `tcp`. Peers can reach the workers only by these. Sorted.
@@ -160,5 +177,18 @@ impl Drop for Memory {
         if let Err(error) = Status::check(status) {
             tracing::error!(%error, "cannot deregister the pool's region");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vendored UCX has no CUDA. One that has it needs `cuda_copy`, which is not asked for here.
+    #[test]
+    fn memory_of_the_host_is_all_that_tcp_knows() {
+        let context = Context::new(&[("TLS", "tcp"), ("NET_DEVICES", "lo")]).unwrap();
+        let kinds = [MemoryKind::Host, MemoryKind::Cuda(0), MemoryKind::Remote];
+        assert_eq!(kinds.map(|kind| context.supports(kind)), [true, false, false]);
     }
 }

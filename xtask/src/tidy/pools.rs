@@ -21,8 +21,9 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     // Runs of bytes that sockets send from where they are. A worker gives its free heap back.
     ("memory::host::", &["kv-transfer/src/transport/pool.rs", TCP, BRING_UP]),
-    // Whether a device that is given computes in this host's memory, which is then compared with the configured size.
-    ("MemoryKind::Host", &[BRING_UP]),
+    // Whether a device that is given computes in this host's memory, which is then compared with the configured size. How UCX moves KV,
+    // and what memory it knows.
+    ("MemoryKind::Host", &[BRING_UP, "kv-transfer/src/transport/ucx/data_path.rs", "kv-transfer/src/ucx/context.rs"]),
 ];
 const TCP: &str = "kv-transfer/src/transport/tcp/";
 // Trials and benchmarks have pools of their own.

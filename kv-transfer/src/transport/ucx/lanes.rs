@@ -4,6 +4,8 @@
 //! Names are those of the transports that UCX opened. Aliases of `UCX_TLS` are resolved by then: `cuda` is `cuda_copy`, `cuda_ipc` and
 //! `gdr_copy`, and `rc` brings `ud` for its connections (`ucp_tl_aliases`, UCX 1.22).
 
+use super::data_path::DataPath;
+
 /// What a transport is to a process and its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -47,11 +49,13 @@ impl Lane {
         Self::of(lane.split('/').next().unwrap_or_default())
     }
 
-    /// Whether nothing can arrive through it once the worker is destroyed.
-    fn ends_with_worker(self) -> bool {
+    /// Whether nothing can arrive through it once the worker is destroyed. By `cuda_ipc` peers write whenever they put, so nothing arrives
+    /// where they do not.
+    fn ends_with_worker(self, path: DataPath) -> bool {
         match self {
             Self::Loopback | Self::LocalCopy | Self::Rc | Self::Dc | Self::Ud | Self::ByWorker => true,
-            Self::CudaIpc | Self::Foreign => false,
+            Self::CudaIpc => path == DataPath::Gets,
+            Self::Foreign => false,
         }
     }
 
@@ -69,11 +73,11 @@ fn without_copies(lanes: impl Iterator<Item = Lane>) -> impl Iterator<Item = Lan
     lanes.filter(|lane| *lane != Lane::LocalCopy)
 }
 
-/// Whether destroying the worker of a connection fences it, if its peer could reach it only by these transports. An empty list does not
-/// fence.
-pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
+/// Whether destroying the worker of a connection fences it, if KV moves on this path and its peer could reach it only by these transports.
+/// An empty list does not fence.
+pub(super) fn fences<S: AsRef<str>>(transports: &[S], path: DataPath) -> bool {
     let mut lanes = without_copies(transports.iter().map(|t| Lane::of(t.as_ref()))).peekable();
-    lanes.peek().is_some() && lanes.all(Lane::ends_with_worker)
+    lanes.peek().is_some() && lanes.all(|lane| lane.ends_with_worker(path))
 }
 
 /// Whether another process can be reached by any of these. UCX silently omits network devices that are down when it starts, and never
@@ -85,8 +89,17 @@ pub(crate) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
 /// Whether every put over an endpoint with these lanes (such as `tcp/eth0`) is one-sided. Otherwise UCX emulates some by messages that the
 /// peer's UCX must acknowledge.
 pub(super) fn write_by_themselves(lanes: &[String]) -> bool {
+    all_are(lanes, &[Lane::Rc, Lane::Dc])
+}
+
+/// Whether every put over an endpoint with these lanes is one of `rc`.
+pub(super) fn are_rc(lanes: &[String]) -> bool {
+    all_are(lanes, &[Lane::Rc])
+}
+
+fn all_are(lanes: &[String], expected: &[Lane]) -> bool {
     let mut lanes = without_copies(lanes.iter().map(|lane| Lane::of_endpoint(lane))).peekable();
-    lanes.peek().is_some() && lanes.all(|lane| matches!(lane, Lane::Rc | Lane::Dc))
+    lanes.peek().is_some() && lanes.all(|lane| expected.contains(&lane))
 }
 
 #[cfg(test)]
@@ -96,30 +109,34 @@ mod tests {
     /// The table of `docs/decisions/0008-fencing.md`.
     #[test]
     fn only_lanes_that_end_with_the_worker_are_fenced() {
-        let cases: [(&[&str], bool); 18] = [
-            (&["tcp"], true),
-            (&["posix", "self", "sysv", "tcp"], true),
-            (&["rc_mlx5", "ud_mlx5"], true),
-            (&["dc_mlx5"], true),
-            (&["cma", "tcp"], false),
-            (&["tcp", "xpmem"], false),
-            (&["knem", "posix"], false),
-            (&["tcp", "of_tomorrow"], false),
-            (&[], false),
+        // Transports, and whether they are fenced: where workers put or send messages, and where they only get.
+        let cases: [(&[&str], [bool; 2]); 18] = [
+            (&["tcp"], [true, true]),
+            (&["posix", "self", "sysv", "tcp"], [true, true]),
+            (&["rc_mlx5", "ud_mlx5"], [true, true]),
+            (&["dc_mlx5"], [true, true]),
+            (&["cma", "tcp"], [false, false]),
+            (&["tcp", "xpmem"], [false, false]),
+            (&["knem", "posix"], [false, false]),
+            (&["tcp", "of_tomorrow"], [false, false]),
+            (&[], [false, false]),
             // `rc,cuda_copy`, as the chart has it.
-            (&["cuda_copy", "rc_mlx5", "rc_verbs", "ud_mlx5", "ud_verbs"], true),
-            (&["cuda_copy", "gdr_copy", "rc_mlx5", "ud_mlx5"], true),
-            (&["cuda_copy", "dc_mlx5", "ud_mlx5"], true),
-            (&["cuda_copy", "posix", "self", "sysv"], true),
-            (&["cuda_copy", "cuda_ipc", "rc_mlx5", "ud_mlx5"], false),
+            (&["cuda_copy", "rc_mlx5", "rc_verbs", "ud_mlx5", "ud_verbs"], [true, true]),
+            (&["cuda_copy", "gdr_copy", "rc_mlx5", "ud_mlx5"], [true, true]),
+            (&["cuda_copy", "dc_mlx5", "ud_mlx5"], [true, true]),
+            (&["cuda_copy", "posix", "self", "sysv"], [true, true]),
+            (&["cuda_copy", "cuda_ipc", "rc_mlx5", "ud_mlx5"], [false, true]),
             // `rc,cuda`
-            (&["cuda_copy", "cuda_ipc", "gdr_copy", "rc_mlx5", "ud_mlx5"], false),
-            (&["cma", "cuda_copy", "posix"], false),
-            (&["cuda_copy"], false),
-            (&["cuda_copy", "gdr_copy"], false),
+            (&["cuda_copy", "cuda_ipc", "gdr_copy", "rc_mlx5", "ud_mlx5"], [false, true]),
+            (&["cma", "cuda_copy", "cuda_ipc", "posix"], [false, false]),
+            (&["cuda_copy"], [false, false]),
+            (&["cuda_copy", "gdr_copy"], [false, false]),
         ];
-        for (transports, expected) in cases {
-            assert_eq!(fences(transports), expected, "{transports:?}");
+        for (transports, [with_writes, with_gets]) in cases {
+            for path in [DataPath::ByLanes, DataPath::DirectPuts, DataPath::Staged] {
+                assert_eq!(fences(transports, path), with_writes, "{transports:?}, {path:?}");
+            }
+            assert_eq!(fences(transports, DataPath::Gets), with_gets, "{transports:?}, gets");
         }
     }
 

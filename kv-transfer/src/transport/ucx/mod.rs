@@ -12,6 +12,7 @@
 mod closing;
 mod connect;
 mod connection;
+mod data_path;
 mod lane_events;
 mod lanes;
 mod sleeper;
@@ -35,6 +36,7 @@ use crate::window::Window;
 use crate::{TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
+use data_path::DataPath;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -60,6 +62,7 @@ enum Purpose {
 
 pub(crate) struct Ucx {
     remote: RemoteRegion,
+    path: DataPath,
     fences: bool,
     #[cfg(any(test, feature = "testing"))]
     hazards: crate::Hazards,
@@ -74,7 +77,7 @@ pub(crate) struct Ucx {
     draining: Vec<(ConnId, bool, LastOperations)>,
     /// Connections that a test prevents from being fenced.
     unfenced: Vec<Connection>,
-    /// The pool, registered; `None` if it is not in host memory: then writes in both directions are messages.
+    /// The pool, registered; `None` if it is staged: then writes in both directions are messages.
     memory: Option<Rc<Memory>>,
     pool: Pool,
     context: Rc<Context>,

@@ -1,5 +1,6 @@
 //! Starts UCX: its settings, the control channel, the registered memory.
 
+use super::data_path::DataPath;
 use super::{Ucx, lanes};
 use crate::device::Device;
 use crate::hazards::hazard;
@@ -78,22 +79,25 @@ impl Ucx {
         if !lanes::reach_others(&transports) {
             return Err(no_lanes(transports));
         }
-        let fences = lanes::fences(&transports) && !hazard!(config, NoFences);
+        let kind = device.memory.kind();
+        let path = DataPath::of(kind, &transports, context.supports(kind));
+        let fences = lanes::fences(&transports, path) && !hazard!(config, NoFences);
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
         }
         let (channel, wake) = Tcp::start(listen, config, device)?;
         let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
-        // Without host memory there is nothing to register: peers get no key, and send messages.
+        // If the pool is not registered, peers get no key and send messages. So far only host memory can be.
         let (mut memory, mut remote) = (None, RemoteRegion { bytes: pool.bytes() as u64, ..RemoteRegion::default() });
-        if let Some(host) = pool.host() {
+        if let Some(host) = pool.host().filter(|_| path.registers()) {
             let registered = Memory::register(&context, host.clone()).map_err(ucx("cannot register the pool"))?;
             (remote.address, remote.key) = (host.base() as u64, registered.key().map_err(ucx("no key"))?);
             memory = Some(registered);
         }
         let transport = Self {
             remote,
+            path,
             fences,
             #[cfg(any(test, feature = "testing"))]
             hazards: config.hazards.clone(),

@@ -1,5 +1,6 @@
-//! How bytes reach a peer's pool: by UCX puts where the lanes are one-sided and both pools are registered host memory, by our own messages
-//! elsewhere. Bytes of a pool that is not in host memory pass through buffers on the way out and in ([`crate::transport::pool`]).
+//! How bytes reach a peer's pool: by UCX puts where the path allows them on these lanes ([`super::data_path`]) and both pools are
+//! registered, by our own messages elsewhere. Bytes of a pool that is not in host memory pass through buffers on the way out and in
+//! ([`crate::transport::pool`]).
 //!
 //! Over TCP, UCX emulates a put: the peer's UCX stores it at the address it names and acknowledges it. If this side's socket is reset by
 //! then, UCX aborts the peer's process (`ucp_request_try_send`). A message is not acknowledged, and the peer's progress thread stores it
@@ -7,7 +8,7 @@
 //! before it, and is answered once that many have come, in any order.
 
 use super::connection::Connection;
-use super::{Purpose, Ucx, lanes};
+use super::{Purpose, Ucx};
 use crate::UcxWrites;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
@@ -262,7 +263,7 @@ impl Ucx {
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;
         let endpoint = lanes.endpoint.as_ref().ok_or("it is not wired up")?;
         let registered = self.memory.is_some() && !region.key.is_empty();
-        if registered && (self.writes == UcxWrites::OneSided || lanes::write_by_themselves(&endpoint.lanes())) {
+        if registered && (self.writes == UcxWrites::OneSided || self.path.puts_over(&endpoint.lanes())) {
             let key = endpoint.unpack(&region.key).map_err(|e| e.to_string())?;
             lanes.writing.key = Some((key, region.address));
         }
