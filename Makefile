@@ -5,13 +5,13 @@ VENV  := target/python
 SHIPPED  := $(CARGO) build --profile dist --target-dir target/shipped
 BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 
-.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts
+.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts cuda cubins
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
 	target/release/baton up $(ARGS)
 
-test: setup model clients charts ## Everything a change must pass; at most 35 minutes cold on 2 cores.
+test: setup model clients charts cuda ## Everything a change must pass; at most 35 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
@@ -66,6 +66,12 @@ model: setup ## Fetches the default model into the user's cache.
 clients: setup ## The real clients and servers that tests talk with.
 	scripts/setup-clients $(VENV)
 	scripts/setup-etcd target/etcd
+
+cuda: setup ## The compiler of CUDA kernels: target/cuda. It needs no GPU.
+	scripts/setup-cuda target/cuda
+
+cubins: cuda ## Compiles the CUDA kernels for every target: target/cuda/packs.
+	$(CARGO) xtask cubins
 
 charts: setup ## What tests render the Helm chart and read its alerts with: Helm is built once.
 	scripts/setup-helm target/helm

@@ -1,11 +1,12 @@
-//! Project tasks in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask hazards`, `cargo xtask release-check`,
-//! `cargo codegen`.
+//! Project tasks in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask hazards`, `cargo xtask cubins`,
+//! `cargo xtask release-check`, `cargo codegen`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod codegen;
+mod cubins;
 mod hazards;
 mod release;
 mod tidy;
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["tidy"] => ended("tidy", tidy::run(root)),
         ["hazards", ref rest @ ..] => ended("hazards", hazards::run(rest)),
+        ["cubins", ref rest @ ..] => ended("cubins", cubins::run(root, rest)),
         ["release-check"] => ended("release-check", release::check(root)),
         ["record", name] => ended("record", release::record(root, name, None)),
         ["record", name, summary] => ended("record", release::record(root, name, Some(summary))),
@@ -27,6 +29,9 @@ fn main() -> ExitCode {
             eprintln!("usage: cargo xtask tidy          check style and structure: {}", tidy::SUMMARY);
             eprintln!(
                 "       cargo xtask hazards [--present] BINARY...  refuse binaries with (without) deliberate hazards"
+            );
+            eprintln!(
+                "       cargo xtask cubins [--out DIR] [--arch TARGET]...  compile the CUDA kernels, within their budgets"
             );
             eprintln!("       cargo xtask release-check  compare what is recorded in the documentation with the code");
             eprintln!(
