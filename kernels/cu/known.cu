@@ -4,6 +4,9 @@
 #include "blake3.cuh"
 #include "params/known.h"
 #include "shares.cuh"
+#if __has_include("numerics.cuh")
+#include "numerics.cuh"
+#endif
 
 namespace {
 
@@ -166,6 +169,10 @@ KNOWN_F32(of_f16, __float_as_uint(of_f16(u16(__float_as_uint(x))))) // of the lo
 KNOWN_F32(to_i32, u32(__float2int_rz(x)))
 KNOWN_F32(of_u32, __float_as_uint(__uint2float_rn(__float_as_uint(x))))
 KNOWN_F32(share_exp, __float_as_uint(share_exp(x)))
+#if __has_include("numerics.cuh")
+KNOWN_F32(exp, __float_as_uint(exp_(x)))
+KNOWN_F32(exp2, __float_as_uint(exp2_(x)))
+#endif
 KNOWN_F32(ordered, ordered(x))
 
 KNOWN_F64(mul_f64, u64(__double_as_longlong(__dmul_rn(x, y))))
