@@ -30,26 +30,26 @@ impl Usage {
 /// If a line is not as expected: spills must never be overlooked.
 pub(super) fn of_log(log: &str) -> anyhow::Result<BTreeMap<String, Usage>> {
     let mut found = BTreeMap::new();
-    let mut kernel: Option<(String, Usage)> = None;
+    // The kernel whose lines these are, with its spills once a line has said them.
+    let mut kernel: Option<(String, Option<u32>)> = None;
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             ensure!(kernel.is_none(), "a kernel without registers before: {line}");
-            let name = rest.split('\'').next().unwrap_or_default();
-            kernel = Some((name.to_owned(), Usage { spills: u32::MAX, ..Usage::default() }));
+            kernel = Some((rest.split('\'').next().unwrap_or_default().to_owned(), None));
         } else if line.contains("bytes spill stores") {
-            if let Some((_, usage)) = &mut kernel {
-                let number = |what| number_before(line, what).with_context(|| line.to_owned());
-                usage.spills = number(" bytes spill stores")? + number(" bytes spill loads")?;
-            } else {
-                // Of a function that is not a kernel and was not inlined.
-                ensure!(line.contains(" 0 bytes spill stores, 0 bytes spill loads"), "a function spills: {line}");
+            let number = |what| number_before(line, what).with_context(|| line.to_owned());
+            let bytes = number(" bytes spill stores")? + number(" bytes spill loads")?;
+            match &mut kernel {
+                // Functions that it calls count with it.
+                Some((_, spills)) => *spills = Some(spills.unwrap_or(0) + bytes),
+                None => ensure!(bytes == 0, "a function spills: {line}"),
             }
         } else if line.contains("Used ") && line.contains(" registers") {
-            let (name, mut usage) = kernel.take().with_context(|| format!("registers of no kernel: {line}"))?;
-            usage.registers = number_before(line, " registers").with_context(|| line.to_owned())?;
-            usage.shared = number_before(line, " bytes smem").unwrap_or(0);
-            ensure!(usage.spills != u32::MAX, "{name}: the log does not say whether it spills");
-            found.insert(name, usage);
+            let (name, spills) = kernel.take().with_context(|| format!("registers of no kernel: {line}"))?;
+            let spills = spills.with_context(|| format!("{name}: the log does not say whether it spills"))?;
+            let registers = number_before(line, " registers").with_context(|| line.to_owned())?;
+            let shared = number_before(line, " bytes smem").unwrap_or(0);
+            found.insert(name, Usage { registers, shared, spills });
         }
     }
     ensure!(kernel.is_none(), "the log ends within a kernel");
@@ -127,6 +127,12 @@ mod tests {
         let found = of_log(LOG).unwrap();
         assert_eq!(found["sample"], Usage { registers: 64, shared: 20_264, spills: 0 });
         assert_eq!(found["copy"], Usage { registers: 32, shared: 0, spills: 20 });
+        let called = LOG.replace(
+            "ptxas info    : Used 64",
+            "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n\
+             ptxas info    : Used 64",
+        );
+        assert_eq!(of_log(&called).unwrap()["sample"].spills, 8);
         assert!(of_log("").is_err() && of_log(&LOG.replace("0 bytes spill stores, 0", "no")).is_err());
     }
 
