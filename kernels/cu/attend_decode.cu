@@ -10,22 +10,21 @@
 #include "numerics.cuh"
 
 constexpr i32 THREADS = 256, WARPS = THREADS / WARP;
-constexpr i32 ROWS = 16; // query heads
-constexpr i32 BLOCKS = SPLIT / BLOCK;
+constexpr i32 ROWS = 16;          // query heads
 constexpr i32 STRIDE = SPLIT + 8; // floats in a row of scores; 8 beside a multiple of the banks: rows 0 to 3 of a fragment differ in banks
 
 // D: head_dim rounded up to 64, 128 or 256.
 template <i32 D> struct Shape {
     static constexpr i32 TOKENS = D > 128 ? 32 : 64; // of a tile
     static constexpr i32 TILE = TOKENS * D * 2;      // bytes
-    static constexpr i32 TILES = D > 64 ? 3 : 4;     // of the ring: 32 KiB or less, two CTAs an SM on sm_90, and 99 KiB suffice for one
+    static constexpr i32 TILES = D > 64 ? 3 : 4;     // of the ring: two or three CTAs fit into an SM of sm_90, and one into 99 KiB
     static constexpr i32 COLS = D / WARPS;           // of O, in a warp
 };
 
 // Behind q and the ring in shared memory.
 struct Softmax {
     f32 scores[ROWS][STRIDE]; // then weights
-    f32 decay[BLOCKS][ROWS];
+    f32 decay[BLOCKS_OF_SPLIT][ROWS];
     f32 max[ROWS], sum[ROWS];
 };
 
@@ -55,8 +54,8 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
         if (tile < 2 * tiles) {
             const bool keys = tile < tiles;
             const i32 first = first_block * BLOCK + (keys ? tile : tile - tiles) * S::TOKENS;
-            copy_tokens<S::TOKENS, D, THREADS, 4>(ring + u32(tile % S::TILES) * S::TILE, keys ? p.kv.k : p.kv.v, p.kv, slot, kv_head,
-                                                  p.head_dim, first, begin, end);
+            copy_tokens<S::TOKENS, D, THREADS>(ring + u32(tile % S::TILES) * S::TILE, keys ? p.kv.k : p.kv.v, p.kv, slot, kv_head,
+                                               p.head_dim, first, begin, end);
         }
         // Past the end too: the count of groups tells which tile is complete.
         commit_copies();
@@ -108,9 +107,9 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
             const i32 token = first_block * BLOCK + at;
             return token >= begin && token < end;
         };
-        f32 of_block[BLOCKS];
+        f32 of_block[BLOCKS_OF_SPLIT];
 #pragma unroll
-        for (i32 block = 0; block < BLOCKS; block++) {
+        for (i32 block = 0; block < BLOCKS_OF_SPLIT; block++) {
             f32 max = minus_infinity();
             if (block < blocks) {
 #pragma unroll
@@ -124,7 +123,7 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
         }
         f32 before = minus_infinity();
 #pragma unroll
-        for (i32 block = 0; block < BLOCKS; block++) {
+        for (i32 block = 0; block < BLOCKS_OF_SPLIT; block++) {
             if (block >= blocks) continue;
             const f32 max = max_or_nan(before, of_block[block]), top = -__fmul_rn(max, p.factor);
             if (first == 0) of.decay[block][head] = block_decay(before, max, p.factor);

@@ -1,8 +1,8 @@
 // Attention of the rows of a chunk. One CTA has one tile of rows of one sequence, and the query heads of one KV head.
 //
-// The rows of its products are pairs packed as row * group + head of the group: ROWS of them at most. So a tile may have at most ROWS / group
-// rows of the step. Each warp has 16 packed rows, and the columns of O or, with D = 256, half of them: then two warps compute the same
-// scores, since O and its running sum of all of them would not fit into registers.
+// The rows of its products are pairs packed as row * group + head of the group: ROWS of them at most. So the host cuts the rows of a
+// sequence into tiles of at most ROWS / group (rounded down) neighbouring rows. Each warp has 16 packed rows, and the columns of O or, with
+// D = 256, half of them: then two warps compute the same scores, since O and its running sum of all columns would not fit into registers.
 //
 // Blocks are taken in order, and each one's keys and values are tiles of a ring in shared memory: keys, values, keys, ...
 #include "kv.cuh"
@@ -49,8 +49,8 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
     const auto copy = [&](i32 tile) {
         if (tile < 2 * blocks) {
             const i32 first = (first_block + tile / 2) * BLOCK;
-            copy_tokens<BLOCK, D, THREADS, 2>(ring + u32(tile % S::TILES) * S::TILE, tile % 2 ? p.kv.v : p.kv.k, p.kv, slot, kv_head,
-                                              p.head_dim, first, begin, end);
+            copy_tokens<BLOCK, D, THREADS>(ring + u32(tile % S::TILES) * S::TILE, tile % 2 ? p.kv.v : p.kv.k, p.kv, slot, kv_head,
+                                           p.head_dim, first, begin, end);
         }
         // Past the end too: the count of groups tells which tile is complete.
         commit_copies();
@@ -105,8 +105,8 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
                     mma<T>(s[tile + 1], a, b[2], b[3]);
                 }
             }
-            // Element i of s is of row half = i / 2, and of token first + tile * 8 + 2 third + i % 2. A token that its row does not attend to counts
-            // as minus infinity, which has no part in a maximum and the weight +0.
+            // Element i of s is of row half = i / 2, and of token first + tile * 8 + 2 third + i % 2. A token that its row does not attend
+            // to counts as minus infinity, which has no part in a maximum and the weight +0.
             if (first < last_begin || first + BLOCK > position + 1) {
 #pragma unroll
                 for (i32 tile = 0; tile < S_TILES; tile++) {
@@ -131,8 +131,8 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
                 max = max_or_nan(max, __shfl_xor_sync(~0u, max, 2));
                 a[half] = block_decay(of.max[half], max, p.factor);
                 of.max[half] = max;
-                // A row that attends to nothing here may not have a maximum yet: then infinity less infinity would be no weight of +0. If a row
-                // attends to something, and still has none, all is NaN, as written.
+                // A row that attends to nothing here may not have a maximum yet: infinity less infinity would be NaN, and no weight of +0.
+                // If a row attends to something and still has none, all is NaN, as written.
                 const bool attends = first < high[half] && first + BLOCK > low[half];
                 const f32 top = attends ? -__fmul_rn(max, p.factor) : 0.0f;
 #pragma unroll
@@ -169,8 +169,8 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
             }
         }
 
-        // The split joins those before, for rows that attend to a token of it. For the first of a row the running state is empty, and a = 0,
-        // b = 1 give the split itself: no O is -0, since a zero of the tensor cores is +0.
+        // The split joins those before, for rows that attend to a token of it. For the first of a row the running state is empty, and
+        // a = 0, b = 1 give the split itself: no O is -0, since a zero of the tensor cores is +0.
         f32 l[2];
 #pragma unroll
         for (i32 half = 0; half < 2; half++) {

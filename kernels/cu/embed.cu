@@ -6,7 +6,7 @@ constexpr i32 THREADS = 256;
 
 template <class T> __device__ inline void embed(const Embed &p) {
     const i32 row = i32(blockIdx.x), slot = p.slots[row];
-    f32 *out = p.residual + i64(row) * p.hidden;
+    f32 *__restrict__ out = p.residual + i64(row) * p.hidden;
     if (slot < 0) {
         for (i32 i = i32(threadIdx.x); i < p.hidden; i += THREADS) out[i] = 0.0f;
         return;
@@ -14,7 +14,7 @@ template <class T> __device__ inline void embed(const Embed &p) {
     i32 id = p.ids[row];
     if (id < 0) id = p.sampled[slot];
     if (id < 0 || id >= p.vocab) id = 0;
-    const u16 *in = p.table + i64(id) * p.hidden;
+    const u16 *__restrict__ in = p.table + i64(id) * p.hidden;
     for (i32 i = i32(threadIdx.x); i < p.hidden; i += THREADS) out[i] = widened<T>(in[i]);
 }
 

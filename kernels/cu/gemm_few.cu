@@ -1,7 +1,7 @@
 // Products of up to 128 rows: out = X W^T, bound by the reading of W once.
 //
-// W is operand a and X operand b, so the fewest rows of an instruction are 8, and 16 rows of W suffice for a CTA: narrow tiles keep every SM
-// reading when n is small. A ring of stages in shared memory has the next columns of W and X under way.
+// W is operand a and X operand b, so an instruction has as few as 8 rows of X, and 16 rows of W suffice for a CTA: narrow tiles keep every
+// SM reading when n is small. A ring of stages in shared memory has the next columns of W and X under way.
 #include "gemm.cuh"
 
 constexpr i32 THREADS = 128, WARPS = THREADS / WARP;

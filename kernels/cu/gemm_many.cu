@@ -8,8 +8,8 @@ constexpr i32 STAGES = 3;             // 96 KiB: see gemm_few.cu
 constexpr i32 TILE = ROWS * COLS * 2; // bytes of one operand
 // A warp has 64 rows of X and 32 of W.
 constexpr i32 WARP_M = 64, WARP_N = 32, M_TILES = WARP_M / 16, N_TILES = WARP_N / 8, M_WARPS = ROWS / WARP_M;
-// Tiles of X that CTAs take before they go on to the next tile of W: a wave of CTAs reads a nearly square part of both from the second-level
-// cache.
+// Tiles of X that CTAs take before they go on to the next tile of W: a wave of CTAs reads a nearly square part of both from the
+// second-level cache.
 constexpr i32 TILES_TOGETHER = 8;
 
 // Stores two neighbouring columns.

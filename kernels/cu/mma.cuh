@@ -20,7 +20,8 @@ template <i32 COLS> __device__ inline void load_a(u32 (&a)[4], u32 tile, i32 row
     ldmatrix(a, chunk_address<COLS>(tile, row + lane % 16, lane / 16, col / CHUNK));
 }
 
-// Rows row to row + 15 and columns col to col + 15 of a tile that is b transposed: b[0], b[1] of the first 8 rows, b[2], b[3] of the others.
+// Rows row to row + 15 and columns col to col + 15 of a tile that is b transposed: b[0], b[1] of the first 8 rows, b[2], b[3] of the
+// others.
 template <i32 COLS> __device__ inline void load_b(u32 (&b)[4], u32 tile, i32 row, i32 col, i32 lane) {
     ldmatrix(b, chunk_address<COLS>(tile, row + lane / 16 * 8 + lane % 8, lane / 8 % 2, col / CHUNK));
 }

@@ -71,7 +71,8 @@ __device__ inline f32 reciprocal_norm(f32 ss, i32 cols, f32 eps) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, f32(cols)), eps)));
 }
 
-// A run of 32 lanes merged by halves: i and i + 16, then i + 8, and so on. Both partners add the same two values, so every lane has the sum.
+// A run of 32 lanes merged by halves: i and i + 16, then i + 8, and so on. Both partners add the same two values, so every lane has the
+// sum.
 __device__ inline f32 halved(f32 x) {
 #pragma unroll
     for (i32 step = 16; step > 0; step /= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, step));

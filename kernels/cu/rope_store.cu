@@ -5,8 +5,8 @@
 constexpr i32 THREADS = 256, WARPS = THREADS / WARP;
 constexpr i32 HEAD_DIM_MAX = 256, RUNS = HEAD_DIM_MAX / WARP;
 
-// x[i] * r * gain[i] for a head of the warp. Lane l of the sum of 512 is element l, so run r of the lanes is elements 32 r to 32 r + 31: one
-// element a thread. Runs from head_dim / 32 on are +0, as are all lanes that are only partly within the head.
+// x[i] * r * gain[i] for a head of the warp. Lane l of the sum of 512 is element l, so run r of the lanes is elements 32 r to 32 r + 31,
+// one element a thread. Lanes from head_dim on are +0.
 __device__ inline void norm_head(f32 (&x)[RUNS], const f32 *gain, f32 eps, i32 head_dim, i32 lane) {
     f32 runs[RUNS];
 #pragma unroll
