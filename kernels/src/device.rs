@@ -210,10 +210,23 @@ pub struct DeviceInfo {
     pub asynchronous: bool,
 }
 
+/// Memory of a device, in bytes.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    pub total: u64,
+    pub free: u64,
+}
+
 /// One device.
 pub trait Device: Send + Sync {
     /// Name, arithmetic and memory.
     fn info(&self) -> DeviceInfo;
+
+    /// Its own memory, as it is now; `None` if it computes in the host's.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
 
     /// Packs a weight for the kernels. The bytes are read before this returns.
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError>;

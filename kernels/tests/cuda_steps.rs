@@ -55,40 +55,40 @@ fn a_prompt_is_computed_kernel_by_kernel() {
     World::new().check(
         &prompt,
         expect![[r#"
-        upload 64
-        upload 16
-        upload 4
-        upload 8
-        scatter [1, 1, 1] 1 entries
-        upload 2368
-        embed_bf16 [3, 1, 1]
-        rms_norm_bf16 [3, 1, 1]
-        gemm_few_bf16_n16_m8 [4, 1, 1] 3 x 64 x 24
-        rope_store_bf16 [3, 1, 1]
-        event
-        attend_prefill_bf16_d64 [1, 2, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 32
-        rms_norm_bf16 [3, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 32 x 24
-        silu_mul_bf16 [1, 3, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 16
-        rms_norm_bf16 [3, 1, 1]
-        gemm_few_bf16_n16_m8 [4, 1, 1] 3 x 64 x 24
-        rope_store_bf16 [3, 1, 1]
-        event
-        select_bf16 [1, 1, 1]
-        attend_decode_bf16_d64 [1, 2, 1] 1 rows, 1 splits
-        attend_merge_bf16 [4, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 32
-        rms_norm_bf16 [1, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 32 x 24
-        silu_mul_bf16 [1, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 16
-        rms_norm_bf16 [1, 1, 1]
-        gemm_few_bf16_n16_m8 [1, 1, 1] 1 x 11 x 24
-        sample [1, 1, 1]
-        download 192
-        event"#]],
+            upload 64
+            upload 16
+            upload 4
+            upload 8
+            scatter [1, 1, 1] 1 entries
+            upload 2368
+            embed_bf16 [3, 1, 1]
+            norm_bf16 [3, 1, 1]
+            gemm_few_bf16_n16_m8 [4, 1, 1] 3 x 64 x 24
+            rope_store_bf16 [3, 1, 1]
+            event
+            attend_prefill_bf16_d64 [1, 2, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 32
+            norm_bf16 [3, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 32 x 24
+            silu_mul_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 16
+            norm_bf16 [3, 1, 1]
+            gemm_few_bf16_n16_m8 [4, 1, 1] 3 x 64 x 24
+            rope_store_bf16 [3, 1, 1]
+            event
+            select_bf16 [1, 1, 1]
+            attend_decode_bf16_d64 [1, 2, 1] 1 rows, 1 splits
+            attend_merge_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 32
+            norm_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 32 x 24
+            silu_mul_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 16
+            norm_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [1, 1, 1] 1 x 11 x 24
+            sample [1, 1, 1]
+            download 192
+            event"#]],
     );
 }
 
@@ -155,39 +155,39 @@ fn rows_of_both_kinds_share_a_step() {
     world.check(
         &step(vec![join(0, &[2])], vec![rows(0, 0, 3, 1), rows(1, 3, 1, 1)]),
         expect![[r#"
-        upload 64
-        upload 16
-        upload 4
-        upload 8
-        scatter [1, 1, 1] 1 entries
-        upload 2368
-        embed_bf16 [4, 1, 1]
-        rms_norm_bf16 [4, 1, 1]
-        gemm_few_bf16_n16_m8 [4, 1, 1] 4 x 64 x 24
-        rope_store_bf16 [4, 1, 1]
-        attend_decode_bf16_d64 [1, 2, 1] 1 rows, 1 splits
-        attend_merge_bf16 [4, 1, 1]
-        attend_prefill_bf16_d64 [1, 2, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 32
-        rms_norm_bf16 [4, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 32 x 24
-        silu_mul_bf16 [1, 4, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 16
-        rms_norm_bf16 [4, 1, 1]
-        gemm_few_bf16_n16_m8 [4, 1, 1] 4 x 64 x 24
-        rope_store_bf16 [4, 1, 1]
-        select_bf16 [2, 1, 1]
-        attend_decode_bf16_d64 [1, 2, 2] 2 rows, 1 splits
-        attend_merge_bf16 [4, 2, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 32
-        rms_norm_bf16 [2, 1, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 32 x 24
-        silu_mul_bf16 [1, 2, 1]
-        gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 16
-        rms_norm_bf16 [2, 1, 1]
-        gemm_few_bf16_n16_m8 [1, 1, 1] 2 x 11 x 24
-        sample [2, 1, 1]
-        download 384
-        event"#]],
+            upload 64
+            upload 16
+            upload 4
+            upload 8
+            scatter [1, 1, 1] 1 entries
+            upload 2368
+            embed_bf16 [4, 1, 1]
+            norm_bf16 [4, 1, 1]
+            gemm_few_bf16_n16_m8 [4, 1, 1] 4 x 64 x 24
+            rope_store_bf16 [4, 1, 1]
+            attend_decode_bf16_d64 [1, 2, 1] 1 rows, 1 splits
+            attend_merge_bf16 [1, 1, 1]
+            attend_prefill_bf16_d64 [1, 2, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 32
+            norm_bf16 [4, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 32 x 24
+            silu_mul_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 16
+            norm_bf16 [4, 1, 1]
+            gemm_few_bf16_n16_m8 [4, 1, 1] 4 x 64 x 24
+            rope_store_bf16 [4, 1, 1]
+            select_bf16 [2, 1, 1]
+            attend_decode_bf16_d64 [1, 2, 2] 2 rows, 1 splits
+            attend_merge_bf16 [2, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 32
+            norm_bf16 [2, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 32 x 24
+            silu_mul_bf16 [1, 1, 1]
+            gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 16
+            norm_bf16 [2, 1, 1]
+            gemm_few_bf16_n16_m8 [1, 1, 1] 2 x 11 x 24
+            sample [2, 1, 1]
+            download 384
+            event"#]],
     );
 }

@@ -7,9 +7,10 @@ use crate::{WorkerError, models, text};
 use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
-use baton_kernels::device::Device;
+use baton_kernels::cuda::{self, CudaConfig};
+use baton_kernels::device::{Device, DeviceMemory};
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::reference::ReferenceDevice;
 use baton_kv_cache::PoolShape;
 use baton_kv_transfer::{TransportChoice, UcxLanes, UcxWrites, inventory};
@@ -44,15 +45,17 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    // Before anything is downloaded; other devices have memory of their own.
-    if engine.device != DeviceKind::Cuda {
-        check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
+    // Before anything is downloaded.
+    if let DeviceKind::Cuda(ordinal) = engine.device {
+        let gpu = gpu(engine, ordinal)?;
+        return start(gpu, models::open(model, progress)?, model, engine, progress);
     }
+    check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
     let numerics = numerics(engine, source.as_ref())?;
     let kept = match engine.device {
         DeviceKind::Cpu | DeviceKind::Lagging => packed::kept(&engine.packed_cache, source.as_ref()),
-        DeviceKind::Reference | DeviceKind::Cuda => None,
+        DeviceKind::Reference | DeviceKind::Cuda(_) => None,
     };
     let device = device(engine, numerics, kept)?;
     start(device, source, model, engine, progress)
@@ -81,7 +84,11 @@ fn start(
     let context_max = context_max(model.max_model_len, source.spec().context)?;
     let config = EngineConfig {
         kv: engine.kv,
-        kv_cache_bytes: engine.kv_cache_bytes.0,
+        kv_cache_bytes: match device.memory() {
+            None => engine.kv_cache_bytes.0,
+            // For the bounds alone: what is left is known once the model is loaded.
+            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, 2 * source.spec().parameters() as u64)?,
+        },
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
         running_max: engine.running_max,
@@ -104,13 +111,70 @@ fn start(
     // The parts of the parsed text are free now. They would count beside weights and pool for good.
     return_free_heap();
     let network = Model::load(source.as_ref(), device.as_ref(), bounds, &load).map_err(EngineError::from)?;
-    let compatibility = network.compatibility(layout);
+    let compatibility = network.compatibility(layout.clone());
     return_free_heap();
+    let (config, map) = match device.memory() {
+        None => (config, map),
+        Some(memory) => {
+            let config = EngineConfig { kv_cache_bytes: pool_on_gpu(device.as_ref(), memory, engine, 0)?, ..config };
+            let map = config.pool_map(layout)?;
+            (config, map)
+        }
+    };
     let memory = device.alloc_pool(&map)?;
     let engine = Engine::start(network, memory.clone(), &map, config)?;
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
     Ok(Loaded { engine, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
+}
+
+/// Bytes of the KV pool on a device with memory of its own, beside weights that are still to be loaded.
+fn pool_on_gpu(
+    device: &dyn Device,
+    memory: DeviceMemory,
+    settings: &EngineSettings,
+    weights: u64,
+) -> Result<u64, WorkerError> {
+    let DeviceMemory { total, free } = memory;
+    let ours = (total as f64 * settings.gpu_memory_utilization) as u64;
+    let taken = (total - free).saturating_add(weights);
+    match ours.checked_sub(taken) {
+        Some(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(WorkerError::GpuMemory {
+            gpu: device.info().name,
+            total: ByteSize(total >> 20 << 20),
+            free: ByteSize(free >> 20 << 20),
+            weights: ByteSize(weights >> 20 << 20),
+            utilization: settings.gpu_memory_utilization,
+        }),
+    }
+}
+
+/// Opens a GPU, in the class of its tensor cores.
+fn gpu(settings: &EngineSettings, ordinal: u32) -> Result<Arc<dyn Device>, WorkerError> {
+    let half = half(settings)?;
+    if settings.kv != half.dtype() {
+        return Err(WorkerError::GpuFormat { setting: "engine.kv", got: settings.kv, takes: half.dtype() });
+    }
+    let beside = || std::env::current_exe().ok().and_then(|path| Some(path.parent()?.join("kernels")));
+    let kernels = match settings.cuda_kernels.as_os_str().is_empty() {
+        true => beside().unwrap_or_else(|| "kernels".into()),
+        false => settings.cuda_kernels.clone(),
+    };
+    let device = cuda::open(&CudaConfig { ordinal, half, kernels })?;
+    let computes = device.info().numerics;
+    let asked = match settings.numerics {
+        NumericsChoice::Auto => None,
+        NumericsChoice::F32Fma => Some("f32fma"),
+        NumericsChoice::Bf16x32 => Some("bf16x32"),
+        NumericsChoice::I8x32 => Some("i8x32"),
+        NumericsChoice::Tc16f25 => Some("tc16f25"),
+        NumericsChoice::Tc8f24 => Some("tc8f24"),
+    };
+    if asked.is_some_and(|asked| asked != computes.name()) {
+        return Err(WorkerError::DeviceClass { device: settings.device, computes: computes.name().into() });
+    }
+    Ok(device)
 }
 
 /// The transport options of the settings, as the transfer takes them.
@@ -187,18 +251,24 @@ fn numerics(settings: &EngineSettings, source: &dyn ModelSource) -> Result<Numer
         NumericsChoice::I8x32 if !quantized => return Err(WorkerError::NotQuantized),
         NumericsChoice::I8x32 => Numerics::I8x32,
         NumericsChoice::F32Fma => Numerics::F32Fma { weights: settings.weights },
+        NumericsChoice::Tc16f25 => Numerics::TensorCore { cores: TensorCore::Tc16F25, half: half(settings)? },
+        NumericsChoice::Tc8f24 => Numerics::TensorCore { cores: TensorCore::Tc8F24, half: half(settings)? },
         // The one for all hosts, of the classes that pass the gate of `docs/numerics.md`.
         NumericsChoice::Auto | NumericsChoice::Bf16x32 => Numerics::Bf16x32,
     };
-    if matches!(class, Numerics::F32Fma { .. }) {
-        return Ok(class);
-    }
+    let Some(takes) = class.kv() else { return Ok(class) };
     for (setting, got) in [("engine.weights", settings.weights), ("engine.kv", settings.kv)] {
-        if got != Dtype::Bf16 {
-            return Err(WorkerError::Numerics { setting, got, class, takes: Dtype::Bf16 });
+        if got != takes {
+            return Err(WorkerError::Numerics { setting, got, class, takes });
         }
     }
     Ok(class)
+}
+
+/// The format of matrices and KV in a tensor-core class.
+fn half(settings: &EngineSettings) -> Result<Half, WorkerError> {
+    let (setting, got, takes) = ("engine.weights", settings.weights, Dtype::Bf16);
+    Half::of(got).ok_or(WorkerError::GpuFormat { setting, got, takes })
 }
 
 fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> Result<Arc<dyn Device>, WorkerError> {
@@ -212,7 +282,7 @@ fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> 
         DeviceKind::Cpu => cpu()?,
         DeviceKind::Reference => ReferenceDevice::new(numerics),
         DeviceKind::Lagging => Lagging::new(cpu()?, LagConfig::default()),
-        DeviceKind::Cuda => return Err(WorkerError::NoCuda),
+        DeviceKind::Cuda(ordinal) => gpu(settings, ordinal)?,
     })
 }
 

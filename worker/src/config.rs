@@ -102,13 +102,17 @@ pub struct WorkerArgs {
     /// Tokens per KV block: 16, 32, 48 … 128
     #[arg(long, value_name = "TOKENS")]
     pub block_tokens: Option<u32>,
-    /// Compute device: "cpu"; "reference" and "lagging" are for tests
-    #[arg(long, value_parser = parse::<DeviceKind>)]
+    /// Compute device: "cpu", or "cuda:N" for a GPU; "reference" and "lagging" are for tests
+    #[arg(long)]
     pub device: Option<DeviceKind>,
+    /// Part of a GPU's memory that this process may take, 0.01 to 0.99. Default: 0.9
+    #[arg(long, value_name = "PART")]
+    pub gpu_memory_utilization: Option<f64>,
     /// Compute threads. Default: "auto", which is all cores
     #[arg(long)]
     pub threads: Option<ThreadCount>,
-    /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32". Default: "auto", which is bf16x32
+    /// Numerics class: "auto", "f32fma", "bf16x32" or "i8x32", of GPUs "tc16f25" or "tc8f24". Default: "auto", which is bf16x32 on CPUs
+    /// and the class of its tensor cores on a GPU
     #[arg(long, value_parser = parse::<NumericsChoice>)]
     pub numerics: Option<NumericsChoice>,
     /// Format of weights in class f32fma: "bf16", "f16" or "f32"
@@ -165,6 +169,7 @@ impl WorkerArgs {
             .set("--kv-cache-bytes", "engine.kv_cache_bytes", &self.kv_cache_bytes)
             .set("--block-tokens", "engine.block_tokens", &self.block_tokens)
             .set("--device", "engine.device", &self.device)
+            .set("--gpu-memory-utilization", "engine.gpu_memory_utilization", &self.gpu_memory_utilization)
             .set("--threads", "engine.threads", &self.threads)
             .set("--numerics", "engine.numerics", &self.numerics)
             .set("--weights", "engine.weights", &self.weights)

@@ -1,5 +1,6 @@
 //! Why a worker does not start.
 
+use crate::settings::DeviceKind;
 use baton_kernels::numerics::Numerics;
 use baton_node::config::ByteSize;
 use baton_types::Dtype;
@@ -71,7 +72,26 @@ pub enum WorkerError {
         /// Address at which peers connect to this worker.
         bind: std::net::IpAddr,
     },
-    /// `device` is `cuda`, which is not implemented.
-    #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
-    NoCuda,
+    /// The GPU cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] baton_kernels::cuda::CudaError),
+    /// A format that tensor cores do not take, or another one for KV than for weights.
+    #[error("{setting} is {got}, but a tensor-core class takes {takes} here: bf16 or f16, the same for engine.weights and engine.kv")]
+    GpuFormat { setting: &'static str, got: Dtype, takes: Dtype },
+    /// A numerics class and a device that does not compute it.
+    #[error("engine.device is \"{device}\", which computes class {computes}: leave engine.numerics out")]
+    DeviceClass { device: DeviceKind, computes: String },
+    /// The model does not fit the GPU.
+    #[error(
+        "{gpu} has {total} of memory, of which {free} are free: too little for weights of {weights} and a KV pool within \
+         engine.gpu_memory_utilization = {utilization}; end other processes, raise it, or take a smaller model"
+    )]
+    GpuMemory {
+        gpu: String,
+        total: ByteSize,
+        free: ByteSize,
+        /// Of the model, in the format of the class.
+        weights: ByteSize,
+        utilization: f64,
+    },
 }

@@ -12,6 +12,7 @@ pub mod call;
 pub mod config;
 pub mod credentials;
 pub mod drain;
+mod device_kind;
 mod error;
 pub mod grpc;
 pub mod hang;

@@ -1,5 +1,6 @@
 //! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
+pub use crate::device_kind::DeviceKind;
 pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
@@ -45,13 +46,17 @@ impl Default for ModelSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineSettings {
-    /// `cpu`; `reference` is the slow scalar reference, for tests.
+    /// `cpu` or `cuda:N`; `reference` is the slow scalar reference, for tests.
     pub device: DeviceKind,
+    /// Part of a GPU's memory that this process may take, weights included: the KV pool gets what they leave, in place of `kv_cache_bytes`.
+    pub gpu_memory_utilization: f64,
+    /// Folder of the files of GPU kernels; empty takes `kernels` beside this program.
+    pub cuda_kernels: PathBuf,
     /// Compute threads; `auto` takes all cores.
     pub threads: ThreadCount,
     /// Numerics class: `auto` takes the model's.
     pub numerics: NumericsChoice,
-    /// Format of weights in the GEMMs of class `f32fma`.
+    /// Format of weights in the GEMMs of class `f32fma`, and on GPUs, where KV has the same.
     pub weights: Dtype,
     /// Element type of KV.
     pub kv: Dtype,
@@ -129,6 +134,8 @@ impl Default for EngineSettings {
         let engine = EngineConfig::default();
         Self {
             device: DeviceKind::Cpu,
+            gpu_memory_utilization: 0.9,
+            cuda_kernels: PathBuf::new(),
             threads: ThreadCount::Auto,
             numerics: NumericsChoice::Auto,
             weights: Dtype::Bf16,
@@ -150,7 +157,8 @@ impl Default for EngineSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumericsChoice {
-    /// `bf16x32`, which passes the gate for every stored format. It is one class for all hosts, so that bits do not depend on the host.
+    /// On the CPU `bf16x32`, which passes the gate for every stored format. It is one class for all hosts, so that bits do not depend on the
+    /// host. On a GPU the class of its tensor cores.
     Auto,
     /// f32 activations; the most exact.
     F32Fma,
@@ -158,20 +166,10 @@ pub enum NumericsChoice {
     Bf16x32,
     /// int8 activations, weights as they are stored; for files of 4 to 8 bits.
     I8x32,
-}
-
-/// The device that the engine computes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceKind {
-    /// SIMD kernels on the CPU.
-    Cpu,
-    /// Scalar kernels, the reference that the others are checked against.
-    Reference,
-    /// The CPU backend with delayed fences and poisoned outputs, for tests.
-    Lagging,
-    /// Not implemented: refused at start.
-    Cuda,
+    /// The arithmetic of the tensor cores of sm_90.
+    Tc16f25,
+    /// The arithmetic of the tensor cores of sm_80 to sm_89.
+    Tc8f24,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -234,6 +232,7 @@ impl Check for EngineSettings {
             .range("block_tokens", self.block_tokens, 16..=128)
             .require("block_tokens", self.block_tokens.is_multiple_of(16), "a multiple of 16")
             .range("kv_cache_bytes", self.kv_cache_bytes, ByteSize(1 << 16)..=ByteSize(1 << 44))
+            .range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01..=0.99)
             .range("chunk_tokens_max", self.chunk_tokens_max, 1..=1 << 16)
             .range("running_max", self.running_max, 1..=1 << 16)
             .range("waiting_max", self.waiting_max, 1..=1 << 20)

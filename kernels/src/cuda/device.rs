@@ -3,10 +3,11 @@
 use super::CudaError;
 use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream};
 use super::executable::CudaExecutable;
+use super::launch::group_max;
 use super::plan::{Attention, Matrix, Norm, Op, Qkv};
 use super::pool::CudaPool;
 use crate::device::{
-    Bounds, Device, DeviceError, DeviceInfo, Executable, Role, Rope, RopeTable, StoredRows, Weight, WeightSpec,
+    Bounds, Device, DeviceError, DeviceInfo, DeviceMemory, Executable, Role, Rope, RopeTable, StoredRows, Weight, WeightSpec,
 };
 use crate::numerics::{Half, KERNEL_REVISION, Numerics, TensorCore};
 use crate::program::check::{self, Sizes};
@@ -213,6 +214,11 @@ impl Device for CudaDevice {
         }
     }
 
+    fn memory(&self) -> Option<DeviceMemory> {
+        let driver = &self.shared.driver;
+        Some(DeviceMemory { total: driver.gpu().memory, free: driver.memory_free().unwrap_or(0) })
+    }
+
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
         spec.parts.iter().try_for_each(|part| part.check(spec.name, spec.k))?;
         let n = spec.parts.iter().map(|part| part.rows).sum();
@@ -318,6 +324,12 @@ impl CudaDevice {
                         "heads of {} elements; GPU kernels take multiples of {VECTOR} up to {HEAD_DIM_MAX}",
                         op.head_dim
                     );
+                    return refuse("compile", message);
+                }
+                let group = op.heads / op.kv_heads;
+                if group > group_max(op.head_dim) {
+                    let message =
+                        format!("{group} query heads of one KV head; GPU kernels take {}", group_max(op.head_dim));
                     return refuse("compile", message);
                 }
                 let ropes = self.shared.ropes.read();

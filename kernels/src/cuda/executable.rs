@@ -130,8 +130,11 @@ impl CudaExecutable {
     ) -> Result<Self, DeviceError> {
         let driver = &shared.driver;
         let launcher = Launcher { half: shared.half, processors: driver.gpu().processors };
-        let groups = ops.iter().filter_map(|op| if let Op::Qkv(op) = op { Some(op.heads / op.kv_heads) } else { None });
-        let tile_rows = groups.map(tile_rows).min().unwrap_or(1);
+        let rows_of = |op: &Op| match op {
+            Op::Qkv(op) => Some(tile_rows(op.heads / op.kv_heads, op.head_dim)),
+            _ => None,
+        };
+        let tile_rows = ops.iter().filter_map(rows_of).min().unwrap_or(1);
         let layout = StepLayout::new(&bounds, bounds.rows_max.div_ceil(tile_rows) + bounds.slots_max);
         let logit_rows = bounds.logit_rows_max.min(bounds.rows_max);
         let divided = bounds.slots_max.min(bounds.rows_max).max(logit_rows);

@@ -10,13 +10,33 @@ use crate::numerics::Half;
 /// Most rows of a product whose weights are streamed.
 pub(super) const FEW_ROWS: usize = 128;
 
-/// Query rows of a tile of prefill attention, times query heads of a KV head.
-const TILE_ROWS: usize = 64;
-
-/// Rows of one tile of prefill attention, for so many query heads of one KV head.
-pub(super) fn tile_rows(group: usize) -> usize {
-    (TILE_ROWS / group).max(1)
+/// Rows of one tile of prefill attention, for so many query heads of one KV head: a block of the kernel has rows times heads.
+pub(super) fn tile_rows(group: usize, head_dim: usize) -> usize {
+    group_max(head_dim) / group
 }
+
+/// Most query heads of a KV head.
+pub(super) fn group_max(head_dim: usize) -> usize {
+    if head_dim > 128 { 64 } else { 128 }
+}
+
+/// Features, and rows, of a tile of products of many rows.
+const MANY: usize = 128;
+
+/// Columns of query, key and value that one block of `rope_store` has, in heads.
+const HEADS_OF_BLOCK: usize = 8;
+
+/// Query heads that one block of decode attention has: the rows of one `mma`.
+const GROUP_OF_BLOCK: usize = 16;
+
+/// Elements that one thread of an elementwise kernel takes.
+const VECTOR: usize = 8;
+
+/// Threads of most kernels.
+const THREADS: usize = 256;
+
+/// Bytes of shared memory that a product of few rows fills with what is on its way.
+const STAGES: usize = 98_304;
 
 /// Chooses kernels for a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -40,51 +60,62 @@ impl Launcher {
 
     pub(super) fn rms_norm(&self, a: RmsNorm) -> Launch {
         let grid = [a.rows as u32, 1, 1];
-        Launch { kernel: self.name("rms_norm"), grid, block: 512, shared: 0, arguments: Arguments::RmsNorm(a) }
+        Launch { kernel: self.name("norm"), grid, block: 512, shared: 0, arguments: Arguments::RmsNorm(a) }
     }
 
     pub(super) fn gemm(&self, a: Gemm) -> Launch {
         let (m, n) = (a.m as usize, a.n as usize);
+        let arguments = Arguments::Gemm(a);
         if m > FEW_ROWS {
-            let grid = [m.div_ceil(128) as u32, n.div_ceil(128) as u32, 1];
-            let kernel = self.name("gemm_many");
-            return Launch { kernel, grid, block: 256, shared: 0, arguments: Arguments::Gemm(a) };
+            let grid = [(m.div_ceil(MANY) * n.div_ceil(MANY)) as u32, 1, 1];
+            return Launch { kernel: self.name("gemm_many"), grid, block: 256, shared: 98_304, arguments };
         }
         // The widest tile of features that leaves no processor without one.
         let busy = |tile: &&usize| n.div_ceil(**tile) >= self.processors as usize;
         let tile = [64, 32].iter().find(busy).copied().unwrap_or(16);
         let rows = [8, 16, 32, 64].into_iter().find(|rows| m <= *rows).unwrap_or(FEW_ROWS);
+        let columns = if rows <= 32 { 128 } else { 64 };
+        let stage = (tile + rows) * columns * 2;
+        let shared = ((STAGES / stage).min(8) * stage) as u32;
         let kernel = format!("{}_n{tile}_m{rows}", self.name("gemm_few"));
-        let grid = [n.div_ceil(tile) as u32, 1, 1];
-        Launch { kernel, grid, block: 128, shared: 0, arguments: Arguments::Gemm(a) }
+        Launch { kernel, grid: [n.div_ceil(tile) as u32, 1, 1], block: 128, shared, arguments }
     }
 
     pub(super) fn rope_store(&self, a: RopeStore) -> Launch {
-        let grid = [a.rows as u32, 1, 1];
+        let heads = (a.heads + 2 * a.kv_heads) as usize;
+        let grid = [a.rows as u32, heads.div_ceil(HEADS_OF_BLOCK) as u32, 1];
         Launch { kernel: self.name("rope_store"), grid, block: 256, shared: 0, arguments: Arguments::RopeStore(a) }
     }
 
-    /// Padded elements of a head, for which a kernel is compiled.
-    fn head_dim(dim: i32) -> usize {
-        [64, 128].into_iter().find(|padded| dim as usize <= *padded).unwrap_or(256)
-    }
-
     pub(super) fn attend_prefill(&self, a: Attend, tiles: usize) -> Launch {
-        let kernel = format!("{}_d{}", self.name("attend_prefill"), Self::head_dim(a.head_dim));
+        let (dim, shared) = match a.head_dim {
+            ..=64 => (64, 49_152),
+            65..=128 => (128, 98_304),
+            _ => (256, 98_304),
+        };
+        let kernel = format!("{}_d{dim}", self.name("attend_prefill"));
         let grid = [tiles as u32, a.kv_heads as u32, 1];
-        Launch { kernel, grid, block: 128, shared: 0, arguments: Arguments::AttendPrefill(a) }
+        Launch { kernel, grid, block: 256, shared, arguments: Arguments::AttendPrefill(a) }
     }
 
     pub(super) fn attend_decode(&self, a: Attend) -> [Launch; 2] {
-        let kernel = format!("{}_d{}", self.name("attend_decode"), Self::head_dim(a.head_dim));
-        let grid = [a.splits as u32, a.kv_heads as u32, a.rows as u32];
-        let decode = Launch { kernel, grid, block: 128, shared: 0, arguments: Arguments::AttendDecode(a) };
-        let (kernel, grid) = (self.name("attend_merge"), [a.heads as u32, a.rows as u32, 1]);
-        [decode, Launch { kernel, grid, block: 128, shared: 0, arguments: Arguments::AttendMerge(a) }]
+        let (dim, shared) = match a.head_dim {
+            ..=64 => (64, 68_736),
+            65..=128 => (128, 87_168),
+            _ => (256, 91_264),
+        };
+        let kernel = format!("{}_d{dim}", self.name("attend_decode"));
+        let blocks = a.kv_heads as usize * ((a.heads / a.kv_heads) as usize).div_ceil(GROUP_OF_BLOCK);
+        let grid = [a.splits as u32, blocks as u32, a.rows as u32];
+        let decode = Launch { kernel, grid, block: 256, shared, arguments: Arguments::AttendDecode(a) };
+        let grid = [a.rows as u32, (a.heads as usize).div_ceil(HEADS_OF_BLOCK) as u32, 1];
+        let kernel = self.name("attend_merge");
+        [decode, Launch { kernel, grid, block: 256, shared: 0, arguments: Arguments::AttendMerge(a) }]
     }
 
     pub(super) fn silu_mul(&self, a: SiluMul) -> Launch {
-        let grid = [(a.ffn as u32).div_ceil(256 * 8), a.rows as u32, 1];
+        let vectors = a.rows as usize * a.ffn as usize / VECTOR;
+        let grid = [vectors.div_ceil(THREADS) as u32, 1, 1];
         Launch { kernel: self.name("silu_mul"), grid, block: 256, shared: 0, arguments: Arguments::SiluMul(a) }
     }
 

@@ -25,6 +25,8 @@ const TARGETS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 /// Where `scripts/setup-cuda` puts the compiler, and this what it compiled.
 const CUDA: &str = "target/cuda";
 const BUDGETS: &str = "budgets.txt";
+/// The digest of the sources, which the engine expects packs to name.
+const DIGEST: &str = "sources.digest";
 /// No contraction and nothing approximate: the bits of the numerics classes are at stake.
 const OPTIONS: [&str; 6] =
     ["--std=c++17", "-fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--ptxas-options=-v"];
@@ -189,7 +191,8 @@ impl Build {
         pack::packed(target, &self.compiler, &self.digest, &modules)
     }
 
-    /// Refuses warnings, spills, kernels without launch bounds, and more than the budgets. Where `UPDATE_EXPECT` is set, writes these.
+    /// Refuses warnings, spills, kernels without launch bounds, more than the budgets, and another digest than the engine's. Where
+    /// `UPDATE_EXPECT` is set, writes these.
     fn check(&self, root: &Path) -> anyhow::Result<()> {
         let mut wrong = self.unbounded.clone();
         for unit in &self.units {
@@ -208,10 +211,15 @@ impl Build {
             ensure!(self.whole, "budgets are those of all targets: leave --arch out");
             let budgets = most.into_iter().map(|(name, usage)| (name, Usage { spills: 0, ..usage })).collect();
             std::fs::write(&path, Budgets(budgets).text())?;
+            std::fs::write(root.join(FOLDER).join(DIGEST), format!("{}\n", self.digest))?;
         } else {
             let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
             let budgets = Budgets::parse(&text).with_context(|| path.display().to_string())?;
             wrong.extend(budgets.exceeded(&most, self.whole));
+            let digest = std::fs::read_to_string(root.join(FOLDER).join(DIGEST)).unwrap_or_default();
+            if digest.trim_end() != self.digest {
+                wrong.push(format!("{FOLDER}/{DIGEST} is of other sources: UPDATE_EXPECT=1 cargo xtask cubins"));
+            }
         }
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())

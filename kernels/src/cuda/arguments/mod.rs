@@ -266,16 +266,18 @@ impl Declaration {
 /// Path below `kernels/cu/params` and text of every generated header.
 #[cfg(any(test, feature = "testing"))]
 pub fn headers() -> Vec<(&'static str, String)> {
-    let header = |intro: &str, declarations: Vec<Declaration>| {
+    let header = |intro: &str, constants: String, declarations: Vec<Declaration>| {
         let structs: String = declarations.iter().map(Declaration::text).collect();
+        let constants = if constants.is_empty() { constants } else { format!("{constants}\n") };
+        let from = "// Generated from kernels/src/cuda/arguments: change it there.";
         format!(
-            "// Generated from kernels/src/cuda/arguments: change it there. {intro}\n#pragma once\n\n#include \"../types.cuh\"\n\n{}\n",
+            "// {intro}\n//\n{from}\n#pragma once\n\n#include \"../types.cuh\"\n\n{constants}{}\n",
             structs.trim_end()
         )
     };
     vec![
-        ("model.h", header(model::INTRO, model::declarations())),
-        ("pool.h", header(pool::INTRO, pool::declarations())),
-        ("sampling.h", header(sampling::INTRO, sampling::declarations())),
+        ("model.h", header(model::INTRO, model::constants(), model::declarations())),
+        ("pool.h", header(pool::INTRO, pool::constants(), pool::declarations())),
+        ("sampling.h", header(sampling::INTRO, sampling::constants(), sampling::declarations())),
     ]
 }

@@ -19,6 +19,16 @@ pub(crate) mod epilogue {
     pub(crate) const STORE_F32: i32 = 2;
 }
 
+/// The same for kernels.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn constants() -> String {
+    use epilogue::{ADD_RESIDUAL, STORE_F32, STORE_HALF};
+    format!(
+        "enum Epilogue {{\n    STORE_HALF = {STORE_HALF},   // out = T(total + bias)\n    ADD_RESIDUAL = {ADD_RESIDUAL}, \
+         // out (f32) += total\n    STORE_F32 = {STORE_F32},    // out (f32) = total\n}};\n"
+    )
+}
+
 arguments! {
     /// The KV of one layer in a paged pool, and the block tables of its group.
     struct KvPlanes {

@@ -6,6 +6,12 @@ use super::{Element, In, Out, arguments};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) const INTRO: &str = "Operations on pool memory, which see bytes.";
 
+/// None.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn constants() -> String {
+    String::new()
+}
+
 arguments! {
     /// `rows` rows of `row_bytes` bytes, one every `stride` bytes. Their bytes count as one sequence, row after row.
     struct StridedRows {
@@ -15,16 +21,10 @@ arguments! {
         rows: u64,
     }
 
-    /// Rows that are copied to as many rows elsewhere, which do not overlap them.
+    /// The bytes of rows, copied to other rows of as many bytes that do not overlap them. The shapes may differ.
     struct RowsCopy {
-        /// start in the source
-        from: u64,
-        /// from one row to the next
-        from_stride: u64,
-        to: u64,
-        to_stride: u64,
-        row_bytes: u64,
-        rows: u64,
+        from: StridedRows,
+        to: StridedRows,
     }
 
     /// Copies rows: within the pool, from the pool to dense memory, or back.

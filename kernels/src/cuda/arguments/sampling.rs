@@ -32,6 +32,20 @@ pub(crate) const NO_MASK: i32 = -1;
 /// See [`NO_MASK`].
 pub(crate) const LATE_MASK: i32 = -2;
 
+/// The same for kernels.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn constants() -> String {
+    use status::{MASK_LATE, NOT_FINITE, NOT_REACHED, NOTHING_ALLOWED, SAMPLED};
+    format!(
+        "// Most alternatives of a row whose log-probabilities are reported.\nconstexpr i32 LOGPROBS_MAX = {LOGPROBS_MAX};\n\n\
+         // Of `counts`: the token is in prompt or output. The other bits say how often it was generated.\n\
+         constexpr u32 SEEN = {SEEN:#x};\n\nenum SampleStatus {{\n    SAMPLED = {SAMPLED},\n    \
+         NOT_FINITE = {NOT_FINITE},      // token and value: the first logit that is not finite\n    \
+         NOTHING_ALLOWED = {NOTHING_ALLOWED},\n    MASK_LATE = {MASK_LATE},\n    \
+         NOT_REACHED = {NOT_REACHED},     // padding, or behind a draft that was not sampled\n}};\n"
+    )
+}
+
 arguments! {
     /// How a slot samples. The host checks all of it: no number is NaN, indices are inside their arrays.
     struct SlotSampling {

@@ -48,10 +48,8 @@ pub struct Gpu {
     pub capability: Capability,
     /// Streaming multiprocessors.
     pub processors: u32,
-    /// Bytes of device memory, and how many were free when it was opened.
+    /// Bytes of device memory.
     pub memory: u64,
-    /// See [`Gpu::memory`].
-    pub memory_free: u64,
 }
 
 /// A queue of commands, run in order.
@@ -99,6 +97,9 @@ pub(crate) trait Pinned: Send + Sync + fmt::Debug {
 pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// The device.
     fn gpu(&self) -> &Gpu;
+
+    /// Bytes of device memory that are free now.
+    fn memory_free(&self) -> Result<u64, DeviceError>;
 
     /// Device memory, not initialized. `what` is for the error.
     fn alloc(&self, bytes: usize, what: &str) -> Result<Address, DeviceError>;

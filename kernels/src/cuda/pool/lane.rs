@@ -22,9 +22,6 @@ const SUMS_MAX: usize = 4096;
 /// Bytes of what describes a launch, and of its sums.
 const DESCRIPTION: usize = SUMS_MAX * (StridedRows::BYTES + size_of::<u64>());
 
-/// Most copies of one launch.
-const COPIES_MAX: usize = DESCRIPTION / RowsCopy::BYTES;
-
 pub(super) struct Lane {
     driver: Arc<dyn Driver>,
     stream: Stream,
@@ -109,8 +106,8 @@ impl Lane {
             Work::Read { from, .. } => (piece, self.read(from, at, piece)),
             Work::Write { to, data, .. } => (piece, self.write(to, at, &data[at..at + piece])),
             Work::Copy { from, to, .. } => {
-                let (copies, len) = copies_between(from, to, at);
-                (len, self.copy(self.pool, self.pool, &copies))
+                let copy = RowsCopy { from: strided(from), to: strided(to) };
+                (rest, self.copy(self.pool, self.pool, &[copy]))
             }
             Work::Checksum { rows, .. } => {
                 let len = rest.min(SUMS_MAX);
@@ -148,7 +145,11 @@ impl Lane {
         let from = match contiguous(rows, at, len) {
             Some(start) => self.pool.plus(start),
             None => {
-                self.copy(self.pool, self.device.at(), &copies_to_dense(rows, at, len, true))?;
+                let copy = |(from, place): (Rows, usize)| {
+                    let to = strided(&Rows::run(place, from.len()));
+                    RowsCopy { from: strided(&from), to }
+                };
+                self.copy(self.pool, self.device.at(), &cut(rows, at, len).map(copy).collect::<Vec<_>>())?;
                 self.device.at()
             }
         };
@@ -162,7 +163,11 @@ impl Lane {
             Some(start) => self.enqueue(upload(self.pool.plus(start))),
             None => {
                 self.enqueue(upload(self.device.at()))?;
-                self.copy(self.device.at(), self.pool, &copies_to_dense(rows, at, data.len(), false))
+                let copy = |(to, place): (Rows, usize)| {
+                    let from = strided(&Rows::run(place, to.len()));
+                    RowsCopy { from, to: strided(&to) }
+                };
+                self.copy(self.device.at(), self.pool, &cut(rows, at, data.len()).map(copy).collect::<Vec<_>>())
             }
         }
     }
@@ -179,13 +184,7 @@ impl Lane {
     }
 
     fn sum(&self, rows: &[Rows]) -> Result<(), DeviceError> {
-        let of = |rows: &Rows| StridedRows {
-            start: rows.start as u64,
-            row_bytes: rows.row_bytes as u64,
-            stride: rows.stride as u64,
-            rows: rows.rows as u64,
-        };
-        self.describe(&rows.iter().map(of).collect::<Vec<_>>())?;
+        self.describe(&rows.iter().map(strided).collect::<Vec<_>>())?;
         let sums = self.description.at().plus(SUMS_MAX * StridedRows::BYTES);
         self.enqueue(Command::Launch(Launcher::sum_rows(SumRows {
             pool: In::at(self.pool),
@@ -214,56 +213,22 @@ fn contiguous(rows: &Rows, at: usize, len: usize) -> Option<usize> {
     (place.len() >= len).then_some(place.start)
 }
 
-/// The bytes `at .. at + len` of rows to dense memory, or back: the rest of a row, whole rows, and the beginning of one.
-fn copies_to_dense(rows: &Rows, at: usize, len: usize, from_rows: bool) -> Vec<RowsCopy> {
-    let row = rows.row_bytes;
-    let head = (row - at % row) % row;
-    let head = head.min(len);
-    let whole = (len - head) / row;
-    let mut copies = Vec::new();
-    let mut dense = 0;
-    for (row_bytes, count) in [(head, 1), (row, whole), (len - head - whole * row, 1)] {
-        if row_bytes * count == 0 {
-            continue;
-        }
-        let start = rows.place(at + dense).start as u64;
-        let (in_rows, in_dense) = ((start, rows.stride as u64), (dense as u64, row_bytes as u64));
-        let ((from, from_stride), (to, to_stride)) = if from_rows { (in_rows, in_dense) } else { (in_dense, in_rows) };
-        copies.push(RowsCopy { from, from_stride, to, to_stride, row_bytes: row_bytes as u64, rows: count as u64 });
-        dense += row_bytes * count;
-    }
-    copies
+fn strided(rows: &Rows) -> StridedRows {
+    let Rows { start, row_bytes, stride, rows } = *rows;
+    let [start, row_bytes, stride, rows] = [start, row_bytes, stride, rows].map(|x| x as u64);
+    StridedRows { start, row_bytes, stride, rows }
 }
 
-/// The bytes of `from` from `at` on to the same bytes of `to`, whose rows may be cut otherwise: as many as one launch describes. Returns their
-/// number, too.
-fn copies_between(from: &Rows, to: &Rows, mut at: usize) -> (Vec<RowsCopy>, usize) {
-    let begin = at;
-    let mut copies = Vec::new();
-    if from.row_bytes == to.row_bytes {
-        copies.push(RowsCopy {
-            from: from.start as u64,
-            from_stride: from.stride as u64,
-            to: to.start as u64,
-            to_stride: to.stride as u64,
-            row_bytes: from.row_bytes as u64,
-            rows: from.rows as u64,
-        });
-        return (copies, from.len());
-    }
-    while at < from.len() && copies.len() < COPIES_MAX {
-        let (source, target) = (from.place(at), to.place(at));
-        let len = source.len().min(target.len()).min(from.len() - at);
-        let stride = len as u64;
-        copies.push(RowsCopy {
-            from: source.start as u64,
-            from_stride: stride,
-            to: target.start as u64,
-            to_stride: stride,
-            row_bytes: stride,
-            rows: 1,
-        });
-        at += len;
-    }
-    (copies, at - begin)
+/// The bytes `at .. at + len` of rows as whole rows: the rest of a row, rows, and the beginning of one; each with its place among these bytes.
+fn cut(rows: &Rows, at: usize, len: usize) -> impl Iterator<Item = (Rows, usize)> + use<> {
+    let (rows, row) = (*rows, rows.row_bytes);
+    let head = ((row - at % row) % row).min(len);
+    let whole = (len - head) / row;
+    let parts = [(head, 1), (row, whole), (len - head - whole * row, 1)];
+    let mut dense = 0;
+    parts.into_iter().filter(|(row_bytes, count)| row_bytes * count > 0).map(move |(row_bytes, count)| {
+        let place = dense;
+        dense += row_bytes * count;
+        (Rows { start: rows.place(at + place).start, row_bytes, stride: rows.stride, rows: count }, place)
+    })
 }

@@ -88,10 +88,9 @@ impl NativeDriver {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         // SAFETY: the context is retained.
         unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
-        let (memory_free, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
+        let (_, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
         let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
-        let (memory, memory_free) = (memory as u64, memory_free as u64);
-        let gpu = Gpu { name, ordinal, capability, processors, memory, memory_free };
+        let gpu = Gpu { name, ordinal, capability, processors, memory: memory as u64 };
         let modules = Modules::load(&images(&gpu)?)?;
         Ok(Arc::new(Self { gpu, device, context: Handle(context), modules, state: Mutex::default() }))
     }
@@ -156,6 +155,12 @@ impl NativeDriver {
 impl Driver for NativeDriver {
     fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    fn memory_free(&self) -> Result<u64, DeviceError> {
+        self.enter()?;
+        let (free, _) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
+        Ok(free as u64)
     }
 
     fn alloc(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {

@@ -1,6 +1,6 @@
 //! Memory of a recorded device. Its addresses are no addresses of the host.
 
-use crate::cuda::arguments::{In, Out};
+use crate::cuda::arguments::{Argument, In, Out};
 use crate::cuda::driver::Address;
 use std::collections::BTreeMap;
 
@@ -117,5 +117,10 @@ impl Memory {
     /// If it is null.
     pub(super) fn write<T: Number>(&mut self, to: Out<T>, first: usize, numbers: &[T]) {
         self.put(to.address().expect("a pointer to numbers").plus(first * T::BYTES), numbers);
+    }
+
+    /// The struct at an index behind a pointer.
+    pub(super) fn element<T: Argument>(&self, from: In<T>, index: usize) -> T {
+        T::take(&mut self.bytes(from.address().expect("a pointer to structs").plus(index * T::BYTES), T::BYTES))
     }
 }

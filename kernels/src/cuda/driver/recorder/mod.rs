@@ -71,9 +71,7 @@ impl Recorder {
             TensorCore::Tc16F25 => Capability { major: 9, minor: 0 },
             TensorCore::Tc8F24 => Capability { major: 8, minor: 0 },
         };
-        let memory = memory_max as u64;
-        let name = "recorder".to_owned();
-        let gpu = Gpu { name, ordinal: 0, capability, processors: 4, memory, memory_free: memory };
+        let gpu = Gpu { name: "recorder".into(), ordinal: 0, capability, processors: 4, memory: memory_max as u64 };
         let state = State {
             twin: Twin { cores, half },
             memory: Memory::default(),
@@ -153,6 +151,10 @@ impl State {
 impl Driver for Recorder {
     fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    fn memory_free(&self) -> Result<u64, DeviceError> {
+        Ok((self.memory_max - self.state.lock().memory.allocated()) as u64)
     }
 
     fn alloc(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {

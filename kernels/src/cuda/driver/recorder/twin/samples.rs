@@ -32,11 +32,6 @@ pub(super) fn count_tokens(a: &CountTokens, memory: &mut Memory) {
     }
 }
 
-/// The struct at an index.
-fn element<T: Argument>(memory: &Memory, from: In<T>, index: usize) -> T {
-    T::take(&mut memory.bytes(from.address().expect("structs").plus(index * T::BYTES), T::BYTES))
-}
-
 fn put<T: Argument>(memory: &mut Memory, to: Out<T>, index: usize, value: &T) {
     let mut bytes = Vec::new();
     value.append(&mut bytes);
@@ -73,7 +68,7 @@ pub(super) fn sample(a: &Sample, memory: &mut Memory) {
         }
         let slot = slot as usize;
         if depth > 0 {
-            let before = element(memory, In::at(a.records.address().expect("records")), row - 1);
+            let before = memory.element(In::at(a.records.address().expect("records")), row - 1);
             let SampleRecord { status: ended, token, .. } = before;
             if ended != status::SAMPLED || token != memory.read(a.ids, row, 1)[0] {
                 continue;
@@ -82,11 +77,11 @@ pub(super) fn sample(a: &Sample, memory: &mut Memory) {
         } else {
             memory.write(a.accepted, slot, &[0]);
         }
-        let failure: SlotFailure = element(memory, In::at(a.failed.address().expect("failures")), slot);
+        let failure: SlotFailure = memory.element(In::at(a.failed.address().expect("failures")), slot);
         let record = if failure.status == status::SAMPLED { one(a, row, slot, memory) } else { failed(&failure) };
         if record.status == status::SAMPLED {
             memory.write(a.last, slot, &[record.token]);
-            let of: SlotSampling = element(memory, a.sampling, slot);
+            let of: SlotSampling = memory.element(a.sampling, slot);
             if of.counts >= 0 {
                 let at = of.counts as usize * a.vocab as usize + record.token as usize;
                 let count = memory.read_out(a.counts, at, 1)[0] | SEEN;
@@ -106,7 +101,7 @@ fn failed(failure: &SlotFailure) -> SampleRecord {
 
 fn one(a: &Sample, row: usize, slot: usize, memory: &Memory) -> SampleRecord {
     let vocab = a.vocab as usize;
-    let of: SlotSampling = element(memory, a.sampling, slot);
+    let of: SlotSampling = memory.element(a.sampling, slot);
     let logits: Vec<f32> = memory.read(a.logits, row * vocab, vocab);
     let params = SamplingParams {
         temperature: if of.greedy == 0 { of.temperature } else { 0.0 },
@@ -131,7 +126,7 @@ fn one(a: &Sample, row: usize, slot: usize, memory: &Memory) -> SampleRecord {
         history = History::rebuild(&tokens, prompt.len());
     }
     let bias: Vec<(TokenId, f32)> = (0..of.bias_len as usize)
-        .map(|i| element::<Bias>(memory, a.bias, of.bias_first as usize + i))
+        .map(|i| memory.element::<Bias>(a.bias, of.bias_first as usize + i))
         .map(|bias| (bias.token as TokenId, bias.value))
         .collect();
     let words = a.words as usize;
