@@ -1,22 +1,22 @@
-//! Attention of class `bf16x32`: every level has the bits of the reference, and the reference computes softmax attention.
+//! Attention of the classes that cut contexts into splits: every level has the bits of the reference, and the reference computes softmax attention.
 
 mod common;
 
 use baton_kernels::KvBinding;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::{KvStep, Scores};
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, KvLayout, KvPoolMap};
 use common::{Random, cpu, pool};
-use half::bf16;
 use proptest::prelude::*;
 use std::sync::Arc;
 
 /// Sequences and heads; every sequence has stored as many tokens as its segment's end.
 #[derive(Clone, Debug)]
 struct Case {
+    numerics: Numerics,
     kv_heads: usize,
     group: usize,
     dim: usize,
@@ -27,6 +27,20 @@ struct Case {
     values: Values,
     seed: u64,
 }
+
+impl Case {
+    /// The type of keys and values.
+    fn half(&self) -> Half {
+        self.numerics.kv().and_then(Half::of).unwrap()
+    }
+}
+
+/// `i8x32` has the attention of `bf16x32`.
+const CLASSES: [Numerics; 3] = [
+    Numerics::Bf16x32,
+    Numerics::TensorCore { cores: TensorCore::Tc16F25, half: Half::Bf16 },
+    Numerics::TensorCore { cores: TensorCore::Tc8F24, half: Half::F16 },
+];
 
 /// What keys, values and queries are like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,7 +69,9 @@ struct Batch {
 impl Batch {
     fn new(case: Case) -> Self {
         let mut random = Random(case.seed);
-        let layout = KvLayout::llama(case.block as u32, 1, case.kv_heads as u32, case.dim as u32, Dtype::Bf16).unwrap();
+        let half = case.half();
+        let layout =
+            KvLayout::llama(case.block as u32, 1, case.kv_heads as u32, case.dim as u32, half.dtype()).unwrap();
         let each: Vec<usize> = case.segments.iter().map(|(p, rows)| (p + rows).div_ceil(case.block)).collect();
         let total: usize = each.iter().sum();
         let (memory, map, kv) = pool(layout, total);
@@ -71,7 +87,7 @@ impl Batch {
                     let at = (token % case.block) as u32;
                     let range = map.token_range(0, 0, blocks[token / case.block], plane, at..at + 1);
                     let bytes: Vec<u8> = (0..cols)
-                        .flat_map(|_| bf16::from_f32(case.values.element(&mut random, plane)).to_le_bytes())
+                        .flat_map(|_| half.from_f32(case.values.element(&mut random, plane)).to_le_bytes())
                         .collect();
                     assert_eq!(bytes.len(), range.len());
                     memory.copy_in(range.start, &bytes);
@@ -159,8 +175,24 @@ impl Values {
     }
 }
 
-fn reference(step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
-    common::reference(Numerics::Bf16x32).attend(step, q, scores, out);
+const OF_BF16X32: [(SimdLevel, usize); 9] = [
+    (SimdLevel::Amx, 1),
+    (SimdLevel::Amx, 3),
+    (SimdLevel::AmxScalar, 1),
+    (SimdLevel::AmxScalar, 2),
+    (SimdLevel::Avx512Bf16, 1),
+    (SimdLevel::Avx512Bf16, 3),
+    (SimdLevel::Avx2Fma, 1),
+    (SimdLevel::Avx2Fma, 3),
+    (SimdLevel::Portable, 2),
+];
+
+const OF_TENSOR_CORES: [(SimdLevel, usize); 3] =
+    [(SimdLevel::Avx512, 3), (SimdLevel::Avx2Fma, 1), (SimdLevel::Portable, 2)];
+
+/// In each class.
+fn check_all(case: &Case) {
+    CLASSES.into_iter().for_each(|numerics| check(Case { numerics, ..case.clone() }));
 }
 
 fn check(case: Case) {
@@ -169,19 +201,11 @@ fn check(case: Case) {
 
 fn check_batch(batch: &Batch) {
     let case = &batch.case;
-    let want = batch.run(reference);
-    for (level, threads) in [
-        (SimdLevel::Amx, 1),
-        (SimdLevel::Amx, 3),
-        (SimdLevel::AmxScalar, 1),
-        (SimdLevel::AmxScalar, 2),
-        (SimdLevel::Avx512Bf16, 1),
-        (SimdLevel::Avx512Bf16, 3),
-        (SimdLevel::Avx2Fma, 1),
-        (SimdLevel::Avx2Fma, 3),
-        (SimdLevel::Portable, 2),
-    ] {
-        let Some(cpu) = cpu(threads, level, Numerics::Bf16x32) else { continue };
+    let reference = common::reference(case.numerics);
+    let want = batch.run(|step, q, scores, out| reference.attend(step, q, scores, out));
+    let levels: &[_] = if case.numerics == Numerics::Bf16x32 { &OF_BF16X32 } else { &OF_TENSOR_CORES };
+    for &(level, threads) in levels {
+        let Some(cpu) = cpu(threads, level, case.numerics) else { continue };
         let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| cpu.attend(step, q, scores, out);
         equal(case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
         if level != SimdLevel::Portable {
@@ -211,6 +235,7 @@ fn equal(case: &Case, want: &[u32], got: &[u32], what: &str) {
 }
 
 const PLAIN: Case = Case {
+    numerics: Numerics::Bf16x32,
     kv_heads: 2,
     group: 3,
     dim: 64,
@@ -226,7 +251,7 @@ fn rows_around_the_ends_of_blocks_and_splits() {
     for window in [None, Some(1), Some(64), Some(100), Some(449), Some(513)] {
         for values in [Values::Plain, Values::Negative, Values::Special] {
             let segments = vec![(60, 9), (505, 12), (1020, 1), (0, 3)];
-            check(Case { scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
+            check_all(&Case { scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
         }
     }
 }
@@ -234,13 +259,13 @@ fn rows_around_the_ends_of_blocks_and_splits() {
 #[test]
 fn heads_of_one_size_leave_nothing_to_those_of_another() {
     for dim in [64, 10, 80, 6, 96, 128, 12, 32, 34, 256] {
-        check(Case { dim, group: 1 + dim % 5, segments: vec![(70, 2), (0, 5)], ..PLAIN });
+        check_all(&Case { dim, group: 1 + dim % 5, segments: vec![(70, 2), (0, 5)], ..PLAIN });
     }
 }
 
 #[test]
 fn a_chunk_of_a_long_prompt() {
-    check(Case { segments: vec![(900, 150)], kv_heads: 1, ..PLAIN });
+    check_all(&Case { segments: vec![(900, 150)], kv_heads: 1, group: 2, ..PLAIN });
 }
 
 #[test]
@@ -249,20 +274,20 @@ fn heads_of_many_short_sequences_are_together() {
         [(3, None, Values::Plain), (4, Some(70), Values::Sharp), (1, None, Values::Special), (17, None, Values::Tiny)]
     {
         let segments = (0..13).map(|i| (i * 37, 1 + i % 2)).chain([(600, 1)]).collect();
-        check(Case { kv_heads: 3, group, scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
+        check_all(&Case { kv_heads: 3, group, scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
     }
 }
 
 #[test]
 fn a_value_that_is_not_finite_in_one_of_many_heads() {
     let segments: Vec<_> = (0..15).map(|i| (i * 37, 2)).collect();
-    for head in 0..3 {
-        let batch = Batch::new(Case { kv_heads: 3, segments: segments.clone(), ..PLAIN });
+    for (head, numerics) in (0..3).flat_map(|head| CLASSES.map(|numerics| (head, numerics))) {
+        let batch = Batch::new(Case { numerics, kv_heads: 3, segments: segments.clone(), ..PLAIN });
         for segment in &batch.segments {
             // The first of both rows does not attend to it.
             let (last, block) = (segment.position + 1, batch.case.block);
             let at = batch.kv_at(segment.table.blocks[last / block], 1, last % block) + head * batch.case.dim * 2;
-            batch.memory.copy_in(at, &bf16::INFINITY.to_le_bytes());
+            batch.memory.copy_in(at, &batch.case.half().from_f32(f32::INFINITY).to_le_bytes());
         }
         check_batch(&batch);
     }
@@ -271,12 +296,13 @@ fn a_value_that_is_not_finite_in_one_of_many_heads() {
 #[test]
 fn a_long_sequence_among_short_ones_is_divided() {
     let segments = std::iter::once((12_000, 1)).chain((0..13).map(|i| (10 + i, 1))).collect();
-    check(Case { segments, kv_heads: 1, dim: 6, ..PLAIN });
+    check_all(&Case { segments, kv_heads: 1, dim: 6, ..PLAIN });
 }
 
 /// Softmax attention over the rounded q, k and v, in f64: `[row][query head][element]`, and the same over magnitudes of values.
 fn truth(batch: &Batch) -> Vec<[f64; 2]> {
     let Case { kv_heads, group, dim, scores, .. } = batch.case;
+    let half = batch.case.half();
     let block = batch.case.block;
     let mut out = Vec::new();
     for (segment, q) in batch.segments.iter().zip(&batch.q) {
@@ -284,13 +310,13 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
             let at = batch.kv_at(segment.table.blocks[token / block], plane, token % block) + (head * dim + d) * 2;
             let mut bytes = [0; 2];
             batch.memory.copy_out(at, &mut bytes);
-            bf16::from_le_bytes(bytes).to_f64()
+            f64::from(half.to_f32(u16::from_le_bytes(bytes)))
         };
         for (i, q) in q.chunks_exact(dim).enumerate() {
             let (row, head) = (i / (kv_heads * group), i % (kv_heads * group) / group);
             let position = segment.position + row;
             let first = scores.window.map_or(0, |window| (position + 1).saturating_sub(window));
-            let q: Vec<f64> = q.iter().map(|x| bf16::from_f32(*x).to_f64()).collect();
+            let q: Vec<f64> = q.iter().map(|x| f64::from(half.round(*x))).collect();
             let score =
                 |token| (0..dim).map(|d| q[d] * element(0, token, head, d)).sum::<f64>() * f64::from(scores.scale);
             let weights: Vec<f64> = (first..=position).map(|token| score(token).exp()).collect();
@@ -308,22 +334,33 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
 
 #[test]
 fn the_reference_computes_softmax_attention() {
-    for window in [None, Some(1), Some(20), Some(64), Some(100), Some(530)] {
+    let windows = [None, Some(1), Some(20), Some(64), Some(100), Some(530)];
+    for (window, numerics) in windows.into_iter().flat_map(|window| CLASSES.map(|numerics| (window, numerics))) {
         let scores = Scores { scale: 0.3, window };
-        let batch = Batch::new(Case { dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
-        let got = batch.run(reference);
+        let batch =
+            Batch::new(Case { numerics, dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
+        let reference = common::reference(numerics);
+        let got = batch.run(|step, q, scores, out| reference.attend(step, q, scores, out));
         let want = truth(&batch);
         assert_eq!(got.len(), want.len());
         let mut squares = 0.0;
         for (i, (got, [want, magnitude])) in got.iter().zip(&want).enumerate() {
             // Each weight is rounded to 8 bits, by at most 2^-9, and so is their sum by no more.
             let error = (f64::from(f32::from_bits(*got)) - want).abs();
-            assert!(error <= 2f64.powi(-8) * magnitude, "window {window:?}, {i}: {error} beside {magnitude}");
+            assert!(
+                error <= 2f64.powi(-8) * magnitude,
+                "{numerics}, window {window:?}, {i}: {error} beside {magnitude}"
+            );
             squares += (error / magnitude).powi(2);
         }
         // Roundings are independent: on average the error is far below the bound.
-        assert!((squares / want.len() as f64).sqrt() < 2f64.powi(-10), "window {window:?}");
+        assert!((squares / want.len() as f64).sqrt() < 2f64.powi(-10), "{numerics}, window {window:?}");
     }
+}
+
+/// Mostly `bf16x32`, which has the most kernels.
+fn classes() -> impl Strategy<Value = Numerics> {
+    prop_oneof![3 => Just(CLASSES[0]), 1 => prop::sample::select(CLASSES[1..].to_vec())]
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -335,8 +372,9 @@ fn cases() -> impl Strategy<Value = Case> {
     let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100), Some(600)]);
     let block = prop::sample::select(vec![16usize, 32, 64, 128]);
     let scale = prop::sample::select(vec![0.125f32, 1.0, 0.3]);
-    (heads, prop::collection::vec(segment, 1..4), values, windows, block, scale, any::<u64>()).prop_map(
-        |((kv_heads, group, dim), segments, values, window, block, scale, seed)| Case {
+    (heads, prop::collection::vec(segment, 1..4), values, windows, block, scale, any::<u64>(), classes()).prop_map(
+        |((kv_heads, group, dim), segments, values, window, block, scale, seed, numerics)| Case {
+            numerics,
             kv_heads,
             group,
             dim,
@@ -357,8 +395,9 @@ fn decodes() -> impl Strategy<Value = Case> {
     let values = prop::sample::select(vec![Values::Plain, Values::Sharp, Values::Tiny, Values::Special]);
     let window = prop_oneof![Just(None), (1usize..700).prop_map(Some)];
     let block = prop::sample::select(vec![16usize, 32, 64]);
-    (heads, positions, values, window, block, any::<u64>()).prop_map(
-        |((kv_heads, group, dim), positions, values, window, block, seed)| Case {
+    (heads, positions, values, window, block, any::<u64>(), classes()).prop_map(
+        |((kv_heads, group, dim), positions, values, window, block, seed, numerics)| Case {
+            numerics,
             kv_heads,
             group,
             dim,
@@ -372,7 +411,7 @@ fn decodes() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn decode_equals_the_reference(case in decodes()) {

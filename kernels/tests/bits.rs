@@ -6,7 +6,7 @@ mod common;
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::quantize::quantize;
 use baton_kernels::storage::StorageFormat;
 use baton_types::Dtype;
@@ -25,9 +25,18 @@ fn classes() -> impl Strategy<Value = (Numerics, [StorageFormat; 2], Dtype)> {
     prop_oneof![
         (dtype(), dtype()).prop_map(|(weights, kv)| (Numerics::F32Fma { weights }, F32, kv)),
         Just((Numerics::Bf16x32, F32, Dtype::Bf16)),
-        narrow.prop_map(|formats| (Numerics::Bf16x32, formats, Dtype::Bf16)),
+        narrow.clone().prop_map(|formats| (Numerics::Bf16x32, formats, Dtype::Bf16)),
         prop::sample::select(quantized.to_vec()).prop_map(|formats| (Numerics::I8x32, formats, Dtype::Bf16)),
+        tensor_cores().prop_map(|(class, kv)| (class, F32, kv)),
+        (tensor_cores(), narrow).prop_map(|((class, kv), formats)| (class, formats, kv)),
     ]
+}
+
+/// Class and element of KV.
+fn tensor_cores() -> impl Strategy<Value = (Numerics, Dtype)> {
+    let cores = prop::sample::select(vec![TensorCore::Tc16F25, TensorCore::Tc8F24]);
+    let half = prop::sample::select(vec![Half::Bf16, Half::F16]);
+    (cores, half).prop_map(|(cores, half)| (Numerics::TensorCore { cores, half }, half.dtype()))
 }
 
 /// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end. Where matrices are quantized,
@@ -43,6 +52,8 @@ fn shapes() -> impl Strategy<Value = Shape> {
             let (wide, narrow) = if ragged { (1, 1) } else { (block, block.min(32)) };
             let head_dim = (2 * half_dim).next_multiple_of(narrow);
             let rope_dim = if partial { head_dim - 2 } else { head_dim };
+            // No slabs, and products of which the scalar takes long.
+            let hidden = if let Numerics::TensorCore { .. } = numerics { hidden / 6 } else { hidden };
             let (hidden, ffn) = (hidden.next_multiple_of(block), ffn.next_multiple_of(wide));
             Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, numerics, formats, kv, seed }
         },
@@ -136,7 +147,7 @@ const SMALL: Shape = Shape {
 };
 
 /// [`SMALL`] in each class; of the matrices in `i8x32`, only attention output is not quantized.
-const SMALLS: [Shape; 3] = [
+const SMALLS: [Shape; 5] = [
     SMALL,
     Shape { numerics: Numerics::Bf16x32, kv: Dtype::Bf16, ..SMALL },
     Shape {
@@ -145,6 +156,18 @@ const SMALLS: [Shape; 3] = [
         numerics: Numerics::I8x32,
         formats: [StorageFormat::Q4_1, StorageFormat::Q8_0],
         kv: Dtype::Bf16,
+        ..SMALL
+    },
+    Shape {
+        hidden: 201,
+        numerics: Numerics::TensorCore { cores: TensorCore::Tc16F25, half: Half::Bf16 },
+        kv: Dtype::Bf16,
+        ..SMALL
+    },
+    Shape {
+        hidden: 201,
+        numerics: Numerics::TensorCore { cores: TensorCore::Tc8F24, half: Half::F16 },
+        kv: Dtype::F16,
         ..SMALL
     },
 ];

@@ -10,7 +10,7 @@ use crate::numerics;
 const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Runs `kernel` on pieces of `rows` rows, on several threads if there is enough work.
-fn pieces(kernels: &CpuKernels, rows: usize, cols: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+pub(super) fn pieces(kernels: &CpuKernels, rows: usize, cols: usize, run: &(dyn Fn(usize, usize) + Sync)) {
     let piece = TASK_ELEMENTS.div_ceil(cols.max(1)).max(1);
     kernels.threads.run(rows.div_ceil(piece), &|task| run(task * piece, ((task + 1) * piece).min(rows)));
 }
@@ -19,7 +19,7 @@ fn pieces(kernels: &CpuKernels, rows: usize, cols: usize, run: &(dyn Fn(usize, u
 ///
 /// # Safety
 /// The rows lie in the output, and no other task touches them.
-unsafe fn rows_of<'a>(out: Shared<f32>, cols: usize, start: usize, end: usize) -> &'a mut [f32] {
+pub(super) unsafe fn rows_of<'a>(out: Shared<f32>, cols: usize, start: usize, end: usize) -> &'a mut [f32] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(out.get().add(start * cols), (end - start) * cols) }
 }

@@ -29,6 +29,7 @@ mod simd;
 mod source;
 mod stored;
 mod target;
+mod tensor_core;
 mod threads;
 
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
@@ -47,6 +48,7 @@ use threads::Threads;
 
 pub use level::SimdLevel;
 pub use matrix::{Input, Matrix};
+pub use tensor_core::{TensorCoreDevice, TensorCoreKernels};
 
 /// Configuration of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +96,7 @@ impl Level {
     }
 }
 
-/// SIMD kernels and the threads that run them.
+/// SIMD kernels and the threads that run them. The classes of tensor cores have [`TensorCoreKernels`].
 pub struct CpuKernels {
     numerics: Numerics,
     /// For kernels over vectors of eight.
@@ -113,7 +115,7 @@ pub type CpuDevice = HostDevice<CpuKernels>;
 
 impl CpuDevice {
     /// Starts the threads. Fails if the machine lacks the requested level, if its known answers are wrong or there is no memory for them, or
-    /// if the threads cannot be started.
+    /// if the threads cannot be started. The classes of tensor cores are refused: they have a [`TensorCoreDevice`].
     #[allow(clippy::new_ret_no_self)] // Devices are shared by nature.
     pub fn new(config: CpuConfig) -> Result<Arc<Self>, DeviceError> {
         Ok(Arc::new(Self::with_kernels(CpuKernels::new(config)?)))
@@ -125,6 +127,28 @@ impl CpuDevice {
     }
 }
 
+/// The CPU as a device of this class: a [`TensorCoreDevice`] of those of tensor cores, else a [`CpuDevice`].
+///
+/// # Errors
+/// As [`CpuDevice::new`].
+pub fn device(config: CpuConfig) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(match config.numerics {
+        Numerics::TensorCore { .. } => TensorCoreDevice::new(config)?,
+        _ => CpuDevice::new(config)?,
+    })
+}
+
+/// As [`device`]; packed weights of the model with this fingerprint are read from `cache`, and kept there.
+///
+/// # Errors
+/// As [`CpuDevice::new`].
+pub fn cached_device(config: CpuConfig, cache: PackedCache, model: Digest) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(match config.numerics {
+        Numerics::TensorCore { .. } => TensorCoreDevice::cached(config, cache, model)?,
+        _ => CpuDevice::cached(config, cache, model)?,
+    })
+}
+
 /// As [`CpuDevice::new`]; `times` gets the time of each operation.
 pub fn timed(config: CpuConfig, times: Times) -> Result<Arc<dyn Device>, DeviceError> {
     Ok(Arc::new(HostDevice::with_kernels(Timed { inner: CpuKernels::new(config)?, times })))
@@ -133,13 +157,18 @@ pub fn timed(config: CpuConfig, times: Times) -> Result<Arc<dyn Device>, DeviceE
 impl CpuKernels {
     /// Starts the threads, see [`CpuDevice::new`].
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
+        if let Numerics::TensorCore { .. } = config.numerics {
+            let message = format!("class {} is that of GPUs: see TensorCoreKernels", config.numerics);
+            return Err(DeviceError::Shape { op: "cpu", message });
+        }
+        Self::start(config)
+    }
+
+    /// Of any class: products and attention are refused in those of tensor cores.
+    fn start(config: CpuConfig) -> Result<Self, DeviceError> {
         let simd = config.simd.map_or_else(SimdLevel::detect, SimdLevel::checked)?;
         if !(1..=CpuConfig::THREADS_MAX).contains(&config.threads) {
             let message = format!("{} threads; 1 to {}", config.threads, CpuConfig::THREADS_MAX);
-            return Err(DeviceError::Shape { op: "cpu", message });
-        }
-        if let Numerics::TensorCore { cores, .. } = config.numerics {
-            let message = format!("class {} is that of GPUs", cores.name());
             return Err(DeviceError::Shape { op: "cpu", message });
         }
         let threads = Threads::start(config.threads)
@@ -216,7 +245,7 @@ impl HostKernels for CpuKernels {
             Numerics::Bf16x32 | Numerics::I8x32 => {
                 attention_splits::attend(&self.threads, self.simd, step, q, scores, out)
             }
-            Numerics::TensorCore { .. } => unreachable!("refused at the start"),
+            Numerics::TensorCore { .. } => unreachable!("TensorCoreKernels attend by themselves"),
         }
     }
 

@@ -4,7 +4,7 @@
 pub mod tiny;
 
 use baton_kernels::KvBinding;
-use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel};
+use baton_kernels::cpu::{CpuConfig, CpuKernels, SimdLevel, TensorCoreKernels};
 use baton_kernels::cuda;
 use baton_kernels::device::{Device, Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
@@ -307,7 +307,10 @@ pub fn reference(numerics: Numerics) -> Box<dyn Kernels> {
 /// The SIMD kernels, or `None` (said aloud) where the machine lacks the level.
 pub fn cpu(threads: usize, simd: SimdLevel, numerics: Numerics) -> Option<Box<dyn Kernels>> {
     let config = CpuConfig { threads, simd: Some(simd), numerics };
-    has(simd).then(|| Box::new(CpuKernels::new(config).unwrap()) as Box<dyn Kernels>)
+    has(simd).then(|| match numerics {
+        Numerics::TensorCore { .. } => Box::new(TensorCoreKernels::new(config).unwrap()) as Box<dyn Kernels>,
+        _ => Box::new(CpuKernels::new(config).unwrap()),
+    })
 }
 
 /// Every level that the machine has. Those that it lacks are said aloud, once.

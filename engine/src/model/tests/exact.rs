@@ -2,10 +2,10 @@
 
 use super::{RAGGED, Rig, Rows, bits, numerics, random, tokens};
 use crate::model::load::partitions;
-use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::reference::ReferenceDevice;
 use baton_types::Dtype;
 use std::sync::Arc;
@@ -50,13 +50,17 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
 }
 
 /// A plain model, one with windows, biases and head norms, and one with a window in one of two layers, in each class with each type of KV.
+/// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,head_norm=true");
     let mixed = format!("{RAGGED},window=70,full_every=2");
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
-    [with(RAGGED), with(&rich), with(&mixed)].concat()
+    let mut all = [with(RAGGED), with(&rich), with(&mixed)].concat();
+    let cores = [(rich, TensorCore::Tc16F25, Half::Bf16), (mixed, TensorCore::Tc8F24, Half::F16)];
+    all.extend(cores.map(|(spec, cores, half)| (spec, Numerics::TensorCore { cores, half }, half.dtype())));
+    all
 }
 
 fn prefill_then_decode(prefill: usize) -> Vec<usize> {
@@ -66,7 +70,12 @@ fn prefill_then_decode(prefill: usize) -> Vec<usize> {
 #[test]
 fn chunks_blocks_and_company_change_no_bit() {
     for (spec, numerics, dtype) in classes() {
-        let rig = |block_tokens| Rig::new(&random(&spec), &*ReferenceDevice::new(numerics), dtype, block_tokens);
+        // The reference, but where it takes long: `backends_agree` compares it with the other.
+        let device: Arc<dyn Device> = match numerics {
+            Numerics::TensorCore { .. } => cpu::device(CpuConfig { threads: 2, simd: None, numerics }).unwrap(),
+            _ => ReferenceDevice::new(numerics),
+        };
+        let rig = |block_tokens| Rig::new(&random(&spec), &*device, dtype, block_tokens);
         let whole = run(&mut rig(16), &[LENGTH], false);
         assert!(whole.kv.iter().flatten().any(|&b| b != super::NEVER_STORED));
         for (block_tokens, ends, company) in [
@@ -87,7 +96,7 @@ fn chunks_blocks_and_company_change_no_bit() {
 fn backends_agree() {
     for (spec, numerics, dtype) in classes() {
         let source = random(&spec);
-        let cpu = |threads| -> Arc<dyn Device> { CpuDevice::new(CpuConfig { threads, simd: None, numerics }).unwrap() };
+        let cpu = |threads| cpu::device(CpuConfig { threads, simd: None, numerics }).unwrap();
         let lagging = || Lagging::new(cpu(1), LagConfig::default());
         let truth = run(&mut Rig::new(&source, &*ReferenceDevice::new(numerics), dtype, 16), &[LENGTH], false);
         for (device, ends) in [

@@ -11,6 +11,9 @@ pub(in crate::cpu) trait Pass {
     fn call<W: Wide>(self, wide: W) -> Self::Out;
 }
 
+/// The bits of an f64 that an f32 keeps.
+pub(super) const OF_F32: u64 = !((1 << 29) - 1);
+
 /// Most lanes of a vector.
 pub(in crate::cpu) const WIDEST: usize = 16;
 
@@ -26,6 +29,9 @@ pub(in crate::cpu) trait Wide: Copy {
     /// # Safety
     /// `from` is readable for `LANES` f32, with any alignment.
     unsafe fn load(self, from: *const f32) -> Self::F;
+    /// # Safety
+    /// `from` is readable for `LANES` integers, with any alignment.
+    unsafe fn load_int(self, from: *const i32) -> Self::I;
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -37,9 +43,12 @@ pub(in crate::cpu) trait Wide: Copy {
     fn within(self, x: Self::F, from: Self::F, below: Self::F) -> u32;
 
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn max_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     fn shift_left<const BITS: u32>(self, a: Self::I) -> Self::I;
+    /// Zeros come in from the left.
+    fn shift_right<const BITS: u32>(self, a: Self::I) -> Self::I;
 
     /// The bits of f32, and back.
     fn bits(self, x: Self::F) -> Self::I;
@@ -48,6 +57,8 @@ pub(in crate::cpu) trait Wide: Copy {
     fn truncate(self, x: Self::F) -> Self::I;
     /// Exact below 2^24.
     fn float(self, x: Self::I) -> Self::F;
+    /// `a + b`, which may have 33 bits, rounded towards zero. A zero is positive.
+    fn sum_towards_zero(self, a: Self::I, b: Self::I) -> Self::F;
 
     /// `first` and the integers behind it.
     fn count_from(self, first: i32) -> Self::I;
@@ -158,6 +169,11 @@ impl Wide for Plain {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<Self::F>().read_unaligned() }
     }
+    #[inline(always)]
+    unsafe fn load_int(self, from: *const i32) -> Self::I {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Self::I>().read_unaligned() }
+    }
 
     #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
@@ -189,6 +205,10 @@ impl Wide for Plain {
         lanes!(|a, b| a.wrapping_add(b))
     }
     #[inline(always)]
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I {
+        lanes!(|a, b| a.wrapping_sub(b))
+    }
+    #[inline(always)]
     fn max_int(self, a: Self::I, b: Self::I) -> Self::I {
         lanes!(|a, b| a.max(b))
     }
@@ -199,6 +219,10 @@ impl Wide for Plain {
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: Self::I) -> Self::I {
         lanes!(|a| a << BITS)
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: Self::I) -> Self::I {
+        lanes!(|a| (a.cast_unsigned() >> BITS).cast_signed())
     }
 
     #[inline(always)]
@@ -216,6 +240,10 @@ impl Wide for Plain {
     #[inline(always)]
     fn float(self, x: Self::I) -> Self::F {
         lanes!(|x| x as f32)
+    }
+    #[inline(always)]
+    fn sum_towards_zero(self, a: Self::I, b: Self::I) -> Self::F {
+        lanes!(|a, b| f64::from_bits((f64::from(a) + f64::from(b)).to_bits() & OF_F32) as f32)
     }
 
     #[inline(always)]

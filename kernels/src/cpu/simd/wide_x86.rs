@@ -1,6 +1,6 @@
 //! [`Wide`] on x86-64: eight lanes of AVX2, sixteen of AVX-512.
 
-use super::wide::{Pass, Wide};
+use super::wide::{OF_F32, Pass, Wide};
 use std::arch::x86_64::*;
 
 /// Proof that the processor has AVX2 and FMA: only [`Eight::detect`] creates one.
@@ -102,6 +102,11 @@ impl Wide for Eight {
         // SAFETY: the caller's promise.
         unsafe { _mm256_loadu_ps(from) }
     }
+    #[inline(always)]
+    unsafe fn load_int(self, from: *const i32) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
 
     #[inline(always)]
     fn add(self, a: __m256, b: __m256) -> __m256 {
@@ -136,6 +141,10 @@ impl Wide for Eight {
         op!(_mm256_add_epi32(a, b))
     }
     #[inline(always)]
+    fn sub_int(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_sub_epi32(a, b))
+    }
+    #[inline(always)]
     fn max_int(self, a: __m256i, b: __m256i) -> __m256i {
         op!(_mm256_max_epi32(a, b))
     }
@@ -146,6 +155,10 @@ impl Wide for Eight {
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m256i) -> __m256i {
         op!(_mm256_sllv_epi32(a, _mm256_set1_epi32(BITS as i32)))
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: __m256i) -> __m256i {
+        op!(_mm256_srlv_epi32(a, _mm256_set1_epi32(BITS as i32)))
     }
 
     #[inline(always)]
@@ -163,6 +176,16 @@ impl Wide for Eight {
     #[inline(always)]
     fn float(self, x: __m256i) -> __m256 {
         op!(_mm256_cvtepi32_ps(x))
+    }
+    #[inline(always)]
+    fn sum_towards_zero(self, a: __m256i, b: __m256i) -> __m256 {
+        op!({
+            let kept = _mm256_castsi256_pd(_mm256_set1_epi64x(OF_F32.cast_signed()));
+            let half = |a, b| _mm256_and_pd(_mm256_add_pd(_mm256_cvtepi32_pd(a), _mm256_cvtepi32_pd(b)), kept);
+            let low = half(_mm256_castsi256_si128(a), _mm256_castsi256_si128(b));
+            let high = half(_mm256_extracti128_si256::<1>(a), _mm256_extracti128_si256::<1>(b));
+            _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low))
+        })
     }
 
     #[inline(always)]
@@ -238,6 +261,11 @@ impl Wide for Sixteen {
         // SAFETY: the caller's promise.
         unsafe { _mm512_loadu_ps(from) }
     }
+    #[inline(always)]
+    unsafe fn load_int(self, from: *const i32) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
@@ -269,6 +297,10 @@ impl Wide for Sixteen {
         op!(_mm512_add_epi32(a, b))
     }
     #[inline(always)]
+    fn sub_int(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_sub_epi32(a, b))
+    }
+    #[inline(always)]
     fn max_int(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_max_epi32(a, b))
     }
@@ -279,6 +311,10 @@ impl Wide for Sixteen {
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
         op!(_mm512_slli_epi32::<BITS>(a))
+    }
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        op!(_mm512_srli_epi32::<BITS>(a))
     }
 
     #[inline(always)]
@@ -296,6 +332,16 @@ impl Wide for Sixteen {
     #[inline(always)]
     fn float(self, x: __m512i) -> __m512 {
         op!(_mm512_cvtepi32_ps(x))
+    }
+    #[inline(always)]
+    fn sum_towards_zero(self, a: __m512i, b: __m512i) -> __m512 {
+        op!({
+            let kept = _mm512_castsi512_pd(_mm512_set1_epi64(OF_F32.cast_signed()));
+            let half = |a, b| _mm512_and_pd(_mm512_add_pd(_mm512_cvtepi32_pd(a), _mm512_cvtepi32_pd(b)), kept);
+            let low = half(_mm512_castsi512_si256(a), _mm512_castsi512_si256(b));
+            let high = half(_mm512_extracti64x4_epi64::<1>(a), _mm512_extracti64x4_epi64::<1>(b));
+            _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high))
+        })
     }
 
     #[inline(always)]
