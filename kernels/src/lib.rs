@@ -7,7 +7,8 @@
 //! * [`host`]: devices whose memory is the host's: they run a program over the [`host::HostKernels`] of one of the next two.
 //! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders literally, those below and those of `docs/numerics.md`.
 //!   Every other backend must equal it.
-//! * [`cpu`]: SIMD at the best [`cpu::SimdLevel`] of the processor, several threads. Equals the reference bit for bit.
+//! * [`cpu`]: SIMD at the best [`cpu::SimdLevel`] of the processor, several threads. Equals the reference bit for bit. [`cpu::device`] has all
+//!   classes; those of tensor cores are for tests, and for checking what a GPU computes.
 //! * [`adapter`]: low-rank changes of the linears, by row. [`sampling`]: the next token from logits, in one written order.
 //! * [`lagging`]: any device on a separate thread, with late fences and KV that is poisoned until then. It finds callers that read too
 //!   early.

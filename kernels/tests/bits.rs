@@ -246,8 +246,9 @@ fn quantized_linear(kernels: &dyn Kernels, format: StorageFormat, rows: usize) -
 #[test]
 fn matrices_of_every_quantized_format_have_the_bits_of_the_reference() {
     use StorageFormat::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
-    let cases = [Q4_0, Q4_1, Q8_0, Q4K, Q5K, Q6K].into_iter().flat_map(|format| [1, 3, 33].map(|rows| (format, rows)));
-    for class in [Numerics::Bf16x32, Numerics::I8x32] {
+    let cases =
+        [Q4_0, Q4_1, Q8_0, Q4K, Q5K, Q6K].into_iter().flat_map(|format| [1, 3, 33, 70].map(|rows| (format, rows)));
+    for class in SMALLS[1..].iter().map(|shape| shape.numerics) {
         let reference = reference(class);
         let cases = cases.clone().map(|(format, rows)| (format, rows, quantized_linear(&*reference, format, rows)));
         let cases: Vec<_> = cases.collect();

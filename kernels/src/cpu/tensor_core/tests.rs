@@ -119,6 +119,22 @@ fn sums_at_the_ends_of_the_range_have_the_bits_of_the_scalar_ones() {
     }
 }
 
+#[test]
+fn the_largest_sums_do_not_overflow() {
+    for (cores, half) in CLASSES {
+        // Of the largest significand, in both formats.
+        let [positive, negative] = [0x3fff, 0xbfff];
+        for (k, (w, acc)) in [8, 16, 32].into_iter().flat_map(|k| [(k, (positive, 1.0)), (k, (negative, -1.0))]) {
+            let acc = f32::from_bits(2f32.to_bits() - 1) * acc;
+            let (x, w) = (vec![vec![positive; k]; Operands::ROWS], vec![vec![w; k]; LANES]);
+            let operands = Operands { x, w, sums: vec![[acc; LANES]; Operands::ROWS] };
+            for (level, width) in widths() {
+                operands.check(Arithmetic { cores, half, width }, &format!("{level:?}"));
+            }
+        }
+    }
+}
+
 /// Whether vectors compute a step.
 struct Taken {
     half: Half,

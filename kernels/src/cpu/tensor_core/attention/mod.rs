@@ -67,14 +67,14 @@ pub(super) fn attend(
     assert_eq!(q.len(), out.len());
     let attention = Attention { arithmetic, step, q, cols: q.len() / rows, scores, factor: scores.scale * LOG2_E };
     let tasks = attention.tasks();
-    let (dim, group_cols) = (step.kv.dim(), attention.group_cols());
+    let group_cols = attention.group_cols();
     let out = Shared(out.as_mut_ptr());
     threads.run(tasks.len(), &|i| {
         let task = &tasks[i];
         let results = attention.run(task);
         for (row, results) in results.chunks_exact(group_cols).enumerate() {
             let at = (task.row + row) * attention.cols + task.head * group_cols;
-            debug_assert!(results.len().is_multiple_of(dim) && at + group_cols <= rows * attention.cols);
+            assert!(at + group_cols <= rows * attention.cols);
             // SAFETY: the columns of a KV head in a row of the task, which no other task has; `out` is as long as `q`.
             unsafe { std::ptr::copy_nonoverlapping(results.as_ptr(), out.get().add(at), group_cols) };
         }
