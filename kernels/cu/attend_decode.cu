@@ -2,8 +2,8 @@
 // rows of its products. Bound by the reading of keys and values, so it has three parts:
 //
 // 1. Scores of all tokens of the split, to shared memory. They need no order, so keys stream through a ring of tiles.
-// 2. Maxima of the blocks, weights, and their sums, while the first values are under way.
-// 3. O in the order of the tokens. Each warp has some of its columns.
+// 2. Maxima of the blocks, then weights, while the first values are under way.
+// 3. O and the sums of weights in the order of the tokens. Each warp has some columns of O.
 //
 // The bits are those of attend_prefill.
 #include "kv.cuh"
@@ -99,8 +99,8 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
     }
     __syncthreads();
 
-    // Weights: 16 threads have a head, and each of them 4 tokens of a block.
-    {
+    // Weights: 16 threads have a head, and each of them 4 tokens of a block. Rows past the heads are left as they are: they have no result.
+    if (warp * 2 < heads) {
         const i32 head = i32(threadIdx.x) / 16, first = i32(threadIdx.x) % 16;
         f32 *scores = of.scores[head];
         const auto attended = [&](i32 at) {
@@ -137,22 +137,10 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
     }
     __syncthreads();
 
-    // Sums: a thread has one lane of one head. No warp waits for them before the first values.
-    if (threadIdx.x < ROWS * 8) {
-        const i32 head = i32(threadIdx.x) / 8, i = i32(threadIdx.x) % 8;
-        f32 sum = 0.0f;
-        for (i32 block = 0; block < blocks; block++) {
-            const f32 *w = &of.scores[head][block * BLOCK + i];
-            sum = __fmaf_rn(sum, of.decay[block][head], w[0]);
-#pragma unroll
-            for (i32 at = 8; at < BLOCK; at += 8) sum = __fadd_rn(sum, w[at]);
-        }
-        // 0 + 4, 1 + 5, 2 + 6, 3 + 7; of these 0 + 2, 1 + 3; of these the even and the odd.
-#pragma unroll
-        for (i32 step = 4; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
-        if (i == 0) of.sum[head] = sum;
-    }
-
+    // A thread of the first four warps has lane `lane_of_sum` of the sum of one head.
+    const bool sums = threadIdx.x < ROWS * 8;
+    const i32 head_of_sum = i32(threadIdx.x) / 8 % ROWS, lane_of_sum = i32(threadIdx.x) % 8;
+    f32 sum = 0.0f;
     f32 o[O_TILES][4] = {};
     for (i32 tile = 0; tile < tiles; tile++) {
         const u32 v = arrived(tiles + tile);
@@ -162,6 +150,12 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
             for (i32 col = 0; col < O_TILES; col++) {
 #pragma unroll
                 for (i32 i = 0; i < 4; i++) o[col][i] = __fmul_rn(o[col][i], a[i / 2]);
+            }
+            if (sums) {
+                const f32 *w = &of.scores[head_of_sum][tile * S::TOKENS + lane_of_sum];
+                sum = __fmaf_rn(sum, of.decay[tile / TILES_OF_BLOCK][head_of_sum], w[0]);
+#pragma unroll
+                for (i32 token = 8; token < BLOCK; token += 8) sum = __fadd_rn(sum, w[token]);
             }
         }
 #pragma unroll
@@ -197,7 +191,12 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
         }
     }
 
-    // The barriers of the values stand between the sums and here.
+    // 0 + 4, 1 + 5, 2 + 6, 3 + 7; of these 0 + 2, 1 + 3; of these the even and the odd.
+#pragma unroll
+    for (i32 step = 4; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
+    if (sums && lane_of_sum == 0) of.sum[head_of_sum] = sum;
+    __syncthreads();
+
     const bool only = first_split == last_split;
 #pragma unroll
     for (i32 half = 0; half < 2; half++) {
