@@ -135,9 +135,9 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
         }
         if (first == 0) of.max[head] = before;
     }
-    __syncthreads();
 
-    // A thread of the first four warps has lane `lane_of_sum` of the sum of one head.
+    // The barrier of the first values stands between the weights and their use. A thread of the first four warps has lane `lane_of_sum` of
+    // the sum of one head.
     const bool sums = threadIdx.x < ROWS * 8;
     const i32 head_of_sum = i32(threadIdx.x) / 8 % ROWS, lane_of_sum = i32(threadIdx.x) % 8;
     f32 sum = 0.0f;

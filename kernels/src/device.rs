@@ -215,6 +215,7 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub total: u64,
+    /// Less what a pool takes beside its blocks.
     pub free: u64,
 }
 

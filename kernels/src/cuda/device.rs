@@ -7,7 +7,8 @@ use super::launch::group_max;
 use super::plan::{Attention, Matrix, Norm, Op, Qkv};
 use super::pool::CudaPool;
 use crate::device::{
-    Bounds, Device, DeviceError, DeviceInfo, DeviceMemory, Executable, Role, Rope, RopeTable, StoredRows, Weight, WeightSpec,
+    Bounds, Device, DeviceError, DeviceInfo, DeviceMemory, Executable, Role, Rope, RopeTable, StoredRows, Weight,
+    WeightSpec,
 };
 use crate::numerics::{Half, KERNEL_REVISION, Numerics, TensorCore};
 use crate::program::check::{self, Sizes};
@@ -216,7 +217,8 @@ impl Device for CudaDevice {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let driver = &self.shared.driver;
-        Some(DeviceMemory { total: driver.gpu().memory, free: driver.memory_free().unwrap_or(0) })
+        let free = driver.memory_free().unwrap_or(0).saturating_sub(CudaPool::BYTES_BESIDE as u64);
+        Some(DeviceMemory { total: driver.gpu().memory, free })
     }
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {

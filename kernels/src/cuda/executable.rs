@@ -1,18 +1,16 @@
 //! A compiled program: its slots, its steps, and their graphs.
 
-use super::arguments::model::KvPlanes;
 use super::arguments::sampling::{SampleRecord, Scatter};
 use super::arguments::{Argument, In, Out};
 use super::batch::{self, Batch};
+use super::bound_pool::BoundPool;
 use super::buffers::{Activations, StepLayout, WORD};
 use super::device::Shared;
 use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream};
 use super::launch::{Launcher, tile_rows};
 use super::plan::{Next, Op, Plan, Shape};
-use super::pool::CudaPool;
 use super::samplers::{self, Samplers, Segment};
 use super::staging::Staging;
-use super::tables::Tables;
 use crate::adapter::Adapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, STEPS_MAX};
 use crate::kv::PoolLayout;
@@ -45,7 +43,7 @@ pub(super) struct CudaExecutable {
     samplers: Samplers,
     /// Most rows of a tile, in whichever layer.
     tile_rows: usize,
-    pool: Option<Pool>,
+    pool: Option<BoundPool>,
     slots: SlotTable,
     launched: Launched,
     batch: Batch,
@@ -63,17 +61,6 @@ struct Transfer {
     staging: Staging,
     records: Arc<dyn Pinned>,
     logits: Option<Arc<dyn Pinned>>,
-}
-
-/// The pool that steps compute on.
-struct Pool {
-    memory: Arc<CudaPool>,
-    layout: PoolLayout,
-    tables: Tables,
-    /// Entries of all tables, i32, and their changes.
-    table: Buffer,
-    changes: Buffer,
-    kv: Vec<KvPlanes>,
 }
 
 /// A step that is launched.
@@ -245,7 +232,7 @@ impl CudaExecutable {
         Ok(shape)
     }
 
-    fn plan<'a>(&'a self, pool: &'a Pool) -> Plan<'a> {
+    fn plan<'a>(&'a self, pool: &'a BoundPool) -> Plan<'a> {
         Plan {
             ops: &self.ops,
             launcher: self.launcher,
@@ -347,49 +334,9 @@ impl CudaExecutable {
 
 impl Executable for CudaExecutable {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
-        let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
-        let memory = match CudaPool::of(&memory, self.driver()) {
-            Some(pool) => pool,
-            None => return Err(DeviceError::PoolOutOfReach(memory.kind())),
-        };
-        if memory.bytes() < map.bytes() {
-            return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
-        }
         let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
-        let wanted = self.shared.half.dtype();
-        let tables = Tables::new(layout.limits());
-        let driver = self.driver();
-        let table = Buffer::new(driver, tables.len() * WORD, "block tables")?;
-        let changes = Buffer::new(driver, 2 * tables.len() * WORD, "changes of block tables")?;
-        let mut kv = Vec::new();
-        for layer in 0..self.program.layers() {
-            let (group, place) = (layout.of_layer(layer), layout.place(layer));
-            let [k, v] = group.planes();
-            if let Some(dtype) = [k, v].map(|plane| group.dtype(plane)).into_iter().find(|dtype| *dtype != wanted) {
-                return refuse(format!(
-                    "class {} attends to KV in {wanted}, the pool has {dtype}",
-                    self.shared.cores.name()
-                ));
-            }
-            let offset = |plane, block| group.offset(place.layer, plane, BlockId(block), 0);
-            let stride = |plane| if group.blocks() > 1 { offset(plane, 1) - offset(plane, 0) } else { 0 };
-            if stride(k) != stride(v) || group.token_stride(k) != group.token_stride(v) {
-                return refuse("planes k and v with different strides".into());
-            }
-            let (first, table_stride) = tables.place(place.group);
-            kv.push(KvPlanes {
-                k: Out::at(memory.at().plus(offset(k, 0))),
-                v: Out::at(memory.at().plus(offset(v, 0))),
-                table: In::at(table.at().plus(first * WORD)),
-                block_bytes: stride(k) as i64,
-                token_bytes: group.token_stride(k) as i32,
-                block_tokens: group.block_tokens() as i32,
-                table_stride: table_stride as i32,
-                reserved: 0,
-            });
-        }
+        self.pool = Some(BoundPool::try_new(&self.shared, memory, map, layout, self.program.layers())?);
         self.graphs.clear();
-        self.pool = Some(Pool { memory, layout, tables, table, changes, kv });
         Ok(())
     }
 
@@ -488,7 +435,7 @@ impl Executable for CudaExecutable {
     }
 
     fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
-        let Pool { memory, layout, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let BoundPool { memory, layout, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         let kv = check::copy_kv(layout, group, from, to, tokens)?;
         let event = self.driver().record(self.stream)?;
         let after = memory.follow(event);

@@ -4,12 +4,13 @@
 //! device (weights, rotary tables) -> executable (slots, steps) -> plan (a step as kernels) -> driver (the GPU, or a recorder in tests)
 //! ```
 //!
-//! A step is uploaded as rows ([`batch`]) and changes of block tables ([`tables`]); its kernels have fixed buffers ([`buffers`]), so that a
+//! A step is uploaded as rows (`batch`) and changes of block tables (`tables`); its kernels have fixed buffers (`buffers`), so that a
 //! step of decoded rows alone can be a graph. Nothing of CUDA is loaded before a device is opened.
 #![allow(unsafe_code)] // Calls of the CUDA driver: `driver/native` alone.
 
 mod arguments;
 mod batch;
+mod bound_pool;
 mod buffers;
 mod device;
 mod driver;

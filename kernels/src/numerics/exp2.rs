@@ -14,7 +14,7 @@ pub(crate) const EXP2_POLY: [f32; 5] = [
 /// From here down the result is zero.
 pub(crate) const EXP2_LO: f32 = -127.0;
 
-/// `2^x` for `x <= 127`, with a relative error under 2e-7; `exp2(±0) = 1`, zero from [`EXP2_LO`] down, NaN to NaN.
+/// `2^x` for `x <= 127`, with a relative error under 2e-7; `exp2(±0) = 1`, zero from -127 down, NaN to NaN.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     // A comparison with NaN is false, so that NaN stays.

@@ -42,6 +42,9 @@ struct Piece {
 }
 
 impl Lane {
+    /// Of device memory.
+    pub(super) const BYTES: usize = PIECE + DESCRIPTION;
+
     pub(super) fn new(driver: &Arc<dyn Driver>, stream: Stream, pool: Address) -> Result<Self, DeviceError> {
         Ok(Self {
             driver: driver.clone(),

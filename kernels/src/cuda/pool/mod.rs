@@ -51,6 +51,9 @@ struct State {
 }
 
 impl CudaPool {
+    /// What a pool takes beside its blocks.
+    pub(super) const BYTES_BESIDE: usize = LANES * Lane::BYTES;
+
     /// Allocates zeroed memory and starts the thread of its operations.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Arc<Self>, DeviceError> {
         let memory = Arc::new(Buffer::new(driver, bytes, "the KV pool")?);

@@ -4,13 +4,17 @@ mod rows;
 mod samples;
 
 use super::memory::Memory;
+use crate::cpu::{CpuConfig, TensorCoreKernels};
 use crate::cuda::arguments::Out;
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use crate::cuda::driver::Launch;
 use crate::cuda::driver::command::Arguments;
+use crate::device::{Role, StoredRows};
+use crate::host::{HostKernels, Store};
 use crate::numerics::{Half, Numerics, TensorCore, silu};
 use crate::reference::attention_splits::{Merged, TensorHead};
 use crate::reference::elementwise;
+use crate::storage::StorageFormat;
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug)]
@@ -82,10 +86,10 @@ impl Twin {
     }
 
     fn gemm(&self, a: &Gemm, memory: &mut Memory) {
-        let (m, n, k) = (a.m as usize, a.n as usize, a.k as usize);
-        let (x, w) = (memory.read(a.x, 0, m * k), memory.read(a.w, 0, n * k));
+        let (m, n) = (a.m as usize, a.n as usize);
+        let totals = self.products(a, memory);
+        let total = |i: usize| totals[i];
         let bias: Option<Vec<f32>> = a.bias.address().map(|at| memory.at(at, n));
-        let total = |i: usize| self.cores.dot(self.half, 0.0, &x[i / n * k..][..k], &w[i % n * k..][..k]);
         let out = a.out.address().expect("an output");
         match a.epilogue {
             epilogue::STORE_HALF => {
@@ -101,6 +105,24 @@ impl Twin {
             epilogue::STORE_F32 => memory.put(out, &(0..m * n).map(total).collect::<Vec<f32>>()),
             other => panic!("epilogue {other}"),
         }
+    }
+
+    /// `[m, n]`, by the vectors of the CPU: the scalar reference takes a hundred times as long.
+    fn products(&self, a: &Gemm, memory: &Memory) -> Vec<f32> {
+        let (m, n, k) = (a.m as usize, a.n as usize, a.k as usize);
+        let numerics = Numerics::TensorCore { cores: self.cores, half: self.half };
+        let kernels = TensorCoreKernels::new(CpuConfig { numerics, ..CpuConfig::default() }).expect("one thread");
+        let format = match self.half {
+            Half::Bf16 => StorageFormat::Bf16,
+            Half::F16 => StorageFormat::F16,
+        };
+        let bytes = memory.bytes(a.w.address().expect("weights"), n * k * 2);
+        let rows = StoredRows { rows: n, format, bytes };
+        let (w, x) = (kernels.pack(Role::Out, k, &[rows]).expect("whole rows"), self.wide(&memory.read(a.x, 0, m * k)));
+        let (mut input, mut out) = (Default::default(), vec![0.0; m * n]);
+        kernels.input(&x, m, &w, &mut input);
+        kernels.linear(&input, &w, 1, Store::Set, &mut [&mut out]);
+        out
     }
 
     fn rope_store(&self, a: &RopeStore, memory: &mut Memory) {

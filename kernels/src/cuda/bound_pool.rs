@@ -1,0 +1,75 @@
+//! The pool that a program's steps compute on: where each layer's KV is, and the block tables.
+
+use super::arguments::model::KvPlanes;
+use super::arguments::{In, Out};
+use super::buffers::WORD;
+use super::device::Shared;
+use super::driver::Buffer;
+use super::pool::CudaPool;
+use super::tables::Tables;
+use crate::device::DeviceError;
+use crate::kv::PoolLayout;
+use baton_memory::PoolMemory;
+use baton_types::{BlockId, KvPoolMap};
+use std::sync::Arc;
+
+pub(super) struct BoundPool {
+    pub(super) memory: Arc<CudaPool>,
+    pub(super) layout: PoolLayout,
+    pub(super) tables: Tables,
+    /// Entries of all tables, i32.
+    pub(super) table: Buffer,
+    /// Their changes in one step: index and value of each.
+    pub(super) changes: Buffer,
+    /// By layer.
+    pub(super) kv: Vec<KvPlanes>,
+}
+
+impl BoundPool {
+    /// Checks that the device's kernels reach the memory, and that it has the class's KV.
+    pub(super) fn try_new(
+        shared: &Shared,
+        memory: Arc<dyn PoolMemory>,
+        map: &KvPoolMap,
+        layout: PoolLayout,
+        layers: u32,
+    ) -> Result<Self, DeviceError> {
+        let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
+        let Some(memory) = CudaPool::of(&memory, &shared.driver) else {
+            return Err(DeviceError::PoolOutOfReach(memory.kind()));
+        };
+        if memory.bytes() < map.bytes() {
+            return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
+        }
+        let wanted = shared.half.dtype();
+        let tables = Tables::new(layout.limits());
+        let table = Buffer::new(&shared.driver, tables.len() * WORD, "block tables")?;
+        let changes = Buffer::new(&shared.driver, 2 * tables.len() * WORD, "changes of block tables")?;
+        let mut kv = Vec::new();
+        for layer in 0..layers {
+            let (group, place) = (layout.of_layer(layer), layout.place(layer));
+            let [k, v] = group.planes();
+            if let Some(dtype) = [k, v].map(|plane| group.dtype(plane)).into_iter().find(|dtype| *dtype != wanted) {
+                let class = shared.cores.name();
+                return refuse(format!("class {class} attends to KV in {wanted}, the pool has {dtype}"));
+            }
+            let offset = |plane, block| group.offset(place.layer, plane, BlockId(block), 0);
+            let stride = |plane| if group.blocks() > 1 { offset(plane, 1) - offset(plane, 0) } else { 0 };
+            if stride(k) != stride(v) || group.token_stride(k) != group.token_stride(v) {
+                return refuse("planes k and v with different strides".into());
+            }
+            let (first, table_stride) = tables.place(place.group);
+            kv.push(KvPlanes {
+                k: Out::at(memory.at().plus(offset(k, 0))),
+                v: Out::at(memory.at().plus(offset(v, 0))),
+                table: In::at(table.at().plus(first * WORD)),
+                block_bytes: stride(k) as i64,
+                token_bytes: group.token_stride(k) as i32,
+                block_tokens: group.block_tokens() as i32,
+                table_stride: table_stride as i32,
+                reserved: 0,
+            });
+        }
+        Ok(Self { memory, layout, tables, table, changes, kv })
+    }
+}
