@@ -6,7 +6,7 @@ use crate::settings::{DeviceKind, EngineSettings, ModelSettings, NumericsChoice,
 use crate::{WorkerError, models, text};
 use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
-use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::cuda::{self, CudaConfig};
 use baton_kernels::device::{Device, DeviceMemory};
 use baton_kernels::lagging::{LagConfig, Lagging};
@@ -87,7 +87,7 @@ fn start(
         kv_cache_bytes: match device.memory() {
             None => engine.kv_cache_bytes.0,
             // For the bounds alone: what is left is known once the model is loaded.
-            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, 2 * source.spec().parameters() as u64)?,
+            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, 2 * source.spec().parameters())?,
         },
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
@@ -274,14 +274,14 @@ fn half(settings: &EngineSettings) -> Result<Half, WorkerError> {
 fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let config = CpuConfig { threads: settings.threads.of(cores), simd: None, numerics };
-    let cpu = || match kept {
-        Some(Kept { cache, model }) => CpuDevice::cached(config, cache, model),
-        None => CpuDevice::new(config),
+    let on_cpu = || match kept {
+        Some(Kept { cache, model }) => cpu::cached_device(config, cache, model),
+        None => cpu::device(config),
     };
     Ok(match settings.device {
-        DeviceKind::Cpu => cpu()?,
+        DeviceKind::Cpu => on_cpu()?,
         DeviceKind::Reference => ReferenceDevice::new(numerics),
-        DeviceKind::Lagging => Lagging::new(cpu()?, LagConfig::default()),
+        DeviceKind::Lagging => Lagging::new(on_cpu()?, LagConfig::default()),
         DeviceKind::Cuda(ordinal) => gpu(settings, ordinal)?,
     })
 }

@@ -76,7 +76,9 @@ pub enum WorkerError {
     #[error(transparent)]
     Cuda(#[from] baton_kernels::cuda::CudaError),
     /// A format that tensor cores do not take, or another one for KV than for weights.
-    #[error("{setting} is {got}, but a tensor-core class takes {takes} here: bf16 or f16, the same for engine.weights and engine.kv")]
+    #[error(
+        "{setting} is {got}, but a tensor-core class takes {takes} here: bf16 or f16, the same for engine.weights and engine.kv"
+    )]
     GpuFormat { setting: &'static str, got: Dtype, takes: Dtype },
     /// A numerics class and a device that does not compute it.
     #[error("engine.device is \"{device}\", which computes class {computes}: leave engine.numerics out")]
