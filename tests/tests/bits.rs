@@ -2,7 +2,7 @@
 //! every token's KV are those of a request that runs alone.
 
 use baton_kernels::cpu::SimdLevel;
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
 use baton_worker::settings::ModelSettings;
 
@@ -24,9 +24,10 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
     let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed).with_instructions(FAST));
     for model in 0..models {
         // Even seeds have partitions of K, which only f32fma knows.
-        let class = match (seed + model) % 4 {
+        let class = match (seed + model) % 8 {
             1 => Numerics::Bf16x32,
-            3 => Numerics::I8x32,
+            3 | 7 => Numerics::I8x32,
+            5 => TENSOR_CORE,
             _ => Numerics::default(),
         };
         let world = World::random(Family::Cpu, class, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
@@ -158,6 +159,18 @@ fn many_more_ways_give_the_bits_a_request_has_alone() {
     assert_eq!(coverage.missing(&wanted()), []);
 }
 
+/// What the tensor cores of an H100 compute.
+const TENSOR_CORE: Numerics = Numerics::TensorCore { cores: TensorCore::Tc16F25, half: Half::Bf16 };
+
+/// Both workers on recorded GPUs, with handoffs between their memories: the bits of the same class on a CPU.
+#[test]
+fn recorded_gpus_have_the_bits_of_the_cpu() {
+    let older = Numerics::TensorCore { cores: TensorCore::Tc8F24, half: Half::Bf16 };
+    for class in [TENSOR_CORE, older] {
+        assert_eq!(passes(Family::Recorded, class, 6), Ok(()), "{class}");
+    }
+}
+
 /// Deals up to `cases` cases to backends of `family` and compares with what such a backend computes for each request alone: whether all
 /// of them passed.
 fn passes(family: Family, class: Numerics, cases: usize) -> Result<(), String> {
@@ -177,7 +190,7 @@ fn passes(family: Family, class: Numerics, cases: usize) -> Result<(), String> {
 #[test]
 fn the_same_check_catches_each_mutant() {
     const CASES: usize = 4;
-    for class in [Numerics::default(), Numerics::Bf16x32, Numerics::I8x32] {
+    for class in [Numerics::default(), Numerics::Bf16x32, Numerics::I8x32, TENSOR_CORE] {
         assert_eq!(passes(Family::Cpu, class, CASES), Ok(()), "{class}: the check fails for what is right");
         assert_eq!(passes(Family::Reference, class, CASES), Ok(()), "{class}: the check fails for the reference");
         for mutant in Family::MUTANTS {

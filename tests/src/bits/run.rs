@@ -5,7 +5,7 @@ use super::coverage::Coverage;
 use super::handoff::{Link, Shipment};
 use super::ledger::{Compared, Difference, Ledger};
 use super::side::{Events, Place, Said, Side};
-use super::world::{PATIENCE, World, index_of, prefix};
+use super::world::{Family, PATIENCE, World, index_of, prefix};
 use anyhow::{Context, bail, ensure};
 use baton_engine::{Run, SequenceEvent, SequencePhase, SequenceRequest};
 use baton_kernels::cpu::SimdLevel;
@@ -33,7 +33,12 @@ pub struct Truth {
 }
 
 impl Truth {
-    pub fn compute(world: World) -> anyhow::Result<Self> {
+    pub fn compute(mut world: World) -> anyhow::Result<Self> {
+        let family = world.family;
+        // A recorded GPU must have the bits of the CPU's kernels.
+        if family == Family::Recorded {
+            world.family = Family::Cpu;
+        }
         let chunk = world.len_max();
         let setup = Setup {
             block_tokens: 16,
@@ -58,6 +63,7 @@ impl Truth {
         }
         side.engine.set_logit_observer(None);
         let ledger = std::mem::take(&mut *ledger.lock());
+        world.family = family;
         ensure!(!ledger.has_nan(), "{} yields NaN", world.model());
         Ok(Self { world, ledger })
     }

@@ -4,7 +4,8 @@ use super::case::Setup;
 use super::quantized::Quantized;
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{PrefixUse, SequenceRequest};
-use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::cpu::{self, CpuConfig};
+use baton_kernels::cuda;
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::mutant::{Mutant, MutantKind};
@@ -31,6 +32,8 @@ pub enum Family {
     Cpu,
     /// Scalar, without threads.
     Reference,
+    /// A recorded GPU, of a tensor-core class: every kernel's scalar twin, late.
+    Recorded,
     /// GEMM slabs depend on the number of rows.
     RowCount,
     /// Attention slabs depend on the chunk's start.
@@ -49,14 +52,19 @@ impl Family {
     pub(super) fn device(self, numerics: Numerics, setup: &Setup) -> anyhow::Result<Arc<dyn Device>> {
         let &Setup { threads, simd, lagging, .. } = setup;
         let device: Arc<dyn Device> = match self {
-            Self::Cpu => CpuDevice::new(CpuConfig { threads, simd, numerics })?,
+            Self::Cpu => cpu::device(CpuConfig { threads, simd, numerics })?,
+            Self::Recorded => match numerics {
+                Numerics::TensorCore { cores, half } => cuda::recorded(cores, half),
+                other => anyhow::bail!("a GPU does not compute {other}"),
+            },
             Self::Reference => ReferenceDevice::new(numerics),
             Self::RowCount => Mutant::new(MutantKind::RowCount, numerics),
             Self::ChunkStart => Mutant::new(MutantKind::ChunkStart, numerics),
             Self::ThreadCount => Mutant::new(MutantKind::ThreadCount { threads }, numerics),
             Self::SplitStart => Mutant::new(MutantKind::SplitStart, numerics),
         };
-        Ok(if lagging { Lagging::new(device, LagConfig::default()) } else { device })
+        // A GPU is late by itself.
+        Ok(if lagging && self != Self::Recorded { Lagging::new(device, LagConfig::default()) } else { device })
     }
 }
 
@@ -167,6 +175,10 @@ impl World {
             (hidden, ffn) = (32 * odd(17, 21), 3 * 256);
             (kv_heads, group) = [(1, 16), (2, 8), (4, 4)][odd(1, 7) / 2];
             head_dim = 2 * odd(17, 23);
+        }
+        if family == Family::Recorded {
+            // Whole vectors of GPU kernels.
+            [&mut hidden, &mut ffn, &mut head_dim].into_iter().for_each(|size| *size = size.next_multiple_of(8));
         }
         let tied = odd(1, 5) == 1;
         let heads = kv_heads * group;
