@@ -14,7 +14,7 @@ pub enum DeviceKind {
     Reference,
     /// The CPU backend with delayed fences and poisoned outputs, for tests.
     Lagging,
-    /// The GPU with this number, as the CUDA driver counts them.
+    /// The GPU with this number, as the CUDA driver counts them; without a number the first.
     Cuda(u32),
 }
 
@@ -39,6 +39,7 @@ impl fmt::Display for DeviceKind {
             Self::Cpu => f.write_str("cpu"),
             Self::Reference => f.write_str("reference"),
             Self::Lagging => f.write_str("lagging"),
+            Self::Cuda(0) => f.write_str("cuda"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
@@ -75,6 +76,7 @@ mod tests {
             assert_eq!(text.parse().ok(), kind, "{text}");
             assert_eq!(serde_json::from_value(text.into()).ok(), kind, "{text}");
         }
-        assert_eq!(serde_json::to_value(DeviceKind::Cuda(1)).unwrap(), "cuda:1");
+        let written = [0, 1].map(|ordinal| serde_json::to_value(DeviceKind::Cuda(ordinal)).unwrap());
+        assert_eq!(written, ["cuda", "cuda:1"]);
     }
 }
