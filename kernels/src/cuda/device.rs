@@ -1,7 +1,7 @@
 //! The device: weights in its memory, and programs made of them.
 
 use super::CudaError;
-use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream};
+use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream, end_of};
 use super::executable::CudaExecutable;
 use super::launch::group_max;
 use super::plan::{Attention, Matrix, Norm, Op, Qkv};
@@ -93,9 +93,7 @@ impl Loader {
         let (buffer, uploaded) = &mut self.buffers[self.next % 2];
         self.next += 1;
         if let Some(event) = uploaded.take() {
-            let waited = driver.wait(event);
-            driver.forget(event);
-            waited?;
+            end_of(&**driver, event)?;
         }
         let mut data = vec![0; bytes];
         fill(&mut data);
@@ -109,9 +107,7 @@ impl Loader {
     fn end(&mut self, driver: &Arc<dyn Driver>) -> Result<(), DeviceError> {
         for (_, uploaded) in &mut self.buffers {
             if let Some(event) = uploaded.take() {
-                let waited = driver.wait(event);
-                driver.forget(event);
-                waited?;
+                end_of(&**driver, event)?;
             }
         }
         Ok(())

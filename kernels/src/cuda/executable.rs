@@ -1,12 +1,12 @@
 //! A compiled program: its slots, its steps, and their graphs.
 
-use super::arguments::sampling::{SampleRecord, Scatter};
-use super::arguments::{Argument, In, Out};
+use super::arguments::sampling::{NO_MASK, SampleRecord, Scatter};
+use super::arguments::{Argument, In, Out, bytes_of};
 use super::batch::{self, Batch};
 use super::bound_pool::BoundPool;
 use super::buffers::{Activations, StepLayout, WORD};
 use super::device::Shared;
-use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream};
+use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream, end_of};
 use super::launch::{Launcher, tile_rows};
 use super::plan::{Next, Op, Plan, Shape};
 use super::samplers::{self, Samplers, Segment};
@@ -71,7 +71,7 @@ struct Running {
     segments: Vec<Segment>,
     /// Rows that sample.
     sampling: usize,
-    /// Masks of these, if there are any.
+    /// Masks of these; empty if none has one.
     masks: Vec<Option<LateMask>>,
     depths: usize,
     /// Where each requested row of logits is among the selected rows.
@@ -174,26 +174,19 @@ impl CudaExecutable {
         let pool = self.pool.as_mut().ok_or(DeviceError::Unbound)?;
         let mut pairs = Vec::new();
         for (index, value) in pool.tables.changes(deltas) {
-            pairs.extend_from_slice(&(index as i32).to_ne_bytes());
-            pairs.extend_from_slice(&value.to_ne_bytes());
+            pairs.extend([index as i32, value]);
         }
         if pairs.is_empty() {
             return Ok(());
         }
-        staging.upload(stream, &pairs, pool.changes.at())?;
-        let (array, pairs, count) = (Out::at(pool.table.at()), In::at(pool.changes.at()), (pairs.len() / 8) as i32);
+        staging.upload(stream, &bytes_of(&pairs), pool.changes.at())?;
+        let (array, pairs, count) = (Out::at(pool.table.at()), In::at(pool.changes.at()), (pairs.len() / 2) as i32);
         let scatter = Launcher::scatter(Scatter { array, pairs, count, reserved: 0 });
         driver.enqueue(stream, &Command::Launch(scatter))
     }
 
-    /// Uploads the rows. Returns the step's shape.
-    fn upload_rows(
-        &mut self,
-        step: &StepInput,
-        masks: &[i32],
-        transfer: usize,
-        graph: bool,
-    ) -> Result<Shape, DeviceError> {
+    /// Uploads the rows, as yet without masks. Returns the step's shape, and whether it fills a bucket, if it may be a graph.
+    fn upload_rows(&mut self, step: &StepInput, transfer: usize, graph: bool) -> Result<(Shape, bool), DeviceError> {
         let (batch, layout) = (&mut self.batch, &self.layout);
         batch.fill(step, &self.launched.selected);
         let padded = bucket(step.ids.len(), self.bounds.rows_max.min(self.bounds.logit_rows_max)).filter(|_| graph);
@@ -213,7 +206,7 @@ impl CudaExecutable {
             (&layout.chosen_positions, &batch.chosen_positions),
             (&layout.depths, &depths),
             (&layout.drafts, &drafts),
-            (&layout.masks, &masks.to_vec()),
+            (&layout.masks, &vec![NO_MASK; depths.len()]),
             (&layout.tiles, &tiles),
         ] {
             assert!(values.len() <= part.len(), "{} values for {part:?}", values.len());
@@ -229,7 +222,7 @@ impl CudaExecutable {
             chosen: batch.chosen.len(),
         };
         self.transfers[transfer].staging.upload(self.stream, &array, self.step.at())?;
-        Ok(shape)
+        Ok((shape, padded.is_some()))
     }
 
     fn plan<'a>(&'a self, pool: &'a BoundPool) -> Plan<'a> {
@@ -288,11 +281,10 @@ impl CudaExecutable {
     /// Enqueues the sampling of a step whose masks are there, unless its graph has done it, and the way back of what it yields.
     fn end(&mut self, running: &mut Running, sampled: bool) -> Result<(), DeviceError> {
         let (driver, stream) = (self.shared.driver.clone(), self.stream);
-        if running.masks.iter().any(Option::is_some) {
+        if !running.masks.is_empty() {
             let staging = &mut self.transfers[running.transfer].staging;
             let masks = self.samplers.masks(&running.masks, stream, staging)?;
-            let bytes: Vec<u8> = masks.iter().flat_map(|mask| mask.to_ne_bytes()).collect();
-            staging.upload(stream, &bytes, StepLayout::at(self.step.at(), &self.layout.masks))?;
+            staging.upload(stream, &bytes_of(&masks), StepLayout::at(self.step.at(), &self.layout.masks))?;
         }
         for depth in (0..running.depths).filter(|_| !sampled) {
             let rows = running.sampling;
@@ -359,16 +351,9 @@ impl Executable for CudaExecutable {
         self.steps += 1;
         self.transfers[transfer].staging.reset();
         self.change_slots(&step.deltas, transfer)?;
-        let sampling = step.sampling_rows().count();
-        let masks: Vec<Option<LateMask>> = step
-            .segments
-            .iter()
-            .flat_map(|segment| (0..segment.samples).map(|depth| segment.masks.get(depth).cloned()))
-            .collect();
-        let has_masks = masks.iter().any(Option::is_some);
+        let has_masks = step.segments.iter().any(|segment| !segment.masks.is_empty());
         let graph = batch::is_decode(step) && !has_masks;
-        let none = vec![super::arguments::sampling::NO_MASK; sampling];
-        let shape = self.upload_rows(step, &none, transfer, graph)?;
+        let (shape, in_bucket) = self.upload_rows(step, transfer, graph)?;
         let mut first = 0;
         let mut segments = Vec::new();
         for rows in &step.segments {
@@ -384,13 +369,12 @@ impl Executable for CudaExecutable {
             transfer,
             end: None,
             segments,
-            sampling,
-            masks,
+            sampling: step.sampling_rows().count(),
+            masks: if has_masks { samplers::late_masks(step) } else { Vec::new() },
             depths: step.segments.iter().map(|segment| segment.samples).max().unwrap_or(0),
             logits: step.logit_rows.iter().filter_map(place).collect(),
         };
         // A graph computes whole buckets, splits included.
-        let in_bucket = graph && bucket(shape.rows, usize::MAX) == Some(shape.rows);
         if in_bucket {
             let rounded =
                 |splits: usize| splits.next_power_of_two().min(self.bounds.positions_max.div_ceil(ATTENTION_SPLIT));
@@ -416,9 +400,7 @@ impl Executable for CudaExecutable {
         else {
             return Err(DeviceError::Step("finish without a launched step".into()));
         };
-        let waited = self.driver().wait(end);
-        self.driver().forget(end);
-        waited?;
+        end_of(&**self.driver(), end)?;
         let vocab = self.sizes.vocab;
         let mut records = vec![0; sampling * SampleRecord::BYTES];
         let transfer = &mut self.transfers[transfer];

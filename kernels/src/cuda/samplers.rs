@@ -3,7 +3,7 @@
 use super::arguments::sampling::{
     Bias, ClearCounts, CountTokens, LATE_MASK, NO_MASK, Sample, SampleRecord, SlotFailure, SlotSampling, status,
 };
-use super::arguments::{Argument, In, Out};
+use super::arguments::{Argument, In, Out, bytes_of};
 use super::buffers::{Activations, StepLayout, WORD};
 use super::driver::{Address, Buffer, Command, Driver, Stream};
 use super::launch::Launcher;
@@ -213,6 +213,13 @@ pub(super) fn sampling_rows(step: &StepInput, depths: &mut Vec<i32>, drafts: &mu
     }
 }
 
+/// The mask of each row that samples, in order.
+pub(super) fn late_masks(step: &StepInput) -> Vec<Option<LateMask>> {
+    let of =
+        |segment: &SlotRows| (0..segment.samples).map(|depth| segment.masks.get(depth).cloned()).collect::<Vec<_>>();
+    step.segments.iter().flat_map(of).collect()
+}
+
 /// What the rows of a step sampled, from the records of its rows.
 pub(super) fn outputs<'a>(
     segments: impl Iterator<Item = &'a Segment>,
@@ -276,10 +283,4 @@ fn sampled(record: &SampleRecord, logprobs: bool, vocab: usize) -> Result<Sample
         }
     });
     Ok(Sampled { token, logprobs })
-}
-
-fn bytes_of<T: Argument>(all: &[T]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(all.len() * T::BYTES);
-    all.iter().for_each(|each| each.append(&mut bytes));
-    bytes
 }

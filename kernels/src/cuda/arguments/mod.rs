@@ -173,6 +173,13 @@ impl<T: Argument, const N: usize> Argument for [T; N] {
     }
 }
 
+/// The bytes of several, one after another.
+pub(crate) fn bytes_of<T: Argument>(all: &[T]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(all.len() * T::BYTES);
+    all.iter().for_each(|each| each.append(&mut bytes));
+    bytes
+}
+
 /// Declares structs of arguments, and `DECLARATIONS`, what their header says.
 macro_rules! arguments {
     ($(

@@ -135,6 +135,13 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn forget(&self, event: Event);
 }
 
+/// Waits for an event, and forgets it.
+pub(crate) fn end_of(driver: &dyn Driver, event: Event) -> Result<(), DeviceError> {
+    let waited = driver.wait(event);
+    driver.forget(event);
+    waited
+}
+
 /// Device memory that is freed with this.
 #[derive(Debug)]
 pub(crate) struct Buffer {

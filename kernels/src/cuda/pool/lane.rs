@@ -2,7 +2,7 @@
 
 use super::work::{Operation, Work};
 use crate::cuda::arguments::pool::{CopyRows, RowsCopy, StridedRows, SumRows};
-use crate::cuda::arguments::{Argument, In, Out};
+use crate::cuda::arguments::{Argument, In, Out, bytes_of};
 use crate::cuda::driver::{Address, Buffer, Command, Driver, Event, Pinned, Stream};
 use crate::cuda::launch::Launcher;
 use crate::device::DeviceError;
@@ -202,8 +202,7 @@ impl Lane {
 
     /// Uploads what describes a launch.
     fn describe<T: Argument>(&self, all: &[T]) -> Result<(), DeviceError> {
-        let mut bytes = Vec::with_capacity(all.len() * T::BYTES);
-        all.iter().for_each(|each| each.append(&mut bytes));
+        let bytes = bytes_of(all);
         self.host.store(PIECE, &bytes);
         let (from, to, bytes) = (self.host.clone(), self.description.at(), bytes.len());
         self.enqueue(Command::Upload { from, offset: PIECE, to, bytes })
