@@ -3,6 +3,7 @@
 use super::CudaError;
 use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream, end_of};
 use super::executable::CudaExecutable;
+use super::known;
 use super::launch::group_max;
 use super::plan::{Attention, Matrix, Norm, Op, Qkv};
 use super::pool::CudaPool;
@@ -121,6 +122,7 @@ impl CudaDevice {
         let Some(cores) = cores_of(capability) else {
             return Err(CudaError::NoCubin { name, capability, have: super::pack::TARGETS.into() });
         };
+        known::check(&driver, cores, half)?;
         let pinned = || Ok::<_, DeviceError>((driver.pinned(PIECE)?, None));
         let loader =
             Mutex::new(Loader { stream: driver.stream(Purpose::Copies)?, buffers: [pinned()?, pinned()?], next: 0 });

@@ -16,6 +16,7 @@ mod device;
 mod driver;
 mod error;
 mod executable;
+mod known;
 mod launch;
 mod pack;
 mod plan;

@@ -2,6 +2,7 @@
 //!
 //! The headers in `kernels/cu/params` are generated from these structs ([`headers`]), so that host and device can't disagree about a field.
 
+pub(crate) mod known;
 pub(crate) mod model;
 pub(crate) mod pool;
 pub(crate) mod sampling;
@@ -283,6 +284,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         )
     };
     vec![
+        ("known.h", header(known::INTRO, known::constants(), known::declarations())),
         ("model.h", header(model::INTRO, model::constants(), model::declarations())),
         ("pool.h", header(pool::INTRO, pool::constants(), pool::declarations())),
         ("sampling.h", header(sampling::INTRO, sampling::constants(), sampling::declarations())),

@@ -2,6 +2,7 @@
 
 use super::{Address, Pinned};
 use crate::cuda::arguments::Argument;
+use crate::cuda::arguments::known::KnownTiles;
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, RmsNorm, RopeStore, Select, SiluMul};
 use crate::cuda::arguments::pool::{CopyRows, SumRows};
 use crate::cuda::arguments::sampling::{ClearCounts, CountTokens, Sample, Scatter};
@@ -58,6 +59,7 @@ pub(crate) enum Arguments {
     CountTokens(CountTokens),
     CopyRows(CopyRows),
     SumRows(SumRows),
+    KnownTiles(KnownTiles),
 }
 
 impl Arguments {
@@ -78,6 +80,7 @@ impl Arguments {
             Self::CountTokens(a) => a.append(&mut bytes),
             Self::CopyRows(a) => a.append(&mut bytes),
             Self::SumRows(a) => a.append(&mut bytes),
+            Self::KnownTiles(a) => a.append(&mut bytes),
         }
         bytes
     }

@@ -26,10 +26,10 @@ pub(super) struct Lane {
     driver: Arc<dyn Driver>,
     stream: Stream,
     pool: Address,
-    host: Arc<dyn Pinned>,
-    /// Dense bytes of rows.
+    /// Dense bytes of rows. Freed before the host's memory: that waits for the copies that still use both.
     device: Buffer,
     description: Buffer,
+    host: Arc<dyn Pinned>,
     running: Option<(Operation, Piece)>,
 }
 

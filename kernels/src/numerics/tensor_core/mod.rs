@@ -2,8 +2,6 @@
 //!
 //! `docs/numerics.md` has the rules, `docs/gpu.md` the measurements behind them.
 
-#[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
 pub mod inputs;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ mod samples;
 use super::memory::Memory;
 use crate::cpu::{CpuConfig, TensorCoreKernels};
 use crate::cuda::arguments::Out;
+use crate::cuda::arguments::known::KnownTiles;
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use crate::cuda::driver::Launch;
 use crate::cuda::driver::command::Arguments;
@@ -47,6 +48,7 @@ impl Twin {
             Arguments::CountTokens(a) => samples::count_tokens(a, memory),
             Arguments::CopyRows(a) => rows::copy(a, memory),
             Arguments::SumRows(a) => rows::sum(a, memory),
+            Arguments::KnownTiles(a) => self.known_tiles(a, memory),
         }
     }
 
@@ -253,6 +255,16 @@ impl Twin {
                 order.result(merged.into_iter(), &mut out);
                 self.store(a, row, head, &out, memory);
             }
+        }
+    }
+
+    fn known_tiles(&self, a: &KnownTiles, memory: &mut Memory) {
+        let k = a.k as usize;
+        for i in 0..a.tiles as usize * 16 * 8 {
+            let (row, column) = (i / 8, i / 128 * 8 + i % 8);
+            let (x, w) = (memory.read(a.a, row * k, k), memory.read(a.b, column * k, k));
+            let c = memory.read(a.c, i, 1)[0];
+            memory.write(a.d, i, &[self.cores.dot(self.half, c, &x, &w)]);
         }
     }
 
