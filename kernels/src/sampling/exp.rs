@@ -17,7 +17,7 @@ pub(crate) const COEFFICIENTS: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.
 
 /// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
 #[inline(always)] // Inside a loop it becomes vector instructions.
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     let clamped = x.max(UNDERFLOW);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let k = shifted - ROUND;

@@ -17,7 +17,7 @@ pub(crate) mod exp;
 mod history;
 mod logprobs;
 pub(crate) mod order;
-mod random;
+pub(crate) mod random;
 pub(crate) mod shares;
 #[cfg(test)]
 mod tests;

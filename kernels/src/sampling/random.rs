@@ -5,7 +5,7 @@ const CONTEXT: &[u8; 16] = b"baton.sample.v1\0";
 
 /// A number in `[0, 1)`, uniform over the multiples of 2^-53: the upper 53 bits of the first eight bytes (little endian) of
 /// `BLAKE3("baton.sample.v1\0" || seed: u64 LE || sample_index: u32 LE || position: u64 LE)`.
-pub(super) fn uniform(seed: u64, sample_index: u32, position: u64) -> f64 {
+pub(crate) fn uniform(seed: u64, sample_index: u32, position: u64) -> f64 {
     let mut record = [0; 36];
     record[..16].copy_from_slice(CONTEXT);
     record[16..24].copy_from_slice(&seed.to_le_bytes());

@@ -1,33 +1,55 @@
 //! Arguments of known answers.
 
-use super::{In, Out, arguments};
+use super::{Element, In, Out, arguments};
 
 /// What the header says first.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) const INTRO: &str =
     "Known answers: what the instructions under the numerics classes return, for the host to compare.";
 
-/// The arguments of kernels that the host does not launch yet.
+/// The operations, by number.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn constants() -> String {
-    "// out[i] = op(x[i], y[i], z[i]); operands that an operation does not take may be null.\n\
-     struct KnownF32 {\n    const f32 *x, *y, *z;\n    u32 *out; // bits\n    i32 count, reserved;\n};\n\n\
-     struct KnownF64 {\n    const f64 *x, *y;\n    const u64 *n;\n    u64 *out; // bits\n    i32 count, reserved;\n};\n"
-        .into()
+    let names = crate::cuda::known::OPERATIONS.iter().enumerate();
+    let lines: String = names.map(|(i, op)| format!("    KNOWN_{} = {i},\n", op.name.to_uppercase())).collect();
+    format!("enum KnownOperation {{\n{lines}}};\n")
 }
 
 arguments! {
+    /// An operation with its operands. Numbers of 32 bits are in the lower halves of a and b.
+    struct KnownCase {
+        a: u64,
+        b: u64,
+        c: u32,
+        operation: u32,
+    }
+
+    /// answers[i] = the bits of cases[i]
+    struct KnownCases {
+        /// [count]
+        cases: In<KnownCase>,
+        /// [count]
+        answers: Out<u64>,
+        count: i32,
+        reserved: i32,
+    }
+
     /// d[m][n] = c[m][n] + dot(a[m], b[n]) for each tile, k ascending by 16.
     struct KnownTiles {
-        /// T [tiles, m, k]; m is 16 for mma.sync, 64 for wgmma
+        /// T [tiles, 16, k]
         a: In<u16>,
         /// T [tiles, 8, k]
         b: In<u16>,
-        /// [tiles, m, 8]
+        /// [tiles, 16, 8]
         c: In<f32>,
-        /// [tiles, m, 8]
+        /// [tiles, 16, 8]
         d: Out<f32>,
         tiles: i32,
         k: i32,
     }
+}
+
+impl Element for KnownCase {
+    #[cfg(any(test, feature = "testing"))]
+    const C: &'static str = "KnownCase";
 }

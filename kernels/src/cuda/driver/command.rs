@@ -2,7 +2,7 @@
 
 use super::{Address, Pinned};
 use crate::cuda::arguments::Argument;
-use crate::cuda::arguments::known::KnownTiles;
+use crate::cuda::arguments::known::{KnownCases, KnownTiles};
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, RmsNorm, RopeStore, Select, SiluMul};
 use crate::cuda::arguments::pool::{CopyRows, SumRows};
 use crate::cuda::arguments::sampling::{ClearCounts, CountTokens, Sample, Scatter};
@@ -60,6 +60,7 @@ pub(crate) enum Arguments {
     CopyRows(CopyRows),
     SumRows(SumRows),
     KnownTiles(KnownTiles),
+    KnownCases(KnownCases),
 }
 
 impl Arguments {
@@ -81,6 +82,7 @@ impl Arguments {
             Self::CopyRows(a) => a.append(&mut bytes),
             Self::SumRows(a) => a.append(&mut bytes),
             Self::KnownTiles(a) => a.append(&mut bytes),
+            Self::KnownCases(a) => a.append(&mut bytes),
         }
         bytes
     }

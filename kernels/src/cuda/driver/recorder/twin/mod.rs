@@ -6,10 +6,11 @@ mod samples;
 use super::memory::Memory;
 use crate::cpu::{CpuConfig, TensorCoreKernels};
 use crate::cuda::arguments::Out;
-use crate::cuda::arguments::known::KnownTiles;
+use crate::cuda::arguments::known::{KnownCases, KnownTiles};
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use crate::cuda::driver::Launch;
 use crate::cuda::driver::command::Arguments;
+use crate::cuda::known;
 use crate::device::{Role, StoredRows};
 use crate::host::{HostKernels, Store};
 use crate::numerics::{Half, Numerics, TensorCore, silu};
@@ -49,6 +50,7 @@ impl Twin {
             Arguments::CopyRows(a) => rows::copy(a, memory),
             Arguments::SumRows(a) => rows::sum(a, memory),
             Arguments::KnownTiles(a) => self.known_tiles(a, memory),
+            Arguments::KnownCases(a) => known_cases(a, memory),
         }
     }
 
@@ -295,6 +297,13 @@ fn place(kv: &KvPlanes, slot: i32, token: usize, memory: &Memory) -> usize {
     let block = memory.read(kv.table, slot as usize * stride + token / size % stride, 1)[0];
     assert!(block >= 0, "slot {slot} has no block for token {token}");
     block as usize * kv.block_bytes as usize + token % size * kv.token_bytes as usize
+}
+
+fn known_cases(a: &KnownCases, memory: &mut Memory) {
+    for i in 0..a.count as usize {
+        let case = memory.element(a.cases, i);
+        memory.write(a.answers, i, &[known::answer(&case)]);
+    }
 }
 
 fn select(a: &Select, memory: &mut Memory) {
