@@ -168,6 +168,11 @@ fn recorded_gpus_have_the_bits_of_the_cpu() {
     let older = Numerics::TensorCore { cores: TensorCore::Tc8F24, half: Half::Bf16 };
     for class in [TENSOR_CORE, older] {
         assert_eq!(passes(Family::Recorded, class, 6), Ok(()), "{class}");
+        // Steps of more than 128 rows, whose products a library computes.
+        let world = World::random(Family::Recorded, class, 7, 2, &[131, 150], 3).unwrap();
+        let truth = Truth::compute(world).unwrap();
+        let together = Case::preempting(16, Route::Remote, &truth.sizes());
+        truth.observe(&together).unwrap().equal.unwrap_or_else(|difference| panic!("{class}: {difference}"));
     }
 }
 

@@ -8,7 +8,8 @@ use super::buffers::{Activations, StepLayout, WORD};
 use super::device::Shared;
 use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream, end_of};
 use super::launch::{Launcher, tile_rows};
-use super::plan::{Next, Op, Plan, Shape};
+use super::plan::{Next, Op, Plan, Shape, products};
+use super::products::Pins;
 use super::samplers::{self, Samplers, Segment};
 use super::staging::Staging;
 use crate::adapter::Adapter;
@@ -35,6 +36,7 @@ pub(super) struct CudaExecutable {
     sizes: Sizes,
     bounds: Bounds,
     launcher: Launcher,
+    pins: Pins,
     stream: Stream,
     activations: Activations,
     layout: StepLayout,
@@ -117,6 +119,7 @@ impl CudaExecutable {
     ) -> Result<Self, DeviceError> {
         let driver = &shared.driver;
         let launcher = Launcher { half: shared.half, processors: driver.gpu().processors };
+        let pins = Pins::choose(driver, launcher, products(&ops), bounds.rows_max)?;
         let rows_of = |op: &Op| match op {
             Op::Qkv(op) => Some(tile_rows(op.heads / op.kv_heads, op.head_dim)),
             _ => None,
@@ -149,6 +152,7 @@ impl CudaExecutable {
             tile_rows,
             layout,
             launcher,
+            pins,
             bounds,
             sizes,
             ops,
@@ -229,6 +233,7 @@ impl CudaExecutable {
         Plan {
             ops: &self.ops,
             launcher: self.launcher,
+            pins: &self.pins,
             activations: &self.activations,
             layout: &self.layout,
             step: self.step.at(),
@@ -246,7 +251,7 @@ impl CudaExecutable {
                 return;
             }
             match next {
-                Next::Launch(launch) => outcome = driver.enqueue(self.stream, &Command::Launch(launch)),
+                Next::Command(command) => outcome = driver.enqueue(self.stream, &command),
                 Next::Stored(layer) if step.observed.contains(&layer) => match driver.record(self.stream) {
                     Ok(event) => {
                         let fence: Fence = Arc::new(StoredFence { driver: driver.clone(), event });
@@ -268,8 +273,8 @@ impl CudaExecutable {
         let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         let mut commands = Vec::new();
         self.plan(pool).each(shape, |next| {
-            if let Next::Launch(launch) = next {
-                commands.push(Command::Launch(launch));
+            if let Next::Command(command) = next {
+                commands.push(command);
             }
         });
         commands.push(self.samplers.sample(&self.activations, &self.layout, self.step.at(), shape.chosen, 0));

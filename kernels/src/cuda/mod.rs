@@ -21,6 +21,7 @@ mod launch;
 mod pack;
 mod plan;
 mod pool;
+mod products;
 #[cfg(any(test, feature = "testing"))]
 mod recorded;
 mod samplers;
@@ -65,6 +66,6 @@ pub fn open(config: &CudaConfig) -> Result<Arc<CudaDevice>, CudaError> {
             .map_err(|error| CudaError::Pack { path: path.display().to_string(), reason: error.to_string() })?;
         pack::parse(&path, &bytes, target, sources::digest())
     };
-    let driver = driver::native::NativeDriver::open(config.ordinal, images)?;
+    let driver = driver::native::NativeDriver::open(config.ordinal, config.half, images)?;
     CudaDevice::with_driver(driver, config.half)
 }

@@ -3,8 +3,9 @@
 use super::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use super::arguments::{In, Out};
 use super::buffers::{Activations, StepLayout};
-use super::driver::{Address, Launch};
+use super::driver::{Address, Command};
 use super::launch::Launcher;
+use super::products::Pins;
 use std::ops::Range;
 
 /// A norm of the residual stream, or of heads.
@@ -61,6 +62,15 @@ pub(super) enum Op {
     Head(Norm, Matrix),
 }
 
+/// The products of whole steps, with what is done with them. The head is computed for few rows.
+pub(super) fn products(ops: &[Op]) -> impl Iterator<Item = (Matrix, i32)> {
+    ops.iter().filter_map(|op| match op {
+        Op::Qkv(Qkv { weight, bias: None, .. }) | Op::GateUp(_, weight) => Some((*weight, epilogue::STORE_HALF)),
+        Op::Out(weight) | Op::Down(weight) => Some((*weight, epilogue::ADD_RESIDUAL)),
+        Op::Qkv(_) | Op::Embed(_) | Op::Attend(_) | Op::Select | Op::Head(..) => None,
+    })
+}
+
 /// Rows of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
@@ -79,7 +89,7 @@ pub(super) struct Shape {
 
 /// What a plan says next.
 pub(super) enum Next {
-    Launch(Launch),
+    Command(Command),
     /// The KV of this layer is stored.
     Stored(u32),
 }
@@ -89,6 +99,7 @@ pub(super) enum Next {
 pub(super) struct Plan<'a> {
     pub(super) ops: &'a [Op],
     pub(super) launcher: Launcher,
+    pub(super) pins: &'a Pins,
     pub(super) activations: &'a Activations,
     pub(super) layout: &'a StepLayout,
     /// Of the step's array on the device.
@@ -118,75 +129,87 @@ impl Plan<'_> {
         let mut heads = (0, 0, 0);
         let mut selected = false;
         for op in self.ops {
-            let mut launch = |launch| next(Next::Launch(launch));
+            let mut enqueue = |command: Command| next(Next::Command(command));
             match op {
-                Op::Embed(table) => launch(self.launcher.embed(Embed {
-                    table: In::at(table.at),
-                    ids: self.part(&self.layout.ids),
-                    slots: self.part(&self.layout.slots),
-                    sampled: In::at(self.last),
-                    residual: Out::at(stream.residual),
-                    rows: stream.rows as i32,
-                    hidden: table.k as i32,
-                    vocab: table.n as i32,
-                    reserved: 0,
-                })),
+                Op::Embed(table) => enqueue(
+                    self.launcher
+                        .embed(Embed {
+                            table: In::at(table.at),
+                            ids: self.part(&self.layout.ids),
+                            slots: self.part(&self.layout.slots),
+                            sampled: In::at(self.last),
+                            residual: Out::at(stream.residual),
+                            rows: stream.rows as i32,
+                            hidden: table.k as i32,
+                            vocab: table.n as i32,
+                            reserved: 0,
+                        })
+                        .into(),
+                ),
                 Op::Qkv(op) => {
                     qkv_cols = op.weight.n;
                     heads = (op.heads, op.kv_heads, op.head_dim);
-                    launch(self.norm(op.norm, &stream, op.weight.k));
-                    launch(self.product(a.normed.at(), op.weight, op.bias, a.qkv.at(), epilogue::STORE_HALF, &stream));
-                    launch(self.rope_store(op, &stream));
+                    enqueue(self.norm(op.norm, &stream, op.weight.k));
+                    enqueue(self.product(a.normed.at(), op.weight, op.bias, a.qkv.at(), epilogue::STORE_HALF, &stream));
+                    enqueue(self.rope_store(op, &stream));
                     next(Next::Stored(op.layer));
                 }
-                Op::Attend(op) => self.attend(op, heads, qkv_cols, shape, selected, &mut launch),
+                Op::Attend(op) => self.attend(op, heads, qkv_cols, shape, selected, &mut enqueue),
                 Op::Out(weight) => {
                     let (x, out) = (a.attended.at(), stream.residual);
-                    launch(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
+                    enqueue(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
                 }
                 Op::GateUp(norm, weight) => {
-                    launch(self.norm(*norm, &stream, weight.k));
-                    launch(self.product(a.normed.at(), *weight, None, a.gate_up.at(), epilogue::STORE_HALF, &stream));
-                    launch(self.launcher.silu_mul(SiluMul {
-                        gate_up: In::at(a.gate_up.at()),
-                        inner: Out::at(a.inner.at()),
-                        rows: stream.rows as i32,
-                        ffn: (weight.n / 2) as i32,
-                    }));
+                    enqueue(self.norm(*norm, &stream, weight.k));
+                    enqueue(self.product(a.normed.at(), *weight, None, a.gate_up.at(), epilogue::STORE_HALF, &stream));
+                    enqueue(
+                        self.launcher
+                            .silu_mul(SiluMul {
+                                gate_up: In::at(a.gate_up.at()),
+                                inner: Out::at(a.inner.at()),
+                                rows: stream.rows as i32,
+                                ffn: (weight.n / 2) as i32,
+                            })
+                            .into(),
+                    );
                 }
                 Op::Down(weight) => {
                     let (x, out) = (a.inner.at(), stream.residual);
-                    launch(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
+                    enqueue(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
                 }
                 Op::Select => {
                     if shape.chosen == 0 {
                         return;
                     }
                     let (heads, _, head_dim) = heads;
-                    launch(self.launcher.select(Select {
-                        chosen: self.part(&self.layout.chosen),
-                        residual: In::at(stream.residual),
-                        residual_out: Out::at(a.selected.at()),
-                        q: In::at(a.qkv.at()),
-                        q_out: Out::at(a.query.at()),
-                        rows: shape.chosen as i32,
-                        hidden: a.hidden as i32,
-                        query: (heads * head_dim) as i32,
-                        q_stride: qkv_cols as i32,
-                    }));
+                    enqueue(
+                        self.launcher
+                            .select(Select {
+                                chosen: self.part(&self.layout.chosen),
+                                residual: In::at(stream.residual),
+                                residual_out: Out::at(a.selected.at()),
+                                q: In::at(a.qkv.at()),
+                                q_out: Out::at(a.query.at()),
+                                rows: shape.chosen as i32,
+                                hidden: a.hidden as i32,
+                                query: (heads * head_dim) as i32,
+                                q_stride: qkv_cols as i32,
+                            })
+                            .into(),
+                    );
                     stream = Stream { residual: a.selected.at(), rows: shape.chosen };
                     selected = true;
                 }
                 Op::Head(norm, weight) => {
-                    launch(self.norm(*norm, &stream, weight.k));
-                    launch(self.product(a.normed.at(), *weight, None, a.logits.at(), epilogue::STORE_F32, &stream));
+                    enqueue(self.norm(*norm, &stream, weight.k));
+                    enqueue(self.product(a.normed.at(), *weight, None, a.logits.at(), epilogue::STORE_F32, &stream));
                 }
             }
         }
     }
 
-    fn norm(&self, norm: Norm, stream: &Stream, cols: usize) -> Launch {
-        self.launcher.rms_norm(RmsNorm {
+    fn norm(&self, norm: Norm, stream: &Stream, cols: usize) -> Command {
+        let norm = RmsNorm {
             x: In::at(stream.residual),
             gain: In::at(norm.gain),
             out: Out::at(self.activations.normed.at()),
@@ -194,7 +217,8 @@ impl Plan<'_> {
             cols: cols as i32,
             eps: norm.eps,
             reserved: 0,
-        })
+        };
+        self.launcher.rms_norm(norm).into()
     }
 
     fn product(
@@ -205,8 +229,8 @@ impl Plan<'_> {
         out: Address,
         epilogue: i32,
         stream: &Stream,
-    ) -> Launch {
-        self.launcher.gemm(Gemm {
+    ) -> Command {
+        let product = Gemm {
             x: In::at(x),
             w: In::at(weight.at),
             bias: bias.map_or(In::null(), In::at),
@@ -215,14 +239,15 @@ impl Plan<'_> {
             n: weight.n as i32,
             k: weight.k as i32,
             epilogue,
-        })
+        };
+        self.pins.command(self.launcher, product)
     }
 
-    fn rope_store(&self, op: &Qkv, stream: &Stream) -> Launch {
+    fn rope_store(&self, op: &Qkv, stream: &Stream) -> Command {
         let [query, key] = op.head_norms.map_or([None, None], |norms| norms.map(Some));
         let gain = |norm: Option<Norm>| norm.map_or(In::null(), |norm| In::at(norm.gain));
         let eps = |norm: Option<Norm>| norm.map_or(0.0, |norm| norm.eps);
-        self.launcher.rope_store(RopeStore {
+        let store = RopeStore {
             kv: self.kv[op.layer as usize],
             qkv: Out::at(self.activations.qkv.at()),
             q_gain: gain(query),
@@ -239,7 +264,8 @@ impl Plan<'_> {
             q_eps: eps(query),
             k_eps: eps(key),
             reserved: 0,
-        })
+        };
+        self.launcher.rope_store(store).into()
     }
 
     /// All rows: the first ones by splits, the others by tiles. Selected rows: each by splits.
@@ -250,7 +276,7 @@ impl Plan<'_> {
         qkv_cols: usize,
         shape: Shape,
         selected: bool,
-        launch: &mut impl FnMut(Launch),
+        enqueue: &mut impl FnMut(Command),
     ) {
         let a = self.activations;
         let all = Attend {
@@ -280,13 +306,13 @@ impl Plan<'_> {
                 splits: shape.chosen_splits as i32,
                 ..all
             };
-            return self.launcher.attend_decode(chosen).into_iter().for_each(launch);
+            return self.launcher.attend_decode(chosen).map(Into::into).into_iter().for_each(enqueue);
         }
         if shape.decoded > 0 {
-            self.launcher.attend_decode(all).into_iter().for_each(&mut *launch);
+            self.launcher.attend_decode(all).map(Into::into).into_iter().for_each(&mut *enqueue);
         }
         if shape.tiles > 0 {
-            launch(self.launcher.attend_prefill(all, shape.tiles));
+            enqueue(self.launcher.attend_prefill(all, shape.tiles).into());
         }
     }
 }

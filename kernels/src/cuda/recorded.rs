@@ -1,7 +1,7 @@
 //! Recorded GPUs, for tests.
 
 use super::device::CudaDevice;
-use super::driver::command::Arguments;
+use super::driver::command::{Arguments, Product};
 use super::driver::recorder::{Note, Recorder};
 use super::driver::{Command, Stream};
 use crate::numerics::{Half, TensorCore};
@@ -56,6 +56,9 @@ fn said(command: &Command) -> String {
         Command::Download { bytes, .. } => format!("download {bytes}"),
         Command::Clear { bytes, .. } => format!("clear {bytes}"),
         Command::Graph(_) => "graph".to_owned(),
+        Command::Product(Product { product, by }) => {
+            format!("product by {} {} x {} x {}", by.id, product.m, product.n, product.k)
+        }
         Command::Launch(launch) => {
             let [x, y, z] = launch.grid;
             let more = match &launch.arguments {

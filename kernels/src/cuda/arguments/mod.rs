@@ -62,6 +62,11 @@ macro_rules! pointers {
                 Self(address.0, PhantomData)
             }
 
+            /// The address as a number.
+            pub(crate) const fn bits(self) -> u64 {
+                self.0
+            }
+
             /// Where it points to; `None` if it is null.
             #[cfg(any(test, feature = "testing"))]
             pub(crate) const fn address(self) -> Option<Address> {

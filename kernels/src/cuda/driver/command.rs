@@ -23,8 +23,16 @@ pub(crate) enum Command {
     Clear { at: Address, bytes: usize },
     /// A kernel.
     Launch(Launch),
+    /// A product by a vendor's library.
+    Product(Product),
     /// All commands of a graph.
     Graph(GraphId),
+}
+
+impl From<Launch> for Command {
+    fn from(launch: Launch) -> Self {
+        Self::Launch(launch)
+    }
 }
 
 /// A kernel with its arguments.
@@ -38,6 +46,24 @@ pub(crate) struct Launch {
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
     pub(crate) arguments: Arguments,
+}
+
+/// A product by a vendor's library: as our kernels compute it, without a bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub(crate) product: Gemm,
+    pub(crate) by: Algorithm,
+}
+
+/// How a library computes a product. What it says of itself is no proof of its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Algorithm {
+    /// The library's own description.
+    pub(crate) words: [u64; 8],
+    /// The library's number for the family.
+    pub(crate) id: u32,
+    /// Whether it says that it divides K, or does not say that it leaves K whole.
+    pub(crate) divides_k: bool,
 }
 
 /// The arguments of a kernel.

@@ -5,9 +5,10 @@ pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;
 
+use super::arguments::model::Gemm;
 use crate::device::DeviceError;
 use baton_types::FenceStatus;
-pub(crate) use command::{Command, GraphId, Launch};
+pub(crate) use command::{Algorithm, Command, GraphId, Launch};
 use std::fmt;
 use std::sync::Arc;
 
@@ -115,6 +116,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
 
     /// Enqueues a command.
     fn enqueue(&self, stream: Stream, command: &Command) -> Result<(), DeviceError>;
+
+    /// How a vendor's library computes a product of this shape, the likely fastest first; nothing without a library.
+    fn algorithms(&self, product: &Gemm) -> Result<Vec<Algorithm>, DeviceError>;
 
     /// Makes a graph of commands, to be enqueued as one.
     fn graph(&self, commands: &[Command]) -> Result<GraphId, DeviceError>;

@@ -1,21 +1,25 @@
 //! The CUDA driver, which is loaded when a device is opened and not before.
 
+mod library;
 mod memory;
 mod module;
 
-use super::{Address, Capability, Command, Driver, Event, Gpu, GraphId, Launch, Pinned, Purpose, Stream};
+use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Launch, Pinned, Purpose, Stream};
 use crate::cuda::CudaError;
+use crate::cuda::arguments::model::Gemm;
 use crate::cuda::pack::Image;
 use crate::device::DeviceError;
+use crate::numerics::Half;
 use baton_types::{FenceStatus, MemoryKind};
 use cudarc::driver::{DriverError, result, sys};
+use library::Library;
 use memory::HostMemory;
 use module::Modules;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Longest wait for an event: a step takes milliseconds, the longest prefill a few seconds.
@@ -33,6 +37,9 @@ pub(in crate::cuda) struct NativeDriver {
     device: sys::CUdevice,
     context: Handle<sys::CUcontext>,
     modules: Modules,
+    half: Half,
+    /// Looked for once.
+    library: OnceLock<Option<Library>>,
     state: Mutex<State>,
 }
 
@@ -61,6 +68,7 @@ impl NativeDriver {
     /// Opens the device with this number, and loads the kernels that `images` finds for it.
     pub(in crate::cuda) fn open(
         ordinal: u32,
+        half: Half,
         images: impl FnOnce(&Gpu) -> Result<Vec<Image>, CudaError>,
     ) -> Result<Arc<Self>, CudaError> {
         // SAFETY: loading the driver's library runs its initializers and nothing of ours; it stays loaded.
@@ -92,7 +100,15 @@ impl NativeDriver {
         let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
         let gpu = Gpu { name, ordinal, capability, processors, memory: memory as u64 };
         let modules = Modules::load(&images(&gpu)?)?;
-        Ok(Arc::new(Self { gpu, device, context: Handle(context), modules, state: Mutex::default() }))
+        Ok(Arc::new(Self {
+            gpu,
+            device,
+            context: Handle(context),
+            modules,
+            half,
+            library: OnceLock::new(),
+            state: Mutex::default(),
+        }))
     }
 
     /// Makes the device's context that of the calling thread.
@@ -122,6 +138,10 @@ impl NativeDriver {
                 unsafe { result::memset_d8_async(at.0, 0, *bytes, stream) }.map_err(failed("clear"))
             }
             Command::Launch(launch) => self.launch(stream, launch),
+            Command::Product(product) => match self.library.get().and_then(Option::as_ref) {
+                Some(library) => library.enqueue(product, self.half, stream),
+                None => Err(DeviceError::Failed("a product of a library that is not loaded".into())),
+            },
             Command::Graph(graph) => {
                 let graph = self.state.lock().graphs[graph.0 as usize].0;
                 // SAFETY: graph and stream are live until `self` is dropped.
@@ -208,6 +228,12 @@ impl Driver for NativeDriver {
     fn enqueue(&self, stream: Stream, command: &Command) -> Result<(), DeviceError> {
         self.enter()?;
         self.issue(self.handle(stream), command)
+    }
+
+    fn algorithms(&self, product: &Gemm) -> Result<Vec<Algorithm>, DeviceError> {
+        self.enter()?;
+        let library = self.library.get_or_init(Library::open).as_ref();
+        library.map_or_else(|| Ok(Vec::new()), |library| library.algorithms(product, self.half))
     }
 
     fn graph(&self, commands: &[Command]) -> Result<GraphId, DeviceError> {

@@ -3,10 +3,12 @@
 //! A command runs only when somebody polls or waits for an event behind it: one command a poll. An upload takes its bytes then, and a
 //! download brings them then. So a host that reuses a buffer too early, or reads one too early, gets wrong bytes.
 
+pub(crate) mod library;
 mod memory;
 mod twin;
 
-use super::{Address, Capability, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, Stream};
+use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, Stream};
+use crate::cuda::arguments::model::Gemm;
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
 use baton_types::{FenceStatus, MemoryKind};
@@ -36,6 +38,8 @@ pub(crate) enum Note {
 pub(crate) struct Recorder {
     gpu: Gpu,
     memory_max: usize,
+    /// Of the library, for every product.
+    algorithms: Vec<Algorithm>,
     state: Mutex<State>,
 }
 
@@ -67,6 +71,16 @@ enum Queued {
 impl Recorder {
     /// A device of this class, with so many bytes of memory.
     pub(crate) fn new(cores: TensorCore, half: Half, memory_max: usize) -> Arc<Self> {
+        Self::with_library(cores, half, memory_max, &[library::DIVIDES, library::DIVIDES_SILENTLY, library::EXACT])
+    }
+
+    /// The same with a library of these algorithms.
+    pub(crate) fn with_library(
+        cores: TensorCore,
+        half: Half,
+        memory_max: usize,
+        algorithms: &[Algorithm],
+    ) -> Arc<Self> {
         let capability = match cores {
             TensorCore::Tc16F25 => Capability { major: 9, minor: 0 },
             TensorCore::Tc8F24 => Capability { major: 8, minor: 0 },
@@ -84,7 +98,7 @@ impl Recorder {
             notes: Vec::new(),
             programs: Vec::new(),
         };
-        Arc::new(Self { gpu, memory_max, state: Mutex::new(state) })
+        Arc::new(Self { gpu, memory_max, algorithms: algorithms.to_vec(), state: Mutex::new(state) })
     }
 
     /// What happened since the last call.
@@ -125,6 +139,7 @@ impl State {
             Command::Download { from, to, offset, bytes } => to.store(*offset, self.memory.bytes(*from, *bytes)),
             Command::Clear { at, bytes } => self.memory.bytes_mut(*at, *bytes).fill(0),
             Command::Launch(launch) => self.twin.run(launch, &mut self.memory),
+            Command::Product(product) => self.twin.product(product, &mut self.memory),
             Command::Graph(graph) => {
                 let commands = self.graphs[graph.0 as usize].clone();
                 commands.iter().for_each(|command| self.execute(command));
@@ -194,6 +209,10 @@ impl Driver for Recorder {
         state.notes.push(Note::Enqueued(stream, command.clone()));
         state.push(stream, Queued::Command(command.clone()));
         Ok(())
+    }
+
+    fn algorithms(&self, _: &Gemm) -> Result<Vec<Algorithm>, DeviceError> {
+        Ok(self.algorithms.clone())
     }
 
     fn graph(&self, commands: &[Command]) -> Result<GraphId, DeviceError> {

@@ -3,13 +3,14 @@
 mod rows;
 mod samples;
 
+use super::library;
 use super::memory::Memory;
 use crate::cpu::{CpuConfig, TensorCoreKernels};
 use crate::cuda::arguments::Out;
 use crate::cuda::arguments::known::{KnownCases, KnownTiles};
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use crate::cuda::driver::Launch;
-use crate::cuda::driver::command::Arguments;
+use crate::cuda::driver::command::{Arguments, Product};
 use crate::cuda::known;
 use crate::device::{Role, StoredRows};
 use crate::host::{HostKernels, Store};
@@ -89,9 +90,30 @@ impl Twin {
         memory.write(a.out, 0, &self.halves(&normed));
     }
 
+    /// A product by the library, which may sum parts of K apart.
+    pub(super) fn product(&self, Product { product, by }: &Product, memory: &mut Memory) {
+        let parts = library::parts(by);
+        let (m, k) = (product.m as usize, product.k as usize);
+        let part = k.div_ceil(parts).next_multiple_of(16);
+        let (x, w): (Vec<u16>, Vec<u16>) =
+            (memory.read(product.x, 0, m * k), memory.read(product.w, 0, product.n as usize * k));
+        let mut totals = vec![0.0; m * product.n as usize];
+        for columns in (0..k).step_by(part).map(|first| first..(first + part).min(k)) {
+            let of = |rows: &[u16]| rows.chunks_exact(k).flat_map(|row| row[columns.clone()].to_vec()).collect();
+            let sums = self.products(columns.len(), of(&w), of(&x));
+            totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+        }
+        self.store_totals(product, &totals, memory);
+    }
+
     fn gemm(&self, a: &Gemm, memory: &mut Memory) {
+        let (m, n, k) = (a.m as usize, a.n as usize, a.k as usize);
+        let totals = self.products(k, memory.read(a.w, 0, n * k), memory.read(a.x, 0, m * k));
+        self.store_totals(a, &totals, memory);
+    }
+
+    fn store_totals(&self, a: &Gemm, totals: &[f32], memory: &mut Memory) {
         let (m, n) = (a.m as usize, a.n as usize);
-        let totals = self.products(a, memory);
         let total = |i: usize| totals[i];
         let bias: Option<Vec<f32>> = a.bias.address().map(|at| memory.at(at, n));
         let out = a.out.address().expect("an output");
@@ -111,18 +133,18 @@ impl Twin {
         }
     }
 
-    /// `[m, n]`, by the vectors of the CPU: the scalar reference takes a hundred times as long.
-    fn products(&self, a: &Gemm, memory: &Memory) -> Vec<f32> {
-        let (m, n, k) = (a.m as usize, a.n as usize, a.k as usize);
+    /// `[m, n]` of `w [n, k]` and `x [m, k]`, by the vectors of the CPU: the scalar reference takes a hundred times as long.
+    fn products(&self, k: usize, w: Vec<u16>, x: Vec<u16>) -> Vec<f32> {
+        let (m, n) = (x.len() / k, w.len() / k);
         let numerics = Numerics::TensorCore { cores: self.cores, half: self.half };
         let kernels = TensorCoreKernels::new(CpuConfig { numerics, ..CpuConfig::default() }).expect("one thread");
         let format = match self.half {
             Half::Bf16 => StorageFormat::Bf16,
             Half::F16 => StorageFormat::F16,
         };
-        let bytes = memory.bytes(a.w.address().expect("weights"), n * k * 2);
-        let rows = StoredRows { rows: n, format, bytes };
-        let (w, x) = (kernels.pack(Role::Out, k, &[rows]).expect("whole rows"), self.wide(&memory.read(a.x, 0, m * k)));
+        let bytes: Vec<u8> = w.into_iter().flat_map(u16::to_le_bytes).collect();
+        let rows = StoredRows { rows: n, format, bytes: &bytes };
+        let (w, x) = (kernels.pack(Role::Out, k, &[rows]).expect("whole rows"), self.wide(&x));
         let (mut input, mut out) = (Default::default(), vec![0.0; m * n]);
         kernels.input(&x, m, &w, &mut input);
         kernels.linear(&input, &w, 1, Store::Set, &mut [&mut out]);
