@@ -37,3 +37,10 @@ template <class T> __device__ inline void store_total(const Gemm &p, i32 m, i32 
         static_cast<f32 *>(p.out)[at] = total;
     }
 }
+
+// Stores the activation of row m, and of column n with the column 8 behind it: gate and up. Both are rounded first, as a product stores them.
+template <class T> __device__ inline void store_gated(const Gemm &p, i32 m, i32 n, f32 gate, f32 up) {
+    if (m >= p.m || n >= p.n) return;
+    const f32 inner = gated(widened<T>(rounded<T>(gate)), widened<T>(rounded<T>(up)));
+    static_cast<u16 *>(p.out)[i64(m) * (p.n / 2) + n / 16 * 8 + n % 8] = rounded<T>(inner);
+}

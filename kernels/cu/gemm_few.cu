@@ -114,10 +114,15 @@ template <class T, i32 N, i32 M> __device__ inline void gemm_few(const Gemm &p) 
 #pragma unroll
         for (i32 tile = 0; tile < S::M_TILES; tile++) {
 #pragma unroll
-            for (i32 i = 0; i < 4; i++) {
-                // Rows of the sum are rows of W.
-                const i32 n = first_n + warp_n + row * 16 + lane / 4 + i / 2 * 8, m = warp_m + tile * 8 + lane % 4 * 2 + i % 2;
-                store_total<T>(p, m, n, sum[row][tile][i]);
+            for (i32 i = 0; i < 2; i++) {
+                // Rows of the sum are rows of W; a thread has two that lie 8 apart.
+                const i32 n = first_n + warp_n + row * 16 + lane / 4, m = warp_m + tile * 8 + lane % 4 * 2 + i;
+                if (p.epilogue == STORE_GATED) {
+                    store_gated<T>(p, m, n, sum[row][tile][i], sum[row][tile][i + 2]);
+                } else {
+                    store_total<T>(p, m, n, sum[row][tile][i]);
+                    store_total<T>(p, m, n + 8, sum[row][tile][i + 2]);
+                }
             }
         }
     }

@@ -84,6 +84,14 @@ template <class T> __device__ inline void gemm_many(const Gemm &p) {
 #pragma unroll
         for (i32 tile = 0; tile < N_TILES; tile++) {
             const i32 m = first_m + warp_m + row * 16 + lane / 4, n = first_n + warp_n + tile * 8 + lane % 4 * 2;
+            if (p.epilogue == STORE_GATED) {
+                if (tile % 2 == 0) {
+#pragma unroll
+                    for (i32 i = 0; i < 4; i++)
+                        store_gated<T>(p, m + i / 2 * 8, n + i % 2, sum[row][tile][i], sum[row][tile + 1][i]);
+                }
+                continue;
+            }
             store_pair<T>(p, m, n, sum[row][tile][0], sum[row][tile][1]);
             store_pair<T>(p, m + 8, n, sum[row][tile][2], sum[row][tile][3]);
         }

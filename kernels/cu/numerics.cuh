@@ -56,6 +56,9 @@ __device__ inline f32 exp2_(f32 x) {
 // kernels/src/numerics/exp.rs
 __device__ inline f32 silu(f32 x) { return __fdiv_rn(x, __fadd_rn(1.0f, exp_(-x))); }
 
+// The activation of the MLP.
+__device__ inline f32 gated(f32 gate, f32 up) { return __fmul_rn(silu(gate), up); }
+
 // What values with the maximum `max` are multiplied with beside those of `of_all`.
 __device__ inline f32 decay(f32 max, f32 of_all, f32 factor) { return exp2_(__fmul_rn(__fsub_rn(max, of_all), factor)); }
 

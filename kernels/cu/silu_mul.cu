@@ -1,12 +1,12 @@
-// The activation of the MLP. One thread has 8 neighbouring values.
+// The activation of the MLP, behind a product that does not compute it itself. One thread has 8 neighbouring values.
 #include "numerics.cuh"
 #include "params/model.h"
 
 constexpr i32 THREADS = 256;
 
 template <class T> __device__ inline u32 inner_pair(u32 gate, u32 up) {
-    const f32 low = __fmul_rn(silu(widened<T>(u16(gate))), widened<T>(u16(up)));
-    const f32 high = __fmul_rn(silu(widened<T>(u16(gate >> 16))), widened<T>(u16(up >> 16)));
+    const f32 low = gated(widened<T>(u16(gate)), widened<T>(u16(up)));
+    const f32 high = gated(widened<T>(u16(gate >> 16)), widened<T>(u16(up >> 16)));
     return rounded_pair<T>(low, high);
 }
 
@@ -16,8 +16,8 @@ template <class T> __device__ inline void silu_mul(const SiluMul &p) {
     if (at >= i64(p.rows) * chunks) return;
     const i64 row = at / chunks;
     const i32 chunk = i32(at % chunks);
-    const u16 *of_row = p.gate_up + row * 2 * p.ffn;
-    const uint4 gate = reinterpret_cast<const uint4 *>(of_row)[chunk], up = reinterpret_cast<const uint4 *>(of_row + p.ffn)[chunk];
+    const uint4 *pair = reinterpret_cast<const uint4 *>(p.gate_up + row * 2 * p.ffn) + 2 * chunk;
+    const uint4 gate = pair[0], up = pair[1];
     uint4 inner;
     inner.x = inner_pair<T>(gate.x, up.x);
     inner.y = inner_pair<T>(gate.y, up.y);

@@ -70,7 +70,6 @@ fn a_prompt_is_computed_kernel_by_kernel() {
             gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 32
             norm_bf16 [3, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 32 x 24
-            silu_mul_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 3 x 24 x 16
             norm_bf16 [3, 1, 1]
             gemm_few_bf16_n16_m8 [4, 1, 1] 3 x 64 x 24
@@ -82,7 +81,6 @@ fn a_prompt_is_computed_kernel_by_kernel() {
             gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 32
             norm_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 32 x 24
-            silu_mul_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 1 x 24 x 16
             norm_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [1, 1, 1] 1 x 11 x 24
@@ -90,6 +88,15 @@ fn a_prompt_is_computed_kernel_by_kernel() {
             download 192
             event"#]],
     );
+}
+
+/// Buckets of 1, 2 and 4 rows, each for steps of at most one split.
+#[test]
+fn graphs_are_made_with_the_pool_and_not_in_a_step() {
+    let (device, recording) = recording(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+    let _tiny = Tiny::new(&*device, false);
+    let graphs = recording.take().into_iter().filter(|line| line.starts_with("make a graph"));
+    assert_eq!(graphs.collect::<Vec<_>>(), ["make a graph of 23"; 3]);
 }
 
 #[test]
@@ -108,11 +115,10 @@ fn decode_is_one_graph_for_each_bucket() {
     world.check(
         &of(&[0, 1, 2], 3),
         expect![[r#"
-        upload 2368
-        make a graph of 25
-        graph
-        download 576
-        event"#]],
+            upload 2368
+            graph
+            download 576
+            event"#]],
     );
     // Padded to the same bucket, and only what differs is uploaded.
     let mut grown = of(&[2, 0, 1], 4);
@@ -130,11 +136,10 @@ fn decode_is_one_graph_for_each_bucket() {
     world.check(
         &of(&[1], 5),
         expect![[r#"
-        upload 2368
-        make a graph of 25
-        graph
-        download 192
-        event"#]],
+            upload 2368
+            graph
+            download 192
+            event"#]],
     );
     world.check(
         &of(&[0], 5),
@@ -171,7 +176,6 @@ fn rows_of_both_kinds_share_a_step() {
             gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 32
             norm_bf16 [4, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 32 x 24
-            silu_mul_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 4 x 24 x 16
             norm_bf16 [4, 1, 1]
             gemm_few_bf16_n16_m8 [4, 1, 1] 4 x 64 x 24
@@ -182,7 +186,6 @@ fn rows_of_both_kinds_share_a_step() {
             gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 32
             norm_bf16 [2, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 32 x 24
-            silu_mul_bf16 [1, 1, 1]
             gemm_few_bf16_n16_m8 [2, 1, 1] 2 x 24 x 16
             norm_bf16 [2, 1, 1]
             gemm_few_bf16_n16_m8 [1, 1, 1] 2 x 11 x 24

@@ -12,6 +12,7 @@ enum Epilogue {
     STORE_HALF = 0,   // out = T(total + bias)
     ADD_RESIDUAL = 1, // out (f32) += total
     STORE_F32 = 2,    // out (f32) = total
+    STORE_GATED = 3,  // of rows of W that lie 8 apart, gate and up: out [m, n / 2] = T(silu(T(gate)) * T(up))
 };
 
 // The KV of one layer in a paged pool, and the block tables of its group.
@@ -58,7 +59,7 @@ struct Gemm {
     const u16 *x; // T [m, k]
     const u16 *w; // T [n, k]
     const f32 *bias; // [n], or null
-    void *out; // [m, n]
+    void *out; // [m, n], or half of it
     i32 m;
     i32 n;
     i32 k;
@@ -109,7 +110,7 @@ static_assert(sizeof(Attend) == 128, "as the host lays it out");
 
 // inner = T(silu(gate) * up)
 struct SiluMul {
-    const u16 *gate_up; // T [rows, 2 * ffn]
+    const u16 *gate_up; // T [rows, ffn / 8, 2, 8]: 8 of gate, 8 of up
     u16 *inner; // T [rows, ffn]
     i32 rows;
     i32 ffn;

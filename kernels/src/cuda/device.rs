@@ -1,6 +1,7 @@
 //! The device: weights in its memory, and programs made of them.
 
 use super::CudaError;
+use super::arguments::bytes_of;
 use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream, end_of};
 use super::executable::CudaExecutable;
 use super::known;
@@ -24,8 +25,14 @@ use std::sync::Arc;
 /// Bytes of one of the two buffers through which weights are uploaded.
 const PIECE: usize = 16 << 20;
 
+/// Most threads that fill such a buffer: more would only wait for memory.
+const THREADS_MAX: usize = 8;
+
 /// Columns of every matrix, and elements of a head, are whole vectors of so many elements: kernels load 16 bytes at a time.
 const VECTOR: usize = 8;
+
+/// Halves are stored as the device reads them.
+const LITTLE_ENDIAN: bool = cfg!(target_endian = "little");
 
 /// Largest head that there is a kernel for.
 const HEAD_DIM_MAX: usize = 256;
@@ -83,24 +90,37 @@ struct Loader {
 }
 
 impl Loader {
-    /// Uploads what `fill` writes to a buffer of `bytes` bytes. Waits for the buffer, not for the upload.
+    /// Uploads `rows` rows of `row_bytes` bytes each, a buffer at a time. `store` puts a row into a buffer at an offset; it is called by several
+    /// threads. Waits for a buffer, not for the uploads.
     fn upload(
         &mut self,
         driver: &Arc<dyn Driver>,
         to: Address,
-        bytes: usize,
-        fill: impl FnOnce(&mut [u8]),
+        rows: usize,
+        row_bytes: usize,
+        store: impl Fn(usize, &dyn Pinned, usize) + Sync,
     ) -> Result<(), DeviceError> {
-        let (buffer, uploaded) = &mut self.buffers[self.next % 2];
-        self.next += 1;
-        if let Some(event) = uploaded.take() {
-            end_of(&**driver, event)?;
+        let each = (PIECE / row_bytes).max(1);
+        for first in (0..rows).step_by(each) {
+            let count = each.min(rows - first);
+            let (buffer, uploaded) = &mut self.buffers[self.next % 2];
+            self.next += 1;
+            if let Some(event) = uploaded.take() {
+                end_of(&**driver, event)?;
+            }
+            let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count).min(THREADS_MAX);
+            let share = count.div_ceil(threads);
+            std::thread::scope(|scope| {
+                for begin in (0..count).step_by(share) {
+                    let (buffer, store) = (&**buffer, &store);
+                    let rows = begin..(begin + share).min(count);
+                    scope.spawn(move || rows.for_each(|row| store(first + row, buffer, row * row_bytes)));
+                }
+            });
+            let (to, bytes) = (to.plus(first * row_bytes), count * row_bytes);
+            driver.enqueue(self.stream, &Command::Upload { from: buffer.clone(), offset: 0, to, bytes })?;
+            *uploaded = Some(driver.record(self.stream)?);
         }
-        let mut data = vec![0; bytes];
-        fill(&mut data);
-        buffer.store(0, &data);
-        driver.enqueue(self.stream, &Command::Upload { from: buffer.clone(), offset: 0, to, bytes })?;
-        *uploaded = Some(driver.record(self.stream)?);
         Ok(())
     }
 
@@ -133,67 +153,51 @@ impl CudaDevice {
     /// Rows of a matrix as T, or a vector as f32.
     fn rows(&self, spec: &WeightSpec<'_>, bytes: usize) -> Result<Buffer, DeviceError> {
         let (driver, half) = (&self.shared.driver, self.shared.half);
-        let is_vector = spec.role == Role::Vector;
-        let n: usize = spec.parts.iter().map(|part| part.rows).sum();
+        let rows: usize = spec.parts.iter().map(|part| part.rows).sum();
         let row_bytes = spec.k * bytes;
-        let buffer = Buffer::new(driver, n * row_bytes, spec.name)?;
-        let mut at = 0;
-        let mut loader = self.loader.lock();
-        for part in spec.parts {
-            let each = (PIECE / row_bytes).max(1);
-            for first in (0..part.rows).step_by(each) {
-                let rows = first..(first + each).min(part.rows);
-                let len = rows.len() * row_bytes;
-                if len > PIECE {
-                    let message = format!("{}: a row of {} elements", spec.name, spec.k);
-                    return Err(DeviceError::Shape { op: "load", message });
-                }
-                loader.upload(driver, buffer.at().plus(at), len, |out| {
-                    if is_vector {
-                        expand(part, spec.k, rows.clone(), out, |x, to| to.copy_from_slice(&x.to_ne_bytes()), 4);
-                    } else {
-                        halves(half, part, spec.k, rows.clone(), out);
-                    }
-                })?;
-                at += len;
-            }
+        if row_bytes > PIECE {
+            let message = format!("{}: a row of {} elements; GPU devices take {}", spec.name, spec.k, PIECE / bytes);
+            return refuse("load", message);
         }
+        let buffer = Buffer::new(driver, rows * row_bytes, spec.name)?;
+        self.loader.lock().upload(driver, buffer.at(), rows, row_bytes, |row, to, at| {
+            let (part, row) = stored_row(spec, row);
+            match (spec.role, part.format, half) {
+                (Role::Vector, ..) => {
+                    to.store(at, &bytes_of(&wide(part, row, spec.k)));
+                }
+                (_, StorageFormat::Bf16, Half::Bf16) | (_, StorageFormat::F16, Half::F16) if LITTLE_ENDIAN => {
+                    to.store(at, &part.bytes[row * row_bytes..][..row_bytes]);
+                }
+                _ => {
+                    let halves = wide(part, row, spec.k).into_iter().flat_map(|x| half.from_f32(x).to_ne_bytes());
+                    to.store(at, &halves.collect::<Vec<u8>>());
+                }
+            }
+        })?;
         Ok(buffer)
     }
 }
 
-/// Rows of a part as T: as they are, if they are stored so.
-fn halves(half: Half, part: &StoredRows<'_>, k: usize, rows: std::ops::Range<usize>, out: &mut [u8]) {
-    let stored = matches!((part.format, half), (StorageFormat::Bf16, Half::Bf16) | (StorageFormat::F16, Half::F16));
-    if stored && cfg!(target_endian = "little") {
-        return out.copy_from_slice(&part.bytes[rows.start * k * 2..rows.end * k * 2]);
+/// Where a row of a matrix is stored. Rows of gate and up lie by eights one behind the other, so that one thread of a product has both of a
+/// pair.
+fn stored_row<'a, 'b>(spec: &'a WeightSpec<'b>, row: usize) -> (&'a StoredRows<'b>, usize) {
+    if spec.role == Role::GateUp {
+        return (&spec.parts[row / VECTOR % 2], row / (2 * VECTOR) * VECTOR + row % VECTOR);
     }
-    expand(part, k, rows, out, |x, to| to.copy_from_slice(&half.from_f32(x).to_ne_bytes()), 2);
+    let mut first = 0;
+    let holds = |part: &&StoredRows<'_>| {
+        first += part.rows;
+        row < first
+    };
+    let part = spec.parts.iter().find(holds).unwrap_or_else(|| unreachable!("row {row} of {}", spec.name));
+    (part, row - (first - part.rows))
 }
 
-/// Rows, element by element, on every core.
-fn expand(
-    part: &StoredRows<'_>,
-    k: usize,
-    rows: std::ops::Range<usize>,
-    out: &mut [u8],
-    store: impl Fn(f32, &mut [u8]) + Sync,
-    bytes: usize,
-) {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
-    let share = rows.len().div_ceil(threads);
-    std::thread::scope(|scope| {
-        for (i, out) in out.chunks_mut(share * k * bytes).enumerate() {
-            let (first, store) = (rows.start + i * share, &store);
-            scope.spawn(move || {
-                let mut wide = vec![0.0; k];
-                for (row, out) in (first..).zip(out.chunks_exact_mut(k * bytes)) {
-                    part.read(row, &mut wide);
-                    wide.iter().zip(out.chunks_exact_mut(bytes)).for_each(|(x, to)| store(*x, to));
-                }
-            });
-        }
-    });
+fn wide(part: &StoredRows<'_>, row: usize, k: usize) -> Vec<f32> {
+    let mut wide = vec![0.0; k];
+    part.read(row, &mut wide);
+    wide
 }
 
 fn refuse<T>(op: &'static str, message: String) -> Result<T, DeviceError> {
@@ -233,6 +237,16 @@ impl Device for CudaDevice {
             let message = format!("{}: rows of {} elements; GPU kernels take multiples of {VECTOR}", spec.name, spec.k);
             return refuse("load", message);
         }
+        if spec.role == Role::GateUp {
+            let sizes: Vec<usize> = spec.parts.iter().map(|part| part.rows).collect();
+            if !matches!(sizes[..], [gate, up] if gate == up && gate.is_multiple_of(VECTOR)) {
+                let message = format!(
+                    "{}: gate and up of {sizes:?} rows; GPU kernels take two of the same multiple of {VECTOR}",
+                    spec.name
+                );
+                return refuse("load", message);
+            }
+        }
         let buffer = self.rows(spec, if is_vector { 4 } else { 2 })?;
         let mut weights = self.shared.weights.write();
         weights.push(Loaded { buffer, n, k: spec.k, is_vector, parts: spec.parts.len() });
@@ -246,11 +260,9 @@ impl Device for CudaDevice {
         let mut loader = self.loader.lock();
         let mut load = |numbers: &[f32]| {
             let buffer = Buffer::new(driver, numbers.len() * 4, "a rotary table")?;
-            for (piece, numbers) in numbers.chunks(PIECE / 4).enumerate() {
-                loader.upload(driver, buffer.at().plus(piece * PIECE), numbers.len() * 4, |out| {
-                    out.chunks_exact_mut(4).zip(numbers).for_each(|(to, x)| to.copy_from_slice(&x.to_ne_bytes()));
-                })?;
-            }
+            loader.upload(driver, buffer.at(), positions, dim / 2 * 4, |position, to, at| {
+                to.store(at, &bytes_of(&numbers[position * dim / 2..][..dim / 2]));
+            })?;
             Ok::<_, DeviceError>(buffer)
         };
         let loaded = LoadedRope { cos: load(&table.cos)?, sin: load(&table.sin)? };

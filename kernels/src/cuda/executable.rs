@@ -21,7 +21,7 @@ use crate::program::check::{self, Sizes};
 use crate::step::{AdapterSlot, Delta, LateMask, Launched, Logits, SlotTable, StepInput, StepOutput};
 use baton_memory::{PoolMemory, Rows};
 use baton_types::{BlockId, Fence, FencePoll, FenceStatus, KvPoolMap};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -265,22 +265,38 @@ impl CudaExecutable {
         outcome
     }
 
-    /// The graph of a decode step, sampling included.
-    fn graph(&mut self, shape: Shape) -> Result<GraphId, DeviceError> {
-        if let Some(graph) = self.graphs.get(&shape) {
-            return Ok(*graph);
-        }
-        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        let mut commands = Vec::new();
-        self.plan(pool).each(shape, |next| {
-            if let Next::Command(command) = next {
-                commands.push(command);
+    /// Makes the graphs of all decode steps, sampling included: one for each bucket of rows and number of splits.
+    fn make_graphs(&mut self) -> Result<(), DeviceError> {
+        self.graphs.clear();
+        let rows_max = self.bounds.rows_max.min(self.bounds.logit_rows_max);
+        let most = bucket(self.bounds.slots_max, rows_max).unwrap_or(rows_max);
+        let buckets: BTreeSet<usize> = (1..=most).filter_map(|rows| bucket(rows, rows_max)).collect();
+        let splits: BTreeSet<usize> = (1..=self.splits_max()).map(|splits| self.splits_of_graph(splits)).collect();
+        for rows in buckets {
+            for splits in splits.iter().copied() {
+                let shape = Shape { rows, decoded: rows, splits, chosen_splits: splits, tiles: 0, chosen: rows };
+                let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+                let mut commands = Vec::new();
+                self.plan(pool).each(shape, |next| {
+                    if let Next::Command(command) = next {
+                        commands.push(command);
+                    }
+                });
+                commands.push(self.samplers.sample(&self.activations, &self.layout, self.step.at(), rows, 0));
+                self.graphs.insert(shape, self.driver().graph(&commands)?);
             }
-        });
-        commands.push(self.samplers.sample(&self.activations, &self.layout, self.step.at(), shape.chosen, 0));
-        let graph = self.driver().graph(&commands)?;
-        self.graphs.insert(shape, graph);
-        Ok(graph)
+        }
+        Ok(())
+    }
+
+    /// Most splits of a row.
+    fn splits_max(&self) -> usize {
+        self.bounds.positions_max.div_ceil(ATTENTION_SPLIT)
+    }
+
+    /// Splits of the graph for steps whose rows have up to so many.
+    fn splits_of_graph(&self, splits: usize) -> usize {
+        splits.next_power_of_two().min(self.splits_max())
     }
 
     /// Enqueues the sampling of a step whose masks are there, unless its graph has done it, and the way back of what it yields.
@@ -333,8 +349,7 @@ impl Executable for CudaExecutable {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
         let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
         self.pool = Some(BoundPool::try_new(&self.shared, memory, map, layout, self.program.layers())?);
-        self.graphs.clear();
-        Ok(())
+        self.make_graphs()
     }
 
     fn load_adapter(&mut self, slot: AdapterSlot, _: &Adapter) -> Result<(), DeviceError> {
@@ -381,10 +396,10 @@ impl Executable for CudaExecutable {
         };
         // A graph computes whole buckets, splits included.
         if in_bucket {
-            let rounded =
-                |splits: usize| splits.next_power_of_two().min(self.bounds.positions_max.div_ceil(ATTENTION_SPLIT));
-            let (splits, chosen_splits) = (rounded(shape.splits), rounded(shape.chosen_splits));
-            let graph = self.graph(Shape { splits, chosen_splits, ..shape })?;
+            let [splits, chosen_splits] =
+                [shape.splits, shape.chosen_splits].map(|splits| self.splits_of_graph(splits));
+            let shape = Shape { splits, chosen_splits, ..shape };
+            let graph = *self.graphs.get(&shape).ok_or_else(|| DeviceError::Step(format!("no graph of {shape:?}")))?;
             self.driver().enqueue(self.stream, &Command::Graph(graph))?;
         } else {
             self.enqueue(shape, step, observer)?;

@@ -38,6 +38,9 @@ const THREADS: usize = 256;
 /// Bytes of shared memory that a product of few rows fills with what is on its way.
 const STAGES: usize = 98_304;
 
+/// How many times as fast as device memory the second-level cache is. An estimate: it changes speed, never a bit.
+const CACHE_RATE: usize = 2;
+
 /// Chooses kernels for a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launcher {
@@ -70,15 +73,23 @@ impl Launcher {
             let grid = [(m.div_ceil(MANY) * n.div_ceil(MANY)) as u32, 1, 1];
             return Launch { kernel: self.name("gemm_many"), grid, block: 256, shared: 98_304, arguments };
         }
-        // The widest tile of features that leaves no processor without one.
-        let busy = |tile: &&usize| n.div_ceil(**tile) >= self.processors as usize;
-        let tile = [64, 32].iter().find(busy).copied().unwrap_or(16);
         let rows = [8, 16, 32, 64].into_iter().find(|rows| m <= *rows).unwrap_or(FEW_ROWS);
+        let tile = self.features_of_block(n, rows);
         let columns = if rows <= 32 { 128 } else { 64 };
         let stage = (tile + rows) * columns * 2;
         let shared = ((STAGES / stage).min(8) * stage) as u32;
         let kernel = format!("{}_n{tile}_m{rows}", self.name("gemm_few"));
         Launch { kernel, grid: [n.div_ceil(tile) as u32, 1, 1], block: 128, shared, arguments }
+    }
+
+    /// Features of a tile of a product of few rows, for the least time of the processor with the most tiles. It streams its weights from
+    /// device memory and, for each tile, the rows of X from the second-level cache; the slower of both counts. Of equal ones, the widest.
+    fn features_of_block(&self, n: usize, rows: usize) -> usize {
+        let time = |tile: &usize| {
+            let tiles = n.div_ceil(*tile).div_ceil(self.processors as usize);
+            tiles * (tile * CACHE_RATE).max(tile + rows)
+        };
+        [64, 32, 16].into_iter().min_by_key(time).unwrap_or(16)
     }
 
     pub(super) fn rope_store(&self, a: RopeStore) -> Launch {

@@ -161,17 +161,21 @@ impl Plan<'_> {
                 }
                 Op::GateUp(norm, weight) => {
                     enqueue(self.norm(*norm, &stream, weight.k));
-                    enqueue(self.product(a.normed.at(), *weight, None, a.gate_up.at(), epilogue::STORE_HALF, &stream));
-                    enqueue(
-                        self.launcher
-                            .silu_mul(SiluMul {
-                                gate_up: In::at(a.gate_up.at()),
-                                inner: Out::at(a.inner.at()),
-                                rows: stream.rows as i32,
-                                ffn: (weight.n / 2) as i32,
-                            })
-                            .into(),
-                    );
+                    let both = self.gemm(a.normed.at(), *weight, None, a.gate_up.at(), epilogue::STORE_HALF, &stream);
+                    // The library computes no activation of ours.
+                    if self.pins.pinned(&both).is_some() {
+                        enqueue(self.pins.command(self.launcher, both));
+                        let silu_mul = SiluMul {
+                            gate_up: In::at(a.gate_up.at()),
+                            inner: Out::at(a.inner.at()),
+                            rows: stream.rows as i32,
+                            ffn: (weight.n / 2) as i32,
+                        };
+                        enqueue(self.launcher.silu_mul(silu_mul).into());
+                    } else {
+                        let gated = Gemm { out: Out::at(a.inner.at()), epilogue: epilogue::STORE_GATED, ..both };
+                        enqueue(self.launcher.gemm(gated).into());
+                    }
                 }
                 Op::Down(weight) => {
                     let (x, out) = (a.inner.at(), stream.residual);
@@ -230,7 +234,19 @@ impl Plan<'_> {
         epilogue: i32,
         stream: &Stream,
     ) -> Command {
-        let product = Gemm {
+        self.pins.command(self.launcher, self.gemm(x, weight, bias, out, epilogue, stream))
+    }
+
+    fn gemm(
+        &self,
+        x: Address,
+        weight: Matrix,
+        bias: Option<Address>,
+        out: Address,
+        epilogue: i32,
+        stream: &Stream,
+    ) -> Gemm {
+        Gemm {
             x: In::at(x),
             w: In::at(weight.at),
             bias: bias.map_or(In::null(), In::at),
@@ -239,8 +255,7 @@ impl Plan<'_> {
             n: weight.n as i32,
             k: weight.k as i32,
             epilogue,
-        };
-        self.pins.command(self.launcher, product)
+        }
     }
 
     fn rope_store(&self, op: &Qkv, stream: &Stream) -> Command {

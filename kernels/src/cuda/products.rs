@@ -34,15 +34,19 @@ type Key = (usize, usize, i32);
 pub(super) struct Pins(HashMap<Key, Algorithm>);
 
 impl Pins {
-    /// The product as a command: by a pinned algorithm where there is one and rows are many, else by our kernels.
+    /// The product as a command: by a pinned algorithm where there is one, else by our kernels.
     pub(super) fn command(&self, launcher: Launcher, product: Gemm) -> Command {
-        let key = (product.n as usize, product.k as usize, product.epilogue);
-        // The library adds a bias in another format.
-        let by = self.0.get(&key).filter(|_| product.m as usize > FEW_ROWS && product.bias == In::null());
-        match by {
-            Some(by) => Command::Product(Product { product, by: *by }),
+        match self.pinned(&product) {
+            Some(by) => Command::Product(Product { product, by }),
             None => Command::Launch(launcher.gemm(product)),
         }
+    }
+
+    /// The algorithm for a product, if its rows are many.
+    pub(super) fn pinned(&self, product: &Gemm) -> Option<Algorithm> {
+        let key = (product.n as usize, product.k as usize, product.epilogue);
+        // The library adds a bias in another format.
+        self.0.get(&key).copied().filter(|_| product.m as usize > FEW_ROWS && product.bias == In::null())
     }
 
     /// Pins what is exact, for products of up to `rows_max` rows.

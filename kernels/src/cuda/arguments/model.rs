@@ -17,15 +17,18 @@ pub(crate) mod epilogue {
     pub(crate) const ADD_RESIDUAL: i32 = 1;
     /// `out (f32) = total`
     pub(crate) const STORE_F32: i32 = 2;
+    /// Of rows of W that lie 8 apart, gate and up: `out [m, n / 2] = T(silu(T(gate)) * T(up))`
+    pub(crate) const STORE_GATED: i32 = 3;
 }
 
 /// The same for kernels.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn constants() -> String {
-    use epilogue::{ADD_RESIDUAL, STORE_F32, STORE_HALF};
+    use epilogue::{ADD_RESIDUAL, STORE_F32, STORE_GATED, STORE_HALF};
     format!(
         "enum Epilogue {{\n    STORE_HALF = {STORE_HALF},   // out = T(total + bias)\n    ADD_RESIDUAL = {ADD_RESIDUAL}, \
-         // out (f32) += total\n    STORE_F32 = {STORE_F32},    // out (f32) = total\n}};\n"
+         // out (f32) += total\n    STORE_F32 = {STORE_F32},    // out (f32) = total\n    STORE_GATED = {STORE_GATED},  // of rows of W that lie 8 apart, gate and up: out [m, n / 2] = \
+         T(silu(T(gate)) * T(up))\n}};\n"
     )
 }
 
@@ -88,7 +91,7 @@ arguments! {
         w: In<u16>,
         /// [n], or null
         bias: In<f32>,
-        /// [m, n]
+        /// [m, n], or half of it
         out: Out<Any>,
         m: i32,
         n: i32,
@@ -154,7 +157,7 @@ arguments! {
 
     /// inner = T(silu(gate) * up)
     struct SiluMul {
-        /// T [rows, 2 * ffn]
+        /// T [rows, ffn / 8, 2, 8]: 8 of gate, 8 of up
         gate_up: In<u16>,
         /// T [rows, ffn]
         inner: Out<u16>,

@@ -128,6 +128,11 @@ impl Twin {
                 let sums: Vec<f32> = before.iter().enumerate().map(|(i, x)| x + total(i)).collect();
                 memory.put(out, &sums);
             }
+            epilogue::STORE_GATED => {
+                let rounded: Vec<f32> =
+                    totals.iter().map(|total| self.half.to_f32(self.half.from_f32(*total))).collect();
+                memory.put(out, &self.halves(&gated(&rounded)));
+            }
             epilogue::STORE_F32 => memory.put(out, &(0..m * n).map(total).collect::<Vec<f32>>()),
             other => panic!("epilogue {other}"),
         }
@@ -295,12 +300,16 @@ impl Twin {
     fn silu_mul(&self, a: &SiluMul, memory: &mut Memory) {
         let (rows, ffn) = (a.rows as usize, a.ffn as usize);
         for row in 0..rows {
-            let both = self.wide(&memory.read(a.gate_up, row * 2 * ffn, 2 * ffn));
-            let (gate, up) = both.split_at(ffn);
-            let inner: Vec<f32> = gate.iter().zip(up).map(|(gate, up)| silu(*gate) * up).collect();
+            let inner = gated(&self.wide(&memory.read(a.gate_up, row * 2 * ffn, 2 * ffn)));
             memory.write(a.inner, row * ffn, &self.halves(&inner));
         }
     }
+}
+
+/// The activation of 8 of gate, then 8 of up, and so on.
+fn gated(both: &[f32]) -> Vec<f32> {
+    let (pairs, _) = both.as_chunks::<16>();
+    pairs.iter().flat_map(|pair| (0..8).map(|i| silu(pair[i]) * pair[8 + i])).collect()
 }
 
 /// The tokens that a row attends to.
