@@ -18,7 +18,7 @@
 mod golden;
 mod rig;
 
-use baton_kernels::numerics::Numerics;
+use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::sampling::{History, sample, token_logprobs};
 use baton_types::{Dtype, SamplingParams, TokenId};
 use golden::Golden;
@@ -57,6 +57,18 @@ fn bfloat16_stays_as_close_as_it_should() {
 fn bf16x32_passes_its_gate() {
     let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: Some(0.005) };
     check(Numerics::Bf16x32, Dtype::Bf16, rules);
+}
+
+/// What NVIDIA GPUs compute, on the CPU.
+#[test]
+#[ignore = "make test-full: the arithmetic of tensor cores takes a CPU minutes"]
+fn tensor_cores_pass_the_gate() {
+    for cores in [TensorCore::Tc16F25, TensorCore::Tc8F24] {
+        for half in [Half::Bf16, Half::F16] {
+            let rules = Rules { logprob_max: 0.24, logprob_mean: 0.018, margin: 0.25, perplexity: Some(0.005) };
+            check(Numerics::TensorCore { cores, half }, half.dtype(), rules);
+        }
+    }
 }
 
 /// It does not pass the gate, which allows margins under 0.25, and so is no default (`docs/numerics.md`). The bounds are what was measured,

@@ -4,7 +4,7 @@ use crate::golden::Golden;
 use baton_engine::formats::GgufModel;
 use baton_engine::model::{Model, ModelConfig};
 use baton_kernels::adapter::AdapterBounds;
-use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::cpu::{self, CpuConfig};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::step::{StepSegment, TableSteps};
 use baton_memory::HostPool;
@@ -57,7 +57,7 @@ impl Rig {
     pub(crate) fn new(numerics: Numerics, kv: Dtype, cases: &[Golden]) -> Self {
         let source = GgufModel::open(&model_path(), None).expect("a model that can be served");
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).expect("a device");
+        let device = cpu::device(CpuConfig { threads, simd: None, numerics }).expect("a device");
         let (rows_max, logit_rows_max, slots_max) = (ROWS_MAX, LOGIT_ROWS_MAX, cases.len());
         let config = ModelConfig {
             kv,
@@ -67,7 +67,7 @@ impl Rig {
             model_len_max: 2048,
             adapters: AdapterBounds::default(),
         };
-        let mut model = Model::load(&source, device.as_ref(), config, &|_| ()).expect("weights");
+        let mut model = Model::load(&source, &*device, config, &|_| ()).expect("weights");
         let layout = model.layout(BLOCK_TOKENS).expect("a layout");
         let mut next = 0;
         let blocks = cases.iter().map(|case| {

@@ -34,10 +34,7 @@ enum Inputs {
 
 /// An operation of which the device must give the host's bits.
 pub(in crate::cuda) struct Operation {
-    /// `known.h` names it so.
     pub(in crate::cuda) name: &'static str,
-    /// For the error.
-    pub(in crate::cuda) what: &'static str,
     inputs: Inputs,
     /// Whether the answer is an f32, of which all NaNs are one.
     is_f32: bool,
@@ -62,57 +59,40 @@ fn bits(x: f32) -> u64 {
     u64::from(x.to_bits())
 }
 
-const fn f32_of(name: &'static str, what: &'static str, inputs: Inputs, answer: fn(&KnownCase) -> u64) -> Operation {
-    Operation { name, what, inputs, is_f32: true, answer }
+const fn f32_of(name: &'static str, inputs: Inputs, answer: fn(&KnownCase) -> u64) -> Operation {
+    Operation { name, inputs, is_f32: true, answer }
 }
 
-const fn integer_of(
-    name: &'static str,
-    what: &'static str,
-    inputs: Inputs,
-    answer: fn(&KnownCase) -> u64,
-) -> Operation {
-    Operation { name, what, inputs, is_f32: false, answer }
+const fn integer_of(name: &'static str, inputs: Inputs, answer: fn(&KnownCase) -> u64) -> Operation {
+    Operation { name, inputs, is_f32: false, answer }
 }
 
 /// Everything that rounds, and the functions that are made of it.
 pub(in crate::cuda) const OPERATIONS: [Operation; 24] = [
-    f32_of("add", "f32 sums", Inputs::Any, |c| bits(c.x() + c.y())),
-    f32_of("sub", "f32 differences", Inputs::Any, |c| bits(c.x() - c.y())),
-    f32_of("mul", "f32 products", Inputs::Any, |c| bits(c.x() * c.y())),
-    f32_of("fma", "f32 multiply-adds", Inputs::Any, |c| bits(c.x().mul_add(c.y(), c.z()))),
-    f32_of("div", "f32 quotients", Inputs::Any, |c| bits(c.x() / c.y())),
-    f32_of("sqrt", "f32 square roots", Inputs::Any, |c| bits(c.x().sqrt())),
-    f32_of("larger", "maxima", Inputs::Any, |c| {
-        bits(if c.x().is_nan() || c.y().is_nan() { f32::NAN } else { c.x().max(c.y()) })
-    }),
-    integer_of("to_bf16", "conversions to bf16", Inputs::Between(-1e30, 1e30), |c| Half::Bf16.from_f32(c.x()).into()),
-    integer_of("to_f16", "conversions to f16", Inputs::Between(-70_000.0, 70_000.0), |c| {
-        Half::F16.from_f32(c.x()).into()
-    }),
-    integer_of("to_bf16_pair", "conversions to two bf16", Inputs::Between(-1e-38, 1e-38), |c| {
-        u64::from(Half::Bf16.from_f32(c.x())) * 0x1_0001
-    }),
-    integer_of("to_f16_pair", "conversions to two f16", Inputs::Between(-1e-4, 1e-4), |c| {
-        u64::from(Half::F16.from_f32(c.x())) * 0x1_0001
-    }),
-    f32_of("of_bf16", "conversions from bf16", Inputs::Bits, |c| bits(Half::Bf16.to_f32(c.a as u16))),
-    f32_of("of_f16", "conversions from f16", Inputs::Bits, |c| bits(Half::F16.to_f32(c.a as u16))),
-    integer_of("to_i32", "conversions to integers", Inputs::Between(0.0, 65_536.0), |c| c.x() as u64),
-    f32_of("of_i32", "conversions from integers", Inputs::Bits, |c| bits(c.a as i32 as f32)),
-    f32_of("of_u32", "conversions from counts", Inputs::Bits, |c| bits(c.a as u32 as f32)),
-    f32_of("exp", "exp", Inputs::Between(-110.0, 95.0), |c| bits(exp(c.x()))),
-    f32_of("exp2", "exp2", Inputs::Between(-130.0, 127.0), |c| bits(exp2(c.x()))),
-    f32_of("share_exp", "exp of shares", Inputs::Between(-90.0, 0.0), |c| bits(sampling::exp::exp(c.x()))),
-    integer_of("share", "shares", Inputs::Logits, |c| sampling::shares::shares(&[c.z()], c.x(), c.y())[0]),
-    integer_of("ordered", "the order of logits", Inputs::Between(-1e9, 1e9), |c| {
-        sampling::order::ordered(c.x()).into()
-    }),
-    integer_of("part", "parts of a total", Inputs::Parts, |c| (f64::from_bits(c.a) * c.b as f64).ceil() as u64),
-    integer_of("of_u64", "f64 of a total", Inputs::Bits, |c| (c.a as f64).to_bits()),
-    integer_of("random", "random numbers", Inputs::Draw, |c| {
-        (sampling::random::uniform(c.a, c.c, c.b) * 2f64.powi(53)) as u64
-    }),
+    f32_of("add", Inputs::Any, |c| bits(c.x() + c.y())),
+    f32_of("sub", Inputs::Any, |c| bits(c.x() - c.y())),
+    f32_of("mul", Inputs::Any, |c| bits(c.x() * c.y())),
+    f32_of("fma", Inputs::Any, |c| bits(c.x().mul_add(c.y(), c.z()))),
+    f32_of("div", Inputs::Any, |c| bits(c.x() / c.y())),
+    f32_of("sqrt", Inputs::Any, |c| bits(c.x().sqrt())),
+    f32_of("larger", Inputs::Any, |c| bits(if c.x().is_nan() || c.y().is_nan() { f32::NAN } else { c.x().max(c.y()) })),
+    integer_of("to_bf16", Inputs::Between(-1e30, 1e30), |c| Half::Bf16.from_f32(c.x()).into()),
+    integer_of("to_f16", Inputs::Between(-70_000.0, 70_000.0), |c| Half::F16.from_f32(c.x()).into()),
+    integer_of("to_bf16_pair", Inputs::Between(-1e-38, 1e-38), |c| u64::from(Half::Bf16.from_f32(c.x())) * 0x1_0001),
+    integer_of("to_f16_pair", Inputs::Between(-1e-4, 1e-4), |c| u64::from(Half::F16.from_f32(c.x())) * 0x1_0001),
+    f32_of("of_bf16", Inputs::Bits, |c| bits(Half::Bf16.to_f32(c.a as u16))),
+    f32_of("of_f16", Inputs::Bits, |c| bits(Half::F16.to_f32(c.a as u16))),
+    integer_of("to_i32", Inputs::Between(0.0, 65_536.0), |c| c.x() as u64),
+    f32_of("of_i32", Inputs::Bits, |c| bits(c.a as i32 as f32)),
+    f32_of("of_u32", Inputs::Bits, |c| bits(c.a as u32 as f32)),
+    f32_of("exp", Inputs::Between(-110.0, 95.0), |c| bits(exp(c.x()))),
+    f32_of("exp2", Inputs::Between(-130.0, 127.0), |c| bits(exp2(c.x()))),
+    f32_of("share_exp", Inputs::Between(-90.0, 0.0), |c| bits(sampling::exp::exp(c.x()))),
+    integer_of("share", Inputs::Logits, |c| sampling::shares::shares(&[c.z()], c.x(), c.y())[0]),
+    integer_of("ordered", Inputs::Between(-1e9, 1e9), |c| sampling::order::ordered(c.x()).into()),
+    integer_of("part", Inputs::Parts, |c| (f64::from_bits(c.a) * c.b as f64).ceil() as u64),
+    integer_of("of_u64", Inputs::Bits, |c| (c.a as f64).to_bits()),
+    integer_of("random", Inputs::Draw, |c| (sampling::random::uniform(c.a, c.c, c.b) * 2f64.powi(53)) as u64),
 ];
 
 /// The answer to a case.
@@ -211,7 +191,7 @@ impl Cases {
             let operation = &OPERATIONS[case.operation as usize];
             let both_nan = || f32::from_bits(got as u32).is_nan() && f32::from_bits(*want as u32).is_nan();
             let same = got == *want || (operation.is_f32 && both_nan());
-            (!same).then_some(operation.what)
+            (!same).then_some(operation.name)
         });
         Ok(wrong)
     }

@@ -103,7 +103,7 @@ mod tests {
         for operation in 0..OPERATIONS.len() {
             let mut expected = Cases::new();
             expected.falsify(operation);
-            assert_eq!(expected.first_wrong(&mut run).unwrap(), Some(OPERATIONS[operation].what));
+            assert_eq!(expected.first_wrong(&mut run).unwrap(), Some(OPERATIONS[operation].name));
         }
     }
 }
