@@ -39,6 +39,20 @@ pub trait PoolMemory: Send + Sync + fmt::Debug {
     /// Size in bytes.
     fn bytes(&self) -> usize;
 
+    /// Where a NIC reaches the memory by itself once it is registered. The host must not follow this address: it may be a device's. It is
+    /// valid for as long as the pool lives, so a registration keeps the pool alive. `None`: only operations reach the memory.
+    fn dma_address(&self) -> Option<u64> {
+        None
+    }
+
+    /// Lets operations and steps that start later see everything that a NIC had stored by itself before the call. Blocks for microseconds.
+    ///
+    /// # Errors
+    /// If the device failed: then nothing that a NIC stored may be used.
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
     /// Reads rows into a buffer, whose contents and length are replaced.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ use crate::numerics::Half;
 #[cfg(any(test, feature = "testing"))]
 pub use arguments::headers;
 pub use device::CudaDevice;
-pub use driver::{Capability, Gpu};
+pub use driver::{Capability, Gpu, RemoteWrites};
 pub use error::CudaError;
 #[cfg(any(test, feature = "testing"))]
 pub use recorded::{Recording, recorded, recording};

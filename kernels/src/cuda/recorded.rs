@@ -3,7 +3,7 @@
 use super::device::CudaDevice;
 use super::driver::command::{Arguments, Product};
 use super::driver::recorder::{Note, Recorder};
-use super::driver::{Command, Stream};
+use super::driver::{Address, Command, Stream};
 use crate::numerics::{Half, TensorCore};
 use std::sync::Arc;
 
@@ -42,6 +42,22 @@ impl Recording {
             Note::Waited => Some("wait".to_owned()),
         };
         notes.into_iter().filter_map(line).collect()
+    }
+
+    /// A NIC reads device memory from this address on ([`baton_memory::PoolMemory::dma_address`]).
+    ///
+    /// # Panics
+    /// If the bytes are not of one allocation.
+    pub fn read_by_nic(&self, address: u64, len: usize) -> Vec<u8> {
+        self.0.read_by_nic(Address(address), len)
+    }
+
+    /// A NIC writes device memory by itself. Neither kernels nor copies see it before the device is told to show remote writes.
+    ///
+    /// # Panics
+    /// As [`Recording::read_by_nic`].
+    pub fn write_by_nic(&self, address: u64, bytes: &[u8]) {
+        self.0.write_by_nic(Address(address), bytes);
     }
 
     /// Bytes of device memory that are allocated.

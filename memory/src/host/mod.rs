@@ -207,6 +207,10 @@ impl PoolMemory for HostPool {
         self.bytes
     }
 
+    fn dma_address(&self) -> Option<u64> {
+        Some(self.base() as u64)
+    }
+
     fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {
         Ok(Pending::ended(self.read_now(&from, into)))
     }

@@ -4,11 +4,13 @@ pub(crate) mod command;
 pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;
+mod remote_writes;
 
 use super::arguments::model::Gemm;
 use crate::device::DeviceError;
 use baton_types::FenceStatus;
 pub(crate) use command::{Algorithm, Command, GraphId, Launch};
+pub use remote_writes::RemoteWrites;
 use std::fmt;
 use std::sync::Arc;
 
@@ -51,6 +53,8 @@ pub struct Gpu {
     pub processors: u32,
     /// Bytes of device memory.
     pub memory: u64,
+    /// What NICs may do with device memory.
+    pub remote_writes: RemoteWrites,
 }
 
 /// A queue of commands, run in order.
@@ -132,7 +136,10 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Whether the event has come. Never waits.
     fn poll(&self, event: Event) -> FenceStatus;
 
-    /// Waits for the event. Only the end of a step and of a load may.
+    /// Lets commands that are enqueued later see what NICs had stored in device memory before the call.
+    fn show_remote_writes(&self) -> Result<(), DeviceError>;
+
+    /// Waits for the event. Only the end of a step, of a load and of a new pool may.
     fn wait(&self, event: Event) -> Result<(), DeviceError>;
 
     /// Forgets an event.

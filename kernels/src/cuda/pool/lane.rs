@@ -71,9 +71,10 @@ impl Lane {
     /// Looks whether the piece has come, and goes on. Says whether an operation has ended; `None`: there is none.
     pub(super) fn advance(&mut self) -> Option<bool> {
         let (mut operation, piece) = self.running.take()?;
-        let status = match (&piece.failed, piece.event) {
-            (Some(_), _) => FenceStatus::Failed,
-            (None, Some(event)) => self.driver.poll(event),
+        let status = match (piece.event.map(|event| self.driver.poll(event)), &piece.failed) {
+            (Some(FenceStatus::Pending), _) => FenceStatus::Pending,
+            (_, Some(_)) => FenceStatus::Failed,
+            (Some(status), None) => status,
             (None, None) => FenceStatus::Done,
         };
         if status == FenceStatus::Pending {
@@ -117,9 +118,10 @@ impl Lane {
                 (len, self.sum(&rows[at..at + len]))
             }
         };
-        match enqueued.and_then(|()| self.driver.record(self.stream)) {
-            Ok(event) => Piece { event: Some(event), len, failed: None },
-            Err(error) => Piece { event: None, len, failed: Some(error) },
+        // What was enqueued before a failure still reads and writes the lane and the pool: the operation ends behind it.
+        match (self.driver.record(self.stream), enqueued.err()) {
+            (Ok(event), failed) => Piece { event: Some(event), len, failed },
+            (Err(error), failed) => Piece { event: None, len, failed: Some(failed.unwrap_or(error)) },
         }
     }
 

@@ -3,7 +3,7 @@
 mod lane;
 mod work;
 
-use super::driver::{Address, Buffer, Driver, Event, Purpose, Stream};
+use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, RemoteWrites, Stream, end_of};
 use crate::device::DeviceError;
 use baton_memory::{MemoryError, NoRoom, Pending, PoolMemory, Rows};
 use baton_types::MemoryKind;
@@ -59,7 +59,9 @@ impl CudaPool {
         let memory = Arc::new(Buffer::new(driver, bytes, "the KV pool")?);
         let stream = driver.stream(Purpose::Copies)?;
         // Stale KV counts for nothing, but a peer may read it: never what another process has left.
-        driver.enqueue(stream, &super::driver::Command::Clear { at: memory.at(), bytes })?;
+        driver.enqueue(stream, &Command::Clear { at: memory.at(), bytes })?;
+        // What a NIC stores is ordered behind no stream.
+        end_of(&**driver, driver.record(stream)?)?;
         let lanes = (0..LANES).map(|_| Lane::new(driver, stream, memory.at())).collect::<Result<Vec<_>, _>>()?;
         let queue = Arc::<Queue>::default();
         let served = queue.clone();
@@ -147,6 +149,14 @@ impl PoolMemory for CudaPool {
 
     fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn dma_address(&self) -> Option<u64> {
+        (self.driver.gpu().remote_writes != RemoteWrites::Unsupported).then_some(self.at().0)
+    }
+
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        self.driver.show_remote_writes().map_err(|error| MemoryError::Failed(error.to_string()))
     }
 
     fn try_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, NoRoom<Vec<u8>>> {

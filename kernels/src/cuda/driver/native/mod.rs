@@ -4,7 +4,7 @@ mod library;
 mod memory;
 mod module;
 
-use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Launch, Pinned, Purpose, Stream};
+use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Launch, Pinned, Purpose, RemoteWrites, Stream};
 use crate::cuda::CudaError;
 use crate::cuda::arguments::model::Gemm;
 use crate::cuda::pack::Image;
@@ -92,13 +92,20 @@ impl NativeDriver {
             minor: number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         };
         let processors = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        // Attributes that an older driver does not know stand for none.
+        let promised = |which| attribute(which).unwrap_or(0);
+        let remote_writes = RemoteWrites::of(
+            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
+            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
+        );
         // SAFETY: as above; the context is released when the driver is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         // SAFETY: the context is retained.
         unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
         let (_, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
         let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
-        let gpu = Gpu { name, ordinal, capability, processors, memory: memory as u64 };
+        let gpu = Gpu { name, ordinal, capability, processors, memory: memory as u64, remote_writes };
         let modules = Modules::load(&images(&gpu)?)?;
         Ok(Arc::new(Self {
             gpu,
@@ -284,6 +291,18 @@ impl Driver for NativeDriver {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are live.
         unsafe { result::stream::wait_event(stream, event.0, flags) }.map_err(failed("cuStreamWaitEvent"))
+    }
+
+    fn show_remote_writes(&self) -> Result<(), DeviceError> {
+        match self.gpu.remote_writes {
+            RemoteWrites::Ordered => return Ok(()),
+            RemoteWrites::Unsupported => return Ok(()), // No NIC was given an address.
+            RemoteWrites::Flushed => self.enter()?,
+        }
+        let target = sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: the device's context is current, and takes no memory of ours. The device said that the host may flush.
+        unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) }.result().map_err(failed("cuFlushGPUDirectRDMAWrites"))
     }
 
     fn poll(&self, event: Event) -> FenceStatus {

@@ -2,12 +2,14 @@
 //!
 //! A command runs only when somebody polls or waits for an event behind it: one command a poll. An upload takes its bytes then, and a
 //! download brings them then. So a host that reuses a buffer too early, or reads one too early, gets wrong bytes.
+//!
+//! What a NIC stores lands late: neither kernels nor copies see it before [`Driver::show_remote_writes`].
 
 pub(crate) mod library;
 mod memory;
 mod twin;
 
-use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, Stream};
+use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, RemoteWrites, Stream};
 use crate::cuda::arguments::model::Gemm;
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
@@ -57,6 +59,8 @@ struct State {
     events_made: u64,
     graphs: Vec<Vec<Command>>,
     notes: Vec<Note>,
+    /// What NICs have stored and the device does not see yet.
+    landing: Vec<(Address, Vec<u8>)>,
     /// Streams that were made for programs.
     programs: Vec<Stream>,
 }
@@ -85,7 +89,14 @@ impl Recorder {
             TensorCore::Tc16F25 => Capability { major: 9, minor: 0 },
             TensorCore::Tc8F24 => Capability { major: 8, minor: 0 },
         };
-        let gpu = Gpu { name: "recorder".into(), ordinal: 0, capability, processors: 4, memory: memory_max as u64 };
+        let gpu = Gpu {
+            name: "recorder".into(),
+            ordinal: 0,
+            capability,
+            processors: 4,
+            memory: memory_max as u64,
+            remote_writes: RemoteWrites::Flushed,
+        };
         let state = State {
             twin: Twin { cores, half },
             memory: Memory::default(),
@@ -96,6 +107,7 @@ impl Recorder {
             events_made: 0,
             graphs: Vec::new(),
             notes: Vec::new(),
+            landing: Vec::new(),
             programs: Vec::new(),
         };
         Arc::new(Self { gpu, memory_max, algorithms: algorithms.to_vec(), state: Mutex::new(state) })
@@ -109,6 +121,33 @@ impl Recorder {
     /// Whether a stream was made for a program.
     pub(crate) fn is_of_program(&self, stream: Stream) -> bool {
         self.state.lock().programs.contains(&stream)
+    }
+
+    /// A NIC reads device memory. It sees what the device's commands have stored so far, and its own writes.
+    ///
+    /// # Panics
+    /// If the bytes are not of one allocation.
+    pub(crate) fn read_by_nic(&self, at: Address, len: usize) -> Vec<u8> {
+        let state = self.state.lock();
+        let mut bytes = state.memory.bytes(at, len).to_vec();
+        for (start, written) in &state.landing {
+            for (byte, place) in written.iter().zip(start.0..) {
+                if let Some(to) = place.checked_sub(at.0).and_then(|offset| bytes.get_mut(offset as usize)) {
+                    *to = *byte;
+                }
+            }
+        }
+        bytes
+    }
+
+    /// A NIC writes device memory by itself.
+    ///
+    /// # Panics
+    /// As [`Recorder::read_by_nic`].
+    pub(crate) fn write_by_nic(&self, at: Address, bytes: &[u8]) {
+        let mut state = self.state.lock();
+        state.memory.bytes(at, bytes.len());
+        state.landing.push((at, bytes.to_vec()));
     }
 
     /// Bytes of device memory that are allocated.
@@ -238,6 +277,14 @@ impl Driver for Recorder {
         state.notes.push(Note::Follows(stream));
         if let Some(&(of, before)) = state.events.get(&event.0) {
             state.push(stream, Queued::Follow(of, before));
+        }
+        Ok(())
+    }
+
+    fn show_remote_writes(&self) -> Result<(), DeviceError> {
+        let mut state = self.state.lock();
+        for (at, bytes) in std::mem::take(&mut state.landing) {
+            state.memory.bytes_mut(at, bytes.len()).copy_from_slice(&bytes);
         }
         Ok(())
     }
