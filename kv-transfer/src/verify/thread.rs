@@ -176,7 +176,7 @@ mod tests {
         let mut verifier = VerifierThread::start(Device::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
         // Would panic, as below.
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
-        let work = Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs };
+        let work = Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs, unseen: false };
         let life = Arc::downgrade(&Arc::new(()));
         verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life, work });
         drop(verifier); // Joins the thread.
@@ -191,7 +191,13 @@ mod tests {
             inbox: inbox.clone(),
             key: HandoffKey(key),
             life: Arc::downgrade(alive),
-            work: Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs: Vec::new() },
+            work: Work::Check {
+                tokens: 16,
+                blocks: Arc::default(),
+                heads: Arc::default(),
+                runs: Vec::new(),
+                unseen: false,
+            },
         };
         let waiting = || queue.jobs.lock().waiting.len();
         for key in 0..20_000 {
@@ -213,7 +219,13 @@ mod tests {
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let no_blocks = Arc::new(BlockTables::default());
         let mut submit = |alive: &Arc<()>| {
-            let work = Work::Check { tokens: 16, blocks: no_blocks.clone(), heads: Arc::default(), runs: runs.clone() };
+            let work = Work::Check {
+                tokens: 16,
+                blocks: no_blocks.clone(),
+                heads: Arc::default(),
+                runs: runs.clone(),
+                unseen: false,
+            };
             verifier.submit(Job { inbox: inbox.clone(), key: HandoffKey(1), life: Arc::downgrade(alive), work });
         };
         let alive = Arc::new(());

@@ -144,7 +144,7 @@ impl Scene {
     fn compared(&mut self) {
         const MARK: HandoffKey = HandoffKey(u64::MAX); // Jobs are done in order, and this is the last.
         let (tokens, blocks, heads, runs) = (TOKENS, Arc::new(blocks()), self.heads(), Vec::new());
-        let work = Work::Check { tokens, blocks, heads, runs };
+        let work = Work::Check { tokens, blocks, heads, runs, unseen: false };
         let inbox = self.driver.inbox.clone();
         let alive = Arc::new(());
         self.driver.verifier.submit(Job { inbox, key: MARK, life: Arc::downgrade(&alive), work });

@@ -4,6 +4,7 @@ pub(crate) mod machine;
 
 use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks};
+use crate::hazards::hazard;
 use crate::message::{Direction, Message, Offer};
 use crate::plan::{LayerCopy, check_blocks, got_from};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -264,7 +265,8 @@ impl Reader {
                 ReaderAction::Verify(runs) => {
                     let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) else { continue };
                     let (tokens, blocks, heads) = (self.moved, self.blocks.clone(), cut.sink.clone());
-                    effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
+                    let unseen = hazard!(link.config, UnseenWrites);
+                    effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs, unseen }));
                 }
                 ReaderAction::SendUnpin => {
                     self.copies.clear();

@@ -227,7 +227,8 @@ impl Sink {
                 SinkAction::Verify(runs) => {
                     let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) else { continue };
                     let (tokens, blocks, heads) = (self.offer.tokens, self.blocks.clone(), cut.sink.clone());
-                    effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
+                    let unseen = hazard!(link.config, UnseenWrites);
+                    effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs, unseen }));
                 }
                 SinkAction::CloseWindow => effects.push(Effect::CloseWindow(ticket)),
                 SinkAction::Deliver(commit) => self.deliver(*commit, now, effects),
