@@ -1,7 +1,7 @@
 //! Configuration of a transfer service.
 
 use crate::{Credentials, HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
-use baton_types::{Compatibility, KvPoolMap, Party, ProtocolRange};
+use baton_types::{Compatibility, KvPoolMap, MemoryKind, Party, ProtocolRange};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -53,6 +53,8 @@ pub enum UcxWrites {
     /// UCX puts on every lane, for tests and comparisons. Over TCP the peer must acknowledge each put, and UCX 1.22 aborts its process if
     /// the peer is gone by then.
     OneSided,
+    /// The sink reads on every lane, as it does from memory of a GPU over `dc`, for tests. Over TCP UCX emulates that too.
+    Read,
 }
 
 impl TransportChoice {
@@ -71,7 +73,7 @@ impl TransportChoice {
 /// this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UcxLanes {
-    /// RDMA over InfiniBand or RoCE.
+    /// RDMA over InfiniBand or RoCE: those of UCX's alias `ib` whose fences are known.
     Rdma,
     /// UCX's shared memory, between processes of one host. Every process that may use it may also read the memory of the other processes.
     SharedMemory,
@@ -86,10 +88,18 @@ impl UcxLanes {
     /// The value of `UCX_TLS` that selects these lanes.
     pub fn tls(&self) -> &str {
         match self {
-            Self::Rdma => "ib",
+            Self::Rdma => "rc,dc,ud",
             Self::SharedMemory => "posix,sysv,self",
             Self::Named(tls) => tls,
             Self::LoopbackTcp => "tcp",
+        }
+    }
+
+    /// The same for a pool of this kind. A NIC moves memory of a GPU by puts over `rc` alone, and UCX knows it by `cuda_copy`.
+    pub(crate) fn tls_for(&self, pool: MemoryKind) -> &str {
+        match (self, pool) {
+            (Self::Rdma, MemoryKind::Cuda(_)) => "rc,cuda_copy",
+            _ => self.tls(),
         }
     }
 }

@@ -30,6 +30,17 @@ pub enum TransferError {
         /// Transports that UCX opened.
         opened: Vec<String>,
     },
+    /// UCX opened transports of which this version does not know who stores what comes by them, and when they have ended.
+    #[error(
+        "UCX_TLS={tls} opens {}, of which this version does not know when a lost peer can write no more: name others in transfer.ucx_tls, \
+         e.g. rc, or rc,cuda_copy for GPUs",
+        unknown.join(", ")
+    )]
+    UnknownLanes {
+        tls: String,
+        /// The transports.
+        unknown: Vec<String>,
+    },
     /// The limit of open handoffs is reached; retry later or elsewhere.
     #[error("{limit} handoffs are open already")]
     TooManyHandoffs { limit: usize },

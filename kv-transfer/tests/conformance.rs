@@ -1,5 +1,5 @@
 //! One suite, every transport: the same functions run on TCP, plain and in TLS, and on UCX over shared memory, and over forced TCP with
-//! writes by messages and with UCX's own puts; over pools of the host, and over remote ones that nobody but their device can address.
+//! writes by messages, with UCX's own puts, and by reads of the sink; over pools of the host, and over remote ones that nobody but their device can address.
 
 mod common;
 mod suite;
@@ -41,6 +41,9 @@ macro_rules! on_every_transport {
         }
         mod ucx_one_sided {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_one_sided()); })*
+        }
+        mod ucx_read {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_read()); })*
         }
     };
 }

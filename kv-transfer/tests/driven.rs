@@ -59,7 +59,7 @@ impl Transport for Simulated {
         TransferAddress::Tcp(([127, 0, 0, 1], 1 + self.side as u16).into())
     }
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { address: 0, bytes: self.region.bytes() as u64, key: Vec::new() }
+        RemoteRegion { bytes: self.region.bytes() as u64, ..RemoteRegion::default() }
     }
     fn fences(&self) -> bool {
         true

@@ -37,7 +37,11 @@ fn config(name: &'static str, in_flight_bytes_max: usize) -> NodeConfig {
 }
 
 fn choice_of(way: &str) -> TransportChoice {
-    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()) }
+    match way {
+        "puts" => ucx_one_sided(),
+        "reads" => ucx_read(),
+        _ => TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()),
+    }
 }
 
 fn request() -> RequestId {
@@ -161,6 +165,10 @@ every_pair! {
     messages_and_puts: "messages", "puts";
     puts_and_messages: "puts", "messages";
     puts_and_puts: "puts", "puts";
+    reads_and_reads: "reads", "reads";
+    reads_and_puts: "reads", "puts";
+    puts_and_reads: "puts", "reads";
+    messages_and_reads: "messages", "reads";
 }
 
 #[test]

@@ -377,11 +377,11 @@ mod tests {
         let (here, there) = ("127.0.0.1", "10.0.0.1");
         for (transport, tls, bind, rdma, expected) in [
             (Auto, "", there, false, "tcp"),
-            (Auto, "", there, true, "ib"),
+            (Auto, "", there, true, "rc,dc,ud"),
             (Auto, "", here, false, "tcp"),
             (Auto, "rc", there, true, "rc"),
             (Auto, "rc", there, false, "tcp"),
-            (Ucx, "", there, true, "ib"),
+            (Ucx, "", there, true, "rc,dc,ud"),
             (Ucx, "", here, false, "posix,sysv,self"),
             (Ucx, "posix,self", there, false, "posix,self"),
             (Tcp, "rc", there, true, "tcp"),

@@ -1,6 +1,6 @@
 //! The greeting: the sender's identity, its KV layout, and the location of its region.
 
-use super::TABLES;
+use super::{READS_ONLY, TABLES};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
 use baton_types::{
@@ -15,6 +15,8 @@ pub struct RemoteRegion {
     pub bytes: u64,
     /// Packed remote key; empty where the transport has none.
     pub key: Vec<u8>,
+    /// The key is for reads alone: nobody may put by it.
+    pub reads_only: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Hello {
         w.u32(self.protocol.min);
         w.u32(self.protocol.max);
         w.u64(self.capabilities);
-        w.u64(self.required);
+        w.u64(self.required | if self.region.reads_only { READS_ONLY } else { 0 });
         write_party(w, &self.party);
         write_party(w, &self.expects);
         w.raw(&self.compatibility.model.0);
@@ -73,6 +75,7 @@ impl Hello {
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let protocol = ProtocolRange { min: r.u32("protocol")?, max: r.u32("protocol")? };
         let (capabilities, required) = (r.u64("capabilities")?, r.u64("required extensions")?);
+        let (required, reads_only) = (required & !READS_ONLY, required & READS_ONLY > 0);
         let (party, expects) = (read_party(r)?, read_party(r)?);
         let model = Digest(r.raw(32, "model fingerprint")?.try_into().expect("32 bytes were taken"));
         let class = read_class(r)?;
@@ -88,7 +91,7 @@ impl Hello {
             each => vec![each; groups],
         };
         let compatibility = Compatibility { model, layout, class };
-        let region = RemoteRegion { address, bytes, key };
+        let region = RemoteRegion { address, bytes, key, reads_only };
         Ok(Self { protocol, capabilities, required, party, expects, compatibility, shard, pool_blocks, region })
     }
 }

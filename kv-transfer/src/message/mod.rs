@@ -23,6 +23,9 @@ pub(crate) const TABLES: u64 = 1;
 /// Capability bit: reads [`Message::Nack`] with the reasons that concern a device.
 pub(crate) const DEVICE_REASONS: u64 = 2;
 
+/// Bit of required extensions: the key in the greeting is for reads alone. Who does not know that would put by it, and refuses the greeting.
+pub(crate) const READS_ONLY: u64 = 1;
+
 /// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 

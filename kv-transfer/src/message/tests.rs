@@ -28,7 +28,7 @@ fn hello() -> Hello {
         compatibility: Compatibility { model: Digest([9; 32]), layout, class },
         shard: HeadShard::try_new(1, 3).unwrap(),
         pool_blocks: vec![77; 2],
-        region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3] },
+        region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3], reads_only: false },
     }
 }
 

@@ -89,7 +89,7 @@ fn many_hosts_that_connect_at_once_all_prove_themselves() {
         for event in std::mem::take(&mut side.events) {
             if let Some(conn) = accepted(&event) {
                 greeted += 1;
-                let region = RemoteRegion { address: 0, bytes: BYTES as u64, key: Vec::new() };
+                let region = RemoteRegion { bytes: BYTES as u64, ..RemoteRegion::default() };
                 side.transport.greeted(conn, &region, 1024).unwrap();
             }
         }

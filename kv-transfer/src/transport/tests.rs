@@ -248,6 +248,10 @@ macro_rules! on_each {
             fn ucx_one_sided() {
                 super::$name(&super::ucx_one_sided());
             }
+            #[test]
+            fn ucx_read() {
+                super::$name(&super::ucx_read());
+            }
         }
     )*};
 }
@@ -313,6 +317,11 @@ fn ucx_one_sided() -> Way {
     Way::plain(TransportChoice::Ucx { lanes, bind: LOOPBACK, port: 0, devices: None, writes })
 }
 
+fn ucx_read() -> Way {
+    let (lanes, writes) = (UcxLanes::LoopbackTcp, UcxWrites::Read);
+    Way::plain(TransportChoice::Ucx { lanes, bind: LOOPBACK, port: 0, devices: None, writes })
+}
+
 fn ucx_shared_memory() -> Way {
     Way::plain(TransportChoice::ucx(UcxLanes::SharedMemory, LOOPBACK))
 }
@@ -369,8 +378,8 @@ fn tcp_guards_its_region() {
 }
 
 #[test]
-fn ucx_guards_its_region_where_writes_are_messages() {
-    for way in [ucx(), ucx_shared_memory(), ucx_tls()] {
+fn ucx_guards_its_region_where_writes_are_messages_or_reads() {
+    for way in [ucx(), ucx_shared_memory(), ucx_tls(), ucx_read()] {
         only_what_an_open_window_covers_is_stored(&way);
         a_write_outside_of_the_region_closes_the_connection(&way);
     }

@@ -1,6 +1,6 @@
 //! Endpoints: messages, writes and flushes to one peer.
 
-use super::context::Memory;
+use super::context::{KeyHead, Memory};
 use super::operation::{Keeps, Token, start};
 use super::status::Status;
 use super::worker::{Lists, WRITE_ID, Worker};
@@ -13,8 +13,6 @@ use ucx_sys::sys;
 
 /// Fewest bytes of an address: its version, the worker's number and one device.
 const ADDRESS_BYTES_MIN: usize = 16;
-/// Fewest bytes of a key: the map of memory domains and the type of memory.
-const KEY_BYTES_MIN: usize = 9;
 /// More than UCX reads past the end of a truncated address or key: at most 128 entries, with lengths of one byte.
 const SLACK_BYTES: usize = 64 << 10;
 
@@ -75,8 +73,7 @@ impl Endpoint {
         let from = memory.at(offset, len);
         self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
             eager(params);
-            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
-            params.memh = memory.handle;
+            registered(params, memory);
             let (header, header_len) = (header.as_ptr().cast(), header.len());
             // SAFETY: the endpoint is live; the header is copied by the call; the source lies within the region, which the operation
             // keeps mapped.
@@ -90,6 +87,8 @@ impl Endpoint {
         let (from, len) = (bytes.as_ptr(), bytes.len());
         self.post(token, Keeps::Bytes { _bytes: bytes }, |params| {
             eager(params);
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+            params.memory_type = sys::ucs_memory_type_UCS_MEMORY_TYPE_HOST;
             let (header, header_len) = (header.as_ptr().cast(), header.len());
             // SAFETY: the endpoint is live; the header is copied by the call; the operation owns the bytes until it has ended.
             unsafe { sys::ucp_am_send_nbx(self.handle, WRITE_ID, header, header_len, from.cast(), len, params) }
@@ -103,8 +102,7 @@ impl Endpoint {
     pub(crate) fn put(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, to: u64, key: &RemoteKey) {
         let from = memory.at(offset, len);
         self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
-            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
-            params.memh = memory.handle;
+            registered(params, memory);
             // SAFETY: endpoint and key are live; the source lies within the region, which the operation keeps mapped.
             unsafe { sys::ucp_put_nbx(self.handle, from.cast(), len, to, key.handle, params) }
         });
@@ -117,8 +115,7 @@ impl Endpoint {
     pub(crate) fn get(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, from: u64, key: &RemoteKey) {
         let to = memory.at(offset, len);
         self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
-            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
-            params.memh = memory.handle;
+            registered(params, memory);
             // SAFETY: endpoint and key are live; the target lies within the region, which the operation keeps mapped and to which no
             // reference exists anywhere.
             unsafe { sys::ucp_get_nbx(self.handle, to.cast(), len, from, key.handle, params) }
@@ -160,7 +157,7 @@ impl Endpoint {
 
     /// Unpacks a peer's region key for use on this endpoint.
     pub(crate) fn unpack(&self, key: &[u8]) -> Result<RemoteKey, Status> {
-        let key = with_slack(key, KEY_BYTES_MIN)?;
+        let key = with_slack(key, KeyHead::BYTES)?;
         let mut handle = null_mut();
         // SAFETY: the endpoint is live; the key is borrowed over the call, which copies it. As of an address, UCX trusts its contents.
         Status::check(unsafe { sys::ucp_ep_rkey_unpack(self.handle, key.as_ptr().cast(), &mut handle) })?;
@@ -205,6 +202,13 @@ fn with_slack(bytes: &[u8], bytes_min: usize) -> Result<Vec<u8>, Status> {
         return Err(Status::INVALID_PARAM);
     }
     Ok([bytes, &[0; SLACK_BYTES]].concat())
+}
+
+/// The local side of an operation is registered memory of a known type.
+fn registered(params: &mut sys::ucp_request_param_t, memory: &Memory) {
+    params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    params.memh = memory.handle;
+    params.memory_type = memory.memory_type;
 }
 
 /// Messages without rendezvous, whose receiver would have to fetch and acknowledge, with headers that UCX copies.

@@ -17,7 +17,7 @@ mod output;
 mod status;
 mod worker;
 
-pub(crate) use context::{Context, Memory, version};
+pub(crate) use context::{Context, Domain, KeyHead, Memory, version};
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
 pub(crate) use output::take_stdout;

@@ -30,6 +30,12 @@ pub fn ucx_one_sided() -> TransportChoice {
     TransportChoice::Ucx { lanes, bind, port: 0, devices: None, writes: UcxWrites::OneSided }
 }
 
+/// Sinks read what their sources would write, on lanes that emulate that.
+pub fn ucx_read() -> TransportChoice {
+    let (lanes, bind) = (UcxLanes::LoopbackTcp, [127, 0, 0, 1].into());
+    TransportChoice::Ucx { lanes, bind, port: 0, devices: None, writes: UcxWrites::Read }
+}
+
 /// Waits until `done`; panics with `what` if that never comes.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;

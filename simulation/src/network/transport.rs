@@ -67,7 +67,7 @@ impl Transport for SimulatedTransport {
     }
 
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { address: 0, bytes: self.bytes, key: Vec::new() }
+        RemoteRegion { bytes: self.bytes, ..RemoteRegion::default() }
     }
 
     fn fences(&self) -> bool {

@@ -7,18 +7,10 @@ use super::Source;
 const ANY_DEVICE: &[&str] = &["kv-transfer/", "worker/", "prefill-worker/", "decode-worker/"];
 /// What names host memory, and the places that may.
 const NAMES: &[(&str, &[&str])] = &[
-    // The type: direct copies and bounded buffers, the sockets that use both, and UCX's registration.
-    ("HostPool", &["kv-transfer/src/transport/pool.rs", TCP, "kv-transfer/src/ucx/context.rs", TRIAL, BENCH]),
-    // The transport's question whether its pool is one: UCX's registration, its wake-ups, and messages that are stored.
-    (
-        ".host()",
-        &[
-            TCP,
-            "kv-transfer/src/transport/ucx/starting.rs",
-            "kv-transfer/src/transport/ucx/connect.rs",
-            "kv-transfer/src/transport/ucx/writing.rs",
-        ],
-    ),
+    // The type: direct copies and bounded buffers, and the sockets that use both.
+    ("HostPool", &["kv-transfer/src/transport/pool.rs", TCP, TRIAL, BENCH]),
+    // The transport's question whether its pool is one: UCX's wake-ups, and messages that are sent and stored.
+    (".host()", &[TCP, "kv-transfer/src/transport/ucx/connect.rs", "kv-transfer/src/transport/ucx/writing.rs"]),
     // Runs of bytes that sockets send from where they are. A worker gives its free heap back.
     ("memory::host::", &["kv-transfer/src/transport/pool.rs", TCP, BRING_UP]),
     // Whether a device that is given computes in this host's memory, which is then compared with the configured size. How UCX moves KV,

@@ -110,7 +110,7 @@ fn config(name: &str) -> TransferConfig {
 /// The greeting that `peer` sends to `here`.
 fn greeting() -> Box<Hello> {
     let theirs = config("peer");
-    let region = RemoteRegion { address: 0, bytes: theirs.map.bytes() as u64, key: Vec::new() };
+    let region = RemoteRegion { bytes: theirs.map.bytes() as u64, ..RemoteRegion::default() };
     hello(&theirs, region, party("here"))
 }
 

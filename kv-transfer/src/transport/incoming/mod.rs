@@ -46,6 +46,9 @@ pub(super) struct Incoming {
     writes: usize,
     flushes: usize,
     stored: u64,
+    /// Of those, the writes that this side carries out.
+    pulled: u64,
+    pulls: usize,
     /// Those of them for which the device has had no room yet: the last ones.
     waiting: usize,
     /// When the first of these must have a place. Those behind it wait for it, not for the device.
@@ -62,6 +65,11 @@ enum Entry {
     },
     /// So many writes of which nothing is to be stored any more.
     Over(u64),
+    /// A write of the peer that this side carries out, without a buffer.
+    Pull {
+        write: Pending<()>,
+        until: Instant,
+    },
     Waits(Ended),
 }
 
@@ -102,8 +110,9 @@ fn start(pool: &Pool, offset: usize, bytes: Vec<u8>, now: Instant) -> Write {
 impl Incoming {
     pub(super) fn new(pool: Pool) -> Self {
         let (queue, free) = Default::default();
-        let (bytes, writes, flushes, stored, waiting, place_by, failed) = (0, 0, 0, 0, 0, None, None);
-        Self { pool, queue, bytes, writes, flushes, stored, waiting, place_by, free, failed }
+        let (bytes, writes, flushes, stored, pulled, pulls, waiting, place_by, failed) =
+            (0, 0, 0, 0, 0, 0, 0, None, None);
+        Self { pool, queue, bytes, writes, flushes, stored, pulled, pulls, waiting, place_by, free, failed }
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -147,6 +156,20 @@ impl Incoming {
         }
     }
 
+    /// Waits for a write that this side carries out. More than the bound fail as other writes do.
+    pub(super) fn follow(&mut self, write: Pending<()>) {
+        if self.pulls >= WRITES_MAX {
+            self.failed.get_or_insert(StoreError::Writes);
+        }
+        self.pulls += 1;
+        self.queue.push_back(Entry::Pull { write, until: Instant::now() + OPERATION_MAX });
+    }
+
+    /// Number of the writes that this side has carried out, or refused, with all writes before them.
+    pub(super) fn pulled(&self) -> u64 {
+        self.pulled
+    }
+
     /// A flush that is to be answered once everything before it is stored.
     pub(super) fn flush(&mut self, id: u64) -> Result<(), StoreError> {
         self.flushes += 1;
@@ -174,7 +197,7 @@ impl Incoming {
     /// Number of writes that are over, with all those that came before them.
     pub(super) fn stored(&self) -> u64 {
         let waiting = |entry: &Entry| match entry {
-            Entry::Write { .. } => 1,
+            Entry::Write { .. } | Entry::Pull { .. } => 1,
             Entry::Over(writes) => *writes,
             Entry::Waits(_) => 0,
         };
@@ -238,6 +261,17 @@ impl Incoming {
                     self.flushes -= usize::from(matches!(ended, Ended::Flush(_)));
                     all_ended.push(*ended);
                 }
+                Entry::Pull { write, until } => match write.poll_or_wake(self.pool.waker()) {
+                    None if now > *until => return Err(self.fail(StoreError::Late)),
+                    None => break,
+                    Some(Ok(())) => {
+                        (self.stored, self.pulled, self.pulls) = (self.stored + 1, self.pulled + 1, self.pulls - 1);
+                    }
+                    Some(Err(error)) => {
+                        self.queue.pop_front();
+                        return Err(self.fail(StoreError::Failed(error)));
+                    }
+                },
                 Entry::Write { write, len } => match write.poll(&self.pool) {
                     None if write.is_late(now) => return Err(self.fail(StoreError::Late)),
                     None => break,
@@ -271,6 +305,7 @@ impl Incoming {
             Entry::Waits(_) | Entry::Over(_) => false,
             Entry::Write { write: Write::Waits { .. }, .. } => false,
             Entry::Write { write, .. } => write.poll(&self.pool).is_none(),
+            Entry::Pull { write, .. } => write.poll_or_wake(self.pool.waker()).is_none(),
         });
         self.queue.is_empty()
     }

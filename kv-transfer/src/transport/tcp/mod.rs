@@ -367,7 +367,7 @@ impl Transport for Tcp {
     }
 
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { address: 0, bytes: self.pool.bytes() as u64, key: Vec::new() }
+        RemoteRegion { bytes: self.pool.bytes() as u64, ..RemoteRegion::default() }
     }
 
     fn fences(&self) -> bool {

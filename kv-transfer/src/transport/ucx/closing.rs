@@ -64,6 +64,7 @@ impl Ucx {
     /// Destroys the rest of a connection, which ends every operation on it, and reports its end.
     pub(super) fn forget(&mut self, conn: ConnId, events: &mut Vec<Event>) {
         let Some(mut connection) = self.connections.remove(&conn) else { return };
+        let runs_on = connection.outstanding > 0 && self.copies_run_on;
         if connection.outstanding > 0 {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
@@ -79,7 +80,7 @@ impl Ucx {
                 let operations = draining.then(|| writing.take_operations());
                 drop((endpoint, writing));
                 // The last reference: this destroys the worker.
-                let fenced = Rc::into_inner(worker).is_some() && self.fences;
+                let fenced = Rc::into_inner(worker).is_some() && self.fences && !runs_on;
                 self.draining.extend(operations.map(|operations| (conn, fenced, operations)));
                 fenced && !draining
             }

@@ -4,7 +4,7 @@ use super::connection::{Connection, Lanes};
 use super::lane_events::LaneEvents;
 use super::writing::{NONCE_BYTES, Nonce, WriteWindows, Writing};
 use super::{Purpose, Ucx};
-use crate::transport::ConnId;
+use crate::transport::{ConnId, Event};
 use crate::ucx::{Endpoint, Worker};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -40,8 +40,11 @@ impl Ucx {
         Ok((Lanes { endpoint: None, writing: Writing::new(door), worker, events }, attach))
     }
 
-    /// The peer sent the address of the worker that it keeps for this connection.
-    pub(super) fn attached(&mut self, conn: ConnId, body: &[u8]) -> Result<(), String> {
+    /// The peer sent the address of the worker that it keeps for this connection, or what it says of its lanes after that.
+    pub(super) fn attached(&mut self, conn: ConnId, body: &[u8], events: &mut Vec<Event>) -> Result<(), String> {
+        if self.connections.get(&conn).is_some_and(|c| c.endpoint().is_some()) {
+            return self.lane_message(conn, body, events);
+        }
         let (nonce, address) = body.split_first_chunk::<NONCE_BYTES>().ok_or("a worker without an address")?;
         let Some(connection) = self.connections.get(&conn).filter(|c| !c.forced) else { return Ok(()) };
         if connection.lanes.is_none() {
@@ -51,9 +54,6 @@ impl Ucx {
                 connection.lanes = Some(lanes);
             }
             return self.reach(conn, nonce, address);
-        }
-        if connection.endpoint().is_some() {
-            return Err("a second worker of one connection".into());
         }
         self.reach(conn, nonce, address)
     }

@@ -14,18 +14,20 @@ use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, TicketId,
 };
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-struct Side {
-    ucx: Ucx,
-    events: Vec<Event>,
+pub(in super::super) struct Side {
+    pub(in super::super) ucx: Ucx,
+    pub(in super::super) region: Arc<HostPool>,
+    pub(in super::super) events: Vec<Event>,
 }
 
 impl Side {
-    fn start() -> Self {
+    fn start(writes: UcxWrites) -> Self {
         let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
         let class =
             NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
@@ -35,9 +37,10 @@ impl Side {
         let choice = TransportChoice::ucx(UcxLanes::LoopbackTcp, LOOPBACK);
         let config = TransferConfig::new(party, compatibility, map, choice);
         let listen = Listen { bind: LOOPBACK, port: 0, has_lanes: true };
-        let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes: UcxWrites::ByLanes };
-        let (ucx, _) = Ucx::start(start, &config, Device::new(HostPool::new(4096).unwrap())).unwrap();
-        Self { ucx, events: Vec::new() }
+        let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes };
+        let region = HostPool::new(4096).unwrap();
+        let (ucx, _) = Ucx::start(start, &config, Device::new(region.clone())).unwrap();
+        Self { ucx, region, events: Vec::new() }
     }
 
     fn came(&self, conn: ConnId) -> u64 {
@@ -53,12 +56,12 @@ impl Side {
         &self.ucx.connections.get(&conn).and_then(Connection::writing).unwrap().flushes
     }
 
-    fn has_flushed(&self) -> bool {
+    pub(in super::super) fn has_flushed(&self) -> bool {
         self.events.iter().any(|event| matches!(event, Event::Flushed(..)))
     }
 }
 
-fn until(a: &mut Side, b: &mut Side, what: &str, mut done: impl FnMut(&Side, &Side) -> bool) {
+pub(in super::super) fn until(a: &mut Side, b: &mut Side, what: &str, mut done: impl FnMut(&Side, &Side) -> bool) {
     let by = Instant::now() + PATIENCE;
     while !done(a, b) {
         assert!(Instant::now() < by, "never: {what}");
@@ -69,8 +72,8 @@ fn until(a: &mut Side, b: &mut Side, what: &str, mut done: impl FnMut(&Side, &Si
 }
 
 /// Two connected sides, with the connection of each; the second one may be written to.
-fn connected() -> (Side, ConnId, Side, ConnId) {
-    let (mut a, mut b) = (Side::start(), Side::start());
+pub(in super::super) fn connected(writes: UcxWrites) -> (Side, ConnId, Side, ConnId) {
+    let (mut a, mut b) = (Side::start(writes), Side::start(writes));
     let from = a.ucx.connect(&b.ucx.address()).unwrap();
     a.ucx.send(from, vec![1]);
     let said = |side: &Side| side.events.iter().any(|event| matches!(event, Event::Message(..)));
@@ -87,7 +90,7 @@ fn connected() -> (Side, ConnId, Side, ConnId) {
 
 #[test]
 fn a_flush_waits_for_every_write_that_was_posted() {
-    let (mut a, from, mut b, to) = connected();
+    let (mut a, from, mut b, to) = connected(UcxWrites::ByLanes);
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
     // As if one of them were still in flight.
@@ -102,7 +105,7 @@ fn a_flush_waits_for_every_write_that_was_posted() {
 /// A peer that answers before it has received anything.
 #[test]
 fn a_flush_ends_after_every_write_that_it_covers_whatever_the_peer_says() {
-    let (mut a, from, mut b, _) = connected();
+    let (mut a, from, mut b, _) = connected(UcxWrites::ByLanes);
     let put = |a: &mut Side| a.ucx.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 64 });
     put(&mut a);
     a.ucx.flush(from, 7);
@@ -118,17 +121,17 @@ fn a_flush_ends_after_every_write_that_it_covers_whatever_the_peer_says() {
 
 #[test]
 fn an_address_that_is_too_short_is_refused() {
-    let (mut a, b) = (Side::start(), Side::start());
+    let (mut a, b) = (Side::start(UcxWrites::ByLanes), Side::start(UcxWrites::ByLanes));
     let conn = a.ucx.connect(&b.ucx.address()).unwrap();
     // After the nonce there is nothing, and then the beginning of an address.
     for len in [16, 17, 31] {
-        assert!(a.ucx.attached(conn, &vec![0x10; len]).is_err(), "{len} bytes");
+        assert!(a.ucx.attached(conn, &vec![0x10; len], &mut Vec::new()).is_err(), "{len} bytes");
     }
 }
 
 #[test]
 fn a_key_that_is_too_short_is_refused() {
-    let (a, from, _b, _) = connected();
+    let (a, from, _b, _) = connected(UcxWrites::ByLanes);
     let endpoint = a.ucx.connections[&from].endpoint().unwrap();
     for len in [1, 8] {
         assert!(endpoint.unpack(&[0; 64][..len]).is_err(), "{len} bytes");

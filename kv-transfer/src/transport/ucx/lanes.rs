@@ -25,8 +25,10 @@ pub(super) enum Lane {
     Ud,
     /// A process that has a key of our device memory copies from and to it, without this one.
     CudaIpc,
-    /// A peer writes our memory directly (`cma`, `xpmem`, `knem`, `rocm_ipc`, `ze_ipc`), or it is unknown.
+    /// A peer writes our memory directly (`cma`, `xpmem`, `knem`, `rocm_ipc`, `ze_ipc`).
     Foreign,
+    /// Nobody has looked at how it stores: `gga_mlx5`, `rc_gda` and `srd`, which UCX's alias `ib` opens too, and those of later versions.
+    Unknown,
 }
 
 impl Lane {
@@ -40,7 +42,8 @@ impl Lane {
             "ud_verbs" | "ud_mlx5" => Self::Ud,
             "tcp" | "posix" | "sysv" => Self::ByWorker,
             "cuda_ipc" => Self::CudaIpc,
-            _ => Self::Foreign,
+            "cma" | "xpmem" | "knem" | "rocm_ipc" | "ze_ipc" => Self::Foreign,
+            _ => Self::Unknown,
         }
     }
 
@@ -55,14 +58,14 @@ impl Lane {
         match self {
             Self::Loopback | Self::LocalCopy | Self::Rc | Self::Dc | Self::Ud | Self::ByWorker => true,
             Self::CudaIpc => path == DataPath::Gets,
-            Self::Foreign => false,
+            Self::Foreign | Self::Unknown => false,
         }
     }
 
     /// Whether workers of two processes can be connected by it. UCX sends no messages over `cuda_ipc`: it only comes beside another lane.
     fn connects(self) -> bool {
         match self {
-            Self::Rc | Self::Dc | Self::Ud | Self::ByWorker | Self::Foreign => true,
+            Self::Rc | Self::Dc | Self::Ud | Self::ByWorker | Self::Foreign | Self::Unknown => true,
             Self::Loopback | Self::LocalCopy | Self::CudaIpc => false,
         }
     }
@@ -80,16 +83,34 @@ pub(super) fn fences<S: AsRef<str>>(transports: &[S], path: DataPath) -> bool {
     lanes.peek().is_some() && lanes.all(|lane| lane.ends_with_worker(path))
 }
 
+/// Whether `cuda_ipc` is among them.
+pub(super) fn have_cuda_ipc<S: AsRef<str>>(transports: &[S]) -> bool {
+    transports.iter().any(|transport| Lane::of(transport.as_ref()) == Lane::CudaIpc)
+}
+
 /// Whether another process can be reached by any of these. UCX silently omits network devices that are down when it starts, and never
 /// checks again.
 pub(crate) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
     transports.iter().any(|transport| Lane::of(transport.as_ref()).connects())
 }
 
+/// Those of these transports that this version knows nothing about. A worker does not start with them.
+pub(super) fn unknown<S: AsRef<str>>(transports: &[S]) -> Vec<String> {
+    let unknown = transports.iter().map(AsRef::as_ref).filter(|transport| Lane::of(transport) == Lane::Unknown);
+    unknown.map(ToOwned::to_owned).collect()
+}
+
 /// Whether every put over an endpoint with these lanes (such as `tcp/eth0`) is one-sided. Otherwise UCX emulates some by messages that the
 /// peer's UCX must acknowledge.
 pub(super) fn write_by_themselves(lanes: &[String]) -> bool {
     all_are(lanes, &[Lane::Rc, Lane::Dc])
+}
+
+/// Whether a get over an endpoint with these lanes needs nothing of the owner's process, for memory that the NICs of both sides registered.
+/// Beside `cuda_ipc` there must be a lane of a NIC: UCX turns gets over `cuda_ipc` off where it finds no NVLink.
+pub(super) fn read_by_themselves(lanes: &[String]) -> bool {
+    let of_nic = |lane: &String| matches!(Lane::of_endpoint(lane), Lane::Rc | Lane::Dc);
+    all_are(lanes, &[Lane::Rc, Lane::Dc, Lane::CudaIpc]) && lanes.iter().any(of_nic)
 }
 
 /// Whether every put over an endpoint with these lanes is one of `rc`.
@@ -138,6 +159,15 @@ mod tests {
             }
             assert_eq!(fences(transports, DataPath::Gets), with_gets, "{transports:?}, gets");
         }
+    }
+
+    #[test]
+    fn lanes_that_nobody_has_looked_at_are_named() {
+        // What UCX's alias `ib` may open on a node with GPUs.
+        let ib = ["dc_mlx5", "gga_mlx5", "rc_gda", "rc_mlx5", "rc_verbs", "srd", "ud_mlx5", "ud_verbs"];
+        assert_eq!(unknown(&ib), ["gga_mlx5", "rc_gda", "srd"]);
+        let known = ["cma", "cuda_copy", "cuda_ipc", "gdr_copy", "knem", "posix", "self", "sysv", "tcp", "xpmem"];
+        assert_eq!(unknown(&known), [""; 0]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod connection;
 mod data_path;
 mod lane_events;
 mod lanes;
+mod pulling;
 mod sleeper;
 mod starting;
 mod writing;
@@ -34,6 +35,7 @@ use crate::plan::CopyRun;
 use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation};
 use crate::window::Window;
 use crate::{TransferAddress, UcxWrites};
+use baton_memory::{Completer, MemoryError};
 use baton_types::TicketId;
 use connection::Connection;
 use data_path::DataPath;
@@ -54,6 +56,8 @@ enum Purpose {
         len: usize,
         number: Option<u64>,
     },
+    /// A read of what the peer would write.
+    Pull(Completer<()>),
     /// A read with the service's number, and its length in bytes.
     Get(u64, usize),
     Flush(u64),
@@ -66,6 +70,8 @@ pub(crate) struct Ucx {
     fences: bool,
     #[cfg(any(test, feature = "testing"))]
     hazards: crate::Hazards,
+    /// Copies that this side began may run on after its worker: `cuda_ipc` is open, whose copies UCX does not wait for.
+    copies_run_on: bool,
     writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
     /// To be reported in the next turn.
@@ -131,9 +137,9 @@ impl Ucx {
         }
     }
 
-    fn lane_frame(&mut self, conn: ConnId, frame: LaneFrame, now: Instant) {
+    fn lane_frame(&mut self, conn: ConnId, frame: LaneFrame, now: Instant, events: &mut Vec<Event>) {
         let done = match frame {
-            LaneFrame::Attach(body) => self.attached(conn, &body),
+            LaneFrame::Attach(body) => self.attached(conn, &body, events),
             LaneFrame::Flush { id, posted } => self.flush_asked(conn, id, posted),
         };
         if let Err(reason) = done {
@@ -150,10 +156,16 @@ impl Ucx {
             Purpose::Put { len, number } => {
                 events.push(Event::PutDone(conn, len));
                 if let (Some(number), Some(writing)) = (number, connection.writing_mut()) {
-                    writing.sent(number, len);
+                    writing.sent(number);
+                    writing.freed(len);
                     let flushed = if open { writing.take_flushed() } else { Vec::new() };
                     events.extend(flushed.into_iter().map(|id| Event::Flushed(conn, id)));
                 }
+            }
+            Purpose::Pull(completer) => {
+                completer.complete(
+                    result.map_err(|status| MemoryError::Failed(format!("a read of the peer's pool: {status}"))),
+                );
             }
             Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
@@ -219,7 +231,7 @@ impl Transport for Ucx {
     }
 
     fn one_sided_gets(&self, conn: ConnId) -> bool {
-        self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.is_one_sided())
+        self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.gets)
     }
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
@@ -264,12 +276,13 @@ impl Transport for Ucx {
         self.unfenced.iter().for_each(|connection| moved |= turn(connection));
         for conn in self.rotation.next(&self.connections) {
             for frame in self.channel.lane_frames(conn) {
-                self.lane_frame(conn, frame, now);
+                self.lane_frame(conn, frame, now, events);
             }
             let Some(worker) = self.connections.get(&conn).and_then(Connection::worker).cloned() else { continue };
             moved |= self.connections.get(&conn).is_some_and(turn);
             self.post_staged(conn, now);
             moved |= self.look_at_door(conn, now, events);
+            self.tell_pulls(conn);
             for (owner, status) in worker.take_failed() {
                 self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);
             }

@@ -1,6 +1,6 @@
 //! Starts UCX: its settings, the control channel, the registered memory.
 
-use super::data_path::DataPath;
+use super::data_path::{DataPath, Opened};
 use super::{Ucx, lanes};
 use crate::device::Device;
 use crate::hazards::hazard;
@@ -8,8 +8,9 @@ use crate::message::RemoteRegion;
 use crate::transport::Wake;
 use crate::transport::rotation::Rotation;
 use crate::transport::tcp::{Listen, Tcp};
-use crate::ucx::{Context, Memory, Status};
+use crate::ucx::{Context, Domain, KeyHead, Memory, Status};
 use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
+use baton_memory::PoolMemory;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ impl Ucx {
             let why = "UCX over TCP stores whatever anybody writes: it is for tests, on loopback only";
             return Err(TransferError::Config(why.into()));
         }
-        let tls = chosen.tls();
+        let tls = chosen.tls_for(device.memory.kind());
         let devices = if over_tcp { "lo" } else { devices.unwrap_or("all") };
         let failed = |what: &str, why: String| TransferError::Transport {
             transport: "ucx",
@@ -79,8 +80,14 @@ impl Ucx {
         if !lanes::reach_others(&transports) {
             return Err(no_lanes(transports));
         }
-        let kind = device.memory.kind();
-        let path = DataPath::of(kind, &transports, context.supports(kind));
+        let unknown = lanes::unknown(&transports);
+        if !unknown.is_empty() {
+            return Err(TransferError::UnknownLanes { tls: tls.into(), unknown });
+        }
+        let (mut path, memory) = register(&context, &device.memory).map_err(ucx("cannot register the pool"))?;
+        if writes == UcxWrites::Read && memory.is_some() {
+            path = DataPath::Gets;
+        }
         let fences = lanes::fences(&transports, path) && !hazard!(config, NoFences);
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
@@ -88,12 +95,11 @@ impl Ucx {
         let (channel, wake) = Tcp::start(listen, config, device)?;
         let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
-        // If the pool is not registered, peers get no key and send messages. So far only host memory can be.
-        let (mut memory, mut remote) = (None, RemoteRegion { bytes: pool.bytes() as u64, ..RemoteRegion::default() });
-        if let Some(host) = pool.host().filter(|_| path.registers()) {
-            let registered = Memory::register(&context, host.clone()).map_err(ucx("cannot register the pool"))?;
-            (remote.address, remote.key) = (host.base() as u64, registered.key().map_err(ucx("no key"))?);
-            memory = Some(registered);
+        // If the pool is not registered, peers get no key and send messages.
+        let mut remote = RemoteRegion { bytes: pool.bytes() as u64, ..RemoteRegion::default() };
+        if let Some(memory) = &memory {
+            (remote.address, remote.key) = (memory.address(), memory.key().map_err(ucx("no key"))?);
+            remote.reads_only = path == DataPath::Gets;
         }
         let transport = Self {
             remote,
@@ -101,6 +107,7 @@ impl Ucx {
             fences,
             #[cfg(any(test, feature = "testing"))]
             hazards: config.hazards.clone(),
+            copies_run_on: lanes::have_cuda_ipc(&transports),
             writes,
             operations: HashMap::new(),
             due: Vec::new(),
@@ -116,4 +123,47 @@ impl Ucx {
         };
         Ok((transport, wake))
     }
+}
+
+/// Registers the pool where its path needs that. A GPU's is registered first, since only then it shows which NICs take it.
+fn register(context: &Rc<Context>, pool: &Arc<dyn PoolMemory>) -> Result<(DataPath, Option<Rc<Memory>>), Status> {
+    let (kind, reachable) = (pool.kind(), pool.dma_address().is_some());
+    let supported = context.supports(kind);
+    let domains = context.domains();
+    let opened = |took: &dyn Fn(usize) -> bool| {
+        let of = |(at, domain): (usize, &Domain)| {
+            let (name, took_pool) = (domain.name.clone(), took(at));
+            let transports = domain.resources.iter().map(|resource| resource.transport.clone());
+            transports.map(|transport| Opened { transport, domain: name.clone(), took_pool }).collect::<Vec<_>>()
+        };
+        domains.iter().enumerate().flat_map(of).collect::<Vec<_>>()
+    };
+    let (intended, _) = DataPath::of(kind, reachable, supported, &opened(&|_| true));
+    let is_host = intended == DataPath::ByLanes;
+    if !intended.registers() {
+        let (path, why) = DataPath::of(kind, reachable, supported, &opened(&|_| false));
+        if let Some(why) = why {
+            tracing::info!(pool = %kind, "KV of the GPU is staged in memory of the host: {why}");
+        }
+        return Ok((path, None));
+    }
+    let registered = Memory::register(context, pool.clone());
+    let memory = match registered {
+        Err(error) if is_host => return Err(error),
+        // UCX fails where one of the NICs does.
+        Err(error) => {
+            tracing::debug!(%error, "UCX does not register memory of the GPU");
+            None
+        }
+        Ok(memory) => Some(memory),
+    };
+    let head = memory.as_ref().map(|memory| memory.key()).transpose()?.as_deref().and_then(KeyHead::of);
+    // A key that says another type has another beginning than this version knows.
+    let head = head.filter(|head| head.is_of_host() == is_host);
+    let (path, why) =
+        DataPath::of(kind, reachable, supported, &opened(&|domain| head.is_some_and(|head| head.took(domain))));
+    if let Some(why) = why {
+        tracing::warn!(pool = %kind, "KV of the GPU is staged in memory of the host, not moved by NICs: {why}");
+    }
+    Ok((path, memory.filter(|_| path.registers())))
 }

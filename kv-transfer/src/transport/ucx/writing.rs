@@ -8,6 +8,8 @@
 //! before it, and is answered once that many have come, in any order.
 
 use super::connection::Connection;
+use super::data_path::DataPath;
+use super::pulling::{Pull, Pulls};
 use super::{Purpose, Ucx};
 use crate::UcxWrites;
 use crate::message::RemoteRegion;
@@ -18,11 +20,12 @@ use crate::transport::outgoing::{Outgoing, Progress, Staged};
 use crate::transport::pool::{Pool, STAGE_BYTES};
 use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
-use crate::ucx::{Endpoint, HEADER_BYTES_MAX, Landing, RemoteKey, Token as Operation};
+use crate::ucx::{Endpoint, HEADER_BYTES_MAX, KeyHead, Landing, RemoteKey, Token as Operation};
 use baton_memory::Pending;
 use baton_types::TicketId;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -40,8 +43,15 @@ const _: () = assert!(HEADER_BYTES <= HEADER_BYTES_MAX && MESSAGE_BYTES_MAX <= S
 
 /// How one side of a connection writes, and the state of the other side's writes.
 pub(super) struct Writing {
-    /// The peer's region, for puts: its key on this endpoint, and its address at the peer.
-    key: Option<(RemoteKey, u64)>,
+    /// The peer's region, for puts and gets: its key on this endpoint, and its address at the peer.
+    pub(super) key: Option<(RemoteKey, u64)>,
+    /// Bytes of the peer's region.
+    region_bytes: u64,
+    /// This side writes the peer's region by UCX's puts,
+    pub(super) puts: bool,
+    /// and reads it by its gets.
+    pub(super) gets: bool,
+    pub(super) pulls: Pulls,
     /// The nonce that the peer requires in writes to it.
     nonce: Nonce,
     /// The peer's region is known.
@@ -81,6 +91,10 @@ impl Writing {
     pub(super) fn new(door: Rc<WriteWindows>) -> Self {
         Self {
             key: None,
+            region_bytes: 0,
+            puts: false,
+            gets: false,
+            pulls: Pulls::default(),
             nonce: [0; NONCE_BYTES],
             ready: false,
             posted: 0,
@@ -97,6 +111,7 @@ impl Writing {
     /// Stores nothing more, and sends nothing more. Returns the operations that have not begun.
     pub(super) fn shut(&mut self) -> Vec<Operation> {
         self.door.shut.set(true);
+        self.pulls.shut();
         let (tokens, staged): (Vec<_>, Vec<_>) = self.staged.drain(..).map(|write| (write.token, write.staged)).unzip();
         self.reads.extend(staged.into_iter().filter_map(Staged::into_read));
         tokens
@@ -129,7 +144,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Begins a write as a message.
+    /// Begins a write as a message, or as one that the peer reads.
     fn number(&mut self) -> u64 {
         let number = self.posted;
         self.posted += 1;
@@ -137,9 +152,13 @@ impl Writing {
         number
     }
 
-    /// A write of `len` bytes that was sent as a message has ended, and with it its buffer, where it had one.
-    pub(super) fn sent(&mut self, number: u64, len: usize) {
+    /// A write that was sent as a message, or that the peer reads, has ended.
+    pub(super) fn sent(&mut self, number: u64) {
         self.sending.remove(&number);
+    }
+
+    /// A message of so many bytes has ended, and with it its buffer, where it had one.
+    pub(super) fn freed(&mut self, len: usize) {
         if self.door.pool.host().is_none() {
             self.outgoing.freed(len);
         }
@@ -161,9 +180,11 @@ impl Writing {
         self.nonce = nonce;
     }
 
-    /// Whether this side writes and reads the peer's region one-sided.
-    pub(super) fn is_one_sided(&self) -> bool {
-        self.key.is_some()
+    /// Address of a range of the peer's region; `None` if it leaves it.
+    pub(super) fn remote_address(&self, offset: usize, len: usize) -> Option<u64> {
+        let (_, base) = self.key.as_ref()?;
+        let end = (offset as u64).checked_add(len as u64)?;
+        (end <= self.region_bytes).then(|| base.checked_add(offset as u64))?
     }
 }
 
@@ -201,6 +222,23 @@ impl WriteWindows {
         self.incoming.borrow_mut().close_window(ticket);
     }
 
+    /// Whether the peer may write this range under this ticket. Counts it as refused if not.
+    pub(super) fn admits(&self, ticket: TicketId, range: &Range<usize>) -> bool {
+        let allowed = self.windows.borrow().allow(ticket, range) && !self.shut.get();
+        self.refused.set(self.refused.get() + u64::from(!allowed));
+        allowed
+    }
+
+    /// A write of the peer that this side carries out.
+    pub(super) fn follow(&self, write: Pending<()>) {
+        self.incoming.borrow_mut().follow(write);
+    }
+
+    /// Number of those that have ended, with all writes before them.
+    pub(super) fn pulled(&self) -> u64 {
+        self.incoming.borrow().pulled()
+    }
+
     /// Takes what is stored. Returns the closed windows that waited for it. An error closes the connection.
     fn advance(&self, now: Instant) -> Result<Vec<Ended>, StoreError> {
         self.incoming.borrow_mut().advance(now)
@@ -231,10 +269,8 @@ impl Landing for WriteWindows {
         let place = decode(&self.nonce, header)
             .and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
         match place.filter(|(_, range)| self.pool.contains(range)) {
-            Some((ticket, range)) if self.windows.borrow().allow(ticket, &range) && !self.shut.get() => {
-                return self.store(range.start, bytes);
-            }
-            Some(_) => self.refused.set(self.refused.get() + 1),
+            Some((ticket, range)) if self.admits(ticket, &range) => return self.store(range.start, bytes),
+            Some(_) => {}
             None => self.broken.set(true),
         }
         self.incoming.borrow_mut().is_over();
@@ -262,12 +298,25 @@ impl Ucx {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;
         let endpoint = lanes.endpoint.as_ref().ok_or("it is not wired up")?;
-        let registered = self.memory.is_some() && !region.key.is_empty();
-        if registered && (self.writes == UcxWrites::OneSided || self.path.puts_over(&endpoint.lanes())) {
+        // Nobody puts into memory of a device over another lane than `rc`.
+        let is_of_host = KeyHead::of(&region.key).is_some_and(KeyHead::is_of_host);
+        let (names, both_registered) = (endpoint.lanes(), self.memory.is_some() && !region.key.is_empty());
+        let (puts, gets) = match self.writes {
+            UcxWrites::OneSided => (true, true),
+            UcxWrites::Read => (false, true),
+            UcxWrites::ByLanes => {
+                let into_it = is_of_host || DataPath::DirectPuts.puts_over(&names);
+                (into_it && self.path.puts_over(&names), self.path.gets_over(&names))
+            }
+        };
+        let writing = &mut lanes.writing;
+        (writing.puts, writing.gets) = (both_registered && puts && !region.reads_only, both_registered && gets);
+        if writing.puts || writing.gets {
             let key = endpoint.unpack(&region.key).map_err(|e| e.to_string())?;
-            lanes.writing.key = Some((key, region.address));
+            writing.key = Some((key, region.address));
         }
-        lanes.writing.ready = true;
+        (writing.region_bytes, writing.ready) = (region.bytes, true);
+        self.offer_reads(conn, region.reads_only);
         Ok(())
     }
 
@@ -277,7 +326,15 @@ impl Ucx {
     }
 
     pub(super) fn write(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
-        let Some(one_sided) = self.open_writing(conn).filter(|w| w.ready).map(Writing::is_one_sided) else { return };
+        let Some(writing) = self.open_writing(conn).filter(|w| w.ready) else { return };
+        let one_sided = writing.puts;
+        if !one_sided && writing.pulls.peer_reads {
+            if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+                let number = writing.number();
+                writing.pulls.push(number, Pull { ticket, run });
+            }
+            return;
+        }
         let memory = self.memory.clone();
         let piece_max = if one_sided { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
@@ -288,11 +345,13 @@ impl Ucx {
             let Some(lanes) = self.connections.get_mut(&conn).and_then(|c| c.lanes.as_mut()) else { return };
             let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
             match (&writing.key, &memory) {
-                (Some((key, base)), Some(memory)) => endpoint.put(token, memory, from, len, base + to as u64, key),
-                (_, Some(memory)) => {
+                (Some((key, base)), Some(memory)) if one_sided => {
+                    endpoint.put(token, memory, from, len, base + to as u64, key);
+                }
+                (_, Some(memory)) if self.pool.host().is_some() => {
                     endpoint.send_region(token, &encode(&writing.nonce, ticket, to), memory, from, len);
                 }
-                (_, None) => {
+                _ => {
                     writing.staged.push_back(StagedWrite { token, ticket, to, staged: Staged::new(from, len) });
                 }
             }
@@ -311,7 +370,7 @@ impl Ucx {
     }
 
     pub(super) fn read(&mut self, conn: ConnId, number: u64, run: CopyRun) {
-        let usable = self.open_writing(conn).is_some_and(Writing::is_one_sided);
+        let usable = self.open_writing(conn).is_some_and(|writing| writing.gets);
         let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
         let token = self.begin(conn, Purpose::Get(number, run.len));
         let Some(lanes) = self.connections.get(&conn).and_then(|c| c.lanes.as_ref()) else { return };
@@ -321,7 +380,7 @@ impl Ucx {
     }
 
     pub(super) fn flush_writes(&mut self, conn: ConnId, id: u64) {
-        match self.open_writing(conn).map(|writing| (writing.is_one_sided(), writing.posted)) {
+        match self.open_writing(conn).map(|writing| (writing.puts, writing.posted)) {
             Some((true, _)) => self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token)),
             Some((false, posted)) => {
                 self.channel.flush_lanes(conn, id, posted);
@@ -379,7 +438,7 @@ impl Ucx {
 
 #[cfg(test)]
 #[path = "flush_tests.rs"]
-mod flush_tests;
+pub(super) mod flush_tests;
 
 #[cfg(test)]
 mod tests {
