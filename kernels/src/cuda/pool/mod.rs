@@ -227,3 +227,32 @@ impl fmt::Debug for CudaPool {
         f.debug_struct("CudaPool").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::recorder::Recorder;
+    use crate::numerics::{Half, TensorCore};
+    use std::time::Instant;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    /// Its upload would otherwise read the next operation's bytes, and store them in blocks that others may have by then.
+    #[test]
+    fn an_operation_that_fails_ends_behind_what_was_enqueued_for_it() {
+        let recorder = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+        let driver: Arc<dyn Driver> = recorder.clone();
+        let pool = CudaPool::new(&driver, 4096).unwrap();
+        assert_eq!(recorder.waiting(), 0, "the pool is cleared");
+        recorder.refuse_launches();
+        let rows = Rows { start: 0, row_bytes: 8, stride: 16, rows: 4 };
+        let written = PoolMemory::write(&*pool, rows, vec![7; 32]).wait(soon());
+        assert!(matches!(written, Err(MemoryError::Failed(_))), "{written:?}");
+        assert_eq!(recorder.waiting(), 0, "its bytes and its rows were uploaded before that");
+        // The lane goes on.
+        let read = PoolMemory::read(&*pool, Rows::run(0, 64), Vec::new()).wait(soon());
+        assert_eq!(read.unwrap(), [0; 64]);
+    }
+}

@@ -59,6 +59,8 @@ struct State {
     events_made: u64,
     graphs: Vec<Vec<Command>>,
     notes: Vec<Note>,
+    /// Launches fail from now on.
+    refuses_launches: bool,
     /// What NICs have stored and the device does not see yet.
     landing: Vec<(Address, Vec<u8>)>,
     /// Streams that were made for programs.
@@ -107,6 +109,7 @@ impl Recorder {
             events_made: 0,
             graphs: Vec::new(),
             notes: Vec::new(),
+            refuses_launches: false,
             landing: Vec::new(),
             programs: Vec::new(),
         };
@@ -121,6 +124,18 @@ impl Recorder {
     /// Whether a stream was made for a program.
     pub(crate) fn is_of_program(&self, stream: Stream) -> bool {
         self.state.lock().programs.contains(&stream)
+    }
+
+    /// Refuses launches from now on.
+    #[cfg(test)]
+    pub(crate) fn refuse_launches(&self) {
+        self.state.lock().refuses_launches = true;
+    }
+
+    /// Commands that were enqueued and have not run.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().streams.iter().map(VecDeque::len).sum()
     }
 
     /// A NIC reads device memory. It sees what the device's commands have stored so far, and its own writes.
@@ -245,6 +260,9 @@ impl Driver for Recorder {
 
     fn enqueue(&self, stream: Stream, command: &Command) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
+        if state.refuses_launches && matches!(command, Command::Launch(_)) {
+            return Err(DeviceError::Failed("the recorder refuses launches".into()));
+        }
         state.notes.push(Note::Enqueued(stream, command.clone()));
         state.push(stream, Queued::Command(command.clone()));
         Ok(())
