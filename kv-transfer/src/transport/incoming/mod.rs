@@ -18,6 +18,8 @@ const WRITES_MAX: usize = 16 << 10;
 pub(super) enum StoreError {
     #[error("cannot write the pool: {0}")]
     Failed(MemoryError),
+    #[error("cannot read the pool of the source: {0}")]
+    Unread(String),
     #[error("the pool's device is busy: it has no room for a write")]
     Busy,
     #[error("the pool's device does not answer a write")]
@@ -269,7 +271,8 @@ impl Incoming {
                     }
                     Some(Err(error)) => {
                         self.queue.pop_front();
-                        return Err(self.fail(StoreError::Failed(error)));
+                        let why = if let MemoryError::Failed(why) = error { why } else { error.to_string() };
+                        return Err(self.fail(StoreError::Unread(why)));
                     }
                 },
                 Entry::Write { write, len } => match write.poll(&self.pool) {

@@ -163,9 +163,7 @@ impl Ucx {
                 }
             }
             Purpose::Pull(completer) => {
-                completer.complete(
-                    result.map_err(|status| MemoryError::Failed(format!("a read of the peer's pool: {status}"))),
-                );
+                completer.complete(result.map_err(|status| MemoryError::Failed(format!("UCX: {status}"))));
             }
             Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
