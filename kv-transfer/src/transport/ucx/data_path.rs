@@ -153,7 +153,8 @@ mod tests {
     fn kv_takes_the_path_that_memory_and_lanes_allow() {
         let not_taken = |domains: &[&str]| Some(NotTaken(domains.iter().map(|&domain| domain.into()).collect()));
         // Kind, transports, whether UCX knows the kind.
-        let cases: [(MemoryKind, &str, bool, (DataPath, Option<WhyStaged>), &str); 30] = [
+        type Chosen = (DataPath, Option<WhyStaged>);
+        let cases: [(MemoryKind, &str, bool, Chosen, &str); 30] = [
             (Host, "", true, (ByLanes, None), "sockets send host memory from where it is"),
             (Host, "posix self sysv", true, (ByLanes, None), "messages from the pool"),
             (Host, "rc_mlx5 ud_mlx5", true, (ByLanes, None), "puts over rc"),
