@@ -215,8 +215,22 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub total: u64,
-    /// Less what a pool takes beside its blocks.
     pub free: u64,
+    /// Of this process, in its weights and rotary tables.
+    pub weights: u64,
+    /// Of this process, in its KV pools.
+    pub pool: u64,
+    /// Of this process, in everything else that it allocates: activations, block tables, buffers of copies.
+    pub workspace: u64,
+    /// What the next pool takes beside its blocks.
+    pub beside_pool: u64,
+}
+
+impl DeviceMemory {
+    /// What is in use and none of the above: contexts, loaded kernels, other processes.
+    pub fn other(&self) -> u64 {
+        self.total.saturating_sub(self.free + self.weights + self.pool + self.workspace)
+    }
 }
 
 /// One device.

@@ -7,7 +7,7 @@ use crate::{WorkerError, models, text};
 use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cpu::{self, CpuConfig};
-use baton_kernels::cuda::{self, CudaConfig};
+use baton_kernels::cuda::{self, CudaConfig, CudaDevice, CudaError};
 use baton_kernels::device::{Device, DeviceMemory};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::{Half, Numerics, TensorCore};
@@ -20,6 +20,7 @@ use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_types::{Compatibility, Dtype, KvPoolMap, MemoryKind, ModelCard};
 use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct Loaded {
     pub engine: EngineHandle,
+    /// What the engine computes on.
+    pub device: Arc<dyn Device>,
     /// Memory of the engine's KV pool.
     pub memory: Arc<dyn PoolMemory>,
     /// How the pool is laid out.
@@ -45,9 +48,19 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
+    load_with(model, engine, progress, cuda::open)
+}
+
+/// As [`load`], where a GPU is opened by `open`.
+pub fn load_with(
+    model: &ModelSettings,
+    engine: &EngineSettings,
+    progress: &(dyn Fn(&str, f32) + Sync),
+    open: impl FnOnce(&CudaConfig) -> Result<Arc<CudaDevice>, CudaError>,
+) -> Result<Loaded, WorkerError> {
     // Before anything is downloaded.
     if let DeviceKind::Cuda(ordinal) = engine.device {
-        let gpu = gpu(engine, ordinal)?;
+        let gpu = gpu(engine, ordinal, open)?;
         return start(gpu, models::open(model, progress)?, model, engine, progress);
     }
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
@@ -57,7 +70,7 @@ pub fn load(
         DeviceKind::Cpu | DeviceKind::Lagging => packed::kept(&engine.packed_cache, source.as_ref()),
         DeviceKind::Reference | DeviceKind::Cuda(_) => None,
     };
-    let device = device(engine, numerics, kept)?;
+    let device = device(engine, numerics, kept, open)?;
     start(device, source, model, engine, progress)
 }
 
@@ -125,7 +138,7 @@ fn start(
     let engine = Engine::start(network, memory.clone(), &map, config)?;
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
-    Ok(Loaded { engine, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
+    Ok(Loaded { engine, device, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
 /// Bytes of the KV pool on a device with memory of its own, beside weights that are still to be loaded.
@@ -135,9 +148,9 @@ fn pool_on_gpu(
     settings: &EngineSettings,
     weights: u64,
 ) -> Result<u64, WorkerError> {
-    let DeviceMemory { total, free } = memory;
+    let DeviceMemory { total, free, beside_pool, .. } = memory;
     let ours = (total as f64 * settings.gpu_memory_utilization) as u64;
-    let taken = (total - free).saturating_add(weights);
+    let taken = (total - free).saturating_add(beside_pool).saturating_add(weights);
     match ours.checked_sub(taken) {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(WorkerError::GpuMemory {
@@ -150,18 +163,26 @@ fn pool_on_gpu(
     }
 }
 
+/// The folder of files of GPU kernels, which `configured` names; where it is empty, `kernels` beside this program.
+pub fn cuda_kernels(configured: &Path) -> PathBuf {
+    if !configured.as_os_str().is_empty() {
+        return configured.into();
+    }
+    let beside = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.join("kernels")));
+    beside.unwrap_or_else(|| "kernels".into())
+}
+
 /// Opens a GPU, in the class of its tensor cores.
-fn gpu(settings: &EngineSettings, ordinal: u32) -> Result<Arc<dyn Device>, WorkerError> {
+fn gpu(
+    settings: &EngineSettings,
+    ordinal: u32,
+    open: impl FnOnce(&CudaConfig) -> Result<Arc<CudaDevice>, CudaError>,
+) -> Result<Arc<dyn Device>, WorkerError> {
     let half = half(settings)?;
     if settings.kv != half.dtype() {
         return Err(WorkerError::GpuFormat { setting: "engine.kv", got: settings.kv, takes: half.dtype() });
     }
-    let beside = || std::env::current_exe().ok().and_then(|path| Some(path.parent()?.join("kernels")));
-    let kernels = match settings.cuda_kernels.as_os_str().is_empty() {
-        true => beside().unwrap_or_else(|| "kernels".into()),
-        false => settings.cuda_kernels.clone(),
-    };
-    let device = cuda::open(&CudaConfig { ordinal, half, kernels })?;
+    let device = open(&CudaConfig { ordinal, half, kernels: cuda_kernels(&settings.cuda_kernels) })?;
     let computes = device.info().numerics;
     let asked = match settings.numerics {
         NumericsChoice::Auto => None,
@@ -271,7 +292,12 @@ fn half(settings: &EngineSettings) -> Result<Half, WorkerError> {
     Half::of(got).ok_or(WorkerError::GpuFormat { setting, got, takes })
 }
 
-fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> Result<Arc<dyn Device>, WorkerError> {
+fn device(
+    settings: &EngineSettings,
+    numerics: Numerics,
+    kept: Option<Kept>,
+    open: impl FnOnce(&CudaConfig) -> Result<Arc<CudaDevice>, CudaError>,
+) -> Result<Arc<dyn Device>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let config = CpuConfig { threads: settings.threads.of(cores), simd: None, numerics };
     let on_cpu = || match kept {
@@ -282,7 +308,7 @@ fn device(settings: &EngineSettings, numerics: Numerics, kept: Option<Kept>) -> 
         DeviceKind::Cpu => on_cpu()?,
         DeviceKind::Reference => ReferenceDevice::new(numerics),
         DeviceKind::Lagging => Lagging::new(on_cpu()?, LagConfig::default()),
-        DeviceKind::Cuda(ordinal) => gpu(settings, ordinal)?,
+        DeviceKind::Cuda(ordinal) => gpu(settings, ordinal, open)?,
     })
 }
 

@@ -1,11 +1,12 @@
 //! Workers on GPUs: how they size their pool, and what they say where there is none.
 
-use baton_kernels::cuda::{CudaError, recording};
+use baton_kernels::cuda::{Capability, CudaError, CudaVersion, Gpu, open_recorded, recording};
 use baton_kernels::numerics::{Half, TensorCore};
 use baton_types::MemoryKind;
 use baton_worker::WorkerError;
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::settings::{DeviceKind, EngineSettings, ModelSettings};
+use std::path::Path;
 
 fn model(hidden: usize) -> ModelSettings {
     let spec = format!("random:hidden={hidden},heads=4,kv_heads=2,head_dim=32,ffn=256,vocab=128,context=512,layers=2");
@@ -63,4 +64,76 @@ fn without_a_gpu_the_error_says_what_to_do() {
         EngineSettings { kv: baton_types::Dtype::F16, device: DeviceKind::Cuda(0), ..EngineSettings::default() };
     let text = of(formats).to_string();
     assert!(text.contains("engine.kv is f16") && text.contains("bf16"), "{text}");
+}
+
+/// Writes a file of kernels of the sources with this digest.
+fn write_kernels(folder: &Path, target: &str, digest: &str) {
+    let modules = r#"[{"name":"norm","offset":0,"bytes":8,"kernels":[]}]"#;
+    let manifest = format!(r#"{{"target":"{target}","compiler":"13.0","digest":"{digest}","modules":{modules}}}"#);
+    let length = (manifest.len() as u32).to_le_bytes();
+    let bytes = [b"BATONCU1", &length[..], manifest.as_bytes()].concat();
+    std::fs::write(folder.join(format!("{target}.cubins")), bytes).unwrap();
+}
+
+/// Starts a worker on a GPU of this capability, whose driver is for this CUDA, with the kernels of this folder.
+fn start(capability: (u32, u32), cuda: u32, kernels: &Path) -> Result<Loaded, WorkerError> {
+    let (major, minor) = capability;
+    let gpu = Gpu {
+        name: "NVIDIA Made Up".into(),
+        ordinal: 0,
+        capability: Capability { major, minor },
+        processors: 4,
+        memory: 64 << 20,
+        cuda: CudaVersion(cuda),
+    };
+    let engine = EngineSettings {
+        device: DeviceKind::Cuda(0),
+        cuda_kernels: kernels.into(),
+        running_max: 4,
+        ..EngineSettings::default()
+    };
+    bring_up::load_with(&model(128), &engine, &|_, _| (), |config| open_recorded(config, gpu))
+}
+
+#[test]
+fn a_gpu_that_can_not_be_used_is_refused_with_what_to_do() {
+    let digest = include_str!("../../kernels/cu/sources.digest").trim_end();
+    let folder = tempfile::tempdir().unwrap();
+    write_kernels(folder.path(), "sm_90a", digest);
+    write_kernels(folder.path(), "sm_80", "another");
+    for (capability, cuda, parts) in [
+        ((7, 5), 13_000, ["compute capability 7.5, and this build has kernels for 8.0", "--device cpu"]),
+        ((10, 3), 13_010, ["NVIDIA Made Up has compute capability 10.3", "9.0, 10.0 and 12.x"]),
+        ((9, 0), 12_090, ["a driver for CUDA 12.9, and kernels of this build need 13.0", "version 580 or newer"]),
+        ((8, 9), 13_000, ["sm_89.cubins: No such file", "engine.cuda_kernels"]),
+        ((8, 6), 13_000, ["sm_80.cubins: its kernels are of another version", "cargo xtask cubins"]),
+    ] {
+        let Err(error) = start(capability, cuda, folder.path()) else { panic!("{capability:?} starts") };
+        let text = error.to_string();
+        assert!(matches!(error, WorkerError::Cuda(_)), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    assert!(matches!(start((7, 5), 13_000, folder.path()), Err(WorkerError::Cuda(CudaError::NoCubin { .. }))));
+}
+
+#[test]
+fn memory_of_a_gpu_is_told_by_its_use() {
+    let folder = tempfile::tempdir().unwrap();
+    write_kernels(folder.path(), "sm_90a", include_str!("../../kernels/cu/sources.digest").trim_end());
+    let loaded = start((9, 0), 13_000, folder.path()).unwrap();
+    let memory = loaded.device.memory().unwrap();
+    assert_eq!((memory.total, memory.pool), (64 << 20, loaded.map.bytes() as u64));
+    // Two layers of 4 x 128 x 128 and 3 x 128 x 256 weights, two matrices of 128 x 128 for the vocabulary, of two bytes; tables and norms.
+    let matrices = 2 * (2 * (3 * 128 * 128 + 3 * 128 * 256) + 2 * 128 * 128);
+    assert!((matrices..matrices + (256 << 10)).contains(&(memory.weights as usize)), "{memory:?}, {matrices}");
+    assert!(memory.workspace > 0, "{memory:?}");
+    assert_eq!(memory.other(), 0, "a recorder has nothing else: {memory:?}");
+    let device = loaded.device.clone();
+    drop(loaded);
+    // The engine ends with its last handle, at its own time.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while device.memory().unwrap().pool > 0 {
+        assert!(std::time::Instant::now() < until, "the pool stays allocated: {:?}", device.memory());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::CudaError;
 use super::arguments::bytes_of;
-use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream, end_of};
+use super::driver::{Address, Buffer, Capability, Command, Driver, Event, Gpu, Pinned, Purpose, Stream, Use, end_of};
 use super::executable::CudaExecutable;
 use super::known;
 use super::launch::group_max;
@@ -159,7 +159,7 @@ impl CudaDevice {
             let message = format!("{}: a row of {} elements; GPU devices take {}", spec.name, spec.k, PIECE / bytes);
             return refuse("load", message);
         }
-        let buffer = Buffer::new(driver, rows * row_bytes, spec.name)?;
+        let buffer = Buffer::of(Use::Weights, driver, rows * row_bytes, spec.name)?;
         self.loader.lock().upload(driver, buffer.at(), rows, row_bytes, |row, to, at| {
             let (part, row) = stored_row(spec, row);
             match (spec.role, part.format, half) {
@@ -219,8 +219,15 @@ impl Device for CudaDevice {
 
     fn memory(&self) -> Option<DeviceMemory> {
         let driver = &self.shared.driver;
-        let free = driver.memory_free().unwrap_or(0).saturating_sub(CudaPool::BYTES_BESIDE as u64);
-        Some(DeviceMemory { total: driver.gpu().memory, free })
+        let in_use = driver.in_use();
+        Some(DeviceMemory {
+            total: driver.gpu().memory,
+            free: driver.memory_free().unwrap_or(0),
+            weights: in_use.bytes(Use::Weights),
+            pool: in_use.bytes(Use::Pool),
+            workspace: in_use.bytes(Use::Workspace),
+            beside_pool: CudaPool::BYTES_BESIDE as u64,
+        })
     }
 
     fn load(&self, spec: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
@@ -259,7 +266,7 @@ impl Device for CudaDevice {
         let driver = &self.shared.driver;
         let mut loader = self.loader.lock();
         let mut load = |numbers: &[f32]| {
-            let buffer = Buffer::new(driver, numbers.len() * 4, "a rotary table")?;
+            let buffer = Buffer::of(Use::Weights, driver, numbers.len() * 4, "a rotary table")?;
             loader.upload(driver, buffer.at(), positions, dim / 2 * 4, |position, to, at| {
                 to.store(at, &bytes_of(&numbers[position * dim / 2..][..dim / 2]));
             })?;

@@ -1,6 +1,6 @@
 //! Why a GPU can't be used.
 
-use super::driver::Capability;
+use super::driver::{Capability, CudaVersion};
 use crate::device::DeviceError;
 
 /// Why a GPU can't be used.
@@ -13,6 +13,12 @@ pub enum CudaError {
          or use --device cpu"
     )]
     NoDriver,
+    /// The driver is older than the kernels.
+    #[error(
+        "{name} has a driver for CUDA {has}, and kernels of this build need {needs}: update the NVIDIA driver to version 580 or newer, or use \
+         --device cpu"
+    )]
+    OldDriver { name: String, has: CudaVersion, needs: CudaVersion },
     /// The driver knows fewer devices.
     #[error("no device cuda:{ordinal}: the driver sees {devices}, numbered from 0")]
     NoDevice { ordinal: u32, devices: u32 },
@@ -25,7 +31,9 @@ pub enum CudaError {
     )]
     NoCubin { name: String, capability: Capability, have: String },
     /// The file of kernels is not what this build expects.
-    #[error("{path}: {reason}: take the file that was built with this binary (cargo xtask cubins)")]
+    #[error(
+        "{path}: {reason}: take the file that was built with this binary (cargo xtask cubins), and name its folder in engine.cuda_kernels"
+    )]
     Pack { path: String, reason: String },
     /// The driver refuses a cubin.
     #[error("the driver refuses the kernels of {source_file}: {error}: it may be older than CUDA 13.0, update it")]

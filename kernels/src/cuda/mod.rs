@@ -16,6 +16,7 @@ mod device;
 mod driver;
 mod error;
 mod executable;
+mod inventory;
 mod known;
 mod launch;
 mod pack;
@@ -33,10 +34,12 @@ use crate::numerics::Half;
 #[cfg(any(test, feature = "testing"))]
 pub use arguments::headers;
 pub use device::CudaDevice;
-pub use driver::{Capability, Gpu, RemoteWrites};
+use driver::Driver;
+pub use driver::{Capability, CudaVersion, Gpu, RemoteWrites};
 pub use error::CudaError;
+pub use inventory::{Host, HostGpu, KernelsFile, host, kernels};
 #[cfg(any(test, feature = "testing"))]
-pub use recorded::{Recording, recorded, recording};
+pub use recorded::{Recording, open_recorded, recorded, recording};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -56,16 +59,14 @@ pub struct CudaConfig {
 /// # Errors
 /// If there is no driver, no such device, no file of kernels for it, or one of another build.
 pub fn open(config: &CudaConfig) -> Result<Arc<CudaDevice>, CudaError> {
-    let images = |gpu: &Gpu| {
-        let Some(target) = pack::target(gpu.capability) else {
-            let (name, capability) = (gpu.name.clone(), gpu.capability);
-            return Err(CudaError::NoCubin { name, capability, have: pack::TARGETS.into() });
-        };
-        let path = config.kernels.join(format!("{target}.cubins"));
-        let bytes = std::fs::read(&path)
-            .map_err(|error| CudaError::Pack { path: path.display().to_string(), reason: error.to_string() })?;
-        pack::parse(&path, &bytes, target, sources::digest())
-    };
-    let driver = driver::native::NativeDriver::open(config.ordinal, config.half, images)?;
+    open_with(config, |images| Ok(driver::native::NativeDriver::open(config.ordinal, config.half, images)?))
+}
+
+/// Opens what `driver` opens, which is given what finds the kernels for a GPU.
+fn open_with(
+    config: &CudaConfig,
+    driver: impl FnOnce(&dyn Fn(&Gpu) -> Result<Vec<pack::Image>, CudaError>) -> Result<Arc<dyn Driver>, CudaError>,
+) -> Result<Arc<CudaDevice>, CudaError> {
+    let driver = driver(&|gpu| pack::find(&config.kernels, gpu))?;
     CudaDevice::with_driver(driver, config.half)
 }

@@ -2,12 +2,18 @@
 //!
 //! It begins with a mark and a manifest in JSON, which says where each cubin lies, and of which sources all of them were made.
 
-use super::CudaError;
-use super::driver::Capability;
+use super::driver::{Capability, CudaVersion, Gpu};
+use super::{CudaError, sources};
 use serde::Deserialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MARK: &[u8; 8] = b"BATONCU1";
+
+/// The CUDA whose compiler makes the cubins (`scripts/setup-cuda`): a driver of an older one does not load them.
+pub(super) const CUDA_MIN: CudaVersion = CudaVersion(13_000);
+
+/// Every target that there is a file for.
+pub(super) const FILES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
 /// The target whose cubins a GPU runs. Cubins of 8.0 run on all of 8.x; those of the others on no other generation.
 pub(super) fn target(capability: Capability) -> Option<&'static str> {
@@ -23,6 +29,31 @@ pub(super) fn target(capability: Capability) -> Option<&'static str> {
 
 /// Targets that there are files for.
 pub(super) const TARGETS: &str = "8.0 to 8.9, 9.0, 10.0 and 12.x";
+
+/// Where the file of a target is.
+pub(super) fn path(folder: &Path, target: &str) -> PathBuf {
+    folder.join(format!("{target}.cubins"))
+}
+
+/// The kernels for a GPU, if its driver loads them.
+pub(super) fn find(folder: &Path, gpu: &Gpu) -> Result<Vec<Image>, CudaError> {
+    if gpu.cuda < CUDA_MIN {
+        return Err(CudaError::OldDriver { name: gpu.name.clone(), has: gpu.cuda, needs: CUDA_MIN });
+    }
+    let Some(target) = target(gpu.capability) else {
+        let (name, capability) = (gpu.name.clone(), gpu.capability);
+        return Err(CudaError::NoCubin { name, capability, have: TARGETS.into() });
+    };
+    read(folder, target)
+}
+
+/// The kernels of a target, which must be of this build.
+pub(super) fn read(folder: &Path, target: &str) -> Result<Vec<Image>, CudaError> {
+    let path = path(folder, target);
+    let bytes = std::fs::read(&path)
+        .map_err(|error| CudaError::Pack { path: path.display().to_string(), reason: error.to_string() })?;
+    parse(&path, &bytes, target, sources::digest())
+}
 
 #[derive(Deserialize)]
 struct Manifest {
@@ -40,14 +71,14 @@ struct Module {
 
 /// A cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Image {
+pub(crate) struct Image {
     /// The source that it was compiled from.
-    pub(super) name: String,
-    pub(super) cubin: Vec<u8>,
+    pub(crate) name: String,
+    pub(crate) cubin: Vec<u8>,
 }
 
 /// The cubins of a file, which must be for `target` and made of the sources with this digest.
-pub(super) fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Image>, CudaError> {
+fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Image>, CudaError> {
     let refuse = |reason: String| CudaError::Pack { path: path.display().to_string(), reason };
     let cut = || refuse("it is cut off, or no file of kernels".into());
     let rest = bytes.strip_prefix(MARK).ok_or_else(cut)?;
@@ -110,5 +141,7 @@ mod tests {
             [Some("sm_80"), Some("sm_80"), Some("sm_89"), Some("sm_90a")]
         );
         assert_eq!([of(10, 0), of(12, 1), of(7, 5), of(10, 3)], [Some("sm_100a"), Some("sm_120"), None, None]);
+        let found = [of(8, 0), of(8, 9), of(9, 0), of(10, 0), of(12, 0)];
+        assert_eq!(found, FILES.map(Some), "a file for every target, and for no other");
     }
 }

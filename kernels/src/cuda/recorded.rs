@@ -3,7 +3,8 @@
 use super::device::CudaDevice;
 use super::driver::command::{Arguments, Product};
 use super::driver::recorder::{Note, Recorder};
-use super::driver::{Address, Command, Stream};
+use super::driver::{Address, Command, Gpu, Stream};
+use super::{CudaConfig, CudaError, open_with};
 use crate::numerics::{Half, TensorCore};
 use std::sync::Arc;
 
@@ -23,6 +24,14 @@ pub fn recording(cores: TensorCore, half: Half, memory: usize) -> (Arc<CudaDevic
     let driver = Recorder::new(cores, half, memory);
     let device = CudaDevice::with_driver(driver.clone(), half).expect("a recorder has memory for a loader");
     (device, Recording(driver))
+}
+
+/// As [`open`](super::open), where the driver's GPU is a recorded one that says it is `gpu`.
+///
+/// # Errors
+/// As [`open`](super::open).
+pub fn open_recorded(config: &CudaConfig, gpu: Gpu) -> Result<Arc<CudaDevice>, CudaError> {
+    open_with(config, |images| Ok(Recorder::open(gpu, config.half, images)?))
 }
 
 /// What a recorded GPU was given.

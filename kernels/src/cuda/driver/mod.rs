@@ -13,6 +13,7 @@ pub(crate) use command::{Algorithm, Command, GraphId, Launch};
 pub use remote_writes::RemoteWrites;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An address in device memory. The host must not follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +41,16 @@ impl fmt::Display for Capability {
     }
 }
 
+/// A version of CUDA as its driver counts: 13000 is 13.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion(pub u32);
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
@@ -55,6 +66,39 @@ pub struct Gpu {
     pub memory: u64,
     /// What NICs may do with device memory.
     pub remote_writes: RemoteWrites,
+    /// Newest CUDA whose cubins its driver loads.
+    pub cuda: CudaVersion,
+}
+
+/// What device memory is allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Weights,
+    Pool,
+    /// Everything else: activations, block tables, buffers of copies.
+    Workspace,
+}
+
+/// Bytes that are allocated on a device, by use.
+#[derive(Debug, Default)]
+pub(crate) struct InUse {
+    weights: AtomicU64,
+    pool: AtomicU64,
+    workspace: AtomicU64,
+}
+
+impl InUse {
+    fn counter(&self, of: Use) -> &AtomicU64 {
+        match of {
+            Use::Weights => &self.weights,
+            Use::Pool => &self.pool,
+            Use::Workspace => &self.workspace,
+        }
+    }
+
+    pub(crate) fn bytes(&self, of: Use) -> u64 {
+        self.counter(of).load(Ordering::Relaxed)
+    }
 }
 
 /// A queue of commands, run in order.
@@ -102,6 +146,9 @@ pub(crate) trait Pinned: Send + Sync + fmt::Debug {
 pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// The device.
     fn gpu(&self) -> &Gpu;
+
+    /// What its buffers take; [`Buffer`] keeps it.
+    fn in_use(&self) -> &InUse;
 
     /// Bytes of device memory that are free now.
     fn memory_free(&self) -> Result<u64, DeviceError>;
@@ -158,12 +205,22 @@ pub(crate) fn end_of(driver: &dyn Driver, event: Event) -> Result<(), DeviceErro
 pub(crate) struct Buffer {
     driver: Arc<dyn Driver>,
     at: Address,
+    of: Use,
+    bytes: u64,
 }
 
 impl Buffer {
-    /// Allocates.
+    /// Allocates workspace.
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize, what: &str) -> Result<Self, DeviceError> {
-        Ok(Self { driver: driver.clone(), at: driver.alloc(bytes.max(1), what)? })
+        Self::of(Use::Workspace, driver, bytes, what)
+    }
+
+    /// Allocates memory that counts as this use.
+    pub(crate) fn of(of: Use, driver: &Arc<dyn Driver>, bytes: usize, what: &str) -> Result<Self, DeviceError> {
+        let bytes = bytes.max(1);
+        let at = driver.alloc(bytes, what)?;
+        driver.in_use().counter(of).fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Self { driver: driver.clone(), at, of, bytes: bytes as u64 })
     }
 
     pub(crate) fn at(&self) -> Address {
@@ -173,6 +230,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.driver.in_use().counter(self.of).fetch_sub(self.bytes, Ordering::Relaxed);
         self.driver.free(self.at);
     }
 }

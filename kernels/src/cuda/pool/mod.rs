@@ -3,7 +3,7 @@
 mod lane;
 mod work;
 
-use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, RemoteWrites, Stream, end_of};
+use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, RemoteWrites, Stream, Use, end_of};
 use crate::device::DeviceError;
 use baton_memory::{MemoryError, NoRoom, Pending, PoolMemory, Rows};
 use baton_types::MemoryKind;
@@ -56,7 +56,7 @@ impl CudaPool {
 
     /// Allocates zeroed memory and starts the thread of its operations.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Arc<Self>, DeviceError> {
-        let memory = Arc::new(Buffer::new(driver, bytes, "the KV pool")?);
+        let memory = Arc::new(Buffer::of(Use::Pool, driver, bytes, "the KV pool")?);
         let stream = driver.stream(Purpose::Copies)?;
         // Stale KV counts for nothing, but a peer may read it: never what another process has left.
         driver.enqueue(stream, &Command::Clear { at: memory.at(), bytes })?;

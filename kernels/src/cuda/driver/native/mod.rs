@@ -1,10 +1,13 @@
 //! The CUDA driver, which is loaded when a device is opened and not before.
 
+pub(in crate::cuda) mod inventory;
 mod library;
 mod memory;
 mod module;
 
-use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Launch, Pinned, Purpose, RemoteWrites, Stream};
+use super::{
+    Address, Algorithm, Command, Driver, Event, Gpu, GraphId, InUse, Launch, Pinned, Purpose, RemoteWrites, Stream,
+};
 use crate::cuda::CudaError;
 use crate::cuda::arguments::model::Gemm;
 use crate::cuda::pack::Image;
@@ -40,6 +43,7 @@ pub(in crate::cuda) struct NativeDriver {
     half: Half,
     /// Looked for once.
     library: OnceLock<Option<Library>>,
+    in_use: InUse,
     state: Mutex<State>,
 }
 
@@ -71,42 +75,22 @@ impl NativeDriver {
         half: Half,
         images: impl FnOnce(&Gpu) -> Result<Vec<Image>, CudaError>,
     ) -> Result<Arc<Self>, CudaError> {
-        // SAFETY: loading the driver's library runs its initializers and nothing of ours; it stays loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoDriver);
-        }
-        let failed =
-            |what: &'static str| move |error: DriverError| CudaError::Driver { what, error: error.to_string() };
-        result::init().map_err(failed("cuInit"))?;
-        let devices = result::device::get_count().map_err(failed("cuDeviceGetCount"))? as u32;
+        let devices = inventory::count()?;
         if ordinal >= devices {
             return Err(CudaError::NoDevice { ordinal, devices });
         }
-        let device = result::device::get(ordinal as i32).map_err(failed("cuDeviceGet"))?;
-        use sys::CUdevice_attribute as Attribute;
-        // SAFETY: the device is one that the driver gave.
-        let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
-        let number = |which| attribute(which).map(|value| value as u32).map_err(failed("cuDeviceGetAttribute"));
-        let capability = Capability {
-            major: number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            minor: number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        };
-        let processors = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        // Attributes that an older driver does not know stand for none.
-        let promised = |which| attribute(which).unwrap_or(0);
-        let remote_writes = RemoteWrites::of(
-            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
-            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
-            promised(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
-        );
-        // SAFETY: as above; the context is released when the driver is dropped.
+        let (device, gpu) = inventory::gpu(ordinal)?;
+        // Before a context takes memory.
+        let images = images(&gpu)?;
+        let failed =
+            |what: &'static str| move |error: DriverError| CudaError::Driver { what, error: error.to_string() };
+        // SAFETY: the device is one that the driver gave; the context is released when the driver is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         // SAFETY: the context is retained.
         unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
         let (_, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
-        let name = result::device::get_name(device).map_err(failed("cuDeviceGetName"))?;
-        let gpu = Gpu { name, ordinal, capability, processors, memory: memory as u64, remote_writes };
-        let modules = Modules::load(&images(&gpu)?)?;
+        let gpu = Gpu { memory: memory as u64, ..gpu };
+        let modules = Modules::load(&images)?;
         Ok(Arc::new(Self {
             gpu,
             device,
@@ -114,6 +98,7 @@ impl NativeDriver {
             modules,
             half,
             library: OnceLock::new(),
+            in_use: InUse::default(),
             state: Mutex::default(),
         }))
     }
@@ -182,6 +167,10 @@ impl NativeDriver {
 impl Driver for NativeDriver {
     fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    fn in_use(&self) -> &InUse {
+        &self.in_use
     }
 
     fn memory_free(&self) -> Result<u64, DeviceError> {

@@ -9,8 +9,13 @@ pub(crate) mod library;
 mod memory;
 mod twin;
 
-use super::{Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, RemoteWrites, Stream};
+use super::{
+    Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, InUse, Pinned, Purpose, RemoteWrites, Stream,
+};
+use crate::cuda::CudaError;
 use crate::cuda::arguments::model::Gemm;
+use crate::cuda::device::cores_of;
+use crate::cuda::pack::Image;
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
 use baton_types::{FenceStatus, MemoryKind};
@@ -42,6 +47,7 @@ pub(crate) struct Recorder {
     memory_max: usize,
     /// Of the library, for every product.
     algorithms: Vec<Algorithm>,
+    in_use: InUse,
     state: Mutex<State>,
 }
 
@@ -98,7 +104,24 @@ impl Recorder {
             processors: 4,
             memory: memory_max as u64,
             remote_writes: RemoteWrites::Flushed,
+            cuda: crate::cuda::pack::CUDA_MIN,
         };
+        Self::of(gpu, cores, half, algorithms)
+    }
+
+    /// A device that says it is `gpu`, whose kernels `images` finds as for the CUDA driver.
+    pub(crate) fn open(
+        gpu: Gpu,
+        half: Half,
+        images: impl FnOnce(&Gpu) -> Result<Vec<Image>, CudaError>,
+    ) -> Result<Arc<Self>, CudaError> {
+        images(&gpu)?;
+        let cores = cores_of(gpu.capability).unwrap_or(TensorCore::Tc16F25);
+        Ok(Self::of(gpu, cores, half, &[library::EXACT]))
+    }
+
+    fn of(gpu: Gpu, cores: TensorCore, half: Half, algorithms: &[Algorithm]) -> Arc<Self> {
+        let memory_max = gpu.memory as usize;
         let state = State {
             twin: Twin { cores, half },
             memory: Memory::default(),
@@ -113,7 +136,8 @@ impl Recorder {
             landing: Vec::new(),
             programs: Vec::new(),
         };
-        Arc::new(Self { gpu, memory_max, algorithms: algorithms.to_vec(), state: Mutex::new(state) })
+        let (algorithms, in_use) = (algorithms.to_vec(), InUse::default());
+        Arc::new(Self { gpu, memory_max, algorithms, in_use, state: Mutex::new(state) })
     }
 
     /// What happened since the last call.
@@ -220,6 +244,10 @@ impl State {
 impl Driver for Recorder {
     fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    fn in_use(&self) -> &InUse {
+        &self.in_use
     }
 
     fn memory_free(&self) -> Result<u64, DeviceError> {
