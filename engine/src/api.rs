@@ -4,6 +4,7 @@
 //! queue, and results come back through the [`SequenceSink`] of each sequence. Blocks are passed as [`baton_kv_cache::Lease`]s: the holder
 //! of a lease owns the blocks, and dropping it frees them.
 
+use crate::gaps::StepGaps;
 use crate::scheduler::SequenceKey;
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
@@ -264,6 +265,8 @@ pub struct Load {
     pub prefill_rows: u64,
     /// Decode rows computed since the start: one per sequence and step.
     pub decode_rows: u64,
+    /// Times without a step on the device while there was work, since the start.
+    pub gaps: StepGaps,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
     /// Prompt tokens whose KV was cached, since the start; counted at each sequence's first token here.

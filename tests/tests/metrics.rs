@@ -107,7 +107,8 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
     // What ends with the answer, and what workers tell of their caches, comes a moment after it.
     let with_series = eventually(async || agree(&up, &told).await).await?;
     // What did not happen here must at least be counted somewhere.
-    let sources = ["router/src/metrics/mod.rs", "router/src/metrics/cache.rs"].map(|file| root().join(file));
+    let sources = ["router/src/metrics/mod.rs", "router/src/metrics/cache.rs", "worker/src/metrics.rs"]
+        .map(|file| root().join(file));
     let source = sources.iter().map(fs::read_to_string).collect::<Result<String, _>>()?;
     for (name, _) in
         told.values().flatten().filter(|(name, metric)| metric.may_never_happen && !with_series.contains(*name))
@@ -227,7 +228,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone
-    let sources: [(&str, &str, &[Source], &[&str]); 26] = [
+    let sources: [(&str, &str, &[Source], &[&str]); 27] = [
         ("baton_build_info", "service", &mains, &[]),
         ("baton_spans_lost_total", "reason", &[lost], &[]),
         ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
@@ -247,6 +248,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Dropped")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
         ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
+        ("baton_device_memory_bytes", "kind", &[Between(worker, "(\"", "\", memory.")], &[]),
         ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),
         ("baton_kv_transfer_bytes_total", "direction", &[Between(worker, "(\"direction\", \"", "\")")], &[]),
         ("baton_kv_handoffs_total", "direction", &[Between(worker, "outcomes(\"", "\"")], &[]),

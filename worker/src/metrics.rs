@@ -1,16 +1,19 @@
 //! The metrics of a worker at `/metrics`: read from engine and transfer at each scrape, so nothing is counted twice.
 
-use baton_engine::EngineHandle;
 use baton_engine::api::Load;
+use baton_engine::{EngineHandle, StepGaps};
+use baton_kernels::device::{Device, DeviceMemory};
 use baton_kv_cache::{BlockCounts, CacheCounts};
 use baton_kv_transfer::{KvTransfer, PeerStats};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::TypedMetric;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Labels of every series.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
@@ -18,6 +21,7 @@ type Labels<'a> = Vec<(&'a str, &'a str)>;
 /// The collector of one worker.
 pub struct WorkerMetrics {
     engine: EngineHandle,
+    device: Arc<dyn Device>,
     transfer: KvTransfer,
     model: String,
     pool: String,
@@ -30,9 +34,9 @@ impl fmt::Debug for WorkerMetrics {
 }
 
 impl WorkerMetrics {
-    /// For this engine and transfer.
-    pub fn new(engine: EngineHandle, transfer: KvTransfer, model: &str, pool: &str) -> Self {
-        Self { engine, transfer, model: model.into(), pool: pool.into() }
+    /// For this engine with its device, and this transfer.
+    pub fn new(engine: EngineHandle, device: Arc<dyn Device>, transfer: KvTransfer, model: &str, pool: &str) -> Self {
+        Self { engine, device, transfer, model: model.into(), pool: pool.into() }
     }
 
     fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Labels<'a> {
@@ -110,8 +114,39 @@ impl Collector for WorkerMetrics {
         self.gauge(to, "engine_step_age_seconds", help, self.engine.still().as_secs_f64())?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
+        self.device(to, &load)?;
         self.prefix_cache(to, &load)?;
         self.transfer(to)
+    }
+}
+
+/// What a device's memory is used for: all of it.
+fn uses(memory: DeviceMemory) -> [(&'static str, u64); 5] {
+    [
+        ("weights", memory.weights),
+        ("pool", memory.pool),
+        ("workspace", memory.workspace),
+        ("other", memory.other()),
+        ("free", memory.free),
+    ]
+}
+
+/// Gaps between steps as a histogram, in seconds.
+struct Gaps(StepGaps);
+
+impl TypedMetric for Gaps {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Gaps {
+    fn encode(&self, mut to: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = StepGaps::BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts).collect();
+        to.encode_histogram::<NoLabelSet>(self.0.total.as_secs_f64(), self.0.count(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
     }
 }
 
@@ -122,6 +157,15 @@ fn used_ratio(blocks: &BlockCounts) -> f64 {
 }
 
 impl WorkerMetrics {
+    fn device(&self, to: &mut DescriptorEncoder<'_>, load: &Load) -> fmt::Result {
+        let help = "From the end of a step to the launch of the next, while there was work and no step on the device";
+        self.family(to, "engine_step_gap_seconds", help, &[(vec![], load.gaps)], Gaps)?;
+        let uses = self.device.memory().map(uses).into_iter().flatten();
+        let uses: Vec<_> = uses.map(|(kind, bytes)| (vec![("kind", kind)], bytes as f64)).collect();
+        let help = "Memory of the GPU that this worker computes on, by what it is used for";
+        self.gauges(to, "device_memory_bytes", help, &uses)
+    }
+
     fn prefix_cache(&self, to: &mut DescriptorEncoder<'_>, load: &Load) -> fmt::Result {
         let CacheCounts { blocks, evictable, pinned, stored, evicted, expired, unpinned } =
             self.engine.pool().cache_counts();
@@ -209,6 +253,42 @@ impl WorkerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prometheus_client::registry::Registry;
+
+    #[test]
+    fn every_byte_of_a_gpu_is_told_once() {
+        let memory = DeviceMemory { total: 100, free: 30, weights: 40, pool: 20, workspace: 5, beside_pool: 3 };
+        assert_eq!(uses(memory).iter().map(|(_, bytes)| bytes).sum::<u64>(), 100);
+        // The driver may count less as used than was asked for.
+        assert_eq!(DeviceMemory { free: 40, ..memory }.other(), 0);
+    }
+
+    #[derive(Debug)]
+    struct OfGaps(StepGaps);
+
+    impl Collector for OfGaps {
+        fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+            Gaps(self.0).encode(to.encode_descriptor("gap_seconds", "Gaps", None, Gaps::TYPE)?)
+        }
+    }
+
+    #[test]
+    fn gaps_are_a_histogram_of_seconds() {
+        let gaps = StepGaps { counts: [0, 2, 0, 0, 0, 0, 0, 0, 0, 1], total: Duration::from_micros(2_000_040) };
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register_collector(Box::new(OfGaps(gaps)));
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "gap_seconds_sum 2.00004",
+            "gap_seconds_count 3",
+            "gap_seconds_bucket{le=\"1e-5\"} 0",
+            "gap_seconds_bucket{le=\"3e-5\"} 2",
+            "gap_seconds_bucket{le=\"1.0\"} 2",
+            "gap_seconds_bucket{le=\"+Inf\"} 3",
+        ] {
+            assert!(text.lines().any(|told| told == line), "no {line:?} in {text}");
+        }
+    }
 
     #[test]
     fn what_a_new_sequence_cannot_have_is_used() {

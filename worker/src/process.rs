@@ -183,7 +183,7 @@ impl RunningWorker {
         vitals.works(&loaded.engine, &transfer);
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone(), runtime.clone())));
         let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
-        let collector = WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), model, pool);
+        let collector = WorkerMetrics::new(loaded.engine.clone(), loaded.device.clone(), transfer.clone(), model, pool);
         let phases = metrics.register(|registry| {
             registry.register_collector(Box::new(collector));
             Phases::register(registry, model, pool)

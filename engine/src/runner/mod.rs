@@ -11,6 +11,7 @@ mod step;
 mod tests;
 
 use crate::api::{SequenceEvent, SubmitError};
+use crate::gaps::StepGaps;
 use crate::gate::{SequenceGate, SequencePhase};
 use crate::mailbox::{Submission, is_counted};
 use crate::model::ModelError;
@@ -61,6 +62,9 @@ pub(crate) struct Runner<M> {
     steps_max: usize,
     /// When the last step was finished.
     finished_at: Option<Instant>,
+    /// When the device's last step was finished, while the engine looks for the next one.
+    free_from: Option<Instant>,
+    gaps: StepGaps,
     rates: Rates,
     generated_tokens: u64,
     cached_tokens: u64,
@@ -120,6 +124,8 @@ impl<M: StepModel> Runner<M> {
             steps: VecDeque::new(),
             steps_max,
             finished_at: None,
+            free_from: None,
+            gaps: StepGaps::default(),
             rates: Rates::default(),
             generated_tokens: 0,
             cached_tokens: 0,
@@ -156,6 +162,7 @@ impl<M: StepModel> Runner<M> {
                 self.steps.push_back(step);
             }
             if self.steps.is_empty() {
+                self.free_from = None;
                 return Ok(Turn::Idle { until: wake_at.into_iter().chain(self.expires_at).min() });
             }
             if is_over || self.steps.len() >= self.steps_max {
@@ -336,6 +343,7 @@ impl<M: StepModel> Runner<M> {
         load.running_tokens = totals.running_tokens;
         load.prefill_tokens_per_s = self.rates.prefill_tokens_per_s();
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
+        load.gaps = self.gaps;
         load.generated_tokens = self.generated_tokens;
         load.cached_tokens = self.cached_tokens;
         load.recomputed_tokens = self.scheduler.recomputed();

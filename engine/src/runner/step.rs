@@ -45,6 +45,9 @@ pub(super) struct Retired {
 impl<M: StepModel> Runner<M> {
     pub(super) fn launch_step(&mut self, segments: Vec<Segment>) -> Result<Step, ModelError> {
         let launched = self.shared.clock.now();
+        if let Some(free_from) = self.free_from.take() {
+            self.gaps.add(launched - free_from);
+        }
         let step = self.gather(&segments, launched);
         let sequences = &mut self.sequences;
         self.model.launch(&step, &mut |layer, fence| {
@@ -75,6 +78,7 @@ impl<M: StepModel> Runner<M> {
         let now = self.shared.clock.now();
         // A step that was launched ahead began when the one before it was done.
         let began = self.finished_at.replace(now).map_or(step.launched, |before| before.max(step.launched));
+        self.free_from = self.steps.is_empty().then_some(now);
         self.rates.add(step.prefill_rows, step.decode_rows, now - began);
         self.count(step.prefill_rows, step.decode_rows);
         self.shared.health.alive(now, true);

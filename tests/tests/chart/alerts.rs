@@ -92,8 +92,17 @@ fn the_dashboard_has_a_row_a_phase() -> anyhow::Result<()> {
     let dashboard: Value = serde_json::from_slice(&fs::read(path("deploy/helm/baton/files/baton.json"))?)?;
     let panels: Vec<_> = items(&dashboard["panels"]).collect();
     let rows = panels.iter().filter(|p| p["type"] == "row").filter_map(|p| p["title"].as_str());
-    let expected =
-        ["Requests", "Queue and placement", "Prefill", "KV transfer", "Decode", "KV blocks", "Prefix cache", "Cluster"];
+    let expected = [
+        "Requests",
+        "Queue and placement",
+        "Prefill",
+        "KV transfer",
+        "Decode",
+        "KV blocks",
+        "Prefix cache",
+        "Cluster",
+        "Devices",
+    ];
     ensure!(rows.eq(expected), "{dashboard}");
     let ids: BTreeSet<_> = panels.iter().map(|p| p["id"].as_u64()).collect();
     ensure!(ids.len() == panels.len(), "two panels have one id");

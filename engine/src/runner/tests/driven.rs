@@ -1,7 +1,7 @@
 //! The engine without its thread: the test calls the turns and sets the time.
 
 use super::*;
-use crate::{Driven, SequencePhase, Turn};
+use crate::{Driven, SequencePhase, StepGaps, Turn};
 use baton_types::{Clock, TenantLabel};
 use parking_lot::Mutex;
 use stand_in::continuation;
@@ -76,6 +76,38 @@ fn a_step_ahead_takes_the_time_from_the_end_of_the_one_before() {
         let (measured, right) = (world.engine.load().decode_steps_per_s, 1.0 / STEP.as_secs_f32());
         assert!((measured - right).abs() < 0.01 * right, "ahead {is_asynchronous}: {measured}");
     }
+}
+
+/// Two sequences, one after the other, on a device that is slow by [`STEP`] and an engine that is slow to plan.
+fn gaps_of(is_asynchronous: bool) -> (StepGaps, u64) {
+    const PLAN: Duration = Duration::from_micros(200);
+    let mut world = World::with(12, config(), Hooks { is_asynchronous, ..Hooks::default() });
+    for _ in 0..2 {
+        let sequence = submit(&world.engine, world.request(&prompt(1, 5), 9), Run::Full);
+        let clock = world.clock.clone();
+        // Time passes whenever a plan asks for a decode row, not before the first step.
+        world.engine.set_gate(Some(Arc::new(move |_: &RequestId, phase: SequencePhase| {
+            if phase == SequencePhase::Decode {
+                clock.pass(PLAN);
+            }
+            true
+        })));
+        world.run();
+        assert_eq!(sequence.end().0.len(), 9);
+        world.clock.pass(Duration::from_secs(5));
+    }
+    (world.engine.load().gaps, world.engine.load().steps)
+}
+
+#[test]
+fn a_gap_is_the_time_without_a_step_while_there_is_work() {
+    let (gaps, steps) = gaps_of(false);
+    // One before each step but the first of a sequence, which follows a time without work.
+    assert_eq!((gaps.count(), steps), (16, 18));
+    assert_eq!(gaps.total, 16 * Duration::from_micros(200));
+    assert_eq!(gaps.counts[3], 16, "{gaps:?}");
+    let (gaps, steps) = gaps_of(true);
+    assert_eq!((gaps.count(), steps), (0, 18), "a device that always has a step ahead waits for nobody: {gaps:?}");
 }
 
 #[test]
