@@ -3,6 +3,7 @@
 use crate::UcxLanes;
 use crate::transport::ucx::reach_others;
 use crate::ucx::{Context, take_stdout, version};
+use baton_types::MemoryKind;
 use std::fs::File;
 use std::io;
 
@@ -13,6 +14,8 @@ pub struct UcxInventory {
     pub version: String,
     /// Transports with their devices, e.g. `tcp` and `eth0`, in UCX's order.
     pub resources: Vec<(String, String)>,
+    /// Whether it tells a GPU's memory from the host's.
+    pub knows_cuda: bool,
 }
 
 /// Lists UCX's version and resources. `tls` and `devices` restrict the list as `UCX_TLS` and `UCX_NET_DEVICES` do; `all` does not.
@@ -21,7 +24,8 @@ pub struct UcxInventory {
 /// UCX's message, where it cannot start or has none of the named resources.
 pub fn ucx(tls: &str, devices: &str) -> Result<UcxInventory, String> {
     let context = Context::new(&[("TLS", tls), ("NET_DEVICES", devices)]).map_err(|e| e.to_string())?;
-    Ok(UcxInventory { version: version(), resources: context.resources() })
+    let knows_cuda = context.supports(MemoryKind::Cuda(0));
+    Ok(UcxInventory { version: version(), resources: context.resources(), knows_cuda })
 }
 
 /// Whether workers of two processes can be connected by this transport of UCX. Not so by `self`, nor by copies between host and device memory

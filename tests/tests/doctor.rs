@@ -23,11 +23,18 @@ fn verdict(output: &Output, check: &str) -> Result<String> {
 fn a_host_is_looked_at() -> Result<()> {
     let plain = baton(&["doctor", "--json"])?;
     ensure!(plain.status.success(), "{plain:?}");
-    for check in ["processor", "memory", "memlock", "open files", "rdma", "gpu", "gpudirect", "ucx"] {
+    for check in ["processor", "memory", "memlock", "open files", "rdma", "gpu", "ucx"] {
         let told = verdict(&plain, check)?;
         ensure!(told != "failure", "{check} fails though nothing was asked for: {told}");
     }
     let told = String::from_utf8(baton(&["doctor"])?.stdout)?;
+    if !std::path::Path::new("/proc/driver/nvidia/version").exists() {
+        let of_gpus: Vec<&str> = told.lines().filter(|line| line.contains("gpu")).collect();
+        ensure!(of_gpus.len() == 1 && of_gpus[0].ends_with("no driver: workers compute on the CPU"), "{told}");
+        let gpu = baton(&["doctor", "--json", "--gpu", "--cuda-kernels", "/no/such/folder"])?;
+        ensure!(gpu.status.code() == Some(1) && verdict(&gpu, "gpu")? == "failure", "{gpu:?}");
+        ensure!(verdict(&gpu, "gpu kernels")? == "failure", "{gpu:?}");
+    }
     ensure!(told.contains("ok    ucx") && told.contains("posix ("), "{told}");
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
         skipped(Need::NoRdma, "what `baton doctor --rdma` says without RDMA", "there is a device");

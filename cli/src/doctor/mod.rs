@@ -9,15 +9,18 @@ mod host;
 mod link;
 mod members;
 mod net_devices;
+mod pcie;
 mod rate;
 mod rdma;
 mod sysfs;
 mod ucx;
 
 use anyhow::ensure;
+use baton_kernels::cuda;
 use baton_kv_transfer::{UcxLanes, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host::raise_locked_memory_limit;
+use baton_worker::bring_up;
 use clap::Args;
 use finding::{Finding, Verdict, report, worst};
 use link::Way;
@@ -25,7 +28,7 @@ use net_devices::NetDevices;
 use std::fs::File;
 use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `baton doctor`.
 #[derive(Args)]
@@ -36,6 +39,9 @@ pub(crate) struct DoctorArgs {
     /// Require GPUs: whatever they need and is missing counts as a failure.
     #[arg(long)]
     gpu: bool,
+    /// Folder of the files of GPU kernels, as a worker's engine.cuda_kernels. Default: `kernels` beside this program.
+    #[arg(long, value_name = "FOLDER", default_value = "")]
+    cuda_kernels: PathBuf,
     /// Size of a worker's KV pool, e.g. 40GiB. With --rdma, the limit of locked memory must be at least this.
     #[arg(long, value_name = "SIZE")]
     pool_bytes: Option<ByteSize>,
@@ -70,11 +76,17 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let mut findings = host::look(args.rdma, args.pool_bytes);
     let (ports, usable) = rdma::look(root, args.rdma, devices);
     findings.extend(ports);
-    findings.extend(gpu::look(root, args.gpu, args.rdma));
+    let wanted = gpu::Wanted { gpu: args.gpu, rdma: args.rdma };
+    let kernels = bring_up::cuda_kernels(&args.cuda_kernels);
+    let (gpus, has_gpu) = gpu::look(root, wanted, &kernels, &rdma::usable(root, devices), cuda::host);
+    findings.extend(gpus);
     let over_rdma = args.rdma || devices.given().is_some();
     let tls = args.ucx_tls.or_else(|| over_rdma.then(|| UcxLanes::Rdma.tls().into()));
     let looked = tls.clone().unwrap_or_else(|| UcxLanes::SharedMemory.tls().into());
     findings.push(ucx::look(&looked, devices, ucx::Rdma { wanted: args.rdma, usable }));
+    if has_gpu {
+        findings.push(ucx::look_for_cuda(args.gpu && args.rdma));
+    }
     if !args.etcd.is_empty() {
         findings.extend(members::look(args.etcd.clone()).await?);
     }

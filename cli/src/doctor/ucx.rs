@@ -45,6 +45,28 @@ fn judge(
     Finding::new("ucx", Verdict::Failure, found, remedy(all(), rdma))
 }
 
+/// Whether UCX moves KV out of a GPU's memory, and by which transports. Queries UCX without restrictions.
+pub(super) fn look_for_cuda(wanted: bool) -> Finding {
+    judge_cuda(inventory::ucx("all", "all"), wanted)
+}
+
+fn judge_cuda(found: Result<UcxInventory, String>, wanted: bool) -> Finding {
+    let remedy = "without it KV on GPUs is copied through host memory: use an image for CUDA, or build with a UCX_DIR whose UCX has CUDA, and \
+                  keep libuct_cuda and libucm_cuda with the libcudart beside it";
+    let inventory = match found {
+        Ok(inventory) if inventory.knows_cuda => inventory,
+        Ok(inventory) => {
+            let found = format!("{}: host memory alone", inventory.version);
+            return Finding::new("ucx cuda", Verdict::Warning.if_wanted(wanted), found, remedy);
+        }
+        Err(error) => return Finding::new("ucx cuda", Verdict::Warning.if_wanted(wanted), error, remedy),
+    };
+    let mut copies: Vec<&str> = inventory.resources.iter().map(|(transport, _)| transport.as_str()).collect();
+    copies.retain(|transport| transport.contains("cuda") || transport.starts_with("gdr"));
+    copies.dedup();
+    Finding::ok("ucx cuda", format!("{}: host and CUDA memory; {}", inventory.version, copies.join(", ")))
+}
+
 fn has_rdma(inventory: &UcxInventory) -> bool {
     inventory.resources.iter().any(|(transport, _)| is_rdma(transport))
 }
@@ -94,7 +116,11 @@ mod tests {
             "self" => vec![("self".into(), "memory".into())],
             rdma => vec![(rdma.to_owned(), "mlx5_0:1".into())],
         };
-        Ok(UcxInventory { version: "1.22.0".into(), resources: transports.iter().flat_map(of).collect() })
+        Ok(UcxInventory {
+            version: "1.22.0".into(),
+            resources: transports.iter().flat_map(of).collect(),
+            knows_cuda: false,
+        })
     }
 
     const WANTED: Rdma = Rdma { wanted: true, usable: true };
@@ -111,6 +137,19 @@ mod tests {
         assert_eq!(judge(with(&["tcp"]), || with(&["tcp"]), WANTED).verdict, Verdict::Failure);
         assert_eq!(look("tcp", &NetDevices::default(), NOT_WANTED).verdict, Verdict::Ok);
         assert_eq!(look("tcp", &"lo".parse().unwrap(), NOT_WANTED).found.split_once(": ").unwrap().1, "tcp (lo)");
+    }
+
+    #[test]
+    fn a_ucx_without_cuda_is_told_where_gpus_are() {
+        let of = |knows_cuda, wanted| {
+            let found =
+                with(&["tcp", "cuda_copy", "cuda_ipc", "rc_mlx5"]).map(|all| UcxInventory { knows_cuda, ..all });
+            judge_cuda(found, wanted)
+        };
+        assert_eq!(of(true, true), Finding::ok("ucx cuda", "1.22.0: host and CUDA memory; cuda_copy, cuda_ipc"));
+        assert_eq!(of(false, true).verdict, Verdict::Warning);
+        assert_eq!(of(false, false).verdict, Verdict::Absent);
+        assert_eq!(judge_cuda(Err("No such device".into()), true).verdict, Verdict::Warning);
     }
 
     #[test]

@@ -36,7 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "decode-worker",
         ],
     ),
-    ("baton-cli", &["types", "proto", "node", "kv-transfer", "router", "worker", "simulation"]),
+    ("baton-cli", &["types", "proto", "node", "kernels", "kv-transfer", "router", "worker", "simulation"]),
 ];
 
 /// Crates without a layer: they may use every crate.

@@ -42,6 +42,23 @@ pub(super) fn look(root: &Path, wanted: bool, devices: &NetDevices) -> (Vec<Find
     (findings, usable)
 }
 
+/// A port that this process can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UsablePort {
+    /// `mlx5_0`.
+    pub(super) device: String,
+    /// `mlx5_0:1`.
+    pub(super) name: String,
+}
+
+/// Ports among `devices` that this process can use.
+pub(super) fn usable(root: &Path, devices: &NetDevices) -> Vec<UsablePort> {
+    let ports = ports(root).into_iter().filter(|port| devices.takes(&port.name) && port.trouble().is_none());
+    let usable =
+        ports.filter_map(|port| Some(UsablePort { device: port.name.split_once(':')?.0.to_owned(), name: port.name }));
+    usable.collect()
+}
+
 /// Whether an RDMA port of this host is among the named devices.
 pub(super) fn is_among(root: &Path, devices: &NetDevices) -> bool {
     devices.given().is_some() && ports(root).iter().any(|port| devices.takes(&port.name))
