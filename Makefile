@@ -11,7 +11,7 @@ up: setup model ## Start a split cluster on this machine and serve the default m
 	$(CARGO) build --release --bins
 	target/release/baton up $(ARGS)
 
-test: setup model clients charts cuda ## Everything a change must pass; at most 35 minutes cold on 2 cores.
+test: setup model clients charts cubins ## Everything a change must pass; at most 35 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
@@ -54,7 +54,7 @@ bench-peers: setup model ## Installs OpenVINO GenAI and llama.cpp into target/pe
 shipped: setup ## Builds the binaries as images and releases hold them: target/shipped/dist.
 	$(SHIPPED) --package baton-cli --package baton-router --package baton-prefill-worker --package baton-decode-worker
 
-dist: shipped ## Packs the binaries of a release for hosts like this one, with checksums: target/dist.
+dist: shipped cubins ## Packs the binaries of a release for hosts like this one and the GPU kernels, with checksums: target/dist.
 	scripts/dist target/dist
 
 setup: ## Installs what the build needs, where it is missing.

@@ -125,12 +125,67 @@ fn a_release_holds_its_binaries_and_their_checksums() -> anyhow::Result<()> {
     call("tar", &["-xzf", &format!("{name}.tar.gz")], folder.path())?;
     let unpacked = folder.path().join(&name);
     let checked = call("sha256sum", &["--check", "SHA256SUMS"], &unpacked)?;
-    for file in
-        ["LICENSE", "README.md", "bin/baton", "bin/baton-router", "bin/baton-prefill-worker", "bin/baton-decode-worker"]
-    {
+    let kernels = KERNELS.map(|target| format!("bin/kernels/{target}.cubins"));
+    let files = [
+        "LICENSE",
+        "README.md",
+        "bin/baton",
+        "bin/baton-router",
+        "bin/baton-prefill-worker",
+        "bin/baton-decode-worker",
+    ];
+    for file in files.into_iter().chain(kernels.each_ref().map(String::as_str)) {
         ensure!(checked.contains(&format!("{file}: OK")), "no {file}: {checked}");
     }
+    ensure!(checked.lines().count() == files.len() + kernels.len(), "something else: {checked}");
     let told = call("./baton", &["--version"], &unpacked.join("bin"))?;
     ensure!(told.trim_end() == format!("baton {}", env!("CARGO_PKG_VERSION")), "{told}");
+    // Each file names the digest of its sources, and the program knows that of its own.
+    let doctor = || call("./baton", &["doctor"], &unpacked.join("bin"));
+    let whole = format!("bin/kernels: {}", KERNELS.join(" "));
+    let told = doctor()?;
+    ensure!(told.lines().any(|line| line.starts_with("ok    gpu kernels") && line.ends_with(&whole)), "{told}");
+    let file = unpacked.join(&kernels[0]);
+    let mut bytes = std::fs::read(&file)?;
+    let digest = b"\"digest\":\"";
+    let at = bytes.windows(digest.len()).position(|part| part == digest).context("no digest")? + digest.len();
+    bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
+    std::fs::write(&file, bytes)?;
+    let refused = format!("{:#}", doctor().err().context("kernels of another build pass")?);
+    ensure!(refused.contains("1 of"), "{refused}");
+    Ok(())
+}
+
+/// Targets of GPU kernels, in the order of `baton doctor`.
+const KERNELS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
+
+/// `build` with an engine that prints what it is asked for.
+fn asked_for(variables: &[(&str, &str)], arguments: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut command = Command::new(deploy("docker/build"));
+    let command = command.args(arguments).env("ENGINE", "echo").env_remove("UCX_DIR").envs(variables.iter().copied());
+    let out = command.stdin(Stdio::null()).output()?;
+    ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    Ok(String::from_utf8(out.stdout)?.lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn images_for_cuda_are_those_that_the_chart_names_with_a_suffix() -> anyhow::Result<()> {
+    let targets = ["1.2.3", "prefill-worker", "prefill-worker-cuda", "decode-worker-cuda"];
+    let [plain, prefill, decode] = <[String; 3]>::try_from(asked_for(&[], &targets)?)
+        .map_err(|asked| anyhow::anyhow!("three images, and not {asked:?}"))?;
+    ensure!(plain.contains("--tag baton-prefill-worker:1.2.3 ") && !plain.contains("UCX"), "{plain}");
+    for (asked, target) in [(&prefill, "prefill-worker"), (&decode, "decode-worker")] {
+        ensure!(asked.contains(&format!("--target {target}-cuda --tag baton-{target}:1.2.3-cuda ")), "{asked}");
+        ensure!(
+            asked.contains("UCX_PACKAGE=libucx-cu13==1.22.* ") && asked.contains("UCX_DIR=/opt/python/"),
+            "{asked}"
+        );
+    }
+    let own = asked_for(&[("UCX_DIR", "/opt/mine")], &targets)?;
+    ensure!(own.iter().all(|asked| asked.contains("UCX_DIR=/opt/mine ") && !asked.contains("libucx")), "{own:?}");
+    // What these targets copy is where their programs look.
+    let file = std::fs::read_to_string(deploy("docker/Dockerfile"))?;
+    ensure!(file.matches("COPY --from=build-kernels /out/ /").count() == 2, "{file}");
+    ensure!(file.contains("cubins --out /out/usr/local/bin/kernels") && file.contains("ENTRYPOINT [\"/usr/local/bin/"));
     Ok(())
 }
