@@ -201,7 +201,7 @@ fn every_model_lies_on_a_volume_of_its_pod() -> anyhow::Result<()> {
 
 #[test]
 fn values_reach_the_processes() -> anyhow::Result<()> {
-    let expected: [(&str, &str, &[&str]); 6] = [
+    let expected: [(&str, &str, &[&str]); 7] = [
         ("cpu", "baton-router", &["policy = \"least-loaded\"", "prefill_policy = \"remote\""]),
         (
             "multi-model",
@@ -242,6 +242,11 @@ fn values_reach_the_processes() -> anyhow::Result<()> {
             "gpu-rdma",
             "baton-decode-worker",
             &["device = \"cuda\"", "ucx_net_devices = \"mlx5_0:1\"", "running_max = 256", "block_tokens = 64"],
+        ),
+        (
+            "gpu",
+            "baton-prefill-worker",
+            &["device = \"cuda\"", "gpu_memory_utilization = 0.85", "transport = \"auto\""],
         ),
         (
             "external-etcd",

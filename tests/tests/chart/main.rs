@@ -106,13 +106,13 @@ fn devices_are_asked_for_by_the_pods_that_need_them() -> anyhow::Result<()> {
 
 #[test]
 fn notes_tell_how_to_make_the_first_call() -> anyhow::Result<()> {
-    let (no_keys, no_cuda, names) = ("no API keys are configured", "no CUDA engine", "is one of those");
+    let (no_keys, no_cuda, names) = ("no API keys are configured", "has never run on a GPU", "is one of those");
     let no_test = "helm test has nothing to run";
     let digest = "0".repeat(64);
     let keys = format!("auth: {{keys: [{{sha256: '{digest}', tenant: a}}]}}");
     let two = "models: [{name: a, source: x, decode: [{name: d}]}, {name: b, source: z, decode: [{name: d}]}]";
     // values, what is told, what is not
-    let cases: [(&str, &[&str], &[&str]); 4] = [
+    let cases: [(&str, &[&str], &[&str]); 5] = [
         (
             "{}",
             &["service/baton-router 8000 50051", "/v1/chat/completions", no_keys],
@@ -120,7 +120,12 @@ fn notes_tell_how_to_make_the_first_call() -> anyhow::Result<()> {
         ),
         (&keys, &["Bearer $API_KEY", no_test, "auth.testKey"], &[no_keys]),
         (two, &[names, "\"model\":\"a\"", "in the cluster, to a."], &[no_cuda, no_test]),
-        ("decode: {engine: {device: cuda}}", &[no_cuda, "decode pool default of model default"], &["prefill pool"]),
+        (
+            "decode: {engine: {device: cuda}}",
+            &[no_cuda, "decode pool default of model default", "set gpu.count to 1"],
+            &["prefill pool"],
+        ),
+        ("decode: {engine: {device: cuda}, gpu: {count: 1}}", &[no_cuda], &["gpu.count"]),
     ];
     for (values, told, not_told) in cases {
         let notes = notes(values)?;

@@ -25,6 +25,8 @@ fn typos_are_refused_wherever_they_are() -> anyhow::Result<()> {
     check("router: {replcas: 2}", &["/router", "replcas"])?;
     check("routers: {replicas: 2}", &["routers"])?;
     check("models: [{name: m, source: x, decode: [{name: d, gpus: 1}]}]", &["/models/0/decode/0", "gpus"])?;
+    check("decode: {engine: {gpuMemoryUtilization: 90}}", &["/decode/engine/gpuMemoryUtilization", "0.99"])?;
+    check("decode: {engine: {device: 'cuda:1'}}", &["/decode/engine/device"])?;
     check(
         "models: [{name: m, source: x, engine: {kv_cache: 1GiB}, decode: [{name: d}]}]",
         &["/models/0/engine", "kv_cache"],

@@ -95,6 +95,7 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $_ := set $config "instance" (dict "pool" .pool.name "labels" .pool.instanceLabels) -}}
 {{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" (prepend .model.servedNames .model.name | uniq) "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
 {{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax "prefix_cache" (include "baton.config.prefixCache" $engine.prefixCache | fromJson) "packed_cache" (dict "bytes_max" 0)) -}}
+{{- if eq $engine.device "cuda" -}}{{- $_ := set $config.engine "gpu_memory_utilization" $engine.gpuMemoryUtilization -}}{{- end -}}
 {{- $transfer := dict "transport" (ternary "ucx" "auto" (not (empty .pool.rdma.resource))) -}}
 {{- with .pool.rdma.lanes -}}{{- $_ := set $transfer "ucx_tls" . -}}{{- end -}}
 {{- with .pool.rdma.devices -}}{{- $_ := set $transfer "ucx_net_devices" . -}}{{- end -}}
