@@ -27,7 +27,7 @@ pub(super) fn look(
     ask: impl FnOnce(&Path) -> Result<Host, CudaError>,
 ) -> (Vec<Finding>, bool) {
     let driver = driver(root, wanted.gpu);
-    let opens = driver.verdict == Verdict::Ok;
+    let opens = matches!(driver.verdict, Verdict::Ok | Verdict::Warning);
     let mut findings = vec![driver];
     findings.extend(files(kernels, wanted.gpu || opens));
     if !opens && !wanted.gpu {
@@ -101,8 +101,9 @@ fn driver(root: &Path, wanted: bool) -> Finding {
         return lacks(found, remedy);
     }
     if major(&version).is_some_and(|major| major < DRIVER_MIN) {
+        // With NVIDIA's compatibility package it may load them, so the CUDA driver decides.
         let remedy = "kernels are cubins of CUDA 13.0: update the driver to version 580 or newer";
-        return lacks(format!("{version}: too old"), remedy);
+        return Finding::new("gpu", Verdict::Warning, format!("older than {DRIVER_MIN}: {version}"), remedy);
     }
     let count = gpus.len();
     Finding::ok("gpu", format!("{count} GPU{}, {version}", if count == 1 { "" } else { "s" }))
@@ -200,13 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_older_than_the_kernels_fails() {
+    fn a_driver_that_is_older_than_the_kernels_is_told_and_asked() {
         let old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30";
         let nodes = ["dev/nvidia0", "dev/nvidiactl", "dev/nvidia-uvm"].map(|node| (node, ""));
         let host = root(&[&[("proc/driver/nvidia/version", old)], &nodes[..]].concat());
         let told = driver(host.path(), true);
-        assert_eq!(told.verdict, Verdict::Failure);
+        assert_eq!(told.verdict, Verdict::Warning);
         assert!(told.found.contains("570.133.20") && told.remedy.unwrap().contains("580"));
+        let wanted = Wanted { gpu: true, rdma: false };
+        let mut asked = false;
+        look(host.path(), wanted, &host.path().join("kernels"), &[], |_| {
+            asked = true;
+            Err(CudaError::NoDriver)
+        });
+        assert!(asked, "the CUDA driver decides");
         for (text, number) in [(VERSION, Some(580)), (old, Some(570)), ("NVRM version: x86_64", None), ("", None)] {
             assert_eq!(major(text), number, "{text}");
         }
