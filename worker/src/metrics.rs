@@ -140,7 +140,7 @@ impl TypedMetric for Gaps {
 
 impl EncodeMetric for Gaps {
     fn encode(&self, mut to: MetricEncoder<'_>) -> fmt::Result {
-        let bounds = StepGaps::BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::MAX]);
+        let bounds = StepGaps::BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts).collect();
         to.encode_histogram::<NoLabelSet>(self.0.total.as_secs_f64(), self.0.count(), &buckets, None)
     }
@@ -281,8 +281,8 @@ mod tests {
         for line in [
             "gap_seconds_sum 2.00004",
             "gap_seconds_count 3",
-            "gap_seconds_bucket{le=\"1e-5\"} 0",
-            "gap_seconds_bucket{le=\"3e-5\"} 2",
+            "gap_seconds_bucket{le=\"0.00001\"} 0",
+            "gap_seconds_bucket{le=\"0.00003\"} 2",
             "gap_seconds_bucket{le=\"1.0\"} 2",
             "gap_seconds_bucket{le=\"+Inf\"} 3",
         ] {
