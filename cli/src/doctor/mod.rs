@@ -40,8 +40,8 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     gpu: bool,
     /// Folder of the files of GPU kernels, as a worker's engine.cuda_kernels. Default: `kernels` beside this program.
-    #[arg(long, value_name = "FOLDER", default_value = "")]
-    cuda_kernels: PathBuf,
+    #[arg(long, value_name = "FOLDER")]
+    cuda_kernels: Option<PathBuf>,
     /// Size of a worker's KV pool, e.g. 40GiB. With --rdma, the limit of locked memory must be at least this.
     #[arg(long, value_name = "SIZE")]
     pool_bytes: Option<ByteSize>,
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let (ports, usable) = rdma::look(root, args.rdma, devices);
     findings.extend(ports);
     let wanted = gpu::Wanted { gpu: args.gpu, rdma: args.rdma };
-    let kernels = bring_up::cuda_kernels(&args.cuda_kernels);
+    let kernels = bring_up::cuda_kernels(args.cuda_kernels.as_deref().unwrap_or(Path::new("")));
     let (gpus, has_gpu) = gpu::look(root, wanted, &kernels, &rdma::usable(root, devices), cuda::host);
     findings.extend(gpus);
     let over_rdma = args.rdma || devices.given().is_some();
