@@ -1,6 +1,6 @@
 //! Workers on GPUs: how they size their pool, and what they say where there is none.
 
-use baton_kernels::cuda::{Capability, CudaError, CudaVersion, Gpu, open_recorded, recording};
+use baton_kernels::cuda::{Capability, CudaError, CudaVersion, Gpu, RemoteWrites, open_recorded, recording};
 use baton_kernels::numerics::{Half, TensorCore};
 use baton_types::MemoryKind;
 use baton_worker::WorkerError;
@@ -85,6 +85,7 @@ fn start(capability: (u32, u32), cuda: u32, kernels: &Path) -> Result<Loaded, Wo
         processors: 4,
         memory: 64 << 20,
         cuda: CudaVersion(cuda),
+        remote_writes: RemoteWrites::Unsupported,
     };
     let engine = EngineSettings {
         device: DeviceKind::Cuda(0),

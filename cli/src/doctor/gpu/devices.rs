@@ -65,14 +65,15 @@ fn way(root: &Path, found: &HostGpu, wanted: Wanted, ports: &[(&UsablePort, Devi
 mod tests {
     use super::*;
     use crate::doctor::pcie::tests::plug;
-    use baton_kernels::cuda::{CudaVersion, Gpu};
+    use baton_kernels::cuda::{CudaVersion, Gpu, RemoteWrites};
 
     const WANTED: Wanted = Wanted { gpu: true, rdma: true };
 
     fn gpu(ordinal: u32, capability: (u32, u32), cuda: u32, pci: &str, root: &Path) -> HostGpu {
         let capability = Capability { major: capability.0, minor: capability.1 };
         let (name, memory) = ("NVIDIA H100".to_owned(), 80 << 30);
-        let gpu = Gpu { name, ordinal, capability, processors: 132, memory, cuda: CudaVersion(cuda) };
+        let (cuda, remote_writes) = (CudaVersion(cuda), RemoteWrites::Ordered);
+        let gpu = Gpu { name, ordinal, capability, processors: 132, memory, cuda, remote_writes };
         HostGpu::new(gpu, pci.to_owned(), true, true, &root.join("kernels"))
     }
 

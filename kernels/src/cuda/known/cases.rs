@@ -146,7 +146,7 @@ impl Inputs {
             Self::Bits => (random.next() >> (i % 64), 0, 0),
             Self::Logits => {
                 let best = unit(random) * 40.0 - 20.0;
-                let temperature = if i % 2 == 0 { 1.0 } else { unit(random) * 2.0 + 0.01 };
+                let temperature = if i.is_multiple_of(2) { 1.0 } else { unit(random) * 2.0 + 0.01 };
                 (number(best), number(temperature), (best - unit(random) * 60.0).to_bits())
             }
             Self::Draw => (random.next(), random.next() >> (i % 64), random.next() as u32),

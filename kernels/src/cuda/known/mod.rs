@@ -81,6 +81,7 @@ impl<'a> Run<'a> {
 mod tests {
     use super::*;
     use crate::cuda::driver::recorder::Recorder;
+    use cases::Operation;
 
     #[test]
     fn another_dot_product_is_refused() {
@@ -100,10 +101,10 @@ mod tests {
         let mut run = Run::new(&driver).unwrap();
         let cases = Cases::new();
         assert_eq!(cases.first_wrong(&mut run).unwrap(), None);
-        for operation in 0..OPERATIONS.len() {
+        for (operation, Operation { name, .. }) in OPERATIONS.iter().enumerate() {
             let mut expected = Cases::new();
             expected.falsify(operation);
-            assert_eq!(expected.first_wrong(&mut run).unwrap(), Some(OPERATIONS[operation].name));
+            assert_eq!(expected.first_wrong(&mut run).unwrap(), Some(*name));
         }
     }
 }
