@@ -31,7 +31,7 @@ fn main() -> ExitCode {
                 "       cargo xtask hazards [--present] BINARY...  refuse binaries with (without) deliberate hazards"
             );
             eprintln!(
-                "       cargo xtask cubins [--out DIR] [--arch TARGET]...  compile the CUDA kernels, within their budgets"
+                "       cargo xtask cubins [--out DIR] [--arch TARGET]... [--defects DIR]  compile the CUDA kernels, within their budgets"
             );
             eprintln!("       cargo xtask release-check  compare what is recorded in the documentation with the code");
             eprintln!(

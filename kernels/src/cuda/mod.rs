@@ -12,6 +12,8 @@ mod arguments;
 mod batch;
 mod bound_pool;
 mod buffers;
+#[cfg(any(test, feature = "testing"))]
+pub mod check;
 mod device;
 mod driver;
 mod error;

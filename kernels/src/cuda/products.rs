@@ -37,7 +37,7 @@ impl Pins {
     /// The product as a command: by a pinned algorithm where there is one, else by our kernels.
     pub(super) fn command(&self, launcher: Launcher, product: Gemm) -> Command {
         match self.pinned(&product) {
-            Some(by) => Command::Product(Product { product, by }),
+            Some(by) => Command::Product(Product { product, by, pinned: true }),
             None => Command::Launch(launcher.gemm(product)),
         }
     }
@@ -176,7 +176,7 @@ impl Trial<'_> {
             let product = Gemm { m: rows as i32, ..self.product };
             let ours = self.launcher.gemm(Gemm { out: Out::at(results[0]), ..product });
             self.driver.enqueue(self.stream, &Command::Launch(ours))?;
-            let theirs = Product { product: Gemm { out: Out::at(results[1]), ..product }, by };
+            let theirs = Product { product: Gemm { out: Out::at(results[1]), ..product }, by, pinned: false };
             // Some algorithms refuse some shapes.
             if self.driver.enqueue(self.stream, &Command::Product(theirs)).is_err() {
                 return Ok(false);

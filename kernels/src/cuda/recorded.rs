@@ -81,7 +81,7 @@ fn said(command: &Command) -> String {
         Command::Download { bytes, .. } => format!("download {bytes}"),
         Command::Clear { bytes, .. } => format!("clear {bytes}"),
         Command::Graph(_) => "graph".to_owned(),
-        Command::Product(Product { product, by }) => {
+        Command::Product(Product { product, by, .. }) => {
             format!("product by {} {} x {} x {}", by.id, product.m, product.n, product.k)
         }
         Command::Launch(launch) => {

@@ -1,8 +1,11 @@
-//! Compiles the CUDA kernels for every target: `cargo xtask cubins [--out DIR] [--arch TARGET]...`.
+//! Compiles the CUDA kernels for every target: `cargo xtask cubins [--out DIR] [--arch TARGET]... [--defects DIR]`.
+//!
+//! With `--defects`, also compiles them with one seeded defect each, into a folder of packs for each: a check of a GPU must find them.
 //!
 //! Each `*.cu` of `kernels/cu` becomes one cubin per target, by NVRTC, which needs neither a GPU nor a driver. What was compiled is kept
 //! beside the compiler, so that a second run costs nothing. A warning, a spill, or a kernel over its budget is an error.
 
+mod defects;
 mod nvrtc;
 mod pack;
 mod sources;
@@ -33,14 +36,15 @@ const OPTIONS: [&str; 6] =
 
 /// Compiles everything, prints a table, and writes one pack per target.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> anyhow::Result<ExitCode> {
-    let (mut out, mut targets) = (root.join(CUDA).join("packs"), Vec::new());
+    let (mut out, mut targets, mut defects) = (root.join(CUDA).join("packs"), Vec::new(), None);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let value = arguments.next().with_context(|| format!("{argument} has no value"))?;
         match *argument {
             "--out" => out = PathBuf::from(value),
             "--arch" => targets.push(*value),
-            _ => bail!("{argument} is neither --out nor --arch"),
+            "--defects" => defects = Some(PathBuf::from(value)),
+            _ => bail!("{argument} is none of --out, --arch and --defects"),
         }
     }
     if targets.is_empty() {
@@ -56,6 +60,9 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> anyhow::Result<ExitCode> {
         let modules = pack::manifest(&bytes)?["modules"].as_array().map_or(0, Vec::len);
         std::fs::write(&path, &bytes)?;
         println!("{}: {modules} modules, {} bytes", path.display(), bytes.len());
+    }
+    if let Some(folder) = defects {
+        defects::write(root, &build, &targets, &folder)?;
     }
     println!("cubins: sources {}, {:.1} s", &build.digest[..16], began.elapsed().as_secs_f64());
     Ok(ExitCode::SUCCESS)
@@ -178,6 +185,11 @@ impl Build {
     }
 
     fn pack(&self, target: &str) -> Vec<u8> {
+        self.pack_with(target, None)
+    }
+
+    /// The same with another cubin in place of one source's.
+    fn pack_with(&self, target: &str, other: Option<(&str, &[u8])>) -> Vec<u8> {
         let modules: Vec<Module<'_>> = self
             .units
             .iter()
@@ -185,7 +197,7 @@ impl Build {
             .map(|unit| Module {
                 name: &unit.source,
                 kernels: unit.kernels.keys().map(String::as_str).collect(),
-                cubin: &unit.cubin,
+                cubin: other.filter(|(source, _)| *source == unit.source).map_or(&unit.cubin, |(_, cubin)| cubin),
             })
             .collect();
         pack::packed(target, &self.compiler, &self.digest, &modules)

@@ -197,6 +197,7 @@ macro_rules! arguments {
         $(
             $(#[doc = $doc])*
             #[derive(Clone, Copy, Debug, PartialEq)]
+            #[repr(C)]
             pub(crate) struct $name {
                 $( $(#[doc = $field_doc])* pub(crate) $field: $type, )*
             }

@@ -53,6 +53,8 @@ pub(crate) struct Launch {
 pub(crate) struct Product {
     pub(crate) product: Gemm,
     pub(crate) by: Algorithm,
+    /// Whether its bits are known to be the class's.
+    pub(crate) pinned: bool,
 }
 
 /// How a library computes a product. What it says of itself is no proof of its bits.

@@ -1,6 +1,10 @@
 //! What the engine asks of a GPU: memory, streams of commands, events. Two implementations: the CUDA driver, and a recorder for tests.
 
+#[cfg(any(test, feature = "testing"))]
+pub(super) mod checked;
 pub(crate) mod command;
+#[cfg(any(test, feature = "testing"))]
+pub(super) mod defect;
 pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;

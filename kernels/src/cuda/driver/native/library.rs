@@ -91,7 +91,7 @@ impl Library {
 
     /// Enqueues a product.
     pub(super) fn enqueue(&self, product: &Product, half: Half, stream: CUstream) -> Result<(), DeviceError> {
-        let Product { product, by } = product;
+        let Product { product, by, .. } = product;
         let problem = Problem::new(product, half)?;
         let (one, zero) = (1f32, 0f32);
         let beta = if product.epilogue == epilogue::ADD_RESIDUAL { &one } else { &zero };

@@ -2,7 +2,9 @@
 
 use crate::cuda::arguments::{Argument, In, Out};
 use crate::cuda::driver::Address;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// No process has memory there.
 const FIRST: u64 = 0x7a00_0000_0000_0000;
@@ -11,26 +13,43 @@ const FIRST: u64 = 0x7a00_0000_0000_0000;
 const GAP: u64 = 4096;
 
 /// What new memory holds: NaN, as a number of any width.
-const POISON: u8 = 0xff;
+pub(in crate::cuda::driver) const POISON: u8 = 0xff;
+
+/// What happened to a byte since [`Memory::track`].
+pub(in crate::cuda::driver) mod mark {
+    /// It was read before anything was written to it.
+    pub(in crate::cuda::driver) const READ: u8 = 1;
+    pub(in crate::cuda::driver) const WRITTEN: u8 = 2;
+    /// Written as part of an f32, or of a number of 16 bits in the class's format.
+    pub(in crate::cuda::driver) const F32: u8 = 4;
+    pub(in crate::cuda::driver) const HALF: u8 = 8;
+}
+
+/// Marks of each byte, by the address of its allocation.
+pub(in crate::cuda::driver) type Marks = BTreeMap<u64, Vec<u8>>;
 
 /// Allocations by their address.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(in crate::cuda::driver) struct Memory {
     allocations: BTreeMap<u64, Vec<u8>>,
     next: u64,
+    /// Of accesses, while they are tracked.
+    marks: Option<RefCell<Marks>>,
 }
 
 /// A number in device memory.
 pub(super) trait Number: Copy {
     const BYTES: usize;
+    const MARK: u8;
     fn from_bytes(bytes: &[u8]) -> Self;
     fn append(self, to: &mut Vec<u8>);
 }
 
 macro_rules! numbers {
-    ($($number:ty),*) => { $(
+    ($($number:ty = $mark:expr),*) => { $(
         impl Number for $number {
             const BYTES: usize = size_of::<$number>();
+            const MARK: u8 = $mark;
 
             fn from_bytes(bytes: &[u8]) -> Self {
                 let mut whole = [0; size_of::<$number>()];
@@ -44,7 +63,7 @@ macro_rules! numbers {
         }
     )* };
 }
-numbers!(u8, u16, i32, u32, u64, f32);
+numbers!(u8 = 0, u16 = mark::HALF, i32 = 0, u32 = 0, u64 = 0, f32 = mark::F32);
 
 impl Memory {
     pub(super) fn alloc(&mut self, bytes: usize) -> Address {
@@ -56,7 +75,7 @@ impl Memory {
 
     /// # Panics
     /// If it is not allocated.
-    pub(super) fn free(&mut self, at: Address) {
+    pub(in crate::cuda::driver) fn free(&mut self, at: Address) {
         assert!(self.allocations.remove(&at.0).is_some(), "{at:?} is freed and not allocated");
     }
 
@@ -65,25 +84,74 @@ impl Memory {
         self.allocations.values().map(Vec::len).sum()
     }
 
+    /// Memory of another device, at the address that it has there.
+    pub(in crate::cuda::driver) fn insert(&mut self, at: Address, bytes: usize) {
+        self.allocations.insert(at.0, vec![POISON; bytes]);
+    }
+
+    /// Bytes of the allocation that begins here.
+    pub(in crate::cuda::driver) fn whole(&mut self, at: Address) -> &mut [u8] {
+        self.allocations.get_mut(&at.0).map_or(&mut [], |data| data.as_mut_slice())
+    }
+
+    /// Where each allocation begins.
+    pub(in crate::cuda::driver) fn starts(&self) -> Vec<Address> {
+        self.allocations.keys().copied().map(Address).collect()
+    }
+
+    /// Begins to mark what is read and written.
+    pub(in crate::cuda::driver) fn track(&mut self) {
+        self.marks = Some(RefCell::default());
+    }
+
+    /// Ends it: the marks of all allocations that were touched.
+    pub(in crate::cuda::driver) fn tracked(&mut self) -> Marks {
+        self.marks.take().map(RefCell::into_inner).unwrap_or_default()
+    }
+
+    /// Where some bytes are: their allocation, and their range in it.
+    fn find(&self, at: Address, len: usize) -> (u64, Range<usize>) {
+        let (first, data) = self.allocations.range(..=at.0).next_back().expect("an address below all memory");
+        let from = (at.0 - first) as usize;
+        let inside = from.checked_add(len).is_some_and(|end| end <= data.len());
+        assert!(inside, "{len} bytes from {from} on, of {} at {first:#x}", data.len());
+        (*first, from..from + len)
+    }
+
+    fn note(&self, first: u64, range: &Range<usize>, mark: u8) {
+        let Some(marks) = &self.marks else { return };
+        let mut marks = marks.borrow_mut();
+        let of = marks.entry(first).or_insert_with(|| vec![0; self.allocations[&first].len()]);
+        for byte in &mut of[range.clone()] {
+            if mark != mark::READ || *byte & mark::WRITTEN == 0 {
+                *byte |= mark;
+            }
+        }
+    }
+
     /// The bytes at an address.
     ///
     /// # Panics
     /// If they are not of one allocation.
     pub(super) fn bytes(&self, at: Address, len: usize) -> &[u8] {
-        let (first, data) = self.allocations.range(..=at.0).next_back().expect("an address below all memory");
-        let from = (at.0 - first) as usize;
-        data.get(from..from + len)
-            .unwrap_or_else(|| panic!("{len} bytes from {from} on, of {} at {first:#x}", data.len()))
+        let (first, range) = self.find(at, len);
+        self.note(first, &range, mark::READ);
+        &self.allocations[&first][range]
     }
 
     /// The bytes at an address, to be written.
     ///
     /// # Panics
     /// As [`Memory::bytes`].
-    pub(super) fn bytes_mut(&mut self, at: Address, len: usize) -> &mut [u8] {
-        let (first, data) = self.allocations.range_mut(..=at.0).next_back().expect("an address below all memory");
-        let (from, size) = ((at.0 - first) as usize, data.len());
-        data.get_mut(from..from + len).unwrap_or_else(|| panic!("{len} bytes from {from} on, of {size} at {first:#x}"))
+    pub(in crate::cuda::driver) fn bytes_mut(&mut self, at: Address, len: usize) -> &mut [u8] {
+        self.written(at, len, 0)
+    }
+
+    /// The same, of numbers with this mark.
+    fn written(&mut self, at: Address, len: usize, of: u8) -> &mut [u8] {
+        let (first, range) = self.find(at, len);
+        self.note(first, &range, mark::WRITTEN | of);
+        &mut self.allocations.get_mut(&first).expect("found")[range]
     }
 
     /// `len` numbers at an address.
@@ -95,7 +163,7 @@ impl Memory {
     pub(super) fn put<T: Number>(&mut self, at: Address, numbers: &[T]) {
         let mut bytes = Vec::with_capacity(numbers.len() * T::BYTES);
         numbers.iter().for_each(|number| number.append(&mut bytes));
-        self.bytes_mut(at, bytes.len()).copy_from_slice(&bytes);
+        self.written(at, bytes.len(), T::MARK).copy_from_slice(&bytes);
     }
 
     /// The numbers from index `first` on behind a pointer.
@@ -120,7 +188,7 @@ impl Memory {
     }
 
     /// The struct at an index behind a pointer.
-    pub(super) fn element<T: Argument>(&self, from: In<T>, index: usize) -> T {
+    pub(in crate::cuda::driver) fn element<T: Argument>(&self, from: In<T>, index: usize) -> T {
         T::take(&mut self.bytes(from.address().expect("a pointer to structs").plus(index * T::BYTES), T::BYTES))
     }
 }

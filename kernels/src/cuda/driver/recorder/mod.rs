@@ -6,9 +6,10 @@
 //! What a NIC stores lands late: neither kernels nor copies see it before [`Driver::show_remote_writes`].
 
 pub(crate) mod library;
-mod memory;
-mod twin;
+pub(super) mod memory;
+pub(super) mod twin;
 
+use super::defect::SeededDefect;
 use super::{
     Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, InUse, Pinned, Purpose, RemoteWrites, Stream,
 };
@@ -123,7 +124,7 @@ impl Recorder {
     fn of(gpu: Gpu, cores: TensorCore, half: Half, algorithms: &[Algorithm]) -> Arc<Self> {
         let memory_max = gpu.memory as usize;
         let state = State {
-            twin: Twin { cores, half },
+            twin: Twin { cores, half, defect: None },
             memory: Memory::default(),
             streams: Vec::new(),
             enqueued: Vec::new(),
@@ -138,6 +139,12 @@ impl Recorder {
         };
         let (algorithms, in_use) = (algorithms.to_vec(), InUse::default());
         Arc::new(Self { gpu, memory_max, algorithms, in_use, state: Mutex::new(state) })
+    }
+
+    /// The same with a defect in the twins of its kernels.
+    pub(crate) fn with_defect(self: Arc<Self>, defect: Option<SeededDefect>) -> Arc<Self> {
+        self.state.lock().twin.defect = defect;
+        self
     }
 
     /// What happened since the last call.

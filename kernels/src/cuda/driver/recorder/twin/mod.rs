@@ -11,7 +11,9 @@ use crate::cuda::arguments::known::{KnownCases, KnownTiles};
 use crate::cuda::arguments::model::{Attend, Embed, Gemm, KvPlanes, RmsNorm, RopeStore, Select, SiluMul, epilogue};
 use crate::cuda::driver::Launch;
 use crate::cuda::driver::command::{Arguments, Product};
+use crate::cuda::driver::defect::SeededDefect;
 use crate::cuda::known;
+use crate::cuda::launch::FEW_ROWS;
 use crate::device::{Role, StoredRows};
 use crate::host::{HostKernels, Store};
 use crate::numerics::{Half, Numerics, TensorCore, silu};
@@ -20,15 +22,18 @@ use crate::reference::elementwise;
 use crate::storage::StorageFormat;
 use std::ops::Range;
 
+/// A class, by the scalar reference.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Twin {
-    pub(super) cores: TensorCore,
-    pub(super) half: Half,
+pub(in crate::cuda::driver) struct Twin {
+    pub(in crate::cuda::driver) cores: TensorCore,
+    pub(in crate::cuda::driver) half: Half,
+    /// What is wrong with it on purpose.
+    pub(in crate::cuda::driver) defect: Option<SeededDefect>,
 }
 
 impl Twin {
     /// Runs a kernel.
-    pub(super) fn run(&self, launch: &Launch, memory: &mut Memory) {
+    pub(in crate::cuda::driver) fn run(&self, launch: &Launch, memory: &mut Memory) {
         let other = match self.half {
             Half::Bf16 => "_f16",
             Half::F16 => "_bf16",
@@ -39,6 +44,9 @@ impl Twin {
             Arguments::RmsNorm(a) => self.rms_norm(a, memory),
             Arguments::Gemm(a) => self.gemm(a, memory),
             Arguments::RopeStore(a) => self.rope_store(a, memory),
+            Arguments::AttendDecode(a) if self.defect == Some(SeededDefect::Scale) => {
+                self.attend_decode(&Attend { factor: a.factor * 0.5, ..*a }, memory);
+            }
             Arguments::AttendPrefill(a) => self.attend_prefill(a, launch.grid[0] as usize, memory),
             Arguments::AttendDecode(a) => self.attend_decode(a, memory),
             Arguments::AttendMerge(a) => self.attend_merge(a, memory),
@@ -91,7 +99,7 @@ impl Twin {
     }
 
     /// A product by the library, which may sum parts of K apart.
-    pub(super) fn product(&self, Product { product, by }: &Product, memory: &mut Memory) {
+    pub(super) fn product(&self, Product { product, by, .. }: &Product, memory: &mut Memory) {
         let parts = library::parts(by);
         let (m, k) = (product.m as usize, product.k as usize);
         let part = k.div_ceil(parts).next_multiple_of(16);
@@ -106,9 +114,14 @@ impl Twin {
         self.store_totals(product, &totals, memory);
     }
 
-    fn gemm(&self, a: &Gemm, memory: &mut Memory) {
+    pub(in crate::cuda::driver) fn gemm(&self, a: &Gemm, memory: &mut Memory) {
         let (m, n, k) = (a.m as usize, a.n as usize, a.k as usize);
-        let totals = self.products(k, memory.read(a.w, 0, n * k), memory.read(a.x, 0, m * k));
+        let mut x = memory.read(a.x, 0, m * k);
+        if self.defect == Some(SeededDefect::Tail) && m <= FEW_ROWS && !k.is_multiple_of(64) {
+            // The columns behind the last whole stage are left out.
+            x.chunks_exact_mut(k).for_each(|row| row[k / 64 * 64..].fill(0));
+        }
+        let totals = self.products(k, memory.read(a.w, 0, n * k), x);
         self.store_totals(a, &totals, memory);
     }
 
@@ -186,7 +199,12 @@ impl Twin {
             let (q, kv) = x.split_at(heads * dim);
             memory.write(a.qkv, row * cols, q);
             let (k, v) = kv.split_at(kv_heads * dim);
-            let at = place(&a.kv, slot, position as usize, memory);
+            let mut position = position as usize;
+            if self.defect == Some(SeededDefect::BlockIndex) {
+                // The place within a block of half the tokens.
+                position &= !(a.kv.block_tokens as usize / 2);
+            }
+            let at = place(&a.kv, slot, position, memory);
             memory.write(Out::<u16>::at(address(a.kv.k, at)), 0, k);
             memory.write(Out::<u16>::at(address(a.kv.v, at)), 0, v);
         }
@@ -220,6 +238,9 @@ impl Twin {
         let (heads, kv_heads, dim) = (a.heads as usize, a.kv_heads as usize, a.head_dim as usize);
         for tile in 0..tiles {
             let [slot, first, rows, position] = memory.read(a.tiles, 4 * tile, 4)[..] else { unreachable!("four") };
+            if slot < 0 {
+                continue;
+            }
             let (first, rows, position) = (first as usize, rows as usize, position as usize);
             for kv_head in 0..kv_heads {
                 let all = tokens_of(a, position).start..position + rows;
@@ -300,7 +321,10 @@ impl Twin {
     fn silu_mul(&self, a: &SiluMul, memory: &mut Memory) {
         let (rows, ffn) = (a.rows as usize, a.ffn as usize);
         for row in 0..rows {
-            let inner = gated(&self.wide(&memory.read(a.gate_up, row * 2 * ffn, 2 * ffn)));
+            let mut inner = gated(&self.wide(&memory.read(a.gate_up, row * 2 * ffn, 2 * ffn)));
+            if self.defect == Some(SeededDefect::Unwritten) && row + 1 == rows {
+                inner.truncate(ffn - 8);
+            }
             memory.write(a.inner, row * ffn, &self.halves(&inner));
         }
     }
