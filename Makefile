@@ -5,7 +5,7 @@ VENV  := target/python
 SHIPPED  := $(CARGO) build --profile dist --target-dir target/shipped
 BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 
-.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts cuda cubins
+.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts cuda cubins gpu-bundle
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -14,6 +14,7 @@ up: setup model ## Start a split cluster on this machine and serve the default m
 test: setup model clients charts cubins ## Everything a change must pass; at most 35 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
+	tests/gpu/check dry-run
 
 test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
 	scripts/build-jaeger target/jaeger
@@ -72,6 +73,9 @@ cuda: setup ## The compiler of CUDA kernels: target/cuda. It needs no GPU.
 
 cubins: cuda ## Compiles the CUDA kernels for every target: target/cuda/packs.
 	$(CARGO) xtask cubins
+
+gpu-bundle: cuda ## What tests/gpu/check needs on a machine with a GPU: target/gpu-check.tar.xz.
+	tests/gpu/check bundle target/gpu-check.tar.xz
 
 charts: setup ## What tests render the Helm chart and read its alerts with: Helm is built once.
 	scripts/setup-helm target/helm

@@ -41,3 +41,13 @@ fn each_seeded_defect_is_found_and_named() {
         assert!(findings.iter().all(|finding| named(&finding.what)), "{defect}: {findings:?}");
     }
 }
+
+#[test]
+#[ignore = "make test-full: every shape that a GPU is checked with"]
+fn every_shape_passes() {
+    for (cores, half) in [(TensorCore::Tc16F25, Half::F16), (TensorCore::Tc8F24, Half::Bf16)] {
+        let target = Target::open(&Under::Recorded { cores, half, defect: None }, How::Checked).unwrap();
+        target.ops(2, Extent::Whole { rounds: 1 }).unwrap();
+        assert_eq!(target.compared().unwrap().findings, []);
+    }
+}

@@ -11,6 +11,7 @@ use super::device::{CudaDevice, cores_of};
 use super::driver::checked::Checked;
 use super::driver::native::NativeDriver;
 use super::driver::recorder::Recorder;
+use super::driver::replay::Replay;
 use super::driver::{Driver, Gpu};
 use super::{CudaConfig, CudaError, pack};
 use crate::device::DeviceError;
@@ -68,6 +69,7 @@ const RECORDED_MEMORY: usize = 1 << 30;
 pub struct Target {
     driver: Arc<dyn Driver>,
     checked: Option<Arc<Checked>>,
+    replay: Option<Arc<Replay>>,
     half: Half,
     is_recorded: bool,
 }
@@ -94,10 +96,11 @@ impl Target {
         };
         let is_recorded = matches!(under, Under::Recorded { .. });
         if how == How::Plain {
-            return Ok(Self { driver: inner, checked: None, half, is_recorded });
+            let replay = Replay::new(inner);
+            return Ok(Self { driver: replay.clone(), checked: None, replay: Some(replay), half, is_recorded });
         }
         let checked = Checked::new(inner, cores, half, how == How::CheckedApart)?;
-        Ok(Self { driver: checked.clone(), checked: Some(checked), half, is_recorded })
+        Ok(Self { driver: checked.clone(), checked: Some(checked), replay: None, half, is_recorded })
     }
 
     /// Whether nothing that is measured says anything of a GPU.
@@ -142,5 +145,16 @@ impl Target {
     /// If memory can't be read.
     pub fn compared(&self) -> Result<Compared, DeviceError> {
         self.checked.as_ref().map_or(Ok(Compared::default()), |checked| checked.take())
+    }
+
+    /// Seconds of the graph that was launched last, run so many times with no host between: its buffers must still be there.
+    ///
+    /// # Errors
+    /// If there was none, or something is checked.
+    pub fn replayed(&self, times: u32) -> Result<f64, DeviceError> {
+        let Some(replay) = &self.replay else {
+            return Err(DeviceError::Failed("a target that is checked does not replay".into()));
+        };
+        Ok(replay.run(times)?.as_secs_f64() / f64::from(times.max(1)))
     }
 }

@@ -8,6 +8,8 @@ pub(super) mod defect;
 pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;
+#[cfg(any(test, feature = "testing"))]
+pub(super) mod replay;
 mod remote_writes;
 
 use super::arguments::model::Gemm;

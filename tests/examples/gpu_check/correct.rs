@@ -1,0 +1,136 @@
+//! Kernels and programs against scalar twins.
+
+use crate::decoder::{Decoder, Shape};
+use crate::ways::{Continuation, Way, requests, serve};
+use crate::{Where, write};
+use anyhow::{Context, ensure};
+use baton_kernels::adapter::AdapterBounds;
+use baton_kernels::cuda::check::{Compared, Extent, How, SeededDefect, Target};
+use baton_kernels::device::Bounds;
+use baton_kernels::numerics::Half;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Rounds of fresh inputs on a GPU: the twins take some seconds for one.
+const ROUNDS: u64 = 6;
+
+/// Sizes of blocks that a pool may have.
+const BLOCKS: [u32; 4] = [16, 32, 64, 128];
+
+const BOUNDS: Bounds = Bounds {
+    rows_max: 160,
+    logit_rows_max: 16,
+    slots_max: 8,
+    positions_max: 640,
+    adapters: AdapterBounds { slots_max: 0, rank_max: 0 },
+};
+
+/// All of it, in both formats.
+pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
+    let (mut failed, mut launches, mut bytes, mut graphs) = (Vec::new(), BTreeMap::<String, u64>::new(), 0, 0);
+    let mut gpu = String::new();
+    for half in [Half::Bf16, Half::F16] {
+        let under = on.under(half)?;
+        let mut take = |target: &Target, of: &str| -> anyhow::Result<()> {
+            let compared = target.compared()?;
+            failed.extend(said(&compared).map(|said| format!("{half:?}, {of}: {said}")));
+            compared.launches.into_iter().for_each(|(kernel, count)| *launches.entry(kernel).or_default() += count);
+            bytes += compared.bytes;
+            graphs += compared.graphs;
+            Ok(())
+        };
+        let target = Target::open(&under, How::Checked)?;
+        gpu = target.gpu().name.clone();
+        // Known answers.
+        target.device()?;
+        take(&target, "known answers")?;
+        let extent = if on.is_quick() { Extent::Small } else { Extent::Whole { rounds: ROUNDS } };
+        target.ops(1, extent)?;
+        take(&target, "kernels")?;
+        println!("correct: kernels in {half:?}");
+        for (how, blocks) in [(How::CheckedApart, &BLOCKS[..2]), (How::Checked, &BLOCKS[2..])] {
+            let target = Target::open(&under, how)?;
+            for block in blocks {
+                steps(&target, *block, on.is_quick())?;
+            }
+            take(&target, &format!("programs, {how:?}"))?;
+        }
+        println!("correct: programs in {half:?}");
+    }
+    let missing = unchecked(on, &launches)?;
+    if !missing.is_empty() {
+        failed.push(format!("kernels that were never run: {}", missing.join(", ")));
+    }
+    let outcome = json!({"device": on.device, "gpu": gpu, "launches": launches, "bytes": bytes, "graphs": graphs});
+    write(out, "correct", outcome, &failed)
+}
+
+/// Requests on a checked device: prompts in chunks, steps of both kinds, graphs, drafts, and what is preempted.
+fn steps(target: &Target, block: u32, quick: bool) -> anyhow::Result<()> {
+    let device = target.device()?;
+    let (lengths, outputs): (&[usize], _) = if quick { (&[3, 70], 3) } else { (&[1, 17, 70, 130, 530], 6) };
+    let blocks = (lengths.iter().map(|len| len + outputs + 1).max().unwrap_or(0).div_ceil(block as usize) + 1) * 8;
+    let mut decoder = Decoder::new(&*device, Shape::TINY, block, blocks as u32, BOUNDS)?;
+    let requests = requests(lengths.len(), lengths, outputs, Shape::TINY.vocab);
+    let graph = Way { batch: 4, chunk: 48, continuation: Continuation::Graph, preempt: None, warm: false };
+    let rows = serve(&mut decoder, &requests, &Vec::new(), graph)?;
+    let drafts = Way { continuation: Continuation::Drafts, batch: 2, chunk: usize::MAX, ..graph };
+    if !quick || block == BLOCKS[0] {
+        serve(&mut decoder, &requests, &rows, drafts)?;
+        serve(&mut decoder, &requests, &rows, Way { preempt: Some(2), ..graph })?;
+    }
+    Ok(())
+}
+
+/// What differs, in words.
+fn said(compared: &Compared) -> impl Iterator<Item = String> + '_ {
+    let more =
+        (compared.found > compared.findings.len() as u64).then(|| format!("{} differences in all", compared.found));
+    let each = compared.findings.iter().map(|finding| {
+        let (what, memory, at, bytes) = (&finding.what, &finding.memory, finding.at, finding.bytes);
+        format!(
+            "{what}: {bytes} bytes of {memory} differ, from {at} on: {:02x?}, not {:02x?}",
+            finding.got, finding.want
+        )
+    });
+    each.chain(more)
+}
+
+/// Kernels of the file for this GPU that no check has launched, known answers of single instructions apart.
+fn unchecked(on: &Where, launches: &BTreeMap<String, u64>) -> anyhow::Result<Vec<String>> {
+    let target = if on.device == "recorded:tc8f24" { "sm_80" } else { "sm_90a" };
+    let path = on.kernels.join(format!("{target}.cubins"));
+    let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+    // A mark of eight bytes, the length of the manifest, the manifest.
+    let length = bytes.get(8..12).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
+    let text =
+        length.and_then(|length| bytes.get(12..12 + length as usize)).context("the file of kernels is cut off")?;
+    let manifest: Value = serde_json::from_slice(text)?;
+    let modules = manifest["modules"].as_array().context("the file of kernels has no modules")?;
+    let kernels = modules.iter().flat_map(|module| module["kernels"].as_array()).flatten().filter_map(Value::as_str);
+    let missing = kernels.filter(|kernel| !kernel.starts_with("known_") && !launches.contains_key(*kernel));
+    Ok(missing.map(str::to_owned).collect())
+}
+
+/// Every kernel and a few programs, without a check between: what a sanitizer watches.
+pub(crate) fn small(on: &Where) -> anyhow::Result<()> {
+    let target = Target::open(&on.under(Half::Bf16)?, How::Plain)?;
+    target.ops(1, Extent::Small)?;
+    println!("small: every kernel has run");
+    Ok(())
+}
+
+/// Whether the check finds the defect that the kernels have.
+pub(crate) fn seeded(on: &Where) -> anyhow::Result<()> {
+    let defect = on.defect.context("--defect is missing")?;
+    ensure!(defect != SeededDefect::Barrier, "a race detector finds a missing barrier: run `small` under it");
+    let target = Target::open(&on.under(Half::Bf16)?, How::Checked)?;
+    target.ops(1, Extent::Small)?;
+    let compared = target.compared()?;
+    ensure!(compared.found > 0, "the defect {defect} is not found");
+    let other = compared.findings.iter().find(|finding| !finding.what.starts_with(defect.kernel()));
+    ensure!(other.is_none(), "the defect {defect} is of {}, and found elsewhere: {other:?}", defect.kernel());
+    println!("seeded: {defect} is found {} times", compared.found);
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! One table of all parts, for `docs/performance.md`.
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use std::path::Path;
+
+/// Files of the parts, as `tests/gpu/check` names them.
+const PARTS: [&str; 5] = ["correct", "sanitizers", "invariance", "clusters", "bench"];
+
+/// A measured ratio, what it should be, and whether it may not be larger.
+struct Target {
+    what: &'static str,
+    ratio: Option<f64>,
+    bound: f64,
+    is_upper: bool,
+}
+
+fn read(results: &Path, name: &str) -> anyhow::Result<Option<Value>> {
+    let path = results.join(format!("{name}.json"));
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// An entry of an array whose fields have these values.
+fn entry<'a>(of: &'a Value, wanted: &[(&str, Value)]) -> Option<&'a Value> {
+    of.as_array()?.iter().find(|entry| wanted.iter().all(|(key, value)| &entry[*key] == value))
+}
+
+/// `b / a` of two times or rates.
+fn over(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    Some(b? / a?).filter(|ratio| ratio.is_finite())
+}
+
+/// What is promised, as ratios to what the same run measured beside it.
+fn targets(bench: &Value, roofs: &Value) -> Vec<Target> {
+    let copy = roofs["copy_bytes_per_second"].as_f64();
+    let decode = |rows: u64| bench["decode"].as_array().and_then(|all| all.iter().find(|entry| entry["rows"] == rows));
+    let rate = |entry: Option<&Value>| Some(entry?["bytes"].as_f64()? / entry?["seconds"].as_f64()?);
+    let prefill = &bench["prefill"];
+    let attention =
+        |of: &str| bench["attention"].as_array().and_then(|all| all.iter().rfind(|entry| entry["of"] == of));
+    let flops = over(prefill["seconds"].as_f64(), prefill["flops"].as_f64());
+    // The worst product of few rows, by the bytes of its matrix; the worst of all against the library's.
+    let (mut few, mut exact) = (None::<f64>, None::<f64>);
+    for product in bench["gemm"].as_array().into_iter().flatten() {
+        let number = |key: &str| product[key].as_f64();
+        let (Some(m), Some(n), Some(k), Some(seconds)) = (number("m"), number("n"), number("k"), number("seconds"))
+        else {
+            continue;
+        };
+        if let Some(ratio) = over(copy, Some(2.0 * n * k / seconds)).filter(|_| m <= 64.0) {
+            few = Some(few.map_or(ratio, |few| few.min(ratio)));
+        }
+        let same = ["m", "n", "k"].map(|key| (key, product[key].clone()));
+        let theirs = entry(&roofs["gemm"], &same).and_then(|entry| entry["seconds"].as_f64());
+        if let Some(ratio) = over(theirs, Some(seconds)) {
+            exact = Some(exact.map_or(ratio, |exact| exact.max(ratio)));
+        }
+    }
+    let sdpa = roofs["sdpa_prefill_seconds"].as_f64();
+    let ours = attention("prefill").and_then(|entry| entry["seconds"].as_f64());
+    let gap = |entry: Option<&Value>| {
+        let (step, graph) = (entry?["seconds"].as_f64()?, entry?["graph_seconds"].as_f64()?);
+        Some(((step - graph) / step).max(0.0))
+    };
+    let least = |what, ratio, bound| Target { what, ratio, bound, is_upper: false };
+    let most = |what, ratio, bound| Target { what, ratio, bound, is_upper: true };
+    vec![
+        least("prefill of 8,192 tokens / bf16 GEMM rate", over(roofs["gemm_flops_per_second"].as_f64(), flops), 0.65),
+        least("decode, batch 64 at 4,096 / copy bandwidth", over(copy, rate(decode(64))), 0.75),
+        least("decode, batch 1 at 4,096 / copy bandwidth", over(copy, rate(decode(1))), 0.70),
+        least("decode attention / copy bandwidth", over(copy, rate(attention("decode"))), 0.85),
+        least("prefill attention / SDPA of torch", over(ours, sdpa), 0.7),
+        least("worst product of up to 64 rows / copy bandwidth", few, 0.80),
+        most("slowest product / unrestricted cuBLASLt, time", exact, 1.05),
+        most("host gap / decode step, batch 1", gap(decode(1)), 0.03),
+        most("host gap / decode step, batch 64", gap(decode(64)), 0.03),
+        most(
+            "KV read after the last chunk / prefill time",
+            over(prefill["seconds_while_kv_is_read"].as_f64(), prefill["kv_read_behind_seconds"].as_f64()),
+            0.05,
+        ),
+    ]
+}
+
+pub(crate) fn run(results: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut wrong = Vec::new();
+    let mut text = String::from("| Part | Outcome |\n|---|---|\n");
+    let mut gpu = String::new();
+    for part in PARTS {
+        let Some(outcome) = read(results, part)? else {
+            text += &format!("| {part} | not run |\n");
+            continue;
+        };
+        if let Some(name) = outcome["gpu"].as_str() {
+            gpu = name.to_owned();
+        }
+        let failed: Vec<&str> = outcome["failed"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let said = if failed.is_empty() { "passed".to_owned() } else { format!("FAILED: {}", failed.join("; ")) };
+        text += &format!("| {part} | {said} |\n");
+        wrong.extend(failed.into_iter().map(|failed| format!("{part}: {failed}")));
+    }
+    if let Some(bench) = read(results, "bench")? {
+        let roofs = read(results, "roofs")?.unwrap_or_default();
+        text += "\n| Ratio of the same run | Measured | Target |\n|---|---:|---:|\n";
+        for Target { what, ratio, bound, is_upper } in targets(&bench, &roofs) {
+            let bound_text = format!("{} {bound:.2}", if is_upper { "at most" } else { "at least" });
+            let met = |ratio: f64| if (ratio > bound) == is_upper { " (missed)" } else { "" };
+            let measured = ratio.map_or("skipped".to_owned(), |ratio| format!("{ratio:.3}{}", met(ratio)));
+            text += &format!("| {what} | {measured} | {bound_text} |\n");
+        }
+        for skipped in roofs["skipped"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            text += &format!("\nSkipped: {skipped}\n");
+        }
+    }
+    let title = if gpu == "recorder" {
+        "Dry run on a recorded GPU: no figure says anything of a GPU.".to_owned()
+    } else {
+        format!("Measured by `tests/gpu/check` on one {gpu}.")
+    };
+    let text = format!("{title}\n\n{text}");
+    std::fs::write(out, &text).with_context(|| out.display().to_string())?;
+    print!("{text}");
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
