@@ -28,33 +28,34 @@ const BOUNDS: Bounds = Bounds {
 
 /// All of it, in both formats.
 pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
-    let (mut failed, mut launches, mut bytes, mut graphs) = (Vec::new(), BTreeMap::<String, u64>::new(), 0, 0);
+    let (mut found, mut failed) = (Vec::new(), Vec::new());
+    let (mut launches, mut bytes, mut graphs) = (BTreeMap::<String, u64>::new(), 0, 0);
     let mut gpu = String::new();
     for half in [Half::Bf16, Half::F16] {
         let under = on.under(half)?;
         let mut take = |target: &Target, of: &str| -> anyhow::Result<()> {
             let compared = target.compared()?;
-            failed.extend(said(&compared).map(|said| format!("{half:?}, {of}: {said}")));
+            found.extend(said(&compared).map(|said| format!("{half:?}, {of}: {said}")));
             compared.launches.into_iter().for_each(|(kernel, count)| *launches.entry(kernel).or_default() += count);
             bytes += compared.bytes;
             graphs += compared.graphs;
             Ok(())
         };
+        // A failure of the engine may come of what is found: that is said first.
+        let mut ended = |target: &Target, of: &str, outcome: anyhow::Result<()>| {
+            let taken = take(target, of);
+            failed.extend(taken.and(outcome).err().map(|error| format!("{half:?}, {of}: {error:#}")));
+        };
         let target = Target::open(&under, How::Checked)?;
         gpu = target.gpu().name.clone();
-        // Known answers.
-        target.device()?;
-        take(&target, "known answers")?;
+        ended(&target, "known answers", target.device().map(drop).map_err(Into::into));
         let extent = if on.is_quick() { Extent::Small } else { Extent::Whole { rounds: ROUNDS } };
-        target.ops(1, extent)?;
-        take(&target, "kernels")?;
+        ended(&target, "kernels", target.ops(1, extent).map_err(Into::into));
         println!("correct: kernels in {half:?}");
         for (how, blocks) in [(How::CheckedApart, &BLOCKS[..2]), (How::Checked, &BLOCKS[2..])] {
             let target = Target::open(&under, how)?;
-            for block in blocks {
-                steps(&target, *block, on.is_quick())?;
-            }
-            take(&target, &format!("programs, {how:?}"))?;
+            let outcome = blocks.iter().try_for_each(|block| steps(&target, *block, on.is_quick()));
+            ended(&target, &format!("programs, {how:?}"), outcome);
         }
         println!("correct: programs in {half:?}");
     }
@@ -62,6 +63,8 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
     if !missing.is_empty() {
         failed.push(format!("kernels that were never run: {}", missing.join(", ")));
     }
+    found.extend(failed);
+    let failed = found;
     let outcome = json!({"device": on.device, "gpu": gpu, "launches": launches, "bytes": bytes, "graphs": graphs});
     write(out, "correct", outcome, &failed)
 }

@@ -16,7 +16,7 @@ use baton_kernels::cuda::CudaConfig;
 use baton_kernels::cuda::check::{SeededDefect, Under};
 use baton_kernels::numerics::{Half, TensorCore};
 use clap::{Args, Parser, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -143,15 +143,31 @@ pub(crate) fn write(out: &Path, part: &str, mut outcome: Value, failed: &[String
     bail!("{part}: {}", failed.join("\n"))
 }
 
+/// Runs a part. One that ends before it has written its outcome has failed, too.
+fn part(
+    name: &str,
+    on: &Where,
+    out: &Path,
+    run: impl FnOnce(&Where, &Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if out.exists() {
+        std::fs::remove_file(out).with_context(|| out.display().to_string())?;
+    }
+    match run(on, out) {
+        Err(error) if !out.exists() => write(out, name, json!({"device": on.device}), &[format!("{error:#}")]),
+        ended => ended,
+    }
+}
+
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().verb {
-        Verb::Correct { on, out } => correct::run(&on, &out)?,
+        Verb::Correct { on, out } => part("correct", &on, &out, correct::run)?,
         Verb::Small { on } => correct::small(&on)?,
         Verb::Seeded { on } => correct::seeded(&on)?,
-        Verb::Invariance { on, out } => invariance::run(&on, &out)?,
+        Verb::Invariance { on, out } => part("invariance", &on, &out, invariance::run)?,
         Verb::Alone { on } => invariance::alone(&on)?,
-        Verb::Clusters { on, out } => clusters::run(&on, &out)?,
-        Verb::Bench { on, out } => bench::run(&on, &out)?,
+        Verb::Clusters { on, out } => part("clusters", &on, &out, clusters::run)?,
+        Verb::Bench { on, out } => part("bench", &on, &out, bench::run)?,
         Verb::Table { results, out } => table::run(&results, &out)?,
         Verb::StandIn { tool, code, command } => {
             let [program, arguments @ ..] = &command[..] else { bail!("no command") };

@@ -278,7 +278,10 @@ impl Serving<'_> {
         for at in (0..self.running.len()).rev() {
             let running = &self.running[at];
             let request = &self.requests[running.request];
-            let (sampled, is_done) = (running.sampled.len(), running.sampled.len() == request.outputs);
+            let sampled = running.sampled.len();
+            // A draft that is not accepted ends a sequence early: its rows are missing.
+            let is_drafted = self.way.continuation == Continuation::Drafts && sampled > 0;
+            let is_done = sampled == request.outputs || is_drafted;
             // The token sampled last has no KV yet: it is computed anew with the rest.
             let decoded = running.computed + 1 == running.tokens.len() && sampled > 0;
             let is_preempted = decoded && self.way.preempt.is_some_and(|every| sampled.is_multiple_of(every));

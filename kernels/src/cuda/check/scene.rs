@@ -19,6 +19,8 @@ pub(super) struct Scene {
     pub(super) random: Random,
     pub(super) half: Half,
     host: Arc<dyn Pinned>,
+    /// Whether `host` holds random numbers.
+    is_random: bool,
     buffers: Vec<Buffer>,
 }
 
@@ -30,6 +32,7 @@ impl Scene {
             random: Random(seed),
             half,
             host: driver.pinned(PIECE)?,
+            is_random: false,
             buffers: Vec::new(),
             driver: driver.clone(),
         })
@@ -50,6 +53,7 @@ impl Scene {
 
     pub(super) fn bytes(&mut self, data: &[u8]) -> Result<Address, DeviceError> {
         let at = self.empty(data.len())?;
+        self.is_random = false;
         for (piece, data) in data.chunks(PIECE).enumerate() {
             self.host.store(0, data);
             let (from, to) = (self.host.clone(), at.plus(piece * PIECE));
@@ -90,8 +94,11 @@ impl Scene {
     /// As many bytes, the same random ones again and again: what a benchmark reads.
     pub(super) fn filled(&mut self, bytes: usize) -> Result<Address, DeviceError> {
         let at = self.empty(bytes)?;
-        let piece = Kind::NearOne.operands(&mut self.random, self.half, PIECE.min(bytes.next_multiple_of(2)) / 2, true);
-        self.host.store(0, &piece.into_iter().flat_map(u16::to_ne_bytes).collect::<Vec<u8>>());
+        if !self.is_random {
+            let piece = Kind::NearOne.operands(&mut self.random, self.half, PIECE / 2, true);
+            self.host.store(0, &piece.into_iter().flat_map(u16::to_ne_bytes).collect::<Vec<u8>>());
+            self.is_random = true;
+        }
         for done in (0..bytes).step_by(PIECE) {
             let (from, to, bytes) = (self.host.clone(), at.plus(done), PIECE.min(bytes - done));
             self.driver.enqueue(self.stream, &Command::Upload { from, offset: 0, to, bytes })?;
