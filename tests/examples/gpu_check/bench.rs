@@ -137,10 +137,9 @@ fn steps(target: &Target, sizes: &Sizes, rows: usize, context: usize) -> anyhow:
     let joins = (0..rows).map(|slot| join(slot, context + 1, tokens)).collect();
     executable.launch(&step(context, RowId::Token(1), joins), &mut |_, _| ())?;
     // The first rounds make the graph, and load it.
-    let mut position = context + 1;
     let mut launching = Duration::ZERO;
     let mut began = Instant::now();
-    for i in 0..2 * sizes.steps {
+    for (i, position) in (context + 1..).take(2 * sizes.steps).enumerate() {
         if i == sizes.steps {
             (began, launching) = (Instant::now(), Duration::ZERO);
         }
@@ -148,7 +147,6 @@ fn steps(target: &Target, sizes: &Sizes, rows: usize, context: usize) -> anyhow:
         executable.launch(&step(position, RowId::LastSampled, Vec::new()), &mut |_, _| ())?;
         launching += launched.elapsed();
         executable.finish()?;
-        position += 1;
     }
     let took = began.elapsed().as_secs_f64() / sizes.steps as f64;
     executable.finish()?;

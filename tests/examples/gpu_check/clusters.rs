@@ -118,7 +118,7 @@ async fn answers(api: &Api, sizes: &Sizes, policy: &str, prompts: &[Vec<u32>]) -
                 "prompt": prompt,
                 "max_tokens": sizes.outputs,
                 "ignore_eos": true,
-                "temperature": if seed % 2 == 0 { 0.0 } else { 1.1 },
+                "temperature": if seed.is_multiple_of(2) { 0.0 } else { 1.1 },
                 "seed": seed,
                 "logprobs": 5,
                 "return_token_ids": true,
