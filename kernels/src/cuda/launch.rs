@@ -41,6 +41,11 @@ const STAGES: usize = 98_304;
 /// How many times as fast as device memory the second-level cache is. An estimate: it changes speed, never a bit.
 const CACHE_RATE: usize = 2;
 
+/// Rows of a tile of a product of few rows.
+fn rows_of_block(m: usize) -> usize {
+    [8, 16, 32, 64].into_iter().find(|rows| m <= *rows).unwrap_or(FEW_ROWS)
+}
+
 /// Chooses kernels for a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launcher {
@@ -68,18 +73,23 @@ impl Launcher {
 
     pub(super) fn gemm(&self, a: Gemm) -> Launch {
         let (m, n) = (a.m as usize, a.n as usize);
-        let arguments = Arguments::Gemm(a);
         if m > FEW_ROWS {
             let grid = [(m.div_ceil(MANY) * n.div_ceil(MANY)) as u32, 1, 1];
+            let arguments = Arguments::Gemm(a);
             return Launch { kernel: self.name("gemm_many"), grid, block: 256, shared: 98_304, arguments };
         }
-        let rows = [8, 16, 32, 64].into_iter().find(|rows| m <= *rows).unwrap_or(FEW_ROWS);
-        let tile = self.features_of_block(n, rows);
+        self.gemm_few(a, self.features_of_block(n, rows_of_block(m)))
+    }
+
+    /// A product of few rows, in tiles of 16, 32 or 64 features.
+    pub(super) fn gemm_few(&self, a: Gemm, tile: usize) -> Launch {
+        let rows = rows_of_block(a.m as usize);
         let columns = if rows <= 32 { 128 } else { 64 };
         let stage = (tile + rows) * columns * 2;
         let shared = ((STAGES / stage).min(8) * stage) as u32;
         let kernel = format!("{}_n{tile}_m{rows}", self.name("gemm_few"));
-        Launch { kernel, grid: [n.div_ceil(tile) as u32, 1, 1], block: 128, shared, arguments }
+        let grid = [(a.n as usize).div_ceil(tile) as u32, 1, 1];
+        Launch { kernel, grid, block: 128, shared, arguments: Arguments::Gemm(a) }
     }
 
     /// Features of a tile of a product of few rows, for the least time of the processor with the most tiles. It streams its weights from

@@ -5,7 +5,7 @@ use crate::cuda::arguments::model::{Embed, Gemm, RmsNorm, Select, SiluMul, epilo
 use crate::cuda::arguments::pool::{CopyRows, RowsCopy, StridedRows, SumRows};
 use crate::cuda::arguments::sampling::{ClearCounts, CountTokens, Scatter};
 use crate::cuda::arguments::{In, Out};
-use crate::cuda::launch::Launcher;
+use crate::cuda::launch::{self, Launcher};
 use crate::device::DeviceError;
 use crate::numerics::tensor_core::inputs::Kind;
 
@@ -17,7 +17,7 @@ const FEW_ROWS: [usize; 6] = [1, 9, 17, 33, 65, 129];
 const FEATURES: [usize; 5] = [16, 17, 40, 130, 67];
 /// Columns: less than an instruction's, ragged stages, whole ones.
 const COLUMNS: [usize; 7] = [8, 24, 64, 72, 136, 520, 256];
-/// Features of a tile of few rows. The host chooses the widest that gives every processor one.
+/// Features of a tile of few rows.
 const TILES: [usize; 3] = [64, 32, 16];
 
 pub(super) fn all(scene: &mut Scene, small: bool) -> Result<(), DeviceError> {
@@ -32,13 +32,11 @@ fn gemm(scene: &mut Scene, small: bool) -> Result<(), DeviceError> {
     let mut case = scene.random.below(1000) as usize;
     for &m in rows {
         for tile in TILES {
-            for epilogue in [epilogue::STORE_HALF, epilogue::ADD_RESIDUAL, epilogue::STORE_F32] {
+            for epilogue in [epilogue::STORE_HALF, epilogue::ADD_RESIDUAL, epilogue::STORE_F32, epilogue::STORE_GATED] {
                 // Whatever m, every n and k meets every epilogue in a few rounds.
                 case += 1;
                 let (n, k) = (FEATURES[case % FEATURES.len()], COLUMNS[case % COLUMNS.len()]);
-                // A tile of 32 is chosen only where one of 64 would be too wide.
-                let n = if tile == 32 { n.max(40) } else { n };
-                let processors = if tile == 16 { u32::MAX } else { n.div_ceil(tile) as u32 };
+                let n = if epilogue == epilogue::STORE_GATED { n.next_multiple_of(16) } else { n };
                 let kind = Kind::ALL[case / 2 % Kind::ALL.len()];
                 let bias = epilogue == epilogue::STORE_HALF && case.is_multiple_of(2);
                 let gemm = Gemm {
@@ -51,7 +49,8 @@ fn gemm(scene: &mut Scene, small: bool) -> Result<(), DeviceError> {
                     k: k as i32,
                     epilogue,
                 };
-                scene.run(Launcher { processors, ..scene.launcher }.gemm(gemm))?;
+                let launcher = scene.launcher;
+                scene.run(if m <= launch::FEW_ROWS { launcher.gemm_few(gemm, tile) } else { launcher.gemm(gemm) })?;
                 scene.clear();
             }
         }

@@ -8,9 +8,9 @@ pub(super) mod defect;
 pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;
+mod remote_writes;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod replay;
-mod remote_writes;
 
 use super::arguments::model::Gemm;
 use crate::device::DeviceError;

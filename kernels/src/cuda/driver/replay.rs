@@ -1,6 +1,7 @@
 //! A driver that remembers the graph that was enqueued last, so that it can be run again without a host between.
 
-use super::{Address, Command, Driver, Event, Gpu, GraphId, Pinned, Purpose, Stream, end_of};
+use super::{Address, Algorithm, Command, Driver, Event, Gpu, GraphId, InUse, Pinned, Purpose, Stream, end_of};
+use crate::cuda::arguments::model::Gemm;
 use crate::device::DeviceError;
 use baton_types::FenceStatus;
 use parking_lot::Mutex;
@@ -63,6 +64,18 @@ impl Driver for Replay {
             *self.last.lock() = Some((stream, *graph));
         }
         self.inner.enqueue(stream, command)
+    }
+
+    fn algorithms(&self, product: &Gemm) -> Result<Vec<Algorithm>, DeviceError> {
+        self.inner.algorithms(product)
+    }
+
+    fn in_use(&self) -> &InUse {
+        self.inner.in_use()
+    }
+
+    fn show_remote_writes(&self) -> Result<(), DeviceError> {
+        self.inner.show_remote_writes()
     }
 
     fn graph(&self, commands: &[Command]) -> Result<GraphId, DeviceError> {
