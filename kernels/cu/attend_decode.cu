@@ -8,6 +8,7 @@
 // The bits are those of attend_prefill.
 #include "kv.cuh"
 #include "numerics.cuh"
+#include "ring.cuh"
 
 constexpr i32 THREADS = 256, WARPS = THREADS / WARP;
 constexpr i32 ROWS = 16;          // query heads
@@ -46,30 +47,17 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
     const i32 first_block = begin / BLOCK, blocks = (end - 1) / BLOCK - first_block + 1, tiles = blocks * TILES_OF_BLOCK;
 
     u8 *const shared = dynamic_shared();
-    const u32 q = shared_address(shared), ring = q + ROWS * D * 2;
+    const u32 q = shared_address(shared);
     Softmax &of = *reinterpret_cast<Softmax *>(shared + ROWS * D * 2 + S::TILES * S::TILE);
 
     // All tiles of keys, then all tiles of values.
-    const auto copy = [&](i32 tile) {
-        if (tile < 2 * tiles) {
-            const bool keys = tile < tiles;
-            const i32 first = first_block * BLOCK + (keys ? tile : tile - tiles) * S::TOKENS;
-            copy_tokens<S::TOKENS, D, THREADS>(ring + u32(tile % S::TILES) * S::TILE, keys ? p.kv.k : p.kv.v, p.kv, slot, kv_head,
-                                               p.head_dim, first, begin, end);
-        }
-        // Past the end too: the count of groups tells which tile is complete.
-        commit_copies();
-    };
-    // Tile by tile: TILES - 1 + tile groups are closed, and the first tile + 1 must be complete. After the barrier all threads' copies are
-    // visible, and all warps are done with the tile before, which the next copies overwrite.
-    const auto arrived = [&](i32 tile) {
-        wait_copies<S::TILES - 2>();
-        __syncthreads();
-        copy(tile + S::TILES - 1);
-        return ring + u32(tile % S::TILES) * S::TILE;
-    };
+    const auto ring = ring_of<S::TILES, S::TILE>(q + ROWS * D * 2, 2 * tiles, [&](i32 tile, u32 to) {
+        const bool keys = tile < tiles;
+        const i32 first = first_block * BLOCK + (keys ? tile : tile - tiles) * S::TOKENS;
+        copy_tokens<S::TOKENS, D, THREADS>(to, keys ? p.kv.k : p.kv.v, p.kv, slot, kv_head, p.head_dim, first, begin, end);
+    });
 
-    // In the group of the first tile. Rows past the heads are zeros.
+    // With the first tile. Rows past the heads are zeros.
     for (i32 at = i32(threadIdx.x); at < ROWS * (D / CHUNK); at += THREADS) {
         const i32 head = at / (D / CHUNK), chunk = at % (D / CHUNK);
         const bool inside = head < heads && chunk * CHUNK < p.head_dim;
@@ -77,11 +65,11 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
         if (inside) from += i64(row) * p.q_stride + (first_head + head) * p.head_dim + chunk * CHUNK;
         copy_async(chunk_address<D>(q, head, chunk), from, inside);
     }
-    for (i32 tile = 0; tile < S::TILES - 1; tile++) copy(tile);
+    ring.start();
 
     // Scores: a warp has 8 tokens of a tile.
     for (i32 tile = 0; tile < tiles; tile++) {
-        const u32 k = arrived(tile);
+        const u32 k = ring.arrived(tile);
         if (warp * 8 >= S::TOKENS) continue;
         f32 s[4] = {};
 #pragma unroll
@@ -143,7 +131,7 @@ template <class T, i32 D> __device__ inline void attend_decode(const Attend &p) 
     f32 sum = 0.0f;
     f32 o[O_TILES][4] = {};
     for (i32 tile = 0; tile < tiles; tile++) {
-        const u32 v = arrived(tiles + tile);
+        const u32 v = ring.arrived(tiles + tile);
         if (tile % TILES_OF_BLOCK == 0) {
             const f32 a[2] = {of.decay[tile / TILES_OF_BLOCK][lane / 4], of.decay[tile / TILES_OF_BLOCK][lane / 4 + 8]};
 #pragma unroll

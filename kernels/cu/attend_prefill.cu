@@ -7,6 +7,7 @@
 // Blocks are taken in order, and each one's keys and values are tiles of a ring in shared memory: keys, values, keys, ...
 #include "kv.cuh"
 #include "numerics.cuh"
+#include "ring.cuh"
 
 constexpr i32 THREADS = 256, WARPS = THREADS / WARP;
 
@@ -41,30 +42,17 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
     const i32 lane = i32(threadIdx.x) % WARP, warp = i32(threadIdx.x) / WARP;
     const i32 kv_head = i32(blockIdx.y), group = p.heads / p.kv_heads, packed = rows * group;
     const i32 warp_row = warp / S::D_WARPS * 16, warp_col = warp % S::D_WARPS * S::COLS;
-    const u32 q = shared_address(dynamic_shared()), ring = q + S::ROWS * D * 2;
+    const u32 q = shared_address(dynamic_shared());
     // The tokens that any row attends to, and the blocks with any of them.
     const i32 begin = first_attended(position, p.window), end = position + rows, last_begin = first_attended(end - 1, p.window);
     const i32 first_block = begin / BLOCK, blocks = (end - 1) / BLOCK - first_block + 1;
 
-    const auto copy = [&](i32 tile) {
-        if (tile < 2 * blocks) {
-            const i32 first = (first_block + tile / 2) * BLOCK;
-            copy_tokens<BLOCK, D, THREADS>(ring + u32(tile % S::TILES) * S::TILE, tile % 2 ? p.kv.v : p.kv.k, p.kv, slot, kv_head,
-                                           p.head_dim, first, begin, end);
-        }
-        // Past the end too: the count of groups tells which tile is complete.
-        commit_copies();
-    };
-    // Tile by tile: TILES - 1 + tile groups are closed, and the first tile + 1 must be complete. After the barrier all threads' copies are
-    // visible, and all warps are done with the tile before, which the next copies overwrite.
-    const auto arrived = [&](i32 tile) {
-        wait_copies<S::TILES - 2>();
-        __syncthreads();
-        copy(tile + S::TILES - 1);
-        return ring + u32(tile % S::TILES) * S::TILE;
-    };
+    const auto ring = ring_of<S::TILES, S::TILE>(q + S::ROWS * D * 2, 2 * blocks, [&](i32 tile, u32 to) {
+        const i32 first = (first_block + tile / 2) * BLOCK;
+        copy_tokens<BLOCK, D, THREADS>(to, tile % 2 ? p.kv.v : p.kv.k, p.kv, slot, kv_head, p.head_dim, first, begin, end);
+    });
 
-    // In the group of the first tile.
+    // With the first tile.
 #pragma unroll
     for (i32 i = 0; i < S::ROWS * (D / CHUNK) / THREADS; i++) {
         const i32 at = i32(threadIdx.x) + i * THREADS, row = at / (D / CHUNK), chunk = at % (D / CHUNK);
@@ -73,7 +61,7 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
         if (inside) from += i64(first_row + row / group) * p.q_stride + (kv_head * group + row % group) * p.head_dim + chunk * CHUNK;
         copy_async(chunk_address<D>(q, row, chunk), from, inside);
     }
-    for (i32 tile = 0; tile < S::TILES - 1; tile++) copy(tile);
+    ring.start();
 
     // The tokens [low, high) that this thread's rows attend to: none for rows past the tile's.
     i32 low[2], high[2];
@@ -91,7 +79,7 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
         OfSplit<O_TILES> of;
         for (; at < to; at++) {
             const i32 first = (first_block + at) * BLOCK;
-            const u32 k = arrived(2 * at);
+            const u32 k = ring.arrived(2 * at);
             f32 s[S_TILES][4] = {};
 #pragma unroll 2 // all of it takes too many registers
             for (i32 col = 0; col < D; col += 16) {
@@ -152,7 +140,7 @@ template <class T, i32 D> __device__ inline void attend_prefill(const Attend &p)
                 for (i32 i = 0; i < 4; i++) of.o[tile][i] = __fmul_rn(of.o[tile][i], a[i / 2]);
             }
 
-            const u32 v = arrived(2 * at + 1) + warp_col * 2; // whole runs of 8 chunks
+            const u32 v = ring.arrived(2 * at + 1) + warp_col * 2; // whole runs of 8 chunks
 #pragma unroll
             for (i32 token = 0; token < BLOCK; token += 16) {
                 // Two tiles of weights, side by side, are operand a.

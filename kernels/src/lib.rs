@@ -73,6 +73,7 @@ pub mod program;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod quantize;
+pub mod random;
 pub mod reference;
 pub mod sampling;
 pub mod step;

@@ -194,3 +194,15 @@ fn rows_of_both_kinds_share_a_step() {
             event"#]],
     );
 }
+
+/// What is on its way may still read what the host holds for it, so no step may follow.
+#[test]
+fn behind_a_step_that_was_enqueued_in_part_no_other_starts() {
+    let mut world = World::new();
+    let mut launch = |step: &StepInput| world.tiny.executable.launch(step, &mut |_, _| ()).map_err(|e| e.to_string());
+    world.recording.refuse_launches(true);
+    assert!(launch(&step(vec![join(1, &[5])], vec![rows(1, 0, 3, 1)])).is_err());
+    world.recording.refuse_launches(false);
+    let refused = launch(&step(vec![join(2, &[6])], vec![rows(2, 0, 3, 1)])).unwrap_err();
+    assert!(refused.contains("enqueued in part"), "{refused}");
+}

@@ -141,17 +141,21 @@ fn start(
     Ok(Loaded { engine, device, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
-/// Bytes of the KV pool on a device with memory of its own, beside weights that are still to be loaded.
+/// Bytes of the KV pool on a device with memory of its own, beside weights that are still to be loaded: what this worker's part of the
+/// memory has left, if no other process has it.
 fn pool_on_gpu(
     device: &dyn Device,
     memory: DeviceMemory,
     settings: &EngineSettings,
     weights: u64,
 ) -> Result<u64, WorkerError> {
-    let DeviceMemory { total, free, beside_pool, .. } = memory;
+    let DeviceMemory { total, free, weights: loaded, pool: _, workspace, beside_pool } = memory;
     let ours = (total as f64 * settings.gpu_memory_utilization) as u64;
-    let taken = (total - free).saturating_add(beside_pool).saturating_add(weights);
-    match ours.checked_sub(taken) {
+    let beside = beside_pool.saturating_add(weights);
+    let of_ours = ours.checked_sub(loaded.saturating_add(workspace).saturating_add(beside));
+    // Graphs and libraries take memory of the driver's.
+    let of_free = free.checked_sub(beside.saturating_add(total / 50));
+    match of_ours.zip(of_free).map(|(ours, free)| ours.min(free)) {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(WorkerError::GpuMemory {
             gpu: device.info().name,

@@ -34,6 +34,9 @@ const VECTOR: usize = 8;
 /// Halves are stored as the device reads them.
 const LITTLE_ENDIAN: bool = cfg!(target_endian = "little");
 
+/// Most rows of decode attention: the grid of its kernels has no more in one direction.
+const SLOTS_MAX: usize = 65_535;
+
 /// Largest head that there is a kernel for.
 const HEAD_DIM_MAX: usize = 256;
 
@@ -286,6 +289,9 @@ impl Device for CudaDevice {
         let sizes = program.check(&bounds)?;
         if bounds.adapters.slots_max > 0 {
             return refuse("compile", "adapters: GPU devices have none yet".into());
+        }
+        if bounds.slots_max > SLOTS_MAX {
+            return refuse("compile", format!("{} slots; GPU devices take {SLOTS_MAX}", bounds.slots_max));
         }
         self.check_sizes(&sizes)?;
         let mut ops = Vec::new();

@@ -56,6 +56,8 @@ pub(super) struct CudaExecutable {
     transfers: Vec<Transfer>,
     running: VecDeque<Running>,
     steps: u64,
+    /// A step failed behind the check of its slots: what is enqueued, and what the host holds for it, is unknown.
+    is_broken: bool,
 }
 
 /// Host memory of one step in flight.
@@ -149,6 +151,7 @@ impl CudaExecutable {
             graphs: HashMap::new(),
             running: VecDeque::new(),
             steps: 0,
+            is_broken: false,
             tile_rows,
             layout,
             launcher,
@@ -331,41 +334,8 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Ends the sampling of launched steps that wait for masks: what comes behind needs their tokens.
-    fn end_waiting(&mut self) -> Result<(), DeviceError> {
-        for at in 0..self.running.len() {
-            if self.running[at].end.is_none() {
-                let mut running = self.running.remove(at).unwrap_or_else(|| unreachable!("at is below the length"));
-                let ended = self.end(&mut running, false);
-                self.running.insert(at, running);
-                ended?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Executable for CudaExecutable {
-    fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
-        let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
-        self.pool = Some(BoundPool::try_new(&self.shared, memory, map, layout, self.program.layers())?);
-        self.make_graphs()
-    }
-
-    fn load_adapter(&mut self, slot: AdapterSlot, _: &Adapter) -> Result<(), DeviceError> {
-        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
-    }
-
-    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
-        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
-    }
-
-    fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
-        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        let joins =
-            step.deltas.iter().filter_map(|delta| if let Delta::Join(join) = delta { Some(join) } else { None });
-        joins.into_iter().try_for_each(|join| Samplers::check(join))?;
-        self.slots.launch(step, pool.layout.limits(), &mut self.launched)?;
+    /// Enqueues a step that fits its slots.
+    fn submit(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         self.end_waiting()?;
         let transfer = (self.steps % STEPS_MAX as u64) as usize;
         self.steps += 1;
@@ -409,6 +379,49 @@ impl Executable for CudaExecutable {
         }
         self.running.push_back(running);
         Ok(())
+    }
+
+    /// Ends the sampling of launched steps that wait for masks: what comes behind needs their tokens.
+    fn end_waiting(&mut self) -> Result<(), DeviceError> {
+        for at in 0..self.running.len() {
+            if self.running[at].end.is_none() {
+                let mut running = self.running.remove(at).unwrap_or_else(|| unreachable!("at is below the length"));
+                let ended = self.end(&mut running, false);
+                self.running.insert(at, running);
+                ended?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executable for CudaExecutable {
+    fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
+        let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
+        self.pool = Some(BoundPool::try_new(&self.shared, memory, map, layout, self.program.layers())?);
+        self.make_graphs()
+    }
+
+    fn load_adapter(&mut self, slot: AdapterSlot, _: &Adapter) -> Result<(), DeviceError> {
+        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
+        Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
+    }
+
+    fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
+        if self.is_broken {
+            return Err(DeviceError::Failed("an earlier step was enqueued in part".into()));
+        }
+        let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let joins =
+            step.deltas.iter().filter_map(|delta| if let Delta::Join(join) = delta { Some(join) } else { None });
+        joins.into_iter().try_for_each(|join| Samplers::check(join))?;
+        self.slots.launch(step, pool.layout.limits(), &mut self.launched)?;
+        let submitted = self.submit(step, observer);
+        self.is_broken |= submitted.is_err();
+        submitted
     }
 
     fn finish(&mut self) -> Result<StepOutput, DeviceError> {

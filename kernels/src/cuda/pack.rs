@@ -67,6 +67,7 @@ struct Module {
     name: String,
     offset: usize,
     bytes: usize,
+    kernels: Vec<String>,
 }
 
 /// A cubin.
@@ -75,6 +76,8 @@ pub(crate) struct Image {
     /// The source that it was compiled from.
     pub(crate) name: String,
     pub(crate) cubin: Vec<u8>,
+    /// What it has.
+    pub(crate) kernels: Vec<String>,
 }
 
 /// The cubins of a file, which must be for `target` and made of the sources with this digest.
@@ -94,7 +97,7 @@ fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Im
     let image = |module: Module| {
         let end = module.offset.checked_add(module.bytes).ok_or_else(cut)?;
         let cubin = bytes.get(module.offset..end).filter(|cubin| !cubin.is_empty()).ok_or_else(cut)?;
-        Ok(Image { name: module.name, cubin: cubin.to_vec() })
+        Ok(Image { name: module.name, cubin: cubin.to_vec(), kernels: module.kernels })
     };
     manifest.modules.into_iter().map(image).collect()
 }
@@ -114,11 +117,12 @@ mod tests {
 
     #[test]
     fn modules_are_where_the_manifest_says() {
-        let module = |bytes: usize| format!(r#"{{"name":"norm","offset":4,"bytes":{bytes},"kernels":[]}}"#);
+        let module = |bytes: usize| format!(r#"{{"name":"norm","offset":4,"bytes":{bytes},"kernels":["norm_bf16"]}}"#);
         let parsed = |bytes: &[u8], target, digest| parse(Path::new("k"), bytes, target, digest);
         let whole = file("sm_80", &module(8));
         let images = parsed(&whole, "sm_80", "abc").unwrap();
-        assert_eq!(images, [Image { name: "norm".into(), cubin: whole[4..12].to_vec() }]);
+        let kernels = vec!["norm_bf16".to_owned()];
+        assert_eq!(images, [Image { name: "norm".into(), cubin: whole[4..12].to_vec(), kernels }]);
         for (bytes, target, digest, part) in [
             (whole.clone(), "sm_90a", "abc", "it is for sm_80, this GPU needs sm_90a"),
             (whole.clone(), "sm_80", "abd", "another version"),

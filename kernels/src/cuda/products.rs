@@ -10,7 +10,8 @@ use super::driver::{Address, Algorithm, Buffer, Command, Driver, Pinned, Purpose
 use super::launch::{FEW_ROWS, Launcher};
 use super::plan::Matrix;
 use crate::device::DeviceError;
-use crate::numerics::tensor_core::inputs::{Kind, Random};
+use crate::numerics::tensor_core::inputs::Kind;
+use crate::random::Random;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -94,7 +95,6 @@ impl Trial<'_> {
         (n, k, epilogue): Key,
         rows_max: usize,
     ) -> Result<Option<Algorithm>, DeviceError> {
-        let rows_max = rows_max.min(ROWS[ROWS.len() - 1]);
         let product = Gemm {
             x: In::null(),
             w: In::null(),
@@ -107,6 +107,7 @@ impl Trial<'_> {
         };
         let tried: Vec<Algorithm> =
             driver.algorithms(&product)?.into_iter().filter(|by| !by.divides_k).take(TRIED).collect();
+        let rows_max = rows_max.min(ROWS[ROWS.len() - 1]);
         if tried.is_empty() {
             return Ok(None);
         }

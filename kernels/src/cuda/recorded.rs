@@ -53,6 +53,11 @@ impl Recording {
         notes.into_iter().filter_map(line).collect()
     }
 
+    /// From here on, kernels can't be enqueued, or can again.
+    pub fn refuse_launches(&self, refuse: bool) {
+        self.0.refuse_launches(refuse);
+    }
+
     /// A NIC reads device memory from this address on ([`baton_memory::PoolMemory::dma_address`]).
     ///
     /// # Panics

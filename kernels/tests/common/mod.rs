@@ -10,6 +10,7 @@ use baton_kernels::device::{Device, Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::{Half, Numerics, PARTITIONS_MAX, TensorCore};
 use baton_kernels::quantize::quantize;
+pub use baton_kernels::random::Random;
 use baton_kernels::reference::{ReferenceDevice, ReferenceKernels};
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
@@ -17,26 +18,6 @@ use baton_memory::HostPool;
 use baton_skips::{Need, skipped};
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
 use std::sync::{Arc, LazyLock};
-
-/// Splitmix64: any fixed sequence would do.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// In -1 .. 1.
-    pub fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-    pub fn floats(&mut self, len: usize, scale: f32) -> Vec<f32> {
-        (0..len).map(|_| self.float() * scale).collect()
-    }
-}
 
 /// A recorded GPU of each class and format.
 pub fn recorded() -> Vec<Arc<dyn Device>> {

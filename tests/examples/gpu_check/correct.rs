@@ -63,6 +63,9 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
     if !missing.is_empty() {
         failed.push(format!("kernels that were never run: {}", missing.join(", ")));
     }
+    if !on.is_quick() && !launches.keys().any(|what| what.starts_with("product by")) {
+        failed.push("no product of a library was run: put libcublasLt.so.13 on the library path".to_owned());
+    }
     found.extend(failed);
     let failed = found;
     let outcome = json!({"device": on.device, "gpu": gpu, "launches": launches, "bytes": bytes, "graphs": graphs});
@@ -116,10 +119,15 @@ fn unchecked(on: &Where, launches: &BTreeMap<String, u64>) -> anyhow::Result<Vec
     Ok(missing.map(str::to_owned).collect())
 }
 
-/// Every kernel and a few programs, without a check between: what a sanitizer watches.
-pub(crate) fn small(on: &Where) -> anyhow::Result<()> {
-    let target = Target::open(&on.under(Half::Bf16)?, How::Plain)?;
-    target.ops(1, Extent::Small)?;
+/// Every kernel, and a program if asked for, without a check between: what a sanitizer watches.
+pub(crate) fn small(on: &Where, program: bool) -> anyhow::Result<()> {
+    for half in [Half::Bf16, Half::F16] {
+        let target = Target::open(&on.under(half)?, How::Plain)?;
+        target.ops(1, Extent::Small)?;
+        if program {
+            steps(&target, BLOCKS[0], true)?;
+        }
+    }
     println!("small: every kernel has run");
     Ok(())
 }

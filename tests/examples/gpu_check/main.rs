@@ -56,6 +56,9 @@ enum Verb {
     Small {
         #[command(flatten)]
         on: Where,
+        /// Runs a program too, with graphs, drafts and what is preempted. Its padded rows read what nobody wrote.
+        #[arg(long)]
+        program: bool,
     },
     /// Fails unless the kernels' defect is found, and named after its kernel.
     Seeded {
@@ -162,7 +165,7 @@ fn part(
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().verb {
         Verb::Correct { on, out } => part("correct", &on, &out, correct::run)?,
-        Verb::Small { on } => correct::small(&on)?,
+        Verb::Small { on, program } => correct::small(&on, program)?,
         Verb::Seeded { on } => correct::seeded(&on)?,
         Verb::Invariance { on, out } => part("invariance", &on, &out, invariance::run)?,
         Verb::Alone { on } => invariance::alone(&on)?,

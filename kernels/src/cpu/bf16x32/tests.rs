@@ -9,29 +9,11 @@ use crate::cpu::stored;
 use crate::cpu::threads::Threads;
 use crate::host::Store;
 use crate::numerics::flushed;
+use crate::random::Random;
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-
-/// A small counter-based generator (splitmix64).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    /// 64 random bits.
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// About uniform in [-1, 1).
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 * 2f32.powi(-23) - 1.0
-    }
-}
 
 /// A kind of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,15 +34,15 @@ impl Values {
 
     /// One value.
     fn next(self, random: &mut Random) -> f32 {
-        let bits = random.bits();
+        let bits = random.next();
         match self {
-            Self::Plain => random.unit(),
+            Self::Plain => random.float(),
             Self::Tiny => match bits % 16 {
                 0 => 0.0,
                 1 => -0.0,
                 2 | 3 => f32::from_bits(bits as u32 & 0x807f_ffff ^ (bits >> 32) as u32 & 0x8000_0000),
-                4 => random.unit(),
-                _ => random.unit() * 2f32.powi(-63 - (bits >> 8 & 15) as i32 + 6),
+                4 => random.float(),
+                _ => random.float() * 2f32.powi(-63 - (bits >> 8 & 15) as i32 + 6),
             },
             Self::Cancelling => {
                 let x = 2f32.powi((bits >> 8 & 31) as i32 - 16) * if bits & 64 == 0 { 1.0 } else { 1.0 + 1.0 / 128.0 };
@@ -132,7 +114,7 @@ fn check(level: SimdLevel, [m, n, k]: [usize; 3], values: Values) {
 fn check_stored(level: SimdLevel, m: usize, heights: [usize; 2], k: usize) {
     let (format, mut random) = (StorageFormat::Q4_1, Random((m * 31 + k) as u64));
     let bytes = heights.map(|n| {
-        let mut bytes: Vec<u8> = (0..n * format.row_bytes(k).unwrap()).map(|_| random.bits() as u8).collect();
+        let mut bytes: Vec<u8> = (0..n * format.row_bytes(k).unwrap()).map(|_| random.next() as u8).collect();
         bytes.chunks_exact_mut(format.block().1).for_each(|block| (block[1], block[3]) = (0x2c, 0xa8));
         bytes
     });
@@ -152,7 +134,7 @@ fn check_stored(level: SimdLevel, m: usize, heights: [usize; 2], k: usize) {
         expanded.row(feature, &mut want);
         assert_eq!(rows, want, "row {feature}");
     }
-    let x: Vec<f32> = (0..m * k).map(|_| random.unit()).collect();
+    let x: Vec<f32> = (0..m * k).map(|_| random.float()).collect();
     let mut rows = Rows::default();
     rows.pack(level, m, k, &mut Source::dense(&x, k));
     let [got, want] = [&weights, &expanded].map(|weights| {

@@ -7,37 +7,22 @@ use crate::cpu::source::Source;
 use crate::cpu::stored::Format;
 use crate::host::Store;
 use crate::quantize::halves;
+use crate::random::Random;
 use crate::reference::quantized::{self, Activations};
 use crate::storage::StorageFormat;
 use baton_skips::{Need, skipped};
 
-/// splitmix64
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 * 2f32.powi(-23) - 1.0
-    }
-}
-
 /// Stored blocks of any integers, with scales and minima of both signs and of all sizes of f16, zero among them.
 fn stored(format: StorageFormat, blocks: usize, random: &mut Random) -> Vec<u8> {
     let (_, size) = format.block();
-    let mut bytes: Vec<u8> = (0..blocks * size).map(|_| random.bits() as u8).collect();
+    let mut bytes: Vec<u8> = (0..blocks * size).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(size) {
         for &at in halves(format) {
-            let value = match random.bits() % 8 {
+            let value = match random.next() % 8 {
                 0 => 0.0,
-                1 => random.unit() * 2f32.powi(-20),
-                2 => random.unit() * 65504.0,
-                _ => random.unit() * 0.1,
+                1 => random.float() * 2f32.powi(-20),
+                2 => random.float() * 65504.0,
+                _ => random.float() * 0.1,
             };
             block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
         }
@@ -49,27 +34,27 @@ fn stored(format: StorageFormat, blocks: usize, random: &mut Random) -> Vec<u8> 
 fn activations(len: usize, random: &mut Random) -> Vec<f32> {
     let mut x = Vec::with_capacity(len);
     while x.len() < len {
-        let size = match random.bits() % 12 {
+        let size = match random.next() % 12 {
             0 => 0.0,
             1 => 1e-40,
             2 => 2f32.powi(-72),
             3 => 1e37,
-            _ => 2f32.powi((random.bits() % 12) as i32 - 6),
+            _ => 2f32.powi((random.next() % 12) as i32 - 6),
         };
-        let ties = random.bits().is_multiple_of(4);
+        let ties = random.next().is_multiple_of(4);
         let start = x.len();
         for i in 0..BLOCK {
             // With 127 among halves, each quotient is a tie.
             x.push(if !ties {
-                random.unit() * size
+                random.float() * size
             } else if i == 0 {
                 127.0
             } else {
-                (random.bits() % 200) as f32 / 2.0 - 50.0
+                (random.next() % 200) as f32 / 2.0 - 50.0
             });
         }
-        if random.bits().is_multiple_of(40) {
-            x[start + 7] = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY][(random.bits() % 3) as usize];
+        if random.next().is_multiple_of(40) {
+            x[start + 7] = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY][(random.next() % 3) as usize];
         }
     }
     x.truncate(len);

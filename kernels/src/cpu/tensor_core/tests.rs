@@ -7,8 +7,9 @@ use super::step::{Group, LANES, RowGroup, decode, range};
 use crate::cpu::SimdLevel;
 use crate::cpu::simd::{Pass, Wide, Width};
 use crate::host::NormOf;
-use crate::numerics::tensor_core::inputs::{Kind, Random};
+use crate::numerics::tensor_core::inputs::Kind;
 use crate::numerics::{Half, Numerics, TensorCore};
+use crate::random::Random;
 use crate::reference::elementwise;
 
 const CLASSES: [(TensorCore, Half); 4] = [

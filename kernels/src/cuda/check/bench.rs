@@ -4,8 +4,10 @@ use super::Target;
 use super::scene::Scene;
 use crate::cuda::arguments::model::{Attend, Gemm, KvPlanes, epilogue};
 use crate::cuda::arguments::{In, Out};
-use crate::cuda::driver::{Address, Launch};
+use crate::cuda::driver::{Address, Command};
 use crate::cuda::launch::tile_rows;
+use crate::cuda::plan::Matrix;
+use crate::cuda::products::Pins;
 use crate::device::DeviceError;
 use crate::numerics::ATTENTION_SPLIT;
 use std::time::{Duration, Instant};
@@ -33,7 +35,8 @@ pub struct AttentionShape {
 }
 
 impl Target {
-    /// Seconds of one product of `m` rows with a matrix `[n, k]`.
+    /// Seconds of one product of `m` rows with a matrix `[n, k]`, as a step has it: by an algorithm of the library that is exact, where there is
+    /// one.
     ///
     /// # Errors
     /// If the GPU fails, or has too little memory.
@@ -41,12 +44,15 @@ impl Target {
         let mut scene = Scene::new(&self.driver, self.half, 1)?;
         let (x, out) = (scene.filled(m * k * 2)?, scene.empty(m * n * 2)?);
         let copies = self.copies(n * k * 2);
+        let matrix = Matrix { at: Address(0), n, k };
+        let pins = Pins::choose(&self.driver, scene.launcher, [(matrix, epilogue::STORE_HALF)], m)?;
         let launches = (0..copies)
             .map(|_| {
                 let w = In::at(scene.filled(n * k * 2)?);
                 let [m, n, k] = [m, n, k].map(|size| size as i32);
                 let (bias, epilogue) = (In::null(), epilogue::STORE_HALF);
-                Ok(vec![scene.launcher.gemm(Gemm { x: In::at(x), w, bias, out: Out::at(out), m, n, k, epilogue })])
+                let product = Gemm { x: In::at(x), w, bias, out: Out::at(out), m, n, k, epilogue };
+                Ok(vec![pins.command(scene.launcher, product)])
             })
             .collect::<Result<Vec<_>, DeviceError>>()?;
         time(&scene, &launches)
@@ -72,7 +78,7 @@ impl Target {
                 attend.partials = Out::at(partials);
                 attend.splits = splits as i32;
                 let attend = Attend { slots: In::at(slots), positions: In::at(positions), ..attend };
-                Ok(scene.launcher.attend_decode(attend).to_vec())
+                Ok(scene.launcher.attend_decode(attend).map(Into::into).to_vec())
             })
             .collect::<Result<Vec<_>, DeviceError>>()?;
         time(&scene, &launches)
@@ -92,7 +98,7 @@ impl Target {
         let mut attend = attend_of(&mut scene, shape, 1, context + rows, q, out)?;
         attend.tiles = In::at(scene.ints(&tiles)?);
         let launch = scene.launcher.attend_prefill(attend, tiles.len() / 4);
-        time(&scene, &[vec![launch]])
+        time(&scene, &[vec![launch.into()]])
     }
 
     /// Copies of something that, read in turn, are not found in the cache: one where nothing is measured.
@@ -146,14 +152,14 @@ fn attend_of(
 }
 
 /// Seconds of one of `sequences`, which are launched in turn until enough time has passed.
-fn time(scene: &Scene, sequences: &[Vec<Launch>]) -> Result<f64, DeviceError> {
+fn time(scene: &Scene, sequences: &[Vec<Command>]) -> Result<f64, DeviceError> {
     let mut repeats = sequences.len();
     loop {
         // The first round loads the kernel; each later one is twice as long.
         let began = Instant::now();
         for sequence in sequences.iter().cycle().take(repeats) {
-            for launch in sequence {
-                scene.enqueue(launch.clone())?;
+            for command in sequence {
+                scene.enqueue(command)?;
             }
         }
         scene.end()?;

@@ -5,7 +5,8 @@ use crate::cuda::driver::{Address, Buffer, Command, Driver, Launch, Pinned, Purp
 use crate::cuda::launch::Launcher;
 use crate::device::DeviceError;
 use crate::numerics::Half;
-use crate::numerics::tensor_core::inputs::{Kind, Random};
+use crate::numerics::tensor_core::inputs::Kind;
+use crate::random::Random;
 use std::sync::Arc;
 
 /// Bytes that are uploaded at once.
@@ -107,8 +108,8 @@ impl Scene {
         Ok(at)
     }
 
-    pub(super) fn enqueue(&self, launch: Launch) -> Result<(), DeviceError> {
-        self.driver.enqueue(self.stream, &Command::Launch(launch))
+    pub(super) fn enqueue(&self, command: &Command) -> Result<(), DeviceError> {
+        self.driver.enqueue(self.stream, command)
     }
 
     /// Waits for everything enqueued.
@@ -117,7 +118,7 @@ impl Scene {
     }
 
     pub(super) fn run(&self, launch: Launch) -> Result<(), DeviceError> {
-        self.enqueue(launch)?;
+        self.enqueue(&launch.into())?;
         self.end()
     }
 }

@@ -152,19 +152,15 @@ impl Checked {
         let mut scratch: Vec<Range<u64>> = Vec::new();
         for command in commands {
             let twin = state.twin;
-            let name = match command {
+            match command {
                 Command::Launch(launch) => {
                     twin.run(launch, &mut state.shadow);
                     scratch.extend(unspecified(launch, &state.shadow));
-                    launch.kernel.clone()
                 }
-                Command::Product(Product { product, .. }) => {
-                    twin.gemm(product, &mut state.shadow);
-                    what.to_owned()
-                }
+                Command::Product(Product { product, .. }) => twin.gemm(product, &mut state.shadow),
                 _ => return Err(DeviceError::Failed("a graph of other commands than kernels".into())),
-            };
-            *state.compared.launches.entry(name).or_default() += 1;
+            }
+            *state.compared.launches.entry(name_of(command)).or_default() += 1;
         }
         let marks = state.shadow.tracked();
         for (at, range) in outputs(&marks) {
@@ -231,6 +227,15 @@ impl Checked {
         }
         state.shadow.whole(at).copy_from_slice(&device[GUARD..GUARD + len]);
         Ok(())
+    }
+}
+
+/// What a finding calls a command.
+fn name_of(command: &Command) -> String {
+    match command {
+        Command::Launch(launch) => launch.kernel.clone(),
+        Command::Product(Product { by, .. }) => format!("product by {}", by.id),
+        other => format!("{other:?}"),
     }
 }
 
@@ -348,12 +353,8 @@ impl Driver for Checked {
                 self.synchronous(stream, command)
             }
             Command::Download { .. } => self.synchronous(stream, command),
-            Command::Launch(launch) => {
-                let what = launch.kernel.clone();
-                self.check(state, &what, std::slice::from_ref(command), &|| self.synchronous(stream, command))
-            }
-            Command::Product(Product { by, pinned: true, .. }) => {
-                let what = format!("product by {}", by.id);
+            Command::Launch(_) | Command::Product(Product { pinned: true, .. }) => {
+                let what = name_of(command);
                 self.check(state, &what, std::slice::from_ref(command), &|| self.synchronous(stream, command))
             }
             // A trial: it may have any bits.
@@ -372,9 +373,9 @@ impl Driver for Checked {
                 };
                 if self.apart {
                     for command in &commands {
-                        let Command::Launch(launch) = command else { continue };
+                        let what = name_of(command);
                         let submit = || self.synchronous(stream, command);
-                        self.check(state, &launch.kernel, std::slice::from_ref(command), &submit)?;
+                        self.check(state, &what, std::slice::from_ref(command), &submit)?;
                     }
                     return Ok(());
                 }

@@ -5,9 +5,10 @@ use crate::cuda::arguments::known::{KnownCase, KnownCases};
 use crate::cuda::arguments::{In, Out, bytes_of};
 use crate::cuda::driver::command::Arguments;
 use crate::device::DeviceError;
-use crate::numerics::tensor_core::inputs::Random;
 use crate::numerics::{Half, exp, exp2};
+use crate::random::Random;
 use crate::sampling;
+use std::cmp::Ordering;
 
 /// Cases of each operation.
 const CASES: usize = 256;
@@ -75,7 +76,15 @@ pub(in crate::cuda) const OPERATIONS: [Operation; 24] = [
     f32_of("fma", Inputs::Any, |c| bits(c.x().mul_add(c.y(), c.z()))),
     f32_of("div", Inputs::Any, |c| bits(c.x() / c.y())),
     f32_of("sqrt", Inputs::Any, |c| bits(c.x().sqrt())),
-    f32_of("larger", Inputs::Any, |c| bits(if c.x().is_nan() || c.y().is_nan() { f32::NAN } else { c.x().max(c.y()) })),
+    f32_of("larger", Inputs::Any, |c| {
+        bits(match c.x().partial_cmp(&c.y()) {
+            None => f32::NAN,
+            // Of two zeros, PTX takes +0; the sign of Rust's is open.
+            Some(Ordering::Equal) => f32::from_bits(c.x().to_bits() & c.y().to_bits()),
+            Some(Ordering::Less) => c.y(),
+            Some(Ordering::Greater) => c.x(),
+        })
+    }),
     integer_of("to_bf16", Inputs::Between(-1e30, 1e30), |c| Half::Bf16.from_f32(c.x()).into()),
     integer_of("to_f16", Inputs::Between(-70_000.0, 70_000.0), |c| Half::F16.from_f32(c.x()).into()),
     integer_of("to_bf16_pair", Inputs::Between(-1e-38, 1e-38), |c| u64::from(Half::Bf16.from_f32(c.x())) * 0x1_0001),
@@ -95,10 +104,11 @@ pub(in crate::cuda) const OPERATIONS: [Operation; 24] = [
     integer_of("random", Inputs::Draw, |c| (sampling::random::uniform(c.a, c.c, c.b) * 2f64.powi(53)) as u64),
 ];
 
-/// The answer to a case.
+/// The answer to a case, and whether it is an f32, of which all NaNs are one.
 #[cfg(any(test, feature = "testing"))]
-pub(in crate::cuda) fn answer(case: &KnownCase) -> u64 {
-    (OPERATIONS[case.operation as usize].answer)(case)
+pub(in crate::cuda) fn answer(case: &KnownCase) -> (u64, bool) {
+    let operation = &OPERATIONS[case.operation as usize];
+    ((operation.answer)(case), operation.is_f32)
 }
 
 /// What rounding and comparisons treat apart.

@@ -5,8 +5,9 @@ use crate::cuda::arguments::known::KnownTiles;
 use crate::cuda::arguments::{In, Out, bytes_of};
 use crate::cuda::driver::command::Arguments;
 use crate::device::DeviceError;
-use crate::numerics::tensor_core::inputs::{Kind, Random};
+use crate::numerics::tensor_core::inputs::Kind;
 use crate::numerics::{Half, TensorCore};
+use crate::random::Random;
 
 /// Rows and columns of a tile.
 const ROWS: usize = 16;

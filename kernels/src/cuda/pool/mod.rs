@@ -246,7 +246,7 @@ mod tests {
         let driver: Arc<dyn Driver> = recorder.clone();
         let pool = CudaPool::new(&driver, 4096).unwrap();
         assert_eq!(recorder.waiting(), 0, "the pool is cleared");
-        recorder.refuse_launches();
+        recorder.refuse_launches(true);
         let rows = Rows { start: 0, row_bytes: 8, stride: 16, rows: 4 };
         let written = PoolMemory::write(&*pool, rows, vec![7; 32]).wait(soon());
         assert!(matches!(written, Err(MemoryError::Failed(_))), "{written:?}");

@@ -1,30 +1,7 @@
 //! Seeded inputs of dot products, each kind made to show a rule of the arithmetic. Those of `tests/gpu/facts/inputs.h`, number for number.
 
 use super::Half;
-
-/// Splitmix64.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next 64 bits.
-    #[allow(clippy::should_implement_trait, reason = "an endless sequence")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Below `n`.
-    pub fn below(&mut self, n: u32) -> u32 {
-        (self.next() % u64::from(n)) as u32
-    }
-
-    fn between(&mut self, low: i32, high: i32) -> i32 {
-        low + self.below((high - low + 1) as u32) as i32
-    }
-}
+use crate::random::Random;
 
 /// What the inputs are like.
 #[allow(missing_docs, reason = "the names say it")]
@@ -109,7 +86,7 @@ impl Kind {
     /// An accumulator; one of four is zero.
     pub fn accumulator(self, random: &mut Random) -> f32 {
         let of = |random: &mut Random, low, high| {
-            let exponent = random.between(low, high);
+            let exponent = between(random, low, high);
             let sign = random.below(2);
             f32::from_bits(sign << 31 | ((exponent + 127) as u32) << 23 | random.below(1 << 23))
         };
@@ -142,11 +119,15 @@ impl Kind {
 
 /// A value of any sign and significand, with an exponent in `low..=high`.
 fn value(random: &mut Random, half: Half, low: i32, high: i32) -> u16 {
-    let exponent = random.between(low, high);
+    let exponent = between(random, low, high);
     let sign = random.below(2) << 15;
     let bits = match half {
         Half::Bf16 => sign | ((exponent + 127) as u32) << 7 | random.below(128),
         Half::F16 => sign | ((exponent + 15) as u32) << 10 | random.below(1024),
     };
     bits as u16
+}
+
+fn between(random: &mut Random, low: i32, high: i32) -> i32 {
+    low + random.below((high - low + 1) as u32) as i32
 }

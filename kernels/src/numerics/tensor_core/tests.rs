@@ -1,7 +1,8 @@
 //! The twin in Rust against the one in C++ (`tests/gpu/facts/twin.h`), which had the bits of an H100 and of an H200 in every kind of inputs.
 
-use super::inputs::{Kind, Random};
+use super::inputs::Kind;
 use super::{Half, TensorCore};
+use crate::random::Random;
 
 /// Results of each kind.
 const RESULTS: usize = 500;

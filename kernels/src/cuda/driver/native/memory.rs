@@ -1,23 +1,23 @@
 //! Page-locked memory of the host.
 
-use super::{Handle, failed};
+use super::{Context, Handle, failed};
 use crate::cuda::driver::Pinned;
 use crate::device::DeviceError;
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
 /// An allocation of the driver.
 pub(super) struct HostMemory {
-    context: Handle<sys::CUcontext>,
+    context: Arc<Context>,
     at: Handle<*mut c_void>,
     bytes: usize,
 }
 
 impl HostMemory {
     /// Allocates in the current context.
-    pub(super) fn new(bytes: usize, context: Handle<sys::CUcontext>) -> Result<Self, DeviceError> {
+    pub(super) fn new(bytes: usize, context: Arc<Context>) -> Result<Self, DeviceError> {
         let bytes = bytes.max(1);
         // SAFETY: the context is current; flags 0 ask for plain page-locked memory.
         let at = unsafe { result::malloc_host(bytes, 0) }.map_err(failed("page-locked memory"))?;
@@ -65,7 +65,7 @@ impl Drop for HostMemory {
     fn drop(&mut self) {
         // SAFETY: the allocation is freed once. The driver frees it after work that was enqueued with it.
         unsafe {
-            if result::ctx::set_current(self.context.0).is_ok() {
+            if self.context.enter().is_ok() {
                 _ = result::free_host(self.at.0);
             }
         }

@@ -37,14 +37,40 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// A GPU of this host.
 pub(in crate::cuda) struct NativeDriver {
     gpu: Gpu,
-    device: sys::CUdevice,
-    context: Handle<sys::CUcontext>,
     modules: Modules,
     half: Half,
     /// Looked for once.
     library: OnceLock<Option<Library>>,
     in_use: InUse,
     state: Mutex<State>,
+    /// Released last: page-locked memory, too, holds it.
+    context: Arc<Context>,
+}
+
+/// The primary context of a device, retained.
+struct Context {
+    device: sys::CUdevice,
+    handle: Handle<sys::CUcontext>,
+}
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Self, DriverError> {
+        // SAFETY: the device is one that the driver gave.
+        Ok(Self { device, handle: Handle(unsafe { result::primary_ctx::retain(device) }?) })
+    }
+
+    /// Makes it that of the calling thread.
+    fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: it is retained.
+        unsafe { result::ctx::set_current(self.handle.0) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained, and is released once. Nothing of it is left.
+        _ = unsafe { result::primary_ctx::release(self.device) };
+    }
 }
 
 #[derive(Default)]
@@ -84,29 +110,25 @@ impl NativeDriver {
         let images = images(&gpu)?;
         let failed =
             |what: &'static str| move |error: DriverError| CudaError::Driver { what, error: error.to_string() };
-        // SAFETY: the device is one that the driver gave; the context is released when the driver is dropped.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        // SAFETY: the context is retained.
-        unsafe { result::ctx::set_current(context) }.map_err(failed("cuCtxSetCurrent"))?;
+        let context = Arc::new(Context::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?);
+        context.enter().map_err(failed("cuCtxSetCurrent"))?;
         let (_, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
         let gpu = Gpu { memory: memory as u64, ..gpu };
         let modules = Modules::load(&images)?;
         Ok(Arc::new(Self {
             gpu,
-            device,
-            context: Handle(context),
             modules,
             half,
             library: OnceLock::new(),
             in_use: InUse::default(),
             state: Mutex::default(),
+            context,
         }))
     }
 
     /// Makes the device's context that of the calling thread.
     fn enter(&self) -> Result<(), DeviceError> {
-        // SAFETY: the context is retained until `self` is dropped.
-        unsafe { result::ctx::set_current(self.context.0) }.map_err(failed("cuCtxSetCurrent"))
+        self.context.enter().map_err(failed("cuCtxSetCurrent"))
     }
 
     fn handle(&self, stream: Stream) -> sys::CUstream {
@@ -207,7 +229,7 @@ impl Driver for NativeDriver {
 
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>, DeviceError> {
         self.enter()?;
-        Ok(Arc::new(HostMemory::new(bytes, self.context)?))
+        Ok(Arc::new(HostMemory::new(bytes, self.context.clone())?))
     }
 
     fn stream(&self, purpose: Purpose) -> Result<Stream, DeviceError> {
@@ -347,8 +369,8 @@ impl Drop for NativeDriver {
             state.events.drain().for_each(|(_, event)| _ = result::event::destroy(event.0));
             state.streams.drain(..).for_each(|stream| _ = result::stream::destroy(stream.0));
             self.modules.unload();
-            _ = result::primary_ctx::release(self.device);
         }
+        self.library.take();
     }
 }
 

@@ -26,24 +26,31 @@ struct Function {
 }
 
 impl Modules {
-    /// Loads cubins in the current context.
+    /// Loads cubins in the current context, and finds all their kernels: none is loaded in a step, or while a graph is captured.
     pub(super) fn load(images: &[Image]) -> Result<Self, CudaError> {
-        let modules = images.iter().map(|image| {
+        let mut loaded = Self { modules: Vec::new(), functions: Mutex::default() };
+        for image in images {
+            let failed = |error: String| CudaError::Module { source_file: image.name.clone(), error };
             // SAFETY: the image is a whole cubin of this build: its file names the same sources.
             let module = unsafe { result::module::load_data(image.cubin.as_ptr().cast()) };
-            module
-                .map(Handle)
-                .map_err(|error| CudaError::Module { source_file: image.name.clone(), error: error.to_string() })
-        });
-        Ok(Self { modules: modules.collect::<Result<_, _>>()?, functions: Mutex::default() })
+            let module = module.map_err(|error| failed(error.to_string()))?;
+            loaded.modules.push(Handle(module));
+            for kernel in &image.kernels {
+                let name = CString::new(kernel.as_str()).map_err(|error| failed(error.to_string()))?;
+                // SAFETY: modules are loaded until `unload`.
+                let function = unsafe { result::module::get_function(module, name) };
+                let handle = Handle(function.map_err(|error| failed(format!("{kernel}: {error}")))?);
+                loaded.functions.get_mut().insert(kernel.clone(), Function { handle, shared: SHARED_DEFAULT });
+            }
+        }
+        Ok(loaded)
     }
 
     /// The kernel of this name, allowed so much dynamic shared memory.
     pub(super) fn function(&self, name: &str, shared: u32) -> Result<sys::CUfunction, DeviceError> {
         let mut functions = self.functions.lock();
-        let mut function = match functions.get(name) {
-            Some(function) => *function,
-            None => Function { handle: Handle(self.find(name)?), shared: SHARED_DEFAULT },
+        let Some(function) = functions.get_mut(name) else {
+            return Err(DeviceError::Failed(format!("no kernel {name} in the cubins: they are of another version")));
         };
         if shared > function.shared {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -52,17 +59,7 @@ impl Modules {
                 .map_err(failed("shared memory of a kernel"))?;
             function.shared = shared;
         }
-        functions.insert(name.to_owned(), function);
         Ok(function.handle.0)
-    }
-
-    fn find(&self, name: &str) -> Result<sys::CUfunction, DeviceError> {
-        let text = CString::new(name).map_err(|_| DeviceError::Failed(format!("a kernel named {name:?}")))?;
-        // SAFETY: modules are loaded until `unload`.
-        let find =
-            |module: &Handle<sys::CUmodule>| unsafe { result::module::get_function(module.0, text.clone()) }.ok();
-        let found = self.modules.iter().find_map(find);
-        found.ok_or_else(|| DeviceError::Failed(format!("no kernel {name} in the cubins: they are of another version")))
     }
 
     /// # Safety

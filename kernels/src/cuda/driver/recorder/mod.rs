@@ -157,10 +157,9 @@ impl Recorder {
         self.state.lock().programs.contains(&stream)
     }
 
-    /// Refuses launches from now on.
-    #[cfg(test)]
-    pub(crate) fn refuse_launches(&self) {
-        self.state.lock().refuses_launches = true;
+    /// Whether it refuses launches from now on.
+    pub(crate) fn refuse_launches(&self, refuse: bool) {
+        self.state.lock().refuses_launches = refuse;
     }
 
     /// Commands that were enqueued and have not run.

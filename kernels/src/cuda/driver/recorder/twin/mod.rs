@@ -356,8 +356,15 @@ fn place(kv: &KvPlanes, slot: i32, token: usize, memory: &Memory) -> usize {
 
 fn known_cases(a: &KnownCases, memory: &mut Memory) {
     for i in 0..a.count as usize {
-        let case = memory.element(a.cases, i);
-        memory.write(a.answers, i, &[known::answer(&case)]);
+        let (answer, is_f32) = known::answer(&memory.element(a.cases, i));
+        if is_f32 {
+            // As a number, so that whoever compares knows NaN.
+            let at = a.answers.address().expect("answers").plus(i * 8);
+            memory.put(at, &[f32::from_bits(answer as u32)]);
+            memory.put(at.plus(4), &[(answer >> 32) as u32]);
+        } else {
+            memory.write(a.answers, i, &[answer]);
+        }
     }
 }
 

@@ -59,11 +59,11 @@ const NOT_REACHED: SampleRecord = SampleRecord {
 pub(super) fn sample(a: &Sample, memory: &mut Memory) {
     for row in 0..a.rows as usize {
         let (slot, depth): (i32, i32) = (memory.read(a.slots, row, 1)[0], memory.read(a.depths, row, 1)[0]);
-        // The first launch also ends what no launch reaches.
-        if slot < 0 || (a.depth == 0 && depth > 0) {
+        if slot < 0 {
             put(memory, a.records, row, &NOT_REACHED);
+            continue;
         }
-        if slot < 0 || depth != a.depth {
+        if depth != a.depth {
             continue;
         }
         let slot = slot as usize;
@@ -71,6 +71,7 @@ pub(super) fn sample(a: &Sample, memory: &mut Memory) {
             let before = memory.element(In::at(a.records.address().expect("records")), row - 1);
             let SampleRecord { status: ended, token, .. } = before;
             if ended != status::SAMPLED || token != memory.read(a.ids, row, 1)[0] {
+                put(memory, a.records, row, &NOT_REACHED);
                 continue;
             }
             memory.write(a.accepted, slot, &[depth]);
