@@ -31,7 +31,7 @@ pub enum Hazard {
     UnstoredWrites,
     /// Blocks are released and delivered while writes that came before may be on their way into them.
     UndrainedWindows,
-    /// What a NIC stored in a device's memory is compared and adopted before the device is sure to see it.
+    /// What a NIC stored in a device's memory is compared, adopted and released before the device is sure to see it.
     UnseenWrites,
     /// A source takes the fence of every layer for done.
     EarlyReads,

@@ -127,8 +127,8 @@ pub(crate) enum Effect {
     CloseWindow(TicketId),
     /// Close the window too, and release the blocks once no write under the ticket is on its way.
     Release(TicketId, KeptBlocks),
-    /// Nothing of this handoff reads these blocks any more, except what the device still reads for a connection that has closed.
-    LetGo(Arc<dyn Any + Send + Sync>),
+    /// Nothing of this handoff reads or writes these blocks any more, except what the device still does for a connection that has closed.
+    LetGo(KeptBlocks),
     /// Compute or compare checksums.
     Verify(Work),
     /// Close the connection: an operation on it does not end by itself.

@@ -1,12 +1,13 @@
 //! Handoffs between two recorded GPUs, whose NICs move KV by themselves: a put writes the sink's memory, a get the reader's, and neither is
-//! seen there until the device is told to show it. Two services in one thread, over a transport that is nothing but those NICs.
+//! seen there until the device is told to show it, not even after blocks are free. Two services in one thread, over a transport that is
+//! nothing but those NICs.
 
 use baton_kernels::cuda::{Recording, recording};
 use baton_kernels::device::Device;
 use baton_kernels::numerics::{Half, TensorCore};
 use baton_kv_transfer::simulation::*;
 use baton_kv_transfer::*;
-use baton_memory::PoolMemory;
+use baton_memory::{MemoryError, PoolMemory};
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
 use std::any::Any;
@@ -15,6 +16,8 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -47,7 +50,7 @@ impl Reached {
 struct Nic {
     side: usize,
     wire: Wire,
-    bytes: usize,
+    pool: Arc<dyn PoolMemory>,
     own: Reached,
     peer: Reached,
     done: Vec<Event>,
@@ -61,7 +64,7 @@ impl Transport for Nic {
         TransferAddress::Tcp(([127, 0, 0, 1], 1 + self.side as u16).into())
     }
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { bytes: self.bytes as u64, ..RemoteRegion::default() }
+        RemoteRegion { bytes: self.pool.bytes() as u64, ..RemoteRegion::default() }
     }
     fn fences(&self) -> bool {
         true
@@ -120,6 +123,9 @@ impl Transport for Nic {
         }
         false
     }
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        self.pool.show_remote_writes()
+    }
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
         self.close(CONN, "the end");
         events.append(&mut self.done);
@@ -139,7 +145,21 @@ fn blocks() -> BlockTables {
     BlockTables::from_start(GroupBlocks(vec![BLOCKS.map(BlockId).to_vec()]))
 }
 
-struct Blocks(BlockTables);
+/// Blocks that write down when they are free.
+struct Blocks(BlockTables, Arc<AtomicBool>);
+
+impl Blocks {
+    fn held(are_free: &Arc<AtomicBool>) -> Box<Self> {
+        are_free.store(false, Relaxed);
+        Box::new(Self(blocks(), are_free.clone()))
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.1.store(true, Relaxed);
+    }
+}
 
 impl BlockHold for Blocks {
     fn blocks(&self) -> &BlockTables {
@@ -158,11 +178,11 @@ impl QuarantinedBlocks for Blocks {
 }
 
 /// Grants and pins the same blocks.
-struct Worker;
+struct Worker(Arc<AtomicBool>);
 
 impl SinkHandler for Worker {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
-        reply.grant(Box::new(Blocks(blocks())));
+        reply.grant(Blocks::held(&self.0));
     }
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         Ok(())
@@ -181,6 +201,8 @@ struct World {
     sides: [(KvTransfer, Driver); 2],
     pools: [Arc<dyn PoolMemory>; 2],
     reached: [Reached; 2],
+    /// Whether what was granted, or read into, is free.
+    are_free: Arc<AtomicBool>,
     now: Instant,
 }
 
@@ -194,7 +216,7 @@ impl World {
             let address = pool.dma_address().expect("NICs reach a recorder's memory");
             (pool, Reached { recording, address })
         });
-        let wire = Wire::default();
+        let (wire, are_free) = (Wire::default(), Arc::<AtomicBool>::default());
         let sides = [0, 1].map(|side| {
             let class =
                 NumericsClass { order: "t".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 0 };
@@ -206,7 +228,7 @@ impl World {
             let nic = Nic {
                 side,
                 wire: wire.clone(),
-                bytes: pool.bytes(),
+                pool: pool.clone(),
                 own: gpus[side].1.clone(),
                 peer: gpus[1 - side].1.clone(),
                 done: Vec::new(),
@@ -216,7 +238,7 @@ impl World {
                 transport: Box::new(nic),
                 wake: Box::new(|| {}),
                 verifier: Box::new(AtOnce(pool, map.clone())),
-                calls: Box::new(Inline(Arc::new(Worker))),
+                calls: Box::new(Inline(Arc::new(Worker(are_free.clone())))),
                 draw: Box::new(move || {
                     drawn += 2;
                     drawn
@@ -225,15 +247,23 @@ impl World {
             KvTransfer::drive(config, ports).unwrap()
         });
         let [first, second] = gpus;
-        Self { sides, pools: [first.0, second.0], reached: [first.1, second.1], now: Instant::now() }
+        Self { sides, pools: [first.0, second.0], reached: [first.1, second.1], are_free, now: Instant::now() }
     }
 
     /// Turns both until the outcome is there.
     fn run<T>(&mut self, outcome: impl Future<Output = T>) -> T {
         let mut outcome = pin!(outcome);
+        self.until(|_| match outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        })
+    }
+
+    /// The same until there is something.
+    fn until<T>(&mut self, mut there_is: impl FnMut(&Self) -> Option<T>) -> T {
         for _ in 0..10_000 {
-            if let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                return outcome;
+            if let Some(found) = there_is(self) {
+                return found;
             }
             let turns = self.sides.each_mut().map(|(_, driver)| driver.turn(self.now));
             if !turns.iter().any(|turn| turn.worked) {
@@ -264,19 +294,27 @@ fn request() -> RequestId {
     RequestId::try_new("r").unwrap()
 }
 
-fn put(world: &mut World) -> PutOutcome {
+fn begin_put(world: &mut World) -> PutHandle {
     let kv = noise(world.pools[0].bytes());
     world.pools[0].write_by(Instant::now() + PATIENCE, 0, &kv).unwrap();
     let deadline = world.now + Duration::from_secs(10);
     let request = PutRequest { request_id: request(), tokens: TOKENS, blocks: blocks(), deadline, hold: Box::new(()) };
-    let mut put = world.sides[0].0.put(&world.peer(), request).unwrap();
+    world.sides[0].0.put(&world.peer(), request).unwrap()
+}
+
+fn launch(put: &PutHandle, layers: std::ops::Range<u32>) {
     let fence: Fence = Arc::new(AlreadyDone);
-    (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &fence));
+    layers.for_each(|layer| put.layer_launched(layer, TOKENS as usize, &fence));
+}
+
+fn put(world: &mut World) -> PutOutcome {
+    let mut put = begin_put(world);
+    launch(&put, 0..2);
     put.finish(CommitPayload { tokens: (0..=TOKENS).collect(), prompt_len: TOKENS, extra: Vec::new() });
     world.run(put.outcome())
 }
 
-fn get(world: &mut World) -> GetOutcome {
+fn begin_get(world: &mut World) -> GetHandle {
     let kv = noise(world.pools[1].bytes());
     world.pools[1].write_by(Instant::now() + PATIENCE, 0, &kv).unwrap();
     let request = GetRequest {
@@ -286,9 +324,13 @@ fn get(world: &mut World) -> GetOutcome {
         tokens: TOKENS,
         blocks: blocks(),
         deadline: world.now + Duration::from_secs(10),
-        hold: Box::new(Blocks(blocks())),
+        hold: Blocks::held(&world.are_free),
     };
-    let mut get = world.sides[0].0.get(&world.peer(), request).unwrap();
+    world.sides[0].0.get(&world.peer(), request).unwrap()
+}
+
+fn get(world: &mut World) -> GetOutcome {
+    let mut get = begin_get(world);
     world.run(get.outcome())
 }
 
@@ -322,6 +364,61 @@ fn a_reader_sees_what_it_has_got() {
     let mut world = World::new(None);
     let report = get(&mut world).unwrap();
     assert_eq!(moved(&world.seen(0)) as u64, report.bytes);
+}
+
+/// KV that a device computes into free blocks.
+fn computes(world: &World, side: usize) {
+    let kv = vec![0; world.pools[side].bytes()];
+    world.pools[side].write_by(Instant::now() + PATIENCE, 0, &kv).unwrap();
+}
+
+/// What a NIC has stored by now in a pool of zeros.
+fn has_come(world: &World, side: usize) -> Option<()> {
+    let stored = world.reached[side].read(0, world.pools[side].bytes());
+    stored.iter().any(|byte| *byte != 0).then_some(())
+}
+
+fn are_free(world: &World) -> Option<()> {
+    world.are_free.load(Relaxed).then_some(())
+}
+
+/// KV of a put that was given up, in blocks that were used again since.
+fn appears_after_a_put(hazard: Option<Hazard>) -> usize {
+    let mut world = World::new(hazard);
+    let put = begin_put(&mut world);
+    launch(&put, 0..1);
+    world.until(|world| has_come(world, 1));
+    assert!(are_free(&world).is_none());
+    put.abort("no longer wanted");
+    world.until(are_free);
+    computes(&world, 1);
+    world.pools[1].show_remote_writes().unwrap();
+    moved(&world.seen(1))
+}
+
+/// The same of a get.
+fn appears_after_a_get(hazard: Option<Hazard>) -> usize {
+    let mut world = World::new(hazard);
+    let get = begin_get(&mut world);
+    world.until(|world| has_come(world, 0));
+    assert!(are_free(&world).is_none());
+    get.abort("no longer wanted");
+    world.until(are_free);
+    computes(&world, 0);
+    world.pools[0].show_remote_writes().unwrap();
+    moved(&world.seen(0))
+}
+
+#[test]
+fn without_the_guard_what_was_given_up_appears_in_blocks_that_are_used_again() {
+    assert!(appears_after_a_put(Some(Hazard::UnseenWrites)) > 0);
+    assert!(appears_after_a_get(Some(Hazard::UnseenWrites)) > 0);
+}
+
+#[test]
+fn what_was_given_up_does_not_appear_in_blocks_that_are_used_again() {
+    assert_eq!(appears_after_a_put(None), 0);
+    assert_eq!(appears_after_a_get(None), 0);
 }
 
 /// The memory of a new pool is cleared on a stream, behind which no NIC waits.

@@ -24,7 +24,7 @@ pub(super) enum Waiting {
 /// Blocks of a handoff that is over.
 pub(super) struct Left {
     pub(super) blocks: KeptBlocks,
-    /// `None` if the peer only read them.
+    /// `None` if the peer could not write them: it, or this side, read.
     pub(super) written: Option<Written>,
 }
 
@@ -58,20 +58,15 @@ impl Draining {
         self.windows.entry((conn, ticket)).or_default().push_back(waiting);
     }
 
-    /// The writes under a ticket have ended that came before one such call: releases its blocks, or returns its handoff.
-    pub(super) fn window_closed(&mut self, conn: ConnId, ticket: TicketId) -> Option<HandoffKey> {
+    /// The writes under a ticket have ended that came before one such call: what waited for it.
+    #[must_use]
+    pub(super) fn window_closed(&mut self, conn: ConnId, ticket: TicketId) -> Option<Waiting> {
         let waiting = self.windows.get_mut(&(conn, ticket))?;
         let first = waiting.pop_front();
         if waiting.is_empty() {
             self.windows.remove(&(conn, ticket));
         }
-        match first? {
-            Waiting::Blocks(left) => {
-                left.blocks.release();
-                None
-            }
-            Waiting::Handoff(key) => Some(key),
-        }
+        first
     }
 
     /// Whether something waits for a window. Its last writes may wait for room in the device, which wakes nobody.
@@ -79,8 +74,9 @@ impl Draining {
         !self.windows.is_empty()
     }
 
-    /// A connection has closed. Everything on it has ended, unless the device is `draining` it.
-    pub(super) fn closed(&mut self, conn: ConnId, connection: &Connection, draining: bool) {
+    /// A connection has closed. Everything on it has ended, unless the device is `draining` it. Returns the blocks that are free.
+    #[must_use]
+    pub(super) fn closed(&mut self, conn: ConnId, connection: &Connection, draining: bool) -> Vec<KeptBlocks> {
         if draining {
             let (opened_by, party) = (connection.opened_by(), connection.party.clone());
             self.connections.insert(conn, Lost { opened_by, party, left: Vec::new() });
@@ -88,25 +84,30 @@ impl Draining {
         let of_it = self.windows.range((conn, TicketId(0))..=(conn, TicketId(u64::MAX)));
         let of_it: Vec<_> = of_it.map(|(at, _)| *at).collect();
         let waiting: Vec<_> = of_it.into_iter().filter_map(|at| self.windows.remove(&at)).flatten().collect();
-        for waiting in waiting {
-            if let Waiting::Blocks(left) = waiting {
-                self.release(conn, left);
-            }
-        }
+        let left = waiting.into_iter().filter_map(|waiting| match waiting {
+            Waiting::Blocks(left) => Some(left),
+            Waiting::Handoff(_) => None,
+        });
+        left.filter_map(|left| self.release(conn, left)).collect()
     }
 
-    /// Releases blocks of a connection that has closed, once the device has ended its work for it.
-    pub(super) fn release(&mut self, conn: ConnId, left: Left) {
+    /// Keeps blocks of a connection that has closed until the device has ended its work for it. Returns them if it has.
+    #[must_use]
+    pub(super) fn release(&mut self, conn: ConnId, left: Left) -> Option<KeptBlocks> {
         match self.connections.get_mut(&conn) {
-            Some(lost) => lost.left.push(left),
-            None => left.blocks.release(),
+            Some(lost) => {
+                lost.left.push(left);
+                None
+            }
+            None => Some(left.blocks),
         }
     }
 
-    /// The device has ended its work for a closed connection.
-    pub(super) fn drained(&mut self, conn: ConnId) {
+    /// The device has ended its work for a closed connection. Returns the blocks that are free.
+    #[must_use]
+    pub(super) fn drained(&mut self, conn: ConnId) -> Vec<KeptBlocks> {
         let left = self.connections.remove(&conn).map(|lost| lost.left);
-        left.into_iter().flatten().for_each(|left| left.blocks.release());
+        left.into_iter().flatten().map(|left| left.blocks).collect()
     }
 
     /// What was left behind windows of open connections.

@@ -13,6 +13,7 @@ use crate::hazards::hazard;
 use crate::role::{Effect, HandoffKey, Input, Link};
 use crate::transport::{ConnId, Transport};
 use crate::verify::Job;
+use baton_memory::MemoryError;
 use baton_types::TicketId;
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,8 +46,9 @@ impl Driver {
             Effect::Get(run) => self.transport.get(conn, key.0, run),
             Effect::OpenWindow(ticket, window) => self.transport.open_window(conn, ticket, window),
             Effect::CloseWindow(ticket) => self.close_window(conn, ticket, Waiting::Handoff(key), now),
-            Effect::LetGo(hold) => {
-                self.draining.release(conn, Left { blocks: KeptBlocks::Read(hold), written: None });
+            Effect::LetGo(blocks) => {
+                let free = self.draining.release(conn, Left { blocks, written: None });
+                self.reuse(free);
             }
             Effect::Release(ticket, blocks) => {
                 let written = self.table.written(key, self.config.map.layout());
@@ -100,9 +102,37 @@ impl Driver {
                 self.input(key, Input::WindowClosed, now);
             }
             waiting if is_open => self.draining.wait(conn, ticket, waiting),
-            Waiting::Blocks(left) => self.draining.release(conn, left),
+            Waiting::Blocks(left) => {
+                let free = self.draining.release(conn, left);
+                self.reuse(free);
+            }
             // The handoff knows that the connection is lost.
             Waiting::Handoff(_) => {}
+        }
+    }
+
+    /// Returns blocks to the worker's pool. What a NIC stored in them must be visible before, or it would appear over the next KV there.
+    pub(super) fn reuse(&mut self, free: impl IntoIterator<Item = KeptBlocks>) {
+        let (read, written): (Vec<_>, Vec<_>) =
+            free.into_iter().partition(|blocks| matches!(blocks, KeptBlocks::Read(_)));
+        read.into_iter().for_each(KeptBlocks::release);
+        if written.is_empty() {
+            return;
+        }
+        match self.show_remote_writes() {
+            Ok(()) => written.into_iter().for_each(KeptBlocks::release),
+            Err(error) => {
+                tracing::error!(%error, "the device does not show what was written to the blocks of a handoff; they stay unused");
+                written.into_iter().for_each(std::mem::forget);
+            }
+        }
+    }
+
+    /// What NICs have stored is visible to the pool's device, except where a test leaves it unseen.
+    pub(super) fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        match hazard!(self.config, UnseenWrites) {
+            true => Ok(()),
+            false => self.transport.show_remote_writes(),
         }
     }
 

@@ -37,7 +37,7 @@ use crate::transport::{Event, Transport, Wake};
 use crate::verify::Verifier;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig, TransferError, TransferStats, get, put};
 use connections::{Connection, Connections};
-use draining::Draining;
+use draining::{Draining, Waiting};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -229,7 +229,8 @@ impl Driver {
             match event {
                 Event::Closed { conn, reason, fenced, draining, .. } => {
                     if let Some(connection) = self.connections.remove(conn) {
-                        self.draining.closed(conn, &connection, draining);
+                        let free = self.draining.closed(conn, &connection, draining);
+                        self.reuse(free);
                     }
                     closed.push((conn, reason, fenced));
                 }
@@ -341,11 +342,18 @@ impl Driver {
                     self.input(key, Input::Flushed { epoch }, now);
                 }
             }
-            Event::WindowClosed(conn, ticket) => {
-                if let Some(key) = self.draining.window_closed(conn, ticket) {
-                    self.input(key, Input::WindowClosed, now);
+            Event::WindowClosed(conn, ticket) => match self.draining.window_closed(conn, ticket) {
+                Some(Waiting::Blocks(left)) => self.reuse([left.blocks]),
+                Some(Waiting::Handoff(key)) => {
+                    // Adopted blocks are reused too, and no commit says that nothing came after its checksums.
+                    let input = match self.show_remote_writes() {
+                        Ok(()) => Input::WindowClosed,
+                        Err(error) => Input::Abort(HandoffFailure::Device(error.to_string())),
+                    };
+                    self.input(key, input, now);
                 }
-            }
+                None => {}
+            },
             Event::PutRefused(conn) => self.tally.count(self.connections.party(conn), |stats| stats.puts_refused += 1),
             Event::Closed { conn, reason, fenced, draining, unproven } => {
                 if unproven {

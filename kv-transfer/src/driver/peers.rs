@@ -175,7 +175,8 @@ impl Driver {
     /// A connection has closed: every handoff on it fails, and no other.
     pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, draining: bool, now: Instant) {
         let Some(connection) = self.connections.remove(conn) else { return };
-        self.draining.closed(conn, &connection, draining);
+        let free = self.draining.closed(conn, &connection, draining);
+        self.reuse(free);
         if let Some(peer) = &connection.party {
             tracing::info!(%peer, reason, fenced, draining, "transfer peer disconnected");
         }
@@ -188,7 +189,8 @@ impl Driver {
 
     /// The pool's device has ended its work for a connection that has closed.
     pub(super) fn drained(&mut self, conn: ConnId, fenced: bool, now: Instant) {
-        self.draining.drained(conn);
+        let free = self.draining.drained(conn);
+        self.reuse(free);
         for key in if fenced { self.table.keys_on(conn) } else { Vec::new() } {
             self.input(key, Input::Fenced, now);
         }

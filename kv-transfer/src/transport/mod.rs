@@ -25,6 +25,9 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
 use crate::{TransferAddress, TransferConfig, TransferError, TransportChoice};
+use baton_memory::MemoryError;
+#[cfg(doc)]
+use baton_memory::PoolMemory;
 use baton_types::TicketId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -124,6 +127,10 @@ pub trait Transport {
     /// Waits for events, for the waker, or for `timeout`. Called only by [`crate::simulation::Driver::sleep`].
     fn sleep(&mut self, timeout: Duration) {
         let _ = timeout;
+    }
+    /// Lets the pool's device see what NICs have stored by themselves: see [`PoolMemory::show_remote_writes`]. Nothing to do where none do.
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        Ok(())
     }
     /// Closes everything and releases the region. This side does not read or write it afterwards.
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>);

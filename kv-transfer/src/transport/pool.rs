@@ -3,7 +3,7 @@
 
 use crate::device::{Device, User};
 use baton_memory::host::Part;
-use baton_memory::{HostPool, NoRoom, Pending, Rows};
+use baton_memory::{HostPool, MemoryError, NoRoom, Pending, Rows};
 use std::io::{IoSlice, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -40,6 +40,10 @@ impl Pool {
 
     pub(super) fn bytes(&self) -> usize {
         self.device.memory.bytes()
+    }
+
+    pub(super) fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        self.device.memory.show_remote_writes()
     }
 
     /// Whether `range` lies within the pool.

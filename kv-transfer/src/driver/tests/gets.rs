@@ -63,6 +63,38 @@ fn what_an_owner_may_still_write_is_quarantined_until_it_is_fenced() {
     assert!(driver.table.is_empty());
 }
 
+#[test]
+fn blocks_that_this_side_still_reads_into_are_held_after_their_connection() {
+    let now = Instant::now();
+    let gone = |draining: bool| Event::Closed {
+        conn: CONN,
+        reason: "gone".into(),
+        fenced: !draining,
+        draining,
+        unproven: false,
+    };
+    let region = || HostPool::new(config("here").map.bytes()).unwrap();
+    for gives_up in [false, true] {
+        let (mut driver, notes, _) = Driver::noting_with(config("here"), region());
+        let key = granted(&mut driver, &notes, now);
+        driver.post(now);
+        assert!(notes.lock().iter().all(|note| *note == "get") && !notes.lock().is_empty());
+        notes.lock().clear();
+        if gives_up {
+            driver.input(key, Input::Abort(HandoffFailure::Stopped), now);
+        }
+        driver.event(gone(true), now);
+        assert!(driver.table.is_empty() && notes.lock().is_empty(), "its copies run on");
+        driver.event(Event::Drained { conn: CONN, fenced: true }, now);
+        assert_eq!(*notes.lock(), ["let go"]);
+    }
+    let (mut driver, notes, _) = Driver::noting_with(config("here"), region());
+    granted(&mut driver, &notes, now);
+    notes.lock().clear();
+    driver.event(gone(false), now);
+    assert_eq!(*notes.lock(), ["let go"]);
+}
+
 /// A failed start leaves its place to others.
 #[test]
 fn what_finds_no_connection_takes_no_place() {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::plan::CopyRun;
 use crate::window::Window;
+use baton_memory::MemoryError;
 
 #[derive(Default)]
 pub(super) struct Noting {
@@ -16,6 +17,8 @@ pub(super) struct Noting {
     pub(super) sent: Arc<Mutex<Vec<Message>>>,
     /// Why this side closed connections.
     pub(super) closed: Arc<Mutex<Vec<String>>>,
+    /// The pool's device does not show what NICs stored.
+    pub(super) is_blind: bool,
 }
 
 impl Transport for Noting {
@@ -70,6 +73,9 @@ impl Transport for Noting {
     }
     fn get(&mut self, _: ConnId, _: u64, _: CopyRun) {
         self.notes.lock().push("get");
+    }
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        if self.is_blind { Err(MemoryError::Failed("a failed device".into())) } else { Ok(()) }
     }
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
         self.notes.lock().push("shutdown");

@@ -2,7 +2,7 @@
 
 pub(crate) mod machine;
 
-use crate::handler::PinQuestion;
+use crate::handler::{KeptBlocks, PinQuestion};
 use crate::hazards::hazard;
 use crate::message::{Message, Offer, checksum_messages};
 use crate::plan::{LayerCopy, Move, check_blocks, got_from};
@@ -177,7 +177,7 @@ impl Owner {
                 }
                 OwnerAction::SendNotHeld(detail) => effects.push(Effect::Send(Message::NotHeld { ticket, detail })),
                 OwnerAction::Forget => {
-                    effects.extend(self.hold.take().map(Effect::LetGo));
+                    effects.extend(self.hold.take().map(|hold| Effect::LetGo(KeptBlocks::Read(hold))));
                     effects.push(Effect::Forget);
                 }
             }

@@ -297,11 +297,11 @@ impl Reader {
                 ReaderAction::Forget => {
                     let blocks = self.quarantined.take().map(KeptBlocks::Quarantined);
                     let blocks = blocks.or_else(|| self.hold.take().map(KeptBlocks::Granted));
-                    match (blocks, self.window) {
-                        (Some(blocks), Some(ticket)) => effects.push(Effect::Release(ticket, blocks)),
-                        // Nobody was asked to write to them.
-                        (blocks, _) => blocks.into_iter().for_each(KeptBlocks::release),
-                    }
+                    effects.extend(blocks.map(|blocks| match self.window {
+                        Some(ticket) => Effect::Release(ticket, blocks),
+                        // The owner was not asked to write to them, but this side may have read into them.
+                        None => Effect::LetGo(blocks),
+                    }));
                     effects.push(Effect::Forget);
                 }
             }

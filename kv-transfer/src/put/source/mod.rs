@@ -2,6 +2,7 @@
 
 pub(crate) mod machine;
 
+use crate::handler::KeptBlocks;
 use crate::hazards::hazard;
 use crate::message::{Commit, Direction, Message, NackReason, Offer, checksum_messages};
 use crate::plan::{LayerCopy, Move, check_blocks, check_from, first_moved};
@@ -310,7 +311,9 @@ impl Source {
                     let why = "the peer takes none of the writes of a handoff that was given up";
                     effects.push(Effect::Disconnect(why));
                 }
-                SourceAction::ReleaseHold => effects.extend(self.hold.take().map(Effect::LetGo)),
+                SourceAction::ReleaseHold => {
+                    effects.extend(self.hold.take().map(|hold| Effect::LetGo(KeptBlocks::Read(hold))));
+                }
                 SourceAction::Done(result) => self.end(result, link, now, effects),
             }
         }

@@ -313,6 +313,10 @@ impl Transport for Ucx {
         }
     }
 
+    fn show_remote_writes(&self) -> Result<(), MemoryError> {
+        self.pool.show_remote_writes()
+    }
+
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.force_close(conn, "the service stops", Instant::now());
