@@ -50,7 +50,7 @@ pub(super) struct Incoming {
     stored: u64,
     /// Of those, the writes that this side carries out.
     pulled: u64,
-    pulls: usize,
+    pulls: Pulling,
     /// Those of them for which the device has had no room yet: the last ones.
     waiting: usize,
     /// When the first of these must have a place. Those behind it wait for it, not for the device.
@@ -58,6 +58,13 @@ pub(super) struct Incoming {
     free: Vec<Vec<u8>>,
     /// From then on nothing is stored, counted or answered.
     failed: Option<StoreError>,
+}
+
+/// Writes that this side carries out, and that have not ended or wait behind others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pulling {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
 }
 
 enum Entry {
@@ -70,6 +77,7 @@ enum Entry {
     /// A write of the peer that this side carries out, without a buffer.
     Pull {
         write: Pending<()>,
+        len: usize,
         until: Instant,
     },
     Waits(Ended),
@@ -113,7 +121,7 @@ impl Incoming {
     pub(super) fn new(pool: Pool) -> Self {
         let (queue, free) = Default::default();
         let (bytes, writes, flushes, stored, pulled, pulls, waiting, place_by, failed) =
-            (0, 0, 0, 0, 0, 0, 0, None, None);
+            (0, 0, 0, 0, 0, Pulling::default(), 0, None, None);
         Self { pool, queue, bytes, writes, flushes, stored, pulled, pulls, waiting, place_by, free, failed }
     }
 
@@ -158,13 +166,15 @@ impl Incoming {
         }
     }
 
-    /// Waits for a write that this side carries out. More than the bound fail as other writes do.
-    pub(super) fn follow(&mut self, write: Pending<()>) {
-        if self.pulls >= WRITES_MAX {
-            self.failed.get_or_insert(StoreError::Writes);
-        }
-        self.pulls += 1;
-        self.queue.push_back(Entry::Pull { write, until: Instant::now() + OPERATION_MAX });
+    /// Waits for a write that this side carries out. Who carries it out bounds them ([`Incoming::pulls`]).
+    pub(super) fn follow(&mut self, write: Pending<()>, len: usize) {
+        let Pulling { count, bytes } = self.pulls;
+        self.pulls = Pulling { count: count + 1, bytes: bytes + len };
+        self.queue.push_back(Entry::Pull { write, len, until: Instant::now() + OPERATION_MAX });
+    }
+
+    pub(super) fn pulls(&self) -> Pulling {
+        self.pulls
     }
 
     /// Number of the writes that this side has carried out, or refused, with all writes before them.
@@ -263,11 +273,13 @@ impl Incoming {
                     self.flushes -= usize::from(matches!(ended, Ended::Flush(_)));
                     all_ended.push(*ended);
                 }
-                Entry::Pull { write, until } => match write.poll_or_wake(self.pool.waker()) {
+                Entry::Pull { write, len, until } => match write.poll_or_wake(self.pool.waker()) {
                     None if now > *until => return Err(self.fail(StoreError::Late)),
                     None => break,
                     Some(Ok(())) => {
-                        (self.stored, self.pulled, self.pulls) = (self.stored + 1, self.pulled + 1, self.pulls - 1);
+                        let Pulling { count, bytes } = self.pulls;
+                        self.pulls = Pulling { count: count - 1, bytes: bytes - *len };
+                        (self.stored, self.pulled) = (self.stored + 1, self.pulled + 1);
                     }
                     Some(Err(error)) => {
                         self.queue.pop_front();

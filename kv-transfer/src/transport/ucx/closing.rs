@@ -1,4 +1,5 @@
 //! How connections end: the channel closes, everything on the lanes is cancelled, then the worker is destroyed, which fences the peer.
+//! Where reads of this side outlast their endpoint, the worker lives until they have ended.
 
 use super::connection::Lanes;
 use super::{Purpose, Ucx};
@@ -61,15 +62,21 @@ impl Ucx {
         ended.into_iter().for_each(|conn| self.forget(conn, events));
     }
 
-    /// Destroys the rest of a connection, which ends every operation on it, and reports its end.
+    /// Destroys the rest of a connection, which ends every operation on it, and reports its end. Where reads run on, the rest waits for them.
     pub(super) fn forget(&mut self, conn: ConnId, events: &mut Vec<Event>) {
+        if let Some(connection) = self.connections.get_mut(&conn).filter(|c| self.copies_run_on && c.reading > 0) {
+            if !std::mem::replace(&mut connection.reads_on, true) {
+                let (reason, unproven) = (connection.closing.take().unwrap_or_default(), connection.unproven);
+                events.push(Event::Closed { conn, reason, fenced: false, draining: true, unproven });
+            }
+            return;
+        }
         let Some(mut connection) = self.connections.remove(&conn) else { return };
-        let runs_on = connection.outstanding > 0 && self.copies_run_on;
         if connection.outstanding > 0 {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
         let reason = connection.closing.take().unwrap_or_default();
-        let (unproven, draining) = (connection.unproven, connection.is_draining());
+        let (unproven, draining, was_reported) = (connection.unproven, connection.is_draining(), connection.reads_on);
         let fenced = match connection.lanes.take() {
             lanes @ Some(_) if hazard!(self, PretendedFences) => {
                 connection.lanes = lanes;
@@ -80,15 +87,19 @@ impl Ucx {
                 let operations = draining.then(|| writing.take_operations());
                 drop((endpoint, writing));
                 // The last reference: this destroys the worker.
-                let fenced = Rc::into_inner(worker).is_some() && self.fences && !runs_on;
+                let fenced = Rc::into_inner(worker).is_some() && self.fences;
                 self.draining.extend(operations.map(|operations| (conn, fenced, operations)));
-                fenced && !draining
+                fenced
             }
             // Without a worker there was no way to write.
             None => true,
         };
         let draining = self.draining.last().is_some_and(|(last, ..)| *last == conn);
-        events.push(Event::Closed { conn, reason, fenced, draining, unproven });
+        match (was_reported, draining) {
+            (false, _) => events.push(Event::Closed { conn, reason, fenced: fenced && !draining, draining, unproven }),
+            (true, false) => events.push(Event::Drained { conn, fenced }),
+            (true, true) => {}
+        }
     }
 
     /// Reports the connections for which the pool's device works no more.

@@ -50,6 +50,8 @@ pub(super) struct Connection {
     pub(super) lanes: Option<Lanes>,
     /// Operations that have not ended.
     pub(super) outstanding: usize,
+    /// Those of them that read the peer's pool: they write this side's.
+    pub(super) reading: usize,
     /// Messages that wait for the lanes to be connected; `None` once they are.
     pub(super) waiting: Option<Waiting>,
     /// The lanes have failed, for this reason; until this instant the channel may still deliver the peer's reason.
@@ -64,6 +66,8 @@ pub(super) struct Connection {
     pub(super) channel_is_gone: bool,
     /// It ended because one side did not accept the other.
     pub(super) unproven: bool,
+    /// It was reported as closed and draining, since reads of this side run on. Its worker lives until they have ended.
+    pub(super) reads_on: bool,
 }
 
 impl Connection {
@@ -71,6 +75,7 @@ impl Connection {
         Self {
             lanes,
             outstanding: 0,
+            reading: 0,
             waiting: Some(Waiting::default()),
             failed: None,
             closing: None,
@@ -78,6 +83,7 @@ impl Connection {
             force_at: None,
             channel_is_gone: false,
             unproven: false,
+            reads_on: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Connection, Ucx};
 use crate::device::Device;
-use crate::message::MESSAGE_BYTES_MAX;
+use crate::message::{MESSAGE_BYTES_MAX, RemoteRegion};
 use crate::plan::CopyRun;
 use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
@@ -127,6 +127,15 @@ fn an_address_that_is_too_short_is_refused() {
     for len in [16, 17, 31] {
         assert!(a.ucx.attached(conn, &vec![0x10; len], &mut Vec::new()).is_err(), "{len} bytes");
     }
+}
+
+#[test]
+fn a_region_beyond_the_end_of_memory_is_refused() {
+    let (mut a, from, b, _) = connected(UcxWrites::ByLanes);
+    let region = b.ucx.region();
+    let at = |address| RemoteRegion { address, ..region.clone() };
+    assert!(a.ucx.greeted(from, &at(u64::MAX - region.bytes), MESSAGE_BYTES_MAX).is_ok());
+    assert!(a.ucx.greeted(from, &at(u64::MAX - region.bytes + 1), MESSAGE_BYTES_MAX).is_err());
 }
 
 #[test]

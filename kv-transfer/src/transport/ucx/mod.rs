@@ -64,13 +64,21 @@ enum Purpose {
     Close,
 }
 
+impl Purpose {
+    /// Whether the operation reads the peer's pool into this side's.
+    fn reads(&self) -> bool {
+        matches!(self, Self::Pull(_) | Self::Get(..))
+    }
+}
+
 pub(crate) struct Ucx {
     remote: RemoteRegion,
     path: DataPath,
     fences: bool,
     #[cfg(any(test, feature = "testing"))]
     hazards: crate::Hazards,
-    /// Copies that this side began may run on after its worker: `cuda_ipc` is open, whose copies UCX does not wait for.
+    /// Reads that this side began may run on after its worker: `cuda_ipc` is open, whose copies UCX does not wait for. So a worker lives
+    /// until its reads have ended.
     copies_run_on: bool,
     writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
@@ -94,10 +102,11 @@ pub(crate) struct Ucx {
 impl Ucx {
     fn begin(&mut self, conn: ConnId, purpose: Purpose) -> Operation {
         let token = self.context.token();
-        self.operations.insert(token, (conn, purpose));
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.outstanding += 1;
+            connection.reading += usize::from(purpose.reads());
         }
+        self.operations.insert(token, (conn, purpose));
         token
     }
 
@@ -151,8 +160,10 @@ impl Ucx {
         let Some((conn, purpose)) = self.operations.remove(&token) else { return };
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.outstanding -= 1;
-        let open = !connection.forced;
+        connection.reading -= usize::from(purpose.reads());
+        let (open, was_reported) = (!connection.forced, connection.reads_on);
         match purpose {
+            Purpose::Put { .. } | Purpose::Get(..) if was_reported => {}
             Purpose::Put { len, number } => {
                 events.push(Event::PutDone(conn, len));
                 if let (Some(number), Some(writing)) = (number, connection.writing_mut()) {
@@ -197,7 +208,7 @@ impl Transport for Ucx {
     }
 
     fn closing_fences(&self, conn: ConnId) -> bool {
-        self.fences && self.connections.contains_key(&conn)
+        self.fences && self.connections.get(&conn).is_some_and(|c| !c.reads_on)
     }
 
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String> {
@@ -278,6 +289,9 @@ impl Transport for Ucx {
             }
             let Some(worker) = self.connections.get(&conn).and_then(Connection::worker).cloned() else { continue };
             moved |= self.connections.get(&conn).is_some_and(turn);
+            if self.connections.get(&conn).is_some_and(|c| c.reads_on) {
+                continue;
+            }
             self.post_staged(conn, now);
             moved |= self.look_at_door(conn, now, events);
             self.tell_pulls(conn);

@@ -163,12 +163,17 @@ impl Ucx {
         let Some(from) = writing.remote_address(run.from, run.len) else {
             return Err("a read outside of its region".into());
         };
+        // A correct source asks for each byte of the pool once before it is told that the read has ended.
+        let under_way = writing.door.pulls();
+        if under_way.count >= PULLS_MAX || under_way.bytes + run.len > memory.len() {
+            return Err("the peer asks for more reads at once than it may".into());
+        }
         if !writing.door.admits(ticket, &(run.to..end)) {
-            writing.door.follow(Pending::ended(Ok(())));
+            writing.door.follow(Pending::ended(Ok(())), 0);
             return Ok(());
         }
         let (pending, completer) = Pending::running();
-        writing.door.follow(pending);
+        writing.door.follow(pending, run.len);
         let token = self.begin(conn, Purpose::Pull(completer));
         let Some(lanes) = self.connections.get(&conn).and_then(|c| c.lanes.as_ref()) else { return Ok(()) };
         if let (Some(endpoint), Some((key, _))) = (&lanes.endpoint, &lanes.writing.key) {
@@ -200,7 +205,9 @@ mod tests {
     use super::*;
     use crate::UcxWrites;
     use crate::transport::Transport as _;
+    use crate::ucx::Token as Operation;
     use flush_tests::{Side, until};
+    use std::time::Instant;
 
     fn pull(at: usize) -> Pull {
         Pull { ticket: TicketId(7), run: CopyRun { from: at, to: 1 << 40, len: 3 } }
@@ -290,6 +297,109 @@ mod tests {
         let (_, _, mut other, at) = flush_tests::connected(UcxWrites::ByLanes);
         let run = CopyRun { from: 0, to: 0, len: 8 };
         assert!(says(&mut other, at, &far(run)).is_err());
+    }
+
+    /// A read that UCX does not end before a test does.
+    fn begin_read(side: &mut Side, conn: ConnId) -> Operation {
+        let (pending, completer) = Pending::running();
+        writing(side, conn).door.follow(pending, 8);
+        side.ucx.begin(conn, Purpose::Pull(completer))
+    }
+
+    fn closed(side: &Side) -> Vec<(bool, bool)> {
+        let closed = side.events.iter().filter_map(|event| match event {
+            Event::Closed { fenced, draining, .. } => Some((*fenced, *draining)),
+            _ => None,
+        });
+        closed.collect()
+    }
+
+    fn drained(side: &Side) -> Vec<bool> {
+        let drained = side.events.iter().filter_map(|event| match event {
+            Event::Drained { fenced, .. } => Some(*fenced),
+            _ => None,
+        });
+        drained.collect()
+    }
+
+    #[test]
+    fn reads_that_run_on_keep_their_worker_until_they_have_ended() {
+        let (mut a, _, mut b, to) = connected();
+        b.ucx.copies_run_on = true;
+        let pull = begin_read(&mut b, to);
+        let get = b.ucx.begin(to, Purpose::Get(1, 8));
+        b.ucx.close(to, "the end");
+        until(&mut a, &mut b, "closed", |_, b| !closed(b).is_empty());
+        assert_eq!((closed(&b), drained(&b)), (vec![(false, true)], vec![]));
+        assert!(!b.ucx.closing_fences(to));
+        for operation in [get, pull] {
+            (0..100).for_each(|_| _ = b.ucx.progress(Instant::now(), &mut b.events));
+            assert!(drained(&b).is_empty() && b.ucx.connections.contains_key(&to), "one runs on");
+            b.ucx.operation_done(operation, Ok(()), Instant::now(), &mut b.events);
+        }
+        until(&mut a, &mut b, "drained", |_, b| !drained(b).is_empty());
+        assert_eq!((closed(&b).len(), drained(&b)), (1, vec![true]));
+        assert_eq!(count(&b, |event| matches!(event, Event::Got(..))), 0, "it was over");
+        assert!(b.ucx.connections.is_empty() && b.ucx.operations.is_empty());
+    }
+
+    /// Nothing else runs on: a worker that is destroyed ends it.
+    #[test]
+    fn what_is_no_read_does_not_keep_a_worker() {
+        let ended_by_the_worker: [(bool, fn() -> Purpose); 3] = [
+            (true, || Purpose::Flush(7)),
+            (true, || Purpose::Put { len: 8, number: None }),
+            (false, || Purpose::Get(1, 8)),
+        ];
+        for (copies_run_on, purpose) in ended_by_the_worker {
+            let (mut a, _, mut b, to) = connected();
+            b.ucx.copies_run_on = copies_run_on;
+            b.ucx.begin(to, purpose());
+            b.ucx.close(to, "the end");
+            until(&mut a, &mut b, "closed", |_, b| !closed(b).is_empty());
+            assert_eq!(closed(&b), [(true, false)]);
+        }
+    }
+
+    #[test]
+    fn a_message_among_reads_closes_the_connection() {
+        let (mut a, from, mut b, to) = connected();
+        let put = |a: &mut Side| {
+            a.ucx.connections.get_mut(&from).and_then(Connection::writing_mut).unwrap().pulls.peer_reads = false;
+            a.ucx.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 64 });
+        };
+        put(&mut a);
+        until(&mut a, &mut b, "a message without reads", |a, _| count(a, |e| matches!(e, Event::PutDone(..))) == 1);
+        (0..100).for_each(|_| _ = b.ucx.progress(Instant::now(), &mut b.events));
+        assert!(b.ucx.is_open(to));
+        begin_read(&mut b, to);
+        put(&mut a);
+        until(&mut a, &mut b, "closed", |_, b| !closed(b).is_empty());
+        let says =
+            |event: &Event| matches!(event, Event::Closed { reason, .. } if reason.contains("by messages among"));
+        assert!(b.events.iter().any(says), "{:?}", b.events);
+    }
+
+    #[test]
+    fn reads_that_a_peer_asks_for_are_bounded_before_they_begin() {
+        let asks = |side: &mut Side, conn, ticket, to, len| {
+            let pull = Pull { ticket: TicketId(ticket), run: CopyRun { from: 0, to, len } };
+            side.ucx.lane_message(conn, &LaneMessage::Pull(vec![pull]).encode(), &mut Vec::new())
+        };
+        let running = |side: &Side| side.ucx.operations.values().filter(|(_, purpose)| purpose.reads()).count();
+        // As many bytes as the pool has.
+        let (_a, _, mut b, to) = connected();
+        assert_eq!(asks(&mut b, to, 5, 0, 4000), Ok(()));
+        assert!(asks(&mut b, to, 5, 0, 97).is_err());
+        assert_eq!(asks(&mut b, to, 5, 0, 96), Ok(()));
+        assert_eq!(running(&b), 2);
+        // As many as a source asks for, also where they are refused.
+        for (ticket, begun) in [(5, PULLS_MAX), (6, 0)] {
+            let (_a, _, mut b, to) = connected();
+            assert!((0..PULLS_MAX).all(|at| asks(&mut b, to, ticket, at % 4096, 1).is_ok()));
+            assert!(asks(&mut b, to, ticket, 0, 0).is_err());
+            assert_eq!(running(&b), begun);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{Purpose, Ucx};
 use crate::UcxWrites;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::transport::incoming::{Ended, Incoming, StoreError};
+use crate::transport::incoming::{Ended, Incoming, Pulling, StoreError};
 use crate::transport::last_operations::LastOperations;
 use crate::transport::outgoing::{Outgoing, Progress, Staged};
 use crate::transport::pool::{Pool, STAGE_BYTES};
@@ -196,8 +196,8 @@ pub(super) struct WriteWindows {
     nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
     refused: Cell<u64>,
-    /// A message came that no correct peer sends.
-    broken: Cell<bool>,
+    /// Why no correct peer sends a message that came.
+    broken: Cell<Option<&'static str>>,
     /// The connection ends.
     shut: Cell<bool>,
 }
@@ -229,9 +229,14 @@ impl WriteWindows {
         allowed
     }
 
-    /// A write of the peer that this side carries out.
-    pub(super) fn follow(&self, write: Pending<()>) {
-        self.incoming.borrow_mut().follow(write);
+    /// A write of the peer that this side carries out, of so many bytes.
+    pub(super) fn follow(&self, write: Pending<()>, bytes: usize) {
+        self.incoming.borrow_mut().follow(write, bytes);
+    }
+
+    /// Those that have not ended.
+    pub(super) fn pulls(&self) -> Pulling {
+        self.incoming.borrow().pulls()
     }
 
     /// Number of those that have ended, with all writes before them.
@@ -266,12 +271,16 @@ impl WriteWindows {
 
 impl Landing for WriteWindows {
     fn land(&self, header: &[u8], bytes: &[u8]) {
+        // It would wait behind them, and fill the room without which the worker does not progress: the reads would never end.
+        if self.incoming.borrow().pulls().count > 0 {
+            return self.broken.set(Some("the peer writes by messages among the reads that it asks for"));
+        }
         let place = decode(&self.nonce, header)
             .and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
         match place.filter(|(_, range)| self.pool.contains(range)) {
             Some((ticket, range)) if self.admits(ticket, &range) => return self.store(range.start, bytes),
             Some(_) => {}
-            None => self.broken.set(true),
+            None => self.broken.set(Some("a write outside of the region")),
         }
         self.incoming.borrow_mut().is_over();
     }
@@ -296,6 +305,9 @@ impl Ucx {
     /// The peer sent the address of its region: from now on it can be written.
     pub(super) fn aim(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        if region.address.checked_add(region.bytes).is_none() {
+            return Err("it goes beyond the end of memory".into());
+        }
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;
         let endpoint = lanes.endpoint.as_ref().ok_or("it is not wired up")?;
         // Nobody puts into memory of a device over another lane than `rc`.
@@ -410,8 +422,8 @@ impl Ucx {
         let forced = connection.forced;
         let Some(writing) = connection.writing_mut() else { return false };
         events.extend((0..writing.door.refused.take()).map(|_| Event::PutRefused(conn)));
-        if writing.door.broken.take() {
-            self.force_close(conn, "a write outside of the region", now);
+        if let Some(reason) = writing.door.broken.take() {
+            self.force_close(conn, reason, now);
             return false;
         }
         let had_room = writing.door.has_room();
