@@ -2,7 +2,7 @@
 
 use crate::hazards::hazard;
 use crate::heads::Cut;
-use crate::message::{DEVICE_REASONS, Hello, PARTIAL_SINCE, RemoteRegion, TABLES};
+use crate::message::{DEVICE_REASONS, Hello, PARTIAL_SINCE, READS, RemoteRegion, TABLES};
 use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
 use baton_types::{GroupKind, KvPoolMap, Mismatch, seeded};
@@ -91,7 +91,7 @@ impl Terms {
 pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
     Box::new(Hello {
         protocol: config.protocol,
-        capabilities: TABLES | DEVICE_REASONS,
+        capabilities: TABLES | DEVICE_REASONS | READS,
         required: 0,
         party: config.party.clone(),
         expects,

@@ -1,6 +1,6 @@
 //! The greeting: the sender's identity, its KV layout, and the location of its region.
 
-use super::{READS_ONLY, TABLES};
+use super::{READS, TABLES};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
 use baton_types::{
@@ -17,6 +17,8 @@ pub struct RemoteRegion {
     pub key: Vec<u8>,
     /// The key is for reads alone: nobody may put by it.
     pub reads_only: bool,
+    /// Its owner takes part in writes that their sink reads.
+    pub takes_reads: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ impl Hello {
         w.u32(self.protocol.min);
         w.u32(self.protocol.max);
         w.u64(self.capabilities);
-        w.u64(self.required | if self.region.reads_only { READS_ONLY } else { 0 });
+        w.u64(self.required);
         write_party(w, &self.party);
         write_party(w, &self.expects);
         w.raw(&self.compatibility.model.0);
@@ -66,16 +68,22 @@ impl Hello {
         w.u32(first.copied().filter(|_| same).unwrap_or(0));
         w.u64(self.region.address);
         w.u64(self.region.bytes);
-        w.bytes(&self.region.key);
+        let (key, reads_key): (&[u8], &[u8]) = match self.region.reads_only {
+            true => (&[], &self.region.key),
+            false => (&self.region.key, &[]),
+        };
+        w.bytes(key);
         if !same {
             w.u32s(self.pool_blocks.iter().copied());
+        }
+        if self.capabilities & READS > 0 {
+            w.bytes(reads_key);
         }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let protocol = ProtocolRange { min: r.u32("protocol")?, max: r.u32("protocol")? };
         let (capabilities, required) = (r.u64("capabilities")?, r.u64("required extensions")?);
-        let (required, reads_only) = (required & !READS_ONLY, required & READS_ONLY > 0);
         let (party, expects) = (read_party(r)?, read_party(r)?);
         let model = Digest(r.raw(32, "model fingerprint")?.try_into().expect("32 bytes were taken"));
         let class = read_class(r)?;
@@ -84,14 +92,18 @@ impl Hello {
             HeadShard::try_new(r.u16("shard")?, r.u16("shard")?).ok_or(WireError::new("shard", "cannot exist"))?;
         let each = r.u32("pool size")?;
         let (address, bytes) = (r.u64("region")?, r.u64("region")?);
-        let key = r.bytes(KEY_BYTES_MAX, "region key")?.to_vec();
+        let key = r.bytes(KEY_BYTES_MAX, "region key")?;
         let groups = layout.groups().len();
         let pool_blocks = match each {
             0 if capabilities & TABLES > 0 => r.u32s(groups, "pool sizes", |blocks| blocks)?,
             each => vec![each; groups],
         };
+        let takes_reads = capabilities & READS > 0;
+        let reads_key = if takes_reads { r.bytes(KEY_BYTES_MAX, "region key of reads")? } else { &[] };
+        let reads_only = key.is_empty() && !reads_key.is_empty();
+        let key = if reads_only { reads_key } else { key }.to_vec();
         let compatibility = Compatibility { model, layout, class };
-        let region = RemoteRegion { address, bytes, key, reads_only };
+        let region = RemoteRegion { address, bytes, key, reads_only, takes_reads };
         Ok(Self { protocol, capabilities, required, party, expects, compatibility, shard, pool_blocks, region })
     }
 }

@@ -23,8 +23,9 @@ pub(crate) const TABLES: u64 = 1;
 /// Capability bit: reads [`Message::Nack`] with the reasons that concern a device.
 pub(crate) const DEVICE_REASONS: u64 = 2;
 
-/// Bit of required extensions: the key in the greeting is for reads alone. Who does not know that would put by it, and refuses the greeting.
-pub(crate) const READS_ONLY: u64 = 1;
+/// Capability bit: takes part in writes that their sink reads, and has a field for a key of reads alone at the end of its greeting. Peers
+/// without it would put by such a key. They skip the field and find no key, so they send messages.
+pub(crate) const READS: u64 = 4;
 
 /// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;

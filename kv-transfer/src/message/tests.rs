@@ -28,7 +28,13 @@ fn hello() -> Hello {
         compatibility: Compatibility { model: Digest([9; 32]), layout, class },
         shard: HeadShard::try_new(1, 3).unwrap(),
         pool_blocks: vec![77; 2],
-        region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3], reads_only: false },
+        region: RemoteRegion {
+            address: 1 << 40,
+            bytes: 1 << 30,
+            key: vec![1, 2, 3],
+            reads_only: false,
+            takes_reads: true,
+        },
     }
 }
 
@@ -97,6 +103,21 @@ fn every_message_round_trips_and_no_prefix_of_it_is_a_message() {
         let longer = Message::decode(&[bytes, vec![0]].concat());
         assert_eq!(longer.ok(), is_greeting(&message).then_some(message), "newer versions append to greetings alone");
     }
+}
+
+/// To a peer that does not know of reads it looks like one without a key, to which it sends messages.
+#[test]
+fn a_key_of_reads_is_behind_all_that_older_peers_read() {
+    let greeting = |key, reads_only| {
+        let region = RemoteRegion { key, reads_only, ..hello().region };
+        Message::Hello(Box::new(Hello { region, pool_blocks: vec![77, 78], ..hello() }))
+    };
+    let (of_reads, without_key) = (greeting(vec![1, 2, 3], true), greeting(vec![], false));
+    assert_eq!(Message::decode(&of_reads.encode()).as_ref(), Ok(&of_reads));
+    let (of_reads, without_key) = (of_reads.encode(), without_key.encode());
+    let old = without_key.len() - 4;
+    assert_eq!(of_reads[..old], without_key[..old]);
+    assert_eq!(of_reads[old..], [3, 0, 0, 0, 1, 2, 3]);
 }
 
 fn is_greeting(message: &Message) -> bool {

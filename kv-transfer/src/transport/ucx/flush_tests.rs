@@ -73,6 +73,14 @@ pub(in super::super) fn until(a: &mut Side, b: &mut Side, what: &str, mut done: 
 
 /// Two connected sides, with the connection of each; the second one may be written to.
 pub(in super::super) fn connected(writes: UcxWrites) -> (Side, ConnId, Side, ConnId) {
+    connected_as(writes, |region| region)
+}
+
+/// The same, where the first side greets with another region than its own.
+pub(in super::super) fn connected_as(
+    writes: UcxWrites,
+    says: fn(RemoteRegion) -> RemoteRegion,
+) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(writes), Side::start(writes));
     let from = a.ucx.connect(&b.ucx.address()).unwrap();
     a.ucx.send(from, vec![1]);
@@ -83,7 +91,7 @@ pub(in super::super) fn connected(writes: UcxWrites) -> (Side, ConnId, Side, Con
     until(&mut a, &mut b, "a first answer", |a, _| said(a));
     let (region_a, region_b) = (a.ucx.region(), b.ucx.region());
     a.ucx.greeted(from, &region_b, MESSAGE_BYTES_MAX).unwrap();
-    b.ucx.greeted(to, &region_a, MESSAGE_BYTES_MAX).unwrap();
+    b.ucx.greeted(to, &says(region_a), MESSAGE_BYTES_MAX).unwrap();
     b.ucx.open_window(to, TicketId(5), Window::of(std::iter::once(0..4096).collect()));
     (a, from, b, to)
 }

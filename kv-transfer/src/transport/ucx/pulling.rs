@@ -204,6 +204,7 @@ mod tests {
     use super::super::writing::{Writing, flush_tests};
     use super::*;
     use crate::UcxWrites;
+    use crate::message::RemoteRegion;
     use crate::transport::Transport as _;
     use crate::ucx::Token as Operation;
     use flush_tests::{Side, until};
@@ -400,6 +401,18 @@ mod tests {
             assert!(asks(&mut b, to, ticket, 0, 0).is_err());
             assert_eq!(running(&b), begun);
         }
+    }
+
+    /// A peer of the version before would take the message for a second worker, and close the connection.
+    #[test]
+    fn who_does_not_know_of_reads_is_not_told() {
+        let (mut a, from, mut b, to) =
+            flush_tests::connected_as(UcxWrites::Read, |region| RemoteRegion { takes_reads: false, ..region });
+        a.ucx.put(from, TicketId(5), CopyRun { from: 0, to: 64, len: 64 });
+        a.ucx.flush(from, 7);
+        until(&mut a, &mut b, "flushed", |a, _| a.has_flushed());
+        assert!(!writing(&a, from).pulls.peer_reads);
+        assert_eq!(writing(&b, to).door.pulled(), 0);
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Ucx {
         let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
         // If the pool is not registered, peers get no key and send messages.
-        let mut remote = RemoteRegion { bytes: pool.bytes() as u64, ..RemoteRegion::default() };
+        let mut remote = RemoteRegion { bytes: pool.bytes() as u64, takes_reads: true, ..RemoteRegion::default() };
         if let Some(memory) = &memory {
             (remote.address, remote.key) = (memory.address(), memory.key().map_err(ucx("no key"))?);
             remote.reads_only = path == DataPath::Gets;

@@ -328,7 +328,9 @@ impl Ucx {
             writing.key = Some((key, region.address));
         }
         (writing.region_bytes, writing.ready) = (region.bytes, true);
-        self.offer_reads(conn, region.reads_only);
+        if region.takes_reads {
+            self.offer_reads(conn, region.reads_only);
+        }
         Ok(())
     }
 
