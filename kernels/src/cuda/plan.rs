@@ -150,21 +150,28 @@ impl Plan<'_> {
                     qkv_cols = op.weight.n;
                     heads = (op.heads, op.kv_heads, op.head_dim);
                     enqueue(self.norm(op.norm, &stream, op.weight.k));
-                    enqueue(self.product(a.normed.at(), op.weight, op.bias, a.qkv.at(), epilogue::STORE_HALF, &stream));
+                    enqueue(self.product(self.gemm(
+                        a.normed.at(),
+                        op.weight,
+                        op.bias,
+                        a.qkv.at(),
+                        epilogue::STORE_HALF,
+                        &stream,
+                    )));
                     enqueue(self.rope_store(op, &stream));
                     next(Next::Stored(op.layer));
                 }
                 Op::Attend(op) => self.attend(op, heads, qkv_cols, shape, selected, &mut enqueue),
                 Op::Out(weight) => {
                     let (x, out) = (a.attended.at(), stream.residual);
-                    enqueue(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
+                    enqueue(self.product(self.gemm(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream)));
                 }
                 Op::GateUp(norm, weight) => {
                     enqueue(self.norm(*norm, &stream, weight.k));
                     let both = self.gemm(a.normed.at(), *weight, None, a.gate_up.at(), epilogue::STORE_HALF, &stream);
                     // The library computes no activation of ours.
                     if self.pins.pinned(&both).is_some() {
-                        enqueue(self.pins.command(self.launcher, both));
+                        enqueue(self.product(both));
                         let silu_mul = SiluMul {
                             gate_up: In::at(a.gate_up.at()),
                             inner: Out::at(a.inner.at()),
@@ -179,7 +186,7 @@ impl Plan<'_> {
                 }
                 Op::Down(weight) => {
                     let (x, out) = (a.inner.at(), stream.residual);
-                    enqueue(self.product(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream));
+                    enqueue(self.product(self.gemm(x, *weight, None, out, epilogue::ADD_RESIDUAL, &stream)));
                 }
                 Op::Select => {
                     if shape.chosen == 0 {
@@ -206,7 +213,14 @@ impl Plan<'_> {
                 }
                 Op::Head(norm, weight) => {
                     enqueue(self.norm(*norm, &stream, weight.k));
-                    enqueue(self.product(a.normed.at(), *weight, None, a.logits.at(), epilogue::STORE_F32, &stream));
+                    enqueue(self.product(self.gemm(
+                        a.normed.at(),
+                        *weight,
+                        None,
+                        a.logits.at(),
+                        epilogue::STORE_F32,
+                        &stream,
+                    )));
                 }
             }
         }
@@ -225,16 +239,8 @@ impl Plan<'_> {
         self.launcher.rms_norm(norm).into()
     }
 
-    fn product(
-        &self,
-        x: Address,
-        weight: Matrix,
-        bias: Option<Address>,
-        out: Address,
-        epilogue: i32,
-        stream: &Stream,
-    ) -> Command {
-        self.pins.command(self.launcher, self.gemm(x, weight, bias, out, epilogue, stream))
+    fn product(&self, gemm: Gemm) -> Command {
+        self.pins.command(self.launcher, gemm)
     }
 
     fn gemm(

@@ -6,13 +6,13 @@
 use super::arguments::model::{Gemm, epilogue};
 use super::arguments::{In, Out};
 use super::driver::command::Product;
-use super::driver::{Address, Algorithm, Buffer, Command, Driver, Pinned, Purpose, Stream, end_of};
+use super::driver::{Address, Algorithm, Buffer, Command, Copies, Driver, Purpose};
 use super::launch::{FEW_ROWS, Launcher};
 use super::plan::Matrix;
 use crate::device::DeviceError;
 use crate::numerics::tensor_core::inputs::Kind;
 use crate::random::Random;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Rows of the products that are compared.
@@ -61,14 +61,12 @@ impl Pins {
         if rows_max <= FEW_ROWS {
             return Ok(pins);
         }
-        let mut seen = Vec::new();
-        for (matrix, epilogue) in products {
-            let key = (matrix.n, matrix.k, epilogue);
-            if seen.contains(&key) {
-                continue;
-            }
-            seen.push(key);
-            if let Some(by) = Trial::run(driver, launcher, key, rows_max)? {
+        let keys: BTreeSet<Key> =
+            products.into_iter().map(|(matrix, epilogue)| (matrix.n, matrix.k, epilogue)).collect();
+        let distinct = keys.iter().map(|(n, k, _)| DISTINCT * n.max(k) * 4).max().unwrap_or(0);
+        let copies = Copies::new(driver, Purpose::Copies, PIECE.max(distinct))?;
+        for key in keys {
+            if let Some(by) = Trial::run(driver, &copies, launcher, key, rows_max)? {
                 pins.0.insert(key, by);
             }
         }
@@ -78,19 +76,18 @@ impl Pins {
 
 /// Operands that show an order of sums, and two results to compare.
 struct Trial<'a> {
-    driver: &'a Arc<dyn Driver>,
+    copies: &'a Copies,
     launcher: Launcher,
-    stream: Stream,
-    host: Arc<dyn Pinned>,
     product: Gemm,
     /// Bytes of a row of the result.
     row: usize,
 }
 
-impl Trial<'_> {
+impl<'a> Trial<'a> {
     /// The first algorithm whose results are ours, if any is.
     fn run(
         driver: &Arc<dyn Driver>,
+        copies: &'a Copies,
         launcher: Launcher,
         (n, k, epilogue): Key,
         rows_max: usize,
@@ -116,10 +113,8 @@ impl Trial<'_> {
         let x = Buffer::new(driver, rows_max * k * 2, what)?;
         let w = Buffer::new(driver, n * k * 2, what)?;
         let results = [Buffer::new(driver, rows_max * row, what)?, Buffer::new(driver, rows_max * row, what)?];
-        let stream = driver.stream(Purpose::Copies)?;
-        let host = driver.pinned(PIECE.max(DISTINCT * k.max(n) * 4))?;
         let product = Gemm { x: In::at(x.at()), w: In::at(w.at()), ..product };
-        let trial = Trial { driver, launcher, stream, host, product, row };
+        let trial = Trial { copies, launcher, product, row };
         let mut random = Random(3);
         trial.fill(&mut random, x.at(), rows_max, true)?;
         trial.fill(&mut random, w.at(), n, false)?;
@@ -151,18 +146,7 @@ impl Trial<'_> {
             }
             bytes.extend(numbers.into_iter().flat_map(u16::to_ne_bytes));
         }
-        self.repeat(&bytes, at, rows * k * 2)
-    }
-
-    /// Fills memory with repetitions of these bytes.
-    fn repeat(&self, bytes: &[u8], at: Address, len: usize) -> Result<(), DeviceError> {
-        self.host.store(0, bytes);
-        for first in (0..len).step_by(bytes.len()) {
-            let bytes = bytes.len().min(len - first);
-            let upload = Command::Upload { from: self.host.clone(), offset: 0, to: at.plus(first), bytes };
-            self.driver.enqueue(self.stream, &upload)?;
-        }
-        end_of(&**self.driver, self.driver.record(self.stream)?)
+        self.copies.repeat(&bytes, at, rows * k * 2)
     }
 
     fn is_exact(&self, by: Algorithm, results: [Address; 2], rows_max: usize) -> Result<bool, DeviceError> {
@@ -172,14 +156,14 @@ impl Trial<'_> {
         let counts = ROWS.into_iter().filter(|rows| *rows < rows_max).chain([rows_max]);
         for rows in counts {
             for result in results {
-                self.repeat(&before, result, rows * self.row)?;
+                self.copies.repeat(&before, result, rows * self.row)?;
             }
             let product = Gemm { m: rows as i32, ..self.product };
             let ours = self.launcher.gemm(Gemm { out: Out::at(results[0]), ..product });
-            self.driver.enqueue(self.stream, &Command::Launch(ours))?;
+            self.copies.enqueue(&Command::Launch(ours))?;
             let theirs = Product { product: Gemm { out: Out::at(results[1]), ..product }, by, pinned: false };
             // Some algorithms refuse some shapes.
-            if self.driver.enqueue(self.stream, &Command::Product(theirs)).is_err() {
+            if self.copies.enqueue(&Command::Product(theirs)).is_err() {
                 return Ok(false);
             }
             if !self.equal(results, rows * self.row)? {
@@ -193,21 +177,12 @@ impl Trial<'_> {
         for first in (0..len).step_by(PIECE) {
             let bytes = PIECE.min(len - first);
             let [ours, theirs] =
-                [self.download(results[0].plus(first), bytes)?, self.download(results[1].plus(first), bytes)?];
+                [self.copies.load(results[0].plus(first), bytes)?, self.copies.load(results[1].plus(first), bytes)?];
             if ours != theirs {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    fn download(&self, from: Address, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        let download = Command::Download { from, to: self.host.clone(), offset: 0, bytes };
-        self.driver.enqueue(self.stream, &download)?;
-        end_of(&**self.driver, self.driver.record(self.stream)?)?;
-        let mut data = vec![0; bytes];
-        self.host.load(0, &mut data);
-        Ok(data)
     }
 }
 

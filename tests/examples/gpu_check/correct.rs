@@ -8,7 +8,7 @@ use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cuda::check::{Compared, Extent, How, SeededDefect, Target};
 use baton_kernels::device::Bounds;
 use baton_kernels::numerics::Half;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -30,7 +30,7 @@ const BOUNDS: Bounds = Bounds {
 pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     let (mut launches, mut bytes, mut graphs) = (BTreeMap::<String, u64>::new(), 0, 0);
-    let mut gpu = String::new();
+    let (mut gpu, mut kernels) = (String::new(), Vec::new());
     for half in [Half::Bf16, Half::F16] {
         let under = on.under(half)?;
         let mut take = |target: &Target, of: &str| -> anyhow::Result<()> {
@@ -48,6 +48,7 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         };
         let target = Target::open(&under, How::Checked)?;
         gpu = target.gpu().name.clone();
+        kernels = target.kernels(&on.kernels)?;
         ended(&target, "known answers", target.device().map(drop).map_err(Into::into));
         let extent = if on.is_quick() { Extent::Small } else { Extent::Whole { rounds: ROUNDS } };
         ended(&target, "kernels", target.ops(1, extent).map_err(Into::into));
@@ -59,7 +60,9 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         }
         println!("correct: programs in {half:?}");
     }
-    let missing = unchecked(on, &launches)?;
+    // Known answers launch their own kernels.
+    let is_missing = |kernel: &String| !kernel.starts_with("known_") && !launches.contains_key(kernel);
+    let missing: Vec<String> = kernels.into_iter().filter(is_missing).collect();
     if !missing.is_empty() {
         failed.push(format!("kernels that were never run: {}", missing.join(", ")));
     }
@@ -101,22 +104,6 @@ fn said(compared: &Compared) -> impl Iterator<Item = String> + '_ {
         )
     });
     each.chain(more)
-}
-
-/// Kernels of the file for this GPU that no check has launched, known answers of single instructions apart.
-fn unchecked(on: &Where, launches: &BTreeMap<String, u64>) -> anyhow::Result<Vec<String>> {
-    let target = if on.device == "recorded:tc8f24" { "sm_80" } else { "sm_90a" };
-    let path = on.kernels.join(format!("{target}.cubins"));
-    let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-    // A mark of eight bytes, the length of the manifest, the manifest.
-    let length = bytes.get(8..12).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
-    let text =
-        length.and_then(|length| bytes.get(12..12 + length as usize)).context("the file of kernels is cut off")?;
-    let manifest: Value = serde_json::from_slice(text)?;
-    let modules = manifest["modules"].as_array().context("the file of kernels has no modules")?;
-    let kernels = modules.iter().flat_map(|module| module["kernels"].as_array()).flatten().filter_map(Value::as_str);
-    let missing = kernels.filter(|kernel| !kernel.starts_with("known_") && !launches.contains_key(*kernel));
-    Ok(missing.map(str::to_owned).collect())
 }
 
 /// Every kernel, and a program if asked for, without a check between: what a sanitizer watches.

@@ -17,6 +17,7 @@ use super::{CudaConfig, CudaError, pack};
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
 pub use bench::AttentionShape;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use super::driver::checked::{Compared, Finding};
@@ -106,6 +107,14 @@ impl Target {
     /// Whether nothing that is measured says anything of a GPU.
     pub fn is_recorded(&self) -> bool {
         self.is_recorded
+    }
+
+    /// Names of the kernels that the file for this GPU has.
+    ///
+    /// # Errors
+    /// If the folder has no such file, or one of another build.
+    pub fn kernels(&self, folder: &Path) -> Result<Vec<String>, CudaError> {
+        Ok(pack::find(folder, self.gpu())?.into_iter().flat_map(|image| image.kernels).collect())
     }
 
     /// The GPU.

@@ -55,7 +55,7 @@ fn sample(scene: &mut Scene, vocab: usize) -> Result<(), DeviceError> {
     let depths = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     let masks = [NO_MASK, NO_MASK, NO_MASK, NO_MASK, 0, LATE_MASK, NO_MASK, NO_MASK, 1, NO_MASK, NO_MASK];
     let rows = of.len();
-    let mut logits: Vec<f32> = (0..rows * vocab).map(|_| scene.float() * 6.0).collect();
+    let mut logits: Vec<f32> = (0..rows * vocab).map(|_| scene.random.float() * 6.0).collect();
     logits[6 * vocab + vocab / 2] = f32::NAN;
     // Equal logits: the order decides.
     logits[vocab] = logits[2 * vocab - 1];

@@ -10,7 +10,9 @@
 use super::command::{Arguments, Product};
 use super::recorder::memory::{Marks, Memory, POISON, mark};
 use super::recorder::twin::Twin;
-use super::{Address, Algorithm, Command, Driver, Event, Gpu, GraphId, InUse, Launch, Pinned, Purpose, Stream, end_of};
+use super::{
+    Address, Algorithm, Command, Copies, Driver, Event, Gpu, GraphId, InUse, Launch, Pinned, Purpose, Stream, end_of,
+};
 use crate::cuda::arguments::model::Gemm;
 use crate::cuda::arguments::sampling::{LOGPROBS_MAX, SampleRecord, status};
 use crate::cuda::arguments::{Argument, In};
@@ -71,7 +73,7 @@ pub struct Compared {
 #[derive(Debug)]
 pub(crate) struct Checked {
     inner: Arc<dyn Driver>,
-    stream: Stream,
+    copies: Copies,
     /// Whether graphs are taken apart.
     apart: bool,
     state: Mutex<State>,
@@ -83,7 +85,6 @@ struct State {
     shadow: Memory,
     names: HashMap<u64, String>,
     graphs: HashMap<u32, Vec<Command>>,
-    moved: Arc<dyn Pinned>,
     compared: Compared,
 }
 
@@ -100,10 +101,10 @@ impl Checked {
             shadow: Memory::default(),
             names: HashMap::new(),
             graphs: HashMap::new(),
-            moved: inner.pinned(PIECE)?,
             compared: Compared::default(),
         };
-        Ok(Arc::new(Self { stream: inner.stream(Purpose::Copies)?, inner, apart, state: Mutex::new(state) }))
+        let copies = Copies::new(&inner, Purpose::Copies, PIECE)?;
+        Ok(Arc::new(Self { inner, copies, apart, state: Mutex::new(state) }))
     }
 
     /// Compares all memory, and returns what was compared since the last call.
@@ -121,23 +122,8 @@ impl Checked {
     }
 
     /// Stores the same byte to some device memory.
-    fn fill(&self, state: &State, at: Address, bytes: usize, value: u8) -> Result<(), DeviceError> {
-        state.moved.store(0, &vec![value; bytes.min(PIECE)]);
-        for done in (0..bytes).step_by(PIECE) {
-            let (from, bytes) = (state.moved.clone(), PIECE.min(bytes - done));
-            self.inner.enqueue(self.stream, &Command::Upload { from, offset: 0, to: at.plus(done), bytes })?;
-        }
-        end_of(&*self.inner, self.inner.record(self.stream)?)
-    }
-
-    fn download(&self, state: &State, from: Address, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        let mut all = vec![0; bytes];
-        for (piece, out) in all.chunks_mut(PIECE).enumerate() {
-            let (to, from) = (state.moved.clone(), from.plus(piece * PIECE));
-            self.synchronous(self.stream, &Command::Download { from, to, offset: 0, bytes: out.len() })?;
-            state.moved.load(0, out);
-        }
-        Ok(all)
+    fn fill(&self, at: Address, bytes: usize, value: u8) -> Result<(), DeviceError> {
+        self.copies.repeat(&vec![value; bytes.min(PIECE)], at, bytes)
     }
 
     /// Runs commands by the twin and as `submit` does, and compares.
@@ -164,7 +150,7 @@ impl Checked {
         }
         let marks = state.shadow.tracked();
         for (at, range) in outputs(&marks) {
-            self.fill(state, at.plus(range.start), range.len(), UNWRITTEN)?;
+            self.fill(at.plus(range.start), range.len(), UNWRITTEN)?;
         }
         submit()?;
         for (at, marks) in marks.iter().filter(|(_, marks)| marks.iter().any(|mark| mark & mark::WRITTEN != 0)) {
@@ -174,7 +160,7 @@ impl Checked {
         let starts: Vec<Address> = scratch.iter().filter_map(|range| start_of(&state.shadow, range.start)).collect();
         for at in starts {
             let bytes = state.shadow.whole(at).len();
-            let device = self.download(state, at, bytes)?;
+            let device = self.copies.load(at, bytes)?;
             state.shadow.whole(at).copy_from_slice(&device);
         }
         Ok(())
@@ -190,7 +176,7 @@ impl Checked {
         scratch: &[Range<u64>],
     ) -> Result<(), DeviceError> {
         let len = state.shadow.whole(at).len();
-        let device = self.download(state, Address(at.0 - GUARD as u64), len + 2 * GUARD)?;
+        let device = self.copies.load(Address(at.0 - GUARD as u64), len + 2 * GUARD)?;
         let half = state.twin.half;
         let mut want = vec![POISON; GUARD];
         want.extend_from_slice(state.shadow.whole(at));
@@ -222,8 +208,8 @@ impl Checked {
                     want: some(&want),
                 });
             }
-            self.fill(state, Address(at.0 - GUARD as u64), GUARD, POISON)?;
-            self.fill(state, at.plus(len), GUARD, POISON)?;
+            self.fill(Address(at.0 - GUARD as u64), GUARD, POISON)?;
+            self.fill(at.plus(len), GUARD, POISON)?;
         }
         state.shadow.whole(at).copy_from_slice(&device[GUARD..GUARD + len]);
         Ok(())
@@ -314,7 +300,7 @@ impl Driver for Checked {
     fn alloc(&self, bytes: usize, what: &str) -> Result<Address, DeviceError> {
         let at = self.inner.alloc(bytes + 2 * GUARD, what)?;
         let mut state = self.state.lock();
-        self.fill(&state, at, bytes + 2 * GUARD, POISON)?;
+        self.fill(at, bytes + 2 * GUARD, POISON)?;
         let at = at.plus(GUARD);
         state.shadow.insert(at, bytes);
         state.names.insert(at.0, what.to_owned());
@@ -363,7 +349,7 @@ impl Driver for Checked {
                 let out = product.out.address().and_then(|at| start_of(&state.shadow, at.0));
                 let out = out.ok_or_else(|| DeviceError::Failed("a product without an output".into()))?;
                 let bytes = state.shadow.whole(out).len();
-                let device = self.download(state, out, bytes)?;
+                let device = self.copies.load(out, bytes)?;
                 state.shadow.whole(out).copy_from_slice(&device);
                 Ok(())
             }

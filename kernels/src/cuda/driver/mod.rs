@@ -3,6 +3,7 @@
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod checked;
 pub(crate) mod command;
+mod copies;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod defect;
 pub(super) mod native;
@@ -16,6 +17,7 @@ use super::arguments::model::Gemm;
 use crate::device::DeviceError;
 use baton_types::FenceStatus;
 pub(crate) use command::{Algorithm, Command, GraphId, Launch};
+pub(crate) use copies::Copies;
 pub use remote_writes::RemoteWrites;
 use std::fmt;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ mod tiles;
 
 use super::CudaError;
 use super::driver::command::Arguments;
-use super::driver::{Address, Buffer, Command, Driver, Launch, Pinned, Purpose, Stream, end_of};
+use super::driver::{Address, Buffer, Copies, Driver, Launch, Purpose};
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
 use cases::Cases;
@@ -28,15 +28,18 @@ pub(super) fn check(driver: &Arc<dyn Driver>, cores: TensorCore, half: Half) -> 
     }
 }
 
+/// Bytes that are copied at once: all operands of a kernel.
+const PIECE: usize = 256 << 10;
+
 /// Runs kernels one at a time.
 struct Run<'a> {
     driver: &'a Arc<dyn Driver>,
-    stream: Stream,
+    copies: Copies,
 }
 
 impl<'a> Run<'a> {
     fn new(driver: &'a Arc<dyn Driver>) -> Result<Self, DeviceError> {
-        Ok(Self { driver, stream: driver.stream(Purpose::Copies)? })
+        Ok(Self { driver, copies: Copies::new(driver, Purpose::Copies, PIECE)? })
     }
 
     /// What a kernel writes, `bytes` bytes. `arguments` gets the addresses of `operands`, and behind them that of the result.
@@ -49,31 +52,18 @@ impl<'a> Run<'a> {
         bytes: usize,
         arguments: impl FnOnce(&[Address]) -> Arguments,
     ) -> Result<Vec<u8>, DeviceError> {
-        let driver = self.driver;
-        // Buffers are freed before the host's memory: that waits for copies that still use both.
-        let host: Arc<dyn Pinned> = driver.pinned(operands.iter().map(Vec::len).sum::<usize>() + bytes)?;
         let mut buffers = Vec::new();
-        let mut offset = 0;
         for operand in operands {
-            let buffer = Buffer::new(driver, operand.len(), "known answers")?;
-            host.store(offset, operand);
-            let upload = Command::Upload { from: host.clone(), offset, to: buffer.at(), bytes: operand.len() };
-            driver.enqueue(self.stream, &upload)?;
-            offset += operand.len();
+            let buffer = Buffer::new(self.driver, operand.len(), "known answers")?;
+            self.copies.store(buffer.at(), operand)?;
             buffers.push(buffer);
         }
-        let result = Buffer::new(driver, bytes, "known answers")?;
-        let from = result.at();
-        buffers.push(result);
-        let addresses: Vec<Address> = buffers.iter().map(Buffer::at).collect();
+        let result = Buffer::new(self.driver, bytes, "known answers")?;
+        let addresses: Vec<Address> = buffers.iter().chain([&result]).map(Buffer::at).collect();
         let grid = [blocks, 1, 1];
         let launch = Launch { kernel, grid, block: threads, shared: 0, arguments: arguments(&addresses) };
-        driver.enqueue(self.stream, &Command::Launch(launch))?;
-        driver.enqueue(self.stream, &Command::Download { from, to: host.clone(), offset, bytes })?;
-        end_of(&**driver, driver.record(self.stream)?)?;
-        let mut result = vec![0; bytes];
-        host.load(offset, &mut result);
-        Ok(result)
+        self.copies.enqueue(&launch.into())?;
+        self.copies.load(result.at(), bytes)
     }
 }
 

@@ -9,7 +9,7 @@ use sys::CUdevice_attribute as Attribute;
 /// Bytes of `0000:3b:00.0` and its end, with room for wider domains.
 const PCI_MAX: usize = 32;
 
-fn failed(what: &'static str) -> impl FnOnce(DriverError) -> CudaError {
+pub(super) fn failed(what: &'static str) -> impl FnOnce(DriverError) -> CudaError {
     move |error| CudaError::Driver { what, error: error.to_string() }
 }
 

@@ -108,8 +108,7 @@ impl NativeDriver {
         let (device, gpu) = inventory::gpu(ordinal)?;
         // Before a context takes memory.
         let images = images(&gpu)?;
-        let failed =
-            |what: &'static str| move |error: DriverError| CudaError::Driver { what, error: error.to_string() };
+        let failed = inventory::failed;
         let context = Arc::new(Context::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?);
         context.enter().map_err(failed("cuCtxSetCurrent"))?;
         let (_, memory) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;

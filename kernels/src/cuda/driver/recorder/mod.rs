@@ -66,7 +66,7 @@ struct State {
     events_made: u64,
     graphs: Vec<Vec<Command>>,
     notes: Vec<Note>,
-    /// Launches fail from now on.
+    /// Whether launches fail.
     refuses_launches: bool,
     /// What NICs have stored and the device does not see yet.
     landing: Vec<(Address, Vec<u8>)>,
