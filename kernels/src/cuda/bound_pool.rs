@@ -3,12 +3,12 @@
 use super::arguments::model::KvPlanes;
 use super::arguments::{In, Out};
 use super::buffers::WORD;
-use super::device::Shared;
-use super::driver::Buffer;
+use super::driver::{Buffer, Driver};
 use super::pool::CudaPool;
 use super::tables::Tables;
 use crate::device::DeviceError;
 use crate::kv::PoolLayout;
+use crate::numerics::Half;
 use baton_memory::PoolMemory;
 use baton_types::{BlockId, KvPoolMap};
 use std::sync::Arc;
@@ -28,30 +28,30 @@ pub(super) struct BoundPool {
 impl BoundPool {
     /// Checks that the device's kernels reach the memory, and that it has the class's KV.
     pub(super) fn try_new(
-        shared: &Shared,
+        driver: &Arc<dyn Driver>,
+        half: Half,
         memory: Arc<dyn PoolMemory>,
         map: &KvPoolMap,
         layout: PoolLayout,
         layers: u32,
     ) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
-        let Some(memory) = CudaPool::of(&memory, &shared.driver) else {
+        let Some(memory) = CudaPool::of(&memory, driver) else {
             return Err(DeviceError::PoolOutOfReach(memory.kind()));
         };
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
         }
-        let wanted = shared.half.dtype();
+        let wanted = half.dtype();
         let tables = Tables::new(layout.limits());
-        let table = Buffer::new(&shared.driver, tables.len() * WORD, "block tables")?;
-        let changes = Buffer::new(&shared.driver, 2 * tables.len() * WORD, "changes of block tables")?;
+        let table = Buffer::new(driver, tables.len() * WORD, "block tables")?;
+        let changes = Buffer::new(driver, 2 * tables.len() * WORD, "changes of block tables")?;
         let mut kv = Vec::new();
         for layer in 0..layers {
             let (group, place) = (layout.of_layer(layer), layout.place(layer));
             let [k, v] = group.planes();
             if let Some(dtype) = [k, v].map(|plane| group.dtype(plane)).into_iter().find(|dtype| *dtype != wanted) {
-                let class = shared.cores.name();
-                return refuse(format!("class {class} attends to KV in {wanted}, the pool has {dtype}"));
+                return refuse(format!("this device attends to KV in {wanted}, the pool has {dtype}"));
             }
             let offset = |plane, block| group.offset(place.layer, plane, BlockId(block), 0);
             let stride = |plane| if group.blocks() > 1 { offset(plane, 1) - offset(plane, 0) } else { 0 };

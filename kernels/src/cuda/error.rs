@@ -1,6 +1,6 @@
 //! Why a GPU can't be used.
 
-use super::driver::{Capability, CudaVersion};
+use super::{Capability, CudaVersion};
 use crate::device::DeviceError;
 
 /// Why a GPU can't be used.
@@ -15,8 +15,8 @@ pub enum CudaError {
     NoDriver,
     /// The driver is older than the kernels.
     #[error(
-        "{name} has a driver for CUDA {has}, and kernels of this build need {needs}: update the NVIDIA driver to version 580 or newer, or use \
-         --device cpu"
+        "{name} has a driver for CUDA {has}, and kernels of this build need {needs}: update the NVIDIA driver to version {driver} or newer, or \
+         use --device cpu", driver = super::DRIVER_MIN
     )]
     OldDriver { name: String, has: CudaVersion, needs: CudaVersion },
     /// The driver knows fewer devices.
@@ -29,7 +29,7 @@ pub enum CudaError {
     #[error(
         "{name} has compute capability {capability}, and this build has kernels for {have}: use another GPU, or --device cpu"
     )]
-    NoCubin { name: String, capability: Capability, have: String },
+    NoCubin { name: String, capability: Capability, have: &'static str },
     /// The file of kernels is not what this build expects.
     #[error(
         "{path}: {reason}: take the file that was built with this binary (cargo xtask cubins), and name its folder in engine.cuda_kernels"

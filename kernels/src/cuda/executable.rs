@@ -5,13 +5,14 @@ use super::arguments::{Argument, In, Out, bytes_of};
 use super::batch::{self, Batch};
 use super::bound_pool::BoundPool;
 use super::buffers::{Activations, StepLayout, WORD};
-use super::device::Shared;
 use super::driver::{Buffer, Command, Driver, Event, GraphId, Pinned, Purpose, Stream, end_of};
 use super::launch::{Launcher, tile_rows};
-use super::plan::{Next, Op, Plan, Shape, products};
+use super::ops::{Op, products};
+use super::plan::{Next, Plan, Shape};
 use super::products::Pins;
 use super::samplers::{self, Samplers, Segment};
 use super::staging::Staging;
+use super::weights::Weights;
 use crate::adapter::Adapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, STEPS_MAX};
 use crate::kv::PoolLayout;
@@ -30,7 +31,9 @@ const COPY_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// A compiled program.
 pub(super) struct CudaExecutable {
-    shared: Arc<Shared>,
+    driver: Arc<dyn Driver>,
+    /// Operations have their addresses.
+    _weights: Arc<Weights>,
     program: Program,
     ops: Vec<Op>,
     sizes: Sizes,
@@ -113,15 +116,15 @@ fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
 
 impl CudaExecutable {
     pub(super) fn try_new(
-        shared: Arc<Shared>,
+        weights: Arc<Weights>,
         program: Program,
         ops: Vec<Op>,
         sizes: Sizes,
         bounds: Bounds,
     ) -> Result<Self, DeviceError> {
-        let driver = &shared.driver;
-        let launcher = Launcher { half: shared.half, processors: driver.gpu().processors };
-        let pins = Pins::choose(driver, launcher, products(&ops), bounds.rows_max)?;
+        let driver = weights.driver.clone();
+        let launcher = Launcher { half: weights.half, processors: driver.gpu().processors };
+        let pins = Pins::choose(&driver, launcher, products(&ops), bounds.rows_max)?;
         let rows_of = |op: &Op| match op {
             Op::Qkv(op) => Some(tile_rows(op.heads / op.kv_heads, op.head_dim)),
             _ => None,
@@ -135,13 +138,13 @@ impl CudaExecutable {
         let partials = divided * bounds.positions_max.div_ceil(ATTENTION_SPLIT) * states.max().unwrap_or(0);
         let transfer = || {
             let records = driver.pinned(logit_rows * SampleRecord::BYTES)?;
-            Ok::<_, DeviceError>(Transfer { staging: Staging::new(driver)?, records, logits: None })
+            Ok::<_, DeviceError>(Transfer { staging: Staging::new(&driver)?, records, logits: None })
         };
         Ok(Self {
             stream: driver.stream(Purpose::Steps)?,
-            activations: Activations::alloc(driver, &sizes, &bounds, partials)?,
-            step: Buffer::new(driver, layout.bytes(), "rows of a step")?,
-            samplers: Samplers::alloc(driver, sizes.vocab, &bounds)?,
+            activations: Activations::alloc(&driver, &sizes, &bounds, partials)?,
+            step: Buffer::new(&driver, layout.bytes(), "rows of a step")?,
+            samplers: Samplers::alloc(&driver, sizes.vocab, &bounds)?,
             transfers: (0..STEPS_MAX).map(|_| transfer()).collect::<Result<_, _>>()?,
             slots: SlotTable::with_adapters(bounds.slots_max, bounds.adapters.slots_max),
             logprobs: vec![false; bounds.slots_max],
@@ -160,17 +163,14 @@ impl CudaExecutable {
             sizes,
             ops,
             program,
-            shared,
+            driver,
+            _weights: weights,
         })
-    }
-
-    fn driver(&self) -> &Arc<dyn Driver> {
-        &self.shared.driver
     }
 
     /// Uploads what the step changes in slots and tables.
     fn change_slots(&mut self, deltas: &[Delta], transfer: usize) -> Result<(), DeviceError> {
-        let (driver, stream) = (self.shared.driver.clone(), self.stream);
+        let (driver, stream) = (self.driver.clone(), self.stream);
         let staging = &mut self.transfers[transfer].staging;
         for delta in deltas {
             if let Delta::Join(join) = delta {
@@ -248,7 +248,7 @@ impl CudaExecutable {
     /// Enqueues the kernels up to the logits, one by one.
     fn enqueue(&self, shape: Shape, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let pool = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
-        let (driver, mut outcome) = (self.driver(), Ok(()));
+        let (driver, mut outcome) = (&self.driver, Ok(()));
         self.plan(pool).each(shape, |next| {
             if outcome.is_err() {
                 return;
@@ -286,7 +286,7 @@ impl CudaExecutable {
                     }
                 });
                 commands.push(self.samplers.sample(&self.activations, &self.layout, self.step.at(), rows, 0));
-                self.graphs.insert(shape, self.driver().graph(&commands)?);
+                self.graphs.insert(shape, self.driver.graph(&commands)?);
             }
         }
         Ok(())
@@ -304,7 +304,7 @@ impl CudaExecutable {
 
     /// Enqueues the sampling of a step whose masks are there, unless its graph has done it, and the way back of what it yields.
     fn end(&mut self, running: &mut Running, sampled: bool) -> Result<(), DeviceError> {
-        let (driver, stream) = (self.shared.driver.clone(), self.stream);
+        let (driver, stream) = (self.driver.clone(), self.stream);
         if !running.masks.is_empty() {
             let staging = &mut self.transfers[running.transfer].staging;
             let masks = self.samplers.masks(&running.masks, stream, staging)?;
@@ -370,7 +370,7 @@ impl CudaExecutable {
                 [shape.splits, shape.chosen_splits].map(|splits| self.splits_of_graph(splits));
             let shape = Shape { splits, chosen_splits, ..shape };
             let graph = *self.graphs.get(&shape).ok_or_else(|| DeviceError::Step(format!("no graph of {shape:?}")))?;
-            self.driver().enqueue(self.stream, &Command::Graph(graph))?;
+            self.driver.enqueue(self.stream, &Command::Graph(graph))?;
         } else {
             self.enqueue(shape, step, observer)?;
         }
@@ -398,7 +398,8 @@ impl CudaExecutable {
 impl Executable for CudaExecutable {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
         let layout = PoolLayout::try_new(map, &self.program, self.bounds, self.sizes.vocab)?;
-        self.pool = Some(BoundPool::try_new(&self.shared, memory, map, layout, self.program.layers())?);
+        self.pool =
+            Some(BoundPool::try_new(&self.driver, self.launcher.half, memory, map, layout, self.program.layers())?);
         self.make_graphs()
     }
 
@@ -433,7 +434,7 @@ impl Executable for CudaExecutable {
         else {
             return Err(DeviceError::Step("finish without a launched step".into()));
         };
-        end_of(&**self.driver(), end)?;
+        end_of(&*self.driver, end)?;
         let vocab = self.sizes.vocab;
         let mut records = vec![0; sampling * SampleRecord::BYTES];
         let transfer = &mut self.transfers[transfer];
@@ -452,9 +453,9 @@ impl Executable for CudaExecutable {
     fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
         let BoundPool { memory, layout, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         let kv = check::copy_kv(layout, group, from, to, tokens)?;
-        let event = self.driver().record(self.stream)?;
+        let event = self.driver.record(self.stream)?;
         let after = memory.follow(event);
-        self.driver().forget(event);
+        self.driver.forget(event);
         after?;
         let deadline = Instant::now() + COPY_WAIT_MAX;
         for layer in 0..kv.layers() {

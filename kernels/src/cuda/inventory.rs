@@ -1,7 +1,7 @@
 //! What a host has for GPUs, for tools that prepare a host: its driver's GPUs, and files of kernels.
 
-use super::device::cores_of;
 use super::driver::native::inventory as native;
+use super::gpu::TARGETS;
 use super::{CudaError, Gpu, pack};
 use crate::numerics::TensorCore;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub fn host(kernels: &Path) -> Result<Host, CudaError> {
 impl HostGpu {
     /// A GPU of which the driver says this.
     pub fn new(gpu: Gpu, pci: String, gpu_direct: bool, dma_buf: bool, kernels: &Path) -> Self {
-        let (cores, kernels) = (cores_of(gpu.capability), pack::find(kernels, &gpu).map(|_| ()));
+        let (cores, kernels) = (gpu.target().ok().map(|target| target.cores), pack::find(kernels, &gpu).map(|_| ()));
         Self { gpu, pci, gpu_direct, dma_buf, cores, kernels }
     }
 }
@@ -63,10 +63,10 @@ pub struct KernelsFile {
 }
 
 /// The files of kernels of a folder, one for each target. Loads nothing of CUDA.
-pub fn kernels(folder: &Path) -> [KernelsFile; pack::FILES.len()] {
-    pack::FILES.map(|target| KernelsFile {
-        target,
-        path: pack::path(folder, target),
-        is_of_this_build: pack::read(folder, target).map(|_| ()),
+pub fn kernels(folder: &Path) -> [KernelsFile; TARGETS.len()] {
+    TARGETS.map(|target| KernelsFile {
+        target: target.name,
+        path: pack::path(folder, target.name),
+        is_of_this_build: pack::read(folder, target.name).map(|_| ()),
     })
 }

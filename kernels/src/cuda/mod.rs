@@ -1,12 +1,12 @@
 //! NVIDIA GPUs: programs of a device with its own memory, in a tensor-core class.
 //!
 //! ```text
-//! device (weights, rotary tables) -> executable (slots, steps) -> plan (a step as kernels) -> driver (the GPU, or a recorder in tests)
+//! device -> executable (slots, steps) -> plan (a step as kernels) -> driver (the GPU, or a recorder in tests)
+//!    \-----> weights (in device memory) <- ops (a program with their addresses)
 //! ```
 //!
 //! A step is uploaded as rows (`batch`) and changes of block tables (`tables`); its kernels have fixed buffers (`buffers`), so that a
 //! step of decoded rows alone can be a graph. Nothing of CUDA is loaded before a device is opened.
-#![allow(unsafe_code)] // Calls of the CUDA driver: `driver/native` alone.
 
 mod arguments;
 mod batch;
@@ -18,30 +18,37 @@ mod device;
 mod driver;
 mod error;
 mod executable;
+mod gpu;
+#[cfg(any(test, feature = "testing"))]
+mod headers;
 mod inventory;
 mod known;
 mod launch;
+mod ops;
 mod pack;
 mod plan;
 mod pool;
 mod products;
 #[cfg(any(test, feature = "testing"))]
 mod recorded;
+mod remote_writes;
 mod samplers;
 mod sources;
 mod staging;
 mod tables;
+mod weights;
 
 use crate::numerics::Half;
-#[cfg(any(test, feature = "testing"))]
-pub use arguments::headers;
 pub use device::CudaDevice;
 use driver::Driver;
-pub use driver::{Capability, CudaVersion, Gpu, RemoteWrites};
 pub use error::CudaError;
+pub use gpu::{Capability, CudaVersion, DRIVER_MIN, Gpu};
+#[cfg(any(test, feature = "testing"))]
+pub use headers::headers;
 pub use inventory::{Host, HostGpu, KernelsFile, host, kernels};
 #[cfg(any(test, feature = "testing"))]
 pub use recorded::{Recording, open_recorded, recorded, recording};
+pub use remote_writes::RemoteWrites;
 use std::path::PathBuf;
 use std::sync::Arc;
 

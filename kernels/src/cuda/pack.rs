@@ -2,33 +2,12 @@
 //!
 //! It begins with a mark and a manifest in JSON, which says where each cubin lies, and of which sources all of them were made.
 
-use super::driver::{Capability, CudaVersion, Gpu};
-use super::{CudaError, sources};
+use super::gpu::CUDA_MIN;
+use super::{CudaError, Gpu, sources};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 const MARK: &[u8; 8] = b"BATONCU1";
-
-/// The CUDA whose compiler makes the cubins (`scripts/setup-cuda`): a driver of an older one does not load them.
-pub(super) const CUDA_MIN: CudaVersion = CudaVersion(13_000);
-
-/// Every target that there is a file for.
-pub(super) const FILES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
-
-/// The target whose cubins a GPU runs. Cubins of 8.0 run on all of 8.x; those of the others on no other generation.
-pub(super) fn target(capability: Capability) -> Option<&'static str> {
-    match (capability.major, capability.minor) {
-        (8, 9) => Some("sm_89"),
-        (8, _) => Some("sm_80"),
-        (9, 0) => Some("sm_90a"),
-        (10, 0) => Some("sm_100a"),
-        (12, _) => Some("sm_120"),
-        _ => None,
-    }
-}
-
-/// Targets that there are files for.
-pub(super) const TARGETS: &str = "8.0 to 8.9, 9.0, 10.0 and 12.x";
 
 /// Where the file of a target is.
 pub(super) fn path(folder: &Path, target: &str) -> PathBuf {
@@ -40,11 +19,7 @@ pub(super) fn find(folder: &Path, gpu: &Gpu) -> Result<Vec<Image>, CudaError> {
     if gpu.cuda < CUDA_MIN {
         return Err(CudaError::OldDriver { name: gpu.name.clone(), has: gpu.cuda, needs: CUDA_MIN });
     }
-    let Some(target) = target(gpu.capability) else {
-        let (name, capability) = (gpu.name.clone(), gpu.capability);
-        return Err(CudaError::NoCubin { name, capability, have: TARGETS.into() });
-    };
-    read(folder, target)
+    read(folder, gpu.target()?.name)
 }
 
 /// The kernels of a target, which must be of this build.
@@ -135,17 +110,5 @@ mod tests {
             let error = parsed(&bytes, target, digest).unwrap_err().to_string();
             assert!(error.contains(part) && error.starts_with("k: "), "{error}");
         }
-    }
-
-    #[test]
-    fn every_target_has_its_capabilities() {
-        let of = |major, minor| target(Capability { major, minor });
-        assert_eq!(
-            [of(8, 0), of(8, 6), of(8, 9), of(9, 0)],
-            [Some("sm_80"), Some("sm_80"), Some("sm_89"), Some("sm_90a")]
-        );
-        assert_eq!([of(10, 0), of(12, 1), of(7, 5), of(10, 3)], [Some("sm_100a"), Some("sm_120"), None, None]);
-        let found = [of(8, 0), of(8, 9), of(9, 0), of(10, 0), of(12, 0)];
-        assert_eq!(found, FILES.map(Some), "a file for every target, and for no other");
     }
 }

@@ -8,7 +8,7 @@ use super::arguments::{In, Out};
 use super::driver::command::Product;
 use super::driver::{Address, Algorithm, Buffer, Command, Copies, Driver, Purpose};
 use super::launch::{FEW_ROWS, Launcher};
-use super::plan::Matrix;
+use super::ops::Matrix;
 use crate::device::DeviceError;
 use crate::numerics::tensor_core::inputs::Kind;
 use crate::random::Random;

@@ -1,9 +1,10 @@
 //! Recorded GPUs, for tests.
 
+use super::Gpu;
 use super::device::CudaDevice;
 use super::driver::command::{Arguments, Product};
 use super::driver::recorder::{Note, Recorder};
-use super::driver::{Address, Command, Gpu, Stream};
+use super::driver::{Address, Command, Stream};
 use super::{CudaConfig, CudaError, open_with};
 use crate::numerics::{Half, TensorCore};
 use std::sync::Arc;

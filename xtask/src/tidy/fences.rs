@@ -8,7 +8,7 @@ const FENCES: &[&str] = &[
     "kv-transfer/src/ucx",
     "memory/src/host",
     "kernels/src/cpu",
-    "kernels/src/cuda",
+    "kernels/src/cuda/driver/native",
     "engine/src/formats/mmap.rs",
     "xtask/src/cubins/nvrtc.rs",
 ];

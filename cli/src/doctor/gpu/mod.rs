@@ -68,9 +68,6 @@ fn files(folder: &Path, needed: bool) -> Option<Finding> {
     Some(Finding::new("gpu kernels", Verdict::Failure.if_wanted(needed || damaged.is_some()), found, remedy))
 }
 
-/// The first driver that loads cubins of CUDA 13.0.
-const DRIVER_MIN: u32 = 580;
-
 /// Nodes that CUDA opens besides each GPU's.
 const SHARED: [&str; 2] = ["nvidiactl", "nvidia-uvm"];
 
@@ -100,10 +97,11 @@ fn driver(root: &Path, wanted: bool) -> Finding {
                       where this is not root, it needs mode 0666 on the host (NVreg_DeviceFileMode)";
         return lacks(found, remedy);
     }
-    if major(&version).is_some_and(|major| major < DRIVER_MIN) {
+    let oldest = cuda::DRIVER_MIN;
+    if major(&version).is_some_and(|major| major < oldest) {
         // With NVIDIA's compatibility package it may load them, so the CUDA driver decides.
-        let remedy = "kernels are cubins of CUDA 13.0: update the driver to version 580 or newer";
-        return Finding::new("gpu", Verdict::Warning, format!("older than {DRIVER_MIN}: {version}"), remedy);
+        let remedy = format!("kernels are cubins of CUDA 13.0: update the driver to version {oldest} or newer");
+        return Finding::new("gpu", Verdict::Warning, format!("older than {oldest}: {version}"), remedy);
     }
     let count = gpus.len();
     Finding::ok("gpu", format!("{count} GPU{}, {version}", if count == 1 { "" } else { "s" }))

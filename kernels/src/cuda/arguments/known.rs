@@ -7,14 +7,6 @@ use super::{Element, In, Out, arguments};
 pub(crate) const INTRO: &str =
     "Known answers: what the instructions under the numerics classes return, for the host to compare.";
 
-/// The operations, by number.
-#[cfg(any(test, feature = "testing"))]
-pub(crate) fn constants() -> String {
-    let names = crate::cuda::known::OPERATIONS.iter().enumerate();
-    let lines: String = names.map(|(i, op)| format!("    KNOWN_{} = {i},\n", op.name.to_uppercase())).collect();
-    format!("enum KnownOperation {{\n{lines}}};\n")
-}
-
 arguments! {
     /// An operation with its operands. Numbers of 32 bits are in the lower halves of a and b.
     struct KnownCase {

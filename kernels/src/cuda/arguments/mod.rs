@@ -1,15 +1,25 @@
 //! Arguments of the kernels: one struct for each, passed by value.
 //!
-//! The headers in `kernels/cu/params` are generated from these structs ([`headers`]), so that host and device can't disagree about a field.
+//! The headers in `kernels/cu/params` are generated from these structs, so that host and device can't disagree about a field.
 
 pub(crate) mod known;
 pub(crate) mod model;
 pub(crate) mod pool;
 pub(crate) mod sampling;
 
-use super::driver::Address;
 use std::fmt;
 use std::marker::PhantomData;
+
+/// An address in device memory. The host must not follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl Address {
+    /// So many bytes further.
+    pub(crate) const fn plus(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
 
 /// An element type of device memory.
 pub(crate) trait Element: Copy + fmt::Debug + 'static {
@@ -265,7 +275,7 @@ pub(crate) struct Declaration {
 
 #[cfg(any(test, feature = "testing"))]
 impl Declaration {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = format!("//{}\nstruct {} {{\n", self.doc, self.name);
         for (doc, field) in &self.fields {
             let doc = if doc.is_empty() { String::new() } else { format!(" //{doc}") };
@@ -275,24 +285,4 @@ impl Declaration {
             &format!("}};\nstatic_assert(sizeof({}) == {}, \"as the host lays it out\");\n\n", self.name, self.bytes);
         text
     }
-}
-
-/// Path below `kernels/cu/params` and text of every generated header.
-#[cfg(any(test, feature = "testing"))]
-pub fn headers() -> Vec<(&'static str, String)> {
-    let header = |intro: &str, constants: String, declarations: Vec<Declaration>| {
-        let structs: String = declarations.iter().map(Declaration::text).collect();
-        let constants = if constants.is_empty() { constants } else { format!("{constants}\n") };
-        let from = "// Generated from kernels/src/cuda/arguments: change it there.";
-        format!(
-            "// {intro}\n//\n{from}\n#pragma once\n\n#include \"../types.cuh\"\n\n{constants}{}\n",
-            structs.trim_end()
-        )
-    };
-    vec![
-        ("known.h", header(known::INTRO, known::constants(), known::declarations())),
-        ("model.h", header(model::INTRO, model::constants(), model::declarations())),
-        ("pool.h", header(pool::INTRO, pool::constants(), pool::declarations())),
-        ("sampling.h", header(sampling::INTRO, sampling::constants(), sampling::declarations())),
-    ]
 }

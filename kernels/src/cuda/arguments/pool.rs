@@ -6,12 +6,6 @@ use super::{Element, In, Out, arguments};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) const INTRO: &str = "Operations on pool memory, which see bytes.";
 
-/// None.
-#[cfg(any(test, feature = "testing"))]
-pub(crate) fn constants() -> String {
-    String::new()
-}
-
 arguments! {
     /// `rows` rows of `row_bytes` bytes, one every `stride` bytes. Their bytes count as one sequence, row after row.
     struct StridedRows {

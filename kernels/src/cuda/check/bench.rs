@@ -6,7 +6,7 @@ use crate::cuda::arguments::model::{Attend, Gemm, KvPlanes, epilogue};
 use crate::cuda::arguments::{In, Out};
 use crate::cuda::driver::{Address, Command};
 use crate::cuda::launch::tile_rows;
-use crate::cuda::plan::Matrix;
+use crate::cuda::ops::Matrix;
 use crate::cuda::products::Pins;
 use crate::device::DeviceError;
 use crate::numerics::ATTENTION_SPLIT;

@@ -7,12 +7,13 @@ mod ops;
 mod sampling;
 mod scene;
 
-use super::device::{CudaDevice, cores_of};
+use super::Gpu;
+use super::device::CudaDevice;
+use super::driver::Driver;
 use super::driver::checked::Checked;
 use super::driver::native::NativeDriver;
 use super::driver::recorder::Recorder;
 use super::driver::replay::Replay;
-use super::driver::{Driver, Gpu};
 use super::{CudaConfig, CudaError, pack};
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
@@ -85,10 +86,7 @@ impl Target {
             Under::Gpu(config) => {
                 let images = |gpu: &Gpu| pack::find(&config.kernels, gpu);
                 let driver = NativeDriver::open(config.ordinal, config.half, images)?;
-                let Gpu { name, capability, .. } = driver.gpu().clone();
-                let Some(cores) = cores_of(capability) else {
-                    return Err(CudaError::NoCubin { name, capability, have: pack::TARGETS.into() });
-                };
+                let cores = driver.gpu().target()?.cores;
                 (driver, cores, config.half)
             }
             Under::Recorded { cores, half, defect } => {

@@ -9,74 +9,19 @@ pub(super) mod defect;
 pub(super) mod native;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod recorder;
-mod remote_writes;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod replay;
 
+pub(crate) use super::arguments::Address;
 use super::arguments::model::Gemm;
+use super::gpu::Gpu;
 use crate::device::DeviceError;
 use baton_types::FenceStatus;
 pub(crate) use command::{Algorithm, Command, GraphId, Launch};
 pub(crate) use copies::Copies;
-pub use remote_writes::RemoteWrites;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// An address in device memory. The host must not follow it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Address(pub(crate) u64);
-
-impl Address {
-    /// So many bytes further.
-    pub(crate) const fn plus(self, bytes: usize) -> Self {
-        Self(self.0 + bytes as u64)
-    }
-}
-
-/// Compute capability, e.g. 9.0 of an H100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Capability {
-    /// Generation.
-    pub major: u32,
-    /// Within the generation.
-    pub minor: u32,
-}
-
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-/// A version of CUDA as its driver counts: 13000 is 13.0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CudaVersion(pub u32);
-
-impl fmt::Display for CudaVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
-    }
-}
-
-/// A GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
-    /// As the driver reports it.
-    pub name: String,
-    /// Number of the device in this process.
-    pub ordinal: u32,
-    /// What its cubins must be for.
-    pub capability: Capability,
-    /// Streaming multiprocessors.
-    pub processors: u32,
-    /// Bytes of device memory.
-    pub memory: u64,
-    /// What NICs may do with device memory.
-    pub remote_writes: RemoteWrites,
-    /// Newest CUDA whose cubins its driver loads.
-    pub cuda: CudaVersion,
-}
 
 /// What device memory is allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

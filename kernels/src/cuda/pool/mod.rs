@@ -3,7 +3,8 @@
 mod lane;
 mod work;
 
-use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, RemoteWrites, Stream, Use, end_of};
+use super::RemoteWrites;
+use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, Stream, Use, end_of};
 use crate::device::DeviceError;
 use baton_memory::{MemoryError, NoRoom, Pending, PoolMemory, Rows};
 use baton_types::MemoryKind;

@@ -1,7 +1,7 @@
 //! What the CUDA driver says of its GPUs, without a context on any of them.
 
 use crate::cuda::CudaError;
-use crate::cuda::driver::{Capability, CudaVersion, Gpu, RemoteWrites};
+use crate::cuda::{Capability, CudaVersion, Gpu, RemoteWrites};
 use cudarc::driver::{DriverError, result, sys};
 use std::ffi::CStr;
 use sys::CUdevice_attribute as Attribute;

@@ -1,16 +1,15 @@
 //! The CUDA driver, which is loaded when a device is opened and not before.
+#![allow(unsafe_code)] // Calls of the CUDA driver.
 
 pub(in crate::cuda) mod inventory;
 mod library;
 mod memory;
 mod module;
 
-use super::{
-    Address, Algorithm, Command, Driver, Event, Gpu, GraphId, InUse, Launch, Pinned, Purpose, RemoteWrites, Stream,
-};
-use crate::cuda::CudaError;
+use super::{Address, Algorithm, Command, Driver, Event, GraphId, InUse, Launch, Pinned, Purpose, Stream};
 use crate::cuda::arguments::model::Gemm;
 use crate::cuda::pack::Image;
+use crate::cuda::{CudaError, Gpu, RemoteWrites};
 use crate::device::DeviceError;
 use crate::numerics::Half;
 use baton_types::{FenceStatus, MemoryKind};

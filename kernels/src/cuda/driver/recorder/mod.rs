@@ -10,13 +10,10 @@ pub(super) mod memory;
 pub(super) mod twin;
 
 use super::defect::SeededDefect;
-use super::{
-    Address, Algorithm, Capability, Command, Driver, Event, Gpu, GraphId, InUse, Pinned, Purpose, RemoteWrites, Stream,
-};
-use crate::cuda::CudaError;
+use super::{Address, Algorithm, Command, Driver, Event, GraphId, InUse, Pinned, Purpose, Stream};
 use crate::cuda::arguments::model::Gemm;
-use crate::cuda::device::cores_of;
 use crate::cuda::pack::Image;
+use crate::cuda::{Capability, CudaError, Gpu, RemoteWrites};
 use crate::device::DeviceError;
 use crate::numerics::{Half, TensorCore};
 use baton_types::{FenceStatus, MemoryKind};
@@ -105,7 +102,7 @@ impl Recorder {
             processors: 4,
             memory: memory_max as u64,
             remote_writes: RemoteWrites::Flushed,
-            cuda: crate::cuda::pack::CUDA_MIN,
+            cuda: crate::cuda::gpu::CUDA_MIN,
         };
         Self::of(gpu, cores, half, algorithms)
     }
@@ -117,7 +114,7 @@ impl Recorder {
         images: impl FnOnce(&Gpu) -> Result<Vec<Image>, CudaError>,
     ) -> Result<Arc<Self>, CudaError> {
         images(&gpu)?;
-        let cores = cores_of(gpu.capability).unwrap_or(TensorCore::Tc16F25);
+        let cores = gpu.target().map_or(TensorCore::Tc16F25, |target| target.cores);
         Ok(Self::of(gpu, cores, half, &[library::EXACT]))
     }
 
