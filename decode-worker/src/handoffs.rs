@@ -225,22 +225,13 @@ impl SinkHandler for Handoffs {
         }
     }
 
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
-        self.take_in(handoff).map_err(|(stream, message)| {
-            tell_of_refusal(stream, &message);
-            message
-        })
-    }
-
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
-        let Err((stream, message)) = self.take_in(handoff) else {
-            reply.answer(Ok(()));
-            return None;
-        };
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        let Err((stream, message)) = self.take_in(handoff) else { return reply.answer(Ok(())) };
         // The source receives the reason first: the end of the stream cancels the rest of the handoff.
         reply.answer(Err(message.clone()));
-        tell_of_refusal(stream, &message);
-        None
+        if let Some(stream) = stream {
+            stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
+        }
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
@@ -256,12 +247,6 @@ impl SinkHandler for Handoffs {
         if let Some(claim) = self.grants.lock().take(&offer.request_id) {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
         }
-    }
-}
-
-fn tell_of_refusal(stream: Option<Box<ClaimStream>>, message: &str) {
-    if let Some(stream) = stream {
-        stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
     }
 }
 

@@ -2,9 +2,9 @@
 //! benchmarks.
 
 use crate::{
-    BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutHandle, PutReport, PutRequest,
-    QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError, TransportChoice,
-    VerifiedHandoff,
+    AdoptReply, BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutHandle, PutReport,
+    PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError,
+    TransportChoice, VerifiedHandoff,
 };
 use baton_memory::{HostPool, PoolError};
 use baton_types::fence::AlreadyDone;
@@ -174,8 +174,9 @@ impl SinkHandler for Sink {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.grant(Box::new(Hold(scattered(&self.0))));
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, reason: HandoffFailure) {
         tracing::warn!(%reason, "a trial's handoff failed");

@@ -190,9 +190,9 @@ impl SinkHandler for Worker {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.grant(Box::new(Blocks(blocks())));
     }
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
         *self.0.lock().unwrap() = handoff.tokens;
-        Ok(())
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, _: PinQuestion, reply: PinReply) {

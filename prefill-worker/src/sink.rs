@@ -3,7 +3,8 @@
 
 use baton_engine::EngineHandle;
 use baton_kv_transfer::{
-    GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
+    AdoptReply, GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler,
+    VerifiedHandoff,
 };
 use baton_node::membership::Members;
 use baton_worker::prefix_get;
@@ -22,8 +23,9 @@ impl SinkHandler for NoSink {
         reply.refuse(RefuseReason::UnknownRequest, "this is a prefill worker: it takes no sequences in");
     }
 
-    fn verified(&self, _handoff: VerifiedHandoff) -> Result<(), String> {
-        Err("this is a prefill worker: it takes no sequences in".into())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Err("this is a prefill worker: it takes no sequences in".into()));
     }
 
     fn failed(&self, _offer: &ReserveOffer, _reason: HandoffFailure) {}

@@ -184,8 +184,9 @@ impl SinkHandler for Worker {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.grant(Blocks::held(&self.0));
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, _: PinQuestion, reply: PinReply) {

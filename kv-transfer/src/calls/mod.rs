@@ -76,11 +76,7 @@ impl Call {
                 handler.pin(question, reply);
             }
             Question::Adopt(handoff) => {
-                let later = inbox.clone();
-                let reply = AdoptReply::new(move |answer| later.input(key, Input::Adopted(answer)));
-                if let Some(answer) = handler.arrived(*handoff, reply) {
-                    inbox.input(key, Input::Adopted(answer));
-                }
+                handler.verified(*handoff, AdoptReply::new(move |answer| inbox.input(key, Input::Adopted(answer))));
             }
             Question::Failed(offer, failure) => handler.failed(&offer, failure),
         }

@@ -19,15 +19,11 @@ pub trait SinkHandler: Send + Sync {
     /// A source requests blocks. The reply may be kept and answered later, until the deadline; dropping it refuses. Not called for an offer of
     /// one leg that has ended before: then [`SinkHandler::failed`] alone follows.
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply);
-    /// All blocks are here and verified. `Ok` adopts them and acknowledges; `Err` gives a reason, which the source receives.
+    /// All blocks are here and verified. The reply may be kept and answered later: `Ok` adopts the blocks and acknowledges; `Err` gives a
+    /// reason, which the source receives.
     ///
-    /// On `Err` the implementation has dropped the hold: nothing writes to these blocks any more.
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String>;
-    /// As [`SinkHandler::verified`], for handlers that decide later: with `None` the answer comes through the reply.
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
-        reply.unneeded();
-        Some(self.verified(handoff))
-    }
+    /// The implementation drops the hold before it answers `Err`: nothing writes to these blocks any more.
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply);
     /// A handoff that was offered here ended without adoption. Its blocks are quarantined, or released as soon as no write is on its way into
     /// them. The offer says which handoff of the request it was.
     fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure);

@@ -108,7 +108,7 @@ impl fmt::Debug for PinReply {
     }
 }
 
-/// The late reply to one [`crate::SinkHandler::arrived`], from any thread. Dropping it means that the handoff is not adopted.
+/// The reply to one [`crate::SinkHandler::verified`], from any thread, now or later. Dropping it means that the handoff is not adopted.
 pub struct AdoptReply(Option<Tell<Result<(), String>>>);
 
 impl AdoptReply {
@@ -119,11 +119,6 @@ impl AdoptReply {
     /// Reports adoption, or the reason against it.
     pub fn answer(mut self, answer: Result<(), String>) {
         self.tell(answer);
-    }
-
-    /// Drops the reply unused: the handler answered at once.
-    pub(crate) fn unneeded(mut self) {
-        self.0 = None;
     }
 
     fn tell(&mut self, answer: Result<(), String>) {

@@ -66,20 +66,20 @@ fn leg_over(joints: &mut BTreeMap<JointKey, Joint>, key: &JointKey, shard: u16) 
     }
 }
 
-/// Sends the worker's answer for the whole to every leg, once.
+/// Sends the worker's answer for the whole to every leg.
 struct ToAllLegs {
     joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
     key: JointKey,
-    replies: Mutex<Vec<(u16, AdoptReply)>>,
+    replies: Vec<(u16, AdoptReply)>,
 }
 
 impl ToAllLegs {
-    fn tell(&self, answer: &Result<(), String>) {
+    fn tell(self, answer: &Result<(), String>) {
         // The worker decided this itself, so it is not notified of the failure.
         if let Some(joint) = self.joints.lock().get_mut(&self.key) {
             joint.failed |= answer.is_err();
         }
-        for (shard, reply) in std::mem::take(&mut *self.replies.lock()) {
+        for (shard, reply) in self.replies {
             reply.answer(answer.clone());
             if answer.is_ok() {
                 leg_over(&mut self.joints.lock(), &self.key, shard);
@@ -168,17 +168,13 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         }
     }
 
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
-        self.inner.verified(handoff)
-    }
-
     /// With the last leg the worker gets the blocks, and every leg receives its answer.
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
         let key = (handoff.request_id.clone(), handoff.source.clone());
         let mut joints = self.joints.lock();
         let Some(joint) = joints.get_mut(&key).filter(|joint| joint.offers.contains_key(&handoff.shard)) else {
             drop(joints);
-            return self.inner.arrived(handoff, reply);
+            return self.inner.verified(handoff, reply);
         };
         let refused = if *joint.tokens.get_or_insert_with(|| handoff.tokens.clone()) != handoff.tokens {
             Some("its legs commit different sequences")
@@ -187,12 +183,12 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
         };
         if let Some(why) = refused {
             drop(joints);
-            reply.unneeded();
-            return Some(Err(why.into()));
+            drop(handoff); // Its share is back before the source is notified.
+            return reply.answer(Err(why.into()));
         }
         joint.arrived.insert(handoff.shard, (handoff, reply));
         if joint.arrived.len() < usize::from(joint.legs_max) {
-            return None;
+            return;
         }
         let (legs, hold) = (std::mem::take(&mut joint.arrived), joint.shared.take().and_then(|shared| shared.take()));
         drop(joints);
@@ -202,19 +198,12 @@ impl<H: SinkHandler> SinkHandler for Joined<H> {
             replies.push((shard, reply));
             whole = Some(leg);
         }
-        let to_all = Arc::new(ToAllLegs { joints: self.joints.clone(), key, replies: Mutex::new(replies) });
-        let answer = match whole.zip(hold) {
-            Some((whole, hold)) => {
-                let later = to_all.clone();
-                let later = AdoptReply::new(move |answer| later.tell(&answer));
-                self.inner.arrived(VerifiedHandoff { hold, bytes, ..whole }, later)
-            }
-            None => Some(Err("a leg has let go".into())),
-        };
-        if let Some(answer) = answer {
-            to_all.tell(&answer);
+        let to_all = ToAllLegs { joints: self.joints.clone(), key, replies };
+        let reply = AdoptReply::new(move |answer| to_all.tell(&answer));
+        match whole.zip(hold) {
+            Some((whole, hold)) => self.inner.verified(VerifiedHandoff { hold, bytes, ..whole }, reply),
+            None => reply.answer(Err("a leg has let go".into())),
         }
-        None
     }
 
     /// A leg failed, so all others fail.

@@ -113,6 +113,13 @@ impl TestSink {
         }
     }
 
+    fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        self.adopt.lock().unwrap().clone()?;
+        let name = handoff.request_id.as_str().to_owned();
+        assert!(self.adopted.lock().unwrap().insert(name, handoff).is_none(), "adopted twice");
+        Ok(())
+    }
+
     pub fn waiting(&self) -> usize {
         self.waiting.lock().unwrap().len()
     }
@@ -136,11 +143,13 @@ impl SinkHandler for TestSink {
             Room::Panic => panic!("as the test asks"),
         }
     }
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
-        self.adopt.lock().unwrap().clone()?;
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        let Some(joint) = &self.joint else { return reply.answer(self.take_in(handoff)) };
         let name = handoff.request_id.as_str().to_owned();
-        assert!(self.adopted.lock().unwrap().insert(name, handoff).is_none(), "adopted twice");
-        Ok(())
+        joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
+            assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
+            Ok(())
+        });
     }
     fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {
         let request_id = &offer.request_id;
@@ -150,18 +159,6 @@ impl SinkHandler for TestSink {
             let shards = joint.transfers.lock().unwrap();
             shards.iter().for_each(|transfer| transfer.cancel(request_id, "another shard failed"));
         }
-    }
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
-        let Some(joint) = &self.joint else {
-            reply.answer(self.verified(handoff));
-            return None;
-        };
-        let name = handoff.request_id.as_str().to_owned();
-        joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
-            assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
-            Ok(())
-        });
-        None
     }
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();

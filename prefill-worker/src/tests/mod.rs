@@ -8,7 +8,7 @@ use crate::sink::NoSink;
 use baton_engine::{EngineHandle, SequencePhase};
 use baton_kv_cache::{Fill, Reserve, SharedPool};
 use baton_kv_transfer::{
-    GrantReply, HandoffFailure, HoldPoint, KvTransfer, NoHooks, RefuseReason, ReserveOffer, SinkHandler,
+    AdoptReply, GrantReply, HandoffFailure, HoldPoint, KvTransfer, NoHooks, RefuseReason, ReserveOffer, SinkHandler,
     TransferConfig, TransferHooks, TransportChoice, VerifiedHandoff,
 };
 use baton_memory::{HostPool, PoolMemory};
@@ -115,8 +115,9 @@ impl SinkHandler for Granting {
         }
     }
 
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
 
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}

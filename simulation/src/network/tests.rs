@@ -4,7 +4,7 @@ use super::*;
 use crate::executor::ms;
 use crate::worker::transfer::{Site, Tempo, start};
 use baton_kv_transfer::{
-    BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutOutcome, PutRequest,
+    AdoptReply, BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutOutcome, PutRequest,
     QuarantinedBlocks, ReserveOffer, SinkHandler, TransferConfig, TransportChoice, VerifiedHandoff,
 };
 use baton_memory::HostPool;
@@ -73,9 +73,10 @@ impl SinkHandler for Sink {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.grant(Box::new(Held(self.0.clone(), blocks(SINK_BLOCKS), self.1.clone())));
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
         self.0.lock().push("adopted");
-        Ok(())
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {
         self.0.lock().push("failed");

@@ -90,14 +90,9 @@ impl SinkHandler for Watched {
         self.handler.reserve(offer, reply);
     }
 
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
         self.check(&handoff);
-        self.handler.verified(handoff)
-    }
-
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
-        self.check(&handoff);
-        self.handler.arrived(handoff, reply)
+        self.handler.verified(handoff, reply);
     }
 
     fn failed(&self, offer: &ReserveOffer, reason: HandoffFailure) {

@@ -7,8 +7,9 @@ use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{
-    CommitPayload, GrantReply, HandoffFailure, Hazard, KvTransfer, NoHooks, Peer, PinQuestion, PinReply, PutHandle,
-    PutRequest, RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
+    AdoptReply, CommitPayload, GrantReply, HandoffFailure, Hazard, KvTransfer, NoHooks, Peer, PinQuestion, PinReply,
+    PutHandle, PutRequest, RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks,
+    VerifiedHandoff,
 };
 use baton_node::membership::Members;
 use baton_types::{BlockTables, Fence, Incarnation, InstanceId, Party, RequestId, TokenId};
@@ -147,6 +148,20 @@ impl Adopter {
         }
     }
 
+    fn adopt(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        let mut request = self.claims.lock().remove(&handoff.request_id).ok_or("no such request")?;
+        if handoff.kv_tokens as usize != request.tokens.len() || !handoff.tokens.starts_with(&request.tokens) {
+            return Err("these are not its tokens".into());
+        }
+        request.tokens = handoff.tokens;
+        let lease = LeaseHold::into_lease(handoff.hold).ok_or("these blocks were granted by another")?;
+        let events = Events { place: Place::D, index: index_of(&request.id), sender: self.events.clone() };
+        let control = self.engine.submit(request, Run::Adopted { lease, turn: None }, Box::new(events));
+        control.map_err(|e| e.to_string())?.detach();
+        self.in_flight.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Whether the next offer finds no room, and the KV of all granted offers has arrived.
     pub(super) fn is_full(&self) -> bool {
         let waiting = self.waiting.lock();
@@ -160,18 +175,8 @@ impl SinkHandler for Adopter {
         self.grant_waiting();
     }
 
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
-        let mut request = self.claims.lock().remove(&handoff.request_id).ok_or("no such request")?;
-        if handoff.kv_tokens as usize != request.tokens.len() || !handoff.tokens.starts_with(&request.tokens) {
-            return Err("these are not its tokens".into());
-        }
-        request.tokens = handoff.tokens;
-        let lease = LeaseHold::into_lease(handoff.hold).ok_or("these blocks were granted by another")?;
-        let events = Events { place: Place::D, index: index_of(&request.id), sender: self.events.clone() };
-        let control = self.engine.submit(request, Run::Adopted { lease, turn: None }, Box::new(events));
-        control.map_err(|e| e.to_string())?.detach();
-        self.in_flight.fetch_sub(1, Ordering::SeqCst);
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        reply.answer(self.adopt(handoff));
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
@@ -194,8 +199,8 @@ impl SinkHandler for NoSink {
         reply.refuse(RefuseReason::UnknownRequest, "P takes nothing in");
     }
 
-    fn verified(&self, _handoff: VerifiedHandoff) -> Result<(), String> {
-        Err("P takes nothing in".into())
+    fn verified(&self, _handoff: VerifiedHandoff, reply: AdoptReply) {
+        reply.answer(Err("P takes nothing in".into()));
     }
 
     fn failed(&self, _offer: &ReserveOffer, _reason: HandoffFailure) {}

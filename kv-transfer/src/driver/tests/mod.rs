@@ -8,8 +8,8 @@ use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
 use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
 use crate::{
-    BlockHold, GrantReply, Peer, PutOutcome, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler, TransferAddress,
-    TransportChoice, VerifiedHandoff,
+    AdoptReply, BlockHold, GrantReply, Peer, PutOutcome, PutRequest, QuarantinedBlocks, ReserveOffer, SinkHandler,
+    TransferAddress, TransportChoice, VerifiedHandoff,
 };
 use baton_memory::HostPool;
 use baton_types::fence::AlreadyDone;
@@ -83,8 +83,9 @@ impl SinkHandler for Granting {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.grant(Box::new(Held(self.0.clone(), blocks())));
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
@@ -426,8 +427,9 @@ impl SinkHandler for HavingMost {
         let blocks = BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0), BlockId(1), BlockId(2)]]));
         reply.grant(Box::new(HeldPart(Held(self.0.clone(), blocks), 32)));
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }

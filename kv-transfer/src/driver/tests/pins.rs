@@ -10,8 +10,9 @@ impl SinkHandler for Pinning {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
         reply.refuse(RefuseReason::NoRoom, "");
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, _: PinQuestion, reply: PinReply) {

@@ -24,8 +24,9 @@ impl SinkHandler for Unasked {
     fn reserve(&self, offer: ReserveOffer, _: GrantReply) {
         panic!("{} has ended", offer.request_id);
     }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        drop(handoff);
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
     fn pin(&self, question: PinQuestion, _: PinReply) {

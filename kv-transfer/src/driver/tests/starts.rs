@@ -43,9 +43,9 @@ impl SinkHandler for Claiming {
         }
         reply.grant(Box::new(Held(Notes::default(), blocks())));
     }
-    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+    fn verified(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
         *self.adopted.lock() = Some(handoff.tokens);
-        Ok(())
+        reply.answer(Ok(()));
     }
     fn failed(&self, _: &ReserveOffer, _: HandoffFailure) {}
 }
