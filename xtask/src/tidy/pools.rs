@@ -10,7 +10,7 @@ const NAMES: &[(&str, &[&str])] = &[
     // The type: direct copies and bounded buffers, and the sockets that use both.
     ("HostPool", &["kv-transfer/src/transport/pool.rs", TCP, TRIAL, BENCH]),
     // The transport's question whether its pool is one: UCX's wake-ups, and messages that are sent and stored.
-    (".host()", &[TCP, "kv-transfer/src/transport/ucx/connect.rs", "kv-transfer/src/transport/ucx/writing.rs"]),
+    (".host()", &[TCP, "kv-transfer/src/transport/ucx/connect.rs", "kv-transfer/src/transport/ucx/writing/mod.rs"]),
     // Runs of bytes that sockets send from where they are. A worker gives its free heap back.
     ("memory::host::", &["kv-transfer/src/transport/pool.rs", TCP, BRING_UP]),
     // Whether a device that is given computes in this host's memory, which is then compared with the configured size. How UCX moves KV,
@@ -58,8 +58,8 @@ mod tests {
             assert_eq!(["kv-transfer/src/verify/work.rs", "worker/src/a.rs"].map(|path| found(path, text)), [1, 1]);
         }
         // Each place may name what it needs and nothing else.
-        assert_eq!(found("kv-transfer/src/transport/ucx/writing.rs", "self.pool.host()"), 0);
-        assert_eq!(found("kv-transfer/src/transport/ucx/writing.rs", named), 1);
+        assert_eq!(found("kv-transfer/src/transport/ucx/writing/mod.rs", "self.pool.host()"), 0);
+        assert_eq!(found("kv-transfer/src/transport/ucx/writing/mod.rs", named), 1);
         assert_eq!(found("worker/src/bring_up.rs", "use baton_memory::host::return_free_heap;"), 0);
         assert_eq!(found("worker/src/bring_up.rs", "pool.host()"), 1);
         assert_eq!(found("worker/src/a.rs", "// no HostPool\n#[cfg(test)]\nmod tests { HostPool::new(1) }"), 0);

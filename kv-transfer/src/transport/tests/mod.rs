@@ -10,17 +10,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // The crate's integration tests include it too.
-#[path = "../../tests/common/authority.rs"]
+#[path = "../../../tests/common/authority.rs"]
 mod authority;
-#[path = "handshake_tests.rs"]
 mod handshakes;
-#[path = "proving_tests.rs"]
 mod proving;
-#[path = "records_tests.rs"]
 mod records;
-#[path = "storing_tests.rs"]
 mod storing;
-#[path = "unread_tests.rs"]
 mod unread;
 
 const PATIENCE: Duration = Duration::from_secs(20);

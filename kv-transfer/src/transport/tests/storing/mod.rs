@@ -7,7 +7,6 @@ use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-#[path = "sending_tests.rs"]
 mod sending;
 
 const TICKET: TicketId = TicketId(5);

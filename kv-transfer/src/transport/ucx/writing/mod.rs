@@ -451,7 +451,6 @@ impl Ucx {
 }
 
 #[cfg(test)]
-#[path = "flush_tests.rs"]
 pub(super) mod flush_tests;
 
 #[cfg(test)]
