@@ -1,11 +1,11 @@
 //! Which rows of a pool a checksum covers, and the sums of a layer.
 //!
 //! One sum covers 16 tokens of one plane of one layer, over the valid bytes only ([`baton_memory::checksum`]). The memory computes it, where
-//! it is. On a device that is full, its operations take turns with those of the transport ([`crate::device`]).
+//! it is. On a device that is full, its operations take turns with those of the transport ([`crate::pool_turns`]).
 
 use crate::HandoffFailure;
-use crate::device::{OPERATION_MAX, PLACE_MAX, Turns, User};
 use crate::heads::Heads;
+use crate::pool_turns::{OPERATION_MAX, PLACE_MAX, Turns, User};
 pub(crate) use baton_memory::checksum::ALGORITHM;
 use baton_memory::{MemoryError, Pending, PoolMemory, Rows};
 use baton_types::{BlockTable, KvLayout, KvPoolMap, RequestId};

@@ -41,7 +41,6 @@ mod checksum;
 mod config;
 mod coverage;
 pub mod credentials;
-mod device;
 mod driver;
 mod error;
 mod get;
@@ -56,6 +55,7 @@ pub mod inventory;
 mod message;
 #[allow(missing_docs)] // Public through `simulation` alone.
 mod plan;
+mod pool_turns;
 mod put;
 mod role;
 mod service;

@@ -1,11 +1,11 @@
 //! The service: a driver on its own thread, and the handle of its callers.
 
 use crate::calls::CallThread;
-use crate::device::Device;
 use crate::driver::{Driver, Ports};
 use crate::handler::SinkHandler;
 use crate::inbox::{Command, Inbox};
 use crate::plan::{check_begin, check_blocks, check_from, got_from};
+use crate::pool_turns::SharedPoolMemory;
 use crate::transport;
 use crate::verify::VerifierThread;
 use crate::{
@@ -211,11 +211,11 @@ fn ports(
     memory: Arc<dyn PoolMemory>,
     handler: Arc<dyn SinkHandler>,
 ) -> Result<(Ports, ThreadId), TransferError> {
-    let device = Device::new(memory);
-    let (transport, wake) = transport::start(config, device.clone())?;
+    let pool = SharedPoolMemory::new(memory);
+    let (transport, wake) = transport::start(config, pool.clone())?;
     let failed =
         |e: std::io::Error| TransferError::Transport { transport: name(&config.transport), detail: e.to_string() };
-    let verifier = Box::new(VerifierThread::start(device, config.map.clone()).map_err(failed)?);
+    let verifier = Box::new(VerifierThread::start(pool, config.map.clone()).map_err(failed)?);
     let (calls, thread) = CallThread::start(handler).map_err(failed)?;
     Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
 }

@@ -20,9 +20,9 @@ pub(crate) mod tcp;
 pub(crate) mod ucx;
 mod windows;
 
-use crate::device::Device;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::pool_turns::SharedPoolMemory;
 use crate::window::Window;
 use crate::{TransferAddress, TransferConfig, TransferError, TransportChoice};
 use baton_memory::MemoryError;
@@ -137,17 +137,20 @@ pub trait Transport {
 }
 
 /// Starts the configured transport; called on the progress thread, which then owns it.
-pub(crate) fn start(config: &TransferConfig, device: Arc<Device>) -> Result<(Box<dyn Transport>, Wake), TransferError> {
+pub(crate) fn start(
+    config: &TransferConfig,
+    shared: Arc<SharedPoolMemory>,
+) -> Result<(Box<dyn Transport>, Wake), TransferError> {
     match &config.transport {
         TransportChoice::Tcp { bind, port } => {
             let (transport, wake) =
-                tcp::Tcp::start(tcp::Listen { bind: *bind, port: *port, has_lanes: false }, config, device)?;
+                tcp::Tcp::start(tcp::Listen { bind: *bind, port: *port, has_lanes: false }, config, shared)?;
             Ok((Box::new(transport), wake))
         }
         TransportChoice::Ucx { lanes, bind, port, devices, writes } => {
             let listen = tcp::Listen { bind: *bind, port: *port, has_lanes: true };
             let start = ucx::Start { lanes, listen, devices: devices.as_deref(), writes: *writes };
-            let (transport, wake) = ucx::Ucx::start(start, config, device)?;
+            let (transport, wake) = ucx::Ucx::start(start, config, shared)?;
             Ok((Box::new(transport), wake))
         }
     }

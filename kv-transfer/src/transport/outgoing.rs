@@ -1,7 +1,7 @@
 //! Bytes that one connection sends out of memory that is not the host's: read into buffers first, within fixed bounds.
 
 use super::pool::{Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
-use crate::device::{OPERATION_MAX, PLACE_MAX};
+use crate::pool_turns::{OPERATION_MAX, PLACE_MAX};
 use baton_memory::{Pending, Rows};
 use std::time::Instant;
 
@@ -125,7 +125,7 @@ pub(super) enum Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Device;
+    use crate::pool_turns::SharedPoolMemory;
     use crate::transport::pool::STAGE_BYTES;
     use crate::transport::pool::tests::{remote, soon};
     use baton_memory::{RemoteConfig, RemotePool};
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_read_waits_for_room_in_the_device() {
         let memory = RemotePool::new(1 << 20, RemoteConfig { operations_max: 1, ..RemoteConfig::default() }).unwrap();
-        let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
+        let pool = Pool::new(SharedPoolMemory::new(memory.clone()), Waker::noop().clone());
         let (mut outgoing, mut put, now) = (Outgoing::default(), Staged::new(0, 8), Instant::now());
         memory.hold();
         let mut other = pool.start_read(Rows::run(0, 8), Vec::new()).unwrap();

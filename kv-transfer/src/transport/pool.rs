@@ -1,7 +1,7 @@
 //! The pool's memory as transports see it. Bytes of host memory are copied directly. Bytes of any other memory pass through buffers that
 //! asynchronous reads fill ([`super::outgoing`]) and asynchronous writes empty ([`super::incoming`]), within fixed bounds.
 
-use crate::device::{Device, User};
+use crate::pool_turns::{SharedPoolMemory, User};
 use baton_memory::host::Part;
 use baton_memory::{HostPool, MemoryError, NoRoom, Pending, Rows};
 use std::io::{IoSlice, Write};
@@ -20,7 +20,7 @@ pub(super) const STAGED_OPERATIONS_MAX: usize = 256;
 /// The memory, and the waker of the thread that runs the transport.
 #[derive(Clone)]
 pub(crate) struct Pool {
-    device: Arc<Device>,
+    shared: Arc<SharedPoolMemory>,
     host: Option<Arc<HostPool>>,
     waker: Waker,
     /// A guard that a test leaves out: writes count as stored once they have begun.
@@ -28,9 +28,9 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(device: Arc<Device>, waker: Waker) -> Self {
-        let host = HostPool::of(&device.memory);
-        Self { device, host, waker, counts_unstored: false }
+    pub(super) fn new(shared: Arc<SharedPoolMemory>, waker: Waker) -> Self {
+        let host = HostPool::of(&shared.memory);
+        Self { shared, host, waker, counts_unstored: false }
     }
 
     /// The memory, if it is the host's.
@@ -39,11 +39,11 @@ impl Pool {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.device.memory.bytes()
+        self.shared.memory.bytes()
     }
 
     pub(super) fn show_remote_writes(&self) -> Result<(), MemoryError> {
-        self.device.memory.show_remote_writes()
+        self.shared.memory.show_remote_writes()
     }
 
     /// Whether `range` lies within the pool.
@@ -58,16 +58,16 @@ impl Pool {
 
     /// Begins to read rows into a buffer. Gives it back if there is no place in the device now.
     pub(super) fn start_read(&self, from: Rows, into: Vec<u8>) -> Result<Pending<Vec<u8>>, Vec<u8>> {
-        self.start(into, |into| self.device.memory.try_read(from, into))
+        self.start(into, |into| self.shared.memory.try_read(from, into))
     }
 
     /// Begins to write rows. Gives the buffer back if there is no place in the device now.
     pub(super) fn start_write(&self, to: Rows, data: Vec<u8>) -> Result<Pending<Vec<u8>>, Vec<u8>> {
-        self.start(data, |data| self.device.memory.try_write(to, data))
+        self.start(data, |data| self.shared.memory.try_write(to, data))
     }
 
     fn start<B, T>(&self, buffer: B, start: impl FnOnce(B) -> Result<Pending<T>, NoRoom<B>>) -> Result<Pending<T>, B> {
-        self.device.turns.begin(User::Transport, Some(&self.waker), buffer, start)
+        self.shared.turns.begin(User::Transport, Some(&self.waker), buffer, start)
     }
 
     /// Sends parts, in order, to a stream socket that does not block. Only host memory has parts of its own.
@@ -105,12 +105,12 @@ pub(super) mod tests {
 
     /// A pool of host memory, for transports without a thread.
     pub(in crate::transport) fn host(memory: &Arc<HostPool>) -> Pool {
-        Pool::new(Device::new(memory.clone()), Waker::noop().clone())
+        Pool::new(SharedPoolMemory::new(memory.clone()), Waker::noop().clone())
     }
 
     pub(in crate::transport) fn remote() -> (Arc<RemotePool>, Pool) {
         let memory = RemotePool::new(1 << 20, RemoteConfig::default()).unwrap();
-        (memory.clone(), Pool::new(Device::new(memory), Waker::noop().clone()))
+        (memory.clone(), Pool::new(SharedPoolMemory::new(memory), Waker::noop().clone()))
     }
 
     pub(in crate::transport) fn soon(mut done: impl FnMut() -> bool) {

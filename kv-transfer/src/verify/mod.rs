@@ -6,8 +6,8 @@ pub(crate) mod work;
 pub(crate) use thread::VerifierThread;
 
 use crate::checksum::Summer;
-use crate::device::Turns;
 use crate::inbox::Inbox;
+use crate::pool_turns::Turns;
 use crate::role::{HandoffKey, Input};
 use baton_memory::PoolMemory;
 use baton_types::KvPoolMap;

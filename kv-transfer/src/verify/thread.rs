@@ -1,7 +1,7 @@
 //! The verifier of a service: one thread.
 
 use super::{Job, Verifier};
-use crate::device::Device;
+use crate::pool_turns::SharedPoolMemory;
 use baton_types::KvPoolMap;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
@@ -81,7 +81,7 @@ pub(crate) struct VerifierThread {
 }
 
 impl VerifierThread {
-    pub(crate) fn start(device: Arc<Device>, map: KvPoolMap) -> std::io::Result<Self> {
+    pub(crate) fn start(pool: Arc<SharedPoolMemory>, map: KvPoolMap) -> std::io::Result<Self> {
         let queue = Arc::<Queue>::default();
         let (ends, ended) = bounded(0);
         let jobs = queue.clone();
@@ -90,7 +90,7 @@ impl VerifierThread {
             while let Some(job) = jobs.next() {
                 let inbox = job.inbox.clone();
                 // The panic hook has reported the panic; the progress thread fails what waits for a sum.
-                if catch_unwind(AssertUnwindSafe(|| job.run_in_turn(&*device.memory, &device.turns, &map))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| job.run_in_turn(&*pool.memory, &pool.turns, &map))).is_err() {
                     jobs.close();
                     jobs.clear();
                     return inbox.fail();
@@ -139,7 +139,7 @@ mod tests {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let memory = RemotePool::new(map.bytes(), RemoteConfig::default()).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(Device::new(memory.clone()), map.clone()).unwrap();
+        let mut verifier = VerifierThread::start(SharedPoolMemory::new(memory.clone()), map.clone()).unwrap();
         let heads =
             crate::heads::Cut::new(map.layout(), crate::HeadShard::WHOLE, crate::HeadShard::WHOLE).unwrap().source;
         let blocks = Arc::new(BlockTables::from_start(GroupBlocks(vec![vec![BlockId(0)]])));
@@ -173,7 +173,8 @@ mod tests {
     fn a_job_of_a_handoff_that_is_over_does_nothing() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(Device::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
+        let mut verifier =
+            VerifierThread::start(SharedPoolMemory::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
         // Would panic, as below.
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let work = Work::Check { tokens: 16, blocks: Arc::default(), heads: Arc::default(), runs, unseen: false };
@@ -215,7 +216,8 @@ mod tests {
     fn a_panic_is_told() {
         let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let mut verifier = VerifierThread::start(Device::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
+        let mut verifier =
+            VerifierThread::start(SharedPoolMemory::new(HostPool::new(map.bytes()).unwrap()), map).unwrap();
         let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }];
         let no_blocks = Arc::new(BlockTables::default());
         let mut submit = |alive: &Arc<()>| {

@@ -3,8 +3,8 @@
 use super::quarantine_bound::QuarantineLoad;
 use super::*;
 use crate::calls::Inline;
-use crate::device::Device;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
+use crate::pool_turns::SharedPoolMemory;
 use crate::transport::ConnId;
 use crate::verify::{Job, VerifierThread};
 use crate::{
@@ -131,7 +131,7 @@ impl Driver {
 
     fn noting_with(config: TransferConfig, region: Arc<HostPool>) -> (Self, Notes, Arc<Mutex<usize>>) {
         let (notes, limit) = (Notes::default(), Arc::default());
-        let verifier = VerifierThread::start(Device::new(region), config.map.clone()).unwrap();
+        let verifier = VerifierThread::start(SharedPoolMemory::new(region), config.map.clone()).unwrap();
         let ports = Ports {
             transport: Box::new(Noting {
                 notes: notes.clone(),

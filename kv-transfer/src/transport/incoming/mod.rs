@@ -1,7 +1,7 @@
 //! Writes of one peer on their way into memory that is not the host's, within fixed bounds, and what waits for those before it.
 
 use super::pool::{Pool, STAGED_BYTES_MAX, STAGED_OPERATIONS_MAX, keep};
-use crate::device::{OPERATION_MAX, PLACE_MAX};
+use crate::pool_turns::{OPERATION_MAX, PLACE_MAX};
 use baton_memory::{MemoryError, Pending, Rows};
 use baton_types::TicketId;
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! Writes of one peer, over a device that a test holds.
 
 use super::*;
-use crate::device::Device;
+use crate::pool_turns::SharedPoolMemory;
 use crate::transport::pool::STAGE_BYTES;
 use crate::transport::pool::tests::{remote, soon};
 use baton_memory::{NoRoom, PoolMemory, RemoteConfig, RemotePool};
@@ -142,7 +142,7 @@ fn writes_that_are_being_stored_are_bounded() {
 #[test]
 fn a_write_waits_for_room_in_the_device() {
     let memory = one_place();
-    let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
+    let pool = Pool::new(SharedPoolMemory::new(memory.clone()), Waker::noop().clone());
     let (mut other, mut incoming, now) = (Incoming::new(pool.clone()), Incoming::new(pool), Instant::now());
     memory.hold();
     other.store(0, vec![1; 64]);
@@ -206,7 +206,7 @@ impl PoolMemory for FreeTooLate {
 fn room_that_a_write_leaves_is_used_at_once() {
     let memory = one_place();
     memory.hold();
-    let pool = Pool::new(Device::new(Arc::new(FreeTooLate(memory.clone()))), Waker::noop().clone());
+    let pool = Pool::new(SharedPoolMemory::new(Arc::new(FreeTooLate(memory.clone()))), Waker::noop().clone());
     let mut incoming = Incoming::new(pool);
     (0..2).for_each(|at| incoming.store(64 * at, vec![1; 64]));
     assert_eq!((incoming.waiting, memory.running()), (1, 0));
@@ -219,7 +219,7 @@ fn room_that_a_write_leaves_is_used_at_once() {
 #[test]
 fn bytes_that_wait_for_room_are_copied_no_more() {
     let memory = one_place();
-    let pool = Pool::new(Device::new(memory.clone()), Waker::noop().clone());
+    let pool = Pool::new(SharedPoolMemory::new(memory.clone()), Waker::noop().clone());
     let (mut other, mut incoming) = (Incoming::new(pool.clone()), Incoming::new(pool));
     memory.hold();
     other.store(0, vec![1; 64]);
@@ -243,7 +243,7 @@ fn bytes_that_wait_for_room_are_copied_no_more() {
 #[test]
 fn the_wait_for_a_place_takes_nothing_from_the_time_to_run() {
     let memory = one_place();
-    let mut incoming = Incoming::new(Pool::new(Device::new(memory.clone()), Waker::noop().clone()));
+    let mut incoming = Incoming::new(Pool::new(SharedPoolMemory::new(memory.clone()), Waker::noop().clone()));
     let step = |incoming: &mut Incoming, now, running| {
         let ended = incoming.advance(now);
         assert_eq!((ended, memory.running()), (Ok(vec![]), running));

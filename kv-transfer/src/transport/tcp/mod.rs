@@ -18,10 +18,10 @@ use super::last_operations::LastOperations;
 use super::pool::Pool;
 use super::rotation::Rotation;
 use super::{ConnId, Event, Transport, Wake};
-use crate::device::Device;
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::pool_turns::SharedPoolMemory;
 use crate::window::Window;
 use crate::{Credentials, TransferAddress, TransferConfig, TransferError};
 use accepting::{AcceptFailure, Room, Unsettled, room};
@@ -101,7 +101,7 @@ impl Tcp {
     pub(super) fn start(
         listen: Listen,
         config: &TransferConfig,
-        device: Arc<Device>,
+        shared: Arc<SharedPoolMemory>,
     ) -> Result<(Self, Wake), TransferError> {
         let Listen { bind, port, has_lanes } = listen;
         if bind.is_unspecified() && config.advertise.is_none() {
@@ -118,7 +118,7 @@ impl Tcp {
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(|e| failed("poll", e))?;
         let waker = Waker::new(poll.registry(), WAKER).map_err(|e| failed("wake", e))?;
         let waker = Arc::new(PollWaker(waker));
-        let mut pool = Pool::new(device, waker.clone().into());
+        let mut pool = Pool::new(shared, waker.clone().into());
         pool.counts_unstored = hazard!(config, UnstoredWrites);
         let bound = listener.local_addr().map_err(|e| failed("bind", e))?;
         let address = SocketAddr::new(config.advertise.unwrap_or(bound.ip()), bound.port());

@@ -63,7 +63,7 @@ impl Side {
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
         (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
-        let (transport, _) = start(&config, Device::new(memory)).unwrap();
+        let (transport, _) = start(&config, SharedPoolMemory::new(memory)).unwrap();
         Self { transport, region, events: Vec::new() }
     }
 

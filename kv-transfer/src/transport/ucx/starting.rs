@@ -2,9 +2,9 @@
 
 use super::data_path::{DataPath, Opened};
 use super::{Ucx, lanes};
-use crate::device::Device;
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
+use crate::pool_turns::SharedPoolMemory;
 use crate::transport::Wake;
 use crate::transport::rotation::Rotation;
 use crate::transport::tcp::{Listen, Tcp};
@@ -33,14 +33,14 @@ impl Ucx {
     pub(crate) fn start(
         Start { lanes: chosen, listen, devices, writes }: Start<'_>,
         config: &TransferConfig,
-        device: Arc<Device>,
+        shared: Arc<SharedPoolMemory>,
     ) -> Result<(Self, Wake), TransferError> {
         let over_tcp = *chosen == UcxLanes::LoopbackTcp;
         if over_tcp && !listen.bind.is_loopback() {
             let why = "UCX over TCP stores whatever anybody writes: it is for tests, on loopback only";
             return Err(TransferError::Config(why.into()));
         }
-        let tls = chosen.tls_for(device.memory.kind());
+        let tls = chosen.tls_for(shared.memory.kind());
         let devices = if over_tcp { "lo" } else { devices.unwrap_or("all") };
         let failed = |what: &str, why: String| TransferError::Transport {
             transport: "ucx",
@@ -84,7 +84,7 @@ impl Ucx {
         if !unknown.is_empty() {
             return Err(TransferError::UnknownLanes { tls: tls.into(), unknown });
         }
-        let (mut path, memory) = register(&context, &device.memory).map_err(ucx("cannot register the pool"))?;
+        let (mut path, memory) = register(&context, &shared.memory).map_err(ucx("cannot register the pool"))?;
         if writes == UcxWrites::Read && memory.is_some() {
             path = DataPath::Gets;
         }
@@ -92,7 +92,7 @@ impl Ucx {
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
         }
-        let (channel, wake) = Tcp::start(listen, config, device)?;
+        let (channel, wake) = Tcp::start(listen, config, shared)?;
         let pool = channel.pool().clone();
         let events = channel.epoll().map_err(|e| failed("no wake-up", e.to_string()))?;
         // If the pool is not registered, peers get no key and send messages.

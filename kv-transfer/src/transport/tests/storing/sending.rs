@@ -1,7 +1,7 @@
 //! Sources whose pools are not host memory: what is read ahead of a peer that takes nothing, and what passes a slow read.
 
 use super::*;
-use crate::device::OPERATION_MAX;
+use crate::pool_turns::OPERATION_MAX;
 use crate::transport::pool::STAGED_BYTES_MAX;
 use std::sync::atomic::Ordering;
 

@@ -1,9 +1,9 @@
 //! A flush waits for exactly as many writes as were posted, and addresses and keys that are too short do not reach UCX.
 
 use super::{Connection, Ucx};
-use crate::device::Device;
 use crate::message::{MESSAGE_BYTES_MAX, RemoteRegion};
 use crate::plan::CopyRun;
+use crate::pool_turns::SharedPoolMemory;
 use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
 use crate::transport::{ConnId, Event, Transport};
@@ -39,7 +39,7 @@ impl Side {
         let listen = Listen { bind: LOOPBACK, port: 0, has_lanes: true };
         let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes };
         let region = HostPool::new(4096).unwrap();
-        let (ucx, _) = Ucx::start(start, &config, Device::new(region.clone())).unwrap();
+        let (ucx, _) = Ucx::start(start, &config, SharedPoolMemory::new(region.clone())).unwrap();
         Self { ucx, region, events: Vec::new() }
     }
 

@@ -1,6 +1,6 @@
-//! The pool's device, which two users share: the transport, with reads and writes, and the verifier, with checksums.
+//! The pool's memory, which two users share: the transport, with reads and writes, and the verifier, with checksums.
 //!
-//! Both begin operations while the device has room. Once it is full they take turns: whoever began the last operation begins no other while
+//! Both begin operations while the memory's device has room. Once it is full they take turns: whoever began the last operation begins no other while
 //! the other user waits. So neither waits until the other needs nothing. Connections take turns among themselves for what the transport
 //! gets (`transport/rotation.rs`).
 //!
@@ -21,12 +21,12 @@ pub(crate) const OPERATION_MAX: Duration = Duration::from_secs(30);
 const TURN_MAX: Duration = Duration::from_millis(100);
 
 /// The memory of the pool, with the turns of those who use it.
-pub(crate) struct Device {
+pub(crate) struct SharedPoolMemory {
     pub(crate) memory: Arc<dyn PoolMemory>,
     pub(crate) turns: Turns,
 }
 
-impl Device {
+impl SharedPoolMemory {
     pub(crate) fn new(memory: Arc<dyn PoolMemory>) -> Arc<Self> {
         Arc::new(Self { memory, turns: Turns::default() })
     }
