@@ -45,6 +45,7 @@ mod driver;
 mod error;
 mod get;
 mod greeting;
+mod handle;
 mod handler;
 mod hazards;
 mod heads;
@@ -78,7 +79,8 @@ pub use baton_types::Party;
 pub use config::{Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
 pub use credentials::Credentials;
 pub use error::{HandoffFailure, RefuseReason, TransferError};
-pub use get::{GetHandle, GetOutcome, GetReport, GetRequest};
+pub use get::{GetOutcome, GetReport, GetRequest};
+pub use handle::{GetHandle, Handle, PutHandle};
 pub use handler::{
     AdoptReply, BlockHold, GrantReply, PinQuestion, PinReply, QuarantinedBlocks, ReserveOffer, SinkHandler,
     SinkTimings, VerifiedHandoff,
@@ -87,7 +89,7 @@ pub use handler::{
 pub use hazards::{Hazard, Hazards};
 pub use heads::HeadShard;
 pub use hooks::{HoldPoint, NoHooks, TransferHooks};
-pub use put::{CommitPayload, PutHandle, PutOutcome, PutReport, PutRequest};
+pub use put::{CommitPayload, PutOutcome, PutReport, PutRequest};
 pub use service::KvTransfer;
 pub use stats::{PeerStats, TransferStats};
 pub use trial::{Moved, Trial, TrialError};

@@ -1,12 +1,10 @@
 //! Gets: a reader requests blocks from an owner. The owner pins them for a bounded time, and either writes them to the reader or lets the
 //! reader read them.
 
-mod handle;
 mod owner;
 mod reader;
 mod request;
 
-pub use handle::GetHandle;
 pub(crate) use owner::Owner;
 pub(crate) use reader::Reader;
 pub use request::{GetOutcome, GetReport, GetRequest};
