@@ -1,7 +1,7 @@
 //! How connections end: the channel closes, everything on the lanes is cancelled, then the worker is destroyed, which fences the peer.
 //! Where reads of this side outlast their endpoint, the worker lives until they have ended.
 
-use super::connection::Lanes;
+use super::connection::{Ending, Lanes};
 use super::{Purpose, Ucx};
 use crate::hazards::hazard;
 use crate::transport::{ConnId, Event, Transport as _};
@@ -18,7 +18,7 @@ const LAST_WORDS_WAIT: Duration = Duration::from_millis(100);
 impl Ucx {
     /// The lanes of a connection no longer work.
     pub(super) fn lanes_failed(&mut self, conn: ConnId, reason: &str, now: Instant) {
-        if let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) {
+        if let Some(connection) = self.connections.live_mut(conn) {
             connection.failed.get_or_insert_with(|| (reason.to_owned(), now + LAST_WORDS_WAIT));
         }
     }
@@ -26,10 +26,8 @@ impl Ucx {
     /// Ends a connection and cancels the operations on its lanes. Makes one attempt to send what is queued on its channel.
     pub(super) fn force_close(&mut self, conn: ConnId, reason: &str, now: Instant) {
         let pretends = hazard!(self, PretendedFences);
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
-        connection.closing.get_or_insert_with(|| reason.to_owned());
-        connection.forced = true;
-        connection.force_at = Some(now + CLOSE_WAIT);
+        let Some(connection) = self.connections.live_mut(conn) else { return };
+        connection.ending = Some(Ending { reason: reason.to_owned(), force_at: now + CLOSE_WAIT });
         // Messages that wait for the lanes to be connected, such as a refusal.
         for message in connection.waiting.take().unwrap_or_default().into_messages() {
             self.channel.send(conn, message);
@@ -66,7 +64,7 @@ impl Ucx {
     pub(super) fn forget(&mut self, conn: ConnId, events: &mut Vec<Event>) {
         if let Some(connection) = self.connections.get_mut(&conn).filter(|c| self.copies_run_on && c.reading > 0) {
             if !std::mem::replace(&mut connection.reads_on, true) {
-                let (reason, unproven) = (connection.closing.take().unwrap_or_default(), connection.unproven);
+                let (reason, unproven) = (connection.end_reason(), connection.unproven);
                 events.push(Event::Closed { conn, reason, fenced: false, draining: true, unproven });
             }
             return;
@@ -75,7 +73,7 @@ impl Ucx {
         if connection.outstanding > 0 {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
-        let reason = connection.closing.take().unwrap_or_default();
+        let reason = connection.end_reason();
         let (unproven, draining, was_reported) = (connection.unproven, connection.is_draining(), connection.reads_on);
         let fenced = match connection.lanes.take() {
             lanes @ Some(_) if hazard!(self, PretendedFences) => {

@@ -46,7 +46,7 @@ impl Ucx {
             return self.lane_message(conn, body, events);
         }
         let (nonce, address) = body.split_first_chunk::<NONCE_BYTES>().ok_or("a worker without an address")?;
-        let Some(connection) = self.connections.get(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        let Some(connection) = self.connections.live(conn) else { return Ok(()) };
         if connection.lanes.is_none() {
             let (lanes, attach) = self.new_lanes()?;
             self.channel.attach(conn, attach);

@@ -2,8 +2,11 @@
 
 use super::lane_events::LaneEvents;
 use super::writing::Writing;
+use crate::transport::ConnId;
 use crate::ucx::{Endpoint, Worker};
+use std::collections::BTreeMap;
 use std::io::Error;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -45,6 +48,13 @@ impl Waiting {
     }
 }
 
+/// The end of a connection: the operations on its lanes are being cancelled.
+pub(super) struct Ending {
+    pub(super) reason: String,
+    /// When it ends even if operations are left.
+    pub(super) force_at: Instant,
+}
+
 pub(super) struct Connection {
     /// `None` on the side that was connected to, until the peer has sent its lanes' address.
     pub(super) lanes: Option<Lanes>,
@@ -56,12 +66,8 @@ pub(super) struct Connection {
     pub(super) waiting: Option<Waiting>,
     /// The lanes have failed, for this reason; until this instant the channel may still deliver the peer's reason.
     pub(super) failed: Option<(String, Instant)>,
-    /// Why it is being closed.
-    pub(super) closing: Option<String>,
-    /// Shutdown of the lanes has begun.
-    pub(super) forced: bool,
-    /// When to force its end.
-    pub(super) force_at: Option<Instant>,
+    /// Its end, once that has begun.
+    pub(super) ending: Option<Ending>,
     /// The control channel has ended.
     pub(super) channel_is_gone: bool,
     /// It ended because one side did not accept the other.
@@ -78,13 +84,21 @@ impl Connection {
             reading: 0,
             waiting: Some(Waiting::default()),
             failed: None,
-            closing: None,
-            forced: false,
-            force_at: None,
+            ending: None,
             channel_is_gone: false,
             unproven: false,
             reads_on: false,
         }
+    }
+
+    /// Whether its end has not begun.
+    pub(super) fn is_live(&self) -> bool {
+        self.ending.is_none()
+    }
+
+    /// Why it ends.
+    pub(super) fn end_reason(&self) -> String {
+        self.ending.as_ref().map(|ending| ending.reason.clone()).unwrap_or_default()
     }
 
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
@@ -101,7 +115,7 @@ impl Connection {
 
     /// Whether there is room for more writes of the peer. A connection that ends stores none.
     pub(super) fn has_room(&self) -> bool {
-        self.forced || self.writing().is_none_or(|writing| writing.door.has_room())
+        !self.is_live() || self.writing().is_none_or(|writing| writing.door.has_room())
     }
 
     /// Lets the lanes end sleeps of the transport while there is room for what they bring.
@@ -121,7 +135,47 @@ impl Connection {
 
     /// Only what `forget` destroys is left.
     pub(super) fn has_ended(&mut self, now: Instant) -> bool {
-        let has_had_its_time = self.force_at.is_some_and(|at| now >= at);
-        self.forced && self.channel_is_gone && (has_had_its_time || (self.outstanding == 0 && !self.is_draining()))
+        let Some(Ending { force_at, .. }) = self.ending else { return false };
+        self.channel_is_gone && (now >= force_at || (self.outstanding == 0 && !self.is_draining()))
+    }
+}
+
+/// All connections of a transport.
+#[derive(Default)]
+pub(super) struct Connections(BTreeMap<ConnId, Connection>);
+
+impl Connections {
+    /// The connection, until its end begins.
+    pub(super) fn live(&self, conn: ConnId) -> Option<&Connection> {
+        self.0.get(&conn).filter(|connection| connection.is_live())
+    }
+
+    /// The same, to change it.
+    pub(super) fn live_mut(&mut self, conn: ConnId) -> Option<&mut Connection> {
+        self.0.get_mut(&conn).filter(|connection| connection.is_live())
+    }
+
+    /// How a connection writes, once it has lanes.
+    pub(super) fn writing(&self, conn: ConnId) -> Option<&Writing> {
+        self.0.get(&conn)?.writing()
+    }
+
+    /// The same, to change it.
+    pub(super) fn writing_mut(&mut self, conn: ConnId) -> Option<&mut Writing> {
+        self.0.get_mut(&conn)?.writing_mut()
+    }
+}
+
+impl Deref for Connections {
+    type Target = BTreeMap<ConnId, Connection>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Connections {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
 }

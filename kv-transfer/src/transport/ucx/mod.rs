@@ -37,9 +37,9 @@ use crate::window::Window;
 use crate::{TransferAddress, UcxWrites};
 use baton_memory::{Completer, MemoryError};
 use baton_types::TicketId;
-use connection::Connection;
+use connection::{Connection, Connections};
 use data_path::DataPath;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ pub(crate) struct Ucx {
     /// To be reported in the next turn.
     due: Vec<Event>,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set on which the transport sleeps.
-    connections: BTreeMap<ConnId, Connection>,
+    connections: Connections,
     rotation: Rotation,
     /// Connections without lanes for which the pool's device still works, and whether their peers were fenced.
     draining: Vec<(ConnId, bool, LastOperations)>,
@@ -122,7 +122,7 @@ impl Ucx {
 
     /// Handles an event of the control channel: its end is not yet the end of the lanes.
     fn channel_event(&mut self, event: Event, now: Instant, events: &mut Vec<Event>) {
-        let is_open = |conn: &ConnId| self.connections.get(conn).is_some_and(|c| !c.forced);
+        let is_open = |conn: &ConnId| self.connections.live(*conn).is_some();
         match event {
             Event::Closed { conn, reason, unproven, .. } => {
                 if let Some(connection) = self.connections.get_mut(&conn) {
@@ -137,7 +137,7 @@ impl Ucx {
             }
             Event::Message(ref conn, _) | Event::Flushed(ref conn, _) if !is_open(conn) => {}
             Event::Flushed(conn, id) => {
-                if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+                if let Some(writing) = self.connections.writing_mut(conn) {
                     writing.answered(id);
                     events.extend(writing.take_flushed().into_iter().map(|id| Event::Flushed(conn, id)));
                 }
@@ -161,7 +161,7 @@ impl Ucx {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.outstanding -= 1;
         connection.reading -= usize::from(purpose.reads());
-        let (open, was_reported) = (!connection.forced, connection.reads_on);
+        let (open, was_reported) = (connection.is_live(), connection.reads_on);
         match purpose {
             Purpose::Put { .. } | Purpose::Get(..) if was_reported => {}
             Purpose::Put { len, number } => {
@@ -224,7 +224,7 @@ impl Transport for Ucx {
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
+        let Some(connection) = self.connections.live_mut(conn) else { return };
         let Some(waiting) = &mut connection.waiting else { return self.channel.send(conn, message) };
         if !waiting.push(message) {
             self.force_close(conn, "too many messages wait until its lanes are connected", Instant::now());
@@ -240,7 +240,7 @@ impl Transport for Ucx {
     }
 
     fn one_sided_gets(&self, conn: ConnId) -> bool {
-        self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.gets)
+        self.connections.writing(conn).is_some_and(|w| w.gets)
     }
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
@@ -248,7 +248,7 @@ impl Transport for Ucx {
     }
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
-        if let Some(writing) = self.connections.get(&conn).and_then(Connection::writing) {
+        if let Some(writing) = self.connections.writing(conn) {
             writing.door.windows.borrow_mut().open(ticket, window);
         }
     }
@@ -265,7 +265,7 @@ impl Transport for Ucx {
     }
 
     fn is_open(&self, conn: ConnId) -> bool {
-        self.connections.get(&conn).is_some_and(|c| !c.forced && c.failed.is_none()) && self.channel.is_open(conn)
+        self.connections.live(conn).is_some_and(|c| c.failed.is_none()) && self.channel.is_open(conn)
     }
 
     fn close(&mut self, conn: ConnId, reason: &str) {

@@ -5,7 +5,6 @@
 //! each name against its windows, as it does a message that brings bytes, and tells how many have ended. All else is as with messages:
 //! tickets, flushes that count, windows that wait for what is on its way. No peer writes into the sink's pool at all.
 
-use super::connection::Connection;
 use super::data_path::DataPath;
 use super::{Purpose, Ucx};
 use crate::plan::CopyRun;
@@ -124,7 +123,7 @@ impl Pulls {
 impl Ucx {
     /// Tells the peer that this side reads what it would write, if that is so.
     pub(super) fn offer_reads(&mut self, conn: ConnId, only_reads: bool) {
-        let reads = self.connections.get(&conn).and_then(Connection::writing).is_some_and(|writing| writing.gets);
+        let reads = self.connections.writing(conn).is_some_and(|writing| writing.gets);
         if reads && (self.path == DataPath::Gets || only_reads) {
             self.channel.attach(conn, LaneMessage::Reads.encode());
         }
@@ -133,7 +132,7 @@ impl Ucx {
     /// The peer says something of its lanes, whose address is known.
     pub(super) fn lane_message(&mut self, conn: ConnId, body: &[u8], events: &mut Vec<Event>) -> Result<(), String> {
         let has_key = self.memory.is_some();
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        let Some(connection) = self.connections.live_mut(conn) else { return Ok(()) };
         let Some(writing) = connection.writing_mut() else { return Err("it has no lanes".into()) };
         match LaneMessage::decode(body).map_err(|error| error.to_string())? {
             LaneMessage::Reads if !has_key => Err("the peer reads a pool that it has no key of".into()),
@@ -159,7 +158,7 @@ impl Ucx {
         let Some(memory) = self.memory.clone() else { return Err("there is no pool to read into".into()) };
         let end = run.to.checked_add(run.len).filter(|end| *end <= memory.len());
         let end = end.ok_or("a write outside of the region")?;
-        let Some(writing) = self.connections.get(&conn).and_then(Connection::writing) else { return Ok(()) };
+        let Some(writing) = self.connections.writing(conn) else { return Ok(()) };
         let Some(from) = writing.remote_address(run.from, run.len) else {
             return Err("a read outside of its region".into());
         };
@@ -184,7 +183,7 @@ impl Ucx {
 
     /// Asks the peer for what there is room for, and tells it what has ended here.
     pub(super) fn tell_pulls(&mut self, conn: ConnId) {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
+        let Some(connection) = self.connections.live_mut(conn) else { return };
         let Some(writing) = connection.writing_mut() else { return };
         let mut messages = Vec::new();
         while let Some(message) = writing.pulls.next() {
@@ -240,7 +239,7 @@ mod tests {
     }
 
     fn writing(side: &Side, conn: ConnId) -> &Writing {
-        side.ucx.connections.get(&conn).and_then(Connection::writing).unwrap()
+        side.ucx.connections.writing(conn).unwrap()
     }
 
     fn count(side: &Side, of: fn(&Event) -> bool) -> usize {
@@ -366,7 +365,7 @@ mod tests {
     fn a_message_among_reads_closes_the_connection() {
         let (mut a, from, mut b, to) = connected();
         let put = |a: &mut Side| {
-            a.ucx.connections.get_mut(&from).and_then(Connection::writing_mut).unwrap().pulls.peer_reads = false;
+            a.ucx.connections.writing_mut(from).unwrap().pulls.peer_reads = false;
             a.ucx.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 64 });
         };
         put(&mut a);

@@ -1,5 +1,6 @@
 //! Starts UCX: its settings, the control channel, the registered memory.
 
+use super::connection::Connections;
 use super::data_path::{DataPath, Opened};
 use super::{Ucx, lanes};
 use crate::hazards::hazard;
@@ -11,7 +12,7 @@ use crate::transport::tcp::{Listen, Tcp};
 use crate::ucx::{Context, Domain, KeyHead, Memory, Status};
 use crate::{TransferConfig, TransferError, UcxLanes, UcxWrites};
 use baton_memory::PoolMemory;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -111,7 +112,7 @@ impl Ucx {
             writes,
             operations: HashMap::new(),
             due: Vec::new(),
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             rotation: Rotation::default(),
             draining: Vec::new(),
             unfenced: Vec::new(),

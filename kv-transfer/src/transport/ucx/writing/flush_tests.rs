@@ -1,6 +1,6 @@
 //! A flush waits for exactly as many writes as were posted, and addresses and keys that are too short do not reach UCX.
 
-use super::{Connection, Ucx};
+use super::Ucx;
 use crate::message::{MESSAGE_BYTES_MAX, RemoteRegion};
 use crate::plan::CopyRun;
 use crate::pool_turns::SharedPoolMemory;
@@ -53,7 +53,7 @@ impl Side {
 
     /// Pending flushes, with the number of writes that each waits for.
     fn waiting(&self, conn: ConnId) -> &[(u64, u64)] {
-        &self.ucx.connections.get(&conn).and_then(Connection::writing).unwrap().flushes
+        &self.ucx.connections.writing(conn).unwrap().flushes
     }
 
     pub(in super::super) fn has_flushed(&self) -> bool {

@@ -304,7 +304,7 @@ fn decode(nonce: &Nonce, header: &[u8]) -> Option<(TicketId, usize)> {
 impl Ucx {
     /// The peer sent the address of its region: from now on it can be written.
     pub(super) fn aim(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        let Some(connection) = self.connections.live_mut(conn) else { return Ok(()) };
         if region.address.checked_add(region.bytes).is_none() {
             return Err("it goes beyond the end of memory".into());
         }
@@ -336,14 +336,14 @@ impl Ucx {
 
     /// The writing state of a connection, while it is open.
     fn open_writing(&self, conn: ConnId) -> Option<&Writing> {
-        self.connections.get(&conn).filter(|c| !c.forced).and_then(Connection::writing)
+        self.connections.live(conn).and_then(Connection::writing)
     }
 
     pub(super) fn write(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         let Some(writing) = self.open_writing(conn).filter(|w| w.ready) else { return };
         let one_sided = writing.puts;
         if !one_sided && writing.pulls.peer_reads {
-            if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+            if let Some(writing) = self.connections.writing_mut(conn) {
                 let number = writing.number();
                 writing.pulls.push(number, Pull { ticket, run });
             }
@@ -353,7 +353,7 @@ impl Ucx {
         let piece_max = if one_sided { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
             let (from, to, len) = (run.from + at, run.to + at, piece_max.min(run.len - at));
-            let writing = self.connections.get_mut(&conn).and_then(Connection::writing_mut);
+            let writing = self.connections.writing_mut(conn);
             let number = writing.filter(|_| !one_sided).map(Writing::number);
             let token = self.begin(conn, Purpose::Put { len, number });
             let Some(lanes) = self.connections.get_mut(&conn).and_then(|c| c.lanes.as_mut()) else { return };
@@ -374,9 +374,7 @@ impl Ucx {
 
     /// Sends the writes whose bytes were read, and reads those of the next.
     pub(super) fn post_staged(&mut self, conn: ConnId, now: Instant) {
-        let Some(lanes) = self.connections.get_mut(&conn).filter(|c| !c.forced).and_then(|c| c.lanes.as_mut()) else {
-            return;
-        };
+        let Some(lanes) = self.connections.live_mut(conn).and_then(|c| c.lanes.as_mut()) else { return };
         let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
         if let Err(reason) = writing.advance(&self.pool, endpoint, now) {
             self.force_close(conn, &reason, now);
@@ -398,7 +396,7 @@ impl Ucx {
             Some((true, _)) => self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token)),
             Some((false, posted)) => {
                 self.channel.flush_lanes(conn, id, posted);
-                if let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) {
+                if let Some(writing) = self.connections.writing_mut(conn) {
                     writing.asked.push(AskedFlush { id, posted, answered: false });
                 }
             }
@@ -408,7 +406,7 @@ impl Ucx {
 
     /// The peer requests an answer once this many of its writes have come.
     pub(super) fn flush_asked(&mut self, conn: ConnId, id: u64, posted: u64) -> Result<(), String> {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        let Some(connection) = self.connections.live_mut(conn) else { return Ok(()) };
         match connection.writing_mut() {
             Some(writing) if writing.flushes.len() < FLUSHES_MAX => {
                 writing.flushes.push((id, posted));
@@ -421,7 +419,7 @@ impl Ucx {
     /// Checks which writes came in as messages, and answers flushes. Returns whether there is room for writes again.
     pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) -> bool {
         let Some(connection) = self.connections.get_mut(&conn) else { return false };
-        let forced = connection.forced;
+        let is_live = connection.is_live();
         let Some(writing) = connection.writing_mut() else { return false };
         events.extend((0..writing.door.refused.take()).map(|_| Event::PutRefused(conn)));
         if let Some(reason) = writing.door.broken.take() {
@@ -442,7 +440,7 @@ impl Ucx {
         }));
         let stored = writing.door.stored();
         // The peer of a connection that ends is told nothing more.
-        let is_done = |(_, posted): &mut (u64, u64)| *posted <= stored && !forced;
+        let is_done = |(_, posted): &mut (u64, u64)| *posted <= stored && is_live;
         let done: Vec<u64> = writing.flushes.extract_if(.., is_done).map(|(id, _)| id).collect();
         let has_room = writing.door.has_room();
         done.into_iter().for_each(|id| self.channel.flushed_lanes(conn, id));
