@@ -228,9 +228,11 @@ impl Check for ModelSettings {
 
 impl Check for EngineSettings {
     fn check(&self, at: &mut Checker) {
+        let any_size = !matches!(self.device, DeviceKind::Cuda(_));
         at.range("threads", self.threads.of(1), 1..=1024)
             .range("block_tokens", self.block_tokens, 16..=128)
             .require("block_tokens", self.block_tokens.is_multiple_of(16), "a multiple of 16")
+            .require("block_tokens", any_size || self.block_tokens.is_power_of_two(), "a power of two on GPUs")
             .range("kv_cache_bytes", self.kv_cache_bytes, ByteSize(1 << 16)..=ByteSize(1 << 44))
             .range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01..=0.99)
             .range("chunk_tokens_max", self.chunk_tokens_max, 1..=1 << 16)
@@ -286,6 +288,27 @@ mod tests {
         ];
         for (settings, expected) in cases {
             assert_eq!(problems(settings.clone()), expected, "{settings}");
+        }
+    }
+
+    /// Kernels of GPUs find a token's block by a shift.
+    #[test]
+    fn blocks_have_sizes_that_the_device_computes_with() {
+        let problems = |device: &str, block_tokens: u32| {
+            let settings = serde_json::json!({"device": device, "block_tokens": block_tokens});
+            let settings: EngineSettings = serde_json::from_value(settings).unwrap();
+            let mut checker = Checker::default();
+            settings.check(&mut checker);
+            checker.into_problems()
+        };
+        for block_tokens in [16, 32, 64, 128] {
+            assert_eq!([problems("cpu", block_tokens), problems("cuda:1", block_tokens)], [vec![], vec![]]);
+        }
+        for block_tokens in [48, 80, 96, 112] {
+            assert_eq!(problems("cpu", block_tokens), []);
+            assert!(
+                matches!(&problems("cuda:1", block_tokens)[..], [(key, why)] if key == "block_tokens" && why.contains("power of two"))
+            );
         }
     }
 

@@ -1,12 +1,18 @@
 //! Workers on GPUs: how they size their pool, and what they say where there is none.
 
+use baton_engine::{PrefixUse, Run, SequenceEvent, SequenceRequest, SequenceSink};
 use baton_kernels::cuda::{Capability, CudaError, CudaVersion, Gpu, RemoteWrites, open_recorded, recording};
 use baton_kernels::numerics::{Half, TensorCore};
-use baton_types::MemoryKind;
+use baton_kv_cache::PrefixHasher;
+use baton_memory::Rows;
+use baton_types::{Digest, MemoryKind, RequestId, SamplingParams, Share, TokenId};
 use baton_worker::WorkerError;
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::settings::{DeviceKind, EngineSettings, ModelSettings};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 fn model(hidden: usize) -> ModelSettings {
     let spec = format!("random:hidden={hidden},heads=4,kv_heads=2,head_dim=32,ffn=256,vocab=128,context=512,layers=2");
@@ -68,7 +74,9 @@ fn without_a_gpu_the_error_says_what_to_do() {
 
 /// Writes a file of kernels of the sources with this digest.
 fn write_kernels(folder: &Path, target: &str, digest: &str) {
-    let modules = r#"[{"name":"norm","offset":0,"bytes":8,"kernels":[]}]"#;
+    // Of the mark.
+    let blake3 = blake3::hash(b"BATONCU1").to_hex();
+    let modules = format!(r#"[{{"name":"norm","offset":0,"bytes":8,"blake3":"{blake3}","kernels":[]}}]"#);
     let manifest = format!(r#"{{"target":"{target}","compiler":"13.0","digest":"{digest}","modules":{modules}}}"#);
     let length = (manifest.len() as u32).to_le_bytes();
     let bytes = [b"BATONCU1", &length[..], manifest.as_bytes()].concat();
@@ -132,9 +140,86 @@ fn memory_of_a_gpu_is_told_by_its_use() {
     let device = loaded.device.clone();
     drop(loaded);
     // The engine ends with its last handle, at its own time.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(10);
     while device.memory().unwrap().pool > 0 {
-        assert!(std::time::Instant::now() < until, "the pool stays allocated: {:?}", device.memory());
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert!(Instant::now() < until, "the pool stays allocated: {:?}", device.memory());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The settings refuse it before anything is loaded; this is who computes with it.
+#[test]
+fn blocks_that_kernels_can_not_address_are_bound_by_no_program() {
+    let engine = EngineSettings { block_tokens: 48, running_max: 4, ..EngineSettings::default() };
+    let Err(error) = load(64 << 20, 64, &engine) else { panic!("blocks of 48 tokens are computed with") };
+    assert!(error.to_string().contains("blocks of 48 tokens: GPU kernels take powers of two"), "{error}");
+}
+
+struct Sink(Sender<SequenceEvent>);
+
+impl SequenceSink for Sink {
+    fn has_room(&self, _: usize) -> bool {
+        true
+    }
+
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        self.0.send(event).is_ok()
+    }
+}
+
+/// Starts a request for one prompt. The end of what it returns ends the request.
+fn submit(to: &Loaded, name: &str) -> (impl Drop + use<>, Receiver<SequenceEvent>) {
+    let tokens: Vec<TokenId> = (0..20).collect();
+    let request = SequenceRequest {
+        id: RequestId::try_new(name).unwrap(),
+        prompt_len: tokens.len(),
+        sampling: SamplingParams { max_tokens: 300, ignore_eos: true, ..SamplingParams::default() },
+        sample_index: 0,
+        deadline: Instant::now() + Duration::from_secs(300),
+        priority: 0,
+        share: Share::default(),
+        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
+        adapter: None,
+        tokens,
+    };
+    let (sender, events) = channel();
+    (to.engine.submit(request, Run::Full, Box::new(Sink(sender))).unwrap(), events)
+}
+
+/// Peers' copies may fill the queue of a pool. Sequences that fork a block must not wait behind them, and never fail for it.
+#[test]
+fn a_fork_needs_no_room_in_the_queue_of_the_pool() {
+    for _ in 0..3 {
+        let engine = EngineSettings { running_max: 4, ..EngineSettings::default() };
+        let loaded = load(64 << 20, 64, &engine).unwrap();
+        let (memory, stop, full) = (&loaded.memory, AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    if memory.try_read(Rows::run(0, 64), Vec::new()).is_err() {
+                        full.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+            while !full.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let running: Vec<_> = (0..4).map(|i| submit(&loaded, &format!("sample-{i}"))).collect();
+            let ended: Vec<SequenceEvent> = running
+                .iter()
+                .map(|(_, events)| {
+                    loop {
+                        match events.recv_timeout(Duration::from_secs(60)) {
+                            Ok(event @ (SequenceEvent::Token { .. } | SequenceEvent::Failed { .. })) => return event,
+                            Ok(_) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                })
+                .collect();
+            stop.store(true, Ordering::Relaxed);
+            assert!(ended.iter().all(|event| matches!(event, SequenceEvent::Token { .. })), "{ended:?}");
+        });
+        assert!(!loaded.engine.heartbeat().failed);
     }
 }

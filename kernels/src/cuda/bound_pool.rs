@@ -1,7 +1,8 @@
 //! The pool that a program's steps compute on: where each layer's KV is, and the block tables.
 
 use super::arguments::model::KvPlanes;
-use super::arguments::{In, Out};
+use super::arguments::pool::RowsCopy;
+use super::arguments::{Argument, In, Out};
 use super::buffers::WORD;
 use super::driver::{Buffer, Driver};
 use super::pool::CudaPool;
@@ -21,6 +22,8 @@ pub(super) struct BoundPool {
     pub(super) table: Buffer,
     /// Their changes in one step: index and value of each.
     pub(super) changes: Buffer,
+    /// What describes the copy of a block in all layers of a group.
+    pub(super) copies: Buffer,
     /// By layer.
     pub(super) kv: Vec<KvPlanes>,
 }
@@ -46,10 +49,16 @@ impl BoundPool {
         let tables = Tables::new(layout.limits());
         let table = Buffer::new(driver, tables.len() * WORD, "block tables")?;
         let changes = Buffer::new(driver, 2 * tables.len() * WORD, "changes of block tables")?;
+        let of_block = layout.groups().iter().map(|group| group.layers() * group.planes().len());
+        let copies = Buffer::new(driver, of_block.max().unwrap_or(0) * RowsCopy::BYTES, "copies of blocks")?;
         let mut kv = Vec::new();
         for layer in 0..layers {
             let (group, place) = (layout.of_layer(layer), layout.place(layer));
             let [k, v] = group.planes();
+            let block_tokens = group.block_tokens();
+            if !block_tokens.is_power_of_two() {
+                return refuse(format!("blocks of {block_tokens} tokens: GPU kernels take powers of two"));
+            }
             if let Some(dtype) = [k, v].map(|plane| group.dtype(plane)).into_iter().find(|dtype| *dtype != wanted) {
                 return refuse(format!("this device attends to KV in {wanted}, the pool has {dtype}"));
             }
@@ -70,6 +79,6 @@ impl BoundPool {
                 reserved: 0,
             });
         }
-        Ok(Self { memory, layout, tables, table, changes, kv })
+        Ok(Self { memory, layout, tables, table, changes, copies, kv })
     }
 }

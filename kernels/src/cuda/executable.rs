@@ -1,5 +1,6 @@
 //! A compiled program: its slots, its steps, and their graphs.
 
+use super::arguments::pool::{CopyRows, RowsCopy, StridedRows};
 use super::arguments::sampling::{NO_MASK, SampleRecord, Scatter};
 use super::arguments::{Argument, In, Out, bytes_of};
 use super::batch::{self, Batch};
@@ -24,10 +25,6 @@ use baton_memory::{PoolMemory, Rows};
 use baton_types::{BlockId, Fence, FencePoll, FenceStatus, KvPoolMap};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Longest wait for a copy of KV within the pool.
-const COPY_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// A compiled program.
 pub(super) struct CudaExecutable {
@@ -55,6 +52,8 @@ pub(super) struct CudaExecutable {
     /// By slot: whether its sequence reports log-probabilities.
     logprobs: Vec<bool>,
     graphs: HashMap<Shape, GraphId>,
+    /// What describes the copy of a fork.
+    fork_staging: Staging,
     /// What the steps in flight upload, and download.
     transfers: Vec<Transfer>,
     running: VecDeque<Running>,
@@ -146,6 +145,7 @@ impl CudaExecutable {
             step: Buffer::new(&driver, layout.bytes(), "rows of a step")?,
             samplers: Samplers::alloc(&driver, sizes.vocab, &bounds)?,
             transfers: (0..STEPS_MAX).map(|_| transfer()).collect::<Result<_, _>>()?,
+            fork_staging: Staging::new(&driver)?,
             slots: SlotTable::with_adapters(bounds.slots_max, bounds.adapters.slots_max),
             logprobs: vec![false; bounds.slots_max],
             pool: None,
@@ -451,21 +451,24 @@ impl Executable for CudaExecutable {
     }
 
     fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError> {
-        let BoundPool { memory, layout, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
+        let BoundPool { memory, layout, copies, .. } = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         let kv = check::copy_kv(layout, group, from, to, tokens)?;
-        let event = self.driver.record(self.stream)?;
-        let after = memory.follow(event);
-        self.driver.forget(event);
-        after?;
-        let deadline = Instant::now() + COPY_WAIT_MAX;
+        let mut described = Vec::new();
         for layer in 0..kv.layers() {
             for plane in kv.planes() {
                 let bytes = tokens * kv.token_stride(plane);
-                let rows = |block| Rows::run(kv.offset(layer, plane, block, 0), bytes);
-                let copied = PoolMemory::copy(&**memory, rows(from), rows(to)).wait(deadline);
-                copied.map_err(|error| DeviceError::Failed(error.to_string()))?;
+                let rows = |block| StridedRows::from(&Rows::run(kv.offset(layer, plane, block, 0), bytes));
+                described.push(RowsCopy { from: rows(from), to: rows(to) });
             }
         }
-        Ok(())
+        // The last one's upload has ended: it was waited for.
+        self.fork_staging.reset();
+        self.fork_staging.upload(self.stream, &bytes_of(&described), copies.at())?;
+        // Not through the pool's queue: peers fill that.
+        let (pool, copies, count) = (memory.at(), In::at(copies.at()), described.len() as i32);
+        let copy = CopyRows { from: In::at(pool), to: Out::at(pool), copies, count, reserved: 0 };
+        self.driver.enqueue(self.stream, &Command::Launch(Launcher::copy_rows(copy)))?;
+        // Its blocks may be given to others from here on.
+        end_of(&*self.driver, self.driver.record(self.stream)?)
     }
 }

@@ -42,6 +42,8 @@ struct Module {
     name: String,
     offset: usize,
     bytes: usize,
+    /// Of the cubin, in hexadecimal digits.
+    blake3: String,
     kernels: Vec<String>,
 }
 
@@ -72,6 +74,9 @@ fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Im
     let image = |module: Module| {
         let end = module.offset.checked_add(module.bytes).ok_or_else(cut)?;
         let cubin = bytes.get(module.offset..end).filter(|cubin| !cubin.is_empty()).ok_or_else(cut)?;
+        if blake3::hash(cubin).to_hex().as_str() != module.blake3 {
+            return Err(refuse(format!("{} in it is damaged", module.name)));
+        }
         Ok(Image { name: module.name, cubin: cubin.to_vec(), kernels: module.kernels })
     };
     manifest.modules.into_iter().map(image).collect()
@@ -81,31 +86,46 @@ fn parse(path: &Path, bytes: &[u8], target: &str, digest: &str) -> Result<Vec<Im
 mod tests {
     use super::*;
 
-    fn file(target: &str, modules: &str) -> Vec<u8> {
-        let manifest = format!(r#"{{"target":"{target}","compiler":"13","digest":"abc","modules":[{modules}]}}"#);
-        let mut bytes = MARK.to_vec();
-        bytes.extend((manifest.len() as u32).to_le_bytes());
-        bytes.extend(manifest.bytes());
-        bytes.extend([7; 8]);
-        bytes
+    const CUBIN: [u8; 8] = [7; 8];
+
+    /// A file with one module.
+    fn file(target: &str, module: impl Fn(usize) -> String) -> Vec<u8> {
+        let manifest = |offset| {
+            let module = module(offset);
+            format!(r#"{{"target":"{target}","compiler":"13","digest":"abc","modules":[{module}]}}"#)
+        };
+        // Its offset has three digits.
+        let manifest = manifest(MARK.len() + 4 + manifest(100).len());
+        let length = (manifest.len() as u32).to_le_bytes();
+        [MARK, &length[..], manifest.as_bytes(), &CUBIN].concat()
     }
 
     #[test]
     fn modules_are_where_the_manifest_says() {
-        let module = |bytes: usize| format!(r#"{{"name":"norm","offset":4,"bytes":{bytes},"kernels":["norm_bf16"]}}"#);
+        let module = |bytes: usize| {
+            move |offset: usize| {
+                let blake3 = blake3::hash(&CUBIN).to_hex();
+                format!(
+                    r#"{{"name":"norm","offset":{offset},"bytes":{bytes},"blake3":"{blake3}","kernels":["norm_bf16"]}}"#
+                )
+            }
+        };
         let parsed = |bytes: &[u8], target, digest| parse(Path::new("k"), bytes, target, digest);
-        let whole = file("sm_80", &module(8));
+        let whole = file("sm_80", module(8));
         let images = parsed(&whole, "sm_80", "abc").unwrap();
         let kernels = vec!["norm_bf16".to_owned()];
-        assert_eq!(images, [Image { name: "norm".into(), cubin: whole[4..12].to_vec(), kernels }]);
+        assert_eq!(images, [Image { name: "norm".into(), cubin: CUBIN.to_vec(), kernels }]);
+        let mut damaged = whole.clone();
+        *damaged.last_mut().unwrap() ^= 1;
         for (bytes, target, digest, part) in [
             (whole.clone(), "sm_90a", "abc", "it is for sm_80, this GPU needs sm_90a"),
             (whole.clone(), "sm_80", "abd", "another version"),
             (whole[..20].to_vec(), "sm_80", "abc", "cut off"),
             (b"BATON".to_vec(), "sm_80", "abc", "cut off"),
-            (file("sm_80", &module(8000)), "sm_80", "abc", "cut off"),
-            (file("sm_80", &module(usize::MAX)), "sm_80", "abc", "cut off"),
-            (file("sm_80", "{}"), "sm_80", "abc", "missing field"),
+            (file("sm_80", module(8000)), "sm_80", "abc", "cut off"),
+            (file("sm_80", module(usize::MAX)), "sm_80", "abc", "cut off"),
+            (file("sm_80", |_| "{}".into()), "sm_80", "abc", "missing field"),
+            (damaged, "sm_80", "abc", "norm in it is damaged"),
         ] {
             let error = parsed(&bytes, target, digest).unwrap_err().to_string();
             assert!(error.contains(part) && error.starts_with("k: "), "{error}");

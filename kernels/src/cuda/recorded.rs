@@ -47,7 +47,6 @@ impl Recording {
         let line = |note: Note| match note {
             Note::Enqueued(stream, command) => of_program(&stream).then(|| said(&command)),
             Note::Recorded(stream) => of_program(&stream).then(|| "event".to_owned()),
-            Note::Follows(stream) => of_program(&stream).then(|| "follow".to_owned()),
             Note::Made(commands) => Some(format!("make a graph of {}", commands.len())),
             Note::Waited => Some("wait".to_owned()),
         };

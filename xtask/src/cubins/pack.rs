@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 8 | `BATONCU1` |
 //! | 4 | length of the manifest, little endian |
-//! | .. | the manifest, JSON: `target`, `compiler`, `digest` of the sources and options, and of each module `name`, `offset`, `bytes` and `kernels` |
+//! | .. | the manifest, JSON: `target`, `compiler`, `digest` of the sources and options, and of each module `name`, `offset`, `bytes`, `blake3` and `kernels` |
 //! | .. | the modules, each at a multiple of 64 from the start of the file |
 //!
 //! A module is what became of one source. An engine passes its bytes to `cuModuleLoadData`. An engine with another digest refuses the file.
@@ -30,7 +30,9 @@ pub(super) fn packed(target: &str, compiler: &str, digest: &str, modules: &[Modu
         let mut offset = (MAGIC.len() + 4 + room).next_multiple_of(ALIGNMENT);
         let mut described = Vec::new();
         for Module { name, kernels, cubin } in modules {
-            described.push(json!({"name": name, "offset": offset, "bytes": cubin.len(), "kernels": kernels}));
+            described.push(json!({
+                "name": name, "offset": offset, "bytes": cubin.len(), "blake3": blake3::hash(cubin).to_hex().as_str(), "kernels": kernels,
+            }));
             offset = (offset + cubin.len()).next_multiple_of(ALIGNMENT);
         }
         let manifest =

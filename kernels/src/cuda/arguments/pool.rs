@@ -1,6 +1,7 @@
 //! Arguments of operations on pool memory, which see bytes.
 
 use super::{Element, In, Out, arguments};
+use baton_memory::Rows;
 
 /// What the header says first.
 #[cfg(any(test, feature = "testing"))]
@@ -46,6 +47,14 @@ arguments! {
 impl Element for StridedRows {
     #[cfg(any(test, feature = "testing"))]
     const C: &'static str = "StridedRows";
+}
+
+impl From<&Rows> for StridedRows {
+    fn from(rows: &Rows) -> Self {
+        let Rows { start, row_bytes, stride, rows } = *rows;
+        let [start, row_bytes, stride, rows] = [start, row_bytes, stride, rows].map(|x| x as u64);
+        Self { start, row_bytes, stride, rows }
+    }
 }
 
 impl Element for RowsCopy {

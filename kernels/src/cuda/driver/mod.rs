@@ -130,16 +130,13 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// The end of everything enqueued to this stream so far.
     fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
 
-    /// Later commands of `stream` begin after the event.
-    fn follow(&self, stream: Stream, event: Event) -> Result<(), DeviceError>;
-
     /// Whether the event has come. Never waits.
     fn poll(&self, event: Event) -> FenceStatus;
 
     /// Lets commands that are enqueued later see what NICs had stored in device memory before the call.
     fn show_remote_writes(&self) -> Result<(), DeviceError>;
 
-    /// Waits for the event. Only the end of a step, of a load and of a new pool may.
+    /// Waits for the event. Only the end of a step, of a load, of a new pool and of a fork's copy may.
     fn wait(&self, event: Event) -> Result<(), DeviceError>;
 
     /// Forgets an event.

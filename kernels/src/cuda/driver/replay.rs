@@ -86,10 +86,6 @@ impl Driver for Replay {
         self.inner.record(stream)
     }
 
-    fn follow(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
-        self.inner.follow(stream, event)
-    }
-
     fn poll(&self, event: Event) -> FenceStatus {
         self.inner.poll(event)
     }

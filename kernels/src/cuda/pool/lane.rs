@@ -35,10 +35,20 @@ pub(super) struct Lane {
 
 /// What of an operation is under way.
 struct Piece {
-    event: Option<Event>,
+    end: End,
     /// In the unit of the operation.
     len: usize,
     failed: Option<DeviceError>,
+}
+
+/// When a piece has ended.
+enum End {
+    /// Nothing was enqueued for it.
+    Now,
+    /// With this event.
+    Event(Event),
+    /// Behind what is enqueued, and no event could be recorded yet. Until then it reads and writes the lane and the pool.
+    Unknown,
 }
 
 impl Lane {
@@ -70,21 +80,23 @@ impl Lane {
 
     /// Looks whether the piece has come, and goes on. Says whether an operation has ended; `None`: there is none.
     pub(super) fn advance(&mut self) -> Option<bool> {
-        let (mut operation, piece) = self.running.take()?;
-        let status = match (piece.event.map(|event| self.driver.poll(event)), &piece.failed) {
-            (Some(FenceStatus::Pending), _) => FenceStatus::Pending,
-            (_, Some(_)) => FenceStatus::Failed,
-            (Some(status), None) => status,
-            (None, None) => FenceStatus::Done,
+        let (mut operation, mut piece) = self.running.take()?;
+        if let End::Unknown = piece.end {
+            piece.end = self.end();
+        }
+        let status = match piece.end {
+            End::Now => FenceStatus::Done,
+            End::Unknown => FenceStatus::Pending,
+            End::Event(event) => self.driver.poll(event),
         };
         if status == FenceStatus::Pending {
             self.running = Some((operation, piece));
             return Some(false);
         }
-        if let Some(event) = piece.event {
+        if let End::Event(event) = piece.end {
             self.driver.forget(event);
         }
-        if status == FenceStatus::Failed {
+        if status == FenceStatus::Failed || piece.failed.is_some() {
             let why = piece.failed.map_or_else(|| "the GPU reports an error".to_owned(), |error| error.to_string());
             operation.end(Err(MemoryError::Failed(why)));
             return Some(true);
@@ -103,14 +115,14 @@ impl Lane {
     fn begin(&mut self, operation: &Operation) -> Piece {
         let (at, rest) = (operation.done, operation.size() - operation.done);
         if rest == 0 {
-            return Piece { event: None, len: 0, failed: None };
+            return Piece { end: End::Now, len: 0, failed: None };
         }
         let piece = rest.min(PIECE);
         let (len, enqueued) = match &operation.work {
             Work::Read { from, .. } => (piece, self.read(from, at, piece)),
             Work::Write { to, data, .. } => (piece, self.write(to, at, &data[at..at + piece])),
             Work::Copy { from, to, .. } => {
-                let copy = RowsCopy { from: strided(from), to: strided(to) };
+                let copy = RowsCopy { from: from.into(), to: to.into() };
                 (rest, self.copy(self.pool, self.pool, &[copy]))
             }
             Work::Checksum { rows, .. } => {
@@ -119,10 +131,12 @@ impl Lane {
             }
         };
         // What was enqueued before a failure still reads and writes the lane and the pool: the operation ends behind it.
-        match (self.driver.record(self.stream), enqueued.err()) {
-            (Ok(event), failed) => Piece { event: Some(event), len, failed },
-            (Err(error), failed) => Piece { event: None, len, failed: Some(failed.unwrap_or(error)) },
-        }
+        Piece { end: self.end(), len, failed: enqueued.err() }
+    }
+
+    /// The end of what is enqueued.
+    fn end(&self) -> End {
+        self.driver.record(self.stream).map_or(End::Unknown, End::Event)
     }
 
     /// Takes what a piece has brought.
@@ -151,8 +165,8 @@ impl Lane {
             Some(start) => self.pool.plus(start),
             None => {
                 let copy = |(from, place): (Rows, usize)| {
-                    let to = strided(&Rows::run(place, from.len()));
-                    RowsCopy { from: strided(&from), to }
+                    let to = StridedRows::from(&Rows::run(place, from.len()));
+                    RowsCopy { from: (&from).into(), to }
                 };
                 self.copy(self.pool, self.device.at(), &cut(rows, at, len).map(copy).collect::<Vec<_>>())?;
                 self.device.at()
@@ -169,8 +183,8 @@ impl Lane {
             None => {
                 self.enqueue(upload(self.device.at()))?;
                 let copy = |(to, place): (Rows, usize)| {
-                    let from = strided(&Rows::run(place, to.len()));
-                    RowsCopy { from, to: strided(&to) }
+                    let from = StridedRows::from(&Rows::run(place, to.len()));
+                    RowsCopy { from, to: (&to).into() }
                 };
                 self.copy(self.device.at(), self.pool, &cut(rows, at, data.len()).map(copy).collect::<Vec<_>>())
             }
@@ -189,7 +203,7 @@ impl Lane {
     }
 
     fn sum(&self, rows: &[Rows]) -> Result<(), DeviceError> {
-        self.describe(&rows.iter().map(strided).collect::<Vec<_>>())?;
+        self.describe(&rows.iter().map(StridedRows::from).collect::<Vec<_>>())?;
         let sums = self.description.at().plus(SUMS_MAX * StridedRows::BYTES);
         self.enqueue(Command::Launch(Launcher::sum_rows(SumRows {
             pool: In::at(self.pool),
@@ -215,12 +229,6 @@ impl Lane {
 fn contiguous(rows: &Rows, at: usize, len: usize) -> Option<usize> {
     let place = rows.place(at);
     (place.len() >= len).then_some(place.start)
-}
-
-fn strided(rows: &Rows) -> StridedRows {
-    let Rows { start, row_bytes, stride, rows } = *rows;
-    let [start, row_bytes, stride, rows] = [start, row_bytes, stride, rows].map(|x| x as u64);
-    StridedRows { start, row_bytes, stride, rows }
 }
 
 /// The bytes `at .. at + len` of rows as whole rows: the rest of a row, rows, and the beginning of one; each with its place among these bytes.

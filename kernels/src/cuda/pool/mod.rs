@@ -4,7 +4,7 @@ mod lane;
 mod work;
 
 use super::RemoteWrites;
-use super::driver::{Address, Buffer, Command, Driver, Event, Purpose, Stream, Use, end_of};
+use super::driver::{Address, Buffer, Command, Driver, Purpose, Use, end_of};
 use crate::device::DeviceError;
 use baton_memory::{MemoryError, NoRoom, Pending, PoolMemory, Rows};
 use baton_types::MemoryKind;
@@ -32,7 +32,6 @@ pub(super) struct CudaPool {
     driver: Arc<dyn Driver>,
     memory: Arc<Buffer>,
     bytes: usize,
-    stream: Stream,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,7 +67,7 @@ impl CudaPool {
         let served = queue.clone();
         let thread = std::thread::Builder::new().name("gpu-memory".into()).spawn(move || served.serve(lanes));
         let thread = thread.map_err(|error| DeviceError::Failed(format!("cannot start a thread: {error}")))?;
-        Ok(Arc::new(Self { driver: driver.clone(), memory, bytes, stream, queue, thread: Some(thread) }))
+        Ok(Arc::new(Self { driver: driver.clone(), memory, bytes, queue, thread: Some(thread) }))
     }
 
     /// The pool of this driver that `memory` is, if it is one.
@@ -80,11 +79,6 @@ impl CudaPool {
     /// Where it begins.
     pub(super) fn at(&self) -> Address {
         self.memory.at()
-    }
-
-    /// Operations that start later run after the event.
-    pub(super) fn follow(&self, event: Event) -> Result<(), DeviceError> {
-        self.driver.follow(self.stream, event)
     }
 
     /// Adds an operation, unless there is no room.
@@ -255,5 +249,19 @@ mod tests {
         // The lane goes on.
         let read = PoolMemory::read(&*pool, Rows::run(0, 64), Vec::new()).wait(soon());
         assert_eq!(read.unwrap(), [0; 64]);
+    }
+
+    /// As above, where nothing tells its end at first.
+    #[test]
+    fn an_operation_whose_event_can_not_be_recorded_ends_behind_what_was_enqueued_for_it() {
+        let recorder = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+        let driver: Arc<dyn Driver> = recorder.clone();
+        let pool = CudaPool::new(&driver, 4096).unwrap();
+        recorder.refuse_events(5);
+        PoolMemory::write(&*pool, Rows::run(0, 64), vec![7; 64]).wait(soon()).unwrap();
+        assert_eq!(recorder.waiting(), 0, "it is stored");
+        PoolMemory::write(&*pool, Rows::run(1024, 64), vec![9; 64]).wait(soon()).unwrap();
+        let read = PoolMemory::read(&*pool, Rows::run(0, 64), Vec::new()).wait(soon());
+        assert_eq!(read.unwrap(), [7; 64]);
     }
 }

@@ -293,15 +293,6 @@ impl Driver for NativeDriver {
         Ok(Event(id))
     }
 
-    fn follow(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
-        self.enter()?;
-        let stream = self.handle(stream);
-        let Some(event) = self.state.lock().events.get(&event.0).copied() else { return Ok(()) };
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both are live.
-        unsafe { result::stream::wait_event(stream, event.0, flags) }.map_err(failed("cuStreamWaitEvent"))
-    }
-
     fn show_remote_writes(&self) -> Result<(), DeviceError> {
         match self.gpu.remote_writes {
             RemoteWrites::Ordered => return Ok(()),

@@ -30,8 +30,6 @@ pub(crate) enum Note {
     Enqueued(Stream, Command),
     /// An event was recorded behind everything enqueued to a stream.
     Recorded(Stream),
-    /// A stream follows an event.
-    Follows(Stream),
     /// A graph of these commands was made.
     Made(Vec<Command>),
     /// The host waited.
@@ -53,7 +51,7 @@ pub(crate) struct Recorder {
 struct State {
     twin: Twin,
     memory: Memory,
-    streams: Vec<VecDeque<Queued>>,
+    streams: Vec<VecDeque<Command>>,
     /// Commands that every stream was given.
     enqueued: Vec<u64>,
     /// Commands that every stream has run.
@@ -65,17 +63,12 @@ struct State {
     notes: Vec<Note>,
     /// Whether launches fail.
     refuses_launches: bool,
+    /// Events that can't be made from now on.
+    refuses_events: u32,
     /// What NICs have stored and the device does not see yet.
     landing: Vec<(Address, Vec<u8>)>,
     /// Streams that were made for programs.
     programs: Vec<Stream>,
-}
-
-#[derive(Debug)]
-enum Queued {
-    Command(Command),
-    /// A stream, and how many of its commands come before.
-    Follow(usize, u64),
 }
 
 impl Recorder {
@@ -131,6 +124,7 @@ impl Recorder {
             graphs: Vec::new(),
             notes: Vec::new(),
             refuses_launches: false,
+            refuses_events: 0,
             landing: Vec::new(),
             programs: Vec::new(),
         };
@@ -157,6 +151,12 @@ impl Recorder {
     /// Whether it refuses launches from now on.
     pub(crate) fn refuse_launches(&self, refuse: bool) {
         self.state.lock().refuses_launches = refuse;
+    }
+
+    /// Makes so many attempts to record an event fail.
+    #[cfg(test)]
+    pub(crate) fn refuse_events(&self, count: u32) {
+        self.state.lock().refuses_events = count;
     }
 
     /// Commands that were enqueued and have not run.
@@ -202,10 +202,7 @@ impl State {
     /// Runs the next command of a stream. Returns whether there was one.
     fn step(&mut self, stream: usize) -> bool {
         let Some(next) = self.streams[stream].pop_front() else { return false };
-        match next {
-            Queued::Follow(stream, before) => self.run_to(stream, before),
-            Queued::Command(command) => self.execute(&command),
-        }
+        self.execute(&next);
         self.run[stream] += 1;
         true
     }
@@ -238,7 +235,7 @@ impl State {
         }
     }
 
-    fn push(&mut self, stream: Stream, queued: Queued) {
+    fn push(&mut self, stream: Stream, queued: Command) {
         self.streams[stream.0 as usize].push_back(queued);
         self.enqueued[stream.0 as usize] += 1;
     }
@@ -295,7 +292,7 @@ impl Driver for Recorder {
             return Err(DeviceError::Failed("the recorder refuses launches".into()));
         }
         state.notes.push(Note::Enqueued(stream, command.clone()));
-        state.push(stream, Queued::Command(command.clone()));
+        state.push(stream, command.clone());
         Ok(())
     }
 
@@ -313,21 +310,16 @@ impl Driver for Recorder {
 
     fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
         let mut state = self.state.lock();
+        if state.refuses_events > 0 {
+            state.refuses_events -= 1;
+            return Err(DeviceError::Failed("no event".into()));
+        }
         state.events_made += 1;
         let event = Event(state.events_made);
         let before = state.enqueued[stream.0 as usize];
         state.events.insert(event.0, (stream.0 as usize, before));
         state.notes.push(Note::Recorded(stream));
         Ok(event)
-    }
-
-    fn follow(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
-        let mut state = self.state.lock();
-        state.notes.push(Note::Follows(stream));
-        if let Some(&(of, before)) = state.events.get(&event.0) {
-            state.push(stream, Queued::Follow(of, before));
-        }
-        Ok(())
     }
 
     fn show_remote_writes(&self) -> Result<(), DeviceError> {

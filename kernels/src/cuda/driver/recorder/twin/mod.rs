@@ -349,6 +349,7 @@ fn address(plane: Out<u8>, at: usize) -> crate::cuda::driver::Address {
 /// Offset of a token within a plane.
 fn place(kv: &KvPlanes, slot: i32, token: usize, memory: &Memory) -> usize {
     let (size, stride) = (kv.block_tokens as usize, kv.table_stride as usize);
+    assert!(size.is_power_of_two(), "kernels shift by a block's size, here {size}");
     let block = memory.read(kv.table, slot as usize * stride + token / size % stride, 1)[0];
     assert!(block >= 0, "slot {slot} has no block for token {token}");
     block as usize * kv.block_bytes as usize + token % size * kv.token_bytes as usize
