@@ -101,6 +101,18 @@ fn a_copy_is_used_like_the_original() {
     }
 }
 
+/// Work runs in the order of the calls: what is copied is stored by a step that has not ended.
+#[test]
+fn a_copy_comes_behind_the_steps_before_it() {
+    for device in devices().into_iter().chain([reference()]) {
+        let mut tiny = Tiny::new(&*device, false);
+        tiny.launch(&rows(0, 11, &[5]), &mut |_, _| ()).unwrap();
+        tiny.executable.copy_kv(0, BlockId(5), BlockId(3), 11).unwrap();
+        tiny.finish().unwrap();
+        assert!(tiny.kv(3, 11) == tiny.kv(5, 11), "{}", device.info().name);
+    }
+}
+
 #[test]
 fn steps_that_break_a_bound_are_refused() {
     for device in devices().into_iter().chain([reference()]) {

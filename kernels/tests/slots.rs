@@ -174,6 +174,26 @@ fn each_row_that_samples_has_a_mask_of_its_own() {
     }
 }
 
+/// A mask is of one step: later ones of its slot, and of those that come after it, sample without.
+#[test]
+fn a_mask_says_nothing_of_later_steps() {
+    for device in devices() {
+        let want = continuation(&mut Tiny::new(&*reference_of(&*device), true), join(0, &[5]), 8);
+        assert!(want.iter().any(|sampled| sampled.token != want[0].token), "the draws differ");
+        let mut tiny = Tiny::new(&*device, true);
+        let mask = LateMask::due(Instant::now() + Duration::from_secs(60));
+        mask.fill(Arc::new(TokenSet::from_iter([want[0].token])));
+        let mut masked = prefill(join(0, &[5]));
+        masked.segments[0].masks = vec![mask];
+        let mut got = vec![only(run(&mut tiny, &masked))];
+        while got.len() < want.len() {
+            let id = RowId::Token(got[got.len() - 1].token);
+            got.push(only(run(&mut tiny, &decode(0, PROMPT.len() + got.len() - 1, id))));
+        }
+        assert_eq!(got, want, "{}", device.info().name);
+    }
+}
+
 /// Another sequence takes the slot while the step with the drafts runs.
 #[test]
 fn drafts_of_one_that_left_say_nothing_of_the_next_in_its_slot() {
@@ -244,9 +264,9 @@ fn behind_a_row_that_failed_none_of_its_sequence_is_sampled() {
 
 #[test]
 fn a_join_says_what_may_be_sampled() {
-    for device in devices() {
+    for (device, slot) in devices().into_iter().flat_map(|device| [0, 2].map(|slot| (device.clone(), slot))) {
         let token = |change: &dyn Fn(&mut Join)| {
-            let mut join = join(0, &[5]);
+            let mut join = join(slot, &[5]);
             change(&mut join);
             only(run(&mut Tiny::new(&*device, true), &prefill(join)))
         };

@@ -282,3 +282,19 @@ impl fmt::Debug for TransferConfig {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_of_any_gpu_ask_for_what_knows_their_memory() {
+        for ordinal in [0, 1, 7] {
+            assert_eq!(UcxLanes::Rdma.tls_for(MemoryKind::Cuda(ordinal)), "rc,cuda_copy");
+        }
+        for pool in [MemoryKind::Host, MemoryKind::Remote] {
+            assert_eq!(UcxLanes::Rdma.tls_for(pool), "rc,dc,ud");
+        }
+        assert_eq!(UcxLanes::Named("rc".into()).tls_for(MemoryKind::Cuda(0)), "rc", "as it was named");
+    }
+}

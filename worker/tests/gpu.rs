@@ -32,6 +32,10 @@ fn the_pool_is_what_weights_and_activations_leave() {
             EngineSettings { gpu_memory_utilization: utilization, running_max: 4, ..EngineSettings::default() };
         let loaded = load(MEMORY, 128, &engine).unwrap();
         assert_eq!(loaded.memory.kind(), MemoryKind::Cuda(0));
+        // Block tables are made for the pool, and come to some kilobytes here.
+        let memory = loaded.device.memory().unwrap();
+        let (ours, part) = (memory.weights + memory.pool + memory.workspace, (MEMORY as f64 * utilization) as u64);
+        assert!(ours <= part + (64 << 10), "{ours} of {part} bytes: {memory:?}");
         loaded.map.bytes()
     };
     let (half, most) = (pool(0.5), pool(0.9));
@@ -85,6 +89,15 @@ fn write_kernels(folder: &Path, target: &str, digest: &str) {
 
 /// Starts a worker on a GPU of this capability, whose driver is for this CUDA, with the kernels of this folder.
 fn start(capability: (u32, u32), cuda: u32, kernels: &Path) -> Result<Loaded, WorkerError> {
+    start_with(capability, cuda, kernels, EngineSettings::default())
+}
+
+fn start_with(
+    capability: (u32, u32),
+    cuda: u32,
+    kernels: &Path,
+    engine: EngineSettings,
+) -> Result<Loaded, WorkerError> {
     let (major, minor) = capability;
     let gpu = Gpu {
         name: "NVIDIA Made Up".into(),
@@ -95,12 +108,7 @@ fn start(capability: (u32, u32), cuda: u32, kernels: &Path) -> Result<Loaded, Wo
         cuda: CudaVersion(cuda),
         remote_writes: RemoteWrites::Unsupported,
     };
-    let engine = EngineSettings {
-        device: DeviceKind::Cuda(0),
-        cuda_kernels: kernels.into(),
-        running_max: 4,
-        ..EngineSettings::default()
-    };
+    let engine = EngineSettings { device: DeviceKind::Cuda(0), cuda_kernels: kernels.into(), running_max: 4, ..engine };
     bring_up::load_with(&model(128), &engine, &|_, _| (), |config| open_recorded(config, gpu))
 }
 
@@ -221,5 +229,25 @@ fn a_fork_needs_no_room_in_the_queue_of_the_pool() {
             assert!(ended.iter().all(|event| matches!(event, SequenceEvent::Token { .. })), "{ended:?}");
         });
         assert!(!loaded.engine.heartbeat().failed);
+    }
+}
+
+#[test]
+fn a_class_that_is_asked_for_is_that_of_the_gpu_or_refused() {
+    let digest = include_str!("../../kernels/cu/sources.digest").trim_end();
+    let folder = tempfile::tempdir().unwrap();
+    ["sm_80", "sm_90a"].into_iter().for_each(|target| write_kernels(folder.path(), target, digest));
+    use baton_worker::settings::NumericsChoice::{Auto, Bf16x32, F32Fma, I8x32, Tc8f24, Tc16f25};
+    for (capability, takes) in [((8, 6), [Auto, Tc8f24]), ((9, 0), [Auto, Tc16f25])] {
+        for numerics in [Auto, F32Fma, Bf16x32, I8x32, Tc16f25, Tc8f24] {
+            let engine = EngineSettings { numerics, ..EngineSettings::default() };
+            match start_with(capability, 13_000, folder.path(), engine) {
+                Ok(_) => assert!(takes.contains(&numerics), "{numerics:?} starts on {capability:?}"),
+                Err(error) => {
+                    assert!(matches!(error, WorkerError::DeviceClass { .. }), "{error}");
+                    assert!(!takes.contains(&numerics), "{numerics:?} on {capability:?}: {error}");
+                }
+            }
+        }
     }
 }

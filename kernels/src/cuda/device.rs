@@ -179,3 +179,35 @@ impl CudaDevice {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::recorder::Recorder;
+
+    /// A twin computes any shape: only these refusals keep what kernels do not.
+    #[test]
+    fn heads_that_no_kernel_takes_are_refused() {
+        let driver: Arc<dyn Driver> = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+        let device = CudaDevice::with_driver(driver, Half::Bf16).unwrap();
+        let of = |heads, kv_heads, head_dim| {
+            let weight = Weight { id: 0, n: 0, k: 0 };
+            let (norm, rope) = (program::Norm { gain: weight, eps: 0.0 }, Rope { id: 0, dim: 8, positions: 1 });
+            let (bias, head_norms) = (None, None);
+            let op = program::Qkv { layer: 0, norm, weight, bias, heads, kv_heads, head_dim, head_norms, rope };
+            device.resolve(&program::Op::Qkv(op)).map(drop).unwrap_err().to_string()
+        };
+        for (heads, kv_heads, head_dim, part) in [
+            (1, 1, 264, "heads of 264 elements"),
+            (1, 1, 12, "multiples of 8 up to 256"),
+            (129, 1, 128, "129 query heads of one KV head; GPU kernels take 128"),
+            (130, 2, 256, "65 query heads of one KV head; GPU kernels take 64"),
+            // What fits ends at the table that is not there.
+            (128, 1, 128, "rope table 0"),
+            (64, 1, 256, "rope table 0"),
+        ] {
+            let refused = of(heads, kv_heads, head_dim);
+            assert!(refused.contains(part), "{refused}");
+        }
+    }
+}

@@ -190,7 +190,7 @@ impl<'a> Trial<'a> {
 mod tests {
     use super::*;
     use crate::cuda::driver::recorder::Recorder;
-    use crate::cuda::driver::recorder::library::{DIVIDES, DIVIDES_SILENTLY, EXACT};
+    use crate::cuda::driver::recorder::library::{DIVIDES, DIVIDES_MANY, DIVIDES_SILENTLY, EXACT};
     use crate::numerics::{Half, TensorCore};
 
     fn pinned(algorithms: &[Algorithm], cores: TensorCore, half: Half, epilogue: i32, rows_max: usize) -> Option<u32> {
@@ -209,6 +209,7 @@ mod tests {
                 let pinned = |algorithms: &[Algorithm], rows_max| pinned(algorithms, cores, half, epilogue, rows_max);
                 assert_eq!(pinned(&[DIVIDES, DIVIDES_SILENTLY, EXACT], 300), Some(EXACT.id));
                 assert_eq!(pinned(&[DIVIDES_SILENTLY], 300), None, "what divides K has other bits");
+                assert_eq!(pinned(&[DIVIDES_MANY], 300), None, "what divides K for some rows has other bits there");
                 assert_eq!(pinned(&[Algorithm { divides_k: true, ..EXACT }], 300), None, "it says so");
                 assert_eq!(pinned(&[], 300), None);
                 assert_eq!(pinned(&[EXACT], FEW_ROWS), None, "few rows never take it");

@@ -48,3 +48,25 @@ impl Staging {
         self.driver.enqueue(stream, &command)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::recorder::Recorder;
+    use crate::cuda::driver::{Purpose, end_of};
+    use crate::numerics::{Half, TensorCore};
+
+    /// Page-locked memory takes a call that waits, and is scarce.
+    #[test]
+    fn steps_of_usual_size_take_no_more_memory_however_many_they_are() {
+        let driver: Arc<dyn Driver> = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 1 << 20);
+        let (stream, to) = (driver.stream(Purpose::Steps).unwrap(), driver.alloc(2400, "rows").unwrap());
+        let mut staging = Staging::new(&driver).unwrap();
+        for _ in 0..2 * BYTES / 2400 {
+            staging.reset();
+            staging.upload(stream, &[7; 2400], to).unwrap();
+            end_of(&*driver, driver.record(stream).unwrap()).unwrap();
+        }
+        assert_eq!((staging.buffer.bytes(), staging.outgrown.len()), (BYTES, 0));
+    }
+}

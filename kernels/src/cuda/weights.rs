@@ -241,3 +241,26 @@ fn wide(part: &StoredRows<'_>, row: usize, k: usize) -> Vec<f32> {
     part.read(row, &mut wide);
     wide
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::Copies;
+    use crate::cuda::driver::recorder::Recorder;
+    use crate::numerics::TensorCore;
+
+    /// Of more rows than one of the loader's buffers holds.
+    #[test]
+    fn a_matrix_of_several_pieces_is_loaded_whole() {
+        let driver: Arc<dyn Driver> = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 128 << 20);
+        let weights = Weights::new(&driver, Half::Bf16).unwrap();
+        let (k, rows) = (1 << 14, PIECE / (2 << 14) + 3);
+        let bytes: Vec<u8> = (0..rows * k).flat_map(|i| ((i / k * 31) as u16 ^ i as u16).to_le_bytes()).collect();
+        let parts = [StoredRows { rows, format: StorageFormat::Bf16, bytes: &bytes }];
+        let weight = weights.load(&WeightSpec { name: "w", role: Role::Out, k, parts: &parts }).unwrap();
+        weights.complete().unwrap();
+        let at = weights.get(weight, false, 1).unwrap().at;
+        let loaded = Copies::new(&driver, Purpose::Copies, PIECE).unwrap().load(at, bytes.len()).unwrap();
+        assert!(loaded == bytes);
+    }
+}

@@ -131,3 +131,48 @@ pub(crate) fn run(results: &Path, out: &Path) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn ratio(of: &[Target], what: &str) -> Option<f64> {
+        of.iter().find(|target| target.what.starts_with(what)).unwrap().ratio
+    }
+
+    /// No dry run sees these: on a recorded GPU every ratio is skipped.
+    #[test]
+    fn ratios_are_of_the_worst() {
+        let gemm = |m: u64, seconds: f64| json!({"m": m, "n": 1000, "k": 1000, "seconds": seconds});
+        let attend = |of: &str, seconds: f64| json!({"of": of, "seconds": seconds, "bytes": 1e6});
+        let decode = |rows: u64| json!({"rows": rows, "seconds": 2e-3, "graph_seconds": 1.5e-3, "bytes": 1e9});
+        let bench = json!({
+            "gemm": [gemm(1, 1e-6), gemm(8, 2e-6), gemm(64, 1e-6), gemm(256, 9e-6)],
+            "attention": [attend("decode", 1e-6), attend("prefill", 4e-3)],
+            "decode": [decode(1), decode(64)],
+            "prefill": {"seconds": 2.0, "flops": 1e15, "seconds_while_kv_is_read": 2.0, "kv_read_behind_seconds": 0.1},
+        });
+        let roofs = json!({
+            "copy_bytes_per_second": 2e12,
+            "gemm_flops_per_second": 1e15,
+            "sdpa_prefill_seconds": 3e-3,
+            "gemm": [gemm(1, 1e-6), gemm(8, 1.6e-6), gemm(64, 1e-6), gemm(256, 6e-6)],
+        });
+        let all = targets(&bench, &roofs);
+        for (what, expected) in [
+            ("prefill of", 0.5),
+            ("decode, batch 64", 0.25),
+            ("decode, batch 1 ", 0.25),
+            ("decode attention", 0.5),
+            ("prefill attention", 0.75),
+            ("worst product", 0.5),
+            ("slowest product", 1.5),
+            ("host gap / decode step, batch 1", 0.25),
+            ("KV read after", 0.05),
+        ] {
+            let found = ratio(&all, what).unwrap();
+            assert!((found - expected).abs() < 1e-9, "{what}: {found}, not {expected}");
+        }
+    }
+}

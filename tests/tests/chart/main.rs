@@ -101,6 +101,17 @@ fn devices_are_asked_for_by_the_pods_that_need_them() -> anyhow::Result<()> {
         ensure!(deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0);
     }
     ensure!(pods == 2, "{pods} pools");
+    // Parts of GPUs have names of their own.
+    let mig = "nvidia.com/mig-3g.40gb";
+    let values = format!("decode: {{engine: {{device: cuda}}, gpu: {{count: 1, resource: {mig}}}}}");
+    let rendered = render_values(&values)?.map_err(anyhow::Error::msg)?;
+    let manifests = helm::manifests(&rendered)?;
+    let decode = of_kind(&manifests, "Deployment").find(|d| name(d).starts_with("baton-decode"));
+    let Some(decode) = decode else { anyhow::bail!("no pool") };
+    for container in helm::containers(&decode["spec"]["template"]["spec"]) {
+        let limits = &container["resources"]["limits"];
+        ensure!(limits[mig] == 1 && limits["nvidia.com/gpu"].is_null(), "{limits}");
+    }
     Ok(())
 }
 

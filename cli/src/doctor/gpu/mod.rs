@@ -254,6 +254,12 @@ mod tests {
         ] {
             assert_eq!(gpu_direct(host(&[], kernel).path(), true).verdict, verdict, "{kernel}");
         }
+        let closed = [
+            ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build"),
+            ("proc/sys/kernel/osrelease", "6.8.0"),
+            ("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+        ];
+        assert_eq!(gpu_direct(root(&closed).path(), true).verdict, Verdict::Warning, "only the open driver has them");
         let module = root(&[("sys/module/nvidia_peermem/version", "570.1")]);
         assert_eq!(gpu_direct(module.path(), true), Finding::ok("gpudirect", "module nvidia_peermem"));
     }

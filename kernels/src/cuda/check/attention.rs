@@ -22,6 +22,9 @@ const FEW_POSITIONS: [usize; 3] = [0, 70, 515];
 
 const WINDOWS: [usize; 4] = [0, 1, 100, 600];
 
+/// Most rows of a tile.
+const ROWS_MAX: usize = 9;
+
 /// A pool with one layer, and the tables of some sequences.
 struct Paged {
     kv: KvPlanes,
@@ -30,14 +33,24 @@ struct Paged {
 
 impl Paged {
     /// Blocks for sequences of so many tokens, in random order.
-    fn new(scene: &mut Scene, block: usize, width: usize, tokens: &[usize]) -> Result<Self, DeviceError> {
-        let stride = tokens.iter().max().map_or(1, |tokens| tokens.div_ceil(block));
+    ///
+    /// With a window, tables are as short as the engine's: entries of blocks that left it hold later ones.
+    fn new(
+        scene: &mut Scene,
+        block: usize,
+        width: usize,
+        tokens: &[usize],
+        window: usize,
+    ) -> Result<Self, DeviceError> {
+        let all = tokens.iter().max().map_or(1, |tokens| tokens.div_ceil(block));
+        let stride = if window == 0 { all } else { ((window + ROWS_MAX).div_ceil(block) + 2).min(all) };
         let used: usize = tokens.iter().map(|tokens| tokens.div_ceil(block)).sum();
         let mut free: Vec<i32> = (0..used as i32 + 2).collect();
         let mut table = vec![-1; stride * tokens.len()];
         for (slot, tokens) in tokens.iter().enumerate() {
-            for entry in &mut table[slot * stride..][..tokens.div_ceil(block)] {
-                *entry = free.swap_remove(scene.random.below(free.len() as u32) as usize);
+            for index in 0..tokens.div_ceil(block) {
+                let taken = free.swap_remove(scene.random.below(free.len() as u32) as usize);
+                table[slot * stride + index % stride] = taken;
             }
         }
         // Keys and values of a token lie beside others of the pool: tokens are wider than they need.
@@ -86,7 +99,7 @@ fn rope_store(
 ) -> Result<(), DeviceError> {
     let rope_dim = if rich { dim / 2 / 2 * 2 } else { dim };
     let tokens: Vec<usize> = positions.iter().map(|position| position + 1).collect();
-    let paged = Paged::new(scene, block, kv_heads * dim, &tokens)?;
+    let paged = Paged::new(scene, block, kv_heads * dim, &tokens, 0)?;
     let most = tokens.iter().max().copied().unwrap_or(1);
     let mut slots: Vec<i32> = (0..positions.len() as i32).collect();
     let mut at: Vec<i32> = positions.iter().map(|position| *position as i32).collect();
@@ -125,9 +138,9 @@ fn attend(
     positions: &[usize],
     window: usize,
 ) -> Result<(), DeviceError> {
-    let most_rows = tile_rows(heads / kv_heads, dim).min(9);
+    let most_rows = tile_rows(heads / kv_heads, dim).min(ROWS_MAX);
     let tokens: Vec<usize> = positions.iter().map(|position| position + most_rows).collect();
-    let paged = Paged::new(scene, block, kv_heads * dim, &tokens)?;
+    let paged = Paged::new(scene, block, kv_heads * dim, &tokens, window)?;
     debug_assert!(paged.bytes > 0);
     let splits = positions.iter().max().map_or(1, |position| position / ATTENTION_SPLIT + 1);
     let q_stride = (heads + 2 * kv_heads) * dim;

@@ -226,12 +226,47 @@ impl fmt::Debug for CudaPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Gpu;
     use crate::cuda::driver::recorder::Recorder;
     use crate::numerics::{Half, TensorCore};
     use std::time::Instant;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
+    }
+
+    /// Pieces of a lane end within rows, and a list of sums is longer than one launch.
+    #[test]
+    fn operations_of_several_pieces_are_those_of_one() {
+        let driver: Arc<dyn Driver> = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+        let pool = CudaPool::new(&driver, 3 << 20).unwrap();
+        let rows = Rows { start: 5, row_bytes: 1001, stride: 1500, rows: 2000 };
+        let data: Vec<u8> = (0..rows.len()).map(|i| ((i * 31) >> 3) as u8 | 1).collect();
+        PoolMemory::write(&*pool, rows, data.clone()).wait(soon()).unwrap();
+        let mut want = vec![0; pool.bytes()];
+        let mut at = 0;
+        for place in rows.places(0, rows.len()) {
+            want[place.clone()].copy_from_slice(&data[at..at + place.len()]);
+            at += place.len();
+        }
+        assert!(PoolMemory::read(&*pool, Rows::run(0, pool.bytes()), Vec::new()).wait(soon()).unwrap() == want);
+        assert!(PoolMemory::read(&*pool, rows, Vec::new()).wait(soon()).unwrap() == data);
+        let lists: Vec<Rows> = (0..5000).map(|i| Rows::run(i * 500 + 5, 40)).collect();
+        let sums: Vec<u64> = lists.iter().map(|rows| baton_memory::checksum::sum(&want[rows.place(0)])).collect();
+        assert!(PoolMemory::checksum(&*pool, lists).wait(soon()).unwrap() == sums);
+    }
+
+    #[test]
+    fn nics_get_no_address_where_the_device_may_not_see_what_they_store() {
+        for (remote_writes, reachable) in
+            [(RemoteWrites::Unsupported, false), (RemoteWrites::Flushed, true), (RemoteWrites::Ordered, true)]
+        {
+            let usual = Recorder::new(TensorCore::Tc16F25, Half::Bf16, 64 << 20);
+            let gpu = Gpu { remote_writes, ..usual.gpu().clone() };
+            let driver: Arc<dyn Driver> = Recorder::open(gpu, Half::Bf16, |_| Ok(Vec::new())).unwrap();
+            let address = CudaPool::new(&driver, 4096).unwrap().dma_address();
+            assert_eq!(address.is_some(), reachable, "{remote_writes:?}");
+        }
     }
 
     /// Its upload would otherwise read the next operation's bytes, and store them in blocks that others may have by then.

@@ -161,6 +161,13 @@ mod tests {
         }
     }
 
+    /// Reads of such a worker outlast it.
+    #[test]
+    fn cuda_ipc_is_found_among_other_lanes() {
+        assert!(have_cuda_ipc(&["cuda_copy", "cuda_ipc", "rc_mlx5"]) && have_cuda_ipc(&["cuda_ipc"]));
+        assert!(!have_cuda_ipc(&["cuda_copy", "gdr_copy", "rc_mlx5"]) && !have_cuda_ipc::<&str>(&[]));
+    }
+
     #[test]
     fn lanes_that_nobody_has_looked_at_are_named() {
         // What UCX's alias `ib` may open on a node with GPUs.

@@ -268,6 +268,16 @@ mod tests {
         assert_eq!(count(&b, |event| matches!(event, Event::PutRefused(_))), 1);
     }
 
+    /// Whatever lanes this side has: the peer fences no writes into that pool.
+    #[test]
+    fn nobody_puts_by_a_key_of_reads() {
+        let (mut a, from, b, _) = flush_tests::connected(UcxWrites::OneSided);
+        assert!(writing(&a, from).puts && writing(&a, from).gets);
+        let region = RemoteRegion { reads_only: true, ..b.ucx.region() };
+        a.ucx.greeted(from, &region, 1 << 20).unwrap();
+        assert!(!writing(&a, from).puts && writing(&a, from).gets);
+    }
+
     #[test]
     fn a_window_is_closed_once_its_last_read_has_ended() {
         let (mut a, from, mut b, to) = connected();

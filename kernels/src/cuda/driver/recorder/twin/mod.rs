@@ -100,8 +100,8 @@ impl Twin {
 
     /// A product by the library, which may sum parts of K apart.
     pub(super) fn product(&self, Product { product, by, .. }: &Product, memory: &mut Memory) {
-        let parts = library::parts(by);
         let (m, k) = (product.m as usize, product.k as usize);
+        let parts = library::parts(by, m);
         let part = k.div_ceil(parts).next_multiple_of(16);
         let (x, w): (Vec<u16>, Vec<u16>) =
             (memory.read(product.x, 0, m * k), memory.read(product.w, 0, product.n as usize * k));
