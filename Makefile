@@ -19,6 +19,7 @@ test: setup model clients charts cubins ## Everything a change must pass; at mos
 test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
 	scripts/build-jaeger target/jaeger
 	$(CARGO) test --release --workspace -- --ignored
+	WHOLE=1 tests/gpu/check dry-run
 	$(MAKE) shipped
 	$(CARGO) xtask hazards $(BINARIES:%=target/shipped/dist/%)
 	$(CARGO) xtask hazards --present $(BINARIES:%=target/release/%)

@@ -27,7 +27,8 @@ def timed(torch, calls):
 
 
 def measured(torch, bench):
-    device, bf16 = torch.device("cuda:0"), torch.bfloat16
+    device, bf16 = torch.device(bench["run"]["device"]), torch.bfloat16
+    torch.cuda.set_device(device)
     roofs = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(device)}
 
     size = 1 << 30

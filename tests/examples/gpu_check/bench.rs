@@ -85,7 +85,6 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         println!("bench: decode of {rows} rows");
     }
     let outcome = json!({
-        "device": on.device,
         "gpu": target.gpu().name,
         "recorded": on.is_recorded(),
         "shape": {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
@@ -94,7 +93,7 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         "decode": decode,
         "prefill": prefill,
     });
-    write(out, "bench", outcome, &[])
+    write(on, out, "bench", outcome, &[])
 }
 
 fn decoder(target: &Target, sizes: &Sizes, rows: usize, slots: usize, tokens: usize) -> anyhow::Result<Decoder> {

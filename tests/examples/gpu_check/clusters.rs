@@ -67,8 +67,8 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         compared.push(json!({"of": of, "rows": rows, "different": different}));
     }
     let engine = if on.is_recorded() { "cpu: workers have no recorded GPU" } else { on.device.as_str() };
-    let outcome = json!({"device": on.device, "workers": engine, "compared": compared, "kv_bytes": two.sent});
-    write(out, "clusters", outcome, &failed)
+    let outcome = json!({"workers": engine, "compared": compared, "kv_bytes": two.sent});
+    write(on, out, "clusters", outcome, &failed)
 }
 
 struct Served {

@@ -11,6 +11,7 @@ use baton_kernels::numerics::Half;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Rounds of fresh inputs on a GPU: the twins take some seconds for one.
 const ROUNDS: u64 = 6;
@@ -19,15 +20,18 @@ const ROUNDS: u64 = 6;
 const BLOCKS: [u32; 4] = [16, 32, 64, 128];
 
 const BOUNDS: Bounds = Bounds {
-    rows_max: 160,
+    // A draft's segment is a whole prompt.
+    rows_max: 640,
     logit_rows_max: 16,
     slots_max: 8,
     positions_max: 640,
     adapters: AdapterBounds { slots_max: 0, rank_max: 0 },
 };
 
-/// All of it, in both formats.
-pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
+/// All of it, in both formats. `whole`: in full size on a recorded GPU, too.
+pub(crate) fn run(on: &Where, out: &Path, whole: bool) -> anyhow::Result<()> {
+    let quick = on.quick || (on.is_recorded() && !whole);
+    let seed = if on.is_recorded() { 1 } else { SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() };
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     let (mut launches, mut bytes, mut graphs) = (BTreeMap::<String, u64>::new(), 0, 0);
     let (mut gpu, mut kernels) = (String::new(), Vec::new());
@@ -50,12 +54,12 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
         gpu = target.gpu().name.clone();
         kernels = target.kernels(&on.kernels)?;
         ended(&target, "known answers", target.device().map(drop).map_err(Into::into));
-        let extent = if on.is_quick() { Extent::Small } else { Extent::Whole { rounds: ROUNDS } };
-        ended(&target, "kernels", target.ops(1, extent).map_err(Into::into));
+        let extent = if quick { Extent::Small } else { Extent::Whole { rounds: ROUNDS } };
+        ended(&target, "kernels", target.ops(seed, extent).map_err(Into::into));
         println!("correct: kernels in {half:?}");
         for (how, blocks) in [(How::CheckedApart, &BLOCKS[..2]), (How::Checked, &BLOCKS[2..])] {
             let target = Target::open(&under, how)?;
-            let outcome = blocks.iter().try_for_each(|block| steps(&target, *block, on.is_quick()));
+            let outcome = blocks.iter().try_for_each(|block| steps(&target, *block, quick));
             ended(&target, &format!("programs, {how:?}"), outcome);
         }
         println!("correct: programs in {half:?}");
@@ -66,13 +70,13 @@ pub(crate) fn run(on: &Where, out: &Path) -> anyhow::Result<()> {
     if !missing.is_empty() {
         failed.push(format!("kernels that were never run: {}", missing.join(", ")));
     }
-    if !on.is_quick() && !launches.keys().any(|what| what.starts_with("product by")) {
+    if !quick && !launches.keys().any(|what| what.starts_with("product by")) {
         failed.push("no product of a library was run: put libcublasLt.so.13 on the library path".to_owned());
     }
     found.extend(failed);
     let failed = found;
-    let outcome = json!({"device": on.device, "gpu": gpu, "launches": launches, "bytes": bytes, "graphs": graphs});
-    write(out, "correct", outcome, &failed)
+    let outcome = json!({"gpu": gpu, "seed": seed, "launches": launches, "bytes": bytes, "graphs": graphs});
+    write(on, out, "correct", outcome, &failed)
 }
 
 /// Requests on a checked device: prompts in chunks, steps of both kinds, graphs, drafts, and what is preempted.

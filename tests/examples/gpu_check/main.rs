@@ -13,7 +13,7 @@ mod ways;
 
 use anyhow::{Context, bail};
 use baton_kernels::cuda::CudaConfig;
-use baton_kernels::cuda::check::{SeededDefect, Under};
+use baton_kernels::cuda::check::{How, SeededDefect, Target, Under};
 use baton_kernels::numerics::{Half, TensorCore};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
@@ -38,6 +38,9 @@ pub(crate) struct Where {
     /// Small shapes and few repeats. Always so on a recorded GPU.
     #[arg(long)]
     quick: bool,
+    /// The commit that this was built of.
+    #[arg(long, default_value = "unknown")]
+    commit: String,
     /// A defect that `--kernels` have, or that a recorded GPU is to have.
     #[arg(long)]
     defect: Option<SeededDefect>,
@@ -45,12 +48,20 @@ pub(crate) struct Where {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Opens the device, and names it.
+    Open {
+        #[command(flatten)]
+        on: Where,
+    },
     /// Known answers, every kernel against its twin, and programs command by command.
     Correct {
         #[command(flatten)]
         on: Where,
         #[arg(long)]
         out: PathBuf,
+        /// In full size on a recorded GPU, too.
+        #[arg(long)]
+        whole: bool,
     },
     /// Small launches of every kernel, compared with nothing: for compute-sanitizer.
     Small {
@@ -135,8 +146,9 @@ impl Where {
 }
 
 /// Writes a part's outcome. `failed` says what is wrong.
-pub(crate) fn write(out: &Path, part: &str, mut outcome: Value, failed: &[String]) -> anyhow::Result<()> {
+pub(crate) fn write(on: &Where, out: &Path, part: &str, mut outcome: Value, failed: &[String]) -> anyhow::Result<()> {
     outcome["part"] = part.into();
+    outcome["run"] = json!({"commit": on.commit, "device": on.device, "quick": on.quick});
     outcome["failed"] = failed.into();
     std::fs::write(out, serde_json::to_string_pretty(&outcome)? + "\n").with_context(|| out.display().to_string())?;
     if failed.is_empty() {
@@ -157,14 +169,15 @@ fn part(
         std::fs::remove_file(out).with_context(|| out.display().to_string())?;
     }
     match run(on, out) {
-        Err(error) if !out.exists() => write(out, name, json!({"device": on.device}), &[format!("{error:#}")]),
+        Err(error) if !out.exists() => write(on, out, name, json!({}), &[format!("{error:#}")]),
         ended => ended,
     }
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().verb {
-        Verb::Correct { on, out } => part("correct", &on, &out, correct::run)?,
+        Verb::Open { on } => println!("{}", Target::open(&on.under(Half::Bf16)?, How::Plain)?.gpu().name),
+        Verb::Correct { on, out, whole } => part("correct", &on, &out, |on, out| correct::run(on, out, whole))?,
         Verb::Small { on, program } => correct::small(&on, program)?,
         Verb::Seeded { on } => correct::seeded(&on)?,
         Verb::Invariance { on, out } => part("invariance", &on, &out, invariance::run)?,

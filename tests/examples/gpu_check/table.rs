@@ -89,17 +89,24 @@ fn targets(bench: &Value, roofs: &Value) -> Vec<Target> {
 pub(crate) fn run(results: &Path, out: &Path) -> anyhow::Result<()> {
     let mut wrong = Vec::new();
     let mut text = String::from("| Part | Outcome |\n|---|---|\n");
-    let mut gpu = String::new();
+    let (mut gpu, mut runs) = (String::new(), Vec::new());
     for part in PARTS {
         let Some(outcome) = read(results, part)? else {
             text += &format!("| {part} | not run |\n");
             continue;
         };
+        if !runs.contains(&outcome["run"]) {
+            runs.push(outcome["run"].clone());
+        }
         if let Some(name) = outcome["gpu"].as_str() {
             gpu = name.to_owned();
         }
         let failed: Vec<&str> = outcome["failed"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let said = if failed.is_empty() { "passed".to_owned() } else { format!("FAILED: {}", failed.join("; ")) };
+        let said = if failed.is_empty() {
+            "passed".to_owned()
+        } else {
+            format!("FAILED: {}", failed.join("; ").replace('\n', "; "))
+        };
         text += &format!("| {part} | {said} |\n");
         wrong.extend(failed.into_iter().map(|failed| format!("{part}: {failed}")));
     }
@@ -123,7 +130,11 @@ pub(crate) fn run(results: &Path, out: &Path) -> anyhow::Result<()> {
     } else {
         format!("Measured by `tests/gpu/check` on one {gpu}.")
     };
-    let text = format!("{title}\n\n{text}");
+    let [run] = &runs[..] else {
+        bail!("{} has results of different runs, remove them: {}", results.display(), serde_json::to_string(&runs)?)
+    };
+    let quick = if run["quick"] == true { " Small shapes (QUICK=1): no figure is one of the targets'." } else { "" };
+    let text = format!("{title} Commit {}, {}.{quick}\n\n{text}", run["commit"], run["device"]);
     std::fs::write(out, &text).with_context(|| out.display().to_string())?;
     print!("{text}");
     if !wrong.is_empty() {
