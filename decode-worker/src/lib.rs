@@ -30,7 +30,7 @@ use baton_node::grpc::Router;
 use baton_node::membership::Members;
 use baton_types::{Role, Runtime};
 use baton_worker::config::WorkerConfig;
-use baton_worker::process::{BoundRole, Parts, WorkerRole};
+use baton_worker::role::{BoundRole, Parts, WorkerRole};
 use handoffs::Handoffs;
 use service::DecodeService;
 use std::sync::Arc;

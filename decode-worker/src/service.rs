@@ -8,7 +8,7 @@ use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
 use baton_worker::phases::{Phases, WorkerPhase};
-use baton_worker::process::Parts;
+use baton_worker::role::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
 use baton_worker::submit::{engine_request, reused, submit_error};

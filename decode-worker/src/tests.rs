@@ -26,7 +26,7 @@ use baton_worker::drain::Drain;
 use baton_worker::grpc::Replies;
 use baton_worker::hold::LeaseHold;
 use baton_worker::phases::Phases;
-use baton_worker::process::Parts;
+use baton_worker::role::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use std::net::{IpAddr, Ipv4Addr};

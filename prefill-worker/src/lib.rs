@@ -27,7 +27,7 @@ use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
 use baton_types::{Role, Runtime};
-use baton_worker::process::{BoundRole, Parts, WorkerRole};
+use baton_worker::role::{BoundRole, Parts, WorkerRole};
 use baton_worker::service::Claimed;
 use service::PrefillService;
 use std::sync::Arc;

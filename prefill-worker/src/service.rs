@@ -10,7 +10,7 @@ use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
 use baton_worker::phases::WorkerPhase;
 use baton_worker::prefix_get::{self, CachedPrefix, PrefixGet};
-use baton_worker::process::Parts;
+use baton_worker::role::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream::{self, StreamSink};
 use baton_worker::submit::{engine_request, reused, submit_error};

@@ -1,7 +1,7 @@
 //! What the benchmark has a model compute, and what that takes of a machine at least: operations of a prompt, bytes of a decode step.
 
+use baton_engine::families::{AttentionSpec, DecoderSpec, LayerSpec, TensorName};
 use baton_engine::formats::{ModelSource, WeightsError};
-use baton_engine::models::{AttentionSpec, DecoderSpec, LayerSpec, TensorName};
 use baton_types::Dtype;
 use std::ops::RangeInclusive;
 
@@ -113,7 +113,7 @@ fn attention_operations(attention: &AttentionSpec, up_to_each: RangeInclusive<us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_engine::models::{Activation, Rope, RopeScaling};
+    use baton_engine::families::{Activation, Rope, RopeScaling};
 
     /// SmolLM2-135M.
     fn default_model() -> DecoderSpec {

@@ -2,19 +2,19 @@
 
 use crate::call::CallContext;
 use crate::drain::{DrainPhase, DrainState};
-use crate::process::Parts;
 use crate::report::{PERIOD, Report};
+use crate::role::Parts;
 use crate::service::WorkerService;
 use crate::spans::Parent;
 use baton_kv_cache::{FeedChange, FeedUpdate, PrefixHash};
 use baton_node::grpc::TelemetryService;
 use baton_node::grpc::{self, GrpcConfig, Router, deadline_of};
 use baton_node::telemetry::Traces;
-use baton_proto::convert::{ConvertError, required, status};
+use baton_proto::convert::{required, status};
 use baton_proto::v1::telemetry_server::{self, TelemetryServer};
 use baton_proto::v1::worker_server::{self, Worker, WorkerServer};
 use baton_proto::v1::{self, cache_update::Change};
-use baton_types::{ModelCard, Party, RequestError, Runtime};
+use baton_types::{Party, RequestError, Runtime};
 use bytes::Bytes;
 use futures::Stream;
 use std::pin::Pin;
@@ -57,11 +57,6 @@ pub(crate) fn router(config: &GrpcConfig, service: WorkerService, traces: Traces
     let telemetry = TelemetryServer::new(TelemetryService::new(traces));
     let router = grpc::server(config).add_service(health).add_service(worker).add_service(telemetry);
     grpc::with_reflection(router, &[worker_server::SERVICE_NAME, telemetry_server::SERVICE_NAME, role_service])
-}
-
-/// A card that routers accept, or the reason why they would not.
-pub(crate) fn checked_card(card: ModelCard) -> Result<ModelCard, ConvertError> {
-    ModelCard::try_from(v1::ModelCard::from(card))
 }
 
 #[tonic::async_trait]

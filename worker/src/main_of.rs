@@ -2,7 +2,8 @@
 
 use crate::config::{WorkerArgs, WorkerConfig};
 use crate::models::fetch_only;
-use crate::process::{RunningWorker, Surroundings, WorkerRole, service_name};
+use crate::process::{RunningWorker, Surroundings, service_name};
+use crate::role::WorkerRole;
 use baton_node::announce::Announcer;
 use baton_node::config::load_or_dump;
 use baton_node::{Shutdown, host, telemetry};

@@ -4,30 +4,31 @@
 use crate::bring_up::{self, Loaded};
 use crate::config::WorkerConfig;
 use crate::credentials;
+use crate::data_plane;
 use crate::drain::Drain;
 use crate::hang;
 use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
 use crate::phases::Phases;
 use crate::report::cache_changes;
-use crate::service::{Claims, WorkerService};
+pub use crate::role::Parts;
+use crate::role::{BoundRole, WorkerRole};
+use crate::service::WorkerService;
 use anyhow::Context;
-use baton_engine::{EngineHandle, SequenceGate};
+use baton_engine::SequenceGate;
 use baton_kernels::device::Device;
 use baton_kv_cache::PoolShape;
-use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
+use baton_kv_transfer::{KvTransfer, NoHooks, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::grpc::{self, Router};
+use baton_node::grpc;
 use baton_node::identity::{self, Identity};
+use baton_node::membership;
 use baton_node::membership::embedded::JoinConfig;
-use baton_node::membership::{self, Members};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
-use baton_types::{
-    Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard, seeded,
-};
+use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -43,56 +44,6 @@ const TRANSFER_STOP_MS_MAX: u64 = 1_000;
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Time that cut-off calls have to send their error, routers to receive the deregistration, and connections to close.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
-
-/// The role of a worker: prefill or decode.
-pub trait WorkerRole: Send + 'static {
-    fn role(&self) -> Role;
-    /// Connects the role with the engine that it will run on. `members` are the workers that may read its cache; `runtime` runs its
-    /// tasks.
-    fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole;
-}
-
-/// What a role adds to a worker.
-pub struct BoundRole {
-    /// Receives the KV that peers put here.
-    pub sink: Arc<dyn SinkHandler>,
-    /// Claimed capacity, for load reports.
-    pub claimed: Claims,
-    /// Name of the role's gRPC service.
-    pub service_name: &'static str,
-    /// Adds the role's service to the server.
-    pub serve: Box<dyn FnOnce(Router, Parts) -> Router + Send>,
-}
-
-/// The components that a role's service uses.
-#[derive(Clone)]
-pub struct Parts {
-    pub engine: EngineHandle,
-    pub transfer: KvTransfer,
-    /// Accepts or refuses each call.
-    pub drain: Drain,
-    pub tracer: SdkTracer,
-    pub phases: Phases,
-    pub call_max: Duration,
-    pub message_max: usize,
-    /// Fingerprint of the model.
-    pub model: Digest,
-    /// Runs calls, and provides the time.
-    pub runtime: Arc<dyn Runtime>,
-}
-
-impl Parts {
-    /// Refuses a call that names another start of this worker: that one may have had other weights and blocks.
-    pub fn check_party(&self, meant: &Party) -> Result<(), RequestError> {
-        let ours = self.transfer.party();
-        let is_same_name = seeded!(OtherIncarnation) && meant.instance == ours.instance;
-        if meant == ours || is_same_name {
-            return Ok(());
-        }
-        let message = format!("{ours} answers here now, and {meant} was called; send the request to another worker");
-        Err(RequestError::new(ErrorKind::Unavailable, message))
-    }
-}
 
 /// Inputs of a worker's start, apart from its configuration.
 pub struct Surroundings {
@@ -173,13 +124,13 @@ impl RunningWorker {
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, service_name, serve } =
             role.bind(&loaded.engine, membership.members(), runtime.clone());
-        let mut settings = transfer_config(&config, &party, &loaded)?;
+        let mut settings = data_plane::transfer_config(&config, &party, &loaded)?;
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);
         let memory = loaded.memory.clone();
         let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, memory, sink)).await?;
         let transfer = transfer.context("cannot start the data plane")?;
-        bring_up::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
+        data_plane::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone(), runtime.clone())));
         let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
@@ -290,18 +241,6 @@ async fn load(config: &WorkerConfig, announcer: Announcer, device: Option<Arc<dy
     };
     let loaded = tokio::task::spawn_blocking(load).await?;
     loaded.with_context(|| format!("cannot serve model {:?}", config.model.model))
-}
-
-fn transfer_config(
-    config: &WorkerConfig,
-    party: &Party,
-    loaded: &Loaded,
-) -> Result<TransferConfig, crate::WorkerError> {
-    let transport = bring_up::transport(&config.transfer)?;
-    let settings = TransferConfig::new(party.clone(), loaded.compatibility.clone(), loaded.map.clone(), transport);
-    let (limits, encrypt) = (config.transfer.limits.clone(), config.transfer.encrypt);
-    let advertise = bring_up::advertise(&config.transfer);
-    Ok(TransferConfig { limits, advertise, encrypt, ..settings })
 }
 
 fn record(

@@ -1,6 +1,6 @@
 //! The model's text bundle, checked before any weight is loaded: if a router refused it, the worker would wait forever.
 
-use crate::WorkerError;
+use crate::error::WorkerError;
 use baton_engine::formats::{ModelSource, TextSource};
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
 

@@ -20,7 +20,7 @@ use baton_kernels::cuda;
 use baton_kv_transfer::{UcxLanes, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host::raise_locked_memory_limit;
-use baton_worker::bring_up;
+use baton_worker::device;
 use clap::Args;
 use finding::{Finding, Verdict, report, worst};
 use link::Way;
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let (ports, usable) = rdma::look(root, args.rdma, devices);
     findings.extend(ports);
     let wanted = gpu::Wanted { gpu: args.gpu, rdma: args.rdma };
-    let kernels = bring_up::cuda_kernels(args.cuda_kernels.as_deref().unwrap_or(Path::new("")));
+    let kernels = device::cuda_kernels(args.cuda_kernels.as_deref().unwrap_or(Path::new("")));
     let (gpus, has_gpu) = gpu::look(root, wanted, &kernels, &rdma::usable(root, devices), cuda::host);
     findings.extend(gpus);
     let over_rdma = args.rdma || devices.given().is_some();

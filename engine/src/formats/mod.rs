@@ -1,10 +1,10 @@
 //! Formats of models: GGUF files, Hugging Face folders, seeded random models. All return a [`DecoderSpec`], and tensors by canonical name,
-//! as they are stored. What differs by family is in [`crate::models`].
+//! as they are stored. What differs by family is in [`crate::families`].
 //!
 //! A configuration key or tensor that changes the computation and is not implemented is refused by name: a plausible wrong answer is the
 //! worst outcome.
 
-use crate::models::{DecoderSpec, TensorName};
+use crate::families::{DecoderSpec, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TextBundle, TokenId};
 use std::borrow::Cow;
@@ -64,17 +64,17 @@ pub trait ModelSource: Send + Sync {
 }
 
 mod error;
+mod fingerprints;
 mod gguf;
 mod huggingface;
-mod known;
 mod mmap;
 mod random;
 mod sampling;
 
 pub use error::WeightsError;
+pub use fingerprints::KnownFingerprints;
 pub use gguf::GgufModel;
 pub use huggingface::HuggingFaceModel;
 pub(crate) use huggingface::JsonObject;
-pub use known::KnownFingerprints;
 pub use random::RandomModel;
 use sampling::check_sampling;

@@ -1,8 +1,8 @@
 //! Errors of loading a model and of computing a step.
 
 use super::ModelConfig;
+use crate::families::{DecoderSpec, TensorName};
 use crate::formats::WeightsError;
-use crate::models::{DecoderSpec, TensorName};
 use baton_kernels::device::DeviceError;
 use baton_types::LayoutError;
 

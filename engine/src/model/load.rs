@@ -1,8 +1,8 @@
 //! Loads a model's weights onto a device and writes its forward pass as a program.
 
 use super::{ModelError, rope_table};
+use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerTensor, TensorName};
 use crate::formats::{ModelSource, StoredTensor};
-use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};

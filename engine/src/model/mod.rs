@@ -16,8 +16,8 @@ pub use baton_kernels::step::{Logits, StepInput, StepOutput, StepSegment};
 pub use error::ModelError;
 pub use rope::{inverse_frequencies, rope_table};
 
+use crate::families::DecoderSpec;
 use crate::formats::ModelSource;
-use crate::models::DecoderSpec;
 use baton_kernels::adapter::{Adapter, AdapterBounds};
 use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
 use baton_kernels::step::AdapterSlot;

@@ -4,7 +4,7 @@
 //! numerics class may have different C libraries.
 
 use super::ModelError;
-use crate::models::{AttentionSpec, Rope, RopeScaling};
+use crate::families::{AttentionSpec, Rope, RopeScaling};
 use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 

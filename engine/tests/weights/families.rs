@@ -2,8 +2,8 @@
 //! tests of the forward pass, on the same fixtures.
 
 use crate::folder::Folder;
+use baton_engine::families::DecoderSpec;
 use baton_engine::formats::{GgufModel, ModelSource};
-use baton_engine::models::DecoderSpec;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

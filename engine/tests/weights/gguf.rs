@@ -1,10 +1,10 @@
 //! GGUF files: what is read from them, and that everything else is refused by name.
 
 use crate::support::{File, HIDDEN, Meta, VOCAB, fixture};
-use baton_engine::formats::{GgufModel, ModelSource, TextSource, WeightsError};
-use baton_engine::models::{
+use baton_engine::families::{
     Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, Rope, RopeScaling, TensorName,
 };
+use baton_engine::formats::{GgufModel, ModelSource, TextSource, WeightsError};
 
 /// The error of opening a small model after `damage`; its message must contain every part.
 fn refused(damage: impl FnOnce(&mut File), parts: &[&str]) -> WeightsError {

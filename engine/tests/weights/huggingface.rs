@@ -2,8 +2,8 @@
 
 use crate::folder::Folder;
 use crate::support::fixture;
+use baton_engine::families::{RopeScaling, TensorName};
 use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource, TextSource};
-use baton_engine::models::{RopeScaling, TensorName};
 use serde_json::{Value, json};
 
 /// The error of opening the tiny folder after `damage`; its message must contain every part.

@@ -1,8 +1,8 @@
 //! Every storage type expands to the same bits as in PyPI `gguf` (fixture made by `fixtures/generate.py`).
 
 use crate::support::{File, Meta, fixture};
+use baton_engine::families::TensorName;
 use baton_engine::formats::ModelSource;
-use baton_engine::models::TensorName;
 
 /// Takes `count` bytes off the front.
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {

@@ -18,7 +18,7 @@ mod tests;
 pub use error::{ConvertError, required};
 pub use record::{
     ADDRESS_BYTES_MAX, CAPABILITIES_MAX, END_TOKENS_MAX, LABELS_MAX, LAYOUT_BYTES_MAX, NAME_BYTES_MAX,
-    SERVED_NAMES_MAX, SHARDS_MAX,
+    SERVED_NAMES_MAX, SHARDS_MAX, checked_card,
 };
 pub use report::{finish_reason, finish_reason_code};
 pub use sequence::TOKENS_MAX;

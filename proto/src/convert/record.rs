@@ -169,6 +169,11 @@ impl TryFrom<v1::ModelCard> for ModelCard {
     }
 }
 
+/// A card that its readers accept, or the reason why they would not: for a writer that wants to know before it publishes one.
+pub fn checked_card(card: ModelCard) -> Result<ModelCard, ConvertError> {
+    ModelCard::try_from(v1::ModelCard::from(card))
+}
+
 impl From<InstanceRecord> for v1::InstanceRecord {
     fn from(r: InstanceRecord) -> Self {
         Self {

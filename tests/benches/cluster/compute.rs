@@ -5,7 +5,7 @@ use crate::summary::{Figure, Summary};
 use crate::{THREADS, gemm};
 use anyhow::{Context, ensure};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
-use baton_engine::models::DecoderSpec;
+use baton_engine::families::DecoderSpec;
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_tests::{golden, work};
 use baton_types::{RequestId, SamplingParams, Share, TokenId};

@@ -1,4 +1,4 @@
-//! Kernels and programs against scalar twins.
+//! Kernels and programs against host twins.
 
 use crate::decoder::{Decoder, Shape};
 use crate::ways::{Continuation, Way, requests, serve};

@@ -46,7 +46,7 @@ impl Shape {
         rich: true,
         shared: false,
     };
-    /// Compared within seconds by scalar twins. No size is a multiple of a tile.
+    /// Compared within seconds by host twins. No size is a multiple of a tile.
     pub(crate) const TINY: Self = Self {
         hidden: 72,
         heads: 3,

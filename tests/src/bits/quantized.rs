@@ -1,7 +1,7 @@
 //! Random models whose matrices are stored in quantized formats: class `i8x32` multiplies integers only where a file stores them.
 
+use baton_engine::families::{DecoderSpec, TensorName};
 use baton_engine::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
-use baton_engine::models::{DecoderSpec, TensorName};
 use baton_kernels::quantize::quantize;
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TokenId};

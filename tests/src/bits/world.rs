@@ -32,7 +32,7 @@ pub enum Family {
     Cpu,
     /// Scalar, without threads.
     Reference,
-    /// A recorded GPU, of a tensor-core class: every kernel's scalar twin, late.
+    /// A recorded GPU, of a tensor-core class: every kernel's host twin, late.
     Recorded,
     /// GEMM slabs depend on the number of rows.
     RowCount,

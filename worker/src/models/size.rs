@@ -2,8 +2,8 @@
 
 use super::{ModelSpec, ModelsError, cache_dir, default_model};
 use crate::settings::ModelSettings;
+use baton_engine::families::DecoderSpec;
 use baton_engine::formats::{GgufModel, HuggingFaceModel, ModelSource as _, RandomModel};
-use baton_engine::models::DecoderSpec;
 use baton_types::Attention;
 use std::path::Path;
 

@@ -2,9 +2,8 @@
 
 use super::header::Header;
 use super::value::Value;
+use crate::families::{Activation, AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, registry};
 use crate::formats::{WeightsError, check_sampling};
-use crate::models::registry::{self, GgufFamily};
-use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 use baton_types::SamplingDefaults;
 
 /// Keys of an architecture that determine the spec, or that do not affect the computation.

@@ -10,8 +10,7 @@ mod value;
 
 use super::mmap::MappedFile;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::models::registry::RotaryRows;
-use crate::models::{DecoderSpec, LayerTensor, TensorName};
+use crate::families::{DecoderSpec, LayerTensor, RotaryRows, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 use config::Config;

@@ -1,6 +1,6 @@
 //! llama.cpp's tensor names.
 
-use crate::models::{LayerTensor, TensorName, layer_index};
+use crate::families::{LayerTensor, TensorName, layer_index};
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";

@@ -2,9 +2,8 @@
 
 use super::json::JsonObject;
 use super::{keys, rope};
+use crate::families::{Activation, AttentionSpec, ConfigFamily, DecoderSpec, LayerSpec, registry};
 use crate::formats::WeightsError;
-use crate::models::registry::{self, ConfigFamily};
-use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec};
 
 /// Checks every key and reads the spec.
 pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {

@@ -10,7 +10,7 @@ mod text;
 
 use super::mmap::MappedFile;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::models::{DecoderSpec, TensorName};
+use crate::families::{DecoderSpec, TensorName};
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
 pub(crate) use json::JsonObject;
 use std::path::Path;

@@ -3,8 +3,8 @@
 //! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
 
 use super::json::JsonObject;
+use crate::families::{Rope, RopeScaling};
 use crate::formats::WeightsError;
-use crate::models::{Rope, RopeScaling};
 
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
 const THETA_DEFAULT: f32 = 10_000.0;

@@ -1,9 +1,9 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
+use crate::families::{DecoderSpec, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
 use crate::formats::{StoredTensor, WeightsError};
-use crate::models::{DecoderSpec, LayerTensor, TensorName, layer_index};
 use baton_kernels::storage::StorageFormat;
 use safetensors::tensor::TensorInfo;
 use safetensors::{Dtype, SafeTensors};

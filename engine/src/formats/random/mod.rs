@@ -7,7 +7,7 @@ mod spec;
 mod text;
 
 use super::{ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::models::{DecoderSpec, TensorName};
+use crate::families::{DecoderSpec, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
@@ -148,7 +148,7 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::LayerTensor;
+    use crate::families::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()

@@ -1,8 +1,8 @@
 //! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
+use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 use crate::formats::WeightsError;
-use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 use std::collections::BTreeMap;
 
 /// Most parameters: 64 GiB as f32, far above any useful size.

@@ -1,9 +1,9 @@
 //! Loading: memory of what was read is given back, and the model says what its device does.
 
 use super::{config, numerics, random, reference};
+use crate::families::{DecoderSpec, TensorName};
 use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::Model;
-use crate::models::{DecoderSpec, TensorName};
 use crate::step_model::StepModel;
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;

@@ -1,8 +1,8 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
 use super::{Rig, Rows, random, reference, tokens};
+use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
 use crate::formats::ModelSource;
-use crate::models::{Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
 use baton_types::{Dtype, TokenId};
 
 type Matrix = Vec<Vec<f64>>;

@@ -1,9 +1,9 @@
 //! Invalid inputs are refused, with the right error, before they reach the device.
 
 use super::{Batch, RAGGED, Rig, Rows, config, random, reference, tokens};
+use crate::families::{DecoderSpec, LayerTensor, TensorName};
 use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepInput};
-use crate::models::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::device::DeviceError;
 use baton_memory::HostPool;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};

@@ -1,8 +1,8 @@
 //! Rotary frequencies and tables against values computed by hand.
 
+use crate::families::{Rope, RopeScaling};
 use crate::formats::{ModelSource, RandomModel};
 use crate::model::{ModelError, inverse_frequencies, rope_table};
-use crate::models::{Rope, RopeScaling};
 
 fn check(scaling: RopeScaling, dim: usize, expected: &[f64]) {
     let got = inverse_frequencies(&Rope { theta: 10_000.0, scaling: scaling.clone() }, dim).unwrap();

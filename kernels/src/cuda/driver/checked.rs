@@ -1,9 +1,11 @@
 //! A driver that checks another one, command by command.
 //!
-//! It keeps a copy of the device's memory in the host's. Each kernel runs twice: by its scalar twin on the copy, and on the device. Before, every byte
+//! It keeps a copy of the device's memory in the host's. Each kernel runs twice: by its host twin on the copy, and on the device. Before, every byte
 //! that the twin writes and has not read is poisoned on the device. Afterwards every allocation that the twin wrote to must be equal, byte for
 //! byte, and so must what lies before and behind it. So another result, a byte that is not written, and one that is written beside the output
 //! are all seen, and named after the kernel. A graph is checked as one kernel, or taken apart into its kernels.
+//!
+//! A host twin is scalar code; for products, the CPU's vector kernels of the class, which are checked against the scalar twin.
 //!
 //! Commands end before the next one begins.
 

@@ -1,4 +1,4 @@
-//! What the engine asks of a GPU: memory, streams of commands, events. Two implementations: the CUDA driver, and a recorder for tests.
+//! What the engine asks of a GPU: memory, streams of commands, events. Two implementations, and in tests two decorators.
 
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod checked;

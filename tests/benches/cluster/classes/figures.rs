@@ -5,7 +5,7 @@ use super::{ROUNDS, Rates, Subject};
 use crate::peers::Peer;
 use crate::statistics::{median, paired_ratio_at_least};
 use crate::summary::{Figure, Summary, Target};
-use baton_engine::models::DecoderSpec;
+use baton_engine::families::DecoderSpec;
 use baton_kernels::numerics::Numerics;
 use baton_kernels::roofline::MatrixInstruction;
 use baton_tests::promised;

@@ -1,7 +1,7 @@
 //! The default model as if its file had all matrices in bf16.
 
+use baton_engine::families::{DecoderSpec, TensorName};
 use baton_engine::formats::{ModelSource, StoredTensor, TextSource, WeightsError};
-use baton_engine::models::{DecoderSpec, TensorName};
 use baton_kernels::numerics::round;
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, Dtype, SamplingDefaults, TokenId};

@@ -4,7 +4,7 @@ use super::{Gemm, check, data};
 use crate::THREADS;
 use crate::statistics::best;
 use crate::summary::{Figure, Summary, Target};
-use baton_engine::models::DecoderSpec;
+use baton_engine::families::DecoderSpec;
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::roofline;

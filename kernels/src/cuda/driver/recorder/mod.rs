@@ -1,4 +1,6 @@
-//! A GPU for tests. It records every command, runs it late by a scalar twin of its kernel, and has memory that the host can't address.
+//! A GPU for tests. It records every command, runs it late by its kernel's host twin, and has memory that the host can't address.
+//!
+//! The host twin is scalar code; for products, the CPU's vector kernels of the class, which are checked against the scalar twin.
 //!
 //! A command runs only when somebody polls or waits for an event behind it: one command a poll. An upload takes its bytes then, and a
 //! download brings them then. So a host that reuses a buffer too early, or reads one too early, gets wrong bytes.

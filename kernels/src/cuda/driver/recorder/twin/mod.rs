@@ -1,4 +1,5 @@
-//! What each kernel computes, by the scalar reference, on recorded memory.
+//! Host twins: what each kernel computes, on recorded memory. A host twin is scalar code; for products, the CPU's vector kernels of the class,
+//! which are checked against the scalar twin.
 
 mod rows;
 mod samples;
@@ -22,7 +23,7 @@ use crate::reference::elementwise;
 use crate::storage::StorageFormat;
 use std::ops::Range;
 
-/// A class, by the scalar reference.
+/// The host twins of a class.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cuda::driver) struct Twin {
     pub(in crate::cuda::driver) cores: TensorCore,

@@ -1,10 +1,7 @@
-//! The table of families.
+//! What a family states of its files.
 
-use super::{DecoderSpec, llama, mistral, qwen2, qwen3};
+use super::DecoderSpec;
 use crate::formats::{JsonObject, WeightsError};
-
-/// Every supported family.
-const FAMILIES: &[&Family] = &[&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
 /// How a family's files describe its decoder.
 pub(crate) struct Family {
@@ -45,40 +42,4 @@ pub(crate) enum RotaryRows {
     Neighbours,
     /// Rotary partners are half a head apart, as in Hugging Face's files: rows i and i + head_dim / 2.
     Halves,
-}
-
-/// The family of a class in `architectures`.
-pub(crate) fn by_class(class: &str) -> Option<&'static ConfigFamily> {
-    FAMILIES.iter().map(|family| &family.config).find(|family| family.class == class)
-}
-
-/// The family of a `general.architecture`.
-pub(crate) fn by_architecture(architecture: &str) -> Option<&'static GgufFamily> {
-    FAMILIES.iter().filter_map(|family| family.gguf.as_ref()).find(|family| family.architecture == architecture)
-}
-
-/// All classes, for messages.
-pub(crate) fn classes() -> String {
-    FAMILIES.iter().map(|family| family.config.class).collect::<Vec<_>>().join(", ")
-}
-
-/// All architectures, for messages.
-pub(crate) fn architectures() -> String {
-    let names = FAMILIES.iter().filter_map(|family| family.gguf.as_ref()).map(|family| family.architecture);
-    names.collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn every_name_has_one_family() {
-        let names: Vec<_> = FAMILIES.iter().flat_map(|f| [f.config.class, f.config.model_type]).collect();
-        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
-        let architectures = architectures();
-        let names: Vec<_> = architectures.split(", ").collect();
-        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
-    }
 }

@@ -3,8 +3,8 @@
 //! "Qwen3 Technical Report" (arXiv:2505.09388); the meaning of the keys: `configuration_qwen3.py` of transformers 5.24.
 
 use super::DecoderSpec;
+use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 use super::qwen2::{WINDOW_KEYS, read_windows};
-use super::registry::{ConfigFamily, Family, GgufFamily, RotaryRows};
 
 pub(super) const FAMILY: Family = Family {
     config: ConfigFamily {

@@ -3,7 +3,7 @@
 //! Jiang et al., "Mistral 7B" (arXiv:2310.06825).
 
 use super::DecoderSpec;
-use super::registry::{ConfigFamily, Family};
+use super::family::{ConfigFamily, Family};
 use crate::formats::{JsonObject, WeightsError};
 
 const WINDOW: &str = "sliding_window";

@@ -4,6 +4,7 @@
 //! it has in files, which keys it reads beyond the common ones, and what they change in the spec. The readers in [`crate::formats`] know no
 //! family by name; they refuse keys and tensors that the family does not state.
 
+mod family;
 mod llama;
 mod mistral;
 mod qwen2;
@@ -12,6 +13,7 @@ pub(crate) mod registry;
 mod spec;
 mod tensors;
 
+pub(crate) use family::{ConfigFamily, GgufFamily, RotaryRows};
 pub use spec::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 pub(crate) use tensors::layer_index;
 pub use tensors::{LayerTensor, TensorName};

@@ -2,7 +2,7 @@
 //!
 //! Touvron et al., "LLaMA" (arXiv:2302.13971).
 
-use super::registry::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 
 pub(super) const FAMILY: Family = Family {
     config: ConfigFamily { class: "LlamaForCausalLM", model_type: "llama", keys: &[], read: |_, _| Ok(()) },

@@ -3,7 +3,7 @@
 //! Yang et al., "Qwen2 Technical Report" (arXiv:2407.10671); the meaning of the keys: `configuration_qwen2.py` of transformers 5.24.
 
 use super::DecoderSpec;
-use super::registry::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 use crate::formats::{JsonObject, WeightsError};
 
 pub(super) const FAMILY: Family = Family {
