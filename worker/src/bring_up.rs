@@ -1,6 +1,6 @@
 //! From settings to a running engine with its pool: the part of a worker's start that needs no network.
 
-use crate::device::{self, check_memory, pool_on_gpu};
+use crate::device::{self, check_memory, pool_on_gpu, too_little_memory};
 use crate::error::WorkerError;
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings};
 use crate::{models, text};
@@ -13,7 +13,7 @@ use baton_memory::PoolMemory;
 use baton_memory::host::return_free_heap;
 use baton_node::host;
 use baton_proto::convert::checked_card;
-use baton_types::{Compatibility, KvPoolMap, MemoryKind, ModelCard};
+use baton_types::{Compatibility, KvLayout, KvPoolMap, MemoryKind, ModelCard};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,12 +87,14 @@ fn start(
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
     let context_max = context_max(model.max_model_len, source.spec().context)?;
+    // On a GPU: each parameter has 16 bits there.
+    let weights = 2 * source.spec().parameters();
     let config = EngineConfig {
         kv: engine.kv,
         kv_cache_bytes: match device.memory() {
             None => engine.kv_cache_bytes.0,
             // For the bounds alone: what is left is known once the model is loaded.
-            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, 2 * source.spec().parameters())?,
+            Some(memory) => pool_on_gpu(device.as_ref(), memory, engine, weights)?,
         },
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
@@ -108,7 +110,14 @@ fn start(
     let bundle = text::bundle(source.as_ref())?;
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
     let layout = source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
-    let map = config.pool_map(layout.clone())?;
+    // A GPU's pool is what its memory leaves: its size is no setting.
+    let map_of = |config: &EngineConfig, layout: KvLayout, weights: u64| {
+        config.pool_map(layout).map_err(|error| match (error, device.memory()) {
+            (EngineError::PoolTooSmall { .. }, Some(memory)) => too_little_memory(&*device, memory, engine, weights),
+            (error, _) => error.into(),
+        })
+    };
+    let map = map_of(&config, layout.clone(), weights)?;
     // A model file may declare a context of any length; rotary tables are made for no more positions than the pool holds.
     let pool_tokens = PoolShape::from(&map).tokens_max(config.launched_tokens_max());
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
@@ -122,7 +131,7 @@ fn start(
         None => (config, map),
         Some(memory) => {
             let config = EngineConfig { kv_cache_bytes: pool_on_gpu(device.as_ref(), memory, engine, 0)?, ..config };
-            let map = config.pool_map(layout)?;
+            let map = map_of(&config, layout, 0)?;
             (config, map)
         }
     };

@@ -120,13 +120,23 @@ pub(crate) fn pool_on_gpu(
     let of_free = free.checked_sub(beside.saturating_add(total / 50));
     match of_ours.zip(of_free).map(|(ours, free)| ours.min(free)) {
         Some(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(WorkerError::GpuMemory {
-            gpu: device.info().name,
-            total: ByteSize(total >> 20 << 20),
-            free: ByteSize(free >> 20 << 20),
-            weights: ByteSize(weights >> 20 << 20),
-            utilization: settings.gpu_memory_utilization,
-        }),
+        _ => Err(too_little_memory(device, memory, settings, weights)),
+    }
+}
+
+/// The error of a GPU whose memory does not suffice. `weights` are bytes that are still to be loaded.
+pub(crate) fn too_little_memory(
+    device: &dyn Device,
+    memory: DeviceMemory,
+    settings: &EngineSettings,
+    weights: u64,
+) -> WorkerError {
+    WorkerError::GpuMemory {
+        gpu: device.info().name,
+        total: ByteSize(memory.total >> 20 << 20),
+        free: ByteSize(memory.free >> 20 << 20),
+        weights: ByteSize(memory.weights.saturating_add(weights) >> 20 << 20),
+        utilization: settings.gpu_memory_utilization,
     }
 }
 

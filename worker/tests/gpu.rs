@@ -52,6 +52,15 @@ fn a_model_that_does_not_fit_is_refused_by_name() {
     assert!(matches!(error, WorkerError::GpuMemory { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("too little") && text.contains("gpu_memory_utilization = 0.9"), "{text}");
+    // Little more than the weights: there is room, but for too few blocks.
+    let refused = (1..64).filter_map(|quarters| load(quarters << 18, 128, &engine).err());
+    refused.for_each(|error| {
+        // Memory that a program takes beside the pool may be what is missing.
+        assert!(
+            matches!(&error, WorkerError::GpuMemory { .. }) || error.to_string().contains("out of memory"),
+            "{error}"
+        );
+    });
 }
 
 #[test]

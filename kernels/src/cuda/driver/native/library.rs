@@ -29,7 +29,7 @@ fn failed(what: &'static str) -> impl FnOnce(result::CublasError) -> DeviceError
 impl Library {
     /// The library, if there is one; the device's context must be current.
     pub(super) fn open() -> Option<Self> {
-        // SAFETY: loading the library runs its initializers and nothing of ours; it stays loaded.
+        // SAFETY: loading the library runs its initializers and nothing of ours.
         if !unsafe { sys::is_culib_present() } {
             tracing::warn!(
                 "cuBLASLt is not found: long prompts take Baton's own products, which are slower. Put libcublasLt.so.13 on the library path"

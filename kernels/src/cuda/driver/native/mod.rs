@@ -210,7 +210,10 @@ impl Driver for NativeDriver {
                     kind: MemoryKind::Cuda(self.gpu.ordinal),
                     bytes,
                     what: what.into(),
-                    help: format!("{free} bytes are free: end other processes, or lower engine.gpu_memory_utilization"),
+                    help: format!(
+                        "{free} bytes are free: end other processes, take a smaller model, or leave more beside the KV pool (a lower \
+                         engine.gpu_memory_utilization)"
+                    ),
                 })
             }
             Err(error) => Err(failed("cuMemAlloc")(error)),
