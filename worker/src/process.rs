@@ -11,7 +11,7 @@ use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
 use crate::phases::Phases;
 use crate::report::cache_changes;
-pub use crate::role::Parts;
+use crate::role::Parts;
 use crate::role::{BoundRole, WorkerRole};
 use crate::service::WorkerService;
 use anyhow::Context;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Device memory of [`recorded`].
 const MEMORY: usize = 256 << 20;
 
-/// A recorded GPU of this class with 256 MiB of memory: a [`CudaDevice`] over a driver that runs every kernel's scalar twin, late.
+/// A recorded GPU of this class with 256 MiB of memory: a [`CudaDevice`] over a driver that runs every kernel's host twin, late.
 pub fn recorded(cores: TensorCore, half: Half) -> Arc<CudaDevice> {
     recording(cores, half, MEMORY).0
 }

@@ -26,8 +26,8 @@ use baton_types::{
 use baton_worker::call::CallContext;
 use baton_worker::drain::Drain;
 use baton_worker::phases::Phases;
-use baton_worker::process::Parts;
 use baton_worker::report::{Report, cache_changes};
+use baton_worker::role::Parts;
 use baton_worker::service::{Claimed, WorkerService};
 use baton_worker::spans::Parent;
 use cached::Cached;

@@ -32,7 +32,7 @@ fn each_layer_is_announced_when_its_kv_is_stored_and_before_the_next() {
 
 #[test]
 fn a_fence_that_is_done_means_kv_that_stays() {
-    let lag = LagConfig { delay: Duration::from_millis(1), ..LagConfig::default() };
+    let lag = LagConfig { delay: Duration::from_millis(30), ..LagConfig::default() };
     let device = Lagging::new(reference(Dtype::Bf16), lag);
     let mut rig = Rig::new(&random(RAGGED), &*device, Dtype::Bf16, 16);
     let (pool, batch) = (rig.pool.clone(), chunk(&rig));

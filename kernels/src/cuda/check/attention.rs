@@ -81,7 +81,7 @@ pub(super) fn all(scene: &mut Scene, small: bool) -> Result<(), DeviceError> {
             }
             let (rich, window) = ((case + i) % 2 == 1, WINDOWS[(case + 3 * i) % WINDOWS.len()]);
             rope_store(scene, block, (heads, kv_heads, dim), positions, rich)?;
-            // The scalar twin takes as long as there are elements.
+            // The host twin takes as long as there are elements.
             let most = if dim > 128 { 600 } else { 1100 };
             let positions: Vec<usize> = positions.iter().copied().filter(|position| *position < most).collect();
             attend(scene, block, (heads, kv_heads, dim), &positions, window)?;

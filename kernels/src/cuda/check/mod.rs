@@ -1,4 +1,4 @@
-//! What `tests/gpu/check` asks of a GPU's kernels: each against its scalar twin ([`Target::ops`]), and how long each takes ([`Target::gemm`] and so
+//! What `tests/gpu/check` asks of a GPU's kernels: each against its host twin ([`Target::ops`]), and how long each takes ([`Target::gemm`] and so
 //! on). A recorded GPU answers likewise, so that the check itself is tested where there is no GPU.
 
 mod attention;
