@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::process::Command;
 
 /// The ignored test that runs the worker; it calls [`play`].
-const TEST: &str = "role_of_the_other_process";
+const TEST: &str = "skew::role_of_the_other_process";
 /// Passes the worker's role to it. Not one of Baton's own variables, which are configuration.
 const VARIABLE: &str = "TEST_SKEWED_WORKER";
 

@@ -5,6 +5,7 @@ use baton_engine::{EngineHandle, StepGaps};
 use baton_kernels::device::{Device, DeviceMemory};
 use baton_kv_cache::{BlockCounts, CacheCounts};
 use baton_kv_transfer::{KvTransfer, PeerStats};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -13,7 +14,10 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How often a GPU's driver is asked for its memory at most: the question waits for the launches of steps, and they for it.
+const MEMORY_EVERY: Duration = Duration::from_secs(1);
 
 /// Labels of every series.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
@@ -22,6 +26,8 @@ type Labels<'a> = Vec<(&'a str, &'a str)>;
 pub struct WorkerMetrics {
     engine: EngineHandle,
     device: Arc<dyn Device>,
+    /// As last read, and when.
+    memory: Mutex<Option<(Instant, DeviceMemory)>>,
     transfer: KvTransfer,
     model: String,
     pool: String,
@@ -36,7 +42,7 @@ impl fmt::Debug for WorkerMetrics {
 impl WorkerMetrics {
     /// For this engine with its device, and this transfer.
     pub fn new(engine: EngineHandle, device: Arc<dyn Device>, transfer: KvTransfer, model: &str, pool: &str) -> Self {
-        Self { engine, device, transfer, model: model.into(), pool: pool.into() }
+        Self { engine, device, memory: Mutex::default(), transfer, model: model.into(), pool: pool.into() }
     }
 
     fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Labels<'a> {
@@ -160,7 +166,7 @@ impl WorkerMetrics {
     fn device(&self, to: &mut DescriptorEncoder<'_>, load: &Load) -> fmt::Result {
         let help = "From the end of a step to the launch of the next, while there was work and no step on the device";
         self.family(to, "engine_step_gap_seconds", help, &[(vec![], load.gaps)], Gaps)?;
-        let uses = self.device.memory().map(uses).into_iter().flatten();
+        let uses = recent(&self.memory, Instant::now(), || self.device.memory()).map(uses).into_iter().flatten();
         let uses: Vec<_> = uses.map(|(kind, bytes)| (vec![("kind", kind)], bytes as f64)).collect();
         let help = "Memory of the GPU that this worker computes on, by what it is used for";
         self.gauges(to, "device_memory_bytes", help, &uses)
@@ -250,10 +256,33 @@ impl WorkerMetrics {
     }
 }
 
+/// What was read within [`MEMORY_EVERY`] before `now`, or is read now.
+fn recent(
+    last: &Mutex<Option<(Instant, DeviceMemory)>>,
+    now: Instant,
+    read: impl FnOnce() -> Option<DeviceMemory>,
+) -> Option<DeviceMemory> {
+    let mut last = last.lock();
+    if last.is_none_or(|(at, _)| now.duration_since(at) >= MEMORY_EVERY) {
+        *last = read().map(|memory| (now, memory));
+    }
+    last.map(|(_, memory)| memory)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use prometheus_client::registry::Registry;
+
+    #[test]
+    fn a_driver_is_asked_for_memory_once_a_second() {
+        let of = |free| DeviceMemory { total: 100, free, weights: 0, pool: 0, workspace: 0, beside_pool: 0 };
+        let (last, start) = (Mutex::default(), Instant::now());
+        let told =
+            |ms, free| recent(&last, start + Duration::from_millis(ms), || Some(of(free))).map(|memory| memory.free);
+        assert_eq!([(0, 9), (999, 8), (1_000, 7), (1_500, 6)].map(|(ms, free)| told(ms, free)), [9, 9, 7, 7].map(Some));
+        assert_eq!(recent(&Mutex::default(), start, || None).map(|memory| memory.free), None, "a CPU has none");
+    }
 
     #[test]
     fn every_byte_of_a_gpu_is_told_once() {

@@ -1,16 +1,18 @@
 //! What a host has for GPUs, for tools that prepare a host: its driver's GPUs, and files of kernels.
 
-use super::driver::native::inventory as native;
+use super::driver::native::{inventory as native, library};
 use super::gpu::TARGETS;
 use super::{CudaError, Gpu, pack};
 use crate::numerics::TensorCore;
 use std::path::{Path, PathBuf};
 
-/// The GPUs of a driver, in its order.
+/// The GPUs of a driver, in its order, and what helps to compute on them.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// One for each that this process may use.
     pub gpus: Vec<HostGpu>,
+    /// Version of cuBLASLt, if it is on the library path: workers take it for long prompts.
+    pub cublas_lt: Option<usize>,
 }
 
 /// A GPU, and what this build can do with it.
@@ -40,7 +42,8 @@ pub fn host(kernels: &Path) -> Result<Host, CudaError> {
         let native::Bus { address: pci, gpu_direct, dma_buf } = native::bus(device)?;
         Ok(HostGpu::new(gpu, pci, gpu_direct, dma_buf, kernels))
     };
-    Ok(Host { gpus: (0..native::count()?).map(one).collect::<Result<_, CudaError>>()? })
+    let gpus = (0..native::count()?).map(one).collect::<Result<_, CudaError>>()?;
+    Ok(Host { gpus, cublas_lt: library::version() })
 }
 
 impl HostGpu {

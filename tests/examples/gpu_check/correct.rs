@@ -85,6 +85,9 @@ fn steps(target: &Target, block: u32, quick: bool) -> anyhow::Result<()> {
     let (lengths, outputs): (&[usize], _) = if quick { (&[3, 70], 3) } else { (&[1, 17, 70, 130, 530], 6) };
     let blocks = (lengths.iter().map(|len| len + outputs + 1).max().unwrap_or(0).div_ceil(block as usize) + 1) * 8;
     let mut decoder = Decoder::new(&*device, Shape::TINY, block, blocks as u32, BOUNDS)?;
+    let memory = device.memory().context("a GPU without memory")?;
+    let told_free = memory.free + memory.weights + memory.pool + memory.workspace;
+    ensure!(told_free <= memory.total, "memory that is in use is told as free: {memory:?}");
     let requests = requests(lengths.len(), lengths, outputs, Shape::TINY.vocab);
     let graph = Way { batch: 4, chunk: 48, continuation: Continuation::Graph, preempt: None, warm: false };
     let rows = serve(&mut decoder, &requests, &Vec::new(), graph)?;

@@ -120,8 +120,8 @@ const SLOWER: &str = "the same tokens, later";
 const NOTHING: &str = "nothing";
 const NONE: &str = "nothing to free";
 
-const DRAIN: &str = "tests/tests/drain.rs";
-const RECOVERY: &str = "tests/tests/recovery.rs";
+const DRAIN: &str = "tests/tests/faults/drain.rs";
+const RECOVERY: &str = "tests/tests/faults/recovery.rs";
 const ETCD: &str = "tests/tests/etcd.rs";
 /// etcd nodes that die and hang, without load.
 const NODES: &str = "node/src/membership/etcd/tests/nodes.rs";

@@ -133,10 +133,14 @@ fn notes_tell_how_to_make_the_first_call() -> anyhow::Result<()> {
         (two, &[names, "\"model\":\"a\"", "in the cluster, to a."], &[no_cuda, no_test]),
         (
             "decode: {engine: {device: cuda}}",
-            &[no_cuda, "decode pool default of model default", "set gpu.count to 1"],
+            &[no_cuda, "decode pool default of model default", "set gpu.count to 1", "image.suffix to -cuda"],
             &["prefill pool"],
         ),
-        ("decode: {engine: {device: cuda}, gpu: {count: 1}}", &[no_cuda], &["gpu.count"]),
+        (
+            "image: {suffix: -cuda}\ndecode: {engine: {device: cuda}, gpu: {count: 1}}",
+            &[no_cuda],
+            &["gpu.count", "image.suffix"],
+        ),
     ];
     for (values, told, not_told) in cases {
         let notes = notes(values)?;

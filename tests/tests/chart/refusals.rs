@@ -50,6 +50,7 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("decode: {engine: {kvCacheBytes: lots}}", &["/decode/engine/kvCacheBytes"])?;
     check("decode: {engine: {blockTokens: 20}}", &["/decode/engine/blockTokens", "multiple"])?;
     check("decode: {engine: {device: cuda, blockTokens: 48}}", &["/decode/engine/blockTokens", "128"])?;
+    check("decode: {engine: {device: cuda}, gpu: {count: 8}}", &["/decode/gpu/count", "maximum"])?;
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
     check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
     check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;

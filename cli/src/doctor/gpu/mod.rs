@@ -1,4 +1,5 @@
-//! Checks GPUs: the driver, the device nodes that a process needs, the files of kernels, each GPU, and whether a NIC can access its memory.
+//! Checks GPUs: the driver, the device nodes that a process needs, the files of kernels, each GPU, whether a NIC can access its memory, and
+//! cuBLASLt.
 
 mod devices;
 
@@ -38,6 +39,7 @@ pub(super) fn look(
     match asked {
         Ok(host) => {
             findings.extend(devices::judge(root, &host.gpus, wanted, ports));
+            findings.extend((!host.gpus.is_empty()).then(|| products(host.cublas_lt)));
             (findings, !host.gpus.is_empty())
         }
         Err(error) => {
@@ -66,6 +68,15 @@ fn files(folder: &Path, needed: bool) -> Option<Finding> {
     };
     let remedy = error.as_ref().err().map(ToString::to_string).unwrap_or_default();
     Some(Finding::new("gpu kernels", Verdict::Failure.if_wanted(needed || damaged.is_some()), found, remedy))
+}
+
+fn products(cublas_lt: Option<usize>) -> Finding {
+    let remedy = "workers on GPUs start, and compute long prompts by Baton's own, slower products: put libcublasLt.so.13 on the library \
+                  path (LD_LIBRARY_PATH), such as the folder of PyPI's nvidia-cublas";
+    match cublas_lt {
+        Some(version) => Finding::ok("cublaslt", format!("version {version}")),
+        None => Finding::new("cublaslt", Verdict::Warning, "not found", remedy),
+    }
 }
 
 /// Nodes that CUDA opens besides each GPU's.
@@ -143,6 +154,7 @@ fn has_dma_buffers(root: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::doctor::sysfs::tests::root;
+    use baton_kernels::cuda::{Capability, CudaVersion, Gpu, HostGpu, RemoteWrites};
 
     const VERSION: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build";
 
@@ -196,6 +208,27 @@ mod tests {
         assert_eq!((last.check.as_str(), last.verdict), ("cuda", Verdict::Failure), "{told:?}");
         assert!(last.found.contains("libcuda.so.1"), "{told:?}");
         assert_eq!(look(false).last().unwrap().verdict, Verdict::Absent);
+    }
+
+    #[test]
+    fn a_host_of_gpus_tells_whether_it_has_cublaslt() {
+        let one = host(&["nvidia0", "nvidiactl", "nvidia-uvm"], "5.15.0");
+        let remote_writes = RemoteWrites::of(0, 0, 0);
+        let capability = Capability { major: 9, minor: 0 };
+        let (name, memory, cuda) = ("NVIDIA H100".into(), 80 << 30, CudaVersion(13_000));
+        let gpu = Gpu { name, ordinal: 0, capability, processors: 132, memory, cuda, remote_writes };
+        let told = |cublas_lt, gpus: &[Gpu]| {
+            let kernels = one.path().join("kernels");
+            let gpus = gpus.iter().map(|gpu| HostGpu::new(gpu.clone(), String::new(), true, true, &kernels)).collect();
+            let wanted = Wanted { gpu: true, rdma: false };
+            let (findings, _) = look(one.path(), wanted, &kernels, &[], |_| Ok(Host { gpus, cublas_lt }));
+            findings.into_iter().find(|found| found.check == "cublaslt")
+        };
+        assert_eq!(told(Some(130_100), &[gpu.clone()]), Some(Finding::ok("cublaslt", "version 130100")));
+        let missing = told(None, &[gpu]).unwrap();
+        assert_eq!(missing.verdict, Verdict::Warning, "workers start without it");
+        assert!(missing.remedy.unwrap().contains("libcublasLt.so.13"));
+        assert_eq!(told(None, &[]), None);
     }
 
     #[test]

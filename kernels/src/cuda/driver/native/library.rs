@@ -26,20 +26,23 @@ fn failed(what: &'static str) -> impl FnOnce(result::CublasError) -> DeviceError
     move |error| DeviceError::Failed(format!("cuBLASLt: {what}: {error}"))
 }
 
+/// The version of the library, such as 130100; `None` if there is none. This loads it.
+pub(in crate::cuda) fn version() -> Option<usize> {
+    // SAFETY: loading the library runs its initializers and nothing of ours; it stays loaded.
+    unsafe { sys::is_culib_present().then(|| sys::cublasLtGetVersion()) }
+}
+
 impl Library {
     /// The library, if there is one; the device's context must be current.
     pub(super) fn open() -> Option<Self> {
-        // SAFETY: loading the library runs its initializers and nothing of ours.
-        if !unsafe { sys::is_culib_present() } {
+        let Some(version) = version() else {
             tracing::warn!(
                 "cuBLASLt is not found: long prompts take Baton's own products, which are slower. Put libcublasLt.so.13 on the library path"
             );
             return None;
-        }
+        };
         match result::create_handle() {
             Ok(handle) => {
-                // SAFETY: the library is loaded.
-                let version = unsafe { sys::cublasLtGetVersion() };
                 tracing::info!(version, "cuBLASLt is loaded");
                 Some(Self { handle: Handle(handle) })
             }

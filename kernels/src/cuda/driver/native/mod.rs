@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Calls of the CUDA driver.
 
 pub(in crate::cuda) mod inventory;
-mod library;
+pub(in crate::cuda) mod library;
 mod memory;
 mod module;
 

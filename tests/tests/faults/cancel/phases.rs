@@ -1,7 +1,7 @@
 //! At least 40 cancels in each phase, with bystanders, over both transports.
 
-use crate::clients::{Ask, Clients, Front, Refused};
-use crate::support::{
+use super::clients::{Ask, Clients, Front, Refused};
+use super::support::{
     ANSWER_TOKENS, Bystanders, CHUNK_TOKENS, all_right, config, policy, right_answers, router_in_flight, spec, until,
 };
 use anyhow::{Context, ensure};

@@ -1,7 +1,7 @@
 //! More requests than the limits take: typed refusals at once, right answers for all others, nothing left behind.
 
-use crate::clients::{Ask, Clients, Front, Refused};
-use crate::support::{ANSWER_TOKENS, WAIT_MAX, check, config, right_answers, spec, until};
+use super::clients::{Ask, Clients, Front, Refused};
+use super::support::{ANSWER_TOKENS, WAIT_MAX, check, config, right_answers, spec, until};
 use anyhow::{Context, ensure};
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::{Cluster, ClusterSpec};

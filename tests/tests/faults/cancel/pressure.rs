@@ -1,7 +1,7 @@
 //! Pools too small for what is asked of them: reservations that wait, sequences that are preempted, and cancels among both.
 
-use crate::clients::{Ask, Clients, Front, PROMPTS, Refused};
-use crate::support::{ANSWER_TOKENS, Bystanders, WAIT_MAX, all_right, check, config, right_answers, spec, until};
+use super::clients::{Ask, Clients, Front, PROMPTS, Refused};
+use super::support::{ANSWER_TOKENS, Bystanders, WAIT_MAX, all_right, check, config, right_answers, spec, until};
 use anyhow::{Context, ensure};
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::Cluster;

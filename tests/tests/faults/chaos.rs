@@ -106,7 +106,7 @@ fn links_fail_in_namespaces_of_their_own() -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    let me = command.arg(std::env::current_exe()?).args(["--ignored", "--exact", "links_fail_as_they_are_told"]);
+    let me = command.arg(std::env::current_exe()?).args(["--ignored", "--exact", "chaos::links_fail_as_they_are_told"]);
     let output = me.output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -198,7 +198,7 @@ fn told(name: &str, record: Option<&str>) -> anyhow::Result<String> {
     ))
 }
 
-/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test chaos page` writes it anew.
+/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test faults chaos::page` writes it anew.
 #[test]
 fn the_page_has_the_table_and_what_was_recorded() -> anyhow::Result<()> {
     const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
@@ -209,6 +209,6 @@ fn the_page_has_the_table_and_what_was_recorded() -> anyhow::Result<()> {
         let (begin, end) = (format!("<!-- Recorded: {name} -->\n"), format!("<!-- End of {name} -->\n"));
         right = replaced(&right, (&begin, &end), &told(name, record.as_deref())?)?;
     }
-    expect_file!["../../docs/reliability.md"].assert_eq(&right);
+    expect_file!["../../../docs/reliability.md"].assert_eq(&right);
     Ok(())
 }

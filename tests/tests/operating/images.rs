@@ -177,7 +177,7 @@ fn images_for_cuda_are_those_that_the_chart_names_with_a_suffix() -> anyhow::Res
     for (asked, target) in [(&prefill, "prefill-worker"), (&decode, "decode-worker")] {
         ensure!(asked.contains(&format!("--target {target}-cuda --tag baton-{target}:1.2.3-cuda ")), "{asked}");
         ensure!(
-            asked.contains("UCX_PACKAGE=libucx-cu13==1.22.* ") && asked.contains("UCX_DIR=/opt/python/"),
+            asked.contains("UCX_PACKAGE=libucx-cu13==1.22.0 --hash=sha256:") && asked.contains("UCX_DIR=/opt/python/"),
             "{asked}"
         );
     }

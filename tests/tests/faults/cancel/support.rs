@@ -1,6 +1,6 @@
 //! Clusters of these tests, the right answers, and requests that nobody disturbs.
 
-use crate::clients::{Ask, Clients, Front, PROMPTS};
+use super::clients::{Ask, Clients, Front, PROMPTS};
 use anyhow::{Context, ensure};
 use baton_node::config::ByteSize;
 use baton_proto::v1::PrefillPolicy;

@@ -1,0 +1,4 @@
+//! The same bits however a request is served, and KV that a device shows late.
+
+mod bits;
+mod late_landing;

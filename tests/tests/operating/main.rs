@@ -1,0 +1,13 @@
+//! What operators start, set, read and ask: `baton`'s verbs, settings, images, metrics and traces.
+
+mod bench;
+mod configuration;
+mod doctor;
+mod images;
+mod jaeger;
+mod kv_size;
+mod metric_values;
+mod metrics;
+mod status;
+mod traces;
+mod up;

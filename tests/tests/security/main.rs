@@ -1,0 +1,6 @@
+//! Clients and peers that have no key, the wrong one, or want to harm.
+
+mod hostile_clients;
+mod keys;
+mod rotation;
+mod strangers;

@@ -1,0 +1,7 @@
+//! What clients of a cluster are answered, over both APIs and by real client libraries.
+
+mod clients;
+mod cluster_answers;
+mod cluster_http;
+mod prefix_cache;
+mod two_models;
