@@ -4,6 +4,8 @@ VENV  := target/python
 # What users run. Built for itself, so that no feature of tests is on in it.
 SHIPPED  := $(CARGO) build --profile dist --target-dir target/shipped
 BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
+# Most tests wait for processes and deadlines more than they compute.
+export RUST_TEST_THREADS ?= $(shell expr 2 '*' "$$(nproc)")
 
 .PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts cuda cubins gpu-bundle
 

@@ -6,7 +6,7 @@ use crate::{Where, write};
 use anyhow::{Context, ensure};
 use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::cuda::check::{Compared, Extent, How, SeededDefect, Target};
-use baton_kernels::device::Bounds;
+use baton_kernels::device::{Bounds, Device as _};
 use baton_kernels::numerics::Half;
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_host_of_gpus_tells_whether_it_has_cublaslt() {
         let one = host(&["nvidia0", "nvidiactl", "nvidia-uvm"], "5.15.0");
-        let remote_writes = RemoteWrites::of(0, 0, 0);
+        let remote_writes = RemoteWrites::Ordered;
         let capability = Capability { major: 9, minor: 0 };
         let (name, memory, cuda) = ("NVIDIA H100".into(), 80 << 30, CudaVersion(13_000));
         let gpu = Gpu { name, ordinal: 0, capability, processors: 132, memory, cuda, remote_writes };
