@@ -162,7 +162,6 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.common.stop.store(true, Ordering::SeqCst);
-        self.common.state.fetch_add(POSTED, Ordering::SeqCst);
         self.common.wake_parked();
         for worker in self.workers.drain(..) {
             worker.join().ok(); // Its panics were reported by `run`.
@@ -253,15 +252,16 @@ impl Common {
         }
     }
 
-    /// Waits until more than `seen` jobs have been posted.
+    /// Waits until more than `seen` jobs have been posted, or until the stop. The stop is no job: a worker that entered late would count it
+    /// among those it has seen, and wait for ever.
     fn wait_for_job(&self, seen: u64) {
-        let is_posted = || self.state.load(Ordering::SeqCst) / POSTED != seen;
-        if spin_until(&is_posted) {
+        let is_over = || self.stop.load(Ordering::SeqCst) || self.state.load(Ordering::SeqCst) / POSTED != seen;
+        if spin_until(&is_over) {
             return;
         }
         let mut park = self.park.lock();
         self.parked.fetch_add(1, Ordering::SeqCst);
-        while !is_posted() {
+        while !is_over() {
             self.wake.wait(&mut park);
         }
         self.parked.fetch_sub(1, Ordering::SeqCst);
@@ -350,6 +350,18 @@ mod tests {
             std::thread::sleep(MOMENT);
             assert!(!common.wake.wait_for(&mut park, LOST).timed_out(), "the wake-up is lost");
         });
+    }
+
+    #[test]
+    fn a_worker_ends_whatever_it_has_counted() {
+        let (common, (ended, end)) = (Threads::none().common.clone(), std::sync::mpsc::channel());
+        // As a worker that is stopped while it enters its last job: it has counted all that was ever posted.
+        common.stop.store(true, Ordering::SeqCst);
+        std::thread::spawn(move || {
+            common.wait_for_job(0);
+            ended.send(()).unwrap();
+        });
+        assert_eq!(end.recv_timeout(LOST), Ok(()), "it waits for a job that nobody posts");
     }
 
     #[test]
