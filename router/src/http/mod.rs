@@ -31,6 +31,8 @@ pub(crate) struct HttpState {
     pub(crate) body: BodyLimits,
     /// Keepalive interval of streams.
     pub(crate) sse_keepalive: Duration,
+    /// Whether fields that the API does not have are refused.
+    pub(crate) strict_fields: bool,
 }
 
 /// All routes. Those of the API need a key if keys are configured. `admin` (health, and metrics unless they have their

@@ -2,7 +2,7 @@
 
 use crate::testing::cluster::Cluster;
 use crate::testing::http::{post, send};
-use baton_proto::v1::FinishReason;
+use baton_proto::v1::{FinishReason, TokenBias};
 use baton_types::{ErrorKind, Role};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -105,6 +105,57 @@ async fn a_compressed_body_is_refused() {
         assert_eq!(ask(coding).await, (415, json!("unsupported_media_type")), "{coding}");
     }
     assert_ne!(ask("identity").await.0, 415);
+}
+
+#[tokio::test]
+async fn unknown_fields_are_ignored_and_told_or_refused() {
+    let body = json!({"model": "m", "prompt": "x", "max_tokens": 1, "no such, field": 1, "user": "u", "stream": true});
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let worker = async {
+        let decode = d.decode().await;
+        decode.claimed().await;
+        decode.last(u32::from(b'O'), FinishReason::Length).await;
+    };
+    let (answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/completions", &body), worker);
+    assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (200, Some("no?such??field")));
+    // Of an error, too.
+    let wrong = json!({"model": "nobody", "prompt": "x", "a": 1, "b": 1});
+    let answer = post(cluster.router.http_addr, "/v1/completions", &wrong).await;
+    assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (404, Some("a, b")));
+    let strict = Cluster::start(|c| c.http.strict_fields = true).await;
+    let answer = post(strict.router.http_addr, "/v1/completions", &body).await;
+    assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (400, None));
+    let error = answer.json().await["error"].take();
+    assert_eq!((&error["param"], &error["code"]), (&json!("no?such??field"), &json!("invalid_request")), "{error}");
+}
+
+#[tokio::test]
+async fn requests_with_constraints_go_to_workers_that_know_them() {
+    let cluster = Cluster::start(|_| ()).await;
+    let old = cluster.worker_with(Role::Decode, "old", |record| record.capabilities.clear()).await;
+    let constrained = json!({"model": "m", "prompt": "x", "max_tokens": 1, "logit_bias": {"79": 5}, "min_tokens": 1,
+        "allowed_token_ids": [79, 80]});
+    let answer = post(cluster.router.http_addr, "/v1/completions", &constrained).await;
+    assert_eq!(answer.status, 503, "an old worker would ignore them");
+    let new = cluster.worker(Role::Decode, "new").await;
+    for _ in 0..4 {
+        let worker = async {
+            let decode = new.decode().await;
+            decode.claimed().await;
+            decode.last(u32::from(b'O'), FinishReason::Length).await;
+            decode.request.sequence.unwrap().sampling.unwrap()
+        };
+        let (answer, sampling) = tokio::join!(post(cluster.router.http_addr, "/v1/completions", &constrained), worker);
+        let bias = [TokenBias { token_id: 79, bias: 5.0 }];
+        assert_eq!((answer.status, sampling.min_tokens, &sampling.logit_bias[..]), (200, 1, &bias[..]));
+        assert_eq!(sampling.allowed_token_ids, [79, 80]);
+    }
+    drop(old);
+    // Those that end the answer are the card's.
+    let ends = json!({"model": "m", "prompt": "x", "min_tokens": 1, "allowed_token_ids": [2]});
+    let answer = post(cluster.router.http_addr, "/v1/completions", &ends).await;
+    assert_eq!((answer.status, answer.json().await["error"]["param"].take()), (400, json!("min_tokens")));
 }
 
 #[tokio::test]
