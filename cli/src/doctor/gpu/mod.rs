@@ -224,7 +224,7 @@ mod tests {
             let (findings, _) = look(one.path(), wanted, &kernels, &[], |_| Ok(Host { gpus, cublas_lt }));
             findings.into_iter().find(|found| found.check == "cublaslt")
         };
-        assert_eq!(told(Some(130_100), &[gpu.clone()]), Some(Finding::ok("cublaslt", "version 130100")));
+        assert_eq!(told(Some(130_100), std::slice::from_ref(&gpu)), Some(Finding::ok("cublaslt", "version 130100")));
         let missing = told(None, &[gpu]).unwrap();
         assert_eq!(missing.verdict, Verdict::Warning, "workers start without it");
         assert!(missing.remedy.unwrap().contains("libcublasLt.so.13"));
