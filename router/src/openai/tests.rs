@@ -153,7 +153,6 @@ fn no_message_is_as_long_as_what_it_is_about() {
 #[test]
 fn malformed_fields_name_themselves() {
     let cases = [
-        ("temprature", json!(1), "temprature"),
         ("temperature", json!("hot"), "temperature"),
         ("top_k", json!(-2), "top_k"),
         ("seed", json!(1.5), "seed"),

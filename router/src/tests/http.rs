@@ -127,7 +127,7 @@ async fn unknown_fields_are_ignored_and_told_or_refused() {
     let answer = post(strict.router.http_addr, "/v1/completions", &body).await;
     assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (400, None));
     let error = answer.json().await["error"].take();
-    assert_eq!((&error["param"], &error["code"]), (&json!("no?such??field"), &json!("invalid_request")), "{error}");
+    assert_eq!(error["param"], "no?such??field", "{error}");
 }
 
 #[tokio::test]
