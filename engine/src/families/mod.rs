@@ -10,6 +10,7 @@ mod mistral;
 mod qwen2;
 mod qwen3;
 pub(crate) mod registry;
+mod smollm3;
 mod spec;
 mod tensors;
 

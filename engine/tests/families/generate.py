@@ -127,6 +127,26 @@ def qwen3():
     write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
 
 
+def smollm3():
+    """Every second layer without rotary embedding, the others scaled by YaRN."""
+    config = transformers.SmolLM3Config(
+        **COMMON,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        no_rope_layer_interval=2,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+    record("smollm3", transformers.SmolLM3ForCausalLM(config), 4)
+
+
 mistral()
 qwen2()
 qwen3()
+smollm3()

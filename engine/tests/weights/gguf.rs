@@ -70,7 +70,7 @@ fn rope_scaling() {
     let check = |change: fn(&mut File), expected: RopeScaling| {
         let mut file = File::llama();
         change(&mut file);
-        assert_eq!(file.open().unwrap().spec().layers[0].attention.rope.scaling, expected);
+        assert_eq!(file.open().unwrap().spec().layers[0].attention.rope.as_ref().unwrap().scaling, expected);
     };
     let none = RopeScaling::None;
     check(|_| (), none.clone());

@@ -24,6 +24,9 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
         }
     };
     let rms_eps = config.need("rms_norm_eps", config.float("rms_norm_eps")?)?;
+    let rope = rope::read(config)?;
+    // Configurations that scale by hand keep the context that the model was trained for.
+    let context = size("max_position_embeddings")?.max(rope.scaled_context());
     let layer = LayerSpec {
         attention: AttentionSpec {
             heads,
@@ -32,7 +35,7 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
             window: None,
             qkv_bias: false,
             head_norm: false,
-            rope: rope::read(config)?,
+            rope: Some(rope),
         },
         ffn: size("intermediate_size")?,
         activation: Activation::Silu,
@@ -42,7 +45,7 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
     let mut spec = DecoderSpec {
         vocab: size("vocab_size")?,
         hidden,
-        context: size("max_position_embeddings")?,
+        context,
         layers: layers.map_err(|reason| config.damaged(reason))?,
         final_rms_eps: rms_eps,
         tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
