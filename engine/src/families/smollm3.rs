@@ -19,6 +19,7 @@ pub(super) const FAMILY: Family = Family {
         class: "SmolLM3ForCausalLM",
         model_type: "smollm3",
         keys: &[INTERVAL, LAYERS, "layer_types", "max_window_layers", "sliding_window", "use_sliding_window"],
+        fused: &[],
         read,
     },
     gguf: Some(GgufFamily {

@@ -110,7 +110,7 @@ impl ModelText {
         let tokens = self.tokenizer.token_bytes_max().map_or(0, |longest| (bytes / longest.max(1)) as u64);
         if tokens >= tokens_max {
             return refuse(format!(
-                "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
+                "this model's maximum context length is {tokens_max} tokens here, and the prompt's {bytes} bytes are at least {tokens} tokens. Shorten it"
             ));
         }
         if self.takes(bytes) > memory_max {

@@ -56,7 +56,7 @@ impl Sampling {
         let prompt = prompt_tokens as u64;
         let exceeded = |param: &str, what: String| {
             let message = format!(
-                "{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens"
+                "this model's maximum context length is {context_max} tokens here, and {what}. Shorten the prompt or max_tokens"
             );
             RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param)
         };

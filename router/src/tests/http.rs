@@ -108,6 +108,17 @@ async fn a_compressed_body_is_refused() {
 }
 
 #[tokio::test]
+async fn version_and_ping_are_answered() {
+    let cluster = Cluster::start(|_| ()).await;
+    let to = cluster.router.http_addr;
+    for ping in ["GET /ping", "POST /ping"] {
+        assert_eq!(send(to, ping, "", "").await.status, 200, "{ping}");
+    }
+    let version = send(to, "GET /version", "", "").await.json().await;
+    assert_eq!(version, json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[tokio::test]
 async fn unknown_fields_are_ignored_and_told_or_refused() {
     let body = json!({"model": "m", "prompt": "x", "max_tokens": 1, "no such, field": 1, "user": "u", "stream": true});
     let cluster = Cluster::start(|_| ()).await;

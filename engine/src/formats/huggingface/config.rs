@@ -5,8 +5,8 @@ use super::{keys, rope};
 use crate::families::{Activation, AttentionSpec, ConfigFamily, DecoderSpec, LayerSpec, registry};
 use crate::formats::WeightsError;
 
-/// Checks every key and reads the spec.
-pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
+/// Checks every key and reads the spec. Also returns the family.
+pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigFamily), WeightsError> {
     let family = family(config)?;
     keys::check(config, family.keys)?;
     check_type(config, family)?;
@@ -52,7 +52,7 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
     };
     (family.read)(config, &mut spec)?;
     spec.check().map_err(|reason| config.damaged(reason))?;
-    Ok(spec)
+    Ok((spec, family))
 }
 
 /// transformers selects the computation by `model_type`, which must match the class.
