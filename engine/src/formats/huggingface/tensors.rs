@@ -259,6 +259,31 @@ fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::{ModelSource as _, RandomModel};
+
+    #[test]
+    fn matrices_that_are_stored_as_one_are_known_by_their_family_alone() {
+        use LayerTensor::{Gate, Key, Query, Up, Value};
+        let fused: &[FusedTensor] = &[("self_attn.qkv_proj.weight", &[Query, Key, Value])];
+        let layer = |tensors: &[LayerTensor]| Some(tensors.iter().map(|t| TensorName::Layer(3, *t)).collect::<Vec<_>>());
+        let (one, part) = ("model.layers.3.self_attn.qkv_proj.weight", "model.layers.3.self_attn.k_proj.weight");
+        assert_eq!((parts_of(one, fused), parts_of(part, fused)), (layer(&[Query, Key, Value]), None));
+        assert_eq!((parts_of(one, &[]), parts_of(part, &[])), (None, layer(&[Key])));
+        assert_eq!(parts_of("model.layers.3.mlp.up_proj.weight", fused), layer(&[Up]));
+        assert_eq!(parts_of("model.layers.03.mlp.up_proj.weight", fused), None);
+
+        let model = RandomModel::parse("random:hidden=8,heads=2,kv_heads=1,ffn=6,layers=1").unwrap();
+        let check = |shape: &[usize], parts: &[LayerTensor], layer| {
+            let (shape, data_offsets) = (shape.to_vec(), (0, 0));
+            let parts: Vec<_> = parts.iter().map(|part| TensorName::Layer(layer, *part)).collect();
+            let info = TensorInfo { dtype: Dtype::BF16, shape, data_offsets };
+            check_tensor("f", "t", &info, model.spec(), &parts).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[8 + 4 + 4, 8], &[Query, Key, Value], 0), Ok(()));
+        assert_eq!(check(&[12, 8], &[Gate, Up], 0), Ok(()));
+        assert!(check(&[12, 8], &[Query, Key, Value], 0).unwrap_err().contains("asks for [16, 8]"));
+        assert!(check(&[16, 8], &[Query, Key, Value], 1).unwrap_err().contains("no layer"));
+    }
 
     #[test]
     fn an_adapter_is_refused_by_name() {
