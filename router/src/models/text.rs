@@ -183,7 +183,7 @@ mod tests {
             let text = text(normalizer, "");
             assert_eq!(encode(&text, &"x".repeat(bytes - 1), bounds), Ok(bytes - 1), "whoever calls counts them");
             let told = encode(&text, &"x".repeat(bytes), bounds).unwrap_err();
-            assert!(told.starts_with(&format!("the prompt's {bytes} bytes are at least 100 tokens")), "{told}");
+            assert!(told.contains(&format!("the prompt's {bytes} bytes are at least 100 tokens")), "{told}");
         }
     }
 
