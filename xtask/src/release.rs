@@ -102,7 +102,7 @@ pub(crate) fn record(root: &Path, name: &str, summary: Option<&str>) -> anyhow::
     Record::of(&value)?;
     std::fs::write(&path, serde_json::to_string_pretty(&value)? + "\n")?;
     println!(
-        "{}; write the page anew: UPDATE_EXPECT=1 cargo test --release -p baton-tests --test faults chaos::page",
+        "{}; write the page anew: UPDATE_EXPECT=1 cargo test --release -p baton-tests --test faults page",
         path.display()
     );
     Ok(ExitCode::SUCCESS)

@@ -198,7 +198,7 @@ fn told(name: &str, record: Option<&str>) -> anyhow::Result<String> {
     ))
 }
 
-/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test faults chaos::page` writes it anew.
+/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test faults page` writes it anew.
 #[test]
 fn the_page_has_the_table_and_what_was_recorded() -> anyhow::Result<()> {
     const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
