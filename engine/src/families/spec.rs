@@ -221,7 +221,9 @@ impl Rope {
     /// The context that its scaling is for, where it says so.
     pub(crate) fn scaled_context(&self) -> usize {
         match self.scaling {
-            RopeScaling::Yarn { factor, original_context, .. } => (f64::from(factor) * original_context as f64) as usize,
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                (f64::from(factor) * original_context as f64) as usize
+            }
             _ => 0,
         }
     }
@@ -250,7 +252,9 @@ impl RopeScaling {
                 positive("rope beta_slow", *beta_slow)?;
                 positive("rope attention_factor", *amplitude)?;
                 if beta_fast < beta_slow || *original_context == 0 {
-                    return Err("yarn rope scaling needs beta_fast of at least beta_slow and an original context".into());
+                    return Err(
+                        "yarn rope scaling needs beta_fast of at least beta_slow and an original context".into()
+                    );
                 }
                 Ok(())
             }

@@ -129,9 +129,8 @@ fn rope() {
         rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         rope
     };
-    let scaled = |amplitude| {
-        RopeScaling::Yarn { factor: 4.0, original_context: 64, beta_fast: 32.0, beta_slow: 1.0, amplitude }
-    };
+    let scaled =
+        |amplitude| RopeScaling::Yarn { factor: 4.0, original_context: 64, beta_fast: 32.0, beta_slow: 1.0, amplitude };
     // 1 + 0.1 ln 4
     check(json!({"rope_scaling": yarn(json!({}))}), scaled(1.138_629_4), 5e4);
     check(json!({"rope_scaling": yarn(json!({"attention_factor": 1.25, "truncate": true}))}), scaled(1.25), 5e4);

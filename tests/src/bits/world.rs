@@ -134,7 +134,14 @@ impl World {
         lengths: &[usize],
         outputs: u32,
     ) -> anyhow::Result<Self> {
-        Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=3,window={window},full_every=3,nope_every=3"))
+        Self::random_with(
+            family,
+            numerics,
+            seed,
+            lengths,
+            outputs,
+            &format!("layers=3,window={window},full_every=3,nope_every=3"),
+        )
     }
 
     /// A small model of two layers for prompts of several splits of attention, with quantized matrices in each class.

@@ -122,7 +122,8 @@ async fn constraints_hold(cluster: &Cluster) -> anyhow::Result<()> {
     let greedy = v1::Sampling { temperature: Some(0.0), max_tokens: Some(12), ignore_eos: true, ..Default::default() };
     let free = drawn(both_ways(&client, &ids, &greedy).await?);
     let allowed: Vec<u32> = (300..340).collect();
-    let among = v1::Sampling { allowed_token_ids: allowed.clone(), temperature: Some(1.5), seed: Some(3), ..greedy.clone() };
+    let among =
+        v1::Sampling { allowed_token_ids: allowed.clone(), temperature: Some(1.5), seed: Some(3), ..greedy.clone() };
     let told = drawn(both_ways(&client, &ids, &among).await?);
     ensure!(told.iter().all(|token| allowed.contains(token)) && told.iter().any(|t| *t != told[0]), "{told:?}");
     let bias = vec![v1::TokenBias { token_id: 777, bias: 100.0 }];

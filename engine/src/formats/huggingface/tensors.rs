@@ -75,9 +75,8 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let parts = parts_of(&name, fused).ok_or_else(|| {
-                WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT)
-            })?;
+            let parts = parts_of(&name, fused)
+                .ok_or_else(|| WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT))?;
             check_tensor(file.path(), &name, info, spec, &parts)?;
             let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
             // Of equal columns, so bytes are as rows.
@@ -265,7 +264,8 @@ mod tests {
     fn matrices_that_are_stored_as_one_are_known_by_their_family_alone() {
         use LayerTensor::{Gate, Key, Query, Up, Value};
         let fused: &[FusedTensor] = &[("self_attn.qkv_proj.weight", &[Query, Key, Value])];
-        let layer = |tensors: &[LayerTensor]| Some(tensors.iter().map(|t| TensorName::Layer(3, *t)).collect::<Vec<_>>());
+        let layer =
+            |tensors: &[LayerTensor]| Some(tensors.iter().map(|t| TensorName::Layer(3, *t)).collect::<Vec<_>>());
         let (one, part) = ("model.layers.3.self_attn.qkv_proj.weight", "model.layers.3.self_attn.k_proj.weight");
         assert_eq!((parts_of(one, fused), parts_of(part, fused)), (layer(&[Query, Key, Value]), None));
         assert_eq!((parts_of(one, &[]), parts_of(part, &[])), (None, layer(&[Key])));

@@ -45,7 +45,8 @@ fn yarn_divides_pairs_by_their_turns() {
     check(yarn(8192, 32.0, 1.0), 8, &[1.0, 0.1, 0.01 * (0.25 / 3.0 + 2.0 / 3.0), 0.001 * (0.5 / 3.0 + 1.0 / 3.0)]);
     // 0.2 and 1.7: from the first to the second.
     check(yarn(320, 32.0, 1.0), 8, &[1.0, 0.1 * 0.625, 0.0025, 0.00025]);
-    let mut attention = RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap().spec().layers[0].attention.clone();
+    let mut attention =
+        RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap().spec().layers[0].attention.clone();
     attention.rope = Some(Rope { theta: 10_000.0, scaling: yarn(8192, 32.0, 1.0) });
     let table = rope_table(&attention, 2).unwrap();
     assert_eq!((table.cos[0], table.sin[0], table.cos[2]), (1.5, 0.0, (1.5 * 1.0f64.cos()) as f32));
