@@ -231,6 +231,17 @@ impl EngineHandle {
         if let Some(token) = request.tokens.iter().find(|&&t| t as usize >= shared.vocab) {
             return invalid(format!("token {token} is not in the vocabulary of {}", shared.vocab));
         }
+        let sampling = &request.sampling;
+        let named = sampling.allowed_token_ids.iter().chain(sampling.logit_bias.iter().map(|(token, _)| token));
+        if let Some(token) = named.into_iter().find(|&&t| t as usize >= shared.vocab) {
+            return invalid(format!(
+                "token {token} of its sampling parameters is not in the vocabulary of {}",
+                shared.vocab
+            ));
+        }
+        if let Err(error) = sampling.check_ends(&shared.config.end_tokens) {
+            return invalid(error.to_string());
+        }
         if request.block_hashes().len() > len / HASH_TOKENS {
             return invalid("there are more block hashes than blocks of its tokens".into());
         }

@@ -94,6 +94,8 @@ pub struct HttpConfig {
     pub idle_ms_max: u64,
     /// A stream whose first token takes longer than this is opened without it; comments keep it alive at this interval.
     pub sse_keepalive_ms: u64,
+    /// Refuse fields of request bodies that the API does not have. Otherwise they are ignored and named in a header.
+    pub strict_fields: bool,
 }
 
 impl Default for HttpConfig {
@@ -109,6 +111,7 @@ impl Default for HttpConfig {
             // it might be sending a request.
             idle_ms_max: 120_000,
             sse_keepalive_ms: 10_000,
+            strict_fields: false,
         }
     }
 }

@@ -38,6 +38,9 @@ struct Args {
     /// With policy auto, prompts of at most this many tokens are prefilled on their decode worker
     #[arg(long, value_name = "TOKENS")]
     local_prefill_tokens_max: Option<u64>,
+    /// Refuse fields of request bodies that the API does not have, in place of ignoring them
+    #[arg(long)]
+    strict_fields: bool,
     /// Print a JSON line to stdout when the router listens, and one when it is ready
     #[arg(long)]
     announce: bool,
@@ -53,6 +56,7 @@ impl Args {
             .set("--http-listen", "http.listen", &self.http_listen)
             .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
             .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)
+            .set("--strict-fields", "http.strict_fields", &self.strict_fields.then_some(true))
     }
 }
 

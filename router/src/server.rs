@@ -168,6 +168,7 @@ impl Router {
                 time_max: Duration::from_millis(config.http.body_ms_max),
             },
             sse_keepalive: Duration::from_millis(config.http.sse_keepalive_ms),
+            strict_fields: config.http.strict_fields,
         };
         let health = Health::new(|| Ok(()), {
             let core = core.clone();

@@ -154,7 +154,6 @@ def refuses(client):
     check(bad, chat, "messages[0].role", messages=[{"role": "king", "content": "x"}])
     image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     check(bad, chat, "messages[0].content[0]", unsupported, messages=[{"role": "user", "content": image}])
-    check(bad, chat, "colour", says="unknown field", messages=FRANCE, extra_body={"colour": 1})
     check(bad, chat, "response_format", unsupported, messages=FRANCE, response_format={"type": "json_object"})
     tool = {"type": "function", "function": {"name": "f"}}
     check(bad, chat, "tools", unsupported, messages=FRANCE, tools=[tool])
@@ -164,6 +163,21 @@ def refuses(client):
     check(openai.NotFoundError, chat, "model", "model_not_found", "nobody", messages=FRANCE, model="nobody")
     # Without effect on tokens, so ignored.
     chat(messages=FRANCE, model=MODEL, max_tokens=1, user="me", metadata={"a": "b"}, store=False, service_tier="auto")
+
+
+def unknown_fields(client):
+    settings = {"messages": FRANCE, "model": MODEL, "max_tokens": 1, "extra_body": {"colour": 1, "size": None}}
+    answer = client.chat.completions.with_raw_response.create(**settings)
+    assert answer.headers["x-baton-ignored-fields"] == "colour, size", answer.headers
+
+
+def logits(client):
+    """What is asked of logits: token 198 is a line break."""
+    biased = client.chat.completions.create(messages=FRANCE, max_tokens=4, logit_bias={"198": 100}, **GREEDY)
+    assert biased.choices[0].message.content == "\n" * 4, biased
+    allowed = {"allowed_token_ids": [198, 28725], "min_tokens": 4, "return_token_ids": True}
+    among = client.completions.create(prompt="One", max_tokens=4, extra_body=allowed, **GREEDY)
+    assert set(among.choices[0].token_ids) <= {198, 28725}, among
 
 
 def deadline(client):
@@ -181,7 +195,7 @@ def deadline(client):
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
-    checks += [completion_of_tokens, stops, sampling, refuses, deadline]
+    checks += [completion_of_tokens, stops, sampling, refuses, unknown_fields, logits, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

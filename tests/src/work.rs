@@ -125,7 +125,7 @@ mod tests {
                 window: None,
                 qkv_bias: false,
                 head_norm: false,
-                rope: Rope { theta: 100_000.0, scaling: RopeScaling::None },
+                rope: Some(Rope { theta: 100_000.0, scaling: RopeScaling::None }),
             },
             ffn: 1536,
             activation: Activation::Silu,

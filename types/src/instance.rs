@@ -158,6 +158,11 @@ pub struct InstanceRecord {
 }
 
 impl InstanceRecord {
+    /// Whether it has an optional feature.
+    pub fn has_capability(&self, name: &str) -> bool {
+        self.capabilities.iter().any(|capability| capability == name)
+    }
+
     /// Whether this instance and `other` can hand requests to each other; otherwise the first difference that prevents it.
     pub fn check_partner(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol.common(other.protocol).is_none() {

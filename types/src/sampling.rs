@@ -27,6 +27,12 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Further token ids that end the sequence.
     pub stop_token_ids: Vec<TokenId>,
+    /// Fewest tokens to generate: before them, no token that would end the sequence is drawn. At most `max_tokens`.
+    pub min_tokens: u32,
+    /// Added to the logits of these tokens, before the penalties. -100 to 100, each token once.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// The only tokens that are drawn; empty: all.
+    pub allowed_token_ids: Vec<TokenId>,
     /// Report the log-probability of each chosen token and of this many most likely ones.
     pub logprobs: Option<u32>,
 }
@@ -44,10 +50,16 @@ impl Default for SamplingParams {
             max_tokens: 16,
             ignore_eos: false,
             stop_token_ids: Vec::new(),
+            min_tokens: 0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: Vec::new(),
             logprobs: None,
         }
     }
 }
+
+/// Capability of workers that know `min_tokens`, `logit_bias` and `allowed_token_ids`. Others would ignore them.
+pub const SAMPLING_CONSTRAINTS: &str = "sampling-constraints";
 
 /// A parameter out of its range.
 #[allow(missing_docs, reason = "the names of fields say it")]
@@ -66,6 +78,10 @@ impl SamplingParams {
     pub const LOGPROBS_MAX: u32 = 20;
     /// Most stop token ids.
     pub const STOP_TOKEN_IDS_MAX: usize = 64;
+    /// Most tokens with a bias (OpenAI's limit is 300).
+    pub const LOGIT_BIAS_MAX: usize = 1024;
+    /// Most tokens of `allowed_token_ids`.
+    pub const ALLOWED_TOKEN_IDS_MAX: usize = 8192;
 
     /// Checks every field and returns the parameters, or the first field out of range.
     pub fn try_new(self) -> Result<Self, SamplingError> {
@@ -89,7 +105,44 @@ impl SamplingParams {
         if self.stop_token_ids.len() > Self::STOP_TOKEN_IDS_MAX {
             return refuse("stop_token_ids", "at most 64 ids", self.stop_token_ids.len().to_string());
         }
+        if self.min_tokens > self.max_tokens {
+            return refuse("min_tokens", "at most max_tokens", self.min_tokens.to_string());
+        }
+        if self.logit_bias.len() > Self::LOGIT_BIAS_MAX {
+            return refuse("logit_bias", "of at most 1024 tokens", self.logit_bias.len().to_string());
+        }
+        let mut biased: Vec<TokenId> = self.logit_bias.iter().map(|(token, _)| *token).collect();
+        biased.sort_unstable();
+        if let Some(pair) = biased.array_windows().find(|[a, b]| a == b) {
+            return refuse("logit_bias", "of each token once", pair[0].to_string());
+        }
+        self.logit_bias
+            .iter()
+            .try_for_each(|&(_, bias)| in_range("logit_bias", "-100 to 100", bias, (-100.0..=100.0).contains(&bias)))?;
+        if self.allowed_token_ids.len() > Self::ALLOWED_TOKEN_IDS_MAX {
+            return refuse("allowed_token_ids", "at most 8192 ids", self.allowed_token_ids.len().to_string());
+        }
         Ok(self)
+    }
+
+    /// Whether this token ends the sequence, if `end_tokens` are those of the model.
+    pub fn is_end(&self, token: TokenId, end_tokens: &[TokenId]) -> bool {
+        (!self.ignore_eos && end_tokens.contains(&token)) || self.stop_token_ids.contains(&token)
+    }
+
+    /// Refuses `min_tokens` where every allowed token ends the sequence.
+    pub fn check_ends(&self, end_tokens: &[TokenId]) -> Result<(), SamplingError> {
+        let allowed = &self.allowed_token_ids;
+        if self.min_tokens > 0 && !allowed.is_empty() && allowed.iter().all(|token| self.is_end(*token, end_tokens)) {
+            let expected = "0 where each of allowed_token_ids ends the answer";
+            return Err(SamplingError { name: "min_tokens", expected, got: self.min_tokens.to_string() });
+        }
+        Ok(())
+    }
+
+    /// Whether it asks something of the logits that [`SAMPLING_CONSTRAINTS`] stands for.
+    pub fn has_constraints(&self) -> bool {
+        self.min_tokens > 0 || !self.logit_bias.is_empty() || !self.allowed_token_ids.is_empty()
     }
 
     /// Whether the most likely token is always taken. Temperatures below 1e-5 count as 0, as in other servers.
@@ -117,6 +170,23 @@ mod tests {
         check("repetition_penalty", |p| p.repetition_penalty = 0.0);
         check("max_tokens", |p| p.max_tokens = 0);
         check("logprobs", |p| p.logprobs = Some(21));
+        check("min_tokens", |p| p.min_tokens = 17);
+        check("logit_bias", |p| p.logit_bias = vec![(1, 100.5)]);
+        check("logit_bias", |p| p.logit_bias = vec![(1, f32::NAN)]);
+        check("logit_bias", |p| p.logit_bias = vec![(7, 1.0), (8, 1.0), (7, 2.0)]);
+        check("logit_bias", |p| p.logit_bias = (0..1025).map(|token| (token, 1.0)).collect());
+        check("allowed_token_ids", |p| p.allowed_token_ids = vec![0; 8193]);
         assert!(SamplingParams::default().try_new().is_ok());
+    }
+
+    #[test]
+    fn min_tokens_needs_a_token_that_does_not_end() {
+        let check = |allowed: &[TokenId], stop: &[TokenId], ignore_eos| {
+            let (allowed_token_ids, stop_token_ids) = (allowed.to_vec(), stop.to_vec());
+            let base = SamplingParams { ignore_eos, min_tokens: 1, ..SamplingParams::default() };
+            SamplingParams { allowed_token_ids, stop_token_ids, ..base }.check_ends(&[2]).is_ok()
+        };
+        assert!(check(&[], &[], false) && check(&[2, 3], &[], false) && check(&[2], &[], true));
+        assert!(!check(&[2], &[], false) && !check(&[2, 3], &[3], false) && !check(&[3], &[3], true));
     }
 }

@@ -28,7 +28,7 @@ use baton_node::membership::embedded::JoinConfig;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
-use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
+use baton_types::{InstanceRecord, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -273,6 +273,6 @@ fn record(
             layers: 0..layers,
             kv_heads: 0..kv_heads,
         }],
-        capabilities: Vec::new(),
+        capabilities: vec![SAMPLING_CONSTRAINTS.to_owned()],
     }
 }

@@ -1,6 +1,6 @@
 //! What a family states of its files.
 
-use super::DecoderSpec;
+use super::{DecoderSpec, LayerTensor};
 use crate::formats::{JsonObject, WeightsError};
 
 /// How a family's files describe its decoder.
@@ -11,6 +11,9 @@ pub(crate) struct Family {
     pub(crate) gguf: Option<GgufFamily>,
 }
 
+/// Name and parts of a matrix that is several.
+pub(crate) type FusedTensor = (&'static str, &'static [LayerTensor]);
+
 /// A family in Hugging Face's `config.json`.
 pub(crate) struct ConfigFamily {
     /// Its class, in `architectures`.
@@ -19,6 +22,9 @@ pub(crate) struct ConfigFamily {
     pub(crate) model_type: &'static str,
     /// Keys that `read` reads beyond those of every family.
     pub(crate) keys: &'static [&'static str],
+    /// Matrices of a layer that are stored as one, by their name after the layer's number, with the parts in the order of their rows. A family
+    /// that has some stores no part by itself.
+    pub(crate) fused: &'static [FusedTensor],
     /// Completes the spec, in which the keys of every family have been read: layers alike, without window, biases and head norms. Refuses
     /// values that are not implemented, and absent keys whose default in transformers differs from what the spec has.
     pub(crate) read: fn(&JsonObject, &mut DecoderSpec) -> Result<(), WeightsError>,

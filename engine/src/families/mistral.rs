@@ -9,7 +9,7 @@ use crate::formats::{JsonObject, WeightsError};
 const WINDOW: &str = "sliding_window";
 
 pub(super) const FAMILY: Family = Family {
-    config: ConfigFamily { class: "MistralForCausalLM", model_type: "mistral", keys: &[WINDOW], read },
+    config: ConfigFamily { class: "MistralForCausalLM", model_type: "mistral", keys: &[WINDOW], fused: &[], read },
     gguf: None,
 };
 

@@ -7,13 +7,15 @@
 mod family;
 mod llama;
 mod mistral;
+mod phi3;
 mod qwen2;
 mod qwen3;
 pub(crate) mod registry;
+mod smollm3;
 mod spec;
 mod tensors;
 
-pub(crate) use family::{ConfigFamily, GgufFamily, RotaryRows};
+pub(crate) use family::{ConfigFamily, FusedTensor, GgufFamily, RotaryRows};
 pub use spec::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
 pub(crate) use tensors::layer_index;
 pub use tensors::{LayerTensor, TensorName};

@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
         class: "Qwen2ForCausalLM",
         model_type: "qwen2",
         keys: WINDOW_KEYS,
+        fused: &[],
         read: |config, spec| {
             biases(spec);
             read_windows(config, spec)

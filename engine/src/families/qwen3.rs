@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
         class: "Qwen3ForCausalLM",
         model_type: "qwen3",
         keys: WINDOW_KEYS,
+        fused: &[],
         read: |config, spec| {
             // If absent, transformers uses its class default: heads of 128.
             config.need("head_dim", config.get("head_dim"))?;

@@ -33,7 +33,7 @@ pub struct LayerSpec {
     pub rms_eps: f32,
 }
 
-/// Causal grouped-query attention with rotary embedding; scores are scaled by `1 / sqrt(head_dim)`.
+/// Causal grouped-query attention; scores are scaled by `1 / sqrt(head_dim)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Number of query heads.
@@ -49,8 +49,9 @@ pub struct AttentionSpec {
     /// Whether each head of queries and keys passes an RMSNorm, after the biases and before the rotary embedding. All heads of a layer
     /// share one gain for queries and one for keys.
     pub head_norm: bool,
-    /// The rotary embedding of queries and keys.
-    pub rope: Rope,
+    /// The rotary embedding of queries and keys; `None`: they stay as they are, and the mask alone tells their order (Kazemnejad et al.,
+    /// arXiv:2305.19466).
+    pub rope: Option<Rope>,
 }
 
 /// Function of the MLP's gate.
@@ -87,6 +88,19 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         /// `original_max_position_embeddings`: the context that the model was first trained for, in tokens.
         original_context: usize,
+    },
+    /// YaRN (Peng et al., arXiv:2309.00071): by the turns that a pair makes within the original context.
+    Yarn {
+        /// Divisor of frequencies with few turns.
+        factor: f32,
+        /// `original_max_position_embeddings`: the context that the model was first trained for, in tokens.
+        original_context: usize,
+        /// Pairs with more turns stay as they are.
+        beta_fast: f32,
+        /// Pairs with fewer turns are divided by `factor`.
+        beta_slow: f32,
+        /// Factor of all queries and keys (`attention_factor`).
+        amplitude: f32,
     },
     /// A divisor per frequency, `[head_dim / 2]` (GGUF's `rope_freqs.weight`). Shared, since each layer refers to it.
     Factors(Arc<[f32]>),
@@ -197,8 +211,21 @@ impl LayerSpec {
             return Err("window is 0; a token attends to itself at least".into());
         }
         positive("rms_eps", self.rms_eps)?;
-        positive("rope theta", attention.rope.theta)?;
-        attention.rope.scaling.check(attention.head_dim)
+        let Some(rope) = &attention.rope else { return Ok(()) };
+        positive("rope theta", rope.theta)?;
+        rope.scaling.check(attention.head_dim)
+    }
+}
+
+impl Rope {
+    /// The context that its scaling is for, where it says so.
+    pub(crate) fn scaled_context(&self) -> usize {
+        match self.scaling {
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                (f64::from(factor) * original_context as f64) as usize
+            }
+            _ => 0,
+        }
     }
 }
 
@@ -215,6 +242,18 @@ impl RopeScaling {
                     return Err(
                         "llama3 rope scaling needs high_freq_factor over low_freq_factor and an original context"
                             .into(),
+                    );
+                }
+                Ok(())
+            }
+            Self::Yarn { factor, original_context, beta_fast, beta_slow, amplitude } => {
+                positive("rope scaling factor", *factor)?;
+                positive("rope beta_fast", *beta_fast)?;
+                positive("rope beta_slow", *beta_slow)?;
+                positive("rope attention_factor", *amplitude)?;
+                if beta_fast < beta_slow || *original_context == 0 {
+                    return Err(
+                        "yarn rope scaling needs beta_fast of at least beta_slow and an original context".into()
                     );
                 }
                 Ok(())

@@ -8,14 +8,23 @@ use crate::families::{AttentionSpec, Rope, RopeScaling};
 use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 
-/// `cos(p * f[i])` and `sin(p * f[i])` for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.
+/// `a * cos(p * f[i])` and `a * sin(p * f[i])`, `a` being YaRN's amplitude or 1, for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.
+///
+/// Without a rotary embedding all angles are 0: `x * 1 - y * 0` is `x`.
 pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTable, ModelError> {
-    let frequencies = inverse_frequencies(&attention.rope, attention.head_dim)?;
+    let frequencies = match &attention.rope {
+        Some(rope) => inverse_frequencies(rope, attention.head_dim)?,
+        None => vec![0.0; attention.head_dim / 2],
+    };
+    let amplitude = match &attention.rope {
+        Some(Rope { scaling: RopeScaling::Yarn { amplitude, .. }, .. }) => f64::from(*amplitude),
+        _ => 1.0,
+    };
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
     let table = |f: fn(f64) -> f64| {
         // The iterator does not know its length: without a capacity the vector could take twice its size.
         let mut table = Vec::with_capacity(positions * frequencies.len());
-        table.extend(angles().map(|angle| f(angle) as f32));
+        table.extend(angles().map(|angle| (f(angle) * amplitude) as f32));
         table
     };
     Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: attention.head_dim })
@@ -38,6 +47,22 @@ pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelErr
                 original_context: *original_context as f64,
             };
             base.map(|f| scaling.apply(f)).collect()
+        }
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+            // The pair that makes so many turns within the original context, as a real number.
+            let pair_of = |turns: f32| {
+                let context = *original_context as f64;
+                dim as f64 * libm::log(context / (f64::from(turns) * TAU)) / (2.0 * libm::log(f64::from(rope.theta)))
+            };
+            let low = libm::floor(pair_of(*beta_fast)).max(0.0);
+            let high = libm::ceil(pair_of(*beta_slow)).min((dim - 1) as f64);
+            // As in the authors' code: no division by zero.
+            let width = if high == low { 0.001 } else { high - low };
+            let blend = |(i, f): (usize, f64)| {
+                let divided = ((i as f64 - low) / width).clamp(0.0, 1.0);
+                f / f64::from(*factor) * divided + f * (1.0 - divided)
+            };
+            base.enumerate().map(blend).collect()
         }
         RopeScaling::Factors(factors) if factors.len() != dim / 2 => {
             let expected = format!("{} numbers, one for each rotated pair", dim / 2);

@@ -248,7 +248,7 @@ impl<M: StepModel> Runner<M> {
 
     fn accept(&mut self, submission: Submission) {
         let (key, counted) = (submission.key, is_counted(&submission.run));
-        let (sequence, arrival) = Sequence::new(submission, counted);
+        let (sequence, arrival) = Sequence::new(submission, counted, self.shared.vocab, &self.shared.config.end_tokens);
         self.scheduler.add(key, arrival);
         self.sequences.insert(key, sequence);
     }

@@ -3,7 +3,8 @@
 use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
 use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
-use baton_kernels::step::Join;
+use baton_kernels::sampling::TokenSet;
+use baton_kernels::step::{Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockTables, Fence, FinishReason, TokenId};
@@ -26,6 +27,10 @@ pub(super) struct Sequence {
     pub(super) launched_tokens: usize,
     /// Whether a token was generated here.
     pub(super) generated: bool,
+    /// The only tokens that may be drawn; `None`: all.
+    allowed: Option<Arc<TokenSet>>,
+    /// All tokens but those that end it, until it has `min_tokens`.
+    without_ends: Option<LateMask>,
     /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
     block_hashes: Option<Vec<PrefixHash>>,
     cancelled: Arc<AtomicBool>,
@@ -33,7 +38,8 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// The sequence, and its description for the scheduler.
-    pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
+    /// `vocab` and `end_tokens` are those of the model.
+    pub(super) fn new(submission: Submission, counted: bool, vocab: usize, end_tokens: &[TokenId]) -> (Self, Arrival) {
         let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
@@ -46,6 +52,13 @@ impl Sequence {
         let (pinned, deadline, share) = (observer.is_some(), request.deadline, request.share);
         let arrival = Arrival { len, computed, lease, pinned, deadline, share, prefix };
         let (launched_at, generated) = (None, false);
+        let sampling = &request.sampling;
+        let allowed = &sampling.allowed_token_ids;
+        let allowed = (!allowed.is_empty()).then(|| Arc::new(allowed.iter().copied().collect()));
+        let without_ends = (sampling.min_tokens > 0).then(|| {
+            let ends = |token: &TokenId| sampling.is_end(*token, end_tokens);
+            LateMask::known((0..vocab as TokenId).filter(|token| !ends(token)).collect())
+        });
         let sequence = Self {
             request,
             sink,
@@ -55,6 +68,8 @@ impl Sequence {
             launched_at,
             launched_tokens: 0,
             generated,
+            allowed,
+            without_ends,
             block_hashes,
             cancelled,
         };
@@ -76,8 +91,23 @@ impl Sequence {
     /// What the device needs to know of it, but for its slot and its blocks.
     pub(super) fn join(&self) -> Join {
         let SequenceRequest { tokens, prompt_len, sampling, sample_index, adapter, .. } = &self.request;
-        let (tokens, sampling, adapter) = (tokens.clone(), sampling.clone(), *adapter);
-        Join { tokens, prompt_len: *prompt_len, sampling, sample_index: *sample_index, adapter, ..Join::default() }
+        Join {
+            tokens: tokens.clone(),
+            prompt_len: *prompt_len,
+            sampling: sampling.clone(),
+            sample_index: *sample_index,
+            bias: sampling.logit_bias.clone(),
+            allowed: self.allowed.clone(),
+            adapter: *adapter,
+            ..Join::default()
+        }
+    }
+
+    /// Masks of a row that samples the token at `position`.
+    pub(super) fn masks(&self, position: usize) -> Vec<LateMask> {
+        let SequenceRequest { prompt_len, sampling, .. } = &self.request;
+        let is_before = position - prompt_len < sampling.min_tokens as usize;
+        self.without_ends.iter().filter(|_| is_before).cloned().collect()
     }
 
     /// Reports that it left the queue, with the KV of `cached` tokens present already.
@@ -117,8 +147,7 @@ impl Sequence {
     pub(super) fn push(&mut self, token: TokenId, end_tokens: &[TokenId], len_max: usize) -> Option<FinishReason> {
         self.request.tokens.push(token);
         let sampling = &self.request.sampling;
-        let is_end = !sampling.ignore_eos && end_tokens.contains(&token);
-        if is_end || sampling.stop_token_ids.contains(&token) {
+        if sampling.is_end(token, end_tokens) {
             return Some(FinishReason::Stop);
         }
         self.is_full(self.request.tokens.len(), len_max).then_some(FinishReason::Length)

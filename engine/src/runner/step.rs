@@ -126,7 +126,8 @@ impl<M: StepModel> Runner<M> {
             let tokens = &sequence.request.tokens;
             let id = |position: usize| tokens.get(position).map_or(RowId::LastSampled, |token| RowId::Token(*token));
             step.ids.extend((position..position + rows).map(id));
-            step.segments.push(SlotRows { slot, position, rows, samples: usize::from(samples), masks: Vec::new() });
+            let masks = if samples { sequence.masks(position + rows) } else { Vec::new() };
+            step.segments.push(SlotRows { slot, position, rows, samples: usize::from(samples), masks });
             if samples && returns_logits {
                 step.logit_rows.push(step.ids.len() - 1);
             }

@@ -46,7 +46,7 @@ def randomize(model, seed):
                 pass
             else:
                 # Queries and keys twice as large, so that attention prefers some tokens to others.
-                gain = 2 if "q_proj" in name or "k_proj" in name else 1
+                gain = 2 if any(part in name for part in ["q_proj", "k_proj", "qkv_proj"]) else 1
                 values = gain * values / tensor.shape[1] ** 0.5
             tensor.copy_(values)
 
@@ -127,6 +127,34 @@ def qwen3():
     write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
 
 
+def smollm3():
+    """Every second layer without rotary embedding, the others scaled by YaRN."""
+    config = transformers.SmolLM3Config(
+        **COMMON,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        no_rope_layer_interval=2,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+    record("smollm3", transformers.SmolLM3ForCausalLM(config), 4)
+
+
+def phi3():
+    config = transformers.Phi3Config(
+        **COMMON, intermediate_size=48, num_hidden_layers=2, sliding_window=9, pad_token_id=0, tie_word_embeddings=False
+    )
+    record("phi3", transformers.Phi3ForCausalLM(config), 5)
+
+
 mistral()
+phi3()
 qwen2()
 qwen3()
+smollm3()

@@ -21,7 +21,7 @@ fn a_file_of_the_reference_writer_opens() {
     let model = GgufModel::open(&fixture("tiny.gguf"), None).unwrap();
     let rope = Rope { theta: 5e4, scaling: RopeScaling::None };
     let (heads, kv_heads, head_dim, window, qkv_bias, head_norm) = (2, 1, 16, None, false, false);
-    let attention = AttentionSpec { heads, kv_heads, head_dim, window, qkv_bias, head_norm, rope };
+    let attention = AttentionSpec { heads, kv_heads, head_dim, window, qkv_bias, head_norm, rope: Some(rope) };
     let layer = LayerSpec { attention, ffn: 64, activation: Activation::Silu, rms_eps: 1e-6 };
     let (vocab, hidden, context, layers, final_rms_eps, tied) = (12, 32, 128, vec![layer; 2], 1e-6, true);
     assert_eq!(model.spec(), &DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied });
@@ -70,7 +70,7 @@ fn rope_scaling() {
     let check = |change: fn(&mut File), expected: RopeScaling| {
         let mut file = File::llama();
         change(&mut file);
-        assert_eq!(file.open().unwrap().spec().layers[0].attention.rope.scaling, expected);
+        assert_eq!(file.open().unwrap().spec().layers[0].attention.rope.as_ref().unwrap().scaling, expected);
     };
     let none = RopeScaling::None;
     check(|_| (), none.clone());

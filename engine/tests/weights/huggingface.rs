@@ -105,7 +105,7 @@ fn tied_models_may_repeat_the_embedding() {
 fn rope() {
     let check = |change: Value, expected: RopeScaling, theta: f32| {
         let model = open(|f| change.as_object().unwrap().iter().for_each(|(key, value)| f.config(key, value.clone())));
-        let rope = &model.spec().layers[0].attention.rope;
+        let rope = model.spec().layers[0].attention.rope.as_ref().unwrap();
         assert_eq!((&rope.scaling, rope.theta), (&expected, theta), "{change}");
     };
     let llama3 = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -124,8 +124,23 @@ fn rope() {
     let new = with(with(llama3.clone(), "rope_type", json!("llama3")), "rope_theta", json!(5e5));
     check(json!({"rope_theta": null, "rope_parameters": new}), expected, 5e5);
 
+    let yarn = |more: Value| {
+        let mut rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+        rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        rope
+    };
+    let scaled =
+        |amplitude| RopeScaling::Yarn { factor: 4.0, original_context: 64, beta_fast: 32.0, beta_slow: 1.0, amplitude };
+    // 1 + 0.1 ln 4
+    check(json!({"rope_scaling": yarn(json!({}))}), scaled(1.138_629_4), 5e4);
+    check(json!({"rope_scaling": yarn(json!({"attention_factor": 1.25, "truncate": true}))}), scaled(1.25), 5e4);
+    check(json!({"rope_scaling": yarn(json!({"mscale": 0.7, "mscale_all_dim": 0.7}))}), scaled(1.0), 5e4);
+
     let bad = |rope: Value, parts: &[&str]| refused(|f| f.config("rope_scaling", rope), parts);
-    bad(json!({"rope_type": "yarn", "factor": 4.0}), &["rope_scaling", "yarn"]);
+    bad(json!({"rope_type": "yarn", "factor": 4.0}), &["original_max_position_embeddings is missing"]);
+    bad(yarn(json!({"truncate": false})), &["truncate"]);
+    bad(yarn(json!({"beta_fast": 1, "beta_slow": 32})), &["beta_fast"]);
+    bad(yarn(json!({"long_factor": [1.0]})), &["long_factor"]);
     bad(json!({"type": "dynamic", "factor": 4.0}), &["dynamic"]);
     bad(json!({"factor": 4.0}), &["rope_type is missing"]);
     bad(json!({"rope_type": "linear"}), &["factor is missing"]);

@@ -22,6 +22,13 @@ impl LateMask {
         Self(Arc::new(Promise { deadline, tokens: Mutex::default(), filled: Condvar::new() }))
     }
 
+    /// A mask that is known already.
+    pub fn known(tokens: TokenSet) -> Self {
+        let mask = Self::due(Instant::now());
+        mask.fill(Arc::new(tokens));
+        mask
+    }
+
     /// Sets the tokens, once.
     pub fn fill(&self, tokens: Arc<TokenSet>) {
         self.0.tokens.lock().get_or_insert(tokens);

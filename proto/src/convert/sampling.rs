@@ -2,7 +2,7 @@
 
 use super::ConvertError;
 use crate::v1;
-use baton_types::{SamplingDefaults, SamplingParams};
+use baton_types::{SamplingDefaults, SamplingParams, TokenId};
 
 impl From<SamplingParams> for v1::SamplingParams {
     fn from(p: SamplingParams) -> Self {
@@ -18,8 +18,20 @@ impl From<SamplingParams> for v1::SamplingParams {
             ignore_eos: p.ignore_eos,
             stop_token_ids: p.stop_token_ids,
             logprobs: p.logprobs,
+            min_tokens: p.min_tokens,
+            logit_bias: bias_to(p.logit_bias),
+            allowed_token_ids: p.allowed_token_ids,
         }
     }
+}
+
+fn bias_to(bias: Vec<(TokenId, f32)>) -> Vec<v1::TokenBias> {
+    bias.into_iter().map(|(token_id, bias)| v1::TokenBias { token_id, bias }).collect()
+}
+
+/// Token and bias of each entry.
+pub fn logit_bias(bias: Vec<v1::TokenBias>) -> Vec<(TokenId, f32)> {
+    bias.into_iter().map(|v1::TokenBias { token_id, bias }| (token_id, bias)).collect()
 }
 
 impl TryFrom<v1::SamplingParams> for SamplingParams {
@@ -38,6 +50,9 @@ impl TryFrom<v1::SamplingParams> for SamplingParams {
             ignore_eos: p.ignore_eos,
             stop_token_ids: p.stop_token_ids,
             logprobs: p.logprobs,
+            min_tokens: p.min_tokens,
+            logit_bias: logit_bias(p.logit_bias),
+            allowed_token_ids: p.allowed_token_ids,
         };
         unchecked.try_new().map_err(|e| ConvertError::invalid(e.name, e))
     }

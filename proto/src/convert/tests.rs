@@ -14,14 +14,16 @@ fn name() -> impl Strategy<Value = String> {
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
     let floats = (0.0f32..=2.0, 0.001f32..=1.0, -2.0f32..=2.0, -2.0f32..=2.0, 0.1f32..=10.0);
-    let ids = vec(any::<u32>(), 0..4);
-    (floats, any::<(u32, u64, bool)>(), 1u32.., ids, proptest::option::of(0u32..=20)).prop_map(
+    let ids = || vec(any::<u32>(), 0..4);
+    let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids());
+    (floats, any::<(u32, u64, bool)>(), 1u32.., ids(), proptest::option::of(0u32..=20), constraints).prop_map(
         |(
             (temperature, top_p, presence_penalty, frequency_penalty, repetition_penalty),
             (top_k, seed, ignore_eos),
             max_tokens,
             stop_token_ids,
             logprobs,
+            (min_tokens, logit_bias, allowed_token_ids),
         )| {
             SamplingParams {
                 temperature,
@@ -35,6 +37,9 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
                 ignore_eos,
                 stop_token_ids,
                 logprobs,
+                min_tokens,
+                logit_bias: logit_bias.into_iter().collect(),
+                allowed_token_ids,
             }
         },
     )

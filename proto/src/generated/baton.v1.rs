@@ -89,6 +89,21 @@ pub struct SamplingParams {
     pub stop_token_ids: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, optional, tag = "11")]
     pub logprobs: ::core::option::Option<u32>,
+    /// These three only to workers with the capability sampling-constraints.
+    #[prost(uint32, tag = "12")]
+    pub min_tokens: u32,
+    #[prost(message, repeated, tag = "13")]
+    pub logit_bias: ::prost::alloc::vec::Vec<TokenBias>,
+    #[prost(uint32, repeated, tag = "14")]
+    pub allowed_token_ids: ::prost::alloc::vec::Vec<u32>,
+}
+/// Added to the logit of a token.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TokenBias {
+    #[prost(uint32, tag = "1")]
+    pub token_id: u32,
+    #[prost(float, tag = "2")]
+    pub bias: f32,
 }
 /// A sequence to run: the prompt, and the tokens generated so far if it is continued.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -308,6 +323,15 @@ pub struct Sampling {
     pub stop_token_ids: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, optional, tag = "11")]
     pub logprobs: ::core::option::Option<u32>,
+    /// Before so many tokens, none is drawn that would end the answer.
+    #[prost(uint32, tag = "12")]
+    pub min_tokens: u32,
+    /// At most 1024, each token once; -100 to 100.
+    #[prost(message, repeated, tag = "13")]
+    pub logit_bias: ::prost::alloc::vec::Vec<TokenBias>,
+    /// The only tokens that are drawn; none: all. At most 8192.
+    #[prost(uint32, repeated, tag = "14")]
+    pub allowed_token_ids: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {

@@ -8,7 +8,7 @@ use crate::placement::{Decision, Demand, Prediction, Refusal, Standing, alone, h
 use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Candidates, Placed, WorkerHandle};
-use baton_types::{NumericsClass, RequestError, Role};
+use baton_types::{NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -165,7 +165,7 @@ impl Sample<'_> {
         has_room(&candidates.view, &demand, &core.limits.placement)
     }
 
-    /// Workers of the model, and what the tenant has on them if it is one of several.
+    /// Workers of the model that know all parameters of the request, and what the tenant has on them if it is one of several.
     fn candidates(
         &self,
         core: &Core,
@@ -173,7 +173,9 @@ impl Sample<'_> {
         fits: impl Fn(&WorkerHandle) -> bool,
         now: Instant,
     ) -> Candidates {
-        let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
+        let is_constrained = self.job.sampling.has_constraints();
+        let can = |worker: &WorkerHandle| !is_constrained || worker.record.has_capability(SAMPLING_CONSTRAINTS);
+        let mut candidates = core.workers.candidates(&self.job.model.key, |worker| can(worker) && fits(worker), now);
         if standing.share < 1.0 {
             let tenant = self.job.share().tenant;
             for (worker, handle) in candidates.view.iter_mut().zip(&candidates.handles) {

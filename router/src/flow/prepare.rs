@@ -6,7 +6,7 @@ use crate::admission::Slot;
 use crate::models::lookup;
 use crate::placement::Reason;
 use crate::quotas::Quota;
-use crate::request::{PrefillPolicy, Prompt, Request, check_tokens, check_vocab};
+use crate::request::{PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
 use baton_types::{CacheUse, ErrorKind, RequestError, SamplingParams, TokenId};
@@ -92,7 +92,10 @@ impl Core {
         if model.text.is_none() && !request.stops.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }
-        check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
+        let Sampling { stop_token_ids, allowed_token_ids, logit_bias, .. } = &request.sampling;
+        check_vocab("stop_token_ids", stop_token_ids, &model.card)?;
+        check_vocab("allowed_token_ids", allowed_token_ids, &model.card)?;
+        check_vocab("logit_bias", &logit_bias.iter().map(|(token, _)| *token).collect::<Vec<_>>(), &model.card)?;
 
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         let tokenized = self.tokenizing.run(&*self.runtime, prompt, &model, request.deadline, slots);
@@ -100,6 +103,7 @@ impl Core {
         check_tokens(&tokens, &model.card)?;
         let random = self.runtime.random();
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random)?;
+        sampling.check_ends(&model.card.end_tokens)?;
         quota.add_tokens(tokens.len() as u64 + u64::from(request.samples) * u64::from(sampling.max_tokens))?;
         span.record("gen_ai.request.max_tokens", sampling.max_tokens);
         span.record("gen_ai.request.temperature", f64::from(sampling.temperature));

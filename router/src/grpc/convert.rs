@@ -6,7 +6,7 @@ use crate::openai::kwargs;
 use crate::output::{Event, Total};
 use crate::request::{MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
-use baton_proto::convert::finish_reason_code;
+use baton_proto::convert::{finish_reason_code, logit_bias};
 use baton_proto::v1;
 use baton_text::{Message, Role, StopMatcher};
 use baton_types::{RequestError, RequestId};
@@ -154,6 +154,9 @@ fn sampling(s: v1::Sampling) -> Sampling {
         ignore_eos: s.ignore_eos,
         stop_token_ids: s.stop_token_ids,
         logprobs: s.logprobs,
+        min_tokens: s.min_tokens,
+        logit_bias: logit_bias(s.logit_bias),
+        allowed_token_ids: s.allowed_token_ids,
     }
 }
 

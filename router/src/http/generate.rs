@@ -127,7 +127,13 @@ async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, head: He
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),
     };
-    let Common { parameters, options } = common;
+    if state.strict_fields
+        && let Err(e) = common.check_strictly()
+    {
+        return error::response(&e);
+    }
+    let Common { parameters, options, unknown } = common;
+    state.core.metrics.ignored_fields(unknown.len());
     let Head { id, caller, client, headers, received, deadline } = head;
     let Caller { tenant, weight, key, .. } = caller;
     let request = Request { id, tenant, weight, key, received, deadline, parameters };
@@ -141,7 +147,8 @@ async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, head: He
             (respond(state, answer_head(endpoint, options, &generation.request), generation, room).await, trace_id)
         }
     };
-    headers::add_trace(response.unwrap_or_else(|e| error::response(&e)), &trace_id)
+    let response = headers::add_ignored(response.unwrap_or_else(|e| error::response(&e)), &unknown);
+    headers::add_trace(response, &trace_id)
 }
 
 async fn respond(

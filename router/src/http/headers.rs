@@ -12,6 +12,8 @@ const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout")
 const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// Cached share of the prompt, in percent.
 const CACHE_HIT: HeaderName = HeaderName::from_static("x-baton-cache-hit");
+/// Names of fields that were ignored, since the API does not have them.
+const IGNORED_FIELDS: HeaderName = HeaderName::from_static("x-baton-ignored-fields");
 
 /// The request's id from its header, see [`request_id`].
 pub(super) fn id(headers: &HeaderMap) -> (RequestId, Result<(), RequestError>) {
@@ -49,6 +51,14 @@ pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
 pub(super) fn add_trace(mut response: Response, trace_id: &str) -> Response {
     if let Some(value) = HeaderValue::from_str(trace_id).ok().filter(|v| !v.is_empty()) {
         response.headers_mut().insert(TRACE_ID, value);
+    }
+    response
+}
+
+/// Adds the names of ignored fields, if there are some.
+pub(super) fn add_ignored(mut response: Response, names: &[String]) -> Response {
+    if let Some(value) = HeaderValue::from_str(&names.join(", ")).ok().filter(|_| !names.is_empty()) {
+        response.headers_mut().insert(IGNORED_FIELDS, value);
     }
     response
 }

@@ -101,6 +101,7 @@ pub(crate) struct RouterMetrics {
     placements: Family<ReasonLabels, Counter>,
     retries: Family<ReasonLabels, Counter>,
     given_up: Family<ReasonLabels, Counter>,
+    ignored_fields: Counter,
     replayed_tokens: Family<ModelLabels, Counter>,
     in_flight: Family<ModelLabels, Gauge>,
     prompt_tokens: Family<ModelLabels, Counter>,
@@ -150,6 +151,7 @@ impl RouterMetrics {
             placements: Family::default(),
             retries: Family::default(),
             given_up: Family::default(),
+            ignored_fields: Counter::default(),
             replayed_tokens: Family::default(),
             in_flight: Family::default(),
             prompt_tokens: Family::default(),
@@ -166,6 +168,8 @@ impl RouterMetrics {
         registry.register("router_retries", "Attempts after a failure, by phase of the failure", new.retries.clone());
         let given_up = "Requests not tried again after a failure, by reason";
         registry.register("router_given_up", given_up, new.given_up.clone());
+        let ignored = "Fields of request bodies that were ignored, since the API does not have them";
+        registry.register("router_ignored_fields", ignored, new.ignored_fields.clone());
         let replayed = "Generated tokens prefilled anew because a worker failed";
         registry.register("router_replayed_tokens", replayed, new.replayed_tokens.clone());
         registry.register("router_requests_in_flight", "Requests running or queued", new.in_flight.clone());
@@ -216,6 +220,11 @@ impl RouterMetrics {
             queue: self.queue.get_or_create(&labels).clone(),
         });
         self.models.lock().entry(labels).or_insert(metrics).clone()
+    }
+
+    /// Counts fields that were ignored. Their names are the clients', so no labels.
+    pub(crate) fn ignored_fields(&self, count: usize) {
+        self.ignored_fields.inc_by(count as u64);
     }
 
     /// Counts a request that never reached a model. The model name that a client sends is not a label: it is unbounded.

@@ -5,7 +5,7 @@ use super::json;
 use crate::cache_scope::CacheOptions;
 use crate::request::{Parameters, Sampling};
 use baton_text::{STOPS_MAX, StopMatcher};
-use baton_types::{RequestError, TokenId};
+use baton_types::{RequestError, SamplingParams, TokenId};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -39,9 +39,10 @@ pub(super) const COMMON: &[Row] = &[
     ("safety_identifier", Policy::Ignored),
     ("prompt_cache_key", Policy::Ignored),
     ("prompt_cache_retention", Policy::Ignored),
-    ("logit_bias", only_empty()),
+    ("logit_bias", Policy::Supported),
     ("min_p", Policy::Only { accepts: |v| v.as_f64() == Some(0.0), values: "0" }),
-    ("min_tokens", Policy::Only { accepts: |v| v.as_u64() == Some(0), values: "0" }),
+    ("min_tokens", Policy::Supported),
+    ("allowed_token_ids", Policy::Supported),
     ("best_of", super::fields::only_one()),
     ("use_beam_search", super::fields::only_false()),
     ("length_penalty", super::fields::only_one()),
@@ -92,6 +93,18 @@ pub(crate) struct Common {
     pub(crate) parameters: Parameters,
     /// Shape of the answer.
     pub(crate) options: AnswerOptions,
+    /// Names of fields that the API does not have.
+    pub(crate) unknown: Vec<String>,
+}
+
+impl Common {
+    /// Refuses fields that the API does not have.
+    pub(crate) fn check_strictly(&self) -> Result<(), RequestError> {
+        match self.unknown.first() {
+            Some(name) => Err(RequestError::invalid(name.clone(), format!("unknown field {name}"))),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -131,6 +144,9 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         stop_token_ids: fields.take::<Vec<TokenId>>("stop_token_ids")?.unwrap_or_default(),
         logprobs: None,
+        min_tokens: fields.take("min_tokens")?.unwrap_or(0),
+        logit_bias: take_logit_bias(fields)?,
+        allowed_token_ids: take_allowed(fields)?,
     };
     Ok(Common {
         parameters: Parameters {
@@ -148,6 +164,7 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
         },
+        unknown: fields.take_unknown(),
     })
 }
 
@@ -172,6 +189,34 @@ fn take_stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
     match json::items(stop.get(), STOPS_MAX).map_err(|_| shape())? {
         Some(items) => items.into_iter().map(|item| json::text(item).ok_or_else(shape)).collect(),
         None => Err(RequestError::invalid("stop", format!("stop takes at most {STOPS_MAX} strings"))),
+    }
+}
+
+/// An object of token ids, as text, and numbers. Each token once, though JSON allows keys twice.
+fn take_logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, RequestError> {
+    let Some(object) = fields.take_raw("logit_bias") else { return Ok(Vec::new()) };
+    let shape = || RequestError::invalid("logit_bias", "logit_bias is an object of token ids and numbers");
+    let (mut bias, mut is_right) = (Vec::new(), true);
+    let read = json::members(object.get(), |token, value| {
+        match (token.parse::<TokenId>(), json::read::<f32>(value)) {
+            (Ok(token), Ok(value)) => bias.push((token, value)),
+            _ => is_right = false,
+        }
+        is_right && bias.len() <= SamplingParams::LOGIT_BIAS_MAX
+    });
+    // One too many is told by the check of all parameters.
+    let is_whole = read.is_ok() || bias.len() > SamplingParams::LOGIT_BIAS_MAX;
+    if is_right && is_whole { Ok(bias) } else { Err(shape()) }
+}
+
+/// A list of token ids; an empty one would allow nothing.
+fn take_allowed(fields: &mut Fields<'_>) -> Result<Vec<TokenId>, RequestError> {
+    match fields.take::<Vec<TokenId>>("allowed_token_ids")? {
+        Some(ids) if ids.is_empty() => Err(RequestError::invalid(
+            "allowed_token_ids",
+            "allowed_token_ids allows no token: leave it out, or name some",
+        )),
+        ids => Ok(ids.unwrap_or_default()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! How the router treats each field of a request body: one row per field, so that no field is ignored silently.
+//! How the router treats each field of a request body: one row per field. Fields without a row are ignored, and told by name.
 //!
 //! A body is parsed in place. Its fields are slices of it until they are read as a type, so an unread field costs
 //! nothing. No tree is built from what a client sends.
@@ -55,9 +55,20 @@ fn is_empty(value: &Value) -> bool {
 /// Longest value without effect, in bytes of JSON.
 const CHANGES_NOTHING_BYTES_MAX: usize = 256;
 
-/// The fields of one body, checked against a table: at most one per row.
+/// Most names of unknown fields that are told of one body.
+pub(crate) const UNKNOWN_MAX: usize = 8;
+
+/// Longest name of an unknown field that is told whole, in bytes.
+const UNKNOWN_NAME_BYTES_MAX: usize = 64;
+
+/// The fields of one body, checked against a table.
 #[derive(Debug)]
-pub(crate) struct Fields<'a>(Vec<(&'static str, &'a RawValue)>);
+pub(crate) struct Fields<'a> {
+    /// At most one per row.
+    used: Vec<(&'static str, &'a RawValue)>,
+    /// Names of fields that the table does not have, the first [`UNKNOWN_MAX`].
+    unknown: Vec<String>,
+}
 
 impl<'a> Fields<'a> {
     /// Parses a JSON object and applies the table: every refusal names its field.
@@ -65,22 +76,21 @@ impl<'a> Fields<'a> {
         let refuse = |message: String| RequestError::new(ErrorKind::InvalidRequest, message);
         let not_json = |e: &dyn std::fmt::Display| refuse(format!("the body is not a JSON object: {e}"));
         let body = std::str::from_utf8(body).map_err(|e| not_json(&e))?;
-        let (mut fields, mut refused) = (Self(Vec::new()), None);
-        let read = json::members(body, |name, value| match check(&name, value, table) {
-            Ok(Some(row)) => {
-                // The last field of a name counts.
-                fields.0.retain(|(known, _)| *known != row);
-                fields.0.push((row, value));
-                true
+        let (mut fields, mut refused) = (Self { used: Vec::new(), unknown: Vec::new() }, None);
+        let read = json::members(body, |name, value| {
+            let Some((row, policy)) = table.iter().find(|(row, _)| *row == name) else {
+                fields.tell_unknown(&name);
+                return true;
+            };
+            match check(row, policy, value) {
+                Ok(is_used) => {
+                    // The last field of a name counts.
+                    fields.used.retain(|(known, _)| known != row);
+                    fields.used.extend(is_used.then_some((*row, value)));
+                }
+                Err(error) => refused = Some(error),
             }
-            Ok(None) => {
-                fields.0.retain(|(known, _)| *known != name);
-                true
-            }
-            Err(error) => {
-                refused = Some(error);
-                false
-            }
+            refused.is_none()
         });
         match (refused, read) {
             (Some(error), _) => Err(error),
@@ -89,10 +99,24 @@ impl<'a> Fields<'a> {
         }
     }
 
+    fn tell_unknown(&mut self, name: &str) {
+        // As a header can have it.
+        let told = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
+        let name: String = name.chars().take(UNKNOWN_NAME_BYTES_MAX).map(told).collect();
+        if self.unknown.len() < UNKNOWN_MAX && !self.unknown.contains(&name) {
+            self.unknown.push(name);
+        }
+    }
+
+    /// Takes the names of fields that the table does not have.
+    pub(crate) fn take_unknown(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.unknown)
+    }
+
     /// Takes a field as raw JSON; `null` counts as absent.
     pub(crate) fn take_raw(&mut self, name: &str) -> Option<&'a RawValue> {
-        let at = self.0.iter().position(|(known, _)| *known == name)?;
-        Some(self.0.swap_remove(at).1)
+        let at = self.used.iter().position(|(known, _)| *known == name)?;
+        Some(self.used.swap_remove(at).1)
     }
 
     /// Takes a field; `null` counts as absent.
@@ -102,22 +126,21 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The table's name of a field that is used; `None` if it is ignored. Refuses what the table refuses.
-fn check(name: &str, value: &RawValue, table: &[Row]) -> Result<Option<&'static str>, RequestError> {
+/// Whether a field is used. Refuses what its row refuses.
+fn check(name: &str, policy: &Policy, value: &RawValue) -> Result<bool, RequestError> {
     if value.get() == "null" {
-        return Ok(None);
+        return Ok(false);
     }
-    match table.iter().find(|(row, _)| *row == name) {
-        Some((row, Policy::Supported)) => Ok(Some(row)),
-        Some((_, Policy::Ignored)) => Ok(None),
-        Some((_, Policy::Only { accepts, values })) => {
+    match policy {
+        Policy::Supported => Ok(true),
+        Policy::Ignored => Ok(false),
+        Policy::Only { accepts, values } => {
             let short = value.get().len() <= CHANGES_NOTHING_BYTES_MAX;
             if short && json::read::<Value>(value).is_ok_and(|value| accepts(&value)) {
-                return Ok(None);
+                return Ok(false);
             }
             let message = format!("{name} is not supported: leave it out or set it to {values}");
             Err(RequestError::new(ErrorKind::Unsupported, message).param(name))
         }
-        None => Err(RequestError::invalid(format!("{name:.64}"), format!("unknown field {name:.64}"))),
     }
 }

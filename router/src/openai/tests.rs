@@ -27,11 +27,29 @@ fn the_last_one_of_a_name_counts_and_null_is_none() {
 }
 
 #[test]
+fn what_is_asked_of_logits_is_read() {
+    let parse = |field: &str, value: Value| {
+        let parsed = completions::parse(json!({"prompt": "x", field: value}).to_string().as_bytes());
+        parsed.map(|(_, common)| common.parameters.sampling).map_err(|error| error.param)
+    };
+    assert_eq!(parse("logit_bias", json!({"5": -100, "0": 1.5})).unwrap().logit_bias, [(5, -100.0), (0, 1.5)]);
+    assert_eq!(parse("logit_bias", json!({})).unwrap().logit_bias, []);
+    assert_eq!(parse("allowed_token_ids", json!([3, 1])).unwrap().allowed_token_ids, [3, 1]);
+    assert_eq!(parse("min_tokens", json!(3)).unwrap().min_tokens, 3);
+    for bias in [json!([[5, 1]]), json!({"-5": 1}), json!({"five": 1}), json!({"5": "1"}), json!(5)] {
+        assert_eq!(parse("logit_bias", bias), Err(Some("logit_bias".into())));
+    }
+    assert_eq!(parse("allowed_token_ids", json!([])), Err(Some("allowed_token_ids".into())));
+    // One too many is told by its number, and all others are not read.
+    let many: serde_json::Map<_, _> = (0..9_000).map(|token| (token.to_string(), json!(1))).collect();
+    let read = parse("logit_bias", Value::Object(many)).unwrap();
+    assert_eq!((read.logit_bias.len(), read.check().unwrap_err().name), (1025, "logit_bias"));
+}
+
+#[test]
 fn every_unsupported_field_names_itself() {
     let both = [
-        ("logit_bias", json!({"5": 1}), json!({})),
         ("min_p", json!(0.1), json!(0)),
-        ("min_tokens", json!(3), json!(0)),
         ("best_of", json!(2), json!(1)),
         ("use_beam_search", json!(true), json!(false)),
         ("length_penalty", json!(0.5), json!(1.0)),
@@ -111,13 +129,15 @@ fn no_message_is_as_long_as_what_it_is_about() {
         ("prefill_policy", json!(&long[..10 << 10])),
         ("stop", json!({long.as_str(): 1})),
         ("stop_token_ids", json!([1, long])),
+        ("logit_bias", json!({long.as_str(): 1})),
+        ("logit_bias", json!({"1": long})),
+        ("allowed_token_ids", json!([1, long])),
         ("chat_template_kwargs", json!(&long[..10 << 10])),
         ("messages", json!(long)),
         ("messages", json!([long])),
         ("messages", json!([{"role": long, "content": "x"}])),
         ("messages", json!([{"role": "user", "content": {long.as_str(): 1}}])),
         ("messages", json!([{"role": "user", "content": [long]}])),
-        (&long[..10 << 10], json!(1)),
     ];
     for (name, value) in cases {
         let error = chat::parse(&with(chat(), name, value)).unwrap_err();
@@ -133,7 +153,6 @@ fn no_message_is_as_long_as_what_it_is_about() {
 #[test]
 fn malformed_fields_name_themselves() {
     let cases = [
-        ("temprature", json!(1), "temprature"),
         ("temperature", json!("hot"), "temperature"),
         ("top_k", json!(-2), "top_k"),
         ("seed", json!(1.5), "seed"),
@@ -268,17 +287,31 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
     }
 }
 
+#[test]
+fn unknown_fields_are_told_within_bounds() {
+    let unknown = |body: String| completions::parse(body.as_bytes()).unwrap().1;
+    let told = unknown(r#"{"prompt": "x", "b": null, "a": 1, "a": 2, "c, d\n": 1, "temperature": 1}"#.into());
+    assert_eq!(told.unknown, ["b", "a", "c??d?"]);
+    assert_eq!(told.check_strictly().unwrap_err().param.as_deref(), Some("b"));
+    let many: String = (0..1000).map(|n| format!(r#""{n}{}": 1, "#, "x".repeat(1 << 10))).collect();
+    let told = unknown(format!(r#"{{{many}"prompt": "x"}}"#)).unknown;
+    assert!(told.len() == 8 && told.iter().all(|name| name.len() == 64), "{told:?}");
+    assert!(unknown(r#"{"prompt": "x", "user": "y"}"#.into()).check_strictly().is_ok());
+}
+
 /// A body of a million nodes in a field that is not read, or is refused: no tree is built of either.
 #[test]
 fn what_is_not_read_is_not_built() {
     let many = format!("[{}0]", "0,".repeat(1 << 20));
     let ignored = format!(r#"{{"prompt": [1, 2], "metadata": {many}, "user": {many}}}"#);
     assert!(completions::parse(ignored.as_bytes()).is_ok());
+    let unknown = format!(r#"{{"prompt": [1, 2], "nobody_knows_it": {many}}}"#);
+    assert_eq!(completions::parse(unknown.as_bytes()).unwrap().1.unknown, ["nobody_knows_it"]);
     let refused = |field: &str| {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {many}}}"#);
         chat::parse(body.as_bytes()).unwrap_err().param
     };
-    for field in ["tools", "logit_bias", "stop", "nobody_knows_it"] {
+    for field in ["tools", "logit_bias", "stop"] {
         assert_eq!(refused(field).as_deref(), Some(field));
     }
     let kwargs =

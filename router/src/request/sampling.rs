@@ -29,6 +29,12 @@ pub struct Sampling {
     pub stop_token_ids: Vec<TokenId>,
     /// Report log-probabilities, with this many alternatives.
     pub logprobs: Option<u32>,
+    /// Before so many tokens, none is drawn that would end the answer.
+    pub min_tokens: u32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// The only tokens that are drawn; empty: all.
+    pub allowed_token_ids: Vec<TokenId>,
 }
 
 /// Temperature if neither client nor model card sets one: OpenAI's default.
@@ -50,7 +56,7 @@ impl Sampling {
         let prompt = prompt_tokens as u64;
         let exceeded = |param: &str, what: String| {
             let message = format!(
-                "{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens"
+                "this model's maximum context length is {context_max} tokens here, and {what}. Shorten the prompt or max_tokens"
             );
             RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param)
         };
@@ -81,6 +87,9 @@ impl Sampling {
             ignore_eos: self.ignore_eos,
             stop_token_ids: self.stop_token_ids.clone(),
             logprobs: self.logprobs,
+            min_tokens: self.min_tokens,
+            logit_bias: self.logit_bias.clone(),
+            allowed_token_ids: self.allowed_token_ids.clone(),
         };
         Ok(params.try_new()?)
     }
@@ -95,9 +104,13 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
-            max_tokens: self.max_tokens.unwrap_or(d.max_tokens),
+            // What it is by default depends on the context.
+            max_tokens: self.max_tokens.unwrap_or(u32::MAX),
             stop_token_ids: self.stop_token_ids.clone(),
             logprobs: self.logprobs,
+            min_tokens: self.min_tokens,
+            logit_bias: self.logit_bias.clone(),
+            allowed_token_ids: self.allowed_token_ids.clone(),
             ..d
         };
         given.try_new().map(drop)

@@ -125,7 +125,7 @@ impl World {
         Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=2,window={window}"))
     }
 
-    /// [`World::random`] of three layers: the tokens of two attend to the last `window` ones, those of the last to all.
+    /// [`World::random`] of three layers: the tokens of two attend to the last `window` ones, those of the last, which has no rotary embedding, to all.
     pub fn mixed(
         family: Family,
         numerics: Numerics,
@@ -134,7 +134,14 @@ impl World {
         lengths: &[usize],
         outputs: u32,
     ) -> anyhow::Result<Self> {
-        Self::random_with(family, numerics, seed, lengths, outputs, &format!("layers=3,window={window},full_every=3"))
+        Self::random_with(
+            family,
+            numerics,
+            seed,
+            lengths,
+            outputs,
+            &format!("layers=3,window={window},full_every=3,nope_every=3"),
+        )
     }
 
     /// A small model of two layers for prompts of several splits of attention, with quantized matrices in each class.

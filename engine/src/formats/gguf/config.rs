@@ -149,7 +149,7 @@ impl<'h, 'a> Config<'h, 'a> {
                 window: None,
                 qkv_bias: false,
                 head_norm: false,
-                rope: Rope { theta, scaling: self.scaling(factors)? },
+                rope: Some(Rope { theta, scaling: self.scaling(factors)? }),
             },
             ffn: self.size_or("feed_forward_length", None)?,
             activation: Activation::Silu,

@@ -5,8 +5,8 @@ use super::{keys, rope};
 use crate::families::{Activation, AttentionSpec, ConfigFamily, DecoderSpec, LayerSpec, registry};
 use crate::formats::WeightsError;
 
-/// Checks every key and reads the spec.
-pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
+/// Checks every key and reads the spec. Also returns the family.
+pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigFamily), WeightsError> {
     let family = family(config)?;
     keys::check(config, family.keys)?;
     check_type(config, family)?;
@@ -24,6 +24,9 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
         }
     };
     let rms_eps = config.need("rms_norm_eps", config.float("rms_norm_eps")?)?;
+    let rope = rope::read(config)?;
+    // Configurations that scale by hand keep the context that the model was trained for.
+    let context = size("max_position_embeddings")?.max(rope.scaled_context());
     let layer = LayerSpec {
         attention: AttentionSpec {
             heads,
@@ -32,7 +35,7 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
             window: None,
             qkv_bias: false,
             head_norm: false,
-            rope: rope::read(config)?,
+            rope: Some(rope),
         },
         ffn: size("intermediate_size")?,
         activation: Activation::Silu,
@@ -42,14 +45,14 @@ pub(super) fn spec(config: &JsonObject) -> Result<DecoderSpec, WeightsError> {
     let mut spec = DecoderSpec {
         vocab: size("vocab_size")?,
         hidden,
-        context: size("max_position_embeddings")?,
+        context,
         layers: layers.map_err(|reason| config.damaged(reason))?,
         final_rms_eps: rms_eps,
         tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
     };
     (family.read)(config, &mut spec)?;
     spec.check().map_err(|reason| config.damaged(reason))?;
-    Ok(spec)
+    Ok((spec, family))
 }
 
 /// transformers selects the computation by `model_type`, which must match the class.

@@ -36,8 +36,8 @@ impl HuggingFaceModel {
     pub fn open(folder: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
-        let spec = config::spec(&config)?;
-        let tensors = Tensors::open(folder, &spec)?;
+        let (spec, family) = config::read(&config)?;
+        let tensors = Tensors::open(folder, &spec, family.fused)?;
         let text = text::read(folder)?;
         let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
@@ -62,7 +62,7 @@ impl HuggingFaceModel {
 
     /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
     pub fn read_spec(folder: &Path) -> Result<DecoderSpec, WeightsError> {
-        config::spec(&Self::config(&folder.join("config.json"), folder)?)
+        Ok(config::read(&Self::config(&folder.join("config.json"), folder)?)?.0)
     }
 
     /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.

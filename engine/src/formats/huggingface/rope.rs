@@ -49,10 +49,10 @@ fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
             };
             (scaling, &["factor", "low_freq_factor", "high_freq_factor", original])
         }
+        "yarn" => (yarn(rope, factor()?)?, YARN),
         other => {
-            return Err(
-                rope.unsupported(format!("rope_type `{other}`"), "`default`, `linear` and `llama3` are implemented")
-            );
+            let hint = "`default`, `linear`, `llama3` and `yarn` are implemented";
+            return Err(rope.unsupported(format!("rope_type `{other}`"), hint));
         }
     };
     for (key, value) in rope.keys() {
@@ -63,4 +63,37 @@ fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
         }
     }
     Ok(scaling)
+}
+
+/// Keys of [`yarn`].
+const YARN: &[&str] = &[
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "truncate",
+];
+
+fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
+    let original = "original_max_position_embeddings";
+    if rope.bool("truncate")? == Some(false) {
+        return Err(rope.unsupported("truncate = false with rope_type `yarn`", "only whole pairs are implemented"));
+    }
+    // The paper's formula for the temperature of attention; DeepSeek's configurations give it two scales.
+    let scale = |of: f32| if factor > 1.0 { 0.1 * f64::from(of) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 };
+    let amplitude = match (rope.float("attention_factor")?, rope.float("mscale")?, rope.float("mscale_all_dim")?) {
+        (Some(stated), _, _) => stated,
+        (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => (scale(one) / scale(all)) as f32,
+        (None, _, _) => scale(1.0) as f32,
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context: rope.need(original, rope.size(original)?)?,
+        beta_fast: rope.float("beta_fast")?.unwrap_or(32.0),
+        beta_slow: rope.float("beta_slow")?.unwrap_or(1.0),
+        amplitude,
+    })
 }

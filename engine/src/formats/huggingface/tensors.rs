@@ -1,7 +1,7 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
-use crate::families::{DecoderSpec, LayerTensor, TensorName, layer_index};
+use crate::families::{DecoderSpec, FusedTensor, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
 use crate::formats::{StoredTensor, WeightsError};
 use baton_kernels::storage::StorageFormat;
@@ -37,13 +37,13 @@ struct TensorPlace {
 }
 
 impl Tensors {
-    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`.
-    pub(super) fn open(folder: &Path, spec: &DecoderSpec) -> Result<Self, WeightsError> {
+    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, those of `fused` as one.
+    pub(super) fn open(folder: &Path, spec: &DecoderSpec, fused: &[FusedTensor]) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
         let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, spec, index.as_ref())?;
+            tensors.add(name, file, spec, fused, index.as_ref())?;
         }
         for name in spec.tensor_names() {
             if !tensors.places.contains_key(&name) {
@@ -61,6 +61,7 @@ impl Tensors {
         shard: String,
         file: MappedFile,
         spec: &DecoderSpec,
+        fused: &[FusedTensor],
         index: Option<&Index>,
     ) -> Result<(), WeightsError> {
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
@@ -74,11 +75,20 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let canonical = check_tensor(file.path(), &name, info, spec)?;
-            let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
-            let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
-            if self.places.insert(canonical, place).is_some() {
-                return Err(damaged(format!("tensor {name} is there twice")));
+            let parts = parts_of(&name, fused)
+                .ok_or_else(|| WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT))?;
+            check_tensor(file.path(), &name, info, spec, &parts)?;
+            let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
+            // Of equal columns, so bytes are as rows.
+            let rows_of = |part: &TensorName| spec.tensor_dims(*part)[0];
+            let row_bytes = (end - begin) / parts.iter().map(rows_of).sum::<usize>();
+            for part in parts {
+                let bytes = begin..begin + rows_of(&part) * row_bytes;
+                begin = bytes.end;
+                let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
+                if self.places.insert(part, place).is_some() {
+                    return Err(damaged(format!("tensor {name} is there twice")));
+                }
             }
         }
         let listed = index.into_iter().flatten().filter(|(_, of)| **of == shard);
@@ -133,15 +143,18 @@ impl Tensors {
     }
 }
 
-/// The canonical name of a tensor whose type and shape match.
-fn check_tensor(path: &str, name: &str, info: &TensorInfo, spec: &DecoderSpec) -> Result<TensorName, WeightsError> {
-    let Some(canonical) = canonical(name) else {
-        return Err(WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT));
-    };
+/// Checks that a tensor of these parts belongs to the model, and its type and shape.
+fn check_tensor(
+    path: &str,
+    name: &str,
+    info: &TensorInfo,
+    spec: &DecoderSpec,
+    parts: &[TensorName],
+) -> Result<(), WeightsError> {
     // A tied model may also contain the output matrix; `drop_tied_copy` checks it.
-    if !spec.has_tensor(canonical) && canonical != TensorName::Output {
-        return Err(match canonical {
-            TensorName::Layer(layer, _) if layer < spec.layers.len() => {
+    if let Some(missing) = parts.iter().find(|part| !spec.has_tensor(**part) && **part != TensorName::Output) {
+        return Err(match missing {
+            TensorName::Layer(layer, _) if *layer < spec.layers.len() => {
                 WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
             }
             _ => WeightsError::damaged(path, format!("tensor {name} is of no layer that num_hidden_layers knows")),
@@ -151,14 +164,15 @@ fn check_tensor(path: &str, name: &str, info: &TensorInfo, spec: &DecoderSpec) -
         let what = format!("tensor {name} of type {:?}", info.dtype);
         return Err(WeightsError::unsupported(path, what, "F32, F16 and BF16 are implemented"));
     }
-    let [rows, columns] = spec.tensor_dims(canonical);
-    let expected = if canonical.is_vector() { vec![columns] } else { vec![rows, columns] };
+    let columns = spec.tensor_dims(parts[0])[1];
+    let rows = parts.iter().map(|part| spec.tensor_dims(*part)[0]).sum();
+    let expected = if parts[0].is_vector() { vec![columns] } else { vec![rows, columns] };
     let found = &info.shape;
     if *found != expected {
         let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
         return Err(WeightsError::damaged(path, message));
     }
-    Ok(canonical)
+    Ok(())
 }
 
 /// Tensor name to file name.
@@ -206,16 +220,22 @@ fn is_derived(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
 }
 
-fn canonical(name: &str) -> Option<TensorName> {
+/// What a tensor holds, in the order of its rows; `None` if no such tensor is known.
+fn parts_of(name: &str, fused: &[FusedTensor]) -> Option<Vec<TensorName>> {
     match name {
-        "model.embed_tokens.weight" => return Some(TensorName::Embedding),
-        "model.norm.weight" => return Some(TensorName::FinalNorm),
-        "lm_head.weight" => return Some(TensorName::Output),
+        "model.embed_tokens.weight" => return Some(vec![TensorName::Embedding]),
+        "model.norm.weight" => return Some(vec![TensorName::FinalNorm]),
+        "lm_head.weight" => return Some(vec![TensorName::Output]),
         _ => {}
     }
-    let (layer, _) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
-    LayerTensor::ALL.map(|tensor| TensorName::Layer(layer, tensor)).into_iter().find(|known| known.to_string() == name)
+    if let Some((_, parts)) = fused.iter().find(|(fused, _)| *fused == of_layer) {
+        return Some(parts.iter().map(|part| TensorName::Layer(layer, *part)).collect());
+    }
+    let alone = LayerTensor::ALL.into_iter().filter(|tensor| fused.iter().all(|(_, parts)| !parts.contains(tensor)));
+    let mut known = alone.map(|tensor| TensorName::Layer(layer, tensor));
+    Some(vec![known.find(|known| known.to_string() == name)?])
 }
 
 /// The parser's reason, with the tensor at fault if the file is truncated.
@@ -238,6 +258,32 @@ fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::{ModelSource as _, RandomModel};
+
+    #[test]
+    fn matrices_that_are_stored_as_one_are_known_by_their_family_alone() {
+        use LayerTensor::{Gate, Key, Query, Up, Value};
+        let fused: &[FusedTensor] = &[("self_attn.qkv_proj.weight", &[Query, Key, Value])];
+        let layer =
+            |tensors: &[LayerTensor]| Some(tensors.iter().map(|t| TensorName::Layer(3, *t)).collect::<Vec<_>>());
+        let (one, part) = ("model.layers.3.self_attn.qkv_proj.weight", "model.layers.3.self_attn.k_proj.weight");
+        assert_eq!((parts_of(one, fused), parts_of(part, fused)), (layer(&[Query, Key, Value]), None));
+        assert_eq!((parts_of(one, &[]), parts_of(part, &[])), (None, layer(&[Key])));
+        assert_eq!(parts_of("model.layers.3.mlp.up_proj.weight", fused), layer(&[Up]));
+        assert_eq!(parts_of("model.layers.03.mlp.up_proj.weight", fused), None);
+
+        let model = RandomModel::parse("random:hidden=8,heads=2,kv_heads=1,ffn=6,layers=1").unwrap();
+        let check = |shape: &[usize], parts: &[LayerTensor], layer| {
+            let (shape, data_offsets) = (shape.to_vec(), (0, 0));
+            let parts: Vec<_> = parts.iter().map(|part| TensorName::Layer(layer, *part)).collect();
+            let info = TensorInfo { dtype: Dtype::BF16, shape, data_offsets };
+            check_tensor("f", "t", &info, model.spec(), &parts).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[8 + 4 + 4, 8], &[Query, Key, Value], 0), Ok(()));
+        assert_eq!(check(&[12, 8], &[Gate, Up], 0), Ok(()));
+        assert!(check(&[12, 8], &[Query, Key, Value], 0).unwrap_err().contains("asks for [16, 8]"));
+        assert!(check(&[16, 8], &[Query, Key, Value], 1).unwrap_err().contains("no layer"));
+    }
 
     #[test]
     fn an_adapter_is_refused_by_name() {

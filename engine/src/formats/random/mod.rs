@@ -29,6 +29,8 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `theta` | 10000 | rotary base |
 /// | `tied` | `false` | whether the output matrix is the embedding |
 /// | `window` | none | tokens of a sliding window in every layer, the newest included |
+/// | `full_every` | none | the last layer of each so many has no window |
+/// | `nope_every` | none | the last layer of each so many has no rotary embedding |
 /// | `bias` | `false` | whether queries, keys and values have biases |
 /// | `head_norm` | `false` | whether each head of queries and keys passes an RMSNorm |
 /// | `seed` | 0 | |

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, bias, head_norm, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, head_norm, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -66,7 +66,7 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
             window,
             qkv_bias: pairs.get("bias", "true or false", false)?,
             head_norm: pairs.get("head_norm", "true or false", false)?,
-            rope: Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None },
+            rope: Some(Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None }),
         },
         ffn: pairs.size("ffn", hidden.saturating_mul(2))?,
         activation: Activation::Silu,
@@ -76,6 +76,10 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     // The last layer of each so many has no window.
     if let full_every @ 1.. = pairs.size("full_every", 0)? {
         layers.iter_mut().skip(full_every - 1).step_by(full_every).for_each(|layer| layer.attention.window = None);
+    }
+    // Of each so many, the last layer has no rotary embedding.
+    if let nope_every @ 1.. = pairs.size("nope_every", 0)? {
+        layers.iter_mut().skip(nope_every - 1).step_by(nope_every).for_each(|layer| layer.attention.rope = None);
     }
     let decoder = DecoderSpec {
         vocab: pairs.size("vocab", 300)?,
@@ -114,7 +118,7 @@ mod tests {
                 window: Some(9),
                 qkv_bias: true,
                 head_norm: true,
-                rope: Rope { theta: 5e5, scaling: RopeScaling::None },
+                rope: Some(Rope { theta: 5e5, scaling: RopeScaling::None }),
             },
             ffn: 800,
             activation: Activation::Silu,

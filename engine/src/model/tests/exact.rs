@@ -49,11 +49,11 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
     assert!(outcome == expected, "{what}: KV bytes or the number of rows differ");
 }
 
-/// A plain model, one with windows, biases and head norms, and one with a window in one of two layers, in each class with each type of KV.
+/// A plain model, one with windows, biases and head norms, and one with a window and a rotary embedding in one of two layers, in each class with each type of KV.
 /// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,head_norm=true");
-    let mixed = format!("{RAGGED},window=70,full_every=2");
+    let mixed = format!("{RAGGED},window=70,full_every=2,nope_every=2");
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));

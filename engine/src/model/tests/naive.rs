@@ -3,6 +3,7 @@
 use super::{Rig, Rows, random, reference, tokens};
 use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
 use crate::formats::ModelSource;
+use crate::model::inverse_frequencies;
 use baton_types::{Dtype, TokenId};
 
 type Matrix = Vec<Vec<f64>>;
@@ -34,12 +35,21 @@ fn norm_heads(x: &mut [f64], gain: &Matrix, eps: f64) {
 
 /// Rotates each head's pairs `(i, i + d/2)` by `position * theta^(-2i/d)`.
 fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
-    assert_eq!(attention.rope.scaling, RopeScaling::None, "no scaling is written here");
+    let Some(rope) = &attention.rope else { return };
     let d = attention.head_dim;
+    let turned: Vec<f64> = match &rope.scaling {
+        RopeScaling::None => (0..d / 2).map(|i| f64::from(rope.theta).powf(-2.0 * i as f64 / d as f64)).collect(),
+        // Written once: what transformers recorded checks it.
+        _ => inverse_frequencies(rope, d).unwrap(),
+    };
+    let amplitude = match rope.scaling {
+        RopeScaling::Yarn { amplitude, .. } => f64::from(amplitude),
+        _ => 1.0,
+    };
     for head in x.chunks_exact_mut(d) {
         for i in 0..d / 2 {
-            let angle = position as f64 / f64::from(attention.rope.theta).powf(2.0 * i as f64 / d as f64);
-            let (a, b) = (head[i], head[i + d / 2]);
+            let angle = position as f64 * turned[i];
+            let (a, b) = (amplitude * head[i], amplitude * head[i + d / 2]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + d / 2] = a * angle.sin() + b * angle.cos();
         }
@@ -138,6 +148,7 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=40,layers=2,heads=5,kv_heads=1,head_dim=16,ffn=36,vocab=131,theta=500000",
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=7,bias=true,head_norm=true",
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=20,full_every=2",
+        "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,nope_every=2",
     ] {
         check_forward_pass(&random(spec));
     }

@@ -32,6 +32,30 @@ fn frequencies() {
 }
 
 #[test]
+fn yarn_divides_pairs_by_their_turns() {
+    let yarn = |original_context, beta_fast, beta_slow| RopeScaling::Yarn {
+        factor: 4.0,
+        original_context,
+        beta_fast,
+        beta_slow,
+        amplitude: 1.5,
+    };
+    // Pairs with 32 and with 1 turns: 8 ln(8192 / 32 TAU) / 2 ln 10000 = 1.61, so 1, and 3.12, so 4: the third is divided by a third, the
+    // last by two thirds.
+    check(yarn(8192, 32.0, 1.0), 8, &[1.0, 0.1, 0.01 * (0.25 / 3.0 + 2.0 / 3.0), 0.001 * (0.5 / 3.0 + 1.0 / 3.0)]);
+    // 0.2 and 1.7: from the first to the second.
+    check(yarn(320, 32.0, 1.0), 8, &[1.0, 0.1 * 0.625, 0.0025, 0.00025]);
+    let mut attention =
+        RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap().spec().layers[0].attention.clone();
+    attention.rope = Some(Rope { theta: 10_000.0, scaling: yarn(8192, 32.0, 1.0) });
+    let table = rope_table(&attention, 2).unwrap();
+    assert_eq!((table.cos[0], table.sin[0], table.cos[2]), (1.5, 0.0, (1.5 * 1.0f64.cos()) as f32));
+    attention.rope = None;
+    let table = rope_table(&attention, 2).unwrap();
+    assert_eq!((table.cos, table.sin), (vec![1.0; 4], vec![0.0; 4]), "nothing is turned");
+}
+
+#[test]
 fn tables_hold_angles_by_position() {
     let model = RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap();
     let table = rope_table(&model.spec().layers[0].attention, 3).unwrap();
