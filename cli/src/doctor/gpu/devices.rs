@@ -62,14 +62,21 @@ fn way(root: &Path, found: &HostGpu, wanted: Wanted, ports: &[(&UsablePort, Devi
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::doctor::pcie::tests::plug;
     use baton_kernels::cuda::{CudaVersion, Gpu, RemoteWrites};
 
     const WANTED: Wanted = Wanted { gpu: true, rdma: true };
 
-    fn gpu(ordinal: u32, capability: (u32, u32), cuda: u32, pci: &str, root: &Path) -> HostGpu {
+    /// A GPU with all ways to it; kernels are looked for below `root`.
+    pub(in crate::doctor::gpu) fn gpu(
+        ordinal: u32,
+        capability: (u32, u32),
+        cuda: u32,
+        pci: &str,
+        root: &Path,
+    ) -> HostGpu {
         let capability = Capability { major: capability.0, minor: capability.1 };
         let (name, memory) = ("NVIDIA H100".to_owned(), 80 << 30);
         let (cuda, remote_writes) = (CudaVersion(cuda), RemoteWrites::Ordered);

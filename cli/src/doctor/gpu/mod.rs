@@ -154,7 +154,7 @@ fn has_dma_buffers(root: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::doctor::sysfs::tests::root;
-    use baton_kernels::cuda::{Capability, CudaVersion, Gpu, HostGpu, RemoteWrites};
+    use baton_kernels::cuda::HostGpu;
 
     const VERSION: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build";
 
@@ -213,15 +213,11 @@ mod tests {
     #[test]
     fn a_host_of_gpus_tells_whether_it_has_cublaslt() {
         let one = host(&["nvidia0", "nvidiactl", "nvidia-uvm"], "5.15.0");
-        let remote_writes = RemoteWrites::Ordered;
-        let capability = Capability { major: 9, minor: 0 };
-        let (name, memory, cuda) = ("NVIDIA H100".into(), 80 << 30, CudaVersion(13_000));
-        let gpu = Gpu { name, ordinal: 0, capability, processors: 132, memory, cuda, remote_writes };
-        let told = |cublas_lt, gpus: &[Gpu]| {
-            let kernels = one.path().join("kernels");
-            let gpus = gpus.iter().map(|gpu| HostGpu::new(gpu.clone(), String::new(), true, true, &kernels)).collect();
-            let wanted = Wanted { gpu: true, rdma: false };
-            let (findings, _) = look(one.path(), wanted, &kernels, &[], |_| Ok(Host { gpus, cublas_lt }));
+        let gpu = devices::tests::gpu(0, (9, 0), 13_000, "", one.path());
+        let told = |cublas_lt, gpus: &[HostGpu]| {
+            let (wanted, kernels) = (Wanted { gpu: true, rdma: false }, one.path().join("kernels"));
+            let host = Host { gpus: gpus.to_vec(), cublas_lt };
+            let (findings, _) = look(one.path(), wanted, &kernels, &[], |_| Ok(host));
             findings.into_iter().find(|found| found.check == "cublaslt")
         };
         assert_eq!(told(Some(130_100), std::slice::from_ref(&gpu)), Some(Finding::ok("cublaslt", "version 130100")));
