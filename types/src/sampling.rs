@@ -125,9 +125,15 @@ impl SamplingParams {
         Ok(self)
     }
 
-    /// Whether this token ends the sequence, if `end_tokens` are those of the model.
+    /// The tokens that end the sequence, if `end_tokens` are those of the model.
+    pub fn ends<'a>(&'a self, end_tokens: &'a [TokenId]) -> impl Iterator<Item = TokenId> + 'a {
+        let of_model = if self.ignore_eos { &[] } else { end_tokens };
+        of_model.iter().chain(&self.stop_token_ids).copied()
+    }
+
+    /// Whether this token is one of [`SamplingParams::ends`].
     pub fn is_end(&self, token: TokenId, end_tokens: &[TokenId]) -> bool {
-        (!self.ignore_eos && end_tokens.contains(&token)) || self.stop_token_ids.contains(&token)
+        self.ends(end_tokens).any(|end| end == token)
     }
 
     /// Refuses `min_tokens` where every allowed token ends the sequence.

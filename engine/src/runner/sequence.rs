@@ -55,10 +55,8 @@ impl Sequence {
         let sampling = &request.sampling;
         let allowed = &sampling.allowed_token_ids;
         let allowed = (!allowed.is_empty()).then(|| Arc::new(allowed.iter().copied().collect()));
-        let without_ends = (sampling.min_tokens > 0).then(|| {
-            let ends = |token: &TokenId| sampling.is_end(*token, end_tokens);
-            LateMask::known((0..vocab as TokenId).filter(|token| !ends(token)).collect())
-        });
+        let without_ends =
+            (sampling.min_tokens > 0).then(|| LateMask::known(TokenSet::all_but(vocab, sampling.ends(end_tokens))));
         let sequence = Self {
             request,
             sink,

@@ -27,6 +27,20 @@ impl FromIterator<TokenId> for TokenSet {
 }
 
 impl TokenSet {
+    /// All tokens of a vocabulary but these.
+    pub fn all_but(vocab: usize, tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut words = vec![u64::MAX; vocab.div_ceil(WORD)];
+        if let (Some(last), rest @ 1..) = (words.last_mut(), vocab % WORD) {
+            *last = (1 << rest) - 1;
+        }
+        for token in tokens {
+            if let Some(word) = words.get_mut(token as usize / WORD) {
+                *word &= !(1 << (token % 64));
+            }
+        }
+        Self { words }
+    }
+
     /// Whether it has this token.
     pub fn contains(&self, token: TokenId) -> bool {
         self.words.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
@@ -79,5 +93,22 @@ impl Constraints<'_> {
             }
         }
         if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_but_some_are_the_others() {
+        for vocab in [1, 63, 64, 65, 130] {
+            for without in [&[][..], &[0], &[62, 63, 64], &[129, 130, 5_000]] {
+                let others: TokenSet = (0..vocab as TokenId).filter(|token| !without.contains(token)).collect();
+                let set = TokenSet::all_but(vocab, without.iter().copied());
+                assert!((0..6_000).all(|token| set.contains(token) == others.contains(token)), "{vocab} {without:?}");
+                assert_eq!(set.last(), others.last());
+            }
+        }
     }
 }
