@@ -28,7 +28,7 @@ const GOT_KEPT_MAX: Duration = Duration::from_millis(250);
 
 /// How long a committed handoff is followed after its router's stream is closed. The answer may end before the acknowledgement arrives, and
 /// its spans and figures are wanted all the same. If nobody wants the KV any more, the decode worker ends the handoff.
-const FOLLOWED_MAX: Duration = Duration::from_secs(1);
+const FOLLOWED_MAX: Duration = Duration::from_secs(3);
 
 /// Runs prompts for routers.
 #[derive(Clone)]
@@ -166,9 +166,10 @@ impl Call {
         let end = match computed {
             Ok(Computed::Committed(committed)) => tokio::select! {
                 biased;
+                // First: on a busy host it may be there together with the end of the time.
+                report = self.put_over(committed) => report,
                 () = followed => return,
                 error = &mut cut_off => Err(error),
-                report = self.put_over(committed) => report,
             },
             Ok(Computed::Whole(report)) => Ok(report),
             Err(error) => Err(error),
