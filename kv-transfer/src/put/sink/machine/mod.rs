@@ -111,6 +111,8 @@ pub(crate) struct Sink {
     /// Nothing writes to the blocks any more, since the window was closed behind the commit.
     drained: bool,
     commit: Option<Box<Commit>>,
+    /// The worker has the commit, and the blocks with it.
+    delivered: bool,
     /// The parts whose checksums came, each once. So the count of matching checksums shows when all have matched.
     received: Coverage,
     verified: u64,
@@ -151,6 +153,7 @@ impl Sink {
             committed,
             drained,
             commit,
+            delivered: false,
             received,
             verified,
         }
@@ -223,6 +226,8 @@ impl Sink {
             }
             SinkInput::Delivered(answer) => self.delivered(answer, &mut actions),
             SinkInput::Aborted { flushed, detail } => self.aborted(flushed, detail, &mut actions),
+            // Once delivered, the sequence is the worker's: what ends its stream, even its last token, may overtake the worker's answer.
+            SinkInput::Cancel(_) if self.delivered => {}
             SinkInput::Cancel(failure) => self.give_up(failure, now, &mut actions),
             SinkInput::ConnectionLost { fenced, detail } => self.lost(fenced, detail, &mut actions),
             SinkInput::Fenced => self.lost(true, "the peer was fenced".into(), &mut actions),
@@ -279,6 +284,7 @@ impl Sink {
         if !whole || !matches!(self.state, State::Receiving) {
             return;
         }
+        self.delivered |= self.commit.is_some();
         actions.extend(self.commit.take().map(SinkAction::Deliver));
     }
 

@@ -293,6 +293,24 @@ fn behind_a_commit_nothing_is_quarantined() {
     ]);
 }
 
+/// The end of a short answer, whose stream cancels what is left, may overtake the worker's answer to the delivery.
+#[test]
+fn what_was_delivered_is_not_cancelled() {
+    let delivered = |answer: Result<(), String>, then: &'static str| {
+        check_granted(vec![
+            (sums(0, 2), "verify"),
+            (verified(4), ""),
+            (commit(), "close"),
+            (closed(), "deliver"),
+            (cancel(), ""),
+            (SinkInput::Delivered(answer), then),
+            (cancel(), ""),
+        ]);
+    };
+    delivered(Ok(()), "ack, forget");
+    delivered(Err("x".into()), "nack not_adopted, failed not_adopted, forget");
+}
+
 #[test]
 fn before_the_grant_there_is_nothing_to_fence() {
     let refused = || SinkInput::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
