@@ -3,6 +3,7 @@
 use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
 use crate::gate::{LogitObserver, SequenceGate};
+use crate::grammar::Grammars;
 use crate::health::Heartbeat;
 use crate::mailbox::{Asked, Submission, is_counted};
 use crate::scheduler::{Accounts, Awaited, SequenceKey};
@@ -206,6 +207,16 @@ impl EngineHandle {
         self.shared().mailbox.wake();
     }
 
+    /// Sets the grammars of its model. Without them, sequences with a grammar are refused.
+    pub fn set_grammars(&self, grammars: Arc<dyn Grammars>) {
+        *self.shared().grammars.write() = Some(grammars);
+    }
+
+    /// Whether sequences may have a grammar.
+    pub fn has_grammars(&self) -> bool {
+        self.shared().grammars.read().is_some()
+    }
+
     /// Holds sequences in a phase, for tests; `None` opens everything.
     pub fn set_gate(&self, gate: Option<Arc<dyn SequenceGate>>) {
         *self.shared().gate.write() = gate;
@@ -241,6 +252,9 @@ impl EngineHandle {
         }
         if let Err(error) = sampling.check_ends(&shared.config.end_tokens) {
             return invalid(error.to_string());
+        }
+        if sampling.grammar.is_some() && shared.grammars.read().is_none() {
+            return invalid("this model has no grammars: it has no text, or no end token".into());
         }
         if request.block_hashes().len() > len / HASH_TOKENS {
             return invalid("there are more block hashes than blocks of its tokens".into());

@@ -4,6 +4,7 @@ use crate::api::{Load, SequenceRequest};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::gate::{LogitObserver, SequenceGate};
+use crate::grammar::Grammars;
 use crate::health::Health;
 use crate::mailbox::Mailbox;
 use crate::scheduler::{Accounts, Awaited, Prefix};
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) block_tokens: usize,
     pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
+    /// Those of its model, if it has any.
+    pub(crate) grammars: RwLock<Option<Arc<dyn Grammars>>>,
     pub(crate) logits: RwLock<Option<Arc<dyn LogitObserver>>>,
     pub(crate) load: Mutex<Load>,
     /// A sequence lacks blocks: meanwhile no blocks are leased to peers.
@@ -70,6 +73,7 @@ impl Shared {
             has_windows: map.layout().groups().iter().any(|group| matches!(group.kind, GroupKind::Window(_))),
             layers: map.layout().groups().iter().flat_map(|group| group.layers.iter().copied()).collect(),
             gate: RwLock::default(),
+            grammars: RwLock::default(),
             logits: RwLock::default(),
             load: Mutex::default(),
             starved: AtomicBool::new(false),

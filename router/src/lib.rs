@@ -52,5 +52,5 @@ pub use flow::{Core, Generation, Outside, Prepared, Refused};
 pub use output::{Delta, Event, EventResult, Events, Finished, Total};
 pub use placement::PlacementPolicy;
 pub use prices::{Cost, Price, PricesConfig};
-pub use request::{Parameters, PrefillPolicy, Prompt, Request, Sampling, Segment};
+pub use request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, Segment, Tools};
 pub use server::{Router, RouterError, RunningRouter, run};

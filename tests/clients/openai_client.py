@@ -3,9 +3,13 @@
 Each check is a function; one that fails raises, and the traceback says what came instead.
 """
 
+import json
+import re
 import sys
+import typing
 
 import openai
+import pydantic
 
 MODEL = "smollm2-135m-instruct"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -154,9 +158,11 @@ def refuses(client):
     check(bad, chat, "messages[0].role", messages=[{"role": "king", "content": "x"}])
     image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     check(bad, chat, "messages[0].content[0]", unsupported, messages=[{"role": "user", "content": image}])
-    check(bad, chat, "response_format", unsupported, messages=FRANCE, response_format={"type": "json_object"})
+    check(bad, chat, "response_format", unsupported, messages=FRANCE, response_format={"type": "structural_tag"})
+    check(bad, chat, "tools[0].type", unsupported, messages=FRANCE, tools=[{"type": "web_search"}])
     tool = {"type": "function", "function": {"name": "f"}}
-    check(bad, chat, "tools", unsupported, messages=FRANCE, tools=[tool])
+    other = {"type": "function", "function": {"name": "g"}}
+    check(bad, chat, "tool_choice", messages=FRANCE, tools=[tool], tool_choice=other)
     check(bad, completion, "prompt", says="vocabulary", prompt=[1_000_000])
     check(bad, completion, "prompt", unsupported, prompt=["a", "b"])
     check(bad, completion, "max_tokens", "context_length_exceeded", prompt="x", max_tokens=100_000)
@@ -180,6 +186,87 @@ def logits(client):
     assert set(among.choices[0].token_ids) <= {198, 28725}, among
 
 
+class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=1, le=99)
+    trade: typing.Literal["farmer", "baker"]
+
+
+def forms(client):
+    """Answers of a form, by each of its spellings."""
+    asked = {"messages": [{"role": "user", "content": "Invent a person."}], "model": MODEL, "max_tokens": 200, "seed": 1}
+    person = client.chat.completions.parse(response_format=Person, **asked).choices[0].message.parsed
+    assert isinstance(person, Person), person
+    with client.chat.completions.stream(response_format=Person, **asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == person
+    several = client.chat.completions.parse(response_format=Person, n=3, **asked)
+    people = [choice.message.parsed for choice in several.choices]
+    assert people[0] == person and len({str(person) for person in people}) > 1, people
+    for extra, matches in [
+        ({"guided_choice": ["left", "right"]}, "left|right"),
+        ({"guided_regex": "[a-z]{3}-[0-9]+"}, "[a-z]{3}-[0-9]+"),
+        ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 7}}, "[567]"),
+        ({"guided_grammar": 'start: "a" | "(" start ")"'}, r"\(*a\)*"),
+        ({"structured_outputs": {"choice": ["up", "down"]}}, "up|down"),
+    ]:
+        text = client.chat.completions.create(extra_body=extra, **asked).choices[0].message.content
+        assert re.fullmatch(matches, text), (extra, text)
+    try:
+        client.chat.completions.create(extra_body={"guided_regex": "("}, **asked)
+    except openai.BadRequestError as wrong:
+        assert wrong.param == "guided_regex", wrong
+    else:
+        raise AssertionError("an expression that does not compile")
+
+
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+WEATHER = tool("get_weather", city={"enum": ["Paris", "Rome"]}, days={"type": "integer", "minimum": 1, "maximum": 7})
+TIME = tool("get_time", zone={"type": "string", "maxLength": 8})
+
+
+def tools(client):
+    """Required calls, streamed or not, and the results in the next turn."""
+    ask = {"messages": FRANCE, "tools": [WEATHER, TIME], "model": MODEL, "max_tokens": 300, "seed": 3}
+
+    def checked(calls):
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "get_weather":
+                assert arguments["city"] in ("Paris", "Rome") and 1 <= arguments["days"] <= 7, arguments
+            else:
+                assert call.function.name == "get_time" and len(arguments["zone"]) <= 8, call
+        return [(call.function.name, call.function.arguments) for call in calls]
+
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        for policy in ("remote", "local"):
+            settings = {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": {"prefill_policy": policy}, **ask}
+            whole = client.chat.completions.create(**settings).choices[0]
+            assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+            told = checked(whole.message.tool_calls)
+            assert len(told) == 1 and (choice == "required" or told[0][0] == "get_weather"), told
+            with client.chat.completions.stream(**settings) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            assert checked(streamed.message.tool_calls) == told and streamed.finish_reason == "tool_calls", streamed
+    several = client.chat.completions.create(tool_choice="required", n=3, **ask)
+    for choice in several.choices:
+        if choice.finish_reason == "tool_calls":
+            checked(choice.message.tool_calls)
+    message = whole.message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Rain."}
+    turn = [*FRANCE, message.model_dump(exclude_none=True), result]
+    after = client.chat.completions.create(messages=turn, tools=[WEATHER, TIME], max_tokens=20, **GREEDY)
+    before = client.chat.completions.create(messages=FRANCE, tools=[WEATHER, TIME], max_tokens=1, **GREEDY)
+    assert after.usage.prompt_tokens > before.usage.prompt_tokens + 30, after
+    plain = client.chat.completions.create(messages=FRANCE, tools=[WEATHER], tool_choice="none", max_tokens=1, **GREEDY)
+    assert plain.usage.prompt_tokens == 37, plain.usage
+
+
 def deadline(client):
     hurried = client.with_options(default_headers={"x-request-timeout": "2s"})
     try:
@@ -195,7 +282,7 @@ def deadline(client):
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
-    checks += [completion_of_tokens, stops, sampling, refuses, unknown_fields, logits, deadline]
+    checks += [completion_of_tokens, stops, sampling, refuses, unknown_fields, logits, forms, tools, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

@@ -44,6 +44,9 @@ pub enum TextError {
     /// The text cannot be tokenized.
     #[error("this text cannot be tokenized: {0}")]
     Encode(String),
+    /// A grammar that cannot be compiled or followed.
+    #[error("the grammar of the answer is refused: {0}")]
+    Grammar(String),
     /// Stop strings that are too many, too long or empty.
     #[error("{0}")]
     Stop(String),
@@ -63,6 +66,7 @@ impl From<TextError> for RequestError {
             | TextError::Ambiguous => Self::invalid("messages", message),
             TextError::ReservedArgument(_) => Self::invalid("chat_template_kwargs", message),
             TextError::Encode(_) => Self::new(ErrorKind::InvalidRequest, message),
+            TextError::Grammar(_) => Self::invalid("grammar", message),
             TextError::Stop(_) => Self::invalid("stop", message),
         }
     }

@@ -1,4 +1,5 @@
-//! Text in, token ids out, and back: tokenizer, chat template, incremental detokenizer and stop strings.
+//! Text in, token ids out, and back: tokenizer, chat template, incremental detokenizer, stop strings, the parts
+//! of answers, and grammars.
 //!
 //! Layer: between a request's text and the engine's token ids. Workers make a [`TextBundle`] from their model files with
 //! [`bundle`]; routers fetch it by digest and serve it with [`Tokenizer`], [`ChatTemplate`], [`Detokenizer`] and [`StopMatcher`].
@@ -9,8 +10,10 @@
 //!
 //! This crate uses no network, no clock (the caller gives the time), no async runtime and no numeric kernel.
 
+pub mod answer;
 pub mod bundle;
 pub mod chat;
+pub mod grammar;
 
 mod detokenizer;
 mod error;

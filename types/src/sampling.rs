@@ -1,7 +1,8 @@
 //! Sampling parameters: the part of a request that, with the tokens and the seed, decides the next token.
 
-use crate::TokenId;
+use crate::{Grammar, TokenId};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Checked sampling parameters. `Default` is greedy without penalties and ends at the model's end tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,8 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The only tokens that are drawn; empty: all.
     pub allowed_token_ids: Vec<TokenId>,
+    /// What the text of the answer must match.
+    pub grammar: Option<Arc<Grammar>>,
     /// Report the log-probability of each chosen token and of this many most likely ones.
     pub logprobs: Option<u32>,
 }
@@ -53,6 +56,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             logit_bias: Vec::new(),
             allowed_token_ids: Vec::new(),
+            grammar: None,
             logprobs: None,
         }
     }
@@ -122,6 +126,12 @@ impl SamplingParams {
         if self.allowed_token_ids.len() > Self::ALLOWED_TOKEN_IDS_MAX {
             return refuse("allowed_token_ids", "at most 8192 ids", self.allowed_token_ids.len().to_string());
         }
+        if self.grammar.is_some() && !self.allowed_token_ids.is_empty() {
+            return refuse("allowed_token_ids", "left out where the answer has a grammar", "both".into());
+        }
+        if self.grammar.is_some() && self.ignore_eos {
+            return refuse("ignore_eos", "false where the answer has a grammar", "both".into());
+        }
         Ok(self)
     }
 
@@ -182,6 +192,10 @@ mod tests {
         check("logit_bias", |p| p.logit_bias = vec![(7, 1.0), (8, 1.0), (7, 2.0)]);
         check("logit_bias", |p| p.logit_bias = (0..1025).map(|token| (token, 1.0)).collect());
         check("allowed_token_ids", |p| p.allowed_token_ids = vec![0; 8193]);
+        check("allowed_token_ids", |p| {
+            (p.allowed_token_ids, p.grammar) = (vec![0], Some(Arc::new(Grammar::Regex("a".into()))))
+        });
+        check("ignore_eos", |p| (p.ignore_eos, p.grammar) = (true, Some(Arc::new(Grammar::Regex("a".into())))));
         assert!(SamplingParams::default().try_new().is_ok());
     }
 

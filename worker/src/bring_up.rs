@@ -2,6 +2,7 @@
 
 use crate::device::{self, check_memory, pool_on_gpu, too_little_memory};
 use crate::error::WorkerError;
+use crate::grammars::ModelGrammars;
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings};
 use crate::{models, text};
 use baton_engine::formats::ModelSource;
@@ -107,7 +108,8 @@ fn start(
         ..EngineConfig::default()
     }
     .try_new()?;
-    let bundle = text::bundle(source.as_ref())?;
+    let text = text::load(source.as_ref())?;
+    let (bundle, grammars) = text.map_or((None, None), |text| (Some(text.bundle), text.grammars));
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
     let layout = source.spec().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     // A GPU's pool is what its memory leaves: its size is no setting.
@@ -137,6 +139,9 @@ fn start(
     };
     let memory = device.alloc_pool(&map)?;
     let engine = Engine::start(network, memory.clone(), &map, config)?;
+    if let Some(compiler) = grammars {
+        engine.set_grammars(Arc::new(ModelGrammars::new(compiler)));
+    }
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
     Ok(Loaded { engine, device, memory, map, compatibility, card, bundle: bundle.map(Into::into) })

@@ -16,6 +16,7 @@ pub mod device;
 mod device_kind;
 pub mod drain;
 mod error;
+mod grammars;
 pub mod grpc;
 pub mod hang;
 mod health;

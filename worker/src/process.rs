@@ -28,6 +28,7 @@ use baton_node::membership::embedded::JoinConfig;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
+use baton_text::grammar;
 use baton_types::{InstanceRecord, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
@@ -255,6 +256,7 @@ fn record(
     let layout = loaded.map.layout().clone();
     let layers = layout.groups().iter().map(|g| g.layers.len() as u32).sum();
     let kv_heads = layout.groups()[0].planes[0].heads();
+    let grammars = loaded.engine.has_grammars().then(|| grammar::REVISION.to_owned());
     InstanceRecord {
         party: party.clone(),
         role,
@@ -273,6 +275,6 @@ fn record(
             layers: 0..layers,
             kv_heads: 0..kv_heads,
         }],
-        capabilities: vec![SAMPLING_CONSTRAINTS.to_owned()],
+        capabilities: [SAMPLING_CONSTRAINTS.to_owned()].into_iter().chain(grammars).collect(),
     }
 }

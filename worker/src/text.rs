@@ -2,6 +2,7 @@
 
 use crate::error::WorkerError;
 use baton_engine::formats::{ModelSource, TextSource};
+use baton_text::grammar::GrammarCompiler;
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
 
 /// Where a kind of model stores its text data.
@@ -14,8 +15,16 @@ const GGUF: Keys = Keys { tokenizer: "tokenizer.ggml", template: "tokenizer.chat
 const FOLDER: Keys =
     Keys { tokenizer: "tokenizer.json", template: "chat_template (in chat_template.jinja or tokenizer_config.json)" };
 
-/// The canonical bytes of the model's bundle, loaded once in the way routers do; `None` if the model has no text.
-pub(crate) fn bundle(source: &dyn ModelSource) -> Result<Option<Vec<u8>>, WorkerError> {
+/// What a worker keeps of its model's text.
+pub(crate) struct ModelText {
+    /// The canonical bytes of the bundle.
+    pub(crate) bundle: Vec<u8>,
+    /// `None` if the model has no end token.
+    pub(crate) grammars: Option<GrammarCompiler>,
+}
+
+/// The model's text, loaded once in the way routers do; `None` if it has none.
+pub(crate) fn load(source: &dyn ModelSource) -> Result<Option<ModelText>, WorkerError> {
     let at = |key| move |source| WorkerError::Text { key, source };
     let (keys, bundle) = match source.text() {
         TextSource::Gguf(gguf) => (GGUF, bundle::from_gguf(&gguf).map_err(at(GGUF.tokenizer))?),
@@ -29,7 +38,16 @@ pub(crate) fn bundle(source: &dyn ModelSource) -> Result<Option<Vec<u8>>, Worker
     });
     let tokenizer = tokenizer.map_err(at(keys.tokenizer))?;
     match ChatTemplate::from_bundle(&bundle, &tokenizer) {
-        Ok(_) | Err(TextError::NoChatTemplate) => Ok(Some(bytes)),
-        Err(error) => Err(at(keys.template)(error)),
+        Ok(_) | Err(TextError::NoChatTemplate) => {}
+        Err(error) => return Err(at(keys.template)(error)),
     }
+    let grammars = match GrammarCompiler::new(&tokenizer, source.spec().vocab, source.end_tokens()) {
+        Ok(grammars) => Some(grammars),
+        Err(TextError::Grammar(reason)) => {
+            tracing::info!(reason, "serves no grammars");
+            None
+        }
+        Err(error) => return Err(at(keys.tokenizer)(error)),
+    };
+    Ok(Some(ModelText { bundle: bytes, grammars }))
 }

@@ -13,6 +13,7 @@ mod tests;
 use crate::api::{SequenceEvent, SubmitError};
 use crate::gaps::StepGaps;
 use crate::gate::{SequenceGate, SequencePhase};
+use crate::grammar::MaskThreads;
 use crate::mailbox::{Submission, is_counted};
 use crate::model::ModelError;
 use crate::rates::Rates;
@@ -22,7 +23,7 @@ use crate::step_model::StepModel;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, FinishReason, seeded};
-use sequence::Sequence;
+use sequence::{Common, Sequence};
 use slots::Slots;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -57,6 +58,7 @@ pub(crate) struct Runner<M> {
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
     slots: Slots,
+    mask_threads: MaskThreads,
     /// The steps that were launched and are not finished, oldest first; at most `steps_max`.
     steps: VecDeque<Step>,
     steps_max: usize,
@@ -115,12 +117,16 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
+        // Waiting sequences too, of which several tenants may have twice as many.
+        let sequences_max = shared.config.running_max + 2 * shared.config.waiting_max;
+        let mask_threads = MaskThreads::new(sequences_max);
         Self {
             model,
             shared,
             scheduler,
             sequences: BTreeMap::new(),
             slots,
+            mask_threads,
             steps: VecDeque::new(),
             steps_max,
             finished_at: None,
@@ -248,7 +254,13 @@ impl<M: StepModel> Runner<M> {
 
     fn accept(&mut self, submission: Submission) {
         let (key, counted) = (submission.key, is_counted(&submission.run));
-        let (sequence, arrival) = Sequence::new(submission, counted, self.shared.vocab, &self.shared.config.end_tokens);
+        let common = Common {
+            vocab: self.shared.vocab,
+            end_tokens: &self.shared.config.end_tokens,
+            grammars: self.shared.grammars.read().clone(),
+            mask_threads: &self.mask_threads,
+        };
+        let (sequence, arrival) = Sequence::new(submission, counted, common);
         self.scheduler.add(key, arrival);
         self.sequences.insert(key, sequence);
     }

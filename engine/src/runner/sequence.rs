@@ -1,13 +1,14 @@
 //! One sequence as the engine thread sees it: tokens, parameters and its sink.
 
 use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
+use crate::grammar::{Asked, Grammars, MaskThreads, SequenceGrammar};
 use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
 use baton_kernels::sampling::TokenSet;
 use baton_kernels::step::{Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockTables, Fence, FinishReason, TokenId};
+use baton_types::{BlockTables, Fence, FinishReason, RequestError, TokenId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -31,15 +32,25 @@ pub(super) struct Sequence {
     allowed: Option<Arc<TokenSet>>,
     /// All tokens but those that end it, until it has `min_tokens`.
     without_ends: Option<LateMask>,
+    /// The masks of its grammar, which hold `without_ends` already.
+    grammar: Option<SequenceGrammar>,
     /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
     block_hashes: Option<Vec<PrefixHash>>,
     cancelled: Arc<AtomicBool>,
 }
 
+/// What all sequences of an engine have in common.
+pub(super) struct Common<'a> {
+    pub(super) vocab: usize,
+    /// Those of the model.
+    pub(super) end_tokens: &'a [TokenId],
+    pub(super) grammars: Option<Arc<dyn Grammars>>,
+    pub(super) mask_threads: &'a MaskThreads,
+}
+
 impl Sequence {
     /// The sequence, and its description for the scheduler.
-    /// `vocab` and `end_tokens` are those of the model.
-    pub(super) fn new(submission: Submission, counted: bool, vocab: usize, end_tokens: &[TokenId]) -> (Self, Arrival) {
+    pub(super) fn new(submission: Submission, counted: bool, common: Common<'_>) -> (Self, Arrival) {
         let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
@@ -55,8 +66,13 @@ impl Sequence {
         let sampling = &request.sampling;
         let allowed = &sampling.allowed_token_ids;
         let allowed = (!allowed.is_empty()).then(|| Arc::new(allowed.iter().copied().collect()));
-        let without_ends =
-            (sampling.min_tokens > 0).then(|| LateMask::known(TokenSet::all_but(vocab, sampling.ends(end_tokens))));
+        let Common { vocab, end_tokens, grammars, mask_threads } = common;
+        let all_but_ends = || TokenSet::all_but(vocab, sampling.ends(end_tokens));
+        let grammar = grammars.zip(sampling.grammar.clone()).map(|(grammars, grammar)| {
+            let asked = Asked { grammar, answer: &request.tokens[request.prompt_len..], position: len };
+            SequenceGrammar::new(grammars, asked, sampling.min_tokens, all_but_ends(), mask_threads.clone())
+        });
+        let without_ends = (sampling.min_tokens > 0 && grammar.is_none()).then(|| LateMask::known(all_but_ends()));
         let sequence = Self {
             request,
             sink,
@@ -68,6 +84,7 @@ impl Sequence {
             generated,
             allowed,
             without_ends,
+            grammar,
             block_hashes,
             cancelled,
         };
@@ -102,7 +119,10 @@ impl Sequence {
     }
 
     /// Masks of a row that samples the token at `position`.
-    pub(super) fn masks(&self, position: usize) -> Vec<LateMask> {
+    pub(super) fn masks(&mut self, position: usize) -> Vec<LateMask> {
+        if let Some(grammar) = &mut self.grammar {
+            return vec![grammar.mask(position)];
+        }
         let SequenceRequest { prompt_len, sampling, .. } = &self.request;
         let is_before = position - prompt_len < sampling.min_tokens as usize;
         self.without_ends.iter().filter(|_| is_before).cloned().collect()
@@ -148,7 +168,17 @@ impl Sequence {
         if sampling.is_end(token, end_tokens) {
             return Some(FinishReason::Stop);
         }
-        self.is_full(self.request.tokens.len(), len_max).then_some(FinishReason::Length)
+        let is_full = self.is_full(self.request.tokens.len(), len_max);
+        // After a prefill, the answer goes on elsewhere.
+        if let (false, None, Some(grammar)) = (is_full, &self.observer, &mut self.grammar) {
+            grammar.advance(token);
+        }
+        is_full.then_some(FinishReason::Length)
+    }
+
+    /// Why a token that was sampled for it cannot be taken, besides what the device says.
+    pub(super) fn failure(&self) -> Option<&RequestError> {
+        self.grammar.as_ref()?.failure()
     }
 
     /// Whether it ends with `len` tokens.

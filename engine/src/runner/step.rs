@@ -9,7 +9,7 @@ use baton_kernels::device::DeviceError;
 use baton_kernels::sampling::{SampleError, Sampled};
 use baton_kernels::step::{RowId, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
-use baton_types::{ErrorKind, FinishReason};
+use baton_types::{ErrorKind, FinishReason, RequestError};
 use std::time::Instant;
 
 /// A step that was launched and is not finished.
@@ -158,15 +158,17 @@ impl<M: StepModel> Runner<M> {
         {
             observer.computed(&request.id, request.tokens.len(), lease.tables(), logits);
         }
-        let sampled = match result {
-            Ok(sampled) => sampled,
-            Err(error) => {
-                tracing::error!(request = %request.id, "{error}");
-                let lease = self.scheduler.remove(key);
-                let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
-                self.end_sequence(key, lease, failed);
-                return Ok(());
+        let failure = sequence.failure().cloned();
+        let failure =
+            failure.or_else(|| Some(RequestError::new(ErrorKind::Internal, result.as_ref().err()?.to_string())));
+        let (Ok(sampled), None) = (result, &failure) else {
+            let RequestError { kind, message, .. } = failure.unwrap_or_else(|| unreachable!("it has no token"));
+            if kind == ErrorKind::Internal {
+                tracing::error!(request = %request.id, "{message}");
             }
+            let lease = self.scheduler.remove(key);
+            self.end_sequence(key, lease, SequenceEvent::Failed { kind, message });
+            return Ok(());
         };
         let given = request.tokens.len();
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());

@@ -27,6 +27,22 @@ impl FromIterator<TokenId> for TokenSet {
 }
 
 impl TokenSet {
+    /// Tokens as bits, 32 a word, the first in the lowest.
+    pub fn from_words(words: &[u32]) -> Self {
+        let word = |pair: &[u32]| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32;
+        Self { words: words.chunks(2).map(word).collect() }
+    }
+
+    /// Tokens of both sets.
+    pub fn and(&self, other: &Self) -> Self {
+        Self { words: self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect() }
+    }
+
+    /// Whether it has no token.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
     /// All tokens of a vocabulary but these.
     pub fn all_but(vocab: usize, tokens: impl IntoIterator<Item = TokenId>) -> Self {
         let mut words = vec![u64::MAX; vocab.div_ceil(WORD)];
@@ -99,6 +115,19 @@ impl Constraints<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_32_bits_and_common_tokens() {
+        for tokens in [&[][..], &[0], &[31, 32, 63], &[64, 95, 96, 200]] {
+            let mut words = vec![0; 7];
+            tokens.iter().for_each(|token| words[*token as usize / 32] |= 1_u32 << (token % 32));
+            let set = TokenSet::from_words(&words);
+            assert!((0..300).all(|token| set.contains(token) == tokens.contains(&token)));
+            assert_eq!(set.is_empty(), tokens.is_empty());
+            let both = set.and(&TokenSet::from_iter([32, 96, 250]));
+            assert!((0..300).all(|t| both.contains(t) == (set.contains(t) && [32, 96, 250].contains(&t))));
+        }
+    }
 
     #[test]
     fn all_but_some_are_the_others() {

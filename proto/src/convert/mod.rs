@@ -21,5 +21,5 @@ pub use record::{
     SERVED_NAMES_MAX, SHARDS_MAX, checked_card,
 };
 pub use report::{finish_reason, finish_reason_code};
-pub use sampling::logit_bias;
+pub use sampling::{grammar, logit_bias};
 pub use sequence::TOKENS_MAX;

@@ -2,7 +2,9 @@
 
 use super::ConvertError;
 use crate::v1;
-use baton_types::{SamplingDefaults, SamplingParams, TokenId};
+use crate::v1::grammar::Kind;
+use baton_types::{CallGrammar, CallsGrammar, Grammar, SamplingDefaults, SamplingParams, TokenId};
+use std::sync::Arc;
 
 impl From<SamplingParams> for v1::SamplingParams {
     fn from(p: SamplingParams) -> Self {
@@ -21,8 +23,54 @@ impl From<SamplingParams> for v1::SamplingParams {
             min_tokens: p.min_tokens,
             logit_bias: bias_to(p.logit_bias),
             allowed_token_ids: p.allowed_token_ids,
+            grammar: p.grammar.map(|grammar| grammar_to(&grammar)),
         }
     }
+}
+
+fn grammar_to(grammar: &Grammar) -> v1::Grammar {
+    let kind = match grammar {
+        Grammar::JsonSchema(schema) => Kind::JsonSchema(schema.clone()),
+        Grammar::Choice(texts) => Kind::Choice(v1::Texts { texts: texts.clone() }),
+        Grammar::Regex(regex) => Kind::Regex(regex.clone()),
+        Grammar::Lark(lark) => Kind::Lark(lark.clone()),
+        Grammar::Calls(calls) => Kind::Calls(calls_to(calls)),
+    };
+    v1::Grammar { kind: Some(kind) }
+}
+
+fn calls_to(calls: &CallsGrammar) -> v1::CallsGrammar {
+    let CallsGrammar { open_token, open, calls, separator, close } = calls.clone();
+    let call = |CallGrammar { open, schema, close }| v1::CallGrammar { open, schema, close };
+    v1::CallsGrammar { open_token, open, calls: calls.into_iter().map(call).collect(), separator, close }
+}
+
+fn calls_from(calls: v1::CallsGrammar) -> CallsGrammar {
+    let v1::CallsGrammar { open_token, open, calls, separator, close } = calls;
+    let call = |v1::CallGrammar { open, schema, close }| CallGrammar { open, schema, close };
+    CallsGrammar { open_token, open, calls: calls.into_iter().map(call).collect(), separator, close }
+}
+
+/// The grammar of a message, of a size that is compiled.
+///
+/// # Errors
+/// If it has no kind that is known here, or another size.
+pub fn grammar(grammar: v1::Grammar) -> Result<Grammar, ConvertError> {
+    let grammar = match grammar.kind {
+        Some(Kind::JsonSchema(schema)) => Grammar::JsonSchema(schema),
+        Some(Kind::Choice(choice)) => Grammar::Choice(choice.texts),
+        Some(Kind::Regex(regex)) => Grammar::Regex(regex),
+        Some(Kind::Lark(lark)) => Grammar::Lark(lark),
+        Some(Kind::Calls(calls)) => Grammar::Calls(calls_from(calls)),
+        None => {
+            return Err(ConvertError::invalid(
+                "grammar",
+                "a grammar is a json_schema, a choice, a regex, lark or calls",
+            ));
+        }
+    };
+    grammar.check().map_err(|error| ConvertError::invalid("grammar", error))?;
+    Ok(grammar)
 }
 
 fn bias_to(bias: Vec<(TokenId, f32)>) -> Vec<v1::TokenBias> {
@@ -53,6 +101,7 @@ impl TryFrom<v1::SamplingParams> for SamplingParams {
             min_tokens: p.min_tokens,
             logit_bias: logit_bias(p.logit_bias),
             allowed_token_ids: p.allowed_token_ids,
+            grammar: p.grammar.map(grammar).transpose()?.map(Arc::new),
         };
         unchecked.try_new().map_err(|e| ConvertError::invalid(e.name, e))
     }

@@ -6,6 +6,7 @@ use baton_types::*;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use std::sync::Arc;
 use std::time::Duration;
 
 fn name() -> impl Strategy<Value = String> {
@@ -15,7 +16,7 @@ fn name() -> impl Strategy<Value = String> {
 fn sampling() -> impl Strategy<Value = SamplingParams> {
     let floats = (0.0f32..=2.0, 0.001f32..=1.0, -2.0f32..=2.0, -2.0f32..=2.0, 0.1f32..=10.0);
     let ids = || vec(any::<u32>(), 0..4);
-    let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids());
+    let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids(), grammar());
     (floats, any::<(u32, u64, bool)>(), 1u32.., ids(), proptest::option::of(0u32..=20), constraints).prop_map(
         |(
             (temperature, top_p, presence_penalty, frequency_penalty, repetition_penalty),
@@ -23,7 +24,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
             max_tokens,
             stop_token_ids,
             logprobs,
-            (min_tokens, logit_bias, allowed_token_ids),
+            (min_tokens, logit_bias, allowed_token_ids, grammar),
         )| {
             SamplingParams {
                 temperature,
@@ -34,15 +35,33 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
                 repetition_penalty,
                 seed,
                 max_tokens,
-                ignore_eos,
+                ignore_eos: ignore_eos && grammar.is_none(),
                 stop_token_ids,
                 logprobs,
                 min_tokens,
                 logit_bias: logit_bias.into_iter().collect(),
-                allowed_token_ids,
+                // A grammar takes their place.
+                allowed_token_ids: if grammar.is_none() { allowed_token_ids } else { Vec::new() },
+                grammar: grammar.map(Arc::new),
             }
         },
     )
+}
+
+fn grammar() -> impl Strategy<Value = Option<Grammar>> {
+    let choice = vec(".{1,9}", 1..4).prop_map(Grammar::Choice);
+    let call = (".{0,9}", ".{0,9}", ".{0,9}").prop_map(|(open, schema, close)| CallGrammar { open, schema, close });
+    let around = (option::of(any::<u32>()), ".{1,9}", option::of(".{0,9}"), ".{0,9}");
+    let calls = (vec(call, 1..4), around).prop_map(|(calls, (open_token, open, separator, close))| {
+        Grammar::Calls(CallsGrammar { open_token, open, calls, separator, close })
+    });
+    proptest::option::of(prop_oneof![
+        ".{1,9}".prop_map(Grammar::JsonSchema),
+        ".{1,9}".prop_map(Grammar::Regex),
+        ".{1,9}".prop_map(Grammar::Lark),
+        choice,
+        calls,
+    ])
 }
 
 fn party() -> impl Strategy<Value = Party> {

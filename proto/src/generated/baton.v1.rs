@@ -96,6 +96,68 @@ pub struct SamplingParams {
     pub logit_bias: ::prost::alloc::vec::Vec<TokenBias>,
     #[prost(uint32, repeated, tag = "14")]
     pub allowed_token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// Only to workers with the capability of the router's own revision of grammars.
+    #[prost(message, optional, tag = "15")]
+    pub grammar: ::core::option::Option<Grammar>,
+}
+/// What the text of an answer matches, whole.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Grammar {
+    #[prost(oneof = "grammar::Kind", tags = "1, 2, 3, 4, 5")]
+    pub kind: ::core::option::Option<grammar::Kind>,
+}
+/// Nested message and enum types in `Grammar`.
+pub mod grammar {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Kind {
+        /// A JSON Schema, at most 64 KiB, with at most 8 KiB of patterns.
+        #[prost(string, tag = "1")]
+        JsonSchema(::prost::alloc::string::String),
+        /// One of these texts. At most 4096, and 64 KiB together.
+        #[prost(message, tag = "2")]
+        Choice(super::Texts),
+        /// A regular expression without anchors, at most 8 KiB.
+        #[prost(string, tag = "3")]
+        Regex(::prost::alloc::string::String),
+        /// A context-free grammar in llguidance's variant of Lark, with a rule `start`, at most 8 KiB.
+        #[prost(string, tag = "4")]
+        Lark(::prost::alloc::string::String),
+        /// Calls of tools, and nothing else.
+        #[prost(message, tag = "5")]
+        Calls(super::CallsGrammar),
+    }
+}
+/// `open`, then calls with `separator` between them, then `close`. At most 128 calls, and 64 KiB together.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CallsGrammar {
+    /// A control token before all else.
+    #[prost(uint32, optional, tag = "1")]
+    pub open_token: ::core::option::Option<u32>,
+    #[prost(string, tag = "2")]
+    pub open: ::prost::alloc::string::String,
+    /// One of these, again and again.
+    #[prost(message, repeated, tag = "3")]
+    pub calls: ::prost::alloc::vec::Vec<CallGrammar>,
+    /// Unset: there is one call.
+    #[prost(string, optional, tag = "4")]
+    pub separator: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, tag = "5")]
+    pub close: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallGrammar {
+    #[prost(string, tag = "1")]
+    pub open: ::prost::alloc::string::String,
+    /// JSON Schema of the arguments.
+    #[prost(string, tag = "2")]
+    pub schema: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub close: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Texts {
+    #[prost(string, repeated, tag = "1")]
+    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Added to the logit of a token.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -251,6 +313,8 @@ pub struct GenerateRequest {
     /// Number of samples, at most 128; 1 if unset. They share the prompt's KV. Random numbers are a function of seed, sample and position.
     #[prost(uint32, optional, tag = "16")]
     pub n: ::core::option::Option<u32>,
+    #[prost(message, optional, tag = "17")]
+    pub grammar: ::core::option::Option<Grammar>,
 }
 /// How a request uses prefix caches. Unset fields take the router's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -2,7 +2,6 @@
 
 use super::core::Core;
 use super::job::Job;
-use crate::models::ModelText;
 use crate::output::{Delta, Event, EventResult, Finished};
 use baton_text::{Detokenizer, StopMatcher};
 use baton_types::events::TransferReport;
@@ -44,7 +43,7 @@ impl<'a> Answer<'a> {
             job,
             sample,
             out,
-            detokenizer: job.model.text.as_deref().map(ModelText::detokenizer),
+            detokenizer: job.model.text.as_deref().map(|text| text.detokenizer(job.shown_token())),
             stops: job.stops.clone(),
             first: None,
             last: None,

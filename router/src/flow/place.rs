@@ -8,7 +8,8 @@ use crate::placement::{Decision, Demand, Prediction, Refusal, Standing, alone, h
 use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Candidates, Placed, WorkerHandle};
-use baton_types::{NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS};
+use baton_text::grammar;
+use baton_types::{ErrorKind, NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -116,7 +117,8 @@ impl Sample<'_> {
             }
         }
         let full = self.refused_as_full(core, tried, refusal.missing().as_slice());
-        let error = full.unwrap_or_else(|| refused(&refusal));
+        let lacking = || self.refused_as_lacking(core, &refusal, now);
+        let error = full.or_else(lacking).unwrap_or_else(|| refused(&refusal));
         Err(Failed::at(Step::Place, error))
     }
 
@@ -128,6 +130,28 @@ impl Sample<'_> {
             |role: &Role| tried.avoided.excludes_missing(Some(*role), ready.iter().map(|worker| &*worker.record));
         let retry_after = full.retry_after.or(Some(retry_after(Duration::ZERO)));
         roles.iter().any(is_left).then(|| RequestError { retry_after, ..full.clone() })
+    }
+
+    /// The refusal of a request that needs what no ready decode worker of its model can do.
+    fn refused_as_lacking(&self, core: &Core, refusal: &Refusal, now: Instant) -> Option<RequestError> {
+        if refusal.missing() != Some(Role::Decode) {
+            return None;
+        }
+        let ready = core.workers.candidates(&self.job.model.key, |worker| worker.record.role == Role::Decode, now);
+        let lacks = |name: &&str| ready.handles.iter().all(|worker| !worker.record.has_capability(name));
+        let lacking = self.capabilities().find(lacks).filter(|_| !ready.handles.is_empty())?;
+        let message = format!(
+            "no ready decode worker of this model has the capability {lacking}, which this request needs: they are of \
+             another release; try again when the cluster is upgraded"
+        );
+        Some(RequestError::new(ErrorKind::Unavailable, message))
+    }
+
+    /// Capabilities that workers need for the request.
+    fn capabilities(&self) -> impl Iterator<Item = &'static str> + Clone {
+        let sampling = &self.job.sampling;
+        let constraints = sampling.has_constraints().then_some(SAMPLING_CONSTRAINTS);
+        constraints.into_iter().chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
     }
 
     /// What the rest of the answer needs.
@@ -173,8 +197,8 @@ impl Sample<'_> {
         fits: impl Fn(&WorkerHandle) -> bool,
         now: Instant,
     ) -> Candidates {
-        let is_constrained = self.job.sampling.has_constraints();
-        let can = |worker: &WorkerHandle| !is_constrained || worker.record.has_capability(SAMPLING_CONSTRAINTS);
+        let needed = self.capabilities();
+        let can = move |worker: &WorkerHandle| needed.clone().all(|name| worker.record.has_capability(name));
         let mut candidates = core.workers.candidates(&self.job.model.key, |worker| can(worker) && fits(worker), now);
         if standing.share < 1.0 {
             let tenant = self.job.share().tenant;

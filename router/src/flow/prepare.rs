@@ -2,14 +2,15 @@
 
 use super::core::Core;
 use super::hashes::prompt_hashes;
+use super::tokenize::Work;
 use crate::admission::Slot;
 use crate::models::lookup;
 use crate::placement::Reason;
 use crate::quotas::Quota;
-use crate::request::{PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
+use crate::request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
-use baton_types::{CacheUse, ErrorKind, RequestError, SamplingParams, TokenId};
+use baton_types::{CacheUse, ErrorKind, ModelCard, RequestError, SamplingParams, TokenId};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use tracing::{Instrument, Span};
@@ -40,6 +41,12 @@ impl Prepared {
         &self.hashes
     }
 
+    /// The control token that opens calls of tools in the text of its answer.
+    pub(crate) fn shown_token(&self) -> Option<TokenId> {
+        let text = self.model.text.as_ref().filter(|_| self.tools.is_some())?;
+        text.token_id(text.answer_format()?.calls.opening_token()?)
+    }
+
     /// Name of the reason why its first attempt ran where it did.
     #[doc(hidden)] // For simulations.
     pub fn placed(&self) -> Option<&'static str> {
@@ -64,11 +71,34 @@ pub(super) struct Admitted {
     pub(super) quota: Quota,
 }
 
+/// Refuses a grammar whose answers could not end.
+fn check_ends(request: &Request, card: &ModelCard) -> Result<(), RequestError> {
+    match &request.sampling.grammar {
+        Some(AskedGrammar { param, .. }) if card.end_tokens.is_empty() => {
+            Err(RequestError::invalid(*param, "this model has no end token, so its answers can follow no grammar"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Binds an answer that must call tools to calls in the notation of its model.
+fn require_calls(parameters: &mut Parameters, model: &ServedModel) -> Result<(), RequestError> {
+    let Some(tools) = &parameters.tools else { return Ok(()) };
+    // Without text or template the chat is refused as such.
+    let Some((text, format)) = model.text.as_ref().and_then(|text| Some((text, text.answer_format()?))) else {
+        return Ok(());
+    };
+    if let Some(grammar) = tools.grammar(format.calls, |token| text.token_id(token))? {
+        parameters.sampling.grammar = Some(AskedGrammar { grammar: Arc::new(grammar), param: "tools" });
+    }
+    Ok(())
+}
+
 impl Core {
     /// Checks, admits and tokenizes.
     pub(super) async fn prepare(
         &self,
-        request: Request,
+        mut request: Request,
         prompt: Prompt,
         span: &Span,
     ) -> Result<Admitted, RequestError> {
@@ -98,7 +128,11 @@ impl Core {
         check_vocab("logit_bias", &logit_bias.iter().map(|(token, _)| *token).collect::<Vec<_>>(), &model.card)?;
 
         let tokenize = tracing::info_span!(parent: span, "tokenize");
-        let tokenized = self.tokenizing.run(&*self.runtime, prompt, &model, request.deadline, slots);
+        require_calls(&mut request.parameters, &model)?;
+        check_ends(&request, &model.card)?;
+        let grammar = request.sampling.grammar.clone();
+        let work = Work { prompt, grammar };
+        let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
         let (tokens, slots) = tokenized.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
         let random = self.runtime.random();

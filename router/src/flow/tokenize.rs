@@ -4,7 +4,7 @@
 use super::memory::{Memory, Share};
 use crate::admission::Slot;
 use crate::models::{ModelText, PromptBounds};
-use crate::request::{Prompt, Segment};
+use crate::request::{AskedGrammar, Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
@@ -20,6 +20,13 @@ const CHAT_BYTES_MIN: usize = 16 << 10;
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
     memory: Memory,
+}
+
+/// What is done before a request is placed: its prompt to tokens, and a check of its grammar.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) prompt: Prompt,
+    pub(super) grammar: Option<AskedGrammar>,
 }
 
 /// A thread, and memory.
@@ -44,17 +51,18 @@ impl Tokenizing {
         (share, self.threads.clone().acquire_owned().await.expect("nothing closes it"))
     }
 
-    /// The prompt's tokens, and `slots` again. If the request ends first, the tokenizer keeps the slots until it is
+    /// The prompt's tokens, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
     /// done, so cancelled requests do not admit more work of the same kind.
     pub(super) async fn run(
         &self,
         runtime: &dyn Runtime,
-        mut prompt: Prompt,
+        work: Work,
         model: &ServedModel,
         deadline: Instant,
         mut slots: Vec<Slot>,
     ) -> Result<(Vec<TokenId>, Vec<Slot>), RequestError> {
-        let Some(text) = &model.text else { return Ok((without_text(&prompt)?, slots)) };
+        let Work { mut prompt, mut grammar } = work;
+        let Some(text) = &model.text else { return Ok((without_text(&prompt, grammar.as_ref())?, slots)) };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
@@ -62,10 +70,11 @@ impl Tokenizing {
         let mut takes = text.takes(text_bytes(&prompt));
         loop {
             let turn = runtime.until(deadline, self.turn(takes)).await.ok_or_else(late)?;
-            let text = text.clone();
+            let (text, asked) = (text.clone(), grammar.take());
             let work = move || {
                 let _turn = turn;
-                (encode(&text, &prompt, bounds, takes), prompt, slots)
+                let checked = asked.map_or(Ok(()), |asked| check_grammar(&asked));
+                (checked.and_then(|()| encode(&text, &prompt, bounds, takes)), prompt, slots)
             };
             let encoded = runtime.until(deadline, blocking(runtime, work)).await.ok_or_else(late)?;
             let (encoded, same, kept) = encoded.ok_or_else(failed)?;
@@ -82,8 +91,8 @@ impl Tokenizing {
 fn encode(text: &ModelText, prompt: &Prompt, bounds: PromptBounds, share: u64) -> Result<Encoded, RequestError> {
     match prompt {
         Prompt::Segments(segments) => text.encode_segments(segments, bounds).map(Encoded::Tokens),
-        Prompt::Chat { messages, template_kwargs } => {
-            let rendered = text.render(messages, template_kwargs, bounds)?;
+        Prompt::Chat { messages, tools, template_kwargs } => {
+            let rendered = text.render(messages, tools.as_ref(), template_kwargs, bounds)?;
             let takes = text.takes(rendered.text().len());
             if takes > share { Ok(Encoded::Takes(takes)) } else { text.encode(&rendered).map(Encoded::Tokens) }
         }
@@ -100,7 +109,15 @@ fn text_bytes(prompt: &Prompt) -> usize {
     }
 }
 
-fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
+fn check_grammar(asked: &AskedGrammar) -> Result<(), RequestError> {
+    let AskedGrammar { grammar, param } = asked;
+    baton_text::grammar::check(grammar).map_err(|error| RequestError { param: Some((*param).into()), ..error.into() })
+}
+
+fn without_text(prompt: &Prompt, grammar: Option<&AskedGrammar>) -> Result<Vec<TokenId>, RequestError> {
+    if let Some(AskedGrammar { param, .. }) = grammar {
+        return Err(RequestError::invalid(*param, "this model has no tokenizer, so its answers can follow no grammar"));
+    }
     let refuse = |param| Err(RequestError::invalid(param, "this model has no tokenizer; send token ids"));
     match prompt {
         Prompt::Chat { .. } => refuse("messages"),
@@ -158,6 +175,7 @@ mod tests {
         let before = "x".repeat(10 * CHAT_BYTES_MIN);
         let text = ModelText::load(&bundle::decode(&byte_bundle(&before)).unwrap()).unwrap();
         let chat = || Prompt::Chat {
+            tools: None,
             messages: vec![Message::text(Role::User, "hi")],
             template_kwargs: serde_json::Map::new(),
         };
@@ -172,7 +190,10 @@ mod tests {
         let model = ServedModel { key: ModelKey::from(&card), card, text, tokens_max: u64::MAX };
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
-        let (tokens, slots) = tokenizing.run(&runtime, chat(), &model, deadline, Vec::new()).await.unwrap();
+        let (tokens, slots) = tokenizing
+            .run(&runtime, Work { prompt: chat(), grammar: None }, &model, deadline, Vec::new())
+            .await
+            .unwrap();
         assert_eq!((tokens.len(), slots.len()), (len, 0));
     }
 }

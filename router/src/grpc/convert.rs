@@ -4,13 +4,14 @@ use crate::cache_scope::CacheOptions;
 use crate::flow::Prepared;
 use crate::openai::kwargs;
 use crate::output::{Event, Total};
-use crate::request::{MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use crate::request::{AskedGrammar, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
-use baton_proto::convert::{finish_reason_code, logit_bias};
+use baton_proto::convert::{finish_reason_code, grammar, logit_bias};
 use baton_proto::v1;
 use baton_text::{Message, Role, StopMatcher};
 use baton_types::{RequestError, RequestId};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::metadata::MetadataMap;
 
@@ -37,9 +38,11 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
         RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")
     })?;
     let prompt = prompt(message.prompt, &message.chat_template_kwargs)?;
+    let grammar = message.grammar.map(grammar).transpose()?;
+    let grammar = grammar.map(|grammar| AskedGrammar { grammar: Arc::new(grammar), param: "grammar" });
     let parameters = Parameters {
         model: message.model,
-        sampling: sampling(message.sampling.unwrap_or_default()),
+        sampling: Sampling { grammar, ..sampling(message.sampling.unwrap_or_default()) },
         samples: message.n.unwrap_or(1),
         stops: StopMatcher::new(&message.stop)?,
         prefill_policy: match policy {
@@ -50,6 +53,7 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
         },
         priority: message.priority,
         cache: cache(message.cache_salt, message.cache.unwrap_or_default()),
+        tools: None,
     };
     Ok((parameters, prompt))
 }
@@ -112,7 +116,7 @@ fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestErr
         }
     }
     match (messages.is_empty(), plain.is_empty()) {
-        (false, true) => Ok(Prompt::Chat { messages, template_kwargs: object(kwargs)? }),
+        (false, true) => Ok(Prompt::Chat { messages, tools: None, template_kwargs: object(kwargs)? }),
         (true, false) if kwargs.is_empty() => Ok(Prompt::Segments(plain)),
         (true, false) => Err(RequestError::invalid("chat_template_kwargs", "chat_template_kwargs needs chat messages")),
         _ => Err(RequestError::invalid("prompt", "segments are all messages, or text and tokens")),
@@ -157,6 +161,7 @@ fn sampling(s: v1::Sampling) -> Sampling {
         min_tokens: s.min_tokens,
         logit_bias: logit_bias(s.logit_bias),
         allowed_token_ids: s.allowed_token_ids,
+        grammar: None,
     }
 }
 
@@ -181,7 +186,7 @@ mod tests {
         assert_eq!(check(vec![text(), tokens()], ""), Ok(mixed));
         let chat = check(vec![message("system"), message("user")], r#"{"a": 1}"#);
         assert!(
-            matches!(chat, Ok(Prompt::Chat { messages, template_kwargs }) if messages.len() == 2 && template_kwargs["a"] == 1)
+            matches!(chat, Ok(Prompt::Chat { messages, template_kwargs, tools: None }) if messages.len() == 2 && template_kwargs["a"] == 1)
         );
         let refused = [
             (vec![], "", "prompt"),

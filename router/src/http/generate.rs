@@ -6,10 +6,11 @@ use crate::auth::Caller;
 use crate::config::READING_COSTS;
 use crate::flow::{Generation, Prepared};
 use crate::openai::{
-    AnswerHead, AnswerOptions, Common, Endpoint, chat as chat_request, completions as completions_request,
+    AnswerHead, AnswerOptions, Common, Endpoint, Parts as AnswerParts, chat as chat_request,
+    completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
-use crate::request::{Prompt, Request};
+use crate::request::{Prompt, Request, Tools};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
@@ -17,6 +18,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use baton_node::intake::{Client, Hold};
+use baton_text::answer::AnswerParser;
 use baton_types::{ErrorKind, RequestError, RequestId};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -183,6 +185,12 @@ fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
         Endpoint::Completions => "cmpl",
     };
     let text = request.model.text.clone();
+    let parts = text.as_ref().filter(|_| endpoint == Endpoint::Chat).and_then(|text| {
+        let format = text.answer_format()?;
+        let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
+        let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
+        (!parser.is_plain()).then_some(AnswerParts { parser, format: format.calls })
+    });
     AnswerHead {
         endpoint,
         id: format!("{prefix}-{}", request.id),
@@ -193,6 +201,7 @@ fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
         prompt_tokens: request.tokens.len(),
         samples: request.samples,
         seed: request.sampling.seed,
+        parts,
         token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
     }
 }

@@ -1,6 +1,8 @@
 //! The text side of one model: prompts to token ids, token ids to text.
 
 use crate::request::{Segment, chat_text_bytes};
+use baton_text::answer::AnswerFormat;
+use baton_text::chat::describe_tools;
 use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
@@ -13,6 +15,9 @@ const LIBRARY_COSTS: u64 = 120;
 /// A template may leave out parts of the messages, such as earlier reasoning: what it renders is assumed to be at least
 /// this fraction (one in four) of their text.
 const RENDERED_PART: usize = 4;
+
+/// Tokens in which a template may open the reasoning of the answer: `<think>` in pieces, and line breaks.
+const TAIL_TOKENS: usize = 8;
 
 /// What a prompt may take, checked before it is tokenized.
 #[derive(Clone, Copy, Debug)]
@@ -57,11 +62,12 @@ impl ModelText {
     pub(crate) fn render(
         &self,
         messages: &[Message],
+        tools: Option<&Value>,
         arguments: &Map<String, Value>,
         bounds: PromptBounds,
     ) -> Result<Prompt, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
-        let text = chat_text_bytes(messages, arguments);
+        let text = chat_text_bytes(messages, tools, arguments);
         // A template may copy all of it for each message, as often as it likes, so memory counts for all.
         let takes_too_much = self.takes(text) > bounds.memory_max;
         if takes_too_much || self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
@@ -70,8 +76,16 @@ impl ModelText {
             );
             return Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param("messages"));
         }
+        let described;
+        let (messages, tools) = match tools {
+            Some(tools) if !template.answer_format().shows_tools => {
+                described = describe_tools(messages, tools);
+                (&described[..], None)
+            }
+            tools => (messages, tools),
+        };
         let now = SystemTime::now();
-        let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
+        let chat = ChatRequest { messages, tools, add_generation_prompt: true, arguments, now };
         let prompt = template.render(&chat)?;
         self.check_bytes(prompt.text().len(), bounds, "messages")?;
         Ok(prompt)
@@ -122,9 +136,24 @@ impl ModelText {
         Ok(())
     }
 
-    /// A detokenizer for one answer.
-    pub(crate) fn detokenizer(&self) -> Detokenizer {
-        self.tokenizer.detokenizer(true)
+    /// A detokenizer for one answer. `shown` is the control token that its text has all the same.
+    pub(crate) fn detokenizer(&self, shown: Option<TokenId>) -> Detokenizer {
+        self.tokenizer.detokenizer(true).showing(shown)
+    }
+
+    /// How the model writes calls and reasoning; `None` if it has no chat template.
+    pub(crate) fn answer_format(&self) -> Option<AnswerFormat> {
+        self.template.as_ref().map(ChatTemplate::answer_format)
+    }
+
+    /// Id of a token by its spelling.
+    pub(crate) fn token_id(&self, token: &str) -> Option<TokenId> {
+        self.tokenizer.token_id(token)
+    }
+
+    /// The text of the last few tokens.
+    pub(crate) fn tail(&self, tokens: &[TokenId]) -> String {
+        self.tokenizer.decode(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..], false)
     }
 
     /// Bytes of one token.
@@ -216,7 +245,7 @@ mod tests {
         let bounds = PromptBounds { tokens_max: 10, ..ANY };
         let chat = |text: &ModelText, first: usize| {
             let messages = [Message::text(Role::User, "x".repeat(first)), Message::text(Role::User, "hi")];
-            text.encode(&text.render(&messages, &Map::new(), bounds)?).map(|tokens| tokens.len())
+            text.encode(&text.render(&messages, None, &Map::new(), bounds)?).map(|tokens| tokens.len())
         };
         let kind = |result: Result<usize, RequestError>| result.map_err(|error| error.kind);
         let refuses = text("null", "{{ raise_exception('rendered') }}");
@@ -236,7 +265,7 @@ mod tests {
     fn all_that_reaches_the_template_counts_before_it_is_rendered() {
         let refuses = text("null", "{{ raise_exception('rendered') }}");
         let kind = |message: &Message, arguments: &Map<String, Value>, bounds| {
-            refuses.render(std::slice::from_ref(message), arguments, bounds).unwrap_err().kind
+            refuses.render(std::slice::from_ref(message), None, arguments, bounds).unwrap_err().kind
         };
         let of = |bytes: usize| [("a".to_owned(), Value::from("x".repeat(bytes)))].into_iter().collect::<Map<_, _>>();
         let (plain, nothing) = (Message::text(Role::User, "hi"), Map::new());

@@ -2,6 +2,7 @@
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
+use super::parts::{Parts, reason_name};
 use super::serialize::length;
 use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
 use crate::output::{Delta, Finished, Total};
@@ -40,12 +41,16 @@ pub(crate) struct AnswerHead {
     pub(crate) seed: u64,
     /// Bytes of tokens, for log-probabilities.
     pub(crate) token_text: TextOfToken,
+    /// `None`: all of each answer is content.
+    pub(crate) parts: Option<Parts>,
 }
 
 /// Upper bound on a choice's bytes besides the generated text: its names, timings and numerics classes.
 const CHOICE_BYTES: u64 = 1 << 10;
 /// The quotes around a text.
 const QUOTES_BYTES: u64 = 2;
+/// What a call takes, its id and names of fields included, for each byte of its text: the shortest has 28.
+const PARTS_TIMES: u64 = 6;
 /// Digits of an offset that counts from the beginning of its choice.
 const OFFSET_BYTES: u64 = 10;
 
@@ -104,20 +109,22 @@ impl AnswerHead {
     pub(crate) fn bytes_of(&self, delta: &Delta) -> u64 {
         let logprobs = self.logprobs(delta, 0);
         let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);
-        length(&delta.text).saturating_sub(QUOTES_BYTES)
+        let times = if self.parts.is_some() { PARTS_TIMES } else { 1 };
+        times * length(&delta.text).saturating_sub(QUOTES_BYTES)
             + logprobs.map_or(0, |logprobs| length(&logprobs))
             + offsets
             + self.token_ids(delta).map_or(0, |ids| length(&ids))
     }
 
     fn whole_choice<'a>(&'a self, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
-        let content = match self.endpoint {
-            Endpoint::Chat => ChoiceContent::all(&answer.text),
-            Endpoint::Completions => ChoiceContent::Text(&answer.text),
+        let (content, has_calls) = match (self.endpoint, &self.parts) {
+            (Endpoint::Chat, Some(parts)) => parts.whole(&answer.text, &self.id, finished.sample),
+            (Endpoint::Chat, None) => (ChoiceContent::all(&answer.text), false),
+            (Endpoint::Completions, _) => (ChoiceContent::Text(&answer.text), false),
         };
         Choice {
             logprobs: self.logprobs(answer, 0),
-            finish_reason: Some(finished.reason_name()),
+            finish_reason: Some(reason_name(finished.reason, finished.reason_name(), has_calls)),
             token_ids: self.token_ids(answer),
             ..self.choice(finished.sample, content)
         }

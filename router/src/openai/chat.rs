@@ -3,11 +3,12 @@
 use super::common::{COMMON, Common, take_common};
 use super::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
 use super::json;
-use crate::request::{MESSAGES_MAX, Prompt};
+use super::tools::{take_tools, tool_calls};
+use crate::request::{AskedGrammar, MESSAGES_MAX, Parameters, Prompt, ToolChoice, Tools};
 use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, RequestError};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 /// Most parts of one message's content.
 const PARTS_MAX: usize = MESSAGES_MAX;
@@ -17,12 +18,11 @@ const CHAT: &[Row] = &[
     ("max_completion_tokens", Policy::Supported),
     ("top_logprobs", Policy::Supported),
     ("chat_template_kwargs", Policy::Supported),
-    ("tools", only_empty()),
+    ("tools", Policy::Supported),
+    ("tool_choice", Policy::Supported),
+    ("parallel_tool_calls", Policy::Supported),
     ("functions", only_empty()),
-    ("tool_choice", Policy::Only { accepts: is_none_or_auto, values: r#""none" or "auto""# }),
     ("function_call", Policy::Only { accepts: is_none_or_auto, values: r#""none" or "auto""# }),
-    // Without tools, no parallel call is possible.
-    ("parallel_tool_calls", Policy::Ignored),
     ("modalities", Policy::Only { accepts: |v| v == &serde_json::json!(["text"]), values: r#"["text"]"# }),
     ("audio", only_null()),
     ("prediction", only_null()),
@@ -44,6 +44,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
+    common.parameters.tools = take_tools(&mut fields)?;
+    check_one_form(&common.parameters)?;
     // The newer name wins, as in OpenAI's API.
     if let Some(max) = fields.take("max_completion_tokens")? {
         common.parameters.sampling.max_tokens = Some(max);
@@ -63,19 +65,44 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
     let template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
-    Ok((Prompt::Chat { messages, template_kwargs }, common))
+    let tools = common.parameters.tools.as_ref().map(Tools::for_template);
+    Ok((Prompt::Chat { messages, tools, template_kwargs }, common))
+}
+
+/// Calls that are required are a form of the answer.
+fn check_one_form(parameters: &Parameters) -> Result<(), RequestError> {
+    let choice = parameters.tools.as_ref().map(|tools| &tools.choice);
+    let is_required = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
+    match &parameters.sampling.grammar {
+        Some(AskedGrammar { param, .. }) if is_required => {
+            let message = format!("an answer has one form: leave out {param}, or let tool_choice be auto");
+            Err(RequestError::invalid("tool_choice", message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let shape =
         || RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
-    let (mut role, mut content, mut name, mut refused) = (None, None, None, None);
+    let (mut role, mut content, mut refused, mut extra) = (None, None, None, Map::new());
     let read = json::members(value.get(), |field, value| {
         match &*field {
             "role" => role = Some(value),
             "content" => content = Some(value).filter(|v| v.get() != "null"),
-            "name" => name = Some(value).filter(|v| v.get() != "null"),
+            "name" | "tool_call_id" | "reasoning_content" if value.get() != "null" => match json::text(value) {
+                Some(text) => drop(extra.insert(field.into_owned(), Value::String(text))),
+                None => {
+                    refused = Some(RequestError::invalid(at(&format!(".{field}")), format!("{field} must be a text")))
+                }
+            },
+            "tool_calls" if !matches!(json::items(value.get(), 0), Ok(Some(_))) && value.get() != "null" => {
+                match tool_calls(&at(".tool_calls"), value) {
+                    Ok(calls) => drop(extra.insert(field.into_owned(), calls)),
+                    Err(error) => refused = Some(error),
+                }
+            }
             _ if value.get() == "null" || matches!(json::items(value.get(), 0), Ok(Some(_))) => {}
             _ => refused = Some(unsupported(at(&format!(".{field:.64}")))),
         }
@@ -88,7 +115,12 @@ fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
     let role = role.and_then(json::text).ok_or_else(shape)?;
     let role = Role::from_name(&role)
         .ok_or_else(|| RequestError::invalid(at(".role"), "role must be system, developer, user, assistant or tool"))?;
-    let content = content.ok_or_else(|| RequestError::invalid(at(".content"), "content is required"))?;
+    let Some(content) = content else {
+        // A call needs no words.
+        let calls = role == Role::Assistant && extra.contains_key("tool_calls");
+        let required = || RequestError::invalid(at(".content"), "content is required");
+        return calls.then_some(Message { role, content: None, extra }).ok_or_else(required);
+    };
     let content = match json::text(content) {
         Some(text) => Content::Text(text),
         None => {
@@ -98,8 +130,6 @@ fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
             Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
         }
     };
-    let name = name.map(|name| json::text(name).ok_or_else(shape)).transpose()?;
-    let extra = name.map(|name| ("name".to_owned(), Value::String(name))).into_iter().collect();
     Ok(Message { role, content: Some(content), extra })
 }
 

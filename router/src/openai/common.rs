@@ -1,6 +1,7 @@
 //! Fields that chat and plain completions share.
 
 use super::fields::{Fields, Policy, Row, only_empty, only_null};
+use super::grammar::take_grammar;
 use super::json;
 use crate::cache_scope::CacheOptions;
 use crate::request::{Parameters, Sampling};
@@ -51,18 +52,15 @@ pub(super) const COMMON: &[Row] = &[
     ("prompt_logprobs", only_null()),
     ("truncate_prompt_tokens", only_null()),
     ("logits_processors", only_empty()),
-    (
-        "response_format",
-        Policy::Only {
-            accepts: |v| v.get("type").and_then(Value::as_str) == Some("text"),
-            values: r#"{"type": "text"}"#,
-        },
-    ),
-    ("guided_json", only_null()),
-    ("guided_regex", only_null()),
-    ("guided_choice", only_null()),
-    ("guided_grammar", only_null()),
-    ("structured_outputs", only_null()),
+    ("response_format", Policy::Supported),
+    ("structured_outputs", Policy::Supported),
+    ("guided_json", Policy::Supported),
+    ("guided_regex", Policy::Supported),
+    ("guided_choice", Policy::Supported),
+    ("guided_grammar", Policy::Supported),
+    // There is one implementation.
+    ("guided_decoding_backend", Policy::Ignored),
+    ("guided_whitespace_pattern", only_null()),
 ];
 
 /// How the answer is to be shaped.
@@ -147,6 +145,7 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         min_tokens: fields.take("min_tokens")?.unwrap_or(0),
         logit_bias: take_logit_bias(fields)?,
         allowed_token_ids: take_allowed(fields)?,
+        grammar: take_grammar(fields)?,
     };
     Ok(Common {
         parameters: Parameters {
@@ -157,6 +156,7 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             prefill_policy: fields.take("prefill_policy")?,
             priority: fields.take("priority")?.unwrap_or(0),
             cache: take_cache(fields)?,
+            tools: None,
         },
         options: AnswerOptions {
             stream,

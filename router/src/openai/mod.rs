@@ -8,11 +8,14 @@ pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
 pub(crate) mod fields;
-pub(crate) mod json;
+mod grammar;
+mod json;
 pub(crate) mod logprobs;
+mod parts;
 pub(crate) mod serialize;
 mod shapes;
 pub(crate) mod stream;
+mod tools;
 
 #[cfg(test)]
 mod tests;
@@ -20,3 +23,4 @@ mod tests;
 pub(crate) use answer::{AnswerHead, Endpoint};
 pub(crate) use common::{AnswerOptions, Common};
 pub(crate) use json::kwargs;
+pub(crate) use parts::Parts;

@@ -4,6 +4,7 @@ use super::logprobs::Logprobs;
 use crate::output::{Finished, Total};
 use baton_types::{PhaseTimings, TokenId};
 use serde::Serialize;
+use std::borrow::Cow;
 
 /// A whole answer, or a chunk of a stream.
 #[derive(Default, Serialize)]
@@ -46,9 +47,14 @@ pub(super) enum ChoiceContent<'a> {
     /// The whole answer of a chat.
     Message {
         role: &'static str,
-        content: &'a str,
+        /// Null if the answer is calls alone.
+        content: Option<Cow<'a, str>>,
         /// Always null: no answer is a refusal.
         refusal: (),
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<String>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
     },
     /// A part of a chat's answer.
     Delta {
@@ -56,9 +62,33 @@ pub(super) enum ChoiceContent<'a> {
         role: Option<&'static str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_calls: Option<[&'a ToolCall; 1]>,
     },
     /// A completion, or a part of it.
     Text(&'a str),
+}
+
+/// A call of a tool.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ToolCall {
+    /// Only in chunks: which call of its choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) index: Option<u32>,
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) function: Function,
+}
+
+/// What is called.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Function {
+    pub(super) name: String,
+    /// The text of a JSON object.
+    pub(super) arguments: String,
 }
 
 const ROLE: &str = "assistant";
@@ -66,21 +96,38 @@ const ROLE: &str = "assistant";
 impl<'a> ChoiceContent<'a> {
     /// A chat's whole answer.
     pub(super) fn all(content: &'a str) -> Self {
-        Self::Message { role: ROLE, content, refusal: () }
+        Self::parts(Some(Cow::Borrowed(content)), None, Vec::new())
+    }
+
+    /// A chat's whole answer, in parts.
+    pub(super) fn parts(
+        content: Option<Cow<'a, str>>,
+        reasoning_content: Option<String>,
+        tool_calls: Vec<ToolCall>,
+    ) -> Self {
+        Self::Message { role: ROLE, content, refusal: (), reasoning_content, tool_calls }
     }
 
     /// The first chunk of a chat.
     pub(super) fn opening() -> Self {
-        Self::Delta { role: Some(ROLE), content: Some("") }
+        Self::Delta { role: Some(ROLE), content: Some(""), reasoning_content: None, tool_calls: None }
     }
 
     pub(super) fn more(content: &'a str) -> Self {
-        Self::Delta { role: None, content: Some(content) }
+        Self::Delta { role: None, content: Some(content), reasoning_content: None, tool_calls: None }
+    }
+
+    pub(super) fn reasoning(text: &'a str) -> Self {
+        Self::Delta { role: None, content: None, reasoning_content: Some(text), tool_calls: None }
+    }
+
+    pub(super) fn call(call: &'a ToolCall) -> Self {
+        Self::Delta { role: None, content: None, reasoning_content: None, tool_calls: Some([call]) }
     }
 
     /// A chunk without role and content.
     pub(super) fn nothing() -> Self {
-        Self::Delta { role: None, content: None }
+        Self::Delta { role: None, content: None, reasoning_content: None, tool_calls: None }
     }
 }
 

@@ -4,9 +4,11 @@
 //! text are replaced.
 
 use super::answer::{AnswerHead, Endpoint};
+use super::parts::reason_name;
 use super::serialize::not_written;
 use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
 use crate::output::{Delta, Finished};
+use baton_text::answer::{AnswerParser, Part};
 use baton_types::RequestError;
 use serde::Serialize;
 use std::io::Write as _;
@@ -17,6 +19,7 @@ struct Shown {
     tokens: usize,
     /// Characters of text, where they are counted.
     chars: usize,
+    calls: u32,
 }
 
 /// A chunk with text only: the bytes before its index, before its text, and after the text.
@@ -30,6 +33,8 @@ struct Plain {
 pub(crate) struct Chunks {
     head: AnswerHead,
     shown: Vec<Shown>,
+    /// Of each choice, where its text has parts.
+    parsers: Vec<AnswerParser>,
     /// `None` if every chunk holds more than its text.
     plain: Option<Plain>,
 }
@@ -38,9 +43,11 @@ impl Chunks {
     /// Nothing was sent yet.
     pub(crate) fn new(head: AnswerHead) -> Self {
         let options = &head.options;
-        let says_more = options.return_token_ids || options.continuous_usage;
+        let says_more = options.return_token_ids || options.continuous_usage || head.parts.is_some();
+        let parser = head.parts.as_ref().map(|parts| parts.parser.clone());
+        let parsers = parser.map_or(Vec::new(), |parser| vec![parser; head.samples as usize]);
         let plain = if says_more { None } else { Plain::of(&head) };
-        Self { shown: vec![Shown::default(); head.samples as usize], plain, head }
+        Self { shown: vec![Shown::default(); head.samples as usize], parsers, plain, head }
     }
 
     /// How many choices there are.
@@ -77,6 +84,10 @@ impl Chunks {
         if let Some(plain) = self.plain.as_ref().filter(|_| !has_logprobs) {
             return plain.write(delta, to);
         }
+        if let Some(parser) = self.parsers.get_mut(delta.sample as usize) {
+            let parts = parser.push(&delta.text);
+            return self.parts(delta.sample, parts, Some(delta), to);
+        }
         let logprobs = head.logprobs(delta, shown.chars);
         shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
         let choice =
@@ -84,16 +95,55 @@ impl Chunks {
         event(&chunk(head, choice, *shown), to)
     }
 
-    /// The chunks that end a choice: the finish reason, and with the last choice the usage if requested, and the end of
-    /// the stream.
-    pub(crate) fn finished(&self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
+    /// A chunk for each part. Log-probabilities and token ids of `delta` are in the first, which may have nothing else.
+    fn parts(
+        &mut self,
+        sample: u32,
+        parts: Vec<Part>,
+        delta: Option<&Delta>,
+        to: &mut Vec<u8>,
+    ) -> Result<(), RequestError> {
+        let head = &self.head;
+        let Some(shown) = self.shown.get_mut(sample as usize) else { return Ok(()) };
+        let mut first = delta.filter(|delta| !delta.logprobs.is_empty() || head.options.return_token_ids);
+        let is_empty = parts.is_empty() && first.is_some();
+        let mut write = |content: ChoiceContent<'_>, shown: Shown| {
+            let delta = first.take();
+            let logprobs = delta.and_then(|delta| head.logprobs(delta, 0));
+            let token_ids = delta.and_then(|delta| head.token_ids(delta));
+            event(&chunk(head, Choice { logprobs, token_ids, ..head.choice(sample, content) }, shown), to)
+        };
+        for part in parts {
+            match part {
+                Part::Content(text) => write(ChoiceContent::more(&text), *shown)?,
+                Part::Reasoning(text) => write(ChoiceContent::reasoning(&text), *shown)?,
+                Part::Call(call) => {
+                    let Some(parts) = &head.parts else { continue };
+                    let mut call = parts.call(call, &head.id, sample, shown.calls);
+                    call.index = Some(shown.calls);
+                    shown.calls += 1;
+                    write(ChoiceContent::call(&call), *shown)?;
+                }
+            }
+        }
+        if is_empty { write(ChoiceContent::nothing(), *shown) } else { Ok(()) }
+    }
+
+    /// The chunks that end a choice: the rest of its parts, the finish reason, and with the last choice the usage if
+    /// requested, and the end of the stream.
+    pub(crate) fn finished(&mut self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        if let Some(parser) = self.parsers.get_mut(finished.sample as usize) {
+            let rest = parser.finish();
+            self.parts(finished.sample, rest, None, to)?;
+        }
         let head = &self.head;
         let content = match head.endpoint {
             Endpoint::Chat => ChoiceContent::nothing(),
             Endpoint::Completions => ChoiceContent::Text(""),
         };
-        let choice = Choice { finish_reason: Some(finished.reason_name()), ..head.choice(finished.sample, content) };
         let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
+        let reason = reason_name(finished.reason, finished.reason_name(), shown.calls > 0);
+        let choice = Choice { finish_reason: Some(reason), ..head.choice(finished.sample, content) };
         let end = Body { ended: Some(Ended::new(finished)), seed: Some(head.seed), ..chunk(head, choice, shown) };
         event(&end, to)?;
         let Some(total) = &finished.total else { return Ok(()) };
@@ -217,7 +267,7 @@ mod tests {
             return String::new();
         }
         let content = match head.endpoint {
-            Endpoint::Chat => ChoiceContent::Delta { role: None, content: Some(&delta.text) },
+            Endpoint::Chat => ChoiceContent::more(&delta.text),
             Endpoint::Completions => ChoiceContent::Text(&delta.text),
         };
         let logprobs = head.logprobs(delta, shown.chars);

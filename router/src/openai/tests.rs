@@ -58,18 +58,11 @@ fn every_unsupported_field_names_itself() {
         ("prompt_logprobs", json!(1), Value::Null),
         ("truncate_prompt_tokens", json!(9), Value::Null),
         ("logits_processors", json!(["x"]), json!([])),
-        ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
-        ("guided_json", json!({}), Value::Null),
-        ("guided_regex", json!("a"), Value::Null),
-        ("guided_choice", json!(["a"]), Value::Null),
-        ("guided_grammar", json!("a"), Value::Null),
-        ("structured_outputs", json!({}), Value::Null),
+        ("guided_whitespace_pattern", json!("a"), Value::Null),
         ("echo", json!(true), json!(false)),
     ];
     let chat_only = [
-        ("tools", json!([{"type": "function"}]), json!([])),
         ("functions", json!([{}]), json!([])),
-        ("tool_choice", json!("required"), json!("auto")),
         ("function_call", json!({"name": "f"}), json!("none")),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
         ("audio", json!({}), Value::Null),
@@ -190,7 +183,7 @@ fn chat_parts_and_roles() {
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]});
     let (prompt, common) = chat::parse(body.to_string().as_bytes()).unwrap();
-    let Prompt::Chat { messages, template_kwargs } = prompt else { panic!("not a chat") };
+    let Prompt::Chat { messages, template_kwargs, .. } = prompt else { panic!("not a chat") };
     assert_eq!(messages[0], Message::text(Role::Developer, "Be brief."));
     assert_eq!(messages[1].content, Some(Content::Parts(vec!["a".into(), "b".into()])));
     assert_eq!(messages[1].extra["name"], json!("ann"));
@@ -243,6 +236,7 @@ pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
+        parts: None,
     }
 }
 
@@ -263,7 +257,7 @@ fn opening(chunks: &Chunks) -> Vec<Value> {
     (0..chunks.samples()).flat_map(|sample| written(|to| chunks.opening(sample, to))).collect()
 }
 
-fn closing(chunks: &Chunks, finished: &crate::output::Finished) -> Vec<Value> {
+fn closing(chunks: &mut Chunks, finished: &crate::output::Finished) -> Vec<Value> {
     written(|to| chunks.finished(finished, to))
 }
 
@@ -281,7 +275,7 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
         let chunk = &written(|to| chunks.delta(&delta("x"), to))[0];
         let expected = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
         assert_eq!(chunk["usage"], expected, "{chunk}");
-        let last = closing(&chunks, &finished(0, &[]));
+        let last = closing(&mut chunks, &finished(0, &[]));
         assert_eq!(last[0]["usage"], expected);
         assert!(last[1]["choices"].as_array().is_some_and(Vec::is_empty) && last[1]["usage"].is_object());
     }
@@ -342,7 +336,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
             serde_json::to_value(head.whole(&[(Default::default(), finished.clone())], &Default::default())).unwrap()
         };
         assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(closing(&Chunks::new(head.clone()), &crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(closing(&mut Chunks::new(head.clone()), &crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
     }
 }
@@ -366,7 +360,7 @@ fn samples_are_choices() {
         assert_eq!(opening(&chunks).len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
         assert_eq!(written(|to| chunks.delta(&delta, to))[0]["choices"][0]["index"], json!(1));
-        assert_eq!(closing(&chunks, &samples[1].1)[0]["choices"][0]["index"], json!(1));
+        assert_eq!(closing(&mut chunks, &samples[1].1)[0]["choices"][0]["index"], json!(1));
     }
 }
 
@@ -488,9 +482,121 @@ fn streams_carry_what_whole_answers_do() {
         let offsets = if endpoint == Endpoint::Chat { None } else { Some(json!([2, 3])) };
         assert_eq!(next.get("text_offset"), offsets.as_ref(), "characters are counted from the beginning");
         let last = crate::output::Finished { total: Some(total()), ..finished(0, &[]) };
-        let last = closing(&chunks, &last);
+        let last = closing(&mut chunks, &last);
         assert_eq!((&last[0]["choices"][0]["finish_reason"], &last[0]["seed"]), (&json!("stop"), &json!(1)));
         assert_eq!(last[0]["timings"], read(TIMINGS));
         assert_eq!(last[1]["usage"], read(USAGE));
     }
+}
+
+/// An answer's message as a client puts it together from the chunks of its stream.
+fn accumulated(chunks: &[Value]) -> (Value, Value) {
+    let (mut message, mut reason) = (json!({"content": null, "calls": []}), Value::Null);
+    for chunk in chunks {
+        let choice = &chunk["choices"][0];
+        for (from, to) in [("content", "content"), ("reasoning_content", "reasoning")] {
+            if let Some(text) = choice["delta"][from].as_str() {
+                message[to] = json!(message[to].as_str().unwrap_or_default().to_owned() + text);
+            }
+        }
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            let calls = message["calls"].as_array_mut().unwrap();
+            assert_eq!(call["index"], json!(calls.len()));
+            calls.push(json!({"id": call["id"], "type": call["type"], "function": call["function"]}));
+        }
+        if !choice["finish_reason"].is_null() {
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    (message, reason)
+}
+
+#[test]
+fn parts_of_an_answer_are_told_apart_streamed_or_not() {
+    use baton_text::answer::{AnswerFormat, AnswerParser, CallFormat};
+    let format = |calls| AnswerFormat { calls, shows_tools: true, reasons: true };
+    let call =
+        |name: &str, arguments: &str| json!({"type": "function", "function": {"name": name, "arguments": arguments}});
+    let hermes = "<think>Hm.</think>\nI look.\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"q\": \"\\\"é\\\"\"}}\n</tool_call>\n\
+                  <tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call>";
+    let both = vec![call("get", "{\"q\": \"\\\"é\\\"\"}"), call("get", "{}")];
+    let llama = "{\"name\":\"get\",\"parameters\":{}};".repeat(9) + "{\"name\":\"get\",\"parameters\":{}}";
+    let mistral = "[TOOL_CALLS][{\"name\":\"get\",\"arguments\":{}}]";
+    let empty = || json!("");
+    for (calls, text, content, reasoning, expected) in [
+        (CallFormat::Hermes, hermes, json!("I look.\n"), json!("Hm."), both),
+        (CallFormat::Hermes, "Plain <tool", json!("Plain <tool"), Value::Null, vec![]),
+        (CallFormat::Hermes, "<think>No end", empty(), json!("No end"), vec![]),
+        (CallFormat::Llama, &llama, Value::Null, Value::Null, vec![call("get", "{}"); 10]),
+        (CallFormat::Mistral, mistral, Value::Null, Value::Null, vec![call("get", "{}")]),
+        (CallFormat::Mistral, "", empty(), Value::Null, vec![]),
+    ] {
+        let parser = AnswerParser::new(format(calls), ["get".to_owned()].into(), "");
+        let head = AnswerHead { parts: Some(Parts { parser, format: calls }), ..head(Endpoint::Chat) };
+        let delta = |text: &str| crate::output::Delta { text: text.into(), token_ids: vec![5], ..Default::default() };
+        let answer = [(delta(text), finished(0, &[]))];
+        let total = Default::default();
+        let whole = head.whole(&answer, &total);
+        let bytes = serialize::length(&whole);
+        assert!(bytes <= head.bytes_before() + head.bytes_of(&answer[0].0), "{text}");
+        let whole: Value = serde_json::to_value(&whole).unwrap();
+        let (message, reason) = (&whole["choices"][0]["message"], &whole["choices"][0]["finish_reason"]);
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&content, &reasoning), "{text}");
+        let mut told = message["tool_calls"].as_array().cloned().unwrap_or_default();
+        let ids: std::collections::BTreeSet<_> =
+            told.iter_mut().map(|call| call.as_object_mut().unwrap().remove("id").map(|id| id.to_string())).collect();
+        assert_eq!((&told, ids.len()), (&expected, expected.len()), "{text}");
+        assert_eq!(*reason, json!(if expected.is_empty() { "stop" } else { "tool_calls" }));
+
+        let mut chunks = Chunks::new(head.clone());
+        let mut events = opening(&chunks);
+        for piece in text.split_inclusive(|_| true) {
+            events.extend(written(|to| chunks.delta(&delta(piece), to)));
+        }
+        events.extend(closing(&mut chunks, &answer[0].1));
+        let (streamed, streamed_reason) = accumulated(&events);
+        // A stream opens with an empty text.
+        let content = content.as_str().unwrap_or_default();
+        assert_eq!((streamed["content"].as_str(), &streamed["reasoning"]), (Some(content), &reasoning), "{text}");
+        assert_eq!(streamed["calls"], message.get("tool_calls").cloned().unwrap_or_else(|| json!([])), "{text}");
+        assert_eq!(streamed_reason, *reason);
+    }
+}
+
+#[test]
+fn calls_and_results_in_messages_are_read() {
+    let parse = |message: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}, message]);
+        chat::parse(json!({"messages": messages}).to_string().as_bytes()).map(|(prompt, _)| match prompt {
+            Prompt::Chat { mut messages, .. } => messages.remove(1),
+            Prompt::Segments(_) => panic!("not a chat"),
+        })
+    };
+    let call = json!({"id": "1", "type": "function", "function": {"name": "get", "arguments": "{\"a\": 1}"}});
+    let message = parse(json!({"role": "assistant", "content": null, "tool_calls": [call], "refusal": null})).unwrap();
+    assert_eq!((message.content, &message.extra["tool_calls"][0]["function"]["arguments"]), (None, &json!({"a": 1})));
+    let message = parse(json!({"role": "tool", "content": "7", "tool_call_id": "1"})).unwrap();
+    assert_eq!((message.role, &message.extra["tool_call_id"]), (Role::Tool, &json!("1")));
+    assert!(parse(json!({"role": "assistant", "content": "x", "tool_calls": []})).is_ok());
+    for (message, param) in [
+        (json!({"role": "assistant", "content": null}), "messages[1].content"),
+        (json!({"role": "user", "content": null, "tool_calls": [call]}), "messages[1].content"),
+        (json!({"role": "assistant", "tool_calls": [1]}), "messages[1].tool_calls"),
+        (json!({"role": "tool", "content": "7", "tool_call_id": 1}), "messages[1].tool_call_id"),
+        (json!({"role": "user", "content": "x", "audio": {}}), "messages[1].audio"),
+    ] {
+        assert_eq!(parse(message.clone()).unwrap_err().param.as_deref(), Some(param), "{message}");
+    }
+}
+
+#[test]
+fn required_calls_are_the_only_form() {
+    let tool = json!({"type": "function", "function": {"name": "get"}});
+    let parse = |choice: &str, form: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool], "tool_choice": choice, "response_format": form});
+        chat::parse(body.to_string().as_bytes()).map(drop).map_err(|error| error.param)
+    };
+    assert!(parse("auto", json!({"type": "json_object"})).is_ok());
+    assert!(parse("required", json!({"type": "text"})).is_ok());
+    assert_eq!(parse("required", json!({"type": "json_object"})), Err(Some("tool_choice".into())));
 }

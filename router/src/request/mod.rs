@@ -3,10 +3,13 @@
 
 mod prompt;
 mod sampling;
+mod tools;
 
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
-pub use sampling::Sampling;
+pub use sampling::{AskedGrammar, Sampling};
+pub use tools::Tools;
+pub(crate) use tools::{Tool, ToolChoice};
 
 use crate::auth::Key;
 use crate::cache_scope::CacheOptions;
@@ -55,6 +58,8 @@ pub struct Parameters {
     pub priority: i32,
     /// How it uses prefix caches.
     pub cache: CacheOptions,
+    /// Tools that a chat's answer may call.
+    pub tools: Option<Tools>,
 }
 
 impl Default for Parameters {
@@ -68,6 +73,7 @@ impl Default for Parameters {
             prefill_policy: None,
             priority: 0,
             cache: CacheOptions::default(),
+            tools: None,
         }
     }
 }

@@ -11,6 +11,8 @@ pub enum Prompt {
     Chat {
         /// Messages from the oldest to the newest.
         messages: Vec<Message>,
+        /// Tools in OpenAI's form, a list.
+        tools: Option<Value>,
         /// Passed to the template besides the messages.
         template_kwargs: Map<String, Value>,
     },
@@ -36,7 +38,7 @@ const MEMORY: Count = Count { message: 256, value: 64, member: 128, scalar: 0 };
 const TEXT: Count = Count { message: 0, value: 0, member: 0, scalar: 6 };
 
 impl Count {
-    fn chat(&self, messages: &[Message], template_kwargs: &Map<String, Value>) -> usize {
+    fn chat(&self, messages: &[Message], tools: Option<&Value>, template_kwargs: &Map<String, Value>) -> usize {
         let text = |content: &Content| match content {
             Content::Text(text) => text.len(),
             Content::Parts(parts) => parts.iter().map(|part| self.message + part.len()).sum(),
@@ -44,7 +46,8 @@ impl Count {
         let message = |Message { role: _, content, extra }: &Message| {
             self.message + content.as_ref().map_or(0, text) + self.members(extra)
         };
-        messages.iter().map(message).sum::<usize>() + self.members(template_kwargs)
+        let tools = tools.map_or(0, |tools| self.value(tools));
+        messages.iter().map(message).sum::<usize>() + tools + self.members(template_kwargs)
     }
 
     fn members(&self, members: &Map<String, Value>) -> usize {
@@ -66,7 +69,7 @@ impl Prompt {
     /// Approximate memory of the prompt, plus that of its intermediate forms during tokenization.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
-            Self::Chat { messages, template_kwargs } => MEMORY.chat(messages, template_kwargs),
+            Self::Chat { messages, tools, template_kwargs } => MEMORY.chat(messages, tools.as_ref(), template_kwargs),
             Self::Segments(segments) => segments
                 .iter()
                 .map(|segment| {
@@ -82,9 +85,13 @@ impl Prompt {
     }
 }
 
-/// Bytes of all text in a chat that reaches the template: contents, other fields of messages, and arguments.
-pub(crate) fn chat_text_bytes(messages: &[Message], template_kwargs: &Map<String, Value>) -> usize {
-    TEXT.chat(messages, template_kwargs)
+/// Bytes of all text in a chat that reaches the template: contents, other fields of messages, tools, and arguments.
+pub(crate) fn chat_text_bytes(
+    messages: &[Message],
+    tools: Option<&Value>,
+    template_kwargs: &Map<String, Value>,
+) -> usize {
+    TEXT.chat(messages, tools, template_kwargs)
 }
 
 /// One piece of a plain prompt.
@@ -104,7 +111,8 @@ mod tests {
     fn a_prompt_counts_for_all_that_it_keeps() {
         const LONG: usize = 1 << 20;
         let long = || "x".repeat(LONG);
-        let chat = |message: Message| Prompt::Chat { messages: vec![message], template_kwargs: Map::new() };
+        let chat =
+            |message: Message| Prompt::Chat { messages: vec![message], tools: None, template_kwargs: Map::new() };
         let with = |name: &str, value: Value| {
             let mut message = Message::text(baton_text::Role::User, "x");
             message.extra.insert(name.into(), value);
@@ -117,14 +125,22 @@ mod tests {
             ("the name of a field", with(&long(), Value::Null)),
             ("nested", with("tool_calls", serde_json::json!([{"function": {"arguments": [long()]}}]))),
             ("many", with("tool_calls", serde_json::json!(vec![0; LONG / 32]))),
-            ("arguments of the template", Prompt::Chat { messages: vec![], template_kwargs: kwargs }),
+            ("arguments of the template", Prompt::Chat { messages: vec![], tools: None, template_kwargs: kwargs }),
+            (
+                "tools",
+                Prompt::Chat {
+                    messages: vec![],
+                    tools: Some(serde_json::json!([long()])),
+                    template_kwargs: Map::new(),
+                },
+            ),
             ("segments", Prompt::Segments(vec![Segment::Text(String::new()); LONG / size_of::<Segment>()])),
             ("tokens", Prompt::Segments(vec![Segment::Tokens(vec![0; LONG / 4])])),
         ] {
             let bytes = prompt.bytes();
             assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
-            if let Prompt::Chat { messages, template_kwargs } = &prompt {
-                let text = chat_text_bytes(messages, template_kwargs);
+            if let Prompt::Chat { messages, tools, template_kwargs } = &prompt {
+                let text = chat_text_bytes(messages, tools.as_ref(), template_kwargs);
                 let least = if what == "many" { LONG / 32 * TEXT.scalar } else { LONG };
                 assert!((least..least + 100).contains(&text), "{what}: {text}");
             }

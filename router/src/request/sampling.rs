@@ -1,6 +1,15 @@
 //! Sampling parameters of clients, and their resolution against a model card.
 
-use baton_types::{ErrorKind, RequestError, SamplingDefaults, SamplingError, SamplingParams, TokenId};
+use baton_types::{ErrorKind, Grammar, RequestError, SamplingDefaults, SamplingError, SamplingParams, TokenId};
+use std::sync::Arc;
+
+/// A grammar, and the field of the client that asks for it.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedGrammar {
+    pub grammar: Arc<Grammar>,
+    pub param: &'static str,
+}
 
 /// Sampling parameters of the client; for `None` the model card's default applies, then the server's.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,6 +44,8 @@ pub struct Sampling {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The only tokens that are drawn; empty: all.
     pub allowed_token_ids: Vec<TokenId>,
+    /// What the text of the answer must match.
+    pub grammar: Option<AskedGrammar>,
 }
 
 /// Temperature if neither client nor model card sets one: OpenAI's default.
@@ -90,6 +101,7 @@ impl Sampling {
             min_tokens: self.min_tokens,
             logit_bias: self.logit_bias.clone(),
             allowed_token_ids: self.allowed_token_ids.clone(),
+            grammar: self.grammar(),
         };
         Ok(params.try_new()?)
     }
@@ -111,9 +123,14 @@ impl Sampling {
             min_tokens: self.min_tokens,
             logit_bias: self.logit_bias.clone(),
             allowed_token_ids: self.allowed_token_ids.clone(),
+            grammar: self.grammar(),
             ..d
         };
         given.try_new().map(drop)
+    }
+
+    fn grammar(&self) -> Option<Arc<Grammar>> {
+        self.grammar.as_ref().map(|asked| asked.grammar.clone())
     }
 }
 

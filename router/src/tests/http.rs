@@ -3,7 +3,8 @@
 use crate::testing::cluster::Cluster;
 use crate::testing::http::{post, send};
 use baton_proto::v1::{FinishReason, TokenBias};
-use baton_types::{ErrorKind, Role};
+use baton_text::grammar;
+use baton_types::{ErrorKind, InstanceRecord, Role};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -142,6 +143,36 @@ async fn unknown_fields_are_ignored_and_told_or_refused() {
 }
 
 #[tokio::test]
+async fn calls_of_tools_are_read_from_the_answer() {
+    let cluster = Cluster::start(|_| ()).await;
+    let knows = |record: &mut InstanceRecord| record.capabilities.push(grammar::REVISION.to_owned());
+    let d = cluster.worker_with(Role::Decode, "d", knows).await;
+    let written = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let tool = json!({"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}});
+    for choice in ["auto", "required"] {
+        let body = chat(json!({"tools": [tool], "tool_choice": choice}));
+        let worker = async {
+            let decode = d.decode().await;
+            decode.claimed().await;
+            for byte in written.bytes() {
+                decode.token(u32::from(byte)).await;
+            }
+            decode.last(2, FinishReason::Stop).await;
+            decode.request.sequence.unwrap()
+        };
+        let (answer, sequence) = tokio::join!(post(cluster.router.http_addr, "/v1/chat/completions", &body), worker);
+        let choice_0 = answer.json().await["choices"][0].take();
+        let call = &choice_0["message"]["tool_calls"][0];
+        assert_eq!(call["function"], json!({"name": "get", "arguments": "{\"a\": 1}"}), "{choice_0}");
+        assert!(call["id"].as_str().is_some_and(|id| id.starts_with("call_")) && call["type"] == "function");
+        assert_eq!((&choice_0["message"]["content"], &choice_0["finish_reason"]), (&Value::Null, &json!("tool_calls")));
+        let prompt: Vec<u8> = sequence.tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+        assert!(String::from_utf8_lossy(&prompt).contains(r#"{"name":"get","parameters":{"type":"object"}}"#));
+        assert_eq!(sequence.sampling.unwrap().grammar.is_some(), choice == "required");
+    }
+}
+
+#[tokio::test]
 async fn requests_with_constraints_go_to_workers_that_know_them() {
     let cluster = Cluster::start(|_| ()).await;
     let old = cluster.worker_with(Role::Decode, "old", |record| record.capabilities.clear()).await;
@@ -162,6 +193,21 @@ async fn requests_with_constraints_go_to_workers_that_know_them() {
         assert_eq!((answer.status, sampling.min_tokens, &sampling.logit_bias[..]), (200, 1, &bias[..]));
         assert_eq!(sampling.allowed_token_ids, [79, 80]);
     }
+    // A grammar needs a worker of the same revision.
+    let form = json!({"model": "m", "prompt": "x", "max_tokens": 1, "guided_regex": "O"});
+    let answer = post(cluster.router.http_addr, "/v1/completions", &form).await;
+    let error = answer.json().await["error"].take();
+    assert!(error["message"].as_str().is_some_and(|m| m.contains(grammar::REVISION)), "{error}");
+    let knows = |record: &mut InstanceRecord| record.capabilities.push(grammar::REVISION.to_owned());
+    let newest = cluster.worker_with(Role::Decode, "newest", knows).await;
+    let worker = async {
+        let decode = newest.decode().await;
+        decode.claimed().await;
+        decode.last(u32::from(b'O'), FinishReason::Length).await;
+        decode.request.sequence.unwrap().sampling.unwrap().grammar.unwrap().kind.unwrap()
+    };
+    let (answer, kind) = tokio::join!(post(cluster.router.http_addr, "/v1/completions", &form), worker);
+    assert_eq!((answer.status, kind), (200, baton_proto::v1::grammar::Kind::Regex("O".into())));
     drop(old);
     // Those that end the answer are the card's.
     let ends = json!({"model": "m", "prompt": "x", "min_tokens": 1, "allowed_token_ids": [2]});
@@ -256,7 +302,8 @@ async fn errors_have_statuses_and_openai_shapes() {
         ("POST /v1/completions", "x-request-timeout: soon\r\n", json!({"prompt": "x"}), 400, "x-request-timeout"),
         ("POST /v1/completions", "x-request-timeout: 50ms\r\n", json!({"prompt": "x"}), 504, ""),
         ("POST /v1/completions", "x-request-id: a b\r\n", json!({"prompt": "x"}), 400, "x-request-id"),
-        ("POST /v1/chat/completions", "", chat(json!({"tools": [{}]})), 400, "tools"),
+        ("POST /v1/chat/completions", "", chat(json!({"tools": [{}]})), 400, "tools[0].type"),
+        ("POST /v1/chat/completions", "", chat(json!({"guided_regex": "("})), 400, "guided_regex"),
         ("GET /v1/completions", "", json!({}), 405, ""),
         ("GET /v1/models/other", "", json!({}), 404, "model"),
         ("GET /nowhere", "", json!({}), 404, ""),

@@ -12,6 +12,7 @@ mod json;
 mod marks;
 mod message;
 mod source;
+mod tools;
 
 use aho_corasick::AhoCorasick;
 use baton_types::TextBundle;
@@ -19,11 +20,13 @@ use minijinja::Value;
 use serde_json::Map;
 use std::time::SystemTime;
 
+use crate::answer::AnswerFormat;
 use crate::{Prompt, TextError, Tokenizer};
 use environment::Compiled;
 use marks::Marks;
 pub use message::{Content, Message, Role};
 use source::Source;
+pub use tools::describe_tools;
 
 /// Arguments that the server sets.
 const RESERVED: [&str; 9] = [
@@ -62,6 +65,7 @@ pub struct ChatTemplate {
     compiled: Compiled,
     marks: Marks,
     forms: message::Forms,
+    format: AnswerFormat,
     /// What [`Source::comparable`] returned for the template.
     comparable: AhoCorasick,
 }
@@ -75,6 +79,7 @@ impl ChatTemplate {
         let compiled = Compiled::new(&source, tokenizer.controls(), &marks)?;
         let mut template = Self {
             forms: message::Forms { developer: source.quotes("developer"), ..Default::default() },
+            format: AnswerFormat::of_template(source.text()),
             comparable: source.comparable(tokenizer.controls())?,
             source,
             tokenizer: tokenizer.clone(),
@@ -85,6 +90,11 @@ impl ChatTemplate {
         };
         template.forms.content = message::ContentForm::probe(|message| template.probe(message));
         Ok(template)
+    }
+
+    /// How the model writes what is no plain text, as the template shows it.
+    pub fn answer_format(&self) -> AnswerFormat {
+        self.format
     }
 
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {

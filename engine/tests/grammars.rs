@@ -1,0 +1,231 @@
+//! Sequences with a grammar: what it allows decides every token, whatever runs ahead, and a grammar that fails fails its sequence alone.
+
+mod common;
+
+use baton_engine::formats::{ModelSource, RandomModel};
+use baton_engine::{
+    Engine, EngineConfig, EngineHandle, GrammarState, Grammars, Model, Run, SequenceEvent, SequenceRequest,
+};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::device::Device;
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::sampling::TokenSet;
+use baton_types::{
+    ErrorKind, FinishReason, Grammar, KvPoolMap, RequestError, RequestId, SamplingParams, Share, TokenId,
+};
+use common::Sink;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+const MODEL: &str = "random:hidden=70,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=90,vocab=301,context=128,seed=5";
+const VOCAB: TokenId = 301;
+const END: TokenId = 300;
+const FOREVER: Duration = Duration::from_secs(120);
+
+/// Each token is one to seven above the one before it, the first from 0 to 6. From 200 on the answer may end, from 290 on it must.
+/// A Lark grammar fails, with its text as the reason, once a token is above 50; "slow" takes its time; "panics" does.
+struct Rising;
+
+struct Risen {
+    last: Option<TokenId>,
+    told: String,
+}
+
+impl Grammars for Rising {
+    fn start(&self, grammar: &Grammar, answer: &[TokenId]) -> Result<Box<dyn GrammarState>, RequestError> {
+        let Grammar::Lark(told) = grammar else { return Err(RequestError::invalid("grammar", "it is no Lark")) };
+        let mut state = Risen { last: None, told: told.clone() };
+        answer.iter().try_for_each(|token| state.advance(*token))?;
+        Ok(Box::new(state))
+    }
+}
+
+impl Risen {
+    fn next(&self) -> Vec<TokenId> {
+        match self.last {
+            None => (0..7).collect(),
+            Some(last) if last >= 290 => vec![END],
+            Some(last) => (last + 1..last + 8).chain((last >= 200).then_some(END)).filter(|t| *t <= END).collect(),
+        }
+    }
+}
+
+impl GrammarState for Risen {
+    fn allowed(&mut self) -> Result<TokenSet, RequestError> {
+        match &*self.told {
+            "rising" => {}
+            "slow" => std::thread::sleep(Duration::from_millis(3)),
+            told if self.last.is_some_and(|last| last > 50) => {
+                assert_ne!(told, "panics");
+                return Err(RequestError::invalid("grammar", told));
+            }
+            _ => {}
+        }
+        Ok(self.next().into_iter().collect())
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), RequestError> {
+        if !self.next().contains(&token) {
+            return Err(RequestError::new(ErrorKind::Internal, format!("{token} after {:?}", self.last)));
+        }
+        self.last = Some(token);
+        Ok(())
+    }
+}
+
+fn serve(lagging: bool, has_grammars: bool) -> EngineHandle {
+    let source = RandomModel::parse(MODEL).unwrap();
+    let config = EngineConfig {
+        model_len_max: source.spec().context,
+        chunk_tokens_max: 20,
+        running_max: 4,
+        watermark_blocks: 0,
+        end_tokens: vec![END],
+        ..EngineConfig::default()
+    };
+    let cpu = CpuDevice::new(CpuConfig::default()).unwrap();
+    let device: Arc<dyn Device> = if lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
+    let model = Model::load(&source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
+    // Too few for all sequences of a test at their full length: some are preempted.
+    let map = KvPoolMap::try_new(model.layout(16).unwrap(), 12).unwrap();
+    let memory = device.alloc_pool(&map).unwrap();
+    memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
+    let engine = Engine::start(model, memory, &map, config).unwrap();
+    if has_grammars {
+        engine.set_grammars(Arc::new(Rising));
+    }
+    engine
+}
+
+fn request(seed: u64, grammar: Option<Grammar>) -> SequenceRequest {
+    let tokens: Vec<TokenId> = (0..30 + seed as TokenId).map(|t| (t * t + 3) % VOCAB).collect();
+    SequenceRequest {
+        id: RequestId::try_new("request").unwrap(),
+        prompt_len: tokens.len(),
+        tokens,
+        sampling: SamplingParams {
+            temperature: 1.0,
+            seed,
+            max_tokens: 90,
+            logprobs: Some(1),
+            grammar: grammar.map(Arc::new),
+            ..SamplingParams::default()
+        },
+        sample_index: 0,
+        deadline: Instant::now() + FOREVER,
+        priority: 0,
+        share: Share::default(),
+        prefix: None,
+        adapter: None,
+    }
+}
+
+fn lark(told: &str) -> Option<Grammar> {
+    Some(Grammar::Lark(told.into()))
+}
+
+fn submit(engine: &EngineHandle, request: SequenceRequest) -> Receiver<SequenceEvent> {
+    let (sender, events) = channel();
+    engine.submit(request, Run::Full, Box::new(Sink(sender))).unwrap().detach();
+    events
+}
+
+type Answer = Vec<(TokenId, u32)>;
+
+/// Tokens with the bits of their log-probabilities, and the end.
+fn finish(events: &Receiver<SequenceEvent>) -> (Answer, Result<FinishReason, (ErrorKind, String)>) {
+    let mut answer = Answer::new();
+    loop {
+        match events.recv_timeout(FOREVER).expect("an event") {
+            SequenceEvent::Token { token, logprobs, .. } => answer.push((token, logprobs.unwrap().chosen.to_bits())),
+            SequenceEvent::Finished { reason } => return (answer, Ok(reason)),
+            SequenceEvent::Failed { kind, message } => return (answer, Err((kind, message))),
+            _ => {}
+        }
+    }
+}
+
+/// Whether the tokens rise as they should.
+fn rises(answer: &Answer) -> bool {
+    let mut state = Risen { last: None, told: String::new() };
+    answer.iter().all(|(token, _)| *token == END || state.advance(*token).is_ok())
+}
+
+#[test]
+fn every_token_is_allowed_and_the_bits_are_those_of_a_sequence_alone() {
+    let alone: Vec<Answer> = (0..6)
+        .map(|seed| {
+            let (answer, end) = finish(&submit(&serve(false, true), request(seed, lark("rising"))));
+            assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{answer:?} {end:?}");
+            answer
+        })
+        .collect();
+    for lagging in [false, true] {
+        let engine = serve(lagging, true);
+        let free = submit(&engine, SequenceRequest { priority: 1, ..request(9, None) });
+        let running: Vec<_> = (0..6).map(|seed| submit(&engine, request(seed, lark("slow")))).collect();
+        for (events, alone) in running.iter().zip(&alone) {
+            assert_eq!(finish(events).0, *alone, "lagging {lagging}");
+        }
+        assert!(!rises(&finish(&free).0), "a sequence without one is free");
+        assert!(engine.load().preemptions > 0);
+        // Continued from any of its tokens, as after a replay.
+        for at in [1, 2, alone[3].len() - 2] {
+            let mut continued = request(3, lark("rising"));
+            continued.tokens.extend(alone[3][..at].iter().map(|(token, _)| token));
+            assert_eq!(finish(&submit(&engine, continued)).0, alone[3][at..], "from {at}, lagging {lagging}");
+        }
+    }
+}
+
+#[test]
+fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
+    for lagging in [false, true] {
+        let engine = serve(lagging, true);
+        let mut asked = request(0, lark("rising"));
+        (asked.sampling.min_tokens, asked.sampling.logit_bias) = (85, vec![(END, 100.0)]);
+        let (answer, end) = finish(&submit(&engine, asked.clone()));
+        // The bias takes the end at once where it may; the grammar must end above 290.
+        let last = answer[answer.len() - 2].0;
+        assert!(rises(&answer) && end == Ok(FinishReason::Stop) && (answer.len() >= 85 || last >= 290), "{answer:?}");
+        asked.sampling.min_tokens = 0;
+        let (answer, _) = finish(&submit(&engine, asked));
+        assert!((200..207).contains(&answer[answer.len() - 2].0), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_grammar_that_fails_fails_its_sequence_alone() {
+    for lagging in [false, true] {
+        let engine = serve(lagging, true);
+        let fine = submit(&engine, request(1, lark("rising")));
+        let failed = |grammar| {
+            let (answer, end) = finish(&submit(&engine, request(2, grammar)));
+            assert!(rises(&answer), "{answer:?}");
+            (answer.last().map_or(0, |(token, _)| *token), end.unwrap_err())
+        };
+        let (last, (kind, told)) = failed(lark("too much work"));
+        assert!(last > 50 && kind == ErrorKind::InvalidRequest && told.contains("too much work"), "{last} {told}");
+        let (last, (kind, _)) = failed(lark("panics"));
+        assert!(last > 50 && kind == ErrorKind::Internal);
+        assert_eq!(failed(Some(Grammar::Regex("a".into()))).1.0, ErrorKind::InvalidRequest);
+        // Tokens that it does not allow are not continued.
+        let mut foreign = request(2, lark("rising"));
+        foreign.tokens.extend([3, 2]);
+        assert_eq!(finish(&submit(&engine, foreign)).1.unwrap_err().0, ErrorKind::Internal);
+        let (answer, end) = finish(&fine);
+        assert!(rises(&answer) && end == Ok(FinishReason::Stop));
+        let pool = engine.pool();
+        assert!(engine.stop());
+        assert_eq!(pool.counts().referenced, 0);
+    }
+}
+
+#[test]
+fn without_grammars_a_sequence_with_one_is_refused() {
+    let engine = serve(false, false);
+    let (sender, _events) = channel();
+    let refused = engine.submit(request(1, lark("rising")), Run::Full, Box::new(Sink(sender))).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("this model has no grammars"), "{refused}");
+}

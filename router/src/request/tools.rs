@@ -1,0 +1,92 @@
+//! Tools that an answer may call.
+
+use baton_text::answer::CallFormat;
+use baton_types::{CallGrammar, CallsGrammar, ErrorKind, Grammar, RequestError, TokenId};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// The tools of a request. At least one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tools {
+    pub(crate) list: Arc<Vec<Tool>>,
+    pub(crate) choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub(crate) is_parallel: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tool {
+    pub(crate) name: String,
+    /// JSON Schema of its arguments.
+    pub(crate) schema: Value,
+    /// Whether what cannot be enforced of the schema is refused, where calls are enforced.
+    pub(crate) is_strict: bool,
+    /// All of it, for the template.
+    pub(crate) spec: Value,
+}
+
+/// Whether tools are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    None,
+    /// As the model likes.
+    Auto,
+    /// The answer is calls.
+    Required,
+    /// The answer is a call of this tool.
+    Named(String),
+}
+
+impl Tools {
+    /// Names of all tools.
+    pub(crate) fn names(&self) -> Arc<[String]> {
+        self.list.iter().map(|tool| tool.name.clone()).collect()
+    }
+
+    /// The list for the template.
+    pub(crate) fn for_template(&self) -> Value {
+        Value::Array(self.list.iter().map(|tool| tool.spec.clone()).collect())
+    }
+
+    /// What an answer that must call matches, in the model's notation; `None` if the model may choose. `token_id` finds control tokens.
+    ///
+    /// # Errors
+    /// If the notation's control token is not among the model's.
+    pub(crate) fn grammar(
+        &self,
+        format: CallFormat,
+        token_id: impl Fn(&str) -> Option<TokenId>,
+    ) -> Result<Option<Grammar>, RequestError> {
+        let (only, is_one) = match &self.choice {
+            ToolChoice::None | ToolChoice::Auto => return Ok(None),
+            ToolChoice::Required => (None, !self.is_parallel),
+            ToolChoice::Named(name) => (Some(name), true),
+        };
+        let open_token = match format.opening_token() {
+            Some(token) => Some(token_id(token).ok_or_else(|| {
+                RequestError::new(
+                    ErrorKind::Unsupported,
+                    format!("this model has no token {token}, so no call can be required"),
+                )
+            })?),
+            None => None,
+        };
+        let called = self.list.iter().filter(|tool| only.is_none_or(|only| *only == tool.name));
+        let call = |tool: &Tool| {
+            let (open, close) = format.around_arguments(&tool.name);
+            let mut schema = tool.schema.clone();
+            if let (false, Value::Object(schema)) = (tool.is_strict, &mut schema) {
+                schema.entry("x-guidance").or_insert_with(|| serde_json::json!({"lenient": true}));
+            }
+            CallGrammar { open, schema: schema.to_string(), close }
+        };
+        let (open, separator, close) = format.around_calls();
+        Ok(Some(Grammar::Calls(CallsGrammar {
+            open_token,
+            open: open.into(),
+            calls: called.map(call).collect(),
+            separator: (!is_one).then(|| separator.into()),
+            close: close.into(),
+        })))
+    }
+}

@@ -1,0 +1,71 @@
+"""Talks with a cluster through LangChain. Argument: base URL."""
+
+import json
+import sys
+import typing
+
+import pydantic
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+MODEL = "smollm2-135m-instruct"
+
+
+class Person(pydantic.BaseModel):
+    """A person."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=1, le=99)
+    trade: typing.Literal["farmer", "baker"]
+
+
+@tool
+def weather(city: typing.Literal["Paris", "Rome"], days: int) -> str:
+    """Weather of the next days."""
+    return f"{days} days of rain in {city}"
+
+
+def structured(model):
+    for method in ("json_schema", "function_calling"):
+        for strict in (None, True):
+            bound = model.with_structured_output(Person, method=method, strict=strict)
+            person = bound.invoke("Invent a person.")
+            assert isinstance(person, Person), (method, person)
+    # This method promises JSON, of any form.
+    raw = model.with_structured_output(Person, method="json_mode", include_raw=True).invoke("Invent a person as JSON.")
+    assert raw["raw"].response_metadata["finish_reason"] != "stop" or isinstance(json.loads(raw["raw"].content), dict), raw
+
+
+def tools(model):
+    bound = model.bind_tools([weather], tool_choice="weather")
+    asked = [SystemMessage("Be brief."), HumanMessage("Weather in Rome?")]
+    answer = bound.invoke(asked)
+    (call,) = answer.tool_calls
+    assert call["name"] == "weather" and not answer.invalid_tool_calls, answer
+    streamed = None
+    for chunk in bound.stream(asked):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])], streamed
+    result = ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])
+    after = model.bind_tools([weather]).invoke([*asked, answer, result])
+    assert after.usage_metadata["input_tokens"] > answer.usage_metadata["input_tokens"], after
+
+
+def batches(model):
+    texts = [answer.content for answer in model.batch(["Say hello.", "Say goodbye.", "Count to three."])]
+    assert len(texts) == 3 and all(texts), texts
+    pieces = [chunk.content for chunk in model.stream("Say hello.")]
+    assert len(pieces) > 1 and "".join(pieces) == texts[0], pieces
+
+
+def main():
+    settings = {"base_url": sys.argv[1], "api_key": "unused", "max_retries": 0, "timeout": 120, "seed": 1}
+    model = ChatOpenAI(model=MODEL, temperature=0, max_tokens=200, **settings)
+    for check in (structured, tools, batches):
+        check(model)
+        print(f"langchain {check.__name__}: ok", flush=True)
+
+
+main()

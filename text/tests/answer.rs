@@ -1,0 +1,139 @@
+//! Parts of answers, in any pieces.
+
+use baton_text::answer::{AnswerFormat, AnswerParser, Call, CallFormat, Part};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const HERMES: AnswerFormat = AnswerFormat { calls: CallFormat::Hermes, shows_tools: true, reasons: true };
+const LLAMA: AnswerFormat = AnswerFormat { calls: CallFormat::Llama, shows_tools: true, reasons: false };
+const MISTRAL: AnswerFormat = AnswerFormat { calls: CallFormat::Mistral, shows_tools: true, reasons: false };
+
+fn parser(format: AnswerFormat, prompt: &str) -> AnswerParser {
+    AnswerParser::new(format, Arc::from(["get".to_owned(), "put".to_owned()]), prompt)
+}
+
+/// Neighbours of one kind as one part, and whether there were calls.
+fn parts(mut parser: AnswerParser, pieces: &[&str]) -> (Vec<Part>, bool) {
+    let mut all: Vec<Part> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    all.extend(parser.finish());
+    let mut joined: Vec<Part> = Vec::new();
+    for part in all {
+        match (joined.last_mut(), part) {
+            (Some(Part::Content(text)), Part::Content(more)) | (Some(Part::Reasoning(text)), Part::Reasoning(more)) => {
+                text.push_str(&more);
+            }
+            (_, part) => joined.push(part),
+        }
+    }
+    (joined, parser.has_calls())
+}
+
+fn content(text: &str) -> Part {
+    Part::Content(text.into())
+}
+
+fn call(name: &str, arguments: &str) -> Part {
+    Part::Call(Call { name: name.into(), arguments: arguments.into() })
+}
+
+#[track_caller]
+fn check(format: AnswerFormat, prompt: &str, text: &str, expected: &[Part]) {
+    let characters: Vec<&str> = text.split_inclusive(|_| true).collect();
+    for pieces in [&[text][..], &characters] {
+        let (parts, has_calls) = parts(parser(format, prompt), pieces);
+        assert_eq!(parts, expected, "{text:?}");
+        assert_eq!(has_calls, parts.iter().any(|part| matches!(part, Part::Call(_))));
+    }
+}
+
+#[test]
+fn hermes() {
+    let one = "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": [1, \"}\"]}}\n</tool_call>";
+    let get = || call("get", "{\"a\": [1, \"}\"]}");
+    check(HERMES, "", one, &[get()]);
+    check(HERMES, "", &format!("\n {one}\n{one} \n"), &[get(), get()]);
+    check(HERMES, "", &format!("Let me see.\n{one}\nSo."), &[content("Let me see.\n"), get(), content("So.")]);
+    check(HERMES, "", "a < b <tool", &[content("a < b <tool")]);
+    check(HERMES, "", "\n\nplain \n", &[content("\n\nplain \n")]);
+    check(HERMES, "", " \n", &[]);
+    let text = "<tool_call>{\"name\": \"get\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>";
+    check(HERMES, "", text, &[call("get", "{\"a\": 1}")]);
+    for no_call in [
+        "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"get\", \"arguments\": [1]}</tool_call> and more",
+        "<tool_call>{\"name\": \"get\"}</tool_call>",
+        "<tool_call>get</tool_call>",
+        "<tool_call>\n{\"name\": \"get\", \"argum",
+    ] {
+        check(HERMES, "", no_call, &[content(no_call)]);
+    }
+}
+
+#[test]
+fn reasoning() {
+    let thought = |text: &str| Part::Reasoning(text.into());
+    check(HERMES, "", "<think>\na </thin\n</think>\n\nb", &[thought("\na </thin\n"), content("b")]);
+    check(HERMES, "<assistant>\n<think>\n", "a</think>b", &[thought("a"), content("b")]);
+    check(HERMES, "<think>\n\n</think>\n\n", "b </think>", &[content("b </think>")]);
+    check(HERMES, "", "<think>cut off", &[thought("cut off")]);
+    check(HERMES, "", "<thin", &[content("<thin")]);
+    check(HERMES, "", "b <think>a</think>", &[content("b <think>a</think>")]);
+    let calls = "<think>a</think>\n<tool_call>{\"name\": \"put\", \"arguments\": {}}</tool_call>";
+    check(HERMES, "", calls, &[thought("a"), call("put", "{}")]);
+    check(MISTRAL, "<think>", "<think>a</think>", &[content("<think>a</think>")]);
+}
+
+#[test]
+fn llama() {
+    check(LLAMA, "", "{\"name\": \"get\", \"parameters\": {\"a\": \";\"}}", &[call("get", "{\"a\": \";\"}")]);
+    let two = "{\"name\": \"get\", \"parameters\": {}}; {\"name\": \"put\", \"parameters\": {\"x\": 1}}\n";
+    check(LLAMA, "", two, &[call("get", "{}"), call("put", "{\"x\": 1}")]);
+    for no_call in
+        ["{\"a\": 1}", "{\"name\": \"get\", \"parameters\": {}} so", "Hi {\"name\": \"get\", \"parameters\": {}}", "{"]
+    {
+        check(LLAMA, "", no_call, &[content(no_call)]);
+    }
+}
+
+#[test]
+fn mistral() {
+    let calls = "[TOOL_CALLS] [{\"name\": \"get\", \"arguments\": {}}, {\"name\": \"put\", \"arguments\": {\"x\": 1}, \"id\": \"a\"}]";
+    check(MISTRAL, "", calls, &[call("get", "{}"), call("put", "{\"x\": 1}")]);
+    check(MISTRAL, "", &format!("So: {calls}"), &[content("So: "), call("get", "{}"), call("put", "{\"x\": 1}")]);
+    for no_call in ["[TOOL_CALLS] []", "[TOOL_CALLS] [{\"name\": \"get\"", "[TOOL"] {
+        check(MISTRAL, "", no_call, &[content(no_call)]);
+    }
+}
+
+#[test]
+fn without_tools_an_answer_is_plain() {
+    let none: Arc<[String]> = Arc::from([]);
+    assert!(AnswerParser::new(LLAMA, none.clone(), "").is_plain());
+    assert!(!AnswerParser::new(HERMES, none, "").is_plain(), "it may reason");
+    assert!(!parser(LLAMA, "").is_plain());
+}
+
+proptest! {
+    #[test]
+    fn pieces_do_not_matter(
+        format in prop::sample::select(vec![HERMES, LLAMA, MISTRAL]),
+        prompt in prop::sample::select(vec!["", "<think>\n"]),
+        words in prop::collection::vec(prop::sample::select(vec![
+            "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", " ", "\n", "a", "é", "<", "{", "}", ";",
+            "{\"name\": \"get\", \"arguments\": {}}", "{\"name\": \"put\", \"parameters\": {}}", "[{\"name\": \"get\", \"arguments\": {}}]",
+        ]), 0..9),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let text: String = words.concat();
+        let mut at: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+        at.extend([0, text.len()]);
+        at.sort_unstable();
+        let pieces: Vec<&str> = at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        let (whole, _) = parts(parser(format, prompt), &[&text]);
+        prop_assert_eq!(&parts(parser(format, prompt), &pieces).0, &whole);
+        let calls = whole.iter().filter_map(|part| if let Part::Call(call) = part { Some(call) } else { None });
+        for call in calls {
+            prop_assert!(serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&call.arguments).is_ok());
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What the text of an answer must match.
+
+use crate::TokenId;
+use serde::{Deserialize, Serialize};
+
+/// What the text of an answer must match, whole. Tokens that would leave it are not drawn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grammar {
+    /// A JSON value of this schema, itself JSON.
+    JsonSchema(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A regular expression, without anchors.
+    Regex(String),
+    /// A context-free grammar in a variant of Lark's syntax, with a rule `start`.
+    Lark(String),
+    /// Calls of tools, and nothing else.
+    Calls(CallsGrammar),
+}
+
+/// Calls of tools in a model's notation: `open`, then calls with `separator` between them, then `close`.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallsGrammar {
+    /// A control token before all else.
+    pub open_token: Option<TokenId>,
+    pub open: String,
+    /// One of these, again and again.
+    pub calls: Vec<CallGrammar>,
+    /// Between two calls; `None`: there is one call.
+    pub separator: Option<String>,
+    pub close: String,
+}
+
+/// A call of one tool.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallGrammar {
+    pub open: String,
+    /// JSON Schema of the arguments.
+    pub schema: String,
+    pub close: String,
+}
+
+/// A grammar that is too large, or empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} must have {expected}, got {got}")]
+pub struct GrammarSizeError {
+    what: &'static str,
+    expected: String,
+    got: usize,
+}
+
+impl Grammar {
+    /// Most bytes of a schema, and of all choices. A chain of references takes stack and time by its length.
+    pub const SCHEMA_BYTES_MAX: usize = 64 << 10;
+    /// Most bytes of a regular expression, of a Lark grammar, and of all patterns of a schema: what they take grows with the square of
+    /// their length. 8 KiB of optional letters take 0.15 s and 70 MB.
+    pub const PATTERN_BYTES_MAX: usize = 8 << 10;
+    /// Most choices.
+    pub const CHOICES_MAX: usize = 4096;
+    /// Most tools that may be called (OpenAI's limit).
+    pub const CALLS_MAX: usize = 128;
+
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// What is too large, or empty.
+    pub fn check(&self) -> Result<(), GrammarSizeError> {
+        let check = |what, unit: &str, got: usize, max: usize| {
+            let expected = format!("1 to {max} {unit}");
+            if (1..=max).contains(&got) { Ok(()) } else { Err(GrammarSizeError { what, expected, got }) }
+        };
+        match self {
+            Self::JsonSchema(schema) => check("a JSON schema", "bytes", schema.len(), Self::SCHEMA_BYTES_MAX),
+            Self::Regex(regex) => check("a regular expression", "bytes", regex.len(), Self::PATTERN_BYTES_MAX),
+            Self::Lark(lark) => check("a Lark grammar", "bytes", lark.len(), Self::PATTERN_BYTES_MAX),
+            Self::Calls(CallsGrammar { open_token: _, open, calls, separator, close }) => {
+                check("calls", "tools", calls.len(), Self::CALLS_MAX)?;
+                let around = [open, close].into_iter().chain(separator).map(String::len).sum::<usize>();
+                let of = |call: &CallGrammar| call.open.len() + call.schema.len() + call.close.len();
+                let bytes = around + calls.iter().map(of).sum::<usize>();
+                check("all tools together", "bytes", bytes, Self::SCHEMA_BYTES_MAX)
+            }
+            Self::Choice(choices) => {
+                check("a choice", "texts", choices.len(), Self::CHOICES_MAX)?;
+                check("a text to choose", "bytes", choices.iter().map(String::len).min().unwrap_or(0), usize::MAX)?;
+                let bytes = choices.iter().map(String::len).sum();
+                check("all texts to choose together", "bytes", bytes, Self::SCHEMA_BYTES_MAX)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_bounds() {
+        let long = |bytes: usize| "x".repeat(bytes);
+        let calls = |count: usize, bytes: usize| {
+            let call = CallGrammar { open: long(1), schema: long(bytes), close: long(1) };
+            let calls = vec![call; count];
+            Grammar::Calls(CallsGrammar { open_token: None, open: long(1), calls, separator: None, close: long(1) })
+        };
+        let fits = [
+            Grammar::JsonSchema(long(Grammar::SCHEMA_BYTES_MAX)),
+            Grammar::Regex(long(Grammar::PATTERN_BYTES_MAX)),
+            Grammar::Lark(long(1)),
+            Grammar::Choice(vec![long(1); Grammar::CHOICES_MAX]),
+            calls(Grammar::CALLS_MAX, 1),
+        ];
+        let fits_not = [
+            Grammar::JsonSchema(long(Grammar::SCHEMA_BYTES_MAX + 1)),
+            Grammar::JsonSchema(String::new()),
+            Grammar::Regex(long(Grammar::PATTERN_BYTES_MAX + 1)),
+            Grammar::Lark(long(Grammar::PATTERN_BYTES_MAX + 1)),
+            Grammar::Choice(vec![]),
+            Grammar::Choice(vec![long(1), String::new()]),
+            Grammar::Choice(vec![long(1); Grammar::CHOICES_MAX + 1]),
+            Grammar::Choice(vec![long(Grammar::SCHEMA_BYTES_MAX), long(1)]),
+            calls(0, 1),
+            calls(Grammar::CALLS_MAX + 1, 1),
+            calls(2, Grammar::SCHEMA_BYTES_MAX / 2),
+        ];
+        fits.iter().for_each(|grammar| assert_eq!(grammar.check(), Ok(())));
+        fits_not.iter().for_each(|grammar| assert!(grammar.check().is_err(), "{grammar:.99?}"));
+    }
+}
