@@ -274,7 +274,9 @@ def deadline(client):
             messages=FRANCE, max_tokens=2000, extra_body={"ignore_eos": True}, **GREEDY
         )
     except openai.APIStatusError as late:
-        assert late.status_code == 504 and late.code == "deadline_exceeded", late
+        # Too late, or predicted to be.
+        predicted = late.status_code == 429 and "after the deadline" in str(late)
+        assert predicted or (late.status_code == 504 and late.code == "deadline_exceeded"), late
     else:
         raise AssertionError("2,000 tokens in 2 s")
 

@@ -13,6 +13,7 @@ use baton_kv_cache::PrefixHash;
 use baton_types::{CacheUse, ErrorKind, ModelCard, RequestError, SamplingParams, TokenId};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tracing::{Instrument, Span};
 
 /// A request after validation and tokenization. Its own `sampling` and `cache` are the resolved ones.
@@ -117,7 +118,7 @@ impl Core {
         let key = key.map(|key| key.id);
         let slots = self.admission.enter_all(request.samples, request.priority, key, request.share())?;
 
-        let model = self.served_model(&request).await?;
+        let model = self.served_model(&request.model, request.deadline).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());
         if model.text.is_none() && !request.stops.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
@@ -151,19 +152,29 @@ impl Core {
         Ok(Admitted { request, slots, quota })
     }
 
+    /// The tokens of a prompt that is not run, and the model that they are for.
+    pub(crate) async fn tokens_of(
+        &self,
+        model: &str,
+        prompt: Prompt,
+        deadline: Instant,
+    ) -> Result<(Vec<TokenId>, Arc<ServedModel>), RequestError> {
+        let model = self.served_model(model, deadline).await?;
+        let work = Work { prompt, grammar: None };
+        let (tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
+        Ok((tokens, model))
+    }
+
     /// The requested model. If no worker of it is ready, waits briefly: workers that were unreachable may return.
-    async fn served_model(&self, request: &Request) -> Result<Arc<ServedModel>, RequestError> {
-        let until = request.deadline.min(self.runtime.now() + self.limits.retry.ready_max);
+    pub(crate) async fn served_model(&self, name: &str, deadline: Instant) -> Result<Arc<ServedModel>, RequestError> {
+        let until = deadline.min(self.runtime.now() + self.limits.retry.ready_max);
         loop {
             let now = self.runtime.now();
-            match lookup(&self.workers.models(now), &request.model) {
+            match lookup(&self.workers.models(now), name) {
                 Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
-                Err(error)
-                    if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(&request.model, now) =>
-                {
+                Err(error) if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(name, now) => {
                     if now >= until {
-                        let message =
-                            format!("no decode worker of {:.256?} is ready to serve; try again later", request.model);
+                        let message = format!("no decode worker of {:.256?} is ready to serve; try again later", name);
                         return Err(RequestError::new(ErrorKind::Unavailable, message));
                     }
                 }

@@ -1,27 +1,23 @@
 //! The two generating endpoints.
 
-use super::body::{self, BodyError};
+use super::received::{Head, Received, receive};
 use super::{HttpState, error, headers, sse, whole};
 use crate::auth::Caller;
 use crate::config::READING_COSTS;
 use crate::flow::{Generation, Prepared};
 use crate::openai::{
-    AnswerHead, AnswerOptions, Common, Endpoint, Parts as AnswerParts, chat as chat_request,
-    completions as completions_request,
+    AnswerHead, AnswerOptions, Common, Endpoint, Parts, chat as chat_request, completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
 use crate::request::{Prompt, Request, Tools};
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use baton_node::intake::{Client, Hold};
+use baton_node::intake::Hold;
 use baton_text::answer::AnswerParser;
-use baton_types::{ErrorKind, RequestError, RequestId};
+use baton_types::{ErrorKind, RequestError};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
 
 type Call = axum::extract::Request;
@@ -41,69 +37,23 @@ const LONG_BODY_BYTES: usize = 256 << 10;
 /// kept and sent.
 const ID_COSTS: u64 = 25;
 
-/// The request without its body.
-struct Head {
-    id: RequestId,
-    caller: Caller,
-    /// The client whose shares its body and answer use.
-    client: Client,
-    headers: HeaderMap,
-    received: Instant,
-    deadline: Instant,
-}
-
 async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint) -> Response {
-    let received = state.core.runtime.now();
-    let (Parts { headers, extensions, .. }, body) = call.into_parts();
-    let (id, given) = headers::id(&headers);
-    let deadline = given.and_then(|()| headers::deadline(&headers, state.deadlines, received));
-    let response = match deadline {
-        _ if !headers::is_json(&headers) => {
-            let message = "the body must be JSON: set content-type: application/json";
-            error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
+    match receive(&state, caller, call).await {
+        Ok(received) => {
+            let id = received.head.id.clone();
+            headers::add_id(generate(&state, received, endpoint).await, &id)
         }
-        _ if !headers::is_plain(&headers) => {
-            let message = "the body must not be compressed: send it without content-encoding";
-            error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
-        }
-        Err(e) => error::response(&e),
-        Ok(deadline) => {
-            let client = caller.client(&extensions);
-            let head = Head { id: id.clone(), caller, client, headers, received, deadline };
-            answer_within(&state, body, endpoint, head).await
-        }
-    };
-    headers::add_id(response, &id)
-}
-
-/// The deadline counts from the first byte: a client that sends its body slowly waits no longer than one that gets no
-/// answer. The body's memory is held until it is tokenized.
-async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: Head) -> Response {
-    let mut hold = state.core.intake.hold(head.client.clone());
-    match body::read(body, state.body, head.received, head.deadline, &mut hold).await {
-        Ok(body) => generate(state, body, endpoint, head, hold).await,
-        Err(BodyError::TooLarge) => {
-            let message = format!("the body is over the limit of {} bytes", state.body.bytes_max);
-            error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
-        }
-        Err(BodyError::Full(full)) => error::response(&full.into()),
-        Err(BodyError::Slow) => {
-            let message = format!("the body was not complete within {:?}; send it faster", state.body.time_max);
-            error::plain(StatusCode::REQUEST_TIMEOUT, &message, "body_timeout")
-        }
-        Err(BodyError::Deadline) => {
-            let message = "the deadline passed before the whole body had come";
-            error::response(&RequestError::new(ErrorKind::DeadlineExceeded, message))
-        }
-        Err(BodyError::Unreadable) => {
-            error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body")
-        }
+        Err(refused) => refused,
     }
 }
 
 /// Parses a body as a request; a long one off the threads that serve connections. The hold then counts the parsed
 /// request instead of the body.
-async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Prompt, Common), Hold), RequestError> {
+pub(super) async fn parse(
+    body: Vec<u8>,
+    endpoint: Endpoint,
+    mut hold: Hold,
+) -> Result<((Prompt, Common), Hold), RequestError> {
     hold.set(body.len() as u64 * READING_COSTS)?;
     let long = body.len() > LONG_BODY_BYTES;
     let parse = move || {
@@ -124,7 +74,8 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
     tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 
-async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, head: Head, hold: Hold) -> Response {
+async fn generate(state: &HttpState, received: Received, endpoint: Endpoint) -> Response {
+    let Received { head, body, hold } = received;
     let ((prompt, common), hold) = match parse(body, endpoint, hold).await {
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),
@@ -189,7 +140,7 @@ fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
         let format = text.answer_format()?;
         let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
         let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
-        (!parser.is_plain()).then_some(AnswerParts { parser, format: format.calls })
+        (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
     });
     AnswerHead {
         endpoint,

@@ -7,7 +7,9 @@ mod error;
 mod generate;
 mod headers;
 mod models;
+mod received;
 mod sse;
+mod tokenize;
 mod whole;
 
 use crate::auth::Access;
@@ -48,6 +50,8 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
         .route_layer(from_fn_with_state(state.access.clone(), access::admit))

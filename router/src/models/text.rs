@@ -153,7 +153,17 @@ impl ModelText {
 
     /// The text of the last few tokens.
     pub(crate) fn tail(&self, tokens: &[TokenId]) -> String {
-        self.tokenizer.decode(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..], false)
+        self.decode(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..])
+    }
+
+    /// The text of tokens, control tokens included.
+    pub(crate) fn decode(&self, tokens: &[TokenId]) -> String {
+        self.tokenizer.decode(tokens, false)
+    }
+
+    /// A token as text to be shown alone.
+    pub(crate) fn token_text(&self, token: TokenId) -> String {
+        self.tokenizer.token_text(token)
     }
 
     /// Bytes of one token.

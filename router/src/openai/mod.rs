@@ -15,6 +15,7 @@ mod parts;
 pub(crate) mod serialize;
 mod shapes;
 pub(crate) mod stream;
+pub(crate) mod tokenize;
 mod tools;
 
 #[cfg(test)]

@@ -143,6 +143,30 @@ async fn unknown_fields_are_ignored_and_told_or_refused() {
 }
 
 #[tokio::test]
+async fn prompts_are_tokenized_and_tokens_shown() {
+    let cluster = Cluster::start(|_| ()).await;
+    let to = cluster.router.http_addr;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let ask = async |path: &str, body: Value| post(to, path, &body).await.json().await;
+    let told = ask("/tokenize", json!({"prompt": "Hi", "return_token_strs": true})).await;
+    assert_eq!((&told["tokens"], &told["token_strs"]), (&json!([72, 105]), &json!(["H", "i"])), "{told}");
+    assert!(told["count"] == 2 && told["max_model_len"].is_u64(), "{told}");
+    let told = ask("/tokenize", chat(json!({"tools": []}))).await;
+    let text = ask("/detokenize", json!({"model": "m", "tokens": told["tokens"]})).await;
+    assert!(text["prompt"].as_str().is_some_and(|text| text.starts_with("[user]hi")), "{text}");
+    for (path, body, param) in [
+        ("/tokenize", json!({}), "prompt"),
+        ("/tokenize", json!({"messages": []}), "messages"),
+        ("/tokenize", json!({"prompt": "x", "model": "other"}), "model"),
+        ("/detokenize", json!({"tokens": [999_999]}), "tokens"),
+    ] {
+        let error = ask(path, body).await["error"].take();
+        assert_eq!(error["param"], param, "{path} {error}");
+    }
+}
+
+#[tokio::test]
 async fn calls_of_tools_are_read_from_the_answer() {
     let cluster = Cluster::start(|_| ()).await;
     let knows = |record: &mut InstanceRecord| record.capabilities.push(grammar::REVISION.to_owned());

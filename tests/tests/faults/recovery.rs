@@ -6,7 +6,9 @@ use baton_engine::LogitObserver;
 use baton_kv_transfer::HoldPoint;
 use baton_node::{DrainConfig, Shutdown};
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_proto::v1::{
+    GenerateRequest, GenerateResponse, Grammar, PrefillPolicy, Sampling, Segment, TokenIds, grammar, segment::Kind,
+};
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
 use baton_tests::gates::Phase;
 use baton_tests::quiet::{QUIET_MAX, until_quiet, until_unreferenced};
@@ -41,14 +43,29 @@ fn quick() -> WorkerConfig {
 /// Token ids and the bits of their log-probabilities.
 type Tokens = Vec<(u32, u32)>;
 
-/// Greedy, or drawn with a seed and all penalties.
-fn sampling(drawn: bool) -> Sampling {
+/// How the tokens of an answer are chosen.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Greedy,
+    /// With a seed and all penalties.
+    Drawn,
+    /// The same, among the tokens that a grammar allows.
+    Formed,
+}
+
+const HOW: [How; 3] = [How::Greedy, How::Drawn, How::Formed];
+
+/// A form that no answer here comes to the end of, with a state that counts its letters.
+const FORM: &str = "([a-y]{3}-[0-9]{2,4} )+[a-z]{900}";
+
+fn sampling(how: How) -> Sampling {
     let common =
         Sampling { max_tokens: Some(ANSWER_TOKENS), ignore_eos: true, logprobs: Some(0), ..Default::default() };
-    if !drawn {
+    if let How::Greedy = how {
         return Sampling { temperature: Some(0.0), ..common };
     }
     Sampling {
+        ignore_eos: !matches!(how, How::Formed),
         temperature: Some(1.1),
         top_p: Some(0.97),
         presence_penalty: Some(0.4),
@@ -59,13 +76,14 @@ fn sampling(drawn: bool) -> Sampling {
     }
 }
 
-fn request(id: &str, drawn: bool, policy: PrefillPolicy) -> GenerateRequest {
+fn request(id: &str, how: How, policy: PrefillPolicy) -> GenerateRequest {
     let ids = (0..PROMPT_TOKENS).map(|i| (i * 31 % 251) as u32).collect();
     GenerateRequest {
         prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids })) }],
-        sampling: Some(sampling(drawn)),
+        sampling: Some(sampling(how)),
         request_id: id.into(),
         prefill_policy: policy.into(),
+        grammar: matches!(how, How::Formed).then(|| Grammar { kind: Some(grammar::Kind::Regex(FORM.into())) }),
         // Each goes the whole way: what is held is not to be cached.
         cache_salt: Some(id.into()),
         ..Default::default()
@@ -115,14 +133,14 @@ enum Held {
     Transfer(HoldPoint),
 }
 
-/// Stops the worker that serves a request in `phase`; both a greedy and a drawn request must end as if nothing had happened.
+/// Stops the worker that serves a request in `phase`; every kind of request must end as if nothing had happened.
 async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(ClusterSpec::new(2, 2, &quick())).await?;
     let client = cluster.client().await?;
-    for drawn in [false, true] {
-        let right = ask(&client, request(&format!("alone-{drawn}"), drawn, PrefillPolicy::Local)).await?;
+    for how in HOW {
+        let right = ask(&client, request(&format!("alone-{how:?}"), how, PrefillPolicy::Local)).await?;
         until_quiet(&cluster).await?;
-        let id = RequestId::try_new(format!("held-{drawn}"))?;
+        let id = RequestId::try_new(format!("held-{how:?}"))?;
         let phase = match at {
             Held::Engine(phase, looks) => {
                 cluster.gates.hold_later(id.clone(), phase, looks);
@@ -133,7 +151,7 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
                 Phase::Transfer
             }
         };
-        let (asking, held) = (client.clone(), request(id.as_str(), drawn, policy));
+        let (asking, held) = (client.clone(), request(id.as_str(), how, policy));
         let call = tokio::spawn(async move { ask(&asking, held).await });
         let deadline = Instant::now() + WAIT_MAX;
         while !cluster.gates.reached(&id, phase) {
@@ -155,7 +173,7 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
         };
         let stopped = tokio::spawn(stop(pool.remove(busy)));
         // Another worker comes in its place, under another name.
-        cluster.add(prefill_stops, &quick(), &format!("another-{drawn}")).await?;
+        cluster.add(prefill_stops, &quick(), &format!("another-{how:?}")).await?;
         cluster.gates.open();
         let got = call.await?.with_context(|| format!("{id} at {at:?}, prefill stops: {prefill_stops}"))?;
         ensure!(got == right, "{id} at {at:?}, prefill stops: {prefill_stops}: {got:?}, undisturbed {right:?}");
@@ -218,14 +236,14 @@ async fn an_engine_hangs(position: usize, policy: PrefillPolicy, prefill_hangs: 
     config.engine.step_ms_max = 3_000;
     let cluster = Cluster::start(ClusterSpec::new(2, 2, &config)).await?;
     let client = cluster.client().await?;
-    for drawn in [false, true] {
-        let right = ask(&client, request(&format!("alone-{drawn}"), drawn, PrefillPolicy::Local)).await?;
-        let id = format!("hangs-{drawn}");
+    for how in HOW {
+        let right = ask(&client, request(&format!("alone-{how:?}"), how, PrefillPolicy::Local)).await?;
+        let id = format!("hangs-{how:?}");
         let (release, released) = channel();
         let hang = Hang { request: id.clone(), position, released: Mutex::new(Some(released)) };
         let hang: Arc<dyn LogitObserver> = Arc::new(hang);
         cluster.workers().for_each(|w| w.loaded.engine.set_logit_observer(Some(hang.clone())));
-        let answer = timeout(WAIT_MAX, ask(&client, request(&id, drawn, policy))).await;
+        let answer = timeout(WAIT_MAX, ask(&client, request(&id, how, policy))).await;
         let got = answer.with_context(|| format!("{id} at {position} waits for an engine that hangs"))??;
         ensure!(got == right, "{id} at {position}: {got:?}, undisturbed {right:?}");
 
@@ -282,22 +300,27 @@ fn victim(program: &str, cluster: &Cluster) -> anyhow::Result<Service> {
     Service::start(program, &flags)
 }
 
-fn long(id: &str, drawn: bool) -> GenerateRequest {
-    let mut request = request(id, drawn, PrefillPolicy::Remote);
+fn long(id: &str, how: How) -> GenerateRequest {
+    let mut request = request(id, how, PrefillPolicy::Remote);
     request.sampling.as_mut().expect("requests here have one").max_tokens = Some(LONG_ANSWER_TOKENS);
     request
 }
 
-/// The undisturbed answers, greedy and drawn; waits until the cluster serves.
-async fn undisturbed(client: &InferenceClient<Channel>) -> anyhow::Result<[Tokens; 2]> {
+/// The undisturbed answers of each kind; waits until the cluster serves.
+async fn undisturbed(client: &InferenceClient<Channel>) -> anyhow::Result<Vec<Tokens>> {
     let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        match ask(client, long("alone-false", false)).await {
-            Ok(greedy) => return Ok([greedy, ask(client, long("alone-true", true)).await?]),
-            Err(error) => ensure!(Instant::now() < deadline, "the victim does not serve: {error:#}"),
+    let mut answers = Vec::new();
+    while answers.len() < HOW.len() {
+        let how = HOW[answers.len()];
+        match ask(client, long(&format!("alone-{how:?}"), how)).await {
+            Ok(answer) => answers.push(answer),
+            Err(error) => {
+                ensure!(Instant::now() < deadline, "the victim does not serve: {error:#}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    Ok(answers)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -316,8 +339,8 @@ async fn a_decode_process_stops(dies: bool) -> anyhow::Result<()> {
     let victim = victim("baton-decode-worker", &cluster)?;
     let right = undisturbed(&client).await?;
     let mut streams = Vec::new();
-    for drawn in [false, true] {
-        let mut stream = client.clone().generate(long(&format!("cut-{drawn}"), drawn)).await?.into_inner();
+    for how in HOW {
+        let mut stream = client.clone().generate(long(&format!("cut-{how:?}"), how)).await?.into_inner();
         let mut tokens = Tokens::new();
         while tokens.len() < 3 {
             take(&mut tokens, &stream.message().await?.context("more of the answer")?);
@@ -356,10 +379,10 @@ async fn a_prefill_process_stops(signal: &str) -> anyhow::Result<()> {
     let victim = victim("baton-prefill-worker", &cluster)?;
     let right = undisturbed(&client).await?;
     let mut streams = Vec::new();
-    for drawn in [false, true] {
-        let id = format!("cut-{drawn}");
+    for how in HOW {
+        let id = format!("cut-{how:?}");
         cluster.gates.hold_transfer(RequestId::try_new(&id)?, HoldPoint::Verify);
-        let mut stream = client.clone().generate(long(&id, drawn)).await?.into_inner();
+        let mut stream = client.clone().generate(long(&id, how)).await?.into_inner();
         let mut tokens = Tokens::new();
         take(&mut tokens, &stream.message().await?.context("the first token, from the prefill worker")?);
         streams.push((tokens, stream));
