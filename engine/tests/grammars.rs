@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-const MODEL: &str = "random:hidden=70,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=90,vocab=301,context=128,seed=5";
+const MODEL: &str = "random:hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=96,vocab=301,context=128,seed=5";
 const VOCAB: TokenId = 301;
 const END: TokenId = 300;
 const FOREVER: Duration = Duration::from_secs(120);
@@ -74,7 +74,15 @@ impl GrammarState for Risen {
     }
 }
 
-fn serve(lagging: bool, has_grammars: bool) -> EngineHandle {
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum On {
+    Cpu,
+    /// One step ahead of the tokens.
+    Lagging,
+}
+
+fn serve(on: On, has_grammars: bool) -> EngineHandle {
     let source = RandomModel::parse(MODEL).unwrap();
     let config = EngineConfig {
         model_len_max: source.spec().context,
@@ -84,8 +92,11 @@ fn serve(lagging: bool, has_grammars: bool) -> EngineHandle {
         end_tokens: vec![END],
         ..EngineConfig::default()
     };
-    let cpu = CpuDevice::new(CpuConfig::default()).unwrap();
-    let device: Arc<dyn Device> = if lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
+    let cpu = || CpuDevice::new(CpuConfig::default()).unwrap();
+    let device: Arc<dyn Device> = match on {
+        On::Cpu => cpu(),
+        On::Lagging => Lagging::new(cpu(), LagConfig::default()),
+    };
     let model = Model::load(&source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
     // Too few for all sequences of a test at their full length: some are preempted.
     let map = KvPoolMap::try_new(model.layout(16).unwrap(), 12).unwrap();
@@ -154,19 +165,18 @@ fn rises(answer: &Answer) -> bool {
 
 #[test]
 fn every_token_is_allowed_and_the_bits_are_those_of_a_sequence_alone() {
-    let alone: Vec<Answer> = (0..6)
-        .map(|seed| {
-            let (answer, end) = finish(&submit(&serve(false, true), request(seed, lark("rising"))));
-            assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{answer:?} {end:?}");
-            answer
-        })
-        .collect();
-    for lagging in [false, true] {
-        let engine = serve(lagging, true);
+    let alone = |seed| {
+        let (answer, end) = finish(&submit(&serve(On::Cpu, true), request(seed, lark("rising"))));
+        assert!(rises(&answer) && end == Ok(FinishReason::Stop), "{answer:?} {end:?}");
+        answer
+    };
+    let alone: Vec<Answer> = (0..6).map(alone).collect();
+    for on in [On::Cpu, On::Lagging] {
+        let engine = serve(on, true);
         let free = submit(&engine, SequenceRequest { priority: 1, ..request(9, None) });
         let running: Vec<_> = (0..6).map(|seed| submit(&engine, request(seed, lark("slow")))).collect();
         for (events, alone) in running.iter().zip(&alone) {
-            assert_eq!(finish(events).0, *alone, "lagging {lagging}");
+            assert_eq!(finish(events).0, *alone, "{on:?}");
         }
         assert!(!rises(&finish(&free).0), "a sequence without one is free");
         assert!(engine.load().preemptions > 0);
@@ -174,15 +184,15 @@ fn every_token_is_allowed_and_the_bits_are_those_of_a_sequence_alone() {
         for at in [1, 2, alone[3].len() - 2] {
             let mut continued = request(3, lark("rising"));
             continued.tokens.extend(alone[3][..at].iter().map(|(token, _)| token));
-            assert_eq!(finish(&submit(&engine, continued)).0, alone[3][at..], "from {at}, lagging {lagging}");
+            assert_eq!(finish(&submit(&engine, continued)).0, alone[3][at..], "from {at}, {on:?}");
         }
     }
 }
 
 #[test]
 fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
-    for lagging in [false, true] {
-        let engine = serve(lagging, true);
+    for on in [On::Cpu, On::Lagging] {
+        let engine = serve(on, true);
         let mut asked = request(0, lark("rising"));
         (asked.sampling.min_tokens, asked.sampling.logit_bias) = (85, vec![(END, 100.0)]);
         let (answer, end) = finish(&submit(&engine, asked.clone()));
@@ -197,8 +207,8 @@ fn min_tokens_counts_where_the_grammar_leaves_a_choice() {
 
 #[test]
 fn a_grammar_that_fails_fails_its_sequence_alone() {
-    for lagging in [false, true] {
-        let engine = serve(lagging, true);
+    for on in [On::Cpu, On::Lagging] {
+        let engine = serve(on, true);
         let fine = submit(&engine, request(1, lark("rising")));
         let failed = |grammar| {
             let (answer, end) = finish(&submit(&engine, request(2, grammar)));
@@ -224,7 +234,7 @@ fn a_grammar_that_fails_fails_its_sequence_alone() {
 
 #[test]
 fn without_grammars_a_sequence_with_one_is_refused() {
-    let engine = serve(false, false);
+    let engine = serve(On::Cpu, false);
     let (sender, _events) = channel();
     let refused = engine.submit(request(1, lark("rising")), Run::Full, Box::new(Sink(sender))).map(drop).unwrap_err();
     assert!(refused.to_string().contains("this model has no grammars"), "{refused}");

@@ -11,8 +11,8 @@ use crate::tokenizer::vocab::Vocab;
 pub struct Detokenizer {
     vocab: Arc<Vocab>,
     skip_special: bool,
-    /// A special token that is not skipped.
-    shown: Option<TokenId>,
+    /// Special tokens that are not skipped.
+    shown: Arc<[TokenId]>,
     /// The first bytes of an incomplete character.
     partial: Vec<u8>,
     drop_space: bool,
@@ -21,20 +21,20 @@ pub struct Detokenizer {
 impl Detokenizer {
     pub(crate) fn new(vocab: Arc<Vocab>, skip_special: bool) -> Self {
         let drop_space = vocab.drops_leading_space;
-        Self { vocab, skip_special, shown: None, partial: Vec::new(), drop_space }
+        Self { vocab, skip_special, shown: Arc::default(), partial: Vec::new(), drop_space }
     }
 
-    /// Leaves this special token in the text.
+    /// Leaves these special tokens in the text.
     #[must_use]
-    pub fn showing(mut self, token: Option<TokenId>) -> Self {
-        self.shown = token;
+    pub fn showing(mut self, tokens: Arc<[TokenId]>) -> Self {
+        self.shown = tokens;
         self
     }
 
     /// Takes a token; returns the text that it completes. Bytes that cannot become a character become U+FFFD; ids
     /// outside the vocabulary add nothing.
     pub fn push(&mut self, token: TokenId) -> Option<String> {
-        if self.skip_special && self.vocab.is_special(token) && self.shown != Some(token) {
+        if self.skip_special && self.vocab.is_special(token) && !self.shown.contains(&token) {
             return None;
         }
         self.partial.extend_from_slice(self.vocab.bytes(token)?);

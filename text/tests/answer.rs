@@ -53,6 +53,8 @@ fn hermes() {
     check(HERMES, "", one, &[get()]);
     check(HERMES, "", &format!("\n {one}\n{one} \n"), &[get(), get()]);
     check(HERMES, "", &format!("Let me see.\n{one}\nSo."), &[content("Let me see.\n"), get(), content("So.")]);
+    let inside = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"</tool_call>\"}}</tool_call>";
+    check(HERMES, "", inside, &[call("get", "{\"a\": \"</tool_call>\"}")]);
     check(HERMES, "", "a < b <tool", &[content("a < b <tool")]);
     check(HERMES, "", "\n\nplain \n", &[content("\n\nplain \n")]);
     check(HERMES, "", " \n", &[]);

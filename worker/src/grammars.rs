@@ -4,7 +4,7 @@ use baton_engine::{GrammarState, Grammars};
 use baton_kernels::sampling::TokenSet;
 use baton_text::TextError;
 use baton_text::grammar::{self, CompiledGrammar, GrammarCompiler};
-use baton_types::{ErrorKind, Grammar, RequestError, TokenId};
+use baton_types::{Grammar, RequestError, TokenId};
 use parking_lot::Mutex;
 
 /// Compiled grammars that are kept, since clients send the same ones again. Each may take some ten MB.
@@ -31,6 +31,7 @@ impl ModelGrammars {
                 drop(recent);
                 let compiled = self.compiler.compile(grammar)?;
                 recent = self.recent.lock();
+                recent.retain(|(known, _)| known != grammar);
                 (grammar.clone(), compiled)
             }
         };
@@ -45,8 +46,7 @@ impl ModelGrammars {
 impl Grammars for ModelGrammars {
     fn start(&self, grammar: &Grammar, answer: &[TokenId]) -> Result<Box<dyn GrammarState>, RequestError> {
         let mut state = self.compiled(grammar)?.start();
-        // Tokens that were drawn by this grammar.
-        state.advance(answer).map_err(|error| RequestError::new(ErrorKind::Internal, error.to_string()))?;
+        state.advance(answer)?;
         Ok(Box::new(Following(state)))
     }
 }

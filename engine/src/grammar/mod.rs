@@ -86,7 +86,7 @@ impl SequenceGrammar {
         let work = Arc::new(Work { state: Mutex::default(), failed: OnceLock::new(), without_ends, ends_from });
         let mut sequence = Self { work, threads, masks: VecDeque::new(), position };
         let answer = answer.to_vec();
-        sequence.enqueue(move |state| {
+        sequence.enqueue(true, move |state| {
             *state = Some(grammars.start(&grammar, &answer)?);
             Ok(())
         });
@@ -106,7 +106,7 @@ impl SequenceGrammar {
     pub(crate) fn advance(&mut self, token: TokenId) {
         self.position += 1;
         self.masks.pop_front();
-        self.enqueue(move |state| state.as_mut().map_or(Ok(()), |state| state.advance(token)));
+        self.enqueue(false, move |state| state.as_mut().map_or(Ok(()), |state| state.advance(token)));
     }
 
     /// Why its last token cannot be trusted, if it cannot.
@@ -114,20 +114,26 @@ impl SequenceGrammar {
         self.work.failed.get()
     }
 
-    /// Has a thread change the state and fill the mask of the next position.
+    /// Has a thread change the state and fill the mask of the next position. What `starts` may take longer.
     fn enqueue(
         &mut self,
+        starts: bool,
         change: impl FnOnce(&mut Option<Box<dyn GrammarState>>) -> Result<(), RequestError> + Send + 'static,
     ) {
         let (position, mask) = (self.position, self.mask(self.position));
-        let (work, promised) = (self.work.clone(), mask.clone());
-        let is_taken = self.threads.run(Box::new(move || {
-            let allowed = catch_unwind(AssertUnwindSafe(|| work.allowed(position, change)));
-            // The panic hook has reported a panic.
-            let allowed =
-                allowed.unwrap_or_else(|_| work.fail(RequestError::new(ErrorKind::Internal, "its grammar panicked")));
-            promised.fill(Arc::new(allowed));
-        }));
+        let (work, promised) = (Arc::downgrade(&self.work), mask.clone());
+        let is_taken = self.threads.run(
+            starts,
+            Box::new(move || {
+                // Nobody waits for the mask of a sequence that has ended.
+                let Some(work) = work.upgrade() else { return };
+                let allowed = catch_unwind(AssertUnwindSafe(|| work.allowed(position, change)));
+                // The panic hook has reported a panic.
+                let allowed = allowed
+                    .unwrap_or_else(|_| work.fail(RequestError::new(ErrorKind::Internal, "its grammar panicked")));
+                promised.fill(Arc::new(allowed));
+            }),
+        );
         if let Err(error) = is_taken {
             mask.fill(Arc::new(self.work.fail(error)));
         }

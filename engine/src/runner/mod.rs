@@ -75,6 +75,11 @@ pub(crate) struct Runner<M> {
     expires_at: Option<Instant>,
 }
 
+fn common<'a>(shared: &'a Shared, mask_threads: &'a MaskThreads) -> Common<'a> {
+    let grammars = shared.grammars.read().clone();
+    Common { vocab: shared.vocab, end_tokens: &shared.config.end_tokens, grammars, mask_threads }
+}
+
 /// Sinks and gates as of one instant.
 struct Now<'a> {
     sequences: &'a BTreeMap<SequenceKey, Sequence>,
@@ -117,9 +122,7 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
-        // Waiting sequences too, of which several tenants may have twice as many.
-        let sequences_max = shared.config.running_max + 2 * shared.config.waiting_max;
-        let mask_threads = MaskThreads::new(sequences_max);
+        let mask_threads = MaskThreads::new(shared.config.running_max);
         Self {
             model,
             shared,
@@ -254,13 +257,8 @@ impl<M: StepModel> Runner<M> {
 
     fn accept(&mut self, submission: Submission) {
         let (key, counted) = (submission.key, is_counted(&submission.run));
-        let common = Common {
-            vocab: self.shared.vocab,
-            end_tokens: &self.shared.config.end_tokens,
-            grammars: self.shared.grammars.read().clone(),
-            mask_threads: &self.mask_threads,
-        };
-        let (sequence, arrival) = Sequence::new(submission, counted, common);
+        let common = common(&self.shared, &self.mask_threads);
+        let (sequence, arrival) = Sequence::new(submission, counted, &common);
         self.scheduler.add(key, arrival);
         self.sequences.insert(key, sequence);
     }

@@ -50,7 +50,7 @@ pub(super) struct Common<'a> {
 
 impl Sequence {
     /// The sequence, and its description for the scheduler.
-    pub(super) fn new(submission: Submission, counted: bool, common: Common<'_>) -> (Self, Arrival) {
+    pub(super) fn new(submission: Submission, counted: bool, common: &Common<'_>) -> (Self, Arrival) {
         let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
@@ -66,13 +66,9 @@ impl Sequence {
         let sampling = &request.sampling;
         let allowed = &sampling.allowed_token_ids;
         let allowed = (!allowed.is_empty()).then(|| Arc::new(allowed.iter().copied().collect()));
-        let Common { vocab, end_tokens, grammars, mask_threads } = common;
-        let all_but_ends = || TokenSet::all_but(vocab, sampling.ends(end_tokens));
-        let grammar = grammars.zip(sampling.grammar.clone()).map(|(grammars, grammar)| {
-            let asked = Asked { grammar, answer: &request.tokens[request.prompt_len..], position: len };
-            SequenceGrammar::new(grammars, asked, sampling.min_tokens, all_but_ends(), mask_threads.clone())
-        });
-        let without_ends = (sampling.min_tokens > 0 && grammar.is_none()).then(|| LateMask::known(all_but_ends()));
+        let all_but_ends = || TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens));
+        let has_grammar = sampling.grammar.is_some();
+        let without_ends = (sampling.min_tokens > 0 && !has_grammar).then(|| LateMask::known(all_but_ends()));
         let sequence = Self {
             request,
             sink,
@@ -84,7 +80,7 @@ impl Sequence {
             generated,
             allowed,
             without_ends,
-            grammar,
+            grammar: None,
             block_hashes,
             cancelled,
         };
@@ -116,6 +112,18 @@ impl Sequence {
             adapter: *adapter,
             ..Join::default()
         }
+    }
+
+    /// Starts its grammar, if it has one, with the first rows that are computed for it: those that wait hold none.
+    pub(super) fn start_grammar(&mut self, common: &Common<'_>) {
+        let SequenceRequest { tokens, prompt_len, sampling, .. } = &self.request;
+        let (None, Some(grammar), Some(grammars)) = (&self.grammar, &sampling.grammar, &common.grammars) else {
+            return;
+        };
+        let asked = Asked { grammar: grammar.clone(), answer: &tokens[*prompt_len..], position: tokens.len() };
+        let without_ends = TokenSet::all_but(common.vocab, sampling.ends(common.end_tokens));
+        let threads = common.mask_threads.clone();
+        self.grammar = Some(SequenceGrammar::new(grammars.clone(), asked, sampling.min_tokens, without_ends, threads));
     }
 
     /// Masks of a row that samples the token at `position`.

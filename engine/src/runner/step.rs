@@ -1,6 +1,6 @@
 //! One step: collect the batch, launch it, and once it is done send what it sampled.
 
-use super::Runner;
+use super::{Runner, common};
 use crate::api::{PrefillObserver, SequenceEvent};
 use crate::model::{ModelError, StepInput};
 use crate::scheduler::{Segment, SequenceKey};
@@ -112,6 +112,7 @@ impl<M: StepModel> Runner<M> {
     fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepInput {
         let mut step = StepInput::default();
         let returns_logits = self.shared.logits.read().is_some();
+        let common = common(&self.shared, &self.mask_threads);
         self.slots.tell_left(&mut step.deltas);
         for segment in segments {
             let (Some(sequence), Some(lease)) =
@@ -120,6 +121,7 @@ impl<M: StepModel> Runner<M> {
                 unreachable!("a planned sequence exists and holds blocks");
             };
             sequence.launched_at.get_or_insert(launched);
+            sequence.start_grammar(&common);
             let Segment { key, position, rows, samples, .. } = *segment;
             let slot = self.slots.place(key, lease.tables(), segments, &mut step.deltas, || sequence.join());
             // A token that is not known yet is what a launched step samples.

@@ -43,7 +43,7 @@ impl<'a> Answer<'a> {
             job,
             sample,
             out,
-            detokenizer: job.model.text.as_deref().map(|text| text.detokenizer(job.shown_token())),
+            detokenizer: job.model.text.as_deref().map(|text| text.detokenizer(job.marks())),
             stops: job.stops.clone(),
             first: None,
             last: None,

@@ -42,10 +42,11 @@ impl Prepared {
         &self.hashes
     }
 
-    /// The control token that opens calls of tools in the text of its answer.
-    pub(crate) fn shown_token(&self) -> Option<TokenId> {
-        let text = self.model.text.as_ref().filter(|_| self.tools.is_some())?;
-        text.token_id(text.answer_format()?.calls.opening_token()?)
+    /// Control tokens by which the parts of its answer are told apart: its text has them.
+    pub(crate) fn marks(&self) -> Arc<[TokenId]> {
+        let Some(text) = &self.model.text else { return Arc::default() };
+        let Some(format) = text.answer_format() else { return Arc::default() };
+        format.marks(self.tools.is_some()).filter_map(|mark| text.token_id(mark)).collect()
     }
 
     /// Name of the reason why its first attempt ran where it did.
@@ -84,12 +85,14 @@ fn check_ends(request: &Request, card: &ModelCard) -> Result<(), RequestError> {
 
 /// Binds an answer that must call tools to calls in the notation of its model.
 fn require_calls(parameters: &mut Parameters, model: &ServedModel) -> Result<(), RequestError> {
-    let Some(tools) = &parameters.tools else { return Ok(()) };
+    let Some(tools) = &mut parameters.tools else { return Ok(()) };
     // Without text or template the chat is refused as such.
     let Some((text, format)) = model.text.as_ref().and_then(|text| Some((text, text.answer_format()?))) else {
         return Ok(());
     };
-    if let Some(grammar) = tools.grammar(format.calls, |token| text.token_id(token))? {
+    let grammar = tools.grammar(format.calls, |token| text.token_id(token))?;
+    tools.keep_names();
+    if let Some(grammar) = grammar {
         parameters.sampling.grammar = Some(AskedGrammar { grammar: Arc::new(grammar), param: "tools" });
     }
     Ok(())

@@ -19,6 +19,8 @@ const CHAT_BYTES_MIN: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
+    /// Grammars that are checked at once. They have turns of their own: some take long, and prompts do not wait for them.
+    grammars: Arc<Semaphore>,
     memory: Memory,
 }
 
@@ -42,7 +44,8 @@ impl Tokenizing {
     /// As many at once as there are cores, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads: Arc::new(Semaphore::new(threads)), memory: Memory::new(memory_max) }
+        let grammars = Arc::new(Semaphore::new(threads.div_ceil(2)));
+        Self { threads: Arc::new(Semaphore::new(threads)), grammars, memory: Memory::new(memory_max) }
     }
 
     /// It waits for the memory first, so it does not hold a thread while it waits.
@@ -61,20 +64,30 @@ impl Tokenizing {
         deadline: Instant,
         mut slots: Vec<Slot>,
     ) -> Result<(Vec<TokenId>, Vec<Slot>), RequestError> {
-        let Work { mut prompt, mut grammar } = work;
+        let Work { mut prompt, grammar } = work;
         let Some(text) = &model.text else { return Ok((without_text(&prompt, grammar.as_ref())?, slots)) };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory.most() };
+        if let Some(asked) = grammar {
+            let turn = runtime.until(deadline, self.grammars.clone().acquire_owned()).await.ok_or_else(late)?;
+            let check = move || {
+                let _turn = turn;
+                (check_grammar(&asked), slots)
+            };
+            let checked = runtime.until(deadline, blocking(runtime, check)).await.ok_or_else(late)?;
+            let (checked, kept) = checked.ok_or_else(failed)?;
+            checked?;
+            slots = kept;
+        }
         let mut takes = text.takes(text_bytes(&prompt));
         loop {
             let turn = runtime.until(deadline, self.turn(takes)).await.ok_or_else(late)?;
-            let (text, asked) = (text.clone(), grammar.take());
+            let text = text.clone();
             let work = move || {
                 let _turn = turn;
-                let checked = asked.map_or(Ok(()), |asked| check_grammar(&asked));
-                (checked.and_then(|()| encode(&text, &prompt, bounds, takes)), prompt, slots)
+                (encode(&text, &prompt, bounds, takes), prompt, slots)
             };
             let encoded = runtime.until(deadline, blocking(runtime, work)).await.ok_or_else(late)?;
             let (encoded, same, kept) = encoded.ok_or_else(failed)?;

@@ -14,8 +14,8 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use baton_node::intake::Hold;
-use baton_text::answer::AnswerParser;
-use baton_types::{ErrorKind, RequestError};
+use baton_text::answer::{AnswerFormat, AnswerParser};
+use baton_types::{ErrorKind, Grammar, RequestError};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
@@ -62,9 +62,10 @@ pub(super) async fn parse(
             Endpoint::Completions => completions_request::parse(&body),
         }?;
         drop(body);
-        // It needs no more memory than parsing it.
-        let held = hold.bytes();
-        hold.set((parsed.0.bytes() + parsed.1.parameters.model.len() as u64).min(held))?;
+        // Its text needs no more memory than parsing it; the values of tools and calls do.
+        let (held, values) = (hold.bytes(), parsed.0.value_bytes());
+        let text = parsed.0.bytes() - values + parsed.1.parameters.model.len() as u64;
+        hold.set(text.min(held) + values)?;
         Ok((parsed, hold))
     };
     if !long {
@@ -139,6 +140,12 @@ fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
     let parts = text.as_ref().filter(|_| endpoint == Endpoint::Chat).and_then(|text| {
         let format = text.answer_format()?;
         let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
+        // A form begins with the first token, without reasoning. One that is not calls has none.
+        let (format, tools) = match request.sampling.grammar.as_deref() {
+            None => (format, tools),
+            Some(Grammar::Calls(_)) => (AnswerFormat { reasons: false, ..format }, tools),
+            Some(_) => return None,
+        };
         let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
         (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
     });

@@ -6,6 +6,7 @@ use baton_text::chat::describe_tools;
 use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Bytes of memory that a byte of text takes while it is tokenized: at most on the fast path, and by the library
@@ -136,8 +137,8 @@ impl ModelText {
         Ok(())
     }
 
-    /// A detokenizer for one answer. `shown` is the control token that its text has all the same.
-    pub(crate) fn detokenizer(&self, shown: Option<TokenId>) -> Detokenizer {
+    /// A detokenizer for one answer. `shown` are control tokens that its text has all the same.
+    pub(crate) fn detokenizer(&self, shown: Arc<[TokenId]>) -> Detokenizer {
         self.tokenizer.detokenizer(true).showing(shown)
     }
 

@@ -109,7 +109,8 @@ impl AnswerHead {
     pub(crate) fn bytes_of(&self, delta: &Delta) -> u64 {
         let logprobs = self.logprobs(delta, 0);
         let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);
-        let times = if self.parts.is_some() { PARTS_TIMES } else { 1 };
+        let may_call = self.parts.as_ref().is_some_and(|parts| parts.parser.may_call());
+        let times = if may_call { PARTS_TIMES } else { 1 };
         times * length(&delta.text).saturating_sub(QUOTES_BYTES)
             + logprobs.map_or(0, |logprobs| length(&logprobs))
             + offsets

@@ -13,8 +13,9 @@ pub(crate) struct Parts {
     pub(crate) format: CallFormat,
 }
 
-/// Digits of a call's id. Mistral's templates accept no other length.
+/// Digits of a call's id.
 const ID_DIGITS: usize = 24;
+/// Mistral's templates accept no other length.
 const MISTRAL_ID_DIGITS: usize = 9;
 
 impl Parts {

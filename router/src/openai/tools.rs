@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Most bytes of a tool's name (OpenAI's limit).
 const NAME_BYTES_MAX: usize = 64;
+/// Most bytes of the calls of one message: as answers have them, with a file in the arguments.
+const CALLS_BYTES_MAX: usize = 1 << 20;
 
 /// The tools of a request, if it has any that may be called.
 ///
@@ -99,7 +101,10 @@ fn tool_choice(value: &RawValue) -> Result<ToolChoice, RequestError> {
 /// The calls of an assistant's message, as templates expect them: with arguments as an object, not as its text.
 pub(super) fn tool_calls(param: &str, value: &RawValue) -> Result<Value, RequestError> {
     let shape = |what: &str| RequestError::invalid(param, format!("{param} {what}"));
-    let mut calls: Vec<Value> = json::read(value).map_err(|error| shape(&format!("must be a list: {error}")))?;
+    if value.get().len() > CALLS_BYTES_MAX {
+        return Err(shape(&format!("takes at most {CALLS_BYTES_MAX} bytes, got {}", value.get().len())));
+    }
+    let mut calls: Vec<Value> = serde_json::from_str(value.get()).map_err(|_| shape("must be a list of calls"))?;
     for call in &mut calls {
         let function = call.get_mut("function").and_then(Value::as_object_mut);
         let function = function.ok_or_else(|| shape("are {id, type, function: {name, arguments}}"))?;

@@ -46,7 +46,8 @@ impl Count {
         let message = |Message { role: _, content, extra }: &Message| {
             self.message + content.as_ref().map_or(0, text) + self.members(extra)
         };
-        let tools = tools.map_or(0, |tools| self.value(tools));
+        // A list of tools is kept in three forms.
+        let tools = tools.map_or(0, |tools| if self.message > 0 { 3 } else { 1 } * self.value(tools));
         messages.iter().map(message).sum::<usize>() + tools + self.members(template_kwargs)
     }
 
@@ -66,6 +67,14 @@ impl Count {
 }
 
 impl Prompt {
+    /// The part of [`Prompt::bytes`] for parsed JSON: tools, and what messages have besides their content.
+    pub(crate) fn value_bytes(&self) -> u64 {
+        let Self::Chat { messages, tools, .. } = self else { return 0 };
+        let extras: usize = messages.iter().map(|message| MEMORY.members(&message.extra)).sum();
+        // Tools are kept twice until the prompt is tokenized: for the template, and as schemas.
+        2 * (extras + 3 * tools.as_ref().map_or(0, |tools| MEMORY.value(tools))) as u64
+    }
+
     /// Approximate memory of the prompt, plus that of its intermediate forms during tokenization.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
@@ -126,14 +135,6 @@ mod tests {
             ("nested", with("tool_calls", serde_json::json!([{"function": {"arguments": [long()]}}]))),
             ("many", with("tool_calls", serde_json::json!(vec![0; LONG / 32]))),
             ("arguments of the template", Prompt::Chat { messages: vec![], tools: None, template_kwargs: kwargs }),
-            (
-                "tools",
-                Prompt::Chat {
-                    messages: vec![],
-                    tools: Some(serde_json::json!([long()])),
-                    template_kwargs: Map::new(),
-                },
-            ),
             ("segments", Prompt::Segments(vec![Segment::Text(String::new()); LONG / size_of::<Segment>()])),
             ("tokens", Prompt::Segments(vec![Segment::Tokens(vec![0; LONG / 4])])),
         ] {
@@ -145,5 +146,9 @@ mod tests {
                 assert!((least..least + 100).contains(&text), "{what}: {text}");
             }
         }
+        let tools = Some(serde_json::json!([long()]));
+        let tools = Prompt::Chat { messages: vec![], tools, template_kwargs: Map::new() };
+        let three = 6 * LONG as u64;
+        assert!((three..three + 1000).contains(&tools.bytes()) && tools.value_bytes() == tools.bytes());
     }
 }

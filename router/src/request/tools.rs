@@ -14,7 +14,7 @@ pub struct Tools {
     pub(crate) is_parallel: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tool {
     pub(crate) name: String,
     /// JSON Schema of its arguments.
@@ -38,6 +38,12 @@ pub(crate) enum ToolChoice {
 }
 
 impl Tools {
+    /// Keeps the names, which is all that an answer needs.
+    pub(crate) fn keep_names(&mut self) {
+        let names = self.list.iter().map(|tool| Tool { name: tool.name.clone(), ..Tool::default() });
+        self.list = Arc::new(names.collect());
+    }
+
     /// Names of all tools.
     pub(crate) fn names(&self) -> Arc<[String]> {
         self.list.iter().map(|tool| tool.name.clone()).collect()

@@ -27,7 +27,9 @@ impl CallFormat {
     /// The notation that a template shows the model, if it shows it one that is known.
     pub(super) fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
-        if !has("tools") {
+        // Notations with these are others, though they share a mark.
+        let is_other = ["<function=", "<arg_key>", "[ARGS]"].iter().any(|mark| has(mark));
+        if !has("tools") || is_other {
             return None;
         }
         if has("<tool_call>") {
@@ -82,6 +84,11 @@ impl CallFormat {
             Self::Llama => ("", "; ", ""),
             Self::Mistral => (" [", ", ", "]"),
         }
+    }
+
+    /// Whether a text before [`CallFormat::closes`] is the beginning of a call, which goes on: the mark stands in a text of its arguments.
+    pub(super) fn goes_on(self, text: &str) -> bool {
+        serde_json::from_str::<serde::de::IgnoredAny>(text.trim_start()).is_err_and(|error| error.is_eof())
     }
 
     /// The calls in the text between [`CallFormat::opens`] and [`CallFormat::closes`]; `None` if it is none, or calls no known tool.

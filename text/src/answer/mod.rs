@@ -41,6 +41,13 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
+    /// Spellings of what tells its parts apart, which may be control tokens; those of calls if the answer may have some.
+    pub fn marks(self, has_tools: bool) -> impl Iterator<Item = &'static str> {
+        let calls = [self.calls.opens(), self.calls.closes()].into_iter().flatten().filter(move |_| has_tools);
+        let reasoning = [parser::THINKS, parser::THOUGHT].into_iter().filter(move |_| self.reasons);
+        calls.chain(reasoning)
+    }
+
     /// The notations that a template shows the model.
     pub(crate) fn of_template(source: &str) -> Self {
         let shown = CallFormat::of_template(source);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// What ends the reasoning of models that mark it.
 pub(super) const THOUGHT: &str = "</think>";
-const THINKS: &str = "<think>";
+pub(super) const THINKS: &str = "<think>";
 
 /// Parses one answer, piece by piece. Text is held back only while it may be the beginning of a mark, and in a call.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct AnswerParser {
     tools: Arc<[String]>,
     state: State,
     held: String,
+    /// Bytes of `held` in which the end of a call was looked for.
+    searched: usize,
     /// Whether content was given since the start or the last call: whitespace before the first is dropped beside calls.
     has_content: bool,
     has_calls: bool,
@@ -40,12 +42,17 @@ impl AnswerParser {
         let calls = (!tools.is_empty()).then_some(format.calls);
         let is_open = format.reasons && prompt.trim_end().ends_with(THINKS);
         let state = if is_open { State::Reasoning } else { State::Start { reasons: format.reasons } };
-        Self { calls, tools, state, held: String::new(), has_content: false, has_calls: false }
+        Self { calls, tools, state, held: String::new(), searched: 0, has_content: false, has_calls: false }
     }
 
     /// Whether it does nothing: all of the answer is content.
     pub fn is_plain(&self) -> bool {
         self.calls.is_none() && self.state == State::Start { reasons: false }
+    }
+
+    /// Whether a call may be among the parts.
+    pub fn may_call(&self) -> bool {
+        self.calls.is_some()
     }
 
     /// Whether a call was among the parts.
@@ -155,7 +162,16 @@ impl AnswerParser {
             }
             State::Call => {
                 let Some(closes) = self.calls.and_then(CallFormat::closes) else { return false };
-                let Some(at) = self.held.find(closes) else { return false };
+                let Some(at) = self.held[self.searched..].find(closes).map(|at| self.searched + at) else {
+                    let searched = self.held.len().saturating_sub(closes.len());
+                    self.searched = self.searched.max(self.held.floor_char_boundary(searched));
+                    return false;
+                };
+                if self.calls.is_some_and(|calls| calls.goes_on(&self.held[..at])) {
+                    self.searched = at + closes.len();
+                    return true;
+                }
+                self.searched = 0;
                 let rest = self.held.split_off(at + closes.len());
                 self.held.truncate(at);
                 let call = std::mem::replace(&mut self.held, rest);

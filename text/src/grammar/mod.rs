@@ -12,7 +12,7 @@
 mod source;
 
 use crate::{TextError, Tokenizer};
-use baton_types::{Grammar, TokenId};
+use baton_types::{CallsGrammar, Grammar, TokenId};
 use llguidance::{Matcher, ParserFactory};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -22,12 +22,12 @@ use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTr
 /// Names the rules by which masks follow from a grammar. Workers with the same name draw the same tokens.
 pub const REVISION: &str = "grammar-llguidance-1.9.1";
 
-/// Stack of threads that compile and follow grammars. The longest chains that fit a grammar take about 30 MB; only what is used is
+/// Stack of threads that compile and follow grammars. The longest chains that fit a grammar take some ten MB; only what is used is
 /// resident.
 pub const STACK_BYTES: usize = 256 << 20;
 
-/// Most states of a grammar's lexer, about 2 KB each.
-const LEXER_STATES_MAX: usize = 10_000;
+/// Most states of the lexer of one answer, of which text of a bounded length takes nine a character. 100,000 take some 60 MB.
+const LEXER_STATES_MAX: usize = 100_000;
 /// Most symbols of a grammar's rules.
 const RULES_MAX: usize = 200_000;
 
@@ -93,14 +93,15 @@ fn factory(trie: TokTrie, slices: &[String]) -> Result<ParserFactory, TextError>
     Ok(factory)
 }
 
-/// A grammar that answers may follow. Clones share what they learn of it, never where an answer stands.
+/// A grammar that answers may follow.
 #[derive(Clone)]
 pub struct CompiledGrammar(Matcher);
 
 impl CompiledGrammar {
     /// The state of an answer without tokens.
     pub fn start(&self) -> GrammarState {
-        GrammarState(self.0.clone())
+        // Shared, the states of other answers would count against the bounds of this one.
+        GrammarState(self.0.deep_clone())
     }
 }
 
@@ -145,7 +146,7 @@ impl fmt::Debug for GrammarState {
 const ERROR_BYTES_MAX: usize = 512;
 
 fn refused(error: &str) -> TextError {
-    let error = error.trim_end_matches("\n<non-verbose/>");
+    let error = error.split("\n<").next().unwrap_or_default();
     TextError::Grammar(error[..error.floor_char_boundary(ERROR_BYTES_MAX)].to_owned())
 }
 
@@ -163,7 +164,12 @@ pub fn check(grammar: &Grammar) -> Result<(), TextError> {
     let failed = |error: &dyn fmt::Display| TextError::Broken(format!("grammars cannot be checked: {error}"));
     let compiler = BYTES.as_ref().map_err(|error| failed(error))?;
     let compile = || {
-        let mut state = compiler.compile(grammar)?.start();
+        // The token before calls is the model's.
+        let without_token = match grammar {
+            Grammar::Calls(calls) => Some(Grammar::Calls(CallsGrammar { open_token: None, ..calls.clone() })),
+            _ => None,
+        };
+        let mut state = compiler.compile(without_token.as_ref().unwrap_or(grammar))?.start();
         state.allowed().map(drop)
     };
     thread::scope(|scope| {

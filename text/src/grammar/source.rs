@@ -18,6 +18,10 @@ pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError>
     Ok(match grammar {
         Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(self::schema(schema)?),
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+        // Control tokens are no text.
+        Grammar::Lark(lark) if lark.contains("<[") => {
+            return Err(TextError::Grammar("tokens by number (`<[`) are not supported".into()));
+        }
         Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         Grammar::Calls(calls) => TopLevelGrammar::from_lark(lark_of_calls(calls)?),
         Grammar::Choice(choices) => {
@@ -38,7 +42,9 @@ fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
     let (mut rules, mut patterns) = (String::new(), 0);
     for (at, CallGrammar { open, schema, close }) in calls.iter().enumerate() {
         let schema = self::schema(schema)?;
-        patterns += pattern_bytes("", &schema);
+        let mut count = Count::default();
+        count.value("", &schema)?;
+        patterns += count.pattern_bytes;
         lark += &format!("{}call_{at}", if at > 0 { " | " } else { "" });
         rules += &format!(
             "\ncall_{at}: {} arguments_{at} {}\narguments_{at}: %json {schema}",
@@ -62,7 +68,9 @@ fn schema(text: &str) -> Result<Value, TextError> {
     let refused = |error: String| TextError::Grammar(error);
     let mut schema: Map<String, Value> =
         serde_json::from_str(text).map_err(|error| refused(format!("a JSON schema must be a JSON object: {error}")))?;
-    check_patterns(schema.iter().map(|(name, value)| pattern_bytes(name, value)).sum())?;
+    let mut count = Count::default();
+    count.object(&schema)?;
+    check_patterns(count.pattern_bytes)?;
     let options = schema.entry(OPTIONS).or_insert_with(|| json!({}));
     let options = options.as_object_mut().ok_or_else(|| refused(format!("{OPTIONS} must be an object")))?;
     if !options.contains_key("whitespace_flexible") {
@@ -71,16 +79,57 @@ fn schema(text: &str) -> Result<Value, TextError> {
     Ok(Value::Object(schema))
 }
 
-/// Bytes of all regular expressions in a member of a schema.
-fn pattern_bytes(name: &str, value: &Value) -> usize {
-    let members = |members: &Map<String, Value>| members.iter().map(|(name, value)| pattern_bytes(name, value)).sum();
-    match value {
-        Value::String(text) if name == "pattern" || name == "whitespace_pattern" => text.len(),
-        Value::Object(patterns) if name == "patternProperties" => {
-            patterns.keys().map(String::len).sum::<usize>() + members(patterns)
+/// What takes more work than its size says.
+#[derive(Default)]
+struct Count {
+    pattern_bytes: usize,
+    patterns: usize,
+    properties: usize,
+}
+
+/// Most properties of a schema, in all of its objects; their work grows by the square.
+const PROPERTIES_MAX: usize = 1_000;
+/// Most properties of an object whose number of properties is bounded; their work grows by the cube.
+const COUNTED_PROPERTIES_MAX: usize = 32;
+/// Most patterns of properties: each is compared with each.
+const PATTERN_PROPERTIES_MAX: usize = 32;
+
+impl Count {
+    fn object(&mut self, members: &Map<String, Value>) -> Result<(), TextError> {
+        let len = |name: &str| members.get(name).and_then(Value::as_object).map_or(0, Map::len);
+        let is_counted = members.contains_key("minProperties") || members.contains_key("maxProperties");
+        self.properties += len("properties");
+        self.patterns += len("patternProperties");
+        let refuse =
+            |what: &str, max: usize| Err(TextError::Grammar(format!("a JSON schema takes at most {max} {what}")));
+        if self.properties > PROPERTIES_MAX {
+            return refuse("properties", PROPERTIES_MAX);
         }
-        Value::Object(object) => members(object),
-        Value::Array(items) => items.iter().map(|item| pattern_bytes("", item)).sum(),
-        _ => 0,
+        if self.patterns > PATTERN_PROPERTIES_MAX {
+            return refuse("patternProperties", PATTERN_PROPERTIES_MAX);
+        }
+        if is_counted && len("properties") > COUNTED_PROPERTIES_MAX {
+            return refuse("properties where minProperties or maxProperties count them", COUNTED_PROPERTIES_MAX);
+        }
+        members.iter().try_for_each(|(name, value)| self.value(name, value))
+    }
+
+    fn value(&mut self, name: &str, value: &Value) -> Result<(), TextError> {
+        match value {
+            Value::String(text)
+                if ["pattern", "whitespace_pattern", "item_separator", "key_separator"].contains(&name) =>
+            {
+                self.pattern_bytes += text.len();
+                Ok(())
+            }
+            Value::Object(members) => {
+                if name == "patternProperties" {
+                    self.pattern_bytes += members.keys().map(String::len).sum::<usize>();
+                }
+                self.object(members)
+            }
+            Value::Array(items) => items.iter().try_for_each(|item| self.value("", item)),
+            _ => Ok(()),
+        }
     }
 }
