@@ -256,9 +256,9 @@ fn a_transfer_that_takes_a_remote_pool_for_host_memory_ends_its_process() {
 }
 
 #[test]
-#[ignore = "the other process of a test"]
+#[ignore = "run by the tests of this file, in a process of its own"]
 fn role_of_the_other_process() {
-    let role = std::env::var("BATON_TEST_OTHER_PROCESS").unwrap();
+    let Ok(role) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     let memory = match role.as_str() {
         "remote" => RemotePool::new(bytes(), RemoteConfig::default()),
         _ => RemotePool::passing_for_host(bytes(), RemoteConfig::default()),
