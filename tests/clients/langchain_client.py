@@ -4,6 +4,7 @@ import json
 import sys
 import typing
 
+import openai
 import pydantic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -34,8 +35,12 @@ def structured(model):
             person = bound.invoke("Invent a person.")
             assert isinstance(person, Person), (method, person)
     # This method promises JSON, of any form.
-    raw = model.with_structured_output(Person, method="json_mode", include_raw=True).invoke("Invent a person as JSON.")
-    assert raw["raw"].response_metadata["finish_reason"] != "stop" or isinstance(json.loads(raw["raw"].content), dict), raw
+    try:
+        bound = model.with_structured_output(Person, method="json_mode", include_raw=True)
+        raw = bound.invoke("Invent a person as short JSON.")
+        assert isinstance(json.loads(raw["raw"].content), dict), raw
+    except openai.LengthFinishReasonError as long:
+        assert long.completion.choices[0].message.content.lstrip().startswith("{"), long
 
 
 def tools(model):
@@ -62,7 +67,7 @@ def batches(model):
 
 def main():
     settings = {"base_url": sys.argv[1], "api_key": "unused", "max_retries": 0, "timeout": 120, "seed": 1}
-    model = ChatOpenAI(model=MODEL, temperature=0, max_tokens=200, **settings)
+    model = ChatOpenAI(model=MODEL, temperature=0, max_tokens=500, **settings)
     for check in (structured, tools, batches):
         check(model)
         print(f"langchain {check.__name__}: ok", flush=True)

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// Whitespace between the tokens of JSON: none, a space, or a new line with its indentation. Small models that may write more of it never
 /// come to the end.
-const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
+const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,16}";
 
 /// The member of a schema that holds llguidance's options.
 const OPTIONS: &str = "x-guidance";
