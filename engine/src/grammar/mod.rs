@@ -1,7 +1,7 @@
 //! Sequences whose tokens follow a grammar. The engine knows no text: what a grammar allows comes from [`Grammars`], by token ids.
 //!
 //! The allowed tokens of a position follow from the token before it. Where a device has one step ahead, a step is launched before that
-//! token is known: its mask is a promise, which a thread of [`MaskThreads`] keeps while the device computes the row's logits.
+//! token is known: its mask is a promise, which a thread of `MaskThreads` keeps while the device computes the row's logits.
 
 mod threads;
 
