@@ -3,9 +3,10 @@
 use super::fields::Fields;
 use super::json;
 use crate::request::AskedGrammar;
+use baton_text::grammar;
 use baton_types::{ErrorKind, Grammar, RequestError};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Fields that ask for a form, OpenAI's and vLLM's.
@@ -127,12 +128,12 @@ fn any_object() -> Grammar {
 /// Without `strict`, keywords of JSON Schema that cannot be enforced do not count.
 fn lenient(schema: &str) -> Grammar {
     let text = match serde_json::from_str::<Map<String, Value>>(schema) {
-        Ok(mut schema) if !schema.contains_key("x-guidance") => {
-            schema.insert("x-guidance".into(), json!({"lenient": true}));
+        Ok(mut schema) => {
+            grammar::lenient(&mut schema);
             Value::Object(schema).to_string()
         }
         // What is wrong with it is told where it is compiled.
-        _ => schema.to_owned(),
+        Err(_) => schema.to_owned(),
     };
     Grammar::JsonSchema(text)
 }
@@ -141,6 +142,7 @@ fn lenient(schema: &str) -> Grammar {
 mod tests {
     use super::*;
     use crate::openai::fields::{Policy, Row};
+    use serde_json::json;
 
     fn take(body: &Value) -> Result<Option<(Grammar, &'static str)>, String> {
         let table: Vec<Row> = FORMS.iter().map(|name| (*name, Policy::Supported)).collect();

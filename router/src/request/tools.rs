@@ -1,6 +1,7 @@
 //! Tools that an answer may call.
 
 use baton_text::answer::CallFormat;
+use baton_text::grammar;
 use baton_types::{CallGrammar, CallsGrammar, ErrorKind, Grammar, RequestError, TokenId};
 use serde_json::Value;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Tools {
             let (open, close) = format.around_arguments(&tool.name);
             let mut schema = tool.schema.clone();
             if let (false, Value::Object(schema)) = (tool.is_strict, &mut schema) {
-                schema.entry("x-guidance").or_insert_with(|| serde_json::json!({"lenient": true}));
+                grammar::lenient(schema);
             }
             CallGrammar { open, schema: schema.to_string(), close }
         };

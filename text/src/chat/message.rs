@@ -50,6 +50,16 @@ pub enum Content {
     Parts(Vec<String>),
 }
 
+impl Content {
+    /// All of it as one text, each part on its own line.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Parts(parts) => parts.join("\n"),
+        }
+    }
+}
+
 /// One message of a conversation.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +86,7 @@ impl Message {
             (None, _) => Value::from(()),
             (Some(Content::Text(one)), ContentForm::Parts) => parts(&[text(one)]),
             (Some(Content::Text(one)), _) => Value::from(text(one)),
-            (Some(Content::Parts(all)), ContentForm::Text) => Value::from(text(&all.join("\n"))),
+            (Some(all @ Content::Parts(_)), ContentForm::Text) => Value::from(text(&all.text())),
             (Some(Content::Parts(all)), _) => parts(&all.iter().map(|part| text(part)).collect::<Vec<_>>()),
         };
         let set = [("role", Value::from(role.as_str())), ("content", content)];

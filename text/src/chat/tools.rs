@@ -17,10 +17,7 @@ pub fn describe_tools(messages: &[Message], tools: &Value) -> Vec<Message> {
     let mut described: Vec<Message> = messages.iter().map(as_text).collect();
     match described.first_mut() {
         Some(Message { role: Role::System | Role::Developer, content: Some(content), .. }) => {
-            let before = match content {
-                Content::Text(text) => std::mem::take(text),
-                Content::Parts(parts) => parts.join("\n"),
-            };
+            let before = content.text();
             let gap = if before.is_empty() { "" } else { "\n\n" };
             *content = Content::Text(format!("{before}{gap}{text}"));
         }
@@ -32,11 +29,7 @@ pub fn describe_tools(messages: &[Message], tools: &Value) -> Vec<Message> {
 /// A message without calls and results.
 fn as_text(message: &Message) -> Message {
     let Message { role, content, extra } = message;
-    let text = match content {
-        Some(Content::Text(text)) => text.clone(),
-        Some(Content::Parts(parts)) => parts.join("\n"),
-        None => String::new(),
-    };
+    let text = content.as_ref().map(Content::text).unwrap_or_default();
     if *role == Role::Tool {
         return Message::text(Role::User, format!("<tool_response>\n{text}\n</tool_response>"));
     }

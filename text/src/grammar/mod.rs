@@ -11,6 +11,8 @@
 
 mod source;
 
+pub use source::lenient;
+
 use crate::{TextError, Tokenizer};
 use baton_types::{CallsGrammar, Grammar, TokenId};
 use llguidance::{Matcher, ParserFactory};

@@ -12,6 +12,11 @@ const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,16}";
 /// The member of a schema that holds llguidance's options.
 const OPTIONS: &str = "x-guidance";
 
+/// Lets keywords of a schema that cannot be enforced not count, unless it has options of its own.
+pub fn lenient(schema: &mut Map<String, Value>) {
+    schema.entry(OPTIONS).or_insert_with(|| json!({"lenient": true}));
+}
+
 pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError> {
     let refused = |error: &dyn std::fmt::Display| TextError::Grammar(error.to_string());
     grammar.check().map_err(|error| refused(&error))?;
