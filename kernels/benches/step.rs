@@ -7,7 +7,7 @@ use baton_kernels::cpu::{CpuConfig, timed};
 use baton_kernels::device::{Bounds, Device, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::host::Times;
 use baton_kernels::numerics::Numerics;
-use baton_kernels::program::{Attend, GateUp, Head, Norm, Op, Program, Project, Qkv};
+use baton_kernels::program::{Activation, Attend, Embed, GateUp, Head, Norm, Op, Program, Project, Qkv};
 use baton_kernels::step::{StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout, KvPoolMap};
@@ -55,28 +55,29 @@ fn program(device: &dyn Device, format: StorageFormat) -> Program {
     let (cos, sin) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
     let rope = device.load_rope(RopeTable { cos, sin, dim: DIM }).expect("rope");
     let table = load(Role::Embedding, HIDDEN, &[VOCAB]);
-    let mut ops = vec![Op::Embed(table)];
+    let mut ops = vec![Op::Embed(Embed::plain(table))];
     for layer in 0..LAYERS {
         ops.push(Op::Qkv(Qkv {
             layer,
-            norm: norm(),
+            norm: Some(norm()),
             weight: load(Role::Qkv, HIDDEN, &[HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]),
             bias: None,
             heads: HEADS,
             kv_heads: KV_HEADS,
             head_dim: DIM,
-            head_norms: None,
+            norms: None,
             rope,
         }));
         if layer + 1 == LAYERS {
             ops.push(Op::Select);
         }
-        ops.push(Op::Attend(Attend { layer, scale: 0.125, window: None }));
-        ops.push(Op::Out(Project { weight: load(Role::Out, HEADS * DIM, &[HIDDEN]), partitions: 1 }));
-        ops.push(Op::GateUp(GateUp { norm: norm(), weight: load(Role::GateUp, HIDDEN, &[FFN, FFN]) }));
-        ops.push(Op::Down(Project { weight: load(Role::Down, FFN, &[HIDDEN]), partitions: 1 }));
+        ops.push(Op::Attend(Attend { layer, scale: 0.125, window: None, soft_cap: None }));
+        ops.push(Op::Out(Project::plain(load(Role::Out, HEADS * DIM, &[HIDDEN]))));
+        let weight = load(Role::GateUp, HIDDEN, &[FFN, FFN]);
+        ops.push(Op::GateUp(GateUp { norm: Some(norm()), weight, activation: Activation::Silu }));
+        ops.push(Op::Down(Project::plain(load(Role::Down, FFN, &[HIDDEN]))));
     }
-    ops.extend([Op::Head(Head { norm: norm(), weight: table }), Op::Sample]);
+    ops.extend([Op::Head(Head::plain(norm(), table)), Op::Sample]);
     Program { ops }
 }
 

@@ -4,6 +4,7 @@
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
+use crate::program::Activation;
 use crate::reference::attention_splits::Cut;
 use crate::reference::{Input, ReferenceKernels, Rows, attention, attention_splits, linear};
 use crate::step::StepSegment;
@@ -139,7 +140,7 @@ impl HostKernels for Mutant {
         self.reference.adapt(x, changes, y);
     }
 
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        self.reference.silu_mul(gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        self.reference.activate(activation, gate, up);
     }
 }

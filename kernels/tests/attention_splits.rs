@@ -240,7 +240,7 @@ const PLAIN: Case = Case {
     group: 3,
     dim: 64,
     block: 16,
-    scores: Scores { scale: 0.125, window: None },
+    scores: Scores { scale: 0.125, window: None, soft_cap: None },
     segments: Vec::new(),
     values: Values::Plain,
     seed: 1,
@@ -336,7 +336,7 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
 fn the_reference_computes_softmax_attention() {
     let windows = [None, Some(1), Some(20), Some(64), Some(100), Some(530)];
     for (window, numerics) in windows.into_iter().flat_map(|window| CLASSES.map(|numerics| (window, numerics))) {
-        let scores = Scores { scale: 0.3, window };
+        let scores = Scores { scale: 0.3, window, soft_cap: None };
         let batch =
             Batch::new(Case { numerics, dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
         let reference = common::reference(numerics);
@@ -379,7 +379,7 @@ fn cases() -> impl Strategy<Value = Case> {
             group,
             dim,
             block,
-            scores: Scores { scale, window },
+            scores: Scores { scale, window, soft_cap: None },
             segments,
             values,
             seed,

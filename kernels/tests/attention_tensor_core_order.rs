@@ -87,7 +87,7 @@ impl Sequence {
             let segments =
                 [StepSegment { position: seen - before - 1, rows, table: BlockTable::from_start(blocks.clone()) }];
             let step = KvStep { kv: &kv, layer: 0, segments: &segments };
-            let scores = Scores { scale: self.scale, window: self.window };
+            let scores = Scores { scale: self.scale, window: self.window, soft_cap: None };
             let q = [1.0, 0.0].repeat(rows);
             let check = |name: &str, attend: &dyn Fn(&mut [f32])| {
                 let mut out = vec![f32::NAN; q.len()];

@@ -7,6 +7,7 @@ use baton_kernels::cpu::SimdLevel;
 use baton_kernels::host::Store;
 use baton_kernels::mutant::{Mutant, MutantKind};
 use baton_kernels::numerics::{Half, Numerics, TensorCore};
+use baton_kernels::program::Activation;
 use baton_kernels::quantize::quantize;
 use baton_kernels::storage::StorageFormat;
 use baton_types::Dtype;
@@ -55,7 +56,25 @@ fn shapes() -> impl Strategy<Value = Shape> {
             // No slabs, and products of which the scalar takes long.
             let hidden = if let Numerics::TensorCore { .. } = numerics { hidden / 6 } else { hidden };
             let (hidden, ffn) = (hidden.next_multiple_of(block), ffn.next_multiple_of(wide));
-            Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, window, numerics, formats, kv, seed }
+            // Around the scores, which are mostly small.
+            let soft_cap = (seed % 3 == 0).then_some(0.5);
+            let activation = if seed % 2 == 0 { Activation::Silu } else { Activation::GeluTanh };
+            Shape {
+                hidden,
+                kv_heads,
+                group,
+                head_dim,
+                rope_dim,
+                ffn,
+                vocab,
+                window,
+                soft_cap,
+                activation,
+                numerics,
+                formats,
+                kv,
+                seed,
+            }
         },
     )
 }
@@ -140,6 +159,8 @@ const SMALL: Shape = Shape {
     ffn: 22,
     vocab: 40,
     window: None,
+    soft_cap: None,
+    activation: Activation::Silu,
     numerics: Numerics::F32Fma { weights: Dtype::F32 },
     formats: F32,
     kv: Dtype::F32,

@@ -56,7 +56,7 @@ fn rows(kernels: &dyn Kernels, heads: Heads, seen: std::ops::RangeInclusive<usiz
     let count = tokens - first;
     let (q, mut data) = (values(count, cols, 1.0), vec![0.0; count * cols]);
     let step = KvStep { kv: &kv, layer: 0, segments: &segments(first, count) };
-    kernels.attend(step, &q, Scores { scale: 0.3, window: heads.window }, &mut data);
+    kernels.attend(step, &q, Scores { scale: 0.3, window: heads.window, soft_cap: None }, &mut data);
     assert!(data.iter().all(|x| !x.is_nan()), "{heads:?}");
     data.chunks_exact(cols).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
 }

@@ -5,8 +5,9 @@ mod common;
 
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
-use baton_kernels::host::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
+use baton_kernels::host::{GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::program::Activation;
 use baton_kernels::quantize::halves;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
@@ -33,7 +34,21 @@ struct Shape {
     partitions: usize,
     /// Biases and norms of heads.
     rich: bool,
+    more: More,
     seed: u64,
+}
+
+/// What only some families have.
+#[derive(Clone, Copy, Debug, Default)]
+struct More {
+    /// Norms of all heads together.
+    of_all_heads: bool,
+    /// No norms before projections.
+    bare: bool,
+    /// Norms behind a layer's parts.
+    behind: bool,
+    /// Factors of embedding, layers and logits, a cap of logits, and GELU.
+    scaled: bool,
 }
 
 /// Position and rows of each sequence.
@@ -60,8 +75,10 @@ fn classes() -> impl Strategy<Value = (Numerics, [StorageFormat; 2])> {
 fn shapes() -> impl Strategy<Value = Shape> {
     let heads = (1usize..=3, 1usize..=2, prop::sample::select(vec![8usize, 10, 32, 48, 64, 80]));
     let sizes = (1usize..=9, 1usize..=9, 3usize..200, 0usize..32);
-    (classes(), heads, sizes, any::<bool>(), any::<u64>()).prop_map(
-        |((numerics, formats), heads, sizes, rich, seed)| {
+    let more =
+        any::<[bool; 4]>().prop_map(|[of_all_heads, bare, behind, scaled]| More { of_all_heads, bare, behind, scaled });
+    (classes(), heads, sizes, any::<bool>(), more, any::<u64>()).prop_map(
+        |((numerics, formats), heads, sizes, rich, more, seed)| {
             let (kv_heads, group, head_dim) = heads;
             let (hidden, ffn, vocab, ragged) = sizes;
             // Rows of quantized matrices are whole blocks; those of others need not be.
@@ -80,6 +97,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
                 vocab,
                 partitions,
                 rich,
+                more,
                 seed,
             }
         },
@@ -164,33 +182,39 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         dim: 2 * half,
     };
     let (gain, bias) = (random.floats(s.hidden, 1.0), random.floats(query + 2 * kv_cols, 1.0));
-    let gains = [random.floats(s.head_dim, 1.0), random.floats(s.head_dim, 1.0)];
+    let normed = if s.more.of_all_heads { [query, kv_cols] } else { [s.head_dim; 2] };
+    let gains = normed.map(|cols| random.floats(cols, 1.0));
     let norm = NormOf { gain: &gain, eps: 1e-5 };
+    let before = (!s.more.bare).then_some(norm);
+    let factor = if s.more.scaled { 0.22 } else { 1.0 };
+    let activation = if s.more.scaled { Activation::GeluTanh } else { Activation::Silu };
     let op = QkvOf {
-        norm,
+        norm: before,
         bias: s.rich.then_some(&bias[..]),
         query,
         kv: kv_cols,
-        head_norms: s.rich.then(|| gains.each_ref().map(|gain| NormOf { gain, eps: 1e-6 })),
+        norms: s.rich.then(|| gains.each_ref().map(|gain| NormOf { gain, eps: 1e-6 })),
         rope: &rope,
     };
     let mut scratch = Scratch::default();
     let ids: Vec<u32> = (0..rows).map(|i| (i * 7 % s.vocab) as u32).collect();
     let mut embedded = vec![0.0; rows * s.hidden];
-    kernels.embed(&w.table, &ids, &mut embedded);
+    kernels.embed(&w.table, factor, &ids, &mut embedded);
 
     let mut residual = random.floats(rows * s.hidden, 1.0);
     let mut q = vec![0.0; rows * query];
     kernels.qkv(&w.qkv, &op, KvStep { kv: &kv, layer: 1, segments: &segments }, &residual, &mut q, &mut scratch);
     let (attended, gated) = (random.floats(rows * query, 1.0), random.floats(rows * s.ffn, 1.0));
-    let project = |role| ProjectOf { role, partitions: s.partitions, rows };
+    let behind = s.more.behind.then_some(norm);
+    let project = |role| ProjectOf { role, partitions: s.partitions, rows, norm: behind, factor };
     kernels.project(&w.out, &project(Role::Out), &attended, &mut residual, &mut scratch);
     let out = residual.clone();
     let mut inner = vec![0.0; rows * s.ffn];
-    kernels.gate_up(&w.gate_up, norm, &residual, &mut inner, &mut scratch);
+    kernels.gate_up(&w.gate_up, &GateUpOf { norm: before, activation, rows }, &residual, &mut inner, &mut scratch);
     kernels.project(&w.down, &ProjectOf { partitions: 1, ..project(Role::Down) }, &gated, &mut residual, &mut scratch);
     let mut logits = vec![0.0; rows * s.vocab];
     kernels.head(&w.table, norm, &residual, &mut logits, &mut scratch);
+    kernels.finish_logits(&mut logits, factor, s.more.scaled.then_some(3.0));
 
     let mut stored = vec![0u8; map.bytes()];
     memory.copy_out(0, &mut stored);
@@ -233,6 +257,7 @@ fn weights_as_the_file_stores_them_have_the_bits_of_the_reference() {
                 vocab: 33,
                 partitions: 1,
                 rich: true,
+                more: More::default(),
                 seed: 3,
             };
             check(&shape, &step, 2);

@@ -7,7 +7,7 @@ use baton_kernels::cpu::{CpuConfig, CpuDevice, CpuKernels, SimdLevel};
 use baton_kernels::device::{Bounds, Device, DeviceError, Role, RopeTable, STEPS_MAX, StoredRows, WeightSpec};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::program::{Op, Program, Project, Qkv};
+use baton_kernels::program::{Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
 use baton_kernels::storage::StorageFormat;
@@ -217,7 +217,12 @@ fn programs_that_do_not_fit_are_refused() {
         check("qkv", &|ops| qkv(ops).layer = 1);
         check("qkv", &|ops| qkv(ops).heads = 3);
         check("qkv", &|ops| qkv(ops).heads = 6);
-        check("qkv", &|ops| qkv(ops).norm.gain = wide);
+        check("qkv", &|ops| qkv(ops).norm = Some(Norm { gain: wide, eps: 1e-5 }));
+        // Of each head, or of all of both: eight elements, or 32 of the query and 16 of the key.
+        let norm = |k| Norm { gain: load(&*device, Role::Vector, k, &[1], &mut Random(1)), eps: 1e-5 };
+        for (query, key) in [(8, 16), (32, 8), (32, 32), (16, 16), (4, 4)] {
+            check("qkv", &|ops| qkv(ops).norms = Some(QueryKeyNorms { query: norm(query), key: norm(key) }));
+        }
         check("qkv", &|ops| qkv(ops).bias = Some(vector));
         check("qkv", &|ops| qkv(ops).rope = short);
         check("compile", &|ops| qkv(ops).weight = one_part);
@@ -226,7 +231,7 @@ fn programs_that_do_not_fit_are_refused() {
             op.window = Some(0);
         });
         for (weight, partitions) in [(wide, 1), (vector, 1)] {
-            check("out", &|ops| ops[3] = Op::Out(Project { weight, partitions }));
+            check("out", &|ops| ops[3] = Op::Out(Project { partitions, ..Project::plain(weight) }));
         }
         for partitions in [3, 16, 0] {
             check("out", &|ops| {
@@ -234,6 +239,27 @@ fn programs_that_do_not_fit_are_refused() {
                 op.partitions = partitions;
             });
         }
+        check("attend", &|ops| {
+            let Op::Attend(op) = &mut ops[2] else { panic!("the third operation") };
+            op.soft_cap = Some(0.0);
+        });
+        check("out", &|ops| {
+            let Op::Out(op) = &mut ops[3] else { panic!("the fourth operation") };
+            op.norm = Some(norm(21));
+        });
+        check("down", &|ops| {
+            let Op::Down(op) = &mut ops[5] else { panic!("the sixth operation") };
+            op.factor = f32::NAN;
+        });
+        check("embed", &|ops| {
+            let Op::Embed(op) = &mut ops[0] else { panic!("the first operation") };
+            op.factor = f32::INFINITY;
+        });
+        check("head", &|ops| {
+            let at = ops.len() - 2;
+            let Op::Head(op) = &mut ops[at] else { panic!("the last operation but one") };
+            op.soft_cap = Some(-30.0);
+        });
         for bounds in [
             Bounds { rows_max: 0, ..bounds(&*device) },
             Bounds { logit_rows_max: 0, ..bounds(&*device) },

@@ -5,6 +5,7 @@ mod common;
 use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores, Store};
 use baton_kernels::numerics::Numerics;
+use baton_kernels::program::Activation;
 use baton_kernels::step::StepSegment;
 use baton_types::{BlockId, BlockTable, Dtype, KvLayout};
 use common::{Random, pool, reference};
@@ -38,9 +39,9 @@ fn linear_norm_and_swiglu() {
     close("linear", &out, &product);
 
     kernels.linear(&x, &weight, 1, Store::Set, &mut up);
-    kernels.silu_mul(&mut out, &up);
+    kernels.activate(Activation::Silu, &mut out, &up);
     let silu: Vec<f64> = product.iter().map(|p| p / (1.0 + (-p).exp()) * (p / 2.0)).collect();
-    close("silu_mul", &out, &silu);
+    close("activate", &out, &silu);
 
     kernels.rms_norm(&x, &g, 1e-5, &mut normed);
     let mut want = Vec::new();
@@ -83,7 +84,7 @@ fn rope_and_grouped_causal_attention() {
     };
     for window in [None, Some(1), Some(20), Some(64), Some(100)] {
         let mut got = vec![0.0; tokens * heads * dim];
-        kernels.attend(step, &turned_q, Scores { scale: 0.4, window }, &mut got);
+        kernels.attend(step, &turned_q, Scores { scale: 0.4, window, soft_cap: None }, &mut got);
         let mut want = Vec::new();
         for t in 0..tokens {
             let first = window.map_or(0, |window: usize| (t + 1).saturating_sub(window));

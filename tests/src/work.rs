@@ -113,24 +113,12 @@ fn attention_operations(attention: &AttentionSpec, up_to_each: RangeInclusive<us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_engine::families::{Activation, Rope, RopeScaling};
+    use baton_engine::families::{Rope, RopeScaling};
 
     /// SmolLM2-135M.
     fn default_model() -> DecoderSpec {
-        let layer = LayerSpec {
-            attention: AttentionSpec {
-                heads: 9,
-                kv_heads: 3,
-                head_dim: 64,
-                window: None,
-                qkv_bias: false,
-                head_norm: false,
-                rope: Some(Rope { theta: 100_000.0, scaling: RopeScaling::None }),
-            },
-            ffn: 1536,
-            activation: Activation::Silu,
-            rms_eps: 1e-5,
-        };
+        let rope = Rope { dim: 64, theta: 100_000.0, scaling: RopeScaling::None };
+        let layer = LayerSpec::llama(AttentionSpec::llama(9, 3, 64, rope), 1536, 1e-5);
         DecoderSpec {
             vocab: 49_152,
             hidden: 576,
@@ -138,6 +126,9 @@ mod tests {
             layers: vec![layer; 30],
             final_rms_eps: 1e-5,
             tied: true,
+            embedding_factor: 1.0,
+            logit_factor: 1.0,
+            logit_soft_cap: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a family states of its files.
 
-use super::{DecoderSpec, LayerTensor};
-use crate::formats::{JsonObject, WeightsError};
+use super::{DecoderSpec, LayerTensor, Rope, TensorName};
+use crate::formats::{GgufConfig, JsonObject, WeightsError};
 
 /// How a family's files describe its decoder.
 pub(crate) struct Family {
@@ -20,14 +20,48 @@ pub(crate) struct ConfigFamily {
     pub(crate) class: &'static str,
     /// Its `model_type`.
     pub(crate) model_type: &'static str,
-    /// Keys that `read` reads beyond those of every family.
+    /// Keys that `read` reads beyond those of every family, and keys that have no effect in this one.
     pub(crate) keys: &'static [&'static str],
+    /// Tensors of a layer whose names are others than [`LayerTensor::name`].
+    pub(crate) names: &'static [(LayerTensor, &'static str)],
     /// Matrices of a layer that are stored as one, by their name after the layer's number, with the parts in the order of their rows. A family
     /// that has some stores no part by itself.
     pub(crate) fused: &'static [FusedTensor],
-    /// Completes the spec, in which the keys of every family have been read: layers alike, without window, biases and head norms. Refuses
-    /// values that are not implemented, and absent keys whose default in transformers differs from what the spec has.
+    /// Added to every stored gain of an RMSNorm.
+    pub(crate) gain_offset: f32,
+    /// Reads the rotary embedding of heads of this size; of the layers without a window, if there are two.
+    pub(crate) rope: fn(&JsonObject, usize) -> Result<Rope, WeightsError>,
+    /// Completes the spec, in which the keys of every family have been read: layers as in Llama. Refuses values that are not implemented, and
+    /// absent keys whose default in transformers differs from what the spec has.
     pub(crate) read: fn(&JsonObject, &mut DecoderSpec) -> Result<(), WeightsError>,
+}
+
+impl ConfigFamily {
+    /// A family that stores what Llama does: the rest of a description.
+    pub(crate) const LLAMA: Self = Self {
+        class: "",
+        model_type: "",
+        keys: &[],
+        names: &[],
+        fused: &[],
+        gain_offset: 0.0,
+        rope: JsonObject::rope,
+        read: |_, _| Ok(()),
+    };
+
+    /// The name of a layer's tensor, behind the layer's number.
+    pub(crate) fn layer_name(&self, tensor: LayerTensor) -> &'static str {
+        let own = self.names.iter().find(|(of, _)| *of == tensor);
+        own.map_or_else(|| tensor.name(), |(_, name)| name)
+    }
+
+    /// A tensor's name in the family's files.
+    pub(crate) fn spelled(&self, name: TensorName) -> String {
+        match name {
+            TensorName::Layer(layer, tensor) => format!("model.layers.{layer}.{}", self.layer_name(tensor)),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// A family in GGUF files.
@@ -36,8 +70,10 @@ pub(crate) struct GgufFamily {
     pub(crate) architecture: &'static str,
     /// Order of the rows of query and key matrices.
     pub(crate) rotary_rows: RotaryRows,
+    /// Keys, without the prefix, that `read` reads beyond those of every family.
+    pub(crate) keys: &'static [&'static str],
     /// Completes the spec, as [`ConfigFamily::read`] does.
-    pub(crate) read: fn(&mut DecoderSpec),
+    pub(crate) read: fn(&GgufConfig<'_, '_>, &mut DecoderSpec) -> Result<(), WeightsError>,
 }
 
 /// Order of the rows of a head's query or key matrix in a GGUF file. llama.cpp's converter permutes those of the architectures that

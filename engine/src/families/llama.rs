@@ -5,6 +5,11 @@
 use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 
 pub(super) const FAMILY: Family = Family {
-    config: ConfigFamily { class: "LlamaForCausalLM", model_type: "llama", keys: &[], fused: &[], read: |_, _| Ok(()) },
-    gguf: Some(GgufFamily { architecture: "llama", rotary_rows: RotaryRows::Neighbours, read: |_| () }),
+    config: ConfigFamily { class: "LlamaForCausalLM", model_type: "llama", ..ConfigFamily::LLAMA },
+    gguf: Some(GgufFamily {
+        architecture: "llama",
+        rotary_rows: RotaryRows::Neighbours,
+        keys: &[],
+        read: |_, _| Ok(()),
+    }),
 };

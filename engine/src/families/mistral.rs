@@ -9,7 +9,13 @@ use crate::formats::{JsonObject, WeightsError};
 const WINDOW: &str = "sliding_window";
 
 pub(super) const FAMILY: Family = Family {
-    config: ConfigFamily { class: "MistralForCausalLM", model_type: "mistral", keys: &[WINDOW], fused: &[], read },
+    config: ConfigFamily {
+        class: "MistralForCausalLM",
+        model_type: "mistral",
+        keys: &[WINDOW],
+        read,
+        ..ConfigFamily::LLAMA
+    },
     gguf: None,
 };
 

@@ -5,8 +5,12 @@
 //! family by name; they refuse keys and tensors that the family does not state.
 
 mod family;
+mod gemma2;
+mod gemma3;
+mod granite;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -15,7 +19,9 @@ mod smollm3;
 mod spec;
 mod tensors;
 
-pub(crate) use family::{ConfigFamily, FusedTensor, GgufFamily, RotaryRows};
-pub use spec::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
+pub use baton_kernels::program::Activation;
+pub(crate) use family::{ConfigFamily, GgufFamily, RotaryRows};
+pub(crate) use spec::attention_scale;
+pub use spec::{AttentionSpec, DecoderSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
 pub(crate) use tensors::layer_index;
 pub use tensors::{LayerTensor, TensorName};

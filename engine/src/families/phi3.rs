@@ -18,6 +18,7 @@ pub(super) const FAMILY: Family = Family {
             spec.layers.iter_mut().for_each(|layer| layer.attention.window = window);
             Ok(())
         },
+        ..ConfigFamily::LLAMA
     },
     gguf: None,
 };

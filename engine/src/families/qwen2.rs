@@ -11,14 +11,22 @@ pub(super) const FAMILY: Family = Family {
         class: "Qwen2ForCausalLM",
         model_type: "qwen2",
         keys: WINDOW_KEYS,
-        fused: &[],
         read: |config, spec| {
             biases(spec);
             read_windows(config, spec)
         },
+        ..ConfigFamily::LLAMA
     },
     // The converter writes no window, and llama.cpp computes none.
-    gguf: Some(GgufFamily { architecture: "qwen2", rotary_rows: RotaryRows::Halves, read: biases }),
+    gguf: Some(GgufFamily {
+        architecture: "qwen2",
+        rotary_rows: RotaryRows::Halves,
+        keys: &[],
+        read: |_, spec| {
+            biases(spec);
+            Ok(())
+        },
+    }),
 };
 
 /// Keys of [`read_windows`].
@@ -45,22 +53,30 @@ pub(super) fn read_windows(config: &JsonObject, spec: &mut DecoderSpec) -> Resul
             spec.layers.iter_mut().skip(first).for_each(|layer| layer.attention.window = window);
         }
         None => {}
-        Some(types) => {
-            let types = types.as_array().map_or(&[][..], Vec::as_slice);
-            if types.len() != spec.layers.len() {
-                return Err(config.damaged(format!("layer_types is no list of {} layers", spec.layers.len())));
+        Some(_) => windows_of_types(config, spec, window)?,
+    }
+    Ok(())
+}
+
+/// The window in the layers that `layer_types` names so.
+pub(super) fn windows_of_types(
+    config: &JsonObject,
+    spec: &mut DecoderSpec,
+    window: Option<u32>,
+) -> Result<(), WeightsError> {
+    let types = config.get("layer_types").and_then(|types| types.as_array()).map_or(&[][..], Vec::as_slice);
+    if types.len() != spec.layers.len() {
+        return Err(config.damaged(format!("layer_types is no list of {} layers", spec.layers.len())));
+    }
+    for (layer, kind) in spec.layers.iter_mut().zip(types) {
+        layer.attention.window = match (kind.as_str(), window) {
+            (Some("full_attention"), _) => None,
+            (Some("sliding_attention"), Some(window)) => Some(window),
+            (Some("sliding_attention"), None) => {
+                return Err(config.damaged("layer_types has a window that sliding_window does not give"));
             }
-            for (layer, kind) in spec.layers.iter_mut().zip(types) {
-                layer.attention.window = match (kind.as_str(), window) {
-                    (Some("full_attention"), _) => None,
-                    (Some("sliding_attention"), Some(window)) => Some(window),
-                    (Some("sliding_attention"), None) => {
-                        return Err(config.damaged("layer_types has a window that sliding_window does not give"));
-                    }
-                    _ => return Err(config.unsupported(format!("layer_types with {kind}"), LAYER_TYPES_HINT)),
-                };
-            }
-        }
+            _ => return Err(config.unsupported(format!("layer_types with {kind}"), LAYER_TYPES_HINT)),
+        };
     }
     Ok(())
 }

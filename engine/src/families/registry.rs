@@ -1,11 +1,21 @@
 //! The table of families.
 
 use super::family::{ConfigFamily, Family, GgufFamily};
-use super::{llama, mistral, phi3, qwen2, qwen3, smollm3};
+use super::{gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3};
 
 /// Every supported family.
-const FAMILIES: &[&Family] =
-    &[&llama::FAMILY, &mistral::FAMILY, &phi3::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &smollm3::FAMILY];
+const FAMILIES: &[&Family] = &[
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &granite::FAMILY,
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &olmo2::FAMILY,
+    &phi3::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &smollm3::FAMILY,
+];
 
 /// The family of a class in `architectures`.
 pub(crate) fn by_class(class: &str) -> Option<&'static ConfigFamily> {

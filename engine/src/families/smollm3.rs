@@ -19,13 +19,17 @@ pub(super) const FAMILY: Family = Family {
         class: "SmolLM3ForCausalLM",
         model_type: "smollm3",
         keys: &[INTERVAL, LAYERS, "layer_types", "max_window_layers", "sliding_window", "use_sliding_window"],
-        fused: &[],
         read,
+        ..ConfigFamily::LLAMA
     },
     gguf: Some(GgufFamily {
         architecture: "smollm3",
         rotary_rows: RotaryRows::Neighbours,
-        read: |spec| without_rope(spec, INTERVAL_DEFAULT),
+        keys: &[],
+        read: |_, spec| {
+            without_rope(spec, INTERVAL_DEFAULT);
+            Ok(())
+        },
     }),
 };
 

@@ -1,5 +1,6 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
+use baton_kernels::program::Activation;
 use baton_types::{Attention, Dtype, KvLayout, LayoutError, SlidingWindow, TokenKv};
 use std::sync::Arc;
 
@@ -12,19 +13,30 @@ pub struct DecoderSpec {
     pub hidden: usize,
     /// Longest context the model was made for.
     pub context: usize,
+    /// Factor of the embedding's rows.
+    pub embedding_factor: f32,
     /// The layers, in the order of computation.
     pub layers: Vec<LayerSpec>,
     /// Epsilon in the root mean square of the RMSNorm before the output.
     pub final_rms_eps: f32,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
+    /// Factor of the logits.
+    pub logit_factor: f32,
+    /// Bound of the logits, after the factor: `cap * tanh(logit / cap)`.
+    pub logit_soft_cap: Option<f32>,
 }
 
-/// One layer: `x += attention(norm(x))`, then `x += mlp(norm(x))` with the gated MLP `(activation(h * gate) * (h * up)) * down`.
+/// One layer: `x += factor * attention(x)`, then `x += factor * mlp(x)` with the gated MLP `(activation(h * gate) * (h * up)) * down`, and RMSNorms
+/// before or behind both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// The attention.
     pub attention: AttentionSpec,
+    /// Where the norms of attention and MLP are.
+    pub norms: LayerNorms,
+    /// Factor of what attention and MLP add to the residual stream.
+    pub residual_factor: f32,
     /// Width of the MLP.
     pub ffn: usize,
     /// Function of the MLP's gate.
@@ -33,7 +45,27 @@ pub struct LayerSpec {
     pub rms_eps: f32,
 }
 
-/// Causal grouped-query attention; scores are scaled by `1 / sqrt(head_dim)`.
+/// Where a layer's RMSNorms are, those of heads aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerNorms {
+    /// `x + part(norm(x))`
+    Before,
+    /// `x + norm(part(x))`
+    Behind,
+    /// `x + norm(part(norm(x)))`
+    Both,
+}
+
+/// Which norm queries and keys pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKeyNorm {
+    /// An RMSNorm of each head. All heads of a layer share one gain for queries and one for keys, `[head_dim]`.
+    OfHeads,
+    /// One RMSNorm of all heads' queries, and one of all heads' keys.
+    OfAll,
+}
+
+/// Causal grouped-query attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Number of query heads.
@@ -46,24 +78,22 @@ pub struct AttentionSpec {
     pub window: Option<u32>,
     /// Whether a bias is added to queries, keys and values, before anything else.
     pub qkv_bias: bool,
-    /// Whether each head of queries and keys passes an RMSNorm, after the biases and before the rotary embedding. All heads of a layer
-    /// share one gain for queries and one for keys.
-    pub head_norm: bool,
+    /// Factor of the scores; mostly `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Bound of the scores, after the factor: `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// The norm of queries and keys, after the biases and before the rotary embedding.
+    pub query_key_norm: Option<QueryKeyNorm>,
     /// The rotary embedding of queries and keys; `None`: they stay as they are, and the mask alone tells their order (Kazemnejad et al.,
     /// arXiv:2305.19466).
     pub rope: Option<Rope>,
 }
 
-/// Function of the MLP's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + exp(-x))`
-    Silu,
-}
-
 /// Rotary embedding: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
+    /// Elements of a head that are rotated, its first ones: even.
+    pub dim: usize,
     /// Base `theta` of the rotary frequencies.
     pub theta: f32,
     /// Scaling of the frequencies.
@@ -102,11 +132,31 @@ pub enum RopeScaling {
         /// Factor of all queries and keys (`attention_factor`).
         amplitude: f32,
     },
-    /// A divisor per frequency, `[head_dim / 2]` (GGUF's `rope_freqs.weight`). Shared, since each layer refers to it.
+    /// A divisor per frequency, `[dim / 2]` (GGUF's `rope_freqs.weight`). Shared, since each layer refers to it.
     Factors(Arc<[f32]>),
 }
 
+/// The default of [`AttentionSpec::scale`].
+pub(crate) fn attention_scale(head_dim: usize) -> f32 {
+    (1.0 / (head_dim as f64).sqrt()) as f32
+}
+
 impl AttentionSpec {
+    /// Attention as in Llama, to all tokens.
+    pub fn llama(heads: usize, kv_heads: usize, head_dim: usize, rope: Rope) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            window: None,
+            qkv_bias: false,
+            scale: attention_scale(head_dim),
+            soft_cap: None,
+            query_key_norm: None,
+            rope: Some(rope),
+        }
+    }
+
     /// Elements of all heads' queries.
     pub fn query_dim(&self) -> usize {
         self.heads * self.head_dim
@@ -170,6 +220,9 @@ impl DecoderSpec {
         in_range("context", self.context, u32::MAX as usize)?;
         in_range("layers", self.layers.len(), Self::LAYERS_MAX)?;
         positive("rms_eps", self.final_rms_eps)?;
+        positive("embedding factor", self.embedding_factor)?;
+        positive("logit factor", self.logit_factor)?;
+        self.logit_soft_cap.map_or(Ok(()), |cap| positive("soft cap of logits", cap))?;
         self.layers.iter().try_for_each(LayerSpec::check)?;
         let windows = self.attention().windows.len();
         if windows > Self::WINDOWS_MAX {
@@ -190,6 +243,12 @@ impl DecoderSpec {
 }
 
 impl LayerSpec {
+    /// A layer as in Llama.
+    pub fn llama(attention: AttentionSpec, ffn: usize, rms_eps: f32) -> Self {
+        let (norms, activation) = (LayerNorms::Before, Activation::Silu);
+        Self { attention, norms, residual_factor: 1.0, ffn, activation, rms_eps }
+    }
+
     fn check(&self) -> Result<(), String> {
         let attention = &self.attention;
         let max = DecoderSpec::DIMENSION_MAX;
@@ -211,9 +270,16 @@ impl LayerSpec {
             return Err("window is 0; a token attends to itself at least".into());
         }
         positive("rms_eps", self.rms_eps)?;
+        positive("residual factor", self.residual_factor)?;
+        positive("factor of the scores", attention.scale)?;
+        attention.soft_cap.map_or(Ok(()), |cap| positive("soft cap of scores", cap))?;
         let Some(rope) = &attention.rope else { return Ok(()) };
         positive("rope theta", rope.theta)?;
-        rope.scaling.check(attention.head_dim)
+        in_range("rotated elements of a head", rope.dim, attention.head_dim)?;
+        if !rope.dim.is_multiple_of(2) {
+            return Err(format!("{} elements of a head are rotated; rotary embedding needs pairs", rope.dim));
+        }
+        rope.scaling.check(rope.dim)
     }
 }
 
@@ -230,7 +296,7 @@ impl Rope {
 }
 
 impl RopeScaling {
-    fn check(&self, head_dim: usize) -> Result<(), String> {
+    fn check(&self, dim: usize) -> Result<(), String> {
         match self {
             Self::None => Ok(()),
             Self::Linear { factor } => positive("rope scaling factor", *factor),
@@ -259,8 +325,8 @@ impl RopeScaling {
                 Ok(())
             }
             Self::Factors(factors) => {
-                if factors.len() != head_dim / 2 {
-                    return Err(format!("{} rope factors for {} frequencies", factors.len(), head_dim / 2));
+                if factors.len() != dim / 2 {
+                    return Err(format!("{} rope factors for {} frequencies", factors.len(), dim / 2));
                 }
                 factors.iter().try_for_each(|&f| positive("rope factor", f))
             }

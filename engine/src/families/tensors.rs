@@ -1,6 +1,6 @@
 //! Which tensors a spec implies, and their sizes. Every source is checked against this.
 
-use super::{DecoderSpec, LayerSpec};
+use super::{DecoderSpec, LayerNorms, LayerSpec, QueryKeyNorm};
 use std::fmt;
 
 /// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
@@ -19,7 +19,7 @@ pub enum TensorName {
 /// Tensors of one decoder layer. The order gives the random model's numbers: new ones go to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerTensor {
-    /// Gain of the RMSNorm before attention, `[hidden]`.
+    /// Gain of the RMSNorm before attention, `[hidden]`; see [`LayerNorms`].
     AttentionNorm,
     /// `[heads * head_dim, hidden]`
     Query,
@@ -43,15 +43,19 @@ pub enum LayerTensor {
     KeyBias,
     /// `[kv_heads * head_dim]`; with [`qkv_bias`](super::AttentionSpec::qkv_bias).
     ValueBias,
-    /// Gain of the RMSNorm of each query head, `[head_dim]`; with [`head_norm`](super::AttentionSpec::head_norm).
+    /// Gain of the RMSNorm of queries, of one head's size or all heads'; with [`query_key_norm`](super::AttentionSpec::query_key_norm).
     QueryNorm,
-    /// Gain of the RMSNorm of each key head, `[head_dim]`; with [`head_norm`](super::AttentionSpec::head_norm).
+    /// Gain of the RMSNorm of keys, as of queries.
     KeyNorm,
+    /// Gain of the RMSNorm behind attention, `[hidden]`.
+    AttentionOutputNorm,
+    /// Gain of the RMSNorm behind the MLP, `[hidden]`.
+    MlpOutputNorm,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::AttentionNorm,
         Self::Query,
         Self::Key,
@@ -62,18 +66,49 @@ impl LayerTensor {
         Self::QueryNorm,
         Self::KeyNorm,
         Self::AttentionOutput,
+        Self::AttentionOutputNorm,
         Self::MlpNorm,
         Self::Gate,
         Self::Up,
         Self::Down,
+        Self::MlpOutputNorm,
     ];
+
+    /// Its name in Hugging Face's Llama, behind the layer's number; for tensors that no Llama has, that of a family that has them.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AttentionNorm => "input_layernorm.weight",
+            Self::Query => "self_attn.q_proj.weight",
+            Self::Key => "self_attn.k_proj.weight",
+            Self::Value => "self_attn.v_proj.weight",
+            Self::QueryBias => "self_attn.q_proj.bias",
+            Self::KeyBias => "self_attn.k_proj.bias",
+            Self::ValueBias => "self_attn.v_proj.bias",
+            Self::QueryNorm => "self_attn.q_norm.weight",
+            Self::KeyNorm => "self_attn.k_norm.weight",
+            Self::AttentionOutput => "self_attn.o_proj.weight",
+            Self::AttentionOutputNorm => "post_self_attn_layernorm.weight",
+            Self::MlpNorm => "post_attention_layernorm.weight",
+            Self::Gate => "mlp.gate_proj.weight",
+            Self::Up => "mlp.up_proj.weight",
+            Self::Down => "mlp.down_proj.weight",
+            Self::MlpOutputNorm => "post_feedforward_layernorm.weight",
+        }
+    }
 }
 
 impl TensorName {
     /// Whether this is a gain of an RMSNorm.
     pub fn is_norm(self) -> bool {
-        use LayerTensor::{AttentionNorm, KeyNorm, MlpNorm, QueryNorm};
-        matches!(self, Self::FinalNorm | Self::Layer(_, AttentionNorm | MlpNorm | QueryNorm | KeyNorm))
+        use LayerTensor::{AttentionNorm, AttentionOutputNorm, KeyNorm, MlpNorm, MlpOutputNorm, QueryNorm};
+        let of_layer = |tensor| {
+            matches!(tensor, AttentionNorm | AttentionOutputNorm | MlpNorm | MlpOutputNorm | QueryNorm | KeyNorm)
+        };
+        match self {
+            Self::FinalNorm => true,
+            Self::Layer(_, tensor) => of_layer(tensor),
+            Self::Embedding | Self::Output => false,
+        }
     }
 
     /// Whether this is a bias.
@@ -87,32 +122,15 @@ impl TensorName {
     }
 }
 
-/// Hugging Face's names, because they are the best known.
+/// The names of Hugging Face's Llama, because they are the best known.
 impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (layer, tensor) = match self {
-            Self::Embedding => return f.write_str("model.embed_tokens.weight"),
-            Self::FinalNorm => return f.write_str("model.norm.weight"),
-            Self::Output => return f.write_str("lm_head.weight"),
-            Self::Layer(layer, tensor) => (layer, tensor),
-        };
-        let tensor = match tensor {
-            LayerTensor::AttentionNorm => "input_layernorm.weight",
-            LayerTensor::Query => "self_attn.q_proj.weight",
-            LayerTensor::Key => "self_attn.k_proj.weight",
-            LayerTensor::Value => "self_attn.v_proj.weight",
-            LayerTensor::QueryBias => "self_attn.q_proj.bias",
-            LayerTensor::KeyBias => "self_attn.k_proj.bias",
-            LayerTensor::ValueBias => "self_attn.v_proj.bias",
-            LayerTensor::QueryNorm => "self_attn.q_norm.weight",
-            LayerTensor::KeyNorm => "self_attn.k_norm.weight",
-            LayerTensor::AttentionOutput => "self_attn.o_proj.weight",
-            LayerTensor::MlpNorm => "post_attention_layernorm.weight",
-            LayerTensor::Gate => "mlp.gate_proj.weight",
-            LayerTensor::Up => "mlp.up_proj.weight",
-            LayerTensor::Down => "mlp.down_proj.weight",
-        };
-        write!(f, "model.layers.{layer}.{tensor}")
+        match self {
+            Self::Embedding => f.write_str("model.embed_tokens.weight"),
+            Self::FinalNorm => f.write_str("model.norm.weight"),
+            Self::Output => f.write_str("lm_head.weight"),
+            Self::Layer(layer, tensor) => write!(f, "model.layers.{layer}.{}", tensor.name()),
+        }
     }
 }
 
@@ -125,10 +143,15 @@ pub(crate) fn layer_index(text: &str) -> Option<usize> {
 impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
-        use LayerTensor::{KeyBias, KeyNorm, QueryBias, QueryNorm, ValueBias};
+        use LayerTensor::{
+            AttentionNorm, AttentionOutputNorm, KeyBias, KeyNorm, MlpNorm, MlpOutputNorm, QueryBias, QueryNorm,
+            ValueBias,
+        };
         match tensor {
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
-            QueryNorm | KeyNorm => self.attention.head_norm,
+            QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
+            AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
+            AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
             _ => true,
         }
     }
@@ -152,12 +175,19 @@ impl DecoderSpec {
         };
         let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
         match tensor {
-            LayerTensor::AttentionNorm | LayerTensor::MlpNorm => [1, self.hidden],
+            LayerTensor::AttentionNorm
+            | LayerTensor::AttentionOutputNorm
+            | LayerTensor::MlpNorm
+            | LayerTensor::MlpOutputNorm => [1, self.hidden],
             LayerTensor::Query => [q, self.hidden],
             LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
             LayerTensor::QueryBias => [1, q],
             LayerTensor::KeyBias | LayerTensor::ValueBias => [1, kv],
-            LayerTensor::QueryNorm | LayerTensor::KeyNorm => [1, layer.attention.head_dim],
+            LayerTensor::QueryNorm | LayerTensor::KeyNorm => match (layer.attention.query_key_norm, tensor) {
+                (Some(QueryKeyNorm::OfAll), LayerTensor::QueryNorm) => [1, q],
+                (Some(QueryKeyNorm::OfAll), _) => [1, kv],
+                _ => [1, layer.attention.head_dim],
+            },
             LayerTensor::AttentionOutput => [self.hidden, q],
             LayerTensor::Gate | LayerTensor::Up => [layer.ffn, self.hidden],
             LayerTensor::Down => [self.hidden, layer.ffn],

@@ -73,6 +73,7 @@ mod sampling;
 
 pub use error::WeightsError;
 pub use fingerprints::KnownFingerprints;
+pub(crate) use gguf::GgufConfig;
 pub use gguf::GgufModel;
 pub use huggingface::HuggingFaceModel;
 pub(crate) use huggingface::JsonObject;

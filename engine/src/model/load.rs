@@ -1,11 +1,11 @@
 //! Loads a model's weights onto a device and writes its forward pass as a program.
 
 use super::{ModelError, rope_table};
-use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerTensor, TensorName};
+use crate::families::{AttentionSpec, DecoderSpec, LayerNorms, LayerTensor, TensorName};
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
-use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
+use baton_kernels::program::{Attend, Embed, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::storage::StorageFormat;
 
 /// Partitions of K of the two GEMMs whose K is split under tensor parallelism. In `f32fma`, the largest power of two up to
@@ -32,13 +32,18 @@ pub(super) fn program(
     let (numerics, total) = (device.info().numerics, spec.parameters());
     let mut loader = Loader { source, spec, device, progress, positions, ropes: Vec::new(), done: 0, total };
     let embedding = loader.load(Role::Embedding, &[TensorName::Embedding])?;
-    let mut ops = vec![Op::Embed(embedding)];
+    let mut ops = vec![Op::Embed(Embed { table: embedding, factor: spec.embedding_factor })];
     for (l, layer_spec) in spec.layers.iter().enumerate() {
         let (layer, attention, eps) = (l as u32, &layer_spec.attention, layer_spec.rms_eps);
         let name = |tensor| TensorName::Layer(l, tensor);
+        let (before, behind) = (layer_spec.norms != LayerNorms::Behind, layer_spec.norms != LayerNorms::Before);
+        let norm_if = |holds: bool, loader: &mut Loader<'_>, tensor| match holds {
+            true => loader.norm(name(tensor), eps).map(Some),
+            false => Ok(None),
+        };
         ops.push(Op::Qkv(Qkv {
             layer,
-            norm: loader.norm(name(LayerTensor::AttentionNorm), eps)?,
+            norm: norm_if(before, &mut loader, LayerTensor::AttentionNorm)?,
             weight: loader.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
             bias: match attention.qkv_bias {
                 true => Some(loader.biases(l)?),
@@ -47,8 +52,8 @@ pub(super) fn program(
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
-            head_norms: match attention.head_norm {
-                true => Some(HeadNorms {
+            norms: match attention.query_key_norm.is_some() {
+                true => Some(QueryKeyNorms {
                     query: loader.norm(name(LayerTensor::QueryNorm), eps)?,
                     key: loader.norm(name(LayerTensor::KeyNorm), eps)?,
                 }),
@@ -59,21 +64,30 @@ pub(super) fn program(
         if l + 1 == spec.layers.len() {
             ops.push(Op::Select);
         }
-        let scale = (1.0 / (attention.head_dim as f64).sqrt()) as f32;
-        ops.push(Op::Attend(Attend { layer, scale, window: attention.window }));
-        let weight = loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?;
-        ops.push(Op::Out(Project { weight, partitions: partitions(numerics, attention.kv_heads) }));
-        let norm = loader.norm(name(LayerTensor::MlpNorm), eps)?;
-        let weight = loader.load(Role::GateUp, &[LayerTensor::Gate, LayerTensor::Up].map(name))?;
-        // The only activation of the registry's families.
-        let Activation::Silu = layer_spec.activation;
-        ops.push(Op::GateUp(GateUp { norm, weight }));
-        let weight = loader.load(Role::Down, &[name(LayerTensor::Down)])?;
-        ops.push(Op::Down(Project { weight, partitions: partitions(numerics, layer_spec.ffn) }));
+        let AttentionSpec { scale, window, soft_cap, .. } = *attention;
+        ops.push(Op::Attend(Attend { layer, scale, window, soft_cap }));
+        ops.push(Op::Out(Project {
+            weight: loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?,
+            partitions: partitions(numerics, attention.kv_heads),
+            norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
+            factor: layer_spec.residual_factor,
+        }));
+        ops.push(Op::GateUp(GateUp {
+            norm: norm_if(before, &mut loader, LayerTensor::MlpNorm)?,
+            weight: loader.load(Role::GateUp, &[LayerTensor::Gate, LayerTensor::Up].map(name))?,
+            activation: layer_spec.activation,
+        }));
+        ops.push(Op::Down(Project {
+            weight: loader.load(Role::Down, &[name(LayerTensor::Down)])?,
+            partitions: partitions(numerics, layer_spec.ffn),
+            norm: norm_if(behind, &mut loader, LayerTensor::MlpOutputNorm)?,
+            factor: layer_spec.residual_factor,
+        }));
     }
     let norm = loader.norm(TensorName::FinalNorm, spec.final_rms_eps)?;
     let weight = if spec.tied { embedding } else { loader.load(Role::Head, &[TensorName::Output])? };
-    ops.extend([Op::Head(Head { norm, weight }), Op::Sample]);
+    let (factor, soft_cap) = (spec.logit_factor, spec.logit_soft_cap);
+    ops.extend([Op::Head(Head { norm, weight, factor, soft_cap }), Op::Sample]);
     Ok(Program { ops })
 }
 

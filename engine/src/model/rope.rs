@@ -8,13 +8,14 @@ use crate::families::{AttentionSpec, Rope, RopeScaling};
 use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 
-/// `a * cos(p * f[i])` and `a * sin(p * f[i])`, `a` being YaRN's amplitude or 1, for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.
+/// `a * cos(p * f[i])` and `a * sin(p * f[i])`, `a` being YaRN's amplitude or 1, for positions `0 .. positions` and the inverse frequencies `f`, `[positions, dim / 2]`.
 ///
 /// Without a rotary embedding all angles are 0: `x * 1 - y * 0` is `x`.
 pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTable, ModelError> {
+    let dim = attention.rope.as_ref().map_or(attention.head_dim, |rope| rope.dim);
     let frequencies = match &attention.rope {
-        Some(rope) => inverse_frequencies(rope, attention.head_dim)?,
-        None => vec![0.0; attention.head_dim / 2],
+        Some(rope) => inverse_frequencies(rope)?,
+        None => vec![0.0; dim / 2],
     };
     let amplitude = match &attention.rope {
         Some(Rope { scaling: RopeScaling::Yarn { amplitude, .. }, .. }) => f64::from(*amplitude),
@@ -27,14 +28,15 @@ pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTab
         table.extend(angles().map(|angle| (f(angle) * amplitude) as f32));
         table
     };
-    Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: attention.head_dim })
+    Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim })
 }
 
 /// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864), scaled as the
 /// model specifies.
 ///
 /// Fails where `Factors` has another length than `dim / 2`.
-pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelError> {
+pub fn inverse_frequencies(rope: &Rope) -> Result<Vec<f64>, ModelError> {
+    let dim = rope.dim;
     let base = (0..dim / 2).map(|i| libm::pow(f64::from(rope.theta), -((2 * i) as f64) / dim as f64));
     Ok(match &rope.scaling {
         RopeScaling::None => base.collect(),

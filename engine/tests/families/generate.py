@@ -5,7 +5,8 @@
 FAMILY/            a small random checkpoint in float32, as transformers saves it
 FAMILY/tokens.json the prompt
 FAMILY/logits.f32  transformers' logits of every position, float32, little endian, [tokens, vocab]
-FAMILY.gguf        the same tensors as llama.cpp's converter stores them: for these architectures it keeps the order of all rows
+FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of granite it reorders the rows of queries and keys, and it adds 1 to
+                   the gains of Gemma
 
 Run in this folder. The output depends on nothing but the seeds below and the versions above.
 """
@@ -39,7 +40,7 @@ def randomize(model, seed):
         for name, tensor in model.named_parameters():
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = 1 + 0.3 * values
+                values = (0 if "Gemma" in type(model).__name__ else 1) + 0.3 * values
             elif name.endswith(".bias"):
                 values = 0.5 * values
             elif name.endswith("embed_tokens.weight"):
@@ -75,8 +76,21 @@ def write_gguf(arch, model):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for add, key in [
+        (writer.add_attention_scale, "attention_multiplier"),
+        (writer.add_embedding_scale, "embedding_multiplier"),
+        (writer.add_residual_scale, "residual_multiplier"),
+        (writer.add_logit_scale, "logits_scaling"),
+        (writer.add_attn_logit_softcapping, "attn_logit_softcapping"),
+        (writer.add_final_logit_softcapping, "final_logit_softcapping"),
+        (writer.add_sliding_window, "sliding_window"),
+    ]:
+        # Converters write the window of these architectures alone.
+        if getattr(config, key, None) is not None and (key != "sliding_window" or arch.startswith("gemma")):
+            add(getattr(config, key))
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -85,7 +99,14 @@ def write_gguf(arch, model):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(stored, np.ascontiguousarray(tensor.numpy()))
+        data = tensor.numpy()
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if arch == "granite" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            halves = data.reshape(heads, 2, data.shape[0] // heads // 2, data.shape[1])
+            data = halves.swapaxes(1, 2).reshape(data.shape)
+        writer.add_tensor(stored, np.ascontiguousarray(data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -153,8 +174,77 @@ def phi3():
     record("phi3", transformers.Phi3ForCausalLM(config), 5)
 
 
+def phi4_mini():
+    """Three quarters of a head are rotated."""
+    config = transformers.Phi3Config(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    )
+    record("phi4_mini", transformers.Phi3ForCausalLM(config), 6)
+
+
+def granite():
+    config = transformers.GraniteConfig(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        embedding_multiplier=6.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.6,
+        logits_scaling=3.0,
+    )
+    write_gguf("granite", record("granite", transformers.GraniteForCausalLM(config), 7))
+
+
+def olmo2():
+    config = transformers.Olmo2Config(
+        **COMMON, intermediate_size=48, num_hidden_layers=2, pad_token_id=0, tie_word_embeddings=False
+    )
+    write_gguf("olmo2", record("olmo2", transformers.Olmo2ForCausalLM(config), 8))
+
+
+def gemma2():
+    """Caps that scores and logits come close to. A head's score has the factor that a GGUF file implies."""
+    config = transformers.Gemma2Config(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=7,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=20.0,
+        pad_token_id=0,
+    )
+    write_gguf("gemma2", record("gemma2", transformers.Gemma2ForCausalLM(config), 9))
+
+
+def gemma3():
+    config = transformers.Gemma3TextConfig(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=7,
+        pad_token_id=0,
+    )
+    write_gguf("gemma3", record("gemma3", transformers.Gemma3ForCausalLM(config), 10))
+
+
+gemma2()
+gemma3()
+granite()
 mistral()
+olmo2()
 phi3()
+phi4_mini()
 qwen2()
 qwen3()
 smollm3()

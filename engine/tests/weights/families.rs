@@ -2,7 +2,7 @@
 //! tests of the forward pass, on the same fixtures.
 
 use crate::folder::Folder;
-use baton_engine::families::DecoderSpec;
+use baton_engine::families::{Activation, DecoderSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName};
 use baton_engine::formats::{GgufModel, ModelSource};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn mistral_has_one_window_or_none() {
 fn qwen2_has_biases_and_windows_by_layer() {
     let spec = open("qwen2", |_| ()).unwrap();
     assert_eq!(windows(&spec), [None, Some(7), Some(7)]);
-    assert!(spec.layers.iter().all(|layer| layer.attention.qkv_bias && !layer.attention.head_norm));
+    assert!(spec.layers.iter().all(|layer| layer.attention.qkv_bias && layer.attention.query_key_norm.is_none()));
     assert!(spec.tied);
 
     let with = |pairs: &[(&str, Value)]| {
@@ -107,7 +107,7 @@ fn a_gguf_file_of_qwen2_has_the_same_tensors_and_no_windows() {
 fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
     let spec = open("qwen3", |_| ()).unwrap();
     for layer in &spec.layers {
-        assert!(layer.attention.head_norm && !layer.attention.qkv_bias);
+        assert!(layer.attention.query_key_norm == Some(QueryKeyNorm::OfHeads) && !layer.attention.qkv_bias);
         assert_eq!((spec.hidden, layer.attention.heads, layer.attention.head_dim), (32, 4, 16));
     }
     assert_eq!(windows(&spec), [None; 2]);
@@ -124,9 +124,132 @@ fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
 }
 
 #[test]
-fn a_gguf_file_of_qwen3_is_the_same_model() {
-    let gguf = GgufModel::open(&fixture("qwen3.gguf"), None).unwrap();
-    let folder = Folder::of(&fixture("qwen3")).open().unwrap();
-    assert_eq!(gguf.spec(), folder.spec());
-    assert_eq!(tensors(&gguf), tensors(&folder));
+fn gguf_files_are_the_same_models() {
+    for family in ["gemma2", "gemma3", "granite", "olmo2", "qwen3"] {
+        let gguf = GgufModel::open(&fixture(&format!("{family}.gguf")), None).unwrap();
+        let folder = Folder::of(&fixture(family)).open().unwrap();
+        assert_eq!(gguf.spec(), folder.spec(), "{family}");
+        assert_eq!(tensors(&gguf), tensors(&folder), "{family}");
+    }
+}
+
+#[test]
+fn granite_has_factors() {
+    let spec = open("granite", |_| ()).unwrap();
+    assert_eq!((spec.embedding_factor, spec.logit_factor), (6.0, 1.0 / 3.0));
+    assert!(spec.layers.iter().all(|layer| (layer.residual_factor, layer.attention.scale) == (0.6, 0.2)));
+    let spec = open("granite", |f| f.config("residual_multiplier", json!(null))).unwrap();
+    assert_eq!(spec.layers[0].residual_factor, 1.0);
+    refused("granite", |f| f.config("logits_scaling", json!(0)), &["logit factor is inf"]);
+    refused("granite", |f| f.config("attention_multiplier", json!(0)), &["factor of the scores is 0"]);
+    // Llama computes no factor.
+    refused(
+        "mistral",
+        |f| f.config("residual_multiplier", json!(0.5)),
+        &["residual_multiplier = 0.5", "not supported"],
+    );
+}
+
+#[test]
+fn olmo2_has_its_norms_behind_the_parts_of_a_layer() {
+    let spec = open("olmo2", |_| ()).unwrap();
+    for layer in &spec.layers {
+        assert_eq!((layer.norms, layer.attention.query_key_norm), (LayerNorms::Behind, Some(QueryKeyNorm::OfAll)));
+    }
+    // The name of Llama's norm before the MLP is that of the norm behind attention.
+    let name = "model.layers.1.post_attention_layernorm.weight";
+    refused("olmo2", |f| f.drop_tensor(name), &[name, "is missing"]);
+    let before = "model.layers.0.input_layernorm.weight";
+    refused("olmo2", |f| f.add(before, "F32", &[32], &[0; 128]), &[before, "not supported"]);
+    let shorter = |f: &mut Folder| {
+        f.drop_tensor("model.layers.0.self_attn.q_norm.weight");
+        f.add("model.layers.0.self_attn.q_norm.weight", "F32", &[8], &[0; 32]);
+    };
+    refused("olmo2", shorter, &["q_norm.weight has shape [8]", "[32]"]);
+}
+
+#[test]
+fn gemma2_has_caps_windows_and_gains_less_one() {
+    let spec = open("gemma2", |_| ()).unwrap();
+    assert_eq!(windows(&spec), [Some(7), None, Some(7), None]);
+    assert_eq!((spec.logit_soft_cap, spec.tied), (Some(20.0), true));
+    assert_eq!(spec.embedding_factor, 32f32.sqrt());
+    for layer in &spec.layers {
+        assert_eq!((layer.norms, layer.activation), (LayerNorms::Both, Activation::GeluTanh));
+        assert_eq!((layer.attention.soft_cap, layer.attention.scale), (Some(4.0), 0.25));
+    }
+    // Gains that are stored lie around 0.
+    let model = Folder::of(&fixture("gemma2")).open().unwrap();
+    let gain = model.tensor(TensorName::FinalNorm).unwrap();
+    let mean = gain.iter().sum::<f32>() / gain.len() as f32;
+    assert!((0.8..1.2).contains(&mean), "{mean}");
+
+    let by_pattern = open("gemma2", |f| f.config("layer_types", json!(null))).unwrap();
+    assert_eq!(windows(&by_pattern), windows(&spec));
+    let without = open("gemma2", |f| f.config("attn_logit_softcapping", json!(null))).unwrap();
+    assert_eq!(without.layers[0].attention.soft_cap, None);
+    let scalar = open("gemma2", |f| f.config("query_pre_attn_scalar", json!(144))).unwrap();
+    assert_eq!(scalar.layers[0].attention.scale, (1.0 / 12.0) as f32);
+    let unset = |key: &'static str| {
+        move |f: &mut Folder| f.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove(key)))
+    };
+    for key in ["final_logit_softcapping", "head_dim", "hidden_activation", "query_pre_attn_scalar", "sliding_window"] {
+        refused("gemma2", unset(key), &[key, "is missing"]);
+    }
+    refused("gemma2", |f| f.config("hidden_activation", json!("gelu")), &["hidden_activation `gelu`"]);
+    refused("gemma2", |f| f.config("final_logit_softcapping", json!(0)), &["soft cap of logits is 0"]);
+    refused("gemma2", |f| f.config("use_bidirectional_attention", json!(true)), &["use_bidirectional_attention"]);
+}
+
+#[test]
+fn gemma3_has_a_rotary_embedding_for_windows() {
+    let spec = open("gemma3", |_| ()).unwrap();
+    assert_eq!(windows(&spec), [Some(7), Some(7), Some(7), Some(7), Some(7), None]);
+    let thetas = |spec: &DecoderSpec| -> Vec<f32> {
+        spec.layers.iter().map(|layer| layer.attention.rope.as_ref().unwrap().theta).collect()
+    };
+    assert_eq!(thetas(&spec), [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]);
+    assert!(spec.layers.iter().all(|layer| layer.attention.query_key_norm == Some(QueryKeyNorm::OfHeads)));
+
+    // As the first files said it.
+    let old = open("gemma3", |f| {
+        f.config("rope_parameters", json!(null));
+        f.config("layer_types", json!(null));
+        f.config("sliding_window_pattern", json!(3));
+        f.config("rope_theta", json!(2e6));
+        f.config("rope_local_base_freq", json!(5e3));
+        f.config("rope_scaling", json!({"rope_type": "linear", "factor": 8.0}));
+    })
+    .unwrap();
+    assert_eq!(windows(&old), [Some(7), Some(7), None, Some(7), Some(7), None]);
+    assert_eq!(thetas(&old), [5e3, 5e3, 2e6, 5e3, 5e3, 2e6]);
+    let scaling = |layer: usize| old.layers[layer].attention.rope.as_ref().unwrap().scaling.clone();
+    assert_eq!((scaling(0), scaling(2)), (RopeScaling::None, RopeScaling::Linear { factor: 8.0 }));
+    let no_local = |f: &mut Folder| {
+        f.config("rope_parameters", json!(null));
+        f.config("rope_theta", json!(2e6));
+    };
+    refused("gemma3", no_local, &["rope_local_base_freq is missing"]);
+    refused("gemma3", |f| f.config("attn_logit_softcapping", json!(50)), &["attn_logit_softcapping", "no soft caps"]);
+    // Parameters by type of layer are read by this family alone.
+    let by_type = json!({"full_attention": {"rope_type": "default", "rope_theta": 1e6}});
+    refused("qwen3", |f| f.config("rope_parameters", by_type), &["rope_parameters", "rope_type is missing"]);
+}
+
+#[test]
+fn parts_of_heads_are_rotated() {
+    let spec = open("phi4_mini", |_| ()).unwrap();
+    let rotated = |spec: &DecoderSpec| spec.layers[0].attention.rope.as_ref().unwrap().dim;
+    assert_eq!((rotated(&spec), spec.layers[0].attention.head_dim), (6, 8));
+    let outside = |factor: f32| {
+        move |f: &mut Folder| {
+            f.config("rope_parameters", json!(null));
+            f.config("partial_rotary_factor", json!(factor));
+        }
+    };
+    assert_eq!(rotated(&open("phi3", outside(0.5)).unwrap()), 4);
+    refused("phi3", outside(0.4), &["3 elements of a head are rotated"]);
+    refused("phi3", outside(1.5), &["rotated elements of a head is 12"]);
+    let both = |f: &mut Folder| f.config("partial_rotary_factor", json!(0.5));
+    refused("phi3", both, &["partial_rotary_factor is 0.5 and in rope_parameters 1"]);
 }

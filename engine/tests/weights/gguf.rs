@@ -1,9 +1,7 @@
 //! GGUF files: what is read from them, and that everything else is refused by name.
 
 use crate::support::{File, HIDDEN, Meta, VOCAB, fixture};
-use baton_engine::families::{
-    Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, Rope, RopeScaling, TensorName,
-};
+use baton_engine::families::{AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, Rope, RopeScaling, TensorName};
 use baton_engine::formats::{GgufModel, ModelSource, TextSource, WeightsError};
 
 /// The error of opening a small model after `damage`; its message must contain every part.
@@ -19,12 +17,20 @@ fn refused(damage: impl FnOnce(&mut File), parts: &[&str]) -> WeightsError {
 #[test]
 fn a_file_of_the_reference_writer_opens() {
     let model = GgufModel::open(&fixture("tiny.gguf"), None).unwrap();
-    let rope = Rope { theta: 5e4, scaling: RopeScaling::None };
-    let (heads, kv_heads, head_dim, window, qkv_bias, head_norm) = (2, 1, 16, None, false, false);
-    let attention = AttentionSpec { heads, kv_heads, head_dim, window, qkv_bias, head_norm, rope: Some(rope) };
-    let layer = LayerSpec { attention, ffn: 64, activation: Activation::Silu, rms_eps: 1e-6 };
-    let (vocab, hidden, context, layers, final_rms_eps, tied) = (12, 32, 128, vec![layer; 2], 1e-6, true);
-    assert_eq!(model.spec(), &DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied });
+    let rope = Rope { dim: 16, theta: 5e4, scaling: RopeScaling::None };
+    let layer = LayerSpec::llama(AttentionSpec::llama(2, 1, 16, rope), 64, 1e-6);
+    let expected = DecoderSpec {
+        vocab: 12,
+        hidden: 32,
+        context: 128,
+        layers: vec![layer; 2],
+        final_rms_eps: 1e-6,
+        tied: true,
+        embedding_factor: 1.0,
+        logit_factor: 1.0,
+        logit_soft_cap: None,
+    };
+    assert_eq!(model.spec(), &expected);
     assert_eq!(model.name(), "tiny");
     // `<|endoftext|>` by its text, `<|im_end|>` by key and text.
     assert_eq!(model.end_tokens(), [0, 2]);

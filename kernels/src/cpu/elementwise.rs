@@ -1,10 +1,11 @@
 //! Norm, rotation and activation: vectors along a row, rows divided among threads.
 
-use super::simd::{Kernel, LANES, Simd, silu};
+use super::simd::{Kernel, LANES, Simd, gelu_tanh, silu};
 use super::{CpuKernels, Shared};
 use crate::device::RopeTable;
-use crate::host::{KvStep, NormOf};
+use crate::host::{KvStep, NormOf, parts};
 use crate::numerics;
+use crate::program::Activation;
 
 /// Elements below which waking threads costs more than the work.
 const TASK_ELEMENTS: usize = 8 << 10;
@@ -154,38 +155,86 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-pub(super) fn silu_mul(kernels: &CpuKernels, gate: &mut [f32], up: &[f32]) {
+pub(super) fn activate(kernels: &CpuKernels, activation: Activation, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     let shared = Shared(gate.as_mut_ptr());
     pieces(kernels, up.len(), 1, &|start, end| {
         // SAFETY: `pieces` gives each element to one task.
         let gate = unsafe { rows_of(shared, 1, start, end) };
-        kernels.level.run(SiluMul { gate, up: &up[start..end] });
+        kernels.level.run(ActivateGate { activation, gate, up: &up[start..end] });
     });
 }
 
-pub(super) struct SiluMul<'a> {
+/// `gate = activation(gate) * up`
+pub(super) struct ActivateGate<'a> {
+    pub(super) activation: Activation,
     pub(super) gate: &'a mut [f32],
     pub(super) up: &'a [f32],
 }
 
-impl Kernel for SiluMul<'_> {
+impl Kernel for ActivateGate<'_> {
     type Out = ();
 
     #[inline(always)]
     fn call<S: Simd>(self, s: S) {
-        let (gates, gate_tail) = self.gate.as_chunks_mut::<LANES>();
-        let (ups, up_tail) = self.up.as_chunks::<LANES>();
-        for (gate, up) in gates.iter_mut().zip(ups) {
-            // SAFETY: a chunk is one vector.
-            unsafe {
-                let product = s.mul(silu(s, s.load(gate.as_ptr())), s.load(up.as_ptr()));
-                s.store(gate.as_mut_ptr(), product);
-            }
+        match self.activation {
+            Activation::Silu => activate_by(s, self.gate, self.up, silu, numerics::silu),
+            Activation::GeluTanh => activate_by(s, self.gate, self.up, gelu_tanh, numerics::gelu_tanh),
         }
-        for (gate, up) in gate_tail.iter_mut().zip(up_tail) {
-            *gate = numerics::silu(*gate) * up;
+    }
+}
+
+/// With the function of vectors, and of single elements.
+#[inline(always)]
+fn activate_by<S: Simd>(s: S, gate: &mut [f32], up: &[f32], of: fn(S, S::F) -> S::F, of_one: fn(f32) -> f32) {
+    let (gates, gate_tail) = gate.as_chunks_mut::<LANES>();
+    let (ups, up_tail) = up.as_chunks::<LANES>();
+    for (gate, up) in gates.iter_mut().zip(ups) {
+        // SAFETY: a chunk is one vector.
+        unsafe {
+            let product = s.mul(of(s, s.load(gate.as_ptr())), s.load(up.as_ptr()));
+            s.store(gate.as_mut_ptr(), product);
         }
+    }
+    for (gate, up) in gate_tail.iter_mut().zip(up_tail) {
+        *gate = of_one(*gate) * up;
+    }
+}
+
+/// `y += factor * x`
+pub(super) fn add_scaled(kernels: &CpuKernels, x: &[f32], factor: f32, y: &mut [f32]) {
+    assert_eq!(x.len(), y.len());
+    let shared = Shared(y.as_mut_ptr());
+    pieces(kernels, x.len(), 1, &|start, end| {
+        // SAFETY: `pieces` gives each element to one task.
+        let y = unsafe { rows_of(shared, 1, start, end) };
+        y.iter_mut().zip(&x[start..end]).for_each(|(y, x)| *y += factor * x);
+    });
+}
+
+/// `logit = soft_cap(factor * logit)`
+pub(super) fn finish_logits(kernels: &CpuKernels, logits: &mut [f32], factor: f32, cap: Option<f32>) {
+    let (len, shared) = (logits.len(), Shared(logits.as_mut_ptr()));
+    pieces(kernels, len, 1, &|start, end| {
+        // SAFETY: `pieces` gives each element to one task.
+        let logits = unsafe { rows_of(shared, 1, start, end) };
+        kernels.level.run(FinishLogits { logits, factor, cap });
+    });
+}
+
+struct FinishLogits<'a> {
+    logits: &'a mut [f32],
+    factor: f32,
+    cap: Option<f32>,
+}
+
+impl Kernel for FinishLogits<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, _: S) {
+        // Scalar code: every element is independent, so the compiler's vectorization rounds alike.
+        parts::finish_logits(self.logits, self.factor, self.cap);
     }
 }
 

@@ -33,11 +33,13 @@ mod tensor_core;
 mod threads;
 
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
+use crate::host::parts;
 use crate::host::{
-    Changes, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times,
+    Changes, GateUpOf, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times,
 };
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
+use crate::program::Activation;
 use crate::step::{SlotSamplers, StepInput, StepOutput};
 use baton_types::{Digest, TokenId};
 use pool_memory::StoreColumns;
@@ -253,12 +255,20 @@ impl HostKernels for CpuKernels {
         adapter::adapt(self, x, changes, y);
     }
 
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        elementwise::silu_mul(self, gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        elementwise::activate(self, activation, gate, up);
     }
 
-    fn embed(&self, table: &Matrix, ids: &[TokenId], residual: &mut [f32]) {
-        fused::embed(self, table, ids, residual);
+    fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
+        elementwise::add_scaled(self, x, factor, y);
+    }
+
+    fn finish_logits(&self, logits: &mut [f32], factor: f32, cap: Option<f32>) {
+        elementwise::finish_logits(self, logits, factor, cap);
+    }
+
+    fn embed(&self, table: &Matrix, factor: f32, ids: &[TokenId], residual: &mut [f32]) {
+        fused::embed(self, table, factor, ids, residual);
     }
 
     fn qkv(
@@ -268,17 +278,26 @@ impl HostKernels for CpuKernels {
         step: KvStep<'_>,
         residual: &[f32],
         query: &mut [f32],
-        _: &mut Scratch<Input>,
+        scratch: &mut Scratch<Input>,
     ) {
-        fused::qkv(self, w, op, step, residual, query);
+        // A task has some heads of a row.
+        let of_heads = |norms: &[NormOf<'_>; 2]| norms.iter().all(|norm| norm.gain.len() == step.kv.dim());
+        match op.norms.is_none_or(|norms| of_heads(&norms)) {
+            true => fused::qkv(self, w, op, step, residual, query),
+            false => parts::qkv(self, w, op, step, residual, query, scratch, None),
+        }
     }
 
-    fn project(&self, w: &Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32], _: &mut Scratch<Input>) {
-        fused::project(self, w, op, x, residual);
+    fn project(&self, w: &Matrix, op: &ProjectOf<'_>, x: &[f32], residual: &mut [f32], scratch: &mut Scratch<Input>) {
+        match op.is_plain() {
+            true => fused::project(self, w, op, x, residual),
+            // A norm needs whole rows.
+            false => parts::project(self, w, op, x, residual, scratch, None),
+        }
     }
 
-    fn gate_up(&self, w: &Matrix, norm: NormOf<'_>, residual: &[f32], inner: &mut [f32], _: &mut Scratch<Input>) {
-        fused::gate_up(self, w, norm, residual, inner);
+    fn gate_up(&self, w: &Matrix, op: &GateUpOf<'_>, residual: &[f32], inner: &mut [f32], _: &mut Scratch<Input>) {
+        fused::gate_up(self, w, op, residual, inner);
     }
 
     fn head(&self, w: &Matrix, norm: NormOf<'_>, residual: &[f32], logits: &mut [f32], _: &mut Scratch<Input>) {

@@ -14,7 +14,7 @@ use crate::device::{
 };
 use crate::numerics::{Half, KERNEL_REVISION, Numerics, TensorCore};
 use crate::program::check::Sizes;
-use crate::program::{self, Program};
+use crate::program::{self, Activation, Program};
 use baton_memory::PoolMemory;
 use baton_types::{KvPoolMap, MemoryKind};
 use std::f32::consts::LOG2_E;
@@ -116,11 +116,25 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// The norm that GPU kernels compute before every projection.
+    fn norm_before(&self, norm: Option<program::Norm>) -> Result<Norm, DeviceError> {
+        match norm {
+            Some(norm) => self.norm(&norm),
+            None => not_yet("projections without a norm before them"),
+        }
+    }
+
     fn norm(&self, norm: &program::Norm) -> Result<Norm, DeviceError> {
         Ok(Norm { gain: self.weights.get(norm.gain, true, 1)?.at, eps: norm.eps })
     }
 
     fn projection(&self, op: &program::Project) -> Result<Matrix, DeviceError> {
+        if op.norm.is_some() {
+            return not_yet("norms behind a layer's parts");
+        }
+        if op.factor != 1.0 {
+            return not_yet("factors of what a layer adds");
+        }
         match op.partitions {
             1 => self.weights.get(op.weight, false, 1),
             partitions => refuse("compile", format!("{partitions} partitions of K: tensor-core classes have one")),
@@ -130,7 +144,8 @@ impl CudaDevice {
     /// An operation with its weights; `None` for what samples, which every program ends with.
     fn resolve(&self, op: &program::Op) -> Result<Option<Op>, DeviceError> {
         Ok(Some(match op {
-            program::Op::Embed(table) => Op::Embed(self.weights.get(*table, false, 1)?),
+            program::Op::Embed(op) if op.factor != 1.0 => return not_yet("factors of embeddings"),
+            program::Op::Embed(op) => Op::Embed(self.weights.get(op.table, false, 1)?),
             program::Op::Qkv(op) => {
                 if !op.head_dim.is_multiple_of(VECTOR) || op.head_dim > HEAD_DIM_MAX {
                     let message = format!(
@@ -145,16 +160,19 @@ impl CudaDevice {
                         format!("{group} query heads of one KV head; GPU kernels take {}", group_max(op.head_dim));
                     return refuse("compile", message);
                 }
+                if op.norms.is_some_and(|norms| norms.query.gain.k != op.head_dim || norms.key.gain.k != op.head_dim) {
+                    return not_yet("norms of all heads of a query or key together");
+                }
                 let (cos, sin) = self.weights.rope(op.rope)?;
                 Op::Qkv(Qkv {
                     layer: op.layer,
-                    norm: self.norm(&op.norm)?,
+                    norm: self.norm_before(op.norm)?,
                     weight: self.weights.get(op.weight, false, 3)?,
                     bias: op.bias.map(|bias| Ok::<_, DeviceError>(self.weights.get(bias, true, 1)?.at)).transpose()?,
                     heads: op.heads,
                     kv_heads: op.kv_heads,
                     head_dim: op.head_dim,
-                    head_norms: match &op.head_norms {
+                    head_norms: match &op.norms {
                         Some(norms) => Some([self.norm(&norms.query)?, self.norm(&norms.key)?]),
                         None => None,
                     },
@@ -168,16 +186,29 @@ impl CudaDevice {
                 if !(factor > 0.0 && factor.is_finite()) {
                     return refuse("compile", format!("scores are multiplied by {}", op.scale));
                 }
+                if op.soft_cap.is_some() {
+                    return not_yet("soft caps of scores");
+                }
                 Op::Attend(Attention { layer: op.layer, factor, window: op.window.unwrap_or(0) })
             }
             program::Op::Out(op) => Op::Out(self.projection(op)?),
-            program::Op::GateUp(op) => Op::GateUp(self.norm(&op.norm)?, self.weights.get(op.weight, false, 2)?),
+            program::Op::GateUp(op) if op.activation != Activation::Silu => {
+                return not_yet("activations other than SiLU");
+            }
+            program::Op::GateUp(op) => Op::GateUp(self.norm_before(op.norm)?, self.weights.get(op.weight, false, 2)?),
             program::Op::Down(op) => Op::Down(self.projection(op)?),
             program::Op::Select => Op::Select,
+            program::Op::Head(op) if op.factor != 1.0 || op.soft_cap.is_some() => {
+                return not_yet("factors and soft caps of logits");
+            }
             program::Op::Head(op) => Op::Head(self.norm(&op.norm)?, self.weights.get(op.weight, false, 1)?),
             program::Op::Sample => return Ok(None),
         }))
     }
+}
+
+fn not_yet<T>(what: &str) -> Result<T, DeviceError> {
+    refuse("compile", format!("the model has {what}, which GPU kernels do not compute yet; serve it with --device cpu"))
 }
 
 #[cfg(test)]
@@ -193,8 +224,8 @@ mod tests {
         let of = |heads, kv_heads, head_dim| {
             let weight = Weight { id: 0, n: 0, k: 0 };
             let (norm, rope) = (program::Norm { gain: weight, eps: 0.0 }, Rope { id: 0, dim: 8, positions: 1 });
-            let (bias, head_norms) = (None, None);
-            let op = program::Qkv { layer: 0, norm, weight, bias, heads, kv_heads, head_dim, head_norms, rope };
+            let (norm, bias, norms) = (Some(norm), None, None);
+            let op = program::Qkv { layer: 0, norm, weight, bias, heads, kv_heads, head_dim, norms, rope };
             device.resolve(&program::Op::Qkv(op)).map(drop).unwrap_err().to_string()
         };
         for (heads, kv_heads, head_dim, part) in [

@@ -64,13 +64,6 @@ impl<'a> AdaptedRows<'a> {
     pub(crate) fn of(&self, layer: u32) -> Option<AdaptedLayer<'_>> {
         (!self.runs.is_empty()).then_some(AdaptedLayer { runs: &self.runs, layer })
     }
-
-    /// See [`AdaptedLayer::add`].
-    pub(super) fn add<K: HostKernels>(&self, kernels: &K, layer: u32, linear: Linear, x: &[f32], y: &mut [f32]) {
-        if let Some(adapted) = self.of(layer) {
-            adapted.add(kernels, linear, x, y);
-        }
-    }
 }
 
 impl<'a> AdaptedLayer<'a> {

@@ -1,12 +1,12 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
 use super::adapted::AdaptedRows;
-use super::{HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
+use super::{GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
 use crate::adapter::{Adapter, Linear, ResidentAdapter};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
 use crate::kv::PoolBinding;
 use crate::program::check::{self, Sizes};
-use crate::program::{self, Op, Program};
+use crate::program::{self, Activation, Op, Program};
 use crate::step::{AdapterSlot, Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
@@ -16,18 +16,18 @@ use std::sync::Arc;
 
 /// An operation with its weights.
 enum Resolved<M> {
-    Embed(Arc<Loaded<M>>),
+    /// With its factor.
+    Embed(Arc<Loaded<M>>, f32),
     Qkv(Qkv<M>),
     Attend {
         layer: u32,
         scores: Scores,
     },
     Out(Projection<M>),
-    /// With the columns of the gate.
-    GateUp(Norm, Arc<Loaded<M>>, usize),
+    GateUp(GateUp<M>),
     Down(Projection<M>),
     Select,
-    Head(Norm, Arc<Loaded<M>>),
+    Head(Head<M>),
     Sample,
 }
 
@@ -36,6 +36,23 @@ struct Projection<M> {
     weight: Arc<Loaded<M>>,
     k: usize,
     partitions: usize,
+    norm: Option<Norm>,
+    factor: f32,
+}
+
+struct GateUp<M> {
+    norm: Option<Norm>,
+    weight: Arc<Loaded<M>>,
+    activation: Activation,
+    /// Columns of the gate.
+    ffn: usize,
+}
+
+struct Head<M> {
+    norm: Norm,
+    weight: Arc<Loaded<M>>,
+    factor: f32,
+    soft_cap: Option<f32>,
 }
 
 struct Norm {
@@ -45,7 +62,7 @@ struct Norm {
 
 struct Qkv<M> {
     layer: u32,
-    norm: Norm,
+    norm: Option<Norm>,
     weight: Arc<Loaded<M>>,
     /// Of query, key and value.
     bias: Option<Vec<f32>>,
@@ -53,7 +70,7 @@ struct Qkv<M> {
     query: usize,
     kv: usize,
     /// Of query and key.
-    head_norms: Option<[Norm; 2]>,
+    norms: Option<[Norm; 2]>,
     rope: Arc<RopeTable>,
 }
 
@@ -156,20 +173,22 @@ impl<K: HostKernels> Shared<K> {
     }
 
     fn projection(&self, op: &program::Project) -> Result<Projection<K::Matrix>, DeviceError> {
-        Ok(Projection { weight: self.matrix(op.weight, 1)?, k: op.weight.k, partitions: op.partitions })
+        let norm = op.norm.map(|norm| self.norm(&norm)).transpose()?;
+        let (weight, k) = (self.matrix(op.weight, 1)?, op.weight.k);
+        Ok(Projection { weight, k, partitions: op.partitions, norm, factor: op.factor })
     }
 
     fn resolve(&self, op: &Op) -> Result<Resolved<K::Matrix>, DeviceError> {
         Ok(match op {
-            Op::Embed(table) => Resolved::Embed(self.matrix(*table, 1)?),
+            Op::Embed(op) => Resolved::Embed(self.matrix(op.table, 1)?, op.factor),
             Op::Qkv(op) => Resolved::Qkv(Qkv {
                 layer: op.layer,
-                norm: self.norm(&op.norm)?,
+                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
                 weight: self.matrix(op.weight, 3)?,
                 bias: op.bias.map(|bias| self.vector(bias)).transpose()?,
                 query: op.heads * op.head_dim,
                 kv: op.kv_heads * op.head_dim,
-                head_norms: match &op.head_norms {
+                norms: match &op.norms {
                     Some(norms) => Some([self.norm(&norms.query)?, self.norm(&norms.key)?]),
                     None => None,
                 },
@@ -177,13 +196,27 @@ impl<K: HostKernels> Shared<K> {
             }),
             Op::Attend(op) => Resolved::Attend {
                 layer: op.layer,
-                scores: Scores { scale: op.scale, window: op.window.map(|tokens| tokens as usize) },
+                scores: Scores {
+                    scale: op.scale,
+                    window: op.window.map(|tokens| tokens as usize),
+                    soft_cap: op.soft_cap,
+                },
             },
             Op::Out(op) => Resolved::Out(self.projection(op)?),
-            Op::GateUp(op) => Resolved::GateUp(self.norm(&op.norm)?, self.matrix(op.weight, 2)?, op.weight.n / 2),
+            Op::GateUp(op) => Resolved::GateUp(GateUp {
+                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
+                weight: self.matrix(op.weight, 2)?,
+                activation: op.activation,
+                ffn: op.weight.n / 2,
+            }),
             Op::Down(op) => Resolved::Down(self.projection(op)?),
             Op::Select => Resolved::Select,
-            Op::Head(op) => Resolved::Head(self.norm(&op.norm)?, self.matrix(op.weight, 1)?),
+            Op::Head(op) => Resolved::Head(Head {
+                norm: self.norm(&op.norm)?,
+                weight: self.matrix(op.weight, 1)?,
+                factor: op.factor,
+                soft_cap: op.soft_cap,
+            }),
             Op::Sample => Resolved::Sample,
         })
     }
@@ -232,7 +265,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         for op in &self.ops {
             let residual = &mut a.residual[..rows * hidden];
             match op {
-                Resolved::Embed(table) => kernels.embed(table.matrix(), &self.ids, residual),
+                Resolved::Embed(table, factor) => kernels.embed(table.matrix(), *factor, &self.ids, residual),
                 Resolved::Qkv(op) => {
                     query = op.query;
                     let step_of = kv.step(op.layer, segments);
@@ -254,21 +287,29 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     kernels.attend(step_of, &a.query[..len], *scores, &mut a.attended[..len]);
                 }
                 Resolved::Out(op) => {
-                    let x = &a.attended[..rows * op.k];
-                    kernels.project(op.weight.matrix(), &op.of(Role::Out, rows), x, residual, scratch);
-                    adapted.add(kernels, layer, Linear::Out, x, residual);
-                }
-                Resolved::GateUp(norm, weight, ffn) => {
-                    let (w, to) = (weight.matrix(), &mut a.inner[..rows * ffn]);
+                    let (w, of, x) = (op.weight.matrix(), op.of(Role::Out, rows), &a.attended[..rows * op.k]);
                     match adapted.of(layer) {
-                        None => kernels.gate_up(w, norm.of(), residual, to, scratch),
-                        Some(adapted) => parts::gate_up(kernels, w, norm.of(), residual, to, scratch, Some(adapted)),
+                        None => kernels.project(w, &of, x, residual, scratch),
+                        Some(adapted) => {
+                            parts::project(kernels, w, &of, x, residual, scratch, Some((adapted, Linear::Out)))
+                        }
+                    }
+                }
+                Resolved::GateUp(op) => {
+                    let (w, of, to) = (op.weight.matrix(), op.of(rows), &mut a.inner[..rows * op.ffn]);
+                    match adapted.of(layer) {
+                        None => kernels.gate_up(w, &of, residual, to, scratch),
+                        Some(adapted) => parts::gate_up(kernels, w, &of, residual, to, scratch, Some(adapted)),
                     }
                 }
                 Resolved::Down(op) => {
-                    let x = &a.inner[..rows * op.k];
-                    kernels.project(op.weight.matrix(), &op.of(Role::Down, rows), x, residual, scratch);
-                    adapted.add(kernels, layer, Linear::Down, x, residual);
+                    let (w, of, x) = (op.weight.matrix(), op.of(Role::Down, rows), &a.inner[..rows * op.k]);
+                    match adapted.of(layer) {
+                        None => kernels.project(w, &of, x, residual, scratch),
+                        Some(adapted) => {
+                            parts::project(kernels, w, &of, x, residual, scratch, Some((adapted, Linear::Down)))
+                        }
+                    }
                 }
                 Resolved::Select => {
                     if selected.is_empty() {
@@ -284,9 +325,12 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     }
                     segments = self.selected.as_slice();
                 }
-                Resolved::Head(norm, weight) => {
+                Resolved::Head(op) => {
                     let logits = &mut a.logits[..rows * self.sizes.vocab];
-                    kernels.head(weight.matrix(), norm.of(), residual, logits, scratch);
+                    kernels.head(op.weight.matrix(), op.norm.of(), residual, logits, scratch);
+                    if op.factor != 1.0 || op.soft_cap.is_some() {
+                        kernels.finish_logits(logits, op.factor, op.soft_cap);
+                    }
                 }
                 Resolved::Sample => {
                     output = kernels.sample(&mut self.samplers, step, &a.logits[..rows * self.sizes.vocab]);
@@ -327,19 +371,26 @@ impl Norm {
 }
 
 impl<M> Projection<M> {
-    fn of(&self, role: Role, rows: usize) -> ProjectOf {
-        ProjectOf { role, partitions: self.partitions, rows }
+    fn of(&self, role: Role, rows: usize) -> ProjectOf<'_> {
+        let norm = self.norm.as_ref().map(Norm::of);
+        ProjectOf { role, partitions: self.partitions, rows, norm, factor: self.factor }
+    }
+}
+
+impl<M> GateUp<M> {
+    fn of(&self, rows: usize) -> GateUpOf<'_> {
+        GateUpOf { norm: self.norm.as_ref().map(Norm::of), activation: self.activation, rows }
     }
 }
 
 impl<M> Qkv<M> {
     fn of(&self) -> QkvOf<'_> {
         QkvOf {
-            norm: self.norm.of(),
+            norm: self.norm.as_ref().map(Norm::of),
             bias: self.bias.as_deref(),
             query: self.query,
             kv: self.kv,
-            head_norms: self.head_norms.as_ref().map(|norms| norms.each_ref().map(Norm::of)),
+            norms: self.norms.as_ref().map(|norms| norms.each_ref().map(Norm::of)),
             rope: &self.rope,
         }
     }

@@ -6,13 +6,14 @@ mod adapted;
 mod device;
 mod executable;
 mod kept;
-mod parts;
+pub(crate) mod parts;
 mod timed;
 
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::kv::KvBinding;
-use crate::numerics::{KERNEL_REVISION, Numerics};
+use crate::numerics::{KERNEL_REVISION, Numerics, soft_cap, soft_cap_by_exp2};
 use crate::packed::PackedCache;
+use crate::program::Activation;
 use crate::step::{SlotSamplers, StepInput, StepOutput, StepSegment, rows_of};
 use baton_memory::{HostPool, HugePages};
 use baton_types::{Digest, TokenId};
@@ -88,19 +89,37 @@ impl KvStep<'_> {
     }
 }
 
-/// Which tokens attention sees, and the factor of its scores.
+/// Which tokens attention sees, and what makes scores of dot products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// Factor of the dot products.
     pub scale: f32,
     /// Positions that a row attends to, its own included; `None`: all.
     pub window: Option<usize>,
+    /// Bound of the scaled products, see [`Attend::soft_cap`](crate::program::Attend::soft_cap).
+    pub soft_cap: Option<f32>,
 }
 
 impl Scores {
     /// The first position that the row at `position` attends to.
     pub(crate) fn first(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// Replaces dot products by capped scores, if there is a cap. Returns the factor that is left.
+    #[inline(always)] // For the vectors of the caller.
+    pub(crate) fn cap(&self, dots: &mut [f32]) -> f32 {
+        let Some(cap) = self.soft_cap else { return self.scale };
+        dots.iter_mut().for_each(|x| *x = soft_cap(*x * self.scale, cap));
+        1.0
+    }
+
+    /// As [`Scores::cap`] in the classes of tensor cores.
+    #[inline(always)]
+    pub(crate) fn cap_by_exp2(&self, dots: &mut [f32]) -> f32 {
+        let Some(cap) = self.soft_cap else { return self.scale };
+        dots.iter_mut().for_each(|x| *x = soft_cap_by_exp2(*x * self.scale, cap));
+        1.0
     }
 }
 
@@ -116,7 +135,7 @@ pub struct NormOf<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct QkvOf<'a> {
     /// Of the residual stream.
-    pub norm: NormOf<'a>,
+    pub norm: Option<NormOf<'a>>,
     /// Of query, key and value.
     pub bias: Option<&'a [f32]>,
     /// Columns of the query.
@@ -124,18 +143,40 @@ pub struct QkvOf<'a> {
     /// Columns of the key, and of the value.
     pub kv: usize,
     /// Of query and key.
-    pub head_norms: Option<[NormOf<'a>; 2]>,
+    pub norms: Option<[NormOf<'a>; 2]>,
     /// Rotates query and key.
     pub rope: &'a RopeTable,
 }
 
 /// What `Out` or `Down` adds to the residual stream.
 #[derive(Clone, Copy, Debug)]
-pub struct ProjectOf {
+pub struct ProjectOf<'a> {
     /// [`Role::Out`] or [`Role::Down`].
     pub role: Role,
     /// Of K, see [`Project`](crate::program::Project).
     pub partitions: usize,
+    /// Rows of the step.
+    pub rows: usize,
+    /// Of the products of a row.
+    pub norm: Option<NormOf<'a>>,
+    /// Of what is added.
+    pub factor: f32,
+}
+
+impl ProjectOf<'_> {
+    /// Whether products are added as they are.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.norm.is_none() && self.factor == 1.0
+    }
+}
+
+/// All of [`GateUp`](crate::program::GateUp) but its matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct GateUpOf<'a> {
+    /// Of the residual stream.
+    pub norm: Option<NormOf<'a>>,
+    /// Of the gate.
+    pub activation: Activation,
     /// Rows of the step.
     pub rows: usize,
 }
@@ -210,14 +251,25 @@ pub trait HostKernels: Send + Sync + 'static {
     /// Adds the adapters' changes of a linear to its output: `x` is the linear's input, before it is rounded for a class. Both have all rows.
     fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]);
 
-    /// SwiGLU in place: `gate = silu(gate) * up`.
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
+    /// The gated activation in place: `gate = activation(gate) * up`.
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]);
 
-    /// The operation `Embed`: a row of the table for each id, widened.
-    fn embed(&self, table: &Self::Matrix, ids: &[TokenId], residual: &mut [f32]) {
+    /// `y += factor * x`, product and sum rounded.
+    fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
+    }
+
+    /// Logits in place: `soft_cap(factor * logit)`.
+    fn finish_logits(&self, logits: &mut [f32], factor: f32, cap: Option<f32>) {
+        parts::finish_logits(logits, factor, cap);
+    }
+
+    /// The operation `Embed`: a row of the table for each id, widened, times the factor.
+    fn embed(&self, table: &Self::Matrix, factor: f32, ids: &[TokenId], residual: &mut [f32]) {
         let cols = residual.len() / ids.len().max(1);
         for (out, id) in residual.chunks_exact_mut(cols.max(1)).zip(ids) {
             self.row(table, *id as usize, out);
+            parts::scale(out, factor);
         }
     }
 
@@ -236,35 +288,35 @@ pub trait HostKernels: Send + Sync + 'static {
         parts::qkv(self, w, op, step, residual, query, scratch, None);
     }
 
-    /// The operations `Out` and `Down`: `residual += x * w^T`.
+    /// The operations `Out` and `Down`, see [`Project`](crate::program::Project).
     fn project(
         &self,
         w: &Self::Matrix,
-        op: &ProjectOf,
+        op: &ProjectOf<'_>,
         x: &[f32],
         residual: &mut [f32],
         scratch: &mut Scratch<Self::Input>,
     ) where
         Self: Sized,
     {
-        parts::project(self, w, op, x, residual, scratch);
+        parts::project(self, w, op, x, residual, scratch, None);
     }
 
     /// The operation `GateUp`, of all rows of `residual`.
     fn gate_up(
         &self,
         w: &Self::Matrix,
-        norm: NormOf<'_>,
+        op: &GateUpOf<'_>,
         residual: &[f32],
         inner: &mut [f32],
         scratch: &mut Scratch<Self::Input>,
     ) where
         Self: Sized,
     {
-        parts::gate_up(self, w, norm, residual, inner, scratch, None);
+        parts::gate_up(self, w, op, residual, inner, scratch, None);
     }
 
-    /// The operation `Head`, of all rows of `residual`.
+    /// The products of `Head`, of all rows of `residual`; [`HostKernels::finish_logits`] completes it.
     fn head(
         &self,
         w: &Self::Matrix,

@@ -1,8 +1,9 @@
 //! Operations of a program as their parts, one after another: the canonical order, literally.
 
 use super::adapted::AdaptedLayer;
-use super::{HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
+use super::{GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
 use crate::adapter::Linear;
+use crate::numerics::soft_cap;
 
 /// What the parts of an operation hand to one another; the memory is reused.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub struct Scratch<I> {
     up: Vec<f32>,
     /// Heads after their norm.
     heads: Vec<f32>,
+    /// Products before they are added to the residual stream.
+    added: Vec<f32>,
 }
 
 /// The first `len` elements, whatever they are.
@@ -25,22 +28,45 @@ fn room(data: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut data[..len]
 }
 
-/// Rounds the normed rows of `residual` for products with `w`.
-fn normed_input<K: HostKernels>(
+pub(crate) fn scale(x: &mut [f32], factor: f32) {
+    if factor != 1.0 {
+        x.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+/// Inlined, for the vectors of the caller.
+#[inline(always)]
+pub(crate) fn finish_logits(logits: &mut [f32], factor: f32, cap: Option<f32>) {
+    scale(logits, factor);
+    if let Some(cap) = cap {
+        logits.iter_mut().for_each(|x| *x = soft_cap(*x, cap));
+    }
+}
+
+/// Rounds the rows of `residual`, normed if there is a norm, for products with `w`. Returns them as they were before they were rounded.
+fn normed_input<'a, K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
-    norm: NormOf<'_>,
-    residual: &[f32],
-    normed: &mut Vec<f32>,
+    norm: Option<NormOf<'_>>,
+    residual: &'a [f32],
+    rows: usize,
+    normed: &'a mut Vec<f32>,
     input: &mut K::Input,
-) {
-    let normed = room(normed, residual.len());
-    kernels.rms_norm(residual, norm.gain, norm.eps, normed);
-    kernels.input(normed, residual.len() / norm.gain.len(), w, input);
+) -> &'a [f32] {
+    let x = match norm {
+        Some(norm) => {
+            let normed = room(normed, residual.len());
+            kernels.rms_norm(residual, norm.gain, norm.eps, normed);
+            normed
+        }
+        None => residual,
+    };
+    kernels.input(x, rows, w, input);
+    x
 }
 
 #[allow(clippy::too_many_arguments, reason = "the operation's own, and which rows have an adapter")]
-pub(super) fn qkv<K: HostKernels>(
+pub(crate) fn qkv<K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
     op: &QkvOf<'_>,
@@ -51,8 +77,8 @@ pub(super) fn qkv<K: HostKernels>(
     adapted: Option<AdaptedLayer<'_>>,
 ) {
     let Scratch { input, normed, key, value, heads, .. } = scratch;
-    normed_input(kernels, w, op.norm, residual, normed, input);
     let rows = step.rows();
+    let normed = normed_input(kernels, w, op.norm, residual, rows, normed, input);
     let (k, v) = (room(key, rows * op.kv), room(value, rows * op.kv));
     kernels.linear(input, w, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]);
     if let Some(adapted) = adapted {
@@ -68,7 +94,7 @@ pub(super) fn qkv<K: HostKernels>(
         }
     }
     [&mut *q, &mut *k, &mut *v].into_iter().for_each(|x| kernels.numerics().round_products(x));
-    if let Some([query, key]) = op.head_norms {
+    if let Some([query, key]) = op.norms {
         for (x, norm) in [(&mut *q, query), (&mut *k, key)] {
             let heads = room(heads, x.len());
             kernels.rms_norm(x, norm.gain, norm.eps, heads);
@@ -78,29 +104,53 @@ pub(super) fn qkv<K: HostKernels>(
     kernels.rope_store(step, op.rope, q, k, v);
 }
 
-pub(super) fn project<K: HostKernels>(
+pub(crate) fn project<K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
-    op: &ProjectOf,
+    op: &ProjectOf<'_>,
     x: &[f32],
     residual: &mut [f32],
     scratch: &mut Scratch<K::Input>,
+    adapted: Option<(AdaptedLayer<'_>, Linear)>,
 ) {
-    kernels.input(x, op.rows, w, &mut scratch.input);
-    kernels.linear(&scratch.input, w, op.partitions, Store::Add, &mut [residual]);
+    if let Some((adapted, linear)) = adapted.filter(|_| op.is_plain()) {
+        kernels.project(w, op, x, residual, scratch);
+        adapted.add(kernels, linear, x, residual);
+        return;
+    }
+    let Scratch { input, normed, added, .. } = scratch;
+    kernels.input(x, op.rows, w, input);
+    if op.is_plain() {
+        kernels.linear(input, w, op.partitions, Store::Add, &mut [residual]);
+        return;
+    }
+    let added = room(added, residual.len());
+    kernels.linear(input, w, op.partitions, Store::Set, &mut [&mut *added]);
+    if let Some((adapted, linear)) = adapted {
+        adapted.add(kernels, linear, x, added);
+    }
+    kernels.numerics().round_products(added);
+    match op.norm {
+        Some(norm) => {
+            let normed = room(normed, added.len());
+            kernels.rms_norm(added, norm.gain, norm.eps, normed);
+            kernels.add_scaled(normed, op.factor, residual);
+        }
+        None => kernels.add_scaled(added, op.factor, residual),
+    }
 }
 
 pub(super) fn gate_up<K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
-    norm: NormOf<'_>,
+    op: &GateUpOf<'_>,
     residual: &[f32],
     inner: &mut [f32],
     scratch: &mut Scratch<K::Input>,
     adapted: Option<AdaptedLayer<'_>>,
 ) {
     let Scratch { input, normed, up, .. } = scratch;
-    normed_input(kernels, w, norm, residual, normed, input);
+    let normed = normed_input(kernels, w, op.norm, residual, op.rows, normed, input);
     let up = room(up, inner.len());
     kernels.linear(input, w, 1, Store::Set, &mut [&mut *inner, &mut *up]);
     if let Some(adapted) = adapted {
@@ -109,7 +159,7 @@ pub(super) fn gate_up<K: HostKernels>(
         }
     }
     [&mut *inner, &mut *up].into_iter().for_each(|x| kernels.numerics().round_products(x));
-    kernels.silu_mul(inner, up);
+    kernels.activate(op.activation, inner, up);
 }
 
 pub(super) fn head<K: HostKernels>(
@@ -120,6 +170,7 @@ pub(super) fn head<K: HostKernels>(
     logits: &mut [f32],
     scratch: &mut Scratch<K::Input>,
 ) {
-    normed_input(kernels, w, norm, residual, &mut scratch.normed, &mut scratch.input);
+    let rows = residual.len() / norm.gain.len();
+    normed_input(kernels, w, Some(norm), residual, rows, &mut scratch.normed, &mut scratch.input);
     kernels.linear(&scratch.input, w, 1, Store::Set, &mut [logits]);
 }

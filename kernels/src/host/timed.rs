@@ -1,8 +1,9 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
-use super::{Changes, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
+use super::{Changes, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
+use crate::program::Activation;
 use crate::step::{SlotSamplers, StepInput, StepOutput};
 use baton_types::TokenId;
 use parking_lot::Mutex;
@@ -82,12 +83,20 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.times.of("adapter", || self.inner.adapt(x, changes, y));
     }
 
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        self.inner.silu_mul(gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        self.inner.activate(activation, gate, up);
     }
 
-    fn embed(&self, table: &K::Matrix, ids: &[TokenId], residual: &mut [f32]) {
-        self.times.of("embed", || self.inner.embed(table, ids, residual));
+    fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
+        self.inner.add_scaled(x, factor, y);
+    }
+
+    fn finish_logits(&self, logits: &mut [f32], factor: f32, cap: Option<f32>) {
+        self.times.of("head", || self.inner.finish_logits(logits, factor, cap));
+    }
+
+    fn embed(&self, table: &K::Matrix, factor: f32, ids: &[TokenId], residual: &mut [f32]) {
+        self.times.of("embed", || self.inner.embed(table, factor, ids, residual));
     }
 
     fn qkv(
@@ -102,7 +111,14 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.times.of("qkv", || self.inner.qkv(w, op, step, residual, query, scratch));
     }
 
-    fn project(&self, w: &K::Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32], scratch: &mut Scratch<K::Input>) {
+    fn project(
+        &self,
+        w: &K::Matrix,
+        op: &ProjectOf<'_>,
+        x: &[f32],
+        residual: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
         let name = if op.role == Role::Out { "out" } else { "down" };
         self.times.of(name, || self.inner.project(w, op, x, residual, scratch));
     }
@@ -110,12 +126,12 @@ impl<K: HostKernels> HostKernels for Timed<K> {
     fn gate_up(
         &self,
         w: &K::Matrix,
-        norm: NormOf<'_>,
+        op: &GateUpOf<'_>,
         residual: &[f32],
         inner: &mut [f32],
         scratch: &mut Scratch<K::Input>,
     ) {
-        self.times.of("gate_up", || self.inner.gate_up(w, norm, residual, inner, scratch));
+        self.times.of("gate_up", || self.inner.gate_up(w, op, residual, inner, scratch));
     }
 
     fn head(

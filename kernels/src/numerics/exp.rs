@@ -18,6 +18,10 @@ pub(crate) const EXP_LN2_HI: f32 = f32::from_bits(0x3f31_7200);
 pub(crate) const EXP_LN2_LO: f32 = f32::from_bits(0x35bf_be8e);
 /// `1/7!, 1/6!, ..., 1/2!, 1, 1`, in the order of Horner's rule.
 pub(crate) const EXP_POLY: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+/// `2 sqrt(2 / pi)`: of `x` in the exponent of [`gelu_tanh`].
+pub(crate) const GELU_LINE: f32 = 1.595_769_2;
+/// `2 sqrt(2 / pi) * 0.044715`: of `x^3` there.
+pub(crate) const GELU_CUBE: f32 = 0.071_354_814;
 /// Exponent bias of binary32.
 pub(crate) const EXP_BIAS: i32 = 127;
 
@@ -50,9 +54,31 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` as `x / (1 + exp(-(x * (GELU_LINE + GELU_CUBE x^2))))`: `(1 + tanh(y)) / 2` is
+/// `1 / (1 + exp(-2 y))`.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    x / (1.0 + exp(-(x * (x * x).mul_add(GELU_CUBE, GELU_LINE))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gelu_is_close_to_its_definition() {
+        let c = (2.0 / std::f64::consts::PI).sqrt();
+        assert_eq!((GELU_LINE, GELU_CUBE), ((2.0 * c) as f32, (2.0 * c * 0.044715) as f32));
+        for step in -3000..=3000 {
+            let x = step as f32 * 0.01;
+            let wide = f64::from(x);
+            let want = wide / 2.0 * (1.0 + (c * (wide + 0.044715 * wide.powi(3))).tanh());
+            let error = (f64::from(gelu_tanh(x)) - want).abs();
+            assert!(error < 4e-6_f64.min(wide.abs() * 3e-6 + 1e-9), "{x}: {error:e}");
+        }
+        assert_eq!([f32::NEG_INFINITY, -1e20, 0.0, 1e20].map(gelu_tanh)[1..], [0.0, 0.0, 1e20]);
+        assert!(gelu_tanh(f32::NAN).is_nan());
+    }
 
     /// Distance in units in the last place of `want`, for finite values.
     fn ulps(got: f32, want: f64) -> f64 {

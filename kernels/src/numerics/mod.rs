@@ -6,11 +6,13 @@ mod exp2;
 pub mod flushed;
 pub mod lanes;
 pub mod round;
+mod soft_cap;
 pub mod tensor_core;
 
 pub use class::Numerics;
-pub use exp::{exp, silu};
+pub use exp::{exp, gelu_tanh, silu};
 pub use exp2::exp2;
+pub use soft_cap::{soft_cap, soft_cap_by_exp2};
 pub use tensor_core::{Half, TensorCore};
 
 /// Revision of the canonical orders, of sampling too. Increase it with any change that can change a bit or a token.
@@ -38,4 +40,6 @@ pub const ATTENTION_BLOCK: usize = 64;
 /// Tokens of one attention slab of `f32fma`, counted from position 0. Independent of the block size of any pool.
 pub const ATTENTION_SLAB: usize = 64;
 
-pub(crate) use exp::{EXP_BIAS, EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
+pub(crate) use exp::{
+    EXP_BIAS, EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, GELU_CUBE, GELU_LINE,
+};

@@ -1,6 +1,6 @@
 //! The rules of a program: the order of its operations, and shapes that fit each other, the bounds and the pool.
 
-use super::{HeadNorms, Norm, Op, Program, Project, Qkv};
+use super::{Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use crate::device::{Bounds, DeviceError, Weight};
 use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::PARTITIONS_MAX;
@@ -58,9 +58,10 @@ impl Program {
         let (mut query, mut inner) = (0, 0);
         for op in &self.ops {
             expected = match (op, expected) {
-                (Op::Embed(table), Expected::Embed) => {
-                    sizes.hidden = table.k;
-                    sizes.vocab = table.n;
+                (Op::Embed(op), Expected::Embed) => {
+                    factor("embed", op.factor)?;
+                    sizes.hidden = op.table.k;
+                    sizes.vocab = op.table.n;
                     Expected::Qkv
                 }
                 (Op::Qkv(op), Expected::Qkv) if !selected => {
@@ -80,6 +81,7 @@ impl Program {
                     let same = op.layer + 1 == layer;
                     require("attend", same, || format!("layer {} after the KV of layer {}", op.layer, layer - 1))?;
                     require("attend", op.window != Some(0), || "a window of 0 tokens".into())?;
+                    soft_cap("attend", op.soft_cap)?;
                     Expected::Out
                 }
                 (Op::Out(op), Expected::Out) => {
@@ -87,7 +89,7 @@ impl Program {
                     Expected::GateUp
                 }
                 (Op::GateUp(op), Expected::GateUp) => {
-                    op.norm.check("gate_up", sizes.hidden)?;
+                    op.norm.map_or(Ok(()), |norm| norm.check("gate_up", sizes.hidden))?;
                     matrix("gate_up", op.weight, op.weight.n, sizes.hidden)?;
                     let n = op.weight.n;
                     require("gate_up", n.is_multiple_of(2), || format!("gate and up have {n} rows together"))?;
@@ -100,8 +102,7 @@ impl Program {
                     Expected::Qkv
                 }
                 (Op::Head(op), Expected::Qkv) if selected => {
-                    op.norm.check("head", sizes.hidden)?;
-                    matrix("head", op.weight, sizes.vocab, sizes.hidden)?;
+                    op.check(&sizes)?;
                     Expected::Sample
                 }
                 (Op::Sample, Expected::Sample) => Expected::Nothing,
@@ -159,9 +160,28 @@ impl Norm {
     }
 }
 
+fn factor(op: &'static str, factor: f32) -> Check {
+    require(op, factor.is_finite(), || format!("a factor of {factor}"))
+}
+
+fn soft_cap(op: &'static str, cap: Option<f32>) -> Check {
+    require(op, cap.is_none_or(|cap| cap > 0.0 && cap.is_finite()), || format!("a soft cap of {cap:?}"))
+}
+
+impl Head {
+    fn check(&self, sizes: &Sizes) -> Check {
+        self.norm.check("head", sizes.hidden)?;
+        matrix("head", self.weight, sizes.vocab, sizes.hidden)?;
+        factor("head", self.factor)?;
+        soft_cap("head", self.soft_cap)
+    }
+}
+
 impl Project {
     fn check(&self, op: &'static str, input: usize, hidden: usize) -> Check {
         matrix(op, self.weight, hidden, input)?;
+        self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
+        factor(op, self.factor)?;
         let parts = self.partitions;
         require(op, parts.is_power_of_two() && parts <= PARTITIONS_MAX && input.is_multiple_of(parts), || {
             format!("{parts} partitions of {input} inputs; a power of two up to {PARTITIONS_MAX} that divides them")
@@ -173,7 +193,7 @@ impl Qkv {
     fn check(&self, hidden: usize, bounds: &Bounds) -> Check {
         let op = "qkv";
         let Self { heads, kv_heads, head_dim, rope, .. } = *self;
-        self.norm.check(op, hidden)?;
+        self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
         require(op, head_dim > 0 && kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads of {head_dim} over {kv_heads} key/value heads")
         })?;
@@ -182,9 +202,11 @@ impl Qkv {
         if let Some(bias) = self.bias {
             matrix(op, bias, 1, n)?;
         }
-        if let Some(HeadNorms { query, key }) = self.head_norms {
-            query.check(op, head_dim)?;
-            key.check(op, head_dim)?;
+        if let Some(QueryKeyNorms { query, key }) = self.norms {
+            // Of each head, or of all.
+            let of_all = query.gain.k != head_dim || key.gain.k != head_dim;
+            query.check(op, if of_all { heads * head_dim } else { head_dim })?;
+            key.check(op, if of_all { kv_heads * head_dim } else { head_dim })?;
         }
         require(op, rope.dim <= head_dim, || format!("rope of {} in heads of {head_dim}", rope.dim))?;
         let positions = bounds.positions_max;

@@ -11,7 +11,7 @@ pub(crate) mod check;
 
 use crate::device::{Rope, Weight};
 
-/// RMSNorm of the residual stream, or of a head.
+/// RMSNorm of the residual stream, or of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     /// `[1, cols]`
@@ -20,13 +20,29 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// Norms of each head of query and key, before rotation.
+/// Norms of query and key, before rotation: of each head, or of all heads of a token together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadNorms {
-    /// Gain `[1, head_dim]` for every query head.
+pub struct QueryKeyNorms {
+    /// Gain `[1, head_dim]` for every query head, or `[1, heads * head_dim]` for all of them.
     pub query: Norm,
-    /// Gain `[1, head_dim]` for every key head.
+    /// Gain `[1, head_dim]` for every key head, or `[1, kv_heads * head_dim]` for all of them.
     pub key: Norm,
+}
+
+/// The token's row of a table: `residual = factor * table[id]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Embed {
+    /// `[vocab, hidden]`
+    pub table: Weight,
+    /// Of every element, widened to f32.
+    pub factor: f32,
+}
+
+impl Embed {
+    /// The rows as they are.
+    pub fn plain(table: Weight) -> Self {
+        Self { table, factor: 1.0 }
+    }
 }
 
 /// Norm, the three input projections, rotation, and the store of keys and values: `residual -> query, KV`.
@@ -34,8 +50,8 @@ pub struct HeadNorms {
 pub struct Qkv {
     /// The layer, as reported to the observer. The pool's layout names its group.
     pub layer: u32,
-    /// Of the residual stream.
-    pub norm: Norm,
+    /// Of the residual stream; `None`: it is projected as it is.
+    pub norm: Option<Norm>,
     /// Query, key and value as three parts.
     pub weight: Weight,
     /// `[1, n]`, added to the projections.
@@ -47,7 +63,7 @@ pub struct Qkv {
     /// Elements of one head.
     pub head_dim: usize,
     /// Applied after the bias.
-    pub head_norms: Option<HeadNorms>,
+    pub norms: Option<QueryKeyNorms>,
     /// Rotates query and key.
     pub rope: Rope,
 }
@@ -61,49 +77,84 @@ pub struct Attend {
     pub scale: f32,
     /// Positions that a row attends to, its own included; `None`: all.
     pub window: Option<u32>,
+    /// Bound of the scores: `cap * tanh(score / cap)`, after [`Attend::scale`] and before the softmax.
+    pub soft_cap: Option<f32>,
 }
 
-/// A projection that is added to the residual stream.
+/// A projection that is added to the residual stream: `residual += factor * norm(x * w^T)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Project {
     /// `[hidden, k]`
     pub weight: Weight,
     /// Contiguous parts of K, merged in a fixed binary tree (tensor parallelism).
     pub partitions: usize,
+    /// Of the products of a row.
+    pub norm: Option<Norm>,
+    /// Of what is added.
+    pub factor: f32,
 }
 
-/// Norm, gate and up projection, and activation: `residual -> inner`, `inner = silu(gate) * up`.
+impl Project {
+    /// Adds the products as they are, of K in one piece.
+    pub fn plain(weight: Weight) -> Self {
+        Self { weight, partitions: 1, norm: None, factor: 1.0 }
+    }
+}
+
+/// The function of an MLP's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`
+    Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, the approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
+    GeluTanh,
+}
+
+/// Norm, gate and up projection, and activation: `residual -> inner`, `inner = activation(gate) * up`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateUp {
-    /// Of the residual stream.
-    pub norm: Norm,
+    /// Of the residual stream; `None`: it is projected as it is.
+    pub norm: Option<Norm>,
     /// Gate and up as two parts of equal height.
     pub weight: Weight,
+    /// Of the gate.
+    pub activation: Activation,
 }
 
-/// Norm and output matrix: `residual -> logits`.
+/// Norm and output matrix: `residual -> logits`, `logits = soft_cap(factor * (norm(residual) * w^T))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
     /// Of the residual stream.
     pub norm: Norm,
     /// `[vocab, hidden]`
     pub weight: Weight,
+    /// Of every logit.
+    pub factor: f32,
+    /// Bound of the logits: `cap * tanh(logit / cap)`, after the factor.
+    pub soft_cap: Option<f32>,
+}
+
+impl Head {
+    /// The logits as they are.
+    pub fn plain(norm: Norm, weight: Weight) -> Self {
+        Self { norm, weight, factor: 1.0, soft_cap: None }
+    }
 }
 
 /// One fused operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// `residual = table[id]`
-    Embed(Weight),
+    /// See [`Embed`].
+    Embed(Embed),
     /// See [`Qkv`].
     Qkv(Qkv),
     /// See [`Attend`].
     Attend(Attend),
-    /// Output of attention: `residual += attended * w^T`.
+    /// Output of attention, of `x = attended`: see [`Project`].
     Out(Project),
     /// See [`GateUp`].
     GateUp(GateUp),
-    /// Output of the MLP: `residual += inner * w^T`.
+    /// Output of the MLP, of `x = inner`: see [`Project`].
     Down(Project),
     /// Keeps only the rows whose logits are needed ([`selected_rows`](crate::step::StepInput::selected_rows)): residual stream and query. After the last
     /// layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are not needed. A step without such rows

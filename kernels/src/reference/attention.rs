@@ -1,7 +1,7 @@
 //! Paged attention in the canonical order.
 
 use crate::host::{KvStep, Scores};
-use crate::numerics::{exp, lanes, round};
+use crate::numerics::{exp, lanes, round, soft_cap};
 use crate::step::StepSegment;
 use baton_types::BlockTable;
 use std::ops::Range;
@@ -67,7 +67,7 @@ pub(crate) fn attend(
                 for &end in &bounds {
                     let keys = (start..end).map(|t| &k[at(t)..at(t) + dim]);
                     let values = (start..end).map(|t| &v[at(t)..at(t) + dim]);
-                    let slab = Partial::slab(q, keys, values, scores.scale, start - origin);
+                    let slab = Partial::slab(q, keys, values, scores, start - origin);
                     state = Some(state.map_or_else(|| slab.clone(), |running: Partial| running.merge(&slab)));
                     (start, origin) = (end, end);
                 }
@@ -92,10 +92,11 @@ impl Partial {
         q: &[f32],
         keys: impl Iterator<Item = &'a [f32]>,
         values: impl Iterator<Item = &'a [f32]>,
-        scale: f32,
+        of: Scores,
         left_out: usize,
     ) -> Self {
-        let scores: Vec<f32> = keys.map(|k| lanes::dot(q, k) * scale).collect();
+        let capped = |score: f32| of.soft_cap.map_or(score, |cap| soft_cap(score, cap));
+        let scores: Vec<f32> = keys.map(|k| capped(lanes::dot(q, k) * of.scale)).collect();
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = scores.iter().map(|s| exp(s - max)).collect();
         let mut o = vec![0.0f32; q.len()];

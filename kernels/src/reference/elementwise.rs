@@ -2,7 +2,8 @@
 
 use crate::device::RopeTable;
 use crate::host::KvStep;
-use crate::numerics::{Numerics, lanes, silu};
+use crate::numerics::{Numerics, gelu_tanh, lanes, silu};
+use crate::program::Activation;
 
 /// With the lanes of the class.
 pub(crate) fn rms_norm(numerics: Numerics, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
@@ -35,8 +36,12 @@ pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
     }
 }
 
-pub(crate) fn silu_mul(gate: &mut [f32], up: &[f32]) {
+pub(crate) fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = silu(*gate) * up;
+        let activated = match activation {
+            Activation::Silu => silu(*gate),
+            Activation::GeluTanh => gelu_tanh(*gate),
+        };
+        *gate = activated * up;
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod quantized;
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, Half, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
+use crate::program::Activation;
 use baton_types::{Dtype, WeightFormat};
 use quantized::{Activations, Block};
 use std::sync::Arc;
@@ -179,7 +180,7 @@ impl HostKernels for ReferenceKernels {
         }
     }
 
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        elementwise::silu_mul(gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        elementwise::activate(activation, gate, up);
     }
 }

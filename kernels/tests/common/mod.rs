@@ -9,6 +9,7 @@ use baton_kernels::cuda;
 use baton_kernels::device::{Device, Role, RopeTable, StoredRows};
 use baton_kernels::host::{HostKernels, KvStep, Scores, Store};
 use baton_kernels::numerics::{Half, Numerics, PARTITIONS_MAX, TensorCore};
+use baton_kernels::program::Activation;
 use baton_kernels::quantize::quantize;
 pub use baton_kernels::random::Random;
 use baton_kernels::reference::{ReferenceDevice, ReferenceKernels};
@@ -50,7 +51,7 @@ pub trait Kernels {
     fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]);
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]);
 }
 
 impl<K: HostKernels> Kernels for K {
@@ -75,8 +76,8 @@ impl<K: HostKernels> Kernels for K {
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
         HostKernels::attend(self, step, q, scores, out);
     }
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        HostKernels::silu_mul(self, gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        HostKernels::activate(self, activation, gate, up);
     }
 }
 
@@ -98,6 +99,8 @@ pub struct Shape {
     pub ffn: usize,
     pub vocab: usize,
     pub window: Option<usize>,
+    pub soft_cap: Option<f32>,
+    pub activation: Activation,
     pub numerics: Numerics,
     /// Of the matrices, in turn. Where rows are no whole blocks of it, the matrix is stored in F32.
     pub formats: [StorageFormat; 2],
@@ -234,7 +237,7 @@ impl Layer {
         let (mut x, mut h, mut q, mut a) = (zeros(s.hidden), zeros(s.hidden), zeros(s.q_cols()), zeros(s.q_cols()));
         let (mut k, mut v, mut gate, mut up) = (zeros(s.kv_cols()), zeros(s.kv_cols()), zeros(s.ffn), zeros(s.ffn));
         let [wq, wk, wv, wo, wg, wu, wd] = &self.weights;
-        let scores = Scores { scale: (s.head_dim as f32).powf(-0.5), window: s.window };
+        let scores = Scores { scale: (s.head_dim as f32).powf(-0.5), window: s.window, soft_cap: s.soft_cap };
 
         x.chunks_exact_mut(s.hidden).zip(ids).for_each(|(row, id)| kernels.row(&self.table, id, row));
         for layer in 0..LAYERS {
@@ -249,7 +252,7 @@ impl Layer {
             kernels.rms_norm(&x, &self.gain, 1e-5, &mut h);
             kernels.linear(&h, wg, 1, Store::Set, &mut gate);
             kernels.linear(&h, wu, 1, Store::Set, &mut up);
-            kernels.silu_mul(&mut gate, &up);
+            kernels.activate(s.activation, &mut gate, &up);
             kernels.linear(&gate, wd, partitions(s.numerics, s.ffn), Store::Add, &mut x);
         }
         let mut bits = vec![Vec::new(); rows];

@@ -4,7 +4,7 @@ use super::Random;
 use baton_kernels::adapter::{AdapterBounds, Linear};
 use baton_kernels::device::{Bounds, Device, DeviceError, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
+use baton_kernels::program::{Activation, Attend, Embed, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::step::{StepInput, StepSegment, TableSteps};
 use baton_kernels::storage::StorageFormat;
 use baton_memory::PoolMemory;
@@ -96,12 +96,12 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
     };
     let rope = device.load_rope(table).unwrap();
     let embedding = load(device, Role::Embedding, hidden, &[VOCAB], random);
-    let mut ops = vec![Op::Embed(embedding)];
+    let mut ops = vec![Op::Embed(Embed::plain(embedding))];
     let (query, kv) = (HEADS * DIM, KV_HEADS * DIM);
     for layer in 0..LAYERS {
         ops.push(Op::Qkv(Qkv {
             layer,
-            norm: norm(hidden, random),
+            norm: Some(norm(hidden, random)),
             weight: linear(
                 layer,
                 Role::Qkv,
@@ -114,23 +114,24 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
             heads: HEADS,
             kv_heads: KV_HEADS,
             head_dim: DIM,
-            head_norms: rich.then(|| HeadNorms { query: norm(DIM, random), key: norm(DIM, random) }),
+            norms: rich.then(|| QueryKeyNorms { query: norm(DIM, random), key: norm(DIM, random) }),
             rope,
         }));
         if layer + 1 == LAYERS {
             ops.push(Op::Select);
         }
         let window = (rich && layer + 1 == LAYERS).then_some(9);
-        ops.push(Op::Attend(Attend { layer, scale: 0.35, window }));
+        ops.push(Op::Attend(Attend { layer, scale: 0.35, window, soft_cap: None }));
         let weight = linear(layer, Role::Out, query, &[hidden], &[Linear::Out], random);
-        ops.push(Op::Out(Project { weight, partitions }));
+        ops.push(Op::Out(Project { partitions, ..Project::plain(weight) }));
         let weight = linear(layer, Role::GateUp, hidden, &[ffn, ffn], &[Linear::Gate, Linear::Up], random);
-        ops.push(Op::GateUp(GateUp { norm: norm(hidden, random), weight }));
+        let before = Some(norm(hidden, random));
+        ops.push(Op::GateUp(GateUp { norm: before, weight, activation: Activation::Silu }));
         let weight = linear(layer, Role::Down, ffn, &[hidden], &[Linear::Down], random);
-        ops.push(Op::Down(Project { weight, partitions: 1 }));
+        ops.push(Op::Down(Project::plain(weight)));
     }
     let weight = load(device, Role::Head, hidden, &[VOCAB], random);
-    ops.push(Op::Head(Head { norm: norm(hidden, random), weight }));
+    ops.push(Op::Head(Head::plain(norm(hidden, random), weight)));
     ops.push(Op::Sample);
     Program { ops }
 }

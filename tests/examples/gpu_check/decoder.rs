@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use baton_kernels::device::{Bounds, Device, Executable, Role, RopeTable, StoredRows, Weight, WeightSpec};
 use baton_kernels::numerics::{Half, Numerics};
-use baton_kernels::program::{Attend, GateUp, Head, HeadNorms, Norm, Op, Program, Project, Qkv};
+use baton_kernels::program::{Activation, Attend, Embed, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::storage::StorageFormat;
 use baton_memory::PoolMemory;
 use baton_types::{KvLayout, KvPoolMap};
@@ -180,7 +180,7 @@ impl Loader<'_> {
         let angles: Vec<f32> = (0..positions * head_dim / 2).map(angle).collect();
         let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
         let rope = self.device.load_rope(RopeTable { cos, sin, dim: head_dim })?;
-        let mut ops = vec![Op::Embed(self.matrix(Role::Embedding, hidden, &[vocab])?)];
+        let mut ops = vec![Op::Embed(Embed::plain(self.matrix(Role::Embedding, hidden, &[vocab])?))];
         let (query, kv) = (heads * head_dim, kv_heads * head_dim);
         let mut of_layer: Option<[Op; 4]> = None;
         for layer in 0..layers {
@@ -189,25 +189,26 @@ impl Loader<'_> {
                 _ => [
                     Op::Qkv(Qkv {
                         layer,
-                        norm: self.norm(hidden)?,
+                        norm: Some(self.norm(hidden)?),
                         weight: self.matrix(Role::Qkv, hidden, &[query, kv, kv])?,
                         bias: if shape.rich { Some(self.vector(query + 2 * kv, 0.0)?) } else { None },
                         heads,
                         kv_heads,
                         head_dim,
-                        head_norms: if shape.rich {
-                            Some(HeadNorms { query: self.norm(head_dim)?, key: self.norm(head_dim)? })
+                        norms: if shape.rich {
+                            Some(QueryKeyNorms { query: self.norm(head_dim)?, key: self.norm(head_dim)? })
                         } else {
                             None
                         },
                         rope,
                     }),
-                    Op::Out(Project { weight: self.matrix(Role::Out, query, &[hidden])?, partitions: 1 }),
+                    Op::Out(Project::plain(self.matrix(Role::Out, query, &[hidden])?)),
                     Op::GateUp(GateUp {
-                        norm: self.norm(hidden)?,
+                        norm: Some(self.norm(hidden)?),
                         weight: self.matrix(Role::GateUp, hidden, &[ffn, ffn])?,
+                        activation: Activation::Silu,
                     }),
-                    Op::Down(Project { weight: self.matrix(Role::Down, ffn, &[hidden])?, partitions: 1 }),
+                    Op::Down(Project::plain(self.matrix(Role::Down, ffn, &[hidden])?)),
                 ],
             };
             of_layer = Some([qkv, out, gate_up, down]);
@@ -218,10 +219,10 @@ impl Loader<'_> {
                 ops.push(Op::Select);
             }
             let window = shape.window.filter(|_| last);
-            ops.push(Op::Attend(Attend { layer, scale: (head_dim as f32).powf(-0.5), window }));
+            ops.push(Op::Attend(Attend { layer, scale: (head_dim as f32).powf(-0.5), window, soft_cap: None }));
             ops.extend([out, gate_up, down]);
         }
-        ops.push(Op::Head(Head { norm: self.norm(hidden)?, weight: self.matrix(Role::Head, hidden, &[vocab])? }));
+        ops.push(Op::Head(Head::plain(self.norm(hidden)?, self.matrix(Role::Head, hidden, &[vocab])?)));
         ops.push(Op::Sample);
         Ok(Program { ops })
     }

@@ -2,7 +2,7 @@
 
 use super::header::Header;
 use super::value::Value;
-use crate::families::{Activation, AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, registry};
+use crate::families::{AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, registry};
 use crate::formats::{WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
 
@@ -42,13 +42,13 @@ const HARMLESS_AT: &[(&str, Value<'_>)] = &[
 const THETA_DEFAULT: f32 = 10_000.0;
 
 /// Metadata of one file, with the path for messages.
-pub(super) struct Config<'h, 'a> {
+pub(crate) struct GgufConfig<'h, 'a> {
     path: &'h str,
     header: &'h Header<'a>,
     family: &'static GgufFamily,
 }
 
-impl<'h, 'a> Config<'h, 'a> {
+impl<'h, 'a> GgufConfig<'h, 'a> {
     /// Checks the architecture and that every one of its keys is understood.
     pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
         const ARCHITECTURE: &str = "general.architecture";
@@ -65,10 +65,12 @@ impl<'h, 'a> Config<'h, 'a> {
             let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
             let Some(name) = name else { continue };
             // For keys without a listed neutral value: zero, false and empty switch a feature off.
-            let harmless = match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
-                Some((_, neutral)) => value == neutral,
-                None => KNOWN.contains(&name) || value.is_off(),
-            };
+            let own = family.keys.contains(&name);
+            let harmless = own
+                || match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
+                    Some((_, neutral)) => value == neutral,
+                    None => KNOWN.contains(&name) || value.is_off(),
+                };
             if !harmless {
                 let hint = "this key may change the mathematics, so the model is refused rather than computed wrongly";
                 return Err(WeightsError::unsupported(path, key.to_string(), hint));
@@ -77,7 +79,7 @@ impl<'h, 'a> Config<'h, 'a> {
         Ok(config)
     }
 
-    pub(super) fn damaged(&self, message: impl Into<String>) -> WeightsError {
+    pub(crate) fn damaged(&self, message: impl Into<String>) -> WeightsError {
         WeightsError::damaged(self.path, message)
     }
 
@@ -104,6 +106,16 @@ impl<'h, 'a> Config<'h, 'a> {
         }
         let size = value.as_unsigned().and_then(|n| usize::try_from(n).ok());
         size.ok_or_else(|| self.damaged(format!("{key} is no size")))
+    }
+
+    /// A number of the architecture, if the file has it.
+    pub(crate) fn own_float(&self, name: &str) -> Result<Option<f32>, WeightsError> {
+        self.float(&self.key(name))
+    }
+
+    /// A size of the architecture.
+    pub(crate) fn own_size(&self, name: &str) -> Result<usize, WeightsError> {
+        self.size_or(name, None)
     }
 
     fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
@@ -134,27 +146,20 @@ impl<'h, 'a> Config<'h, 'a> {
             Err(WeightsError::unsupported(self.path, what, hint))
         };
         must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
-        must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
+        if self.family.rotary_rows == RotaryRows::Neighbours {
+            must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
+        }
         if self.size_or("vocab_size", Some(vocab))? != vocab {
             return Err(self.damaged(format!("{} is not the embedding's {vocab} rows", self.key("vocab_size"))));
         }
         let epsilon = self.key("attention.layer_norm_rms_epsilon");
         let rms_eps = self.float(&epsilon)?.ok_or_else(|| self.damaged(format!("{epsilon} is missing")))?;
         let theta = self.float(&self.key("rope.freq_base"))?.unwrap_or(THETA_DEFAULT);
-        let layer = LayerSpec {
-            attention: AttentionSpec {
-                heads,
-                kv_heads: self.size_or("attention.head_count_kv", Some(heads))?,
-                head_dim,
-                window: None,
-                qkv_bias: false,
-                head_norm: false,
-                rope: Some(Rope { theta, scaling: self.scaling(factors)? }),
-            },
-            ffn: self.size_or("feed_forward_length", None)?,
-            activation: Activation::Silu,
-            rms_eps,
-        };
+        let dim = self.size_or("rope.dimension_count", Some(head_dim))?;
+        let rope = Rope { dim, theta, scaling: self.scaling(factors)? };
+        let kv_heads = self.size_or("attention.head_count_kv", Some(heads))?;
+        let attention = AttentionSpec::llama(heads, kv_heads, head_dim, rope);
+        let layer = LayerSpec::llama(attention, self.size_or("feed_forward_length", None)?, rms_eps);
         let layers = DecoderSpec::uniform_layers(layer, self.size_or("block_count", None)?);
         let mut spec = DecoderSpec {
             vocab,
@@ -163,8 +168,11 @@ impl<'h, 'a> Config<'h, 'a> {
             layers: layers.map_err(|reason| self.damaged(reason))?,
             final_rms_eps: rms_eps,
             tied,
+            embedding_factor: 1.0,
+            logit_factor: 1.0,
+            logit_soft_cap: None,
         };
-        (self.family.read)(&mut spec);
+        (self.family.read)(self, &mut spec)?;
         spec.check().map_err(|reason| self.damaged(reason))?;
         Ok(spec)
     }

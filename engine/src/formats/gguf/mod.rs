@@ -13,7 +13,7 @@ use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsErr
 use crate::families::{DecoderSpec, LayerTensor, RotaryRows, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
-use config::Config;
+pub(crate) use config::GgufConfig;
 use header::{Header, TensorEntry};
 use std::collections::HashMap;
 use std::path::Path;
@@ -38,7 +38,7 @@ impl GgufModel {
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let file = MappedFile::open(path)?;
         let header = Header::parse(file.path(), file.bytes())?;
-        let config = Config::try_new(file.path(), &header)?;
+        let config = GgufConfig::try_new(file.path(), &header)?;
         let mut tensors = HashMap::new();
         let mut factors = None;
         for (name, entry) in &header.tensors {
@@ -83,7 +83,7 @@ fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, Weig
 
 /// Checks that exactly the tensors of the spec are present, with the right sizes.
 fn check_tensors(
-    config: &Config<'_, '_>,
+    config: &GgufConfig<'_, '_>,
     file: &MappedFile,
     spec: &DecoderSpec,
     tensors: &HashMap<TensorName, TensorEntry>,

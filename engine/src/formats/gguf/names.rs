@@ -17,10 +17,12 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("attn_q_norm.weight", LayerTensor::QueryNorm),
     ("attn_k_norm.weight", LayerTensor::KeyNorm),
     ("attn_output.weight", LayerTensor::AttentionOutput),
+    ("post_attention_norm.weight", LayerTensor::AttentionOutputNorm),
     ("ffn_norm.weight", LayerTensor::MlpNorm),
     ("ffn_gate.weight", LayerTensor::Gate),
     ("ffn_up.weight", LayerTensor::Up),
     ("ffn_down.weight", LayerTensor::Down),
+    ("post_ffw_norm.weight", LayerTensor::MlpOutputNorm),
 ];
 
 /// The canonical name, if this is a tensor that some decoder has.

@@ -1,6 +1,6 @@
 //! Tokenizer metadata and end tokens.
 
-use super::config::Config;
+use super::config::GgufConfig;
 use super::value::{Array, Value};
 use crate::formats::WeightsError;
 use baton_types::{GgufTokenizer, TokenId};
@@ -19,7 +19,7 @@ const END_TEXTS: &[&str] =
     &["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"];
 
 /// The file's tokenizer; `None` if it has none, so that only token ids can be served.
-pub(super) fn tokenizer(config: &Config<'_, '_>, vocab: usize) -> Result<Option<GgufTokenizer>, WeightsError> {
+pub(super) fn tokenizer(config: &GgufConfig<'_, '_>, vocab: usize) -> Result<Option<GgufTokenizer>, WeightsError> {
     let Some(model) = text(config, "tokenizer.ggml.model")? else {
         return Ok(None);
     };
@@ -56,7 +56,7 @@ pub(super) fn tokenizer(config: &Config<'_, '_>, vocab: usize) -> Result<Option<
 
 /// All end tokens, ascending: those named by key, and control tokens whose text is known to end a turn.
 pub(super) fn end_tokens(
-    config: &Config<'_, '_>,
+    config: &GgufConfig<'_, '_>,
     tokenizer: Option<&GgufTokenizer>,
     vocab: usize,
 ) -> Result<Vec<TokenId>, WeightsError> {
@@ -75,7 +75,7 @@ pub(super) fn end_tokens(
     Ok(ends)
 }
 
-fn text(config: &Config<'_, '_>, key: &str) -> Result<Option<String>, WeightsError> {
+fn text(config: &GgufConfig<'_, '_>, key: &str) -> Result<Option<String>, WeightsError> {
     match config.get(key) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.to_owned())),
@@ -84,7 +84,7 @@ fn text(config: &Config<'_, '_>, key: &str) -> Result<Option<String>, WeightsErr
 }
 
 fn list<'a, T>(
-    config: &Config<'_, 'a>,
+    config: &GgufConfig<'_, 'a>,
     key: &str,
     read: fn(Array<'a>) -> Option<Vec<T>>,
 ) -> Result<Vec<T>, WeightsError> {
@@ -97,7 +97,7 @@ fn list<'a, T>(
     }
 }
 
-fn token(config: &Config<'_, '_>, key: &str, vocab: usize) -> Result<Option<TokenId>, WeightsError> {
+fn token(config: &GgufConfig<'_, '_>, key: &str, vocab: usize) -> Result<Option<TokenId>, WeightsError> {
     let Some(value) = config.get(key) else { return Ok(None) };
     // -1 and its unsigned form mean "none" in some converters' files.
     if value == Value::Signed(-1) || value == Value::Unsigned(u64::from(u32::MAX)) {

@@ -1,7 +1,7 @@
 //! Converts `config.json` to [`DecoderSpec`]: the keys of every family here, the others in the family's own file.
 
 use super::json::JsonObject;
-use super::{keys, rope};
+use super::keys;
 use crate::families::{Activation, AttentionSpec, ConfigFamily, DecoderSpec, LayerSpec, registry};
 use crate::formats::WeightsError;
 
@@ -10,10 +10,7 @@ pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigF
     let family = family(config)?;
     keys::check(config, family.keys)?;
     check_type(config, family)?;
-    match config.text("hidden_act")? {
-        None | Some("silu" | "swish") => {}
-        Some(other) => return Err(config.unsupported(format!("hidden_act `{other}`"), "only `silu` is implemented")),
-    }
+    let activation = config.activation("hidden_act")?.unwrap_or(Activation::Silu);
     let size = |key: &str| config.need(key, config.size(key)?);
     let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
     let head_dim = match config.size("head_dim")? {
@@ -24,23 +21,12 @@ pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigF
         }
     };
     let rms_eps = config.need("rms_norm_eps", config.float("rms_norm_eps")?)?;
-    let rope = rope::read(config)?;
+    let rope = (family.rope)(config, head_dim)?;
     // Configurations that scale by hand keep the context that the model was trained for.
     let context = size("max_position_embeddings")?.max(rope.scaled_context());
-    let layer = LayerSpec {
-        attention: AttentionSpec {
-            heads,
-            kv_heads: config.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim,
-            window: None,
-            qkv_bias: false,
-            head_norm: false,
-            rope: Some(rope),
-        },
-        ffn: size("intermediate_size")?,
-        activation: Activation::Silu,
-        rms_eps,
-    };
+    let kv_heads = config.size("num_key_value_heads")?.unwrap_or(heads);
+    let attention = AttentionSpec::llama(heads, kv_heads, head_dim, rope);
+    let layer = LayerSpec { activation, ..LayerSpec::llama(attention, size("intermediate_size")?, rms_eps) };
     let layers = DecoderSpec::uniform_layers(layer, size("num_hidden_layers")?);
     let mut spec = DecoderSpec {
         vocab: size("vocab_size")?,
@@ -49,6 +35,9 @@ pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigF
         layers: layers.map_err(|reason| config.damaged(reason))?,
         final_rms_eps: rms_eps,
         tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
+        embedding_factor: 1.0,
+        logit_factor: 1.0,
+        logit_soft_cap: None,
     };
     (family.read)(config, &mut spec)?;
     spec.check().map_err(|reason| config.damaged(reason))?;

@@ -1,5 +1,6 @@
 //! JSON files of a model folder: read completely up to a size limit, with accessors per key so that messages name file and key.
 
+use crate::families::Activation;
 use crate::formats::WeightsError;
 use crate::formats::mmap::check_regular;
 use serde_json::{Map, Value};
@@ -103,6 +104,19 @@ impl JsonObject {
 
     pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, WeightsError> {
         self.typed(key, "text", Value::as_str)
+    }
+
+    /// An activation by its name in transformers.
+    pub(crate) fn activation(&self, key: &str) -> Result<Option<Activation>, WeightsError> {
+        Ok(Some(match self.text(key)? {
+            None => return Ok(None),
+            Some("silu" | "swish") => Activation::Silu,
+            Some("gelu_pytorch_tanh" | "gelu_new") => Activation::GeluTanh,
+            Some(other) => {
+                let hint = "`silu` and `gelu_pytorch_tanh` are implemented";
+                return Err(self.unsupported(format!("{key} `{other}`"), hint));
+            }
+        }))
     }
 
     /// An object inside this one, with the path extended by its key.

@@ -10,7 +10,8 @@ mod text;
 
 use super::mmap::MappedFile;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::families::{DecoderSpec, TensorName};
+use crate::families::{ConfigFamily, DecoderSpec, TensorName};
+use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
 pub(crate) use json::JsonObject;
 use std::path::Path;
@@ -22,6 +23,7 @@ pub struct HuggingFaceModel {
     name: String,
     folder: String,
     spec: DecoderSpec,
+    family: &'static ConfigFamily,
     tensors: Tensors,
     config_digest: Digest,
     end_tokens: Vec<TokenId>,
@@ -37,7 +39,7 @@ impl HuggingFaceModel {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
         let (spec, family) = config::read(&config)?;
-        let tensors = Tensors::open(folder, &spec, family.fused)?;
+        let tensors = Tensors::open(folder, &spec, family)?;
         let text = text::read(folder)?;
         let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
@@ -51,6 +53,7 @@ impl HuggingFaceModel {
             name: name.map(str::to_owned).or(own).unwrap_or_default(),
             folder: folder.display().to_string(),
             spec,
+            family,
             tensors,
             config_digest,
             end_tokens,
@@ -90,8 +93,16 @@ impl ModelSource for HuggingFaceModel {
     }
 
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
-        let tensor = self.tensors.stored(name);
-        tensor.ok_or_else(|| WeightsError::damaged(&self.folder, format!("there is no tensor {name}")))
+        let stored = self.tensors.stored(name).ok_or_else(|| {
+            WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name)))
+        })?;
+        if !name.is_norm() || self.family.gain_offset == 0.0 {
+            return Ok(stored);
+        }
+        let mut gain = vec![0.0; self.spec.tensor_dims(name)[1]];
+        stored.format.expand(&stored.bytes, &mut gain);
+        let bytes = gain.into_iter().flat_map(|gain| (gain + self.family.gain_offset).to_le_bytes());
+        Ok(StoredTensor { format: StorageFormat::F32, bytes: bytes.collect::<Vec<_>>().into() })
     }
 
     fn fingerprint(&self) -> Digest {

@@ -9,22 +9,39 @@ use crate::formats::WeightsError;
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
 const THETA_DEFAULT: f32 = 10_000.0;
 
-/// Reads base and scaling.
-pub(super) fn read(config: &JsonObject) -> Result<Rope, WeightsError> {
-    let (old, new) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
-    if old.is_some() && new.is_some() {
-        return Err(config.damaged("both rope_scaling and rope_parameters are given; keep one"));
+impl JsonObject {
+    /// The rotary embedding of heads of `head_dim` elements.
+    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
+        let (old, new) = (self.object("rope_scaling")?, self.object("rope_parameters")?);
+        if old.is_some() && new.is_some() {
+            return Err(self.damaged("both rope_scaling and rope_parameters are given; keep one"));
+        }
+        let same = |key: &str| {
+            let outer = self.float(key)?;
+            let inner = new.as_ref().map(|rope| rope.float(key)).transpose()?.flatten();
+            if let (Some(a), Some(b)) = (outer, inner)
+                && a != b
+            {
+                return Err(self.damaged(format!("{key} is {a} and in rope_parameters {b}")));
+            }
+            Ok(inner.or(outer))
+        };
+        let (theta, partial) = (same("rope_theta")?, same("partial_rotary_factor")?);
+        let scaling = old.or(new.clone()).as_ref().map_or(Ok(RopeScaling::None), scaling)?;
+        Ok(Rope { dim: rotated(head_dim, partial), theta: theta.unwrap_or(THETA_DEFAULT), scaling })
     }
-    let outer = config.float("rope_theta")?;
-    let inner = new.as_ref().map(|rope| rope.float("rope_theta")).transpose()?.flatten();
-    if let (Some(a), Some(b)) = (outer, inner)
-        && a != b
-    {
-        return Err(config.damaged(format!("rope_theta is {a} and in rope_parameters {b}")));
+
+    /// As [`JsonObject::rope`], of an object that has the parameters of some layers.
+    pub(crate) fn rope_parameters(&self, head_dim: usize) -> Result<Rope, WeightsError> {
+        let theta = self.need("rope_theta", self.float("rope_theta")?)?;
+        let partial = self.float("partial_rotary_factor")?;
+        Ok(Rope { dim: rotated(head_dim, partial), theta, scaling: scaling(self)? })
     }
-    let theta = inner.or(outer).unwrap_or(THETA_DEFAULT);
-    let scaling = old.or(new).as_ref().map_or(Ok(RopeScaling::None), scaling)?;
-    Ok(Rope { theta, scaling })
+}
+
+/// Elements that are rotated, cut as in transformers.
+fn rotated(head_dim: usize, partial: Option<f32>) -> usize {
+    partial.map_or(head_dim, |factor| (head_dim as f64 * f64::from(factor)) as usize)
 }
 
 fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
@@ -56,9 +73,8 @@ fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
         }
     };
     for (key, value) in rope.keys() {
-        let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
-        let neutral = key == "partial_rotary_factor" && value.as_f64() == Some(1.0);
-        if !(known || neutral || value.is_null()) {
+        let always = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+        if !(always.contains(&key.as_str()) || known.contains(&key.as_str()) || value.is_null()) {
             return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), "delete it if it has no meaning"));
         }
     }

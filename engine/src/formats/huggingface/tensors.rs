@@ -1,7 +1,7 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
-use crate::families::{DecoderSpec, FusedTensor, LayerTensor, TensorName, layer_index};
+use crate::families::{ConfigFamily, DecoderSpec, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
 use crate::formats::{StoredTensor, WeightsError};
 use baton_kernels::storage::StorageFormat;
@@ -37,18 +37,18 @@ struct TensorPlace {
 }
 
 impl Tensors {
-    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, those of `fused` as one.
-    pub(super) fn open(folder: &Path, spec: &DecoderSpec, fused: &[FusedTensor]) -> Result<Self, WeightsError> {
+    /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, as the family stores them.
+    pub(super) fn open(folder: &Path, spec: &DecoderSpec, family: &ConfigFamily) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
         let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, spec, fused, index.as_ref())?;
+            tensors.add(name, file, spec, family, index.as_ref())?;
         }
         for name in spec.tensor_names() {
             if !tensors.places.contains_key(&name) {
                 let folder = folder.display().to_string();
-                return Err(WeightsError::damaged(&folder, format!("tensor {name} is missing")));
+                return Err(WeightsError::damaged(&folder, format!("tensor {} is missing", family.spelled(name))));
             }
         }
         tensors.drop_tied_copy(spec)?;
@@ -61,7 +61,7 @@ impl Tensors {
         shard: String,
         file: MappedFile,
         spec: &DecoderSpec,
-        fused: &[FusedTensor],
+        family: &ConfigFamily,
         index: Option<&Index>,
     ) -> Result<(), WeightsError> {
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
@@ -75,7 +75,7 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let parts = parts_of(&name, fused)
+            let parts = parts_of(&name, family)
                 .ok_or_else(|| WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT))?;
             check_tensor(file.path(), &name, info, spec, &parts)?;
             let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
@@ -221,7 +221,7 @@ fn is_derived(name: &str) -> bool {
 }
 
 /// What a tensor holds, in the order of its rows; `None` if no such tensor is known.
-fn parts_of(name: &str, fused: &[FusedTensor]) -> Option<Vec<TensorName>> {
+fn parts_of(name: &str, family: &ConfigFamily) -> Option<Vec<TensorName>> {
     match name {
         "model.embed_tokens.weight" => return Some(vec![TensorName::Embedding]),
         "model.norm.weight" => return Some(vec![TensorName::FinalNorm]),
@@ -230,12 +230,14 @@ fn parts_of(name: &str, fused: &[FusedTensor]) -> Option<Vec<TensorName>> {
     }
     let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
+    let fused = family.fused;
     if let Some((_, parts)) = fused.iter().find(|(fused, _)| *fused == of_layer) {
         return Some(parts.iter().map(|part| TensorName::Layer(layer, *part)).collect());
     }
-    let alone = LayerTensor::ALL.into_iter().filter(|tensor| fused.iter().all(|(_, parts)| !parts.contains(tensor)));
-    let mut known = alone.map(|tensor| TensorName::Layer(layer, tensor));
-    Some(vec![known.find(|known| known.to_string() == name)?])
+    let mut alone =
+        LayerTensor::ALL.into_iter().filter(|tensor| fused.iter().all(|(_, parts)| !parts.contains(tensor)));
+    let tensor = alone.find(|tensor| family.layer_name(*tensor) == of_layer)?;
+    Some(vec![TensorName::Layer(layer, tensor)])
 }
 
 /// The parser's reason, with the tensor at fault if the file is truncated.
@@ -263,12 +265,20 @@ mod tests {
     #[test]
     fn matrices_that_are_stored_as_one_are_known_by_their_family_alone() {
         use LayerTensor::{Gate, Key, Query, Up, Value};
-        let fused: &[FusedTensor] = &[("self_attn.qkv_proj.weight", &[Query, Key, Value])];
+        let fused = &ConfigFamily {
+            fused: &[("self_attn.qkv_proj.weight", &[Query, Key, Value])],
+            names: &[(LayerTensor::MlpNorm, "pre_feedforward_layernorm.weight")],
+            ..ConfigFamily::LLAMA
+        };
         let layer =
             |tensors: &[LayerTensor]| Some(tensors.iter().map(|t| TensorName::Layer(3, *t)).collect::<Vec<_>>());
         let (one, part) = ("model.layers.3.self_attn.qkv_proj.weight", "model.layers.3.self_attn.k_proj.weight");
         assert_eq!((parts_of(one, fused), parts_of(part, fused)), (layer(&[Query, Key, Value]), None));
-        assert_eq!((parts_of(one, &[]), parts_of(part, &[])), (None, layer(&[Key])));
+        assert_eq!((parts_of(one, &ConfigFamily::LLAMA), parts_of(part, &ConfigFamily::LLAMA)), (None, layer(&[Key])));
+        let (llama, own) =
+            ("model.layers.3.post_attention_layernorm.weight", "model.layers.3.pre_feedforward_layernorm.weight");
+        assert_eq!((parts_of(own, fused), parts_of(llama, fused)), (layer(&[LayerTensor::MlpNorm]), None));
+        assert_eq!(parts_of(llama, &ConfigFamily::LLAMA), layer(&[LayerTensor::MlpNorm]));
         assert_eq!(parts_of("model.layers.3.mlp.up_proj.weight", fused), layer(&[Up]));
         assert_eq!(parts_of("model.layers.03.mlp.up_proj.weight", fused), None);
 

@@ -32,7 +32,12 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `full_every` | none | the last layer of each so many has no window |
 /// | `nope_every` | none | the last layer of each so many has no rotary embedding |
 /// | `bias` | `false` | whether queries, keys and values have biases |
-/// | `head_norm` | `false` | whether each head of queries and keys passes an RMSNorm |
+/// | `qk_norm` | none | `heads`: each head of queries and keys passes an RMSNorm; `all`: all heads together |
+/// | `norms` | `before` | where the RMSNorms of attention and MLP are: `before`, `behind` or `both` |
+/// | `gelu` | `false` | GELU instead of SiLU |
+/// | `factor` | 1 | of the embedding, of what each layer adds, and of the logits |
+/// | `soft_cap` | none | bound of scores and logits |
+/// | `rope_dim` | `head_dim` | elements of a head that are rotated |
 /// | `seed` | 0 | |
 ///
 /// With a vocabulary of at least [`RandomModel::TEXT_VOCAB_MIN`] it also brings a byte-level tokenizer and a chat template.

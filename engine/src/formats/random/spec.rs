@@ -1,14 +1,14 @@
 //! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
-use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerSpec, Rope, RopeScaling};
+use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
 use crate::formats::WeightsError;
 use std::collections::BTreeMap;
 
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, head_norm, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, gelu, factor, soft_cap, rope_dim, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -38,6 +38,18 @@ impl<'a> Pairs<'a> {
         value.parse().map_err(|_| WeightsError::Spec(format!("`{}`: {key}={value} is no {kind}", self.spec)))
     }
 
+    /// What one of these words means.
+    fn one_of<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, WeightsError> {
+        let Some(value) = self.values.get(key) else { return Ok(None) };
+        match words.iter().find(|(word, _)| word == value) {
+            Some((_, meaning)) => Ok(Some(*meaning)),
+            None => {
+                let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+                Err(WeightsError::Spec(format!("`{}`: {key}={value} is none of {}", self.spec, words.join(", "))))
+            }
+        }
+    }
+
     fn size(&self, key: &str, default: usize) -> Result<usize, WeightsError> {
         self.get(key, "whole number", default)
     }
@@ -58,19 +70,29 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         None => None,
     };
     let rms_eps = 1e-5;
+    let rope = Rope {
+        dim: pairs.size("rope_dim", head_dim)?,
+        theta: pairs.get("theta", "number", 10_000.0)?,
+        scaling: RopeScaling::None,
+    };
+    let soft_cap = match pairs.values.get("soft_cap") {
+        Some(_) => Some(pairs.get("soft_cap", "number", 0.0)?),
+        None => None,
+    };
+    let factor = pairs.get("factor", "number", 1.0)?;
+    let attention = AttentionSpec {
+        window,
+        qkv_bias: pairs.get("bias", "true or false", false)?,
+        query_key_norm: pairs.one_of("qk_norm", &[("heads", QueryKeyNorm::OfHeads), ("all", QueryKeyNorm::OfAll)])?,
+        soft_cap,
+        ..AttentionSpec::llama(heads, pairs.size("kv_heads", heads)?, head_dim, rope)
+    };
+    let norms = [("before", LayerNorms::Before), ("behind", LayerNorms::Behind), ("both", LayerNorms::Both)];
     let layer = LayerSpec {
-        attention: AttentionSpec {
-            heads,
-            kv_heads: pairs.size("kv_heads", heads)?,
-            head_dim,
-            window,
-            qkv_bias: pairs.get("bias", "true or false", false)?,
-            head_norm: pairs.get("head_norm", "true or false", false)?,
-            rope: Some(Rope { theta: pairs.get("theta", "number", 10_000.0)?, scaling: RopeScaling::None }),
-        },
-        ffn: pairs.size("ffn", hidden.saturating_mul(2))?,
-        activation: Activation::Silu,
-        rms_eps,
+        norms: pairs.one_of("norms", &norms)?.unwrap_or(LayerNorms::Before),
+        residual_factor: factor,
+        activation: if pairs.get("gelu", "true or false", false)? { Activation::GeluTanh } else { Activation::Silu },
+        ..LayerSpec::llama(attention, pairs.size("ffn", hidden.saturating_mul(2))?, rms_eps)
     };
     let mut layers = DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?;
     // The last layer of each so many has no window.
@@ -88,6 +110,9 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         layers,
         final_rms_eps: rms_eps,
         tied: pairs.get("tied", "true or false", false)?,
+        embedding_factor: factor,
+        logit_factor: factor,
+        logit_soft_cap: soft_cap,
     };
     decoder.check().map_err(refuse)?;
     let parameters = decoder.parameters();
@@ -105,27 +130,37 @@ mod tests {
     fn keys_and_defaults() {
         let (decoder, seed) = parse("random:").unwrap();
         let layer = &decoder.layers[0];
-        let AttentionSpec { head_dim, kv_heads, window, qkv_bias, head_norm, .. } = layer.attention;
+        let AttentionSpec { head_dim, kv_heads, window, qkv_bias, query_key_norm, .. } = layer.attention;
         assert_eq!((decoder.hidden, head_dim, kv_heads, layer.ffn, seed), (64, 16, 4, 128, 0));
-        assert_eq!((decoder.layers.len(), window, qkv_bias, head_norm), (2, None, false, false));
+        assert_eq!((decoder.layers.len(), window, qkv_bias, query_key_norm), (2, None, false, None));
         let spec = "random:hidden=600,layers=3,heads=6,kv_heads=2,ffn=800,vocab=500,context=2048,seed=7,head_dim=64,\
-                    theta=5e5,tied=true,window=9,bias=true,head_norm=true";
-        let layer = LayerSpec {
-            attention: AttentionSpec {
-                heads: 6,
-                kv_heads: 2,
-                head_dim: 64,
-                window: Some(9),
-                qkv_bias: true,
-                head_norm: true,
-                rope: Some(Rope { theta: 5e5, scaling: RopeScaling::None }),
-            },
-            ffn: 800,
-            activation: Activation::Silu,
-            rms_eps: 1e-5,
+                    theta=5e5,tied=true,window=9,bias=true,qk_norm=heads,norms=both,gelu=true,factor=0.5,soft_cap=30,rope_dim=48";
+        let rope = Rope { dim: 48, theta: 5e5, scaling: RopeScaling::None };
+        let attention = AttentionSpec {
+            window: Some(9),
+            qkv_bias: true,
+            query_key_norm: Some(QueryKeyNorm::OfHeads),
+            soft_cap: Some(30.0),
+            ..AttentionSpec::llama(6, 2, 64, rope)
         };
-        let (vocab, hidden, context, layers, final_rms_eps, tied) = (500, 600, 2048, vec![layer; 3], 1e-5, true);
-        assert_eq!(parse(spec).unwrap(), (DecoderSpec { vocab, hidden, context, layers, final_rms_eps, tied }, 7));
+        let layer = LayerSpec {
+            norms: LayerNorms::Both,
+            residual_factor: 0.5,
+            activation: Activation::GeluTanh,
+            ..LayerSpec::llama(attention, 800, 1e-5)
+        };
+        let expected = DecoderSpec {
+            vocab: 500,
+            hidden: 600,
+            context: 2048,
+            layers: vec![layer; 3],
+            final_rms_eps: 1e-5,
+            tied: true,
+            embedding_factor: 0.5,
+            logit_factor: 0.5,
+            logit_soft_cap: Some(30.0),
+        };
+        assert_eq!(parse(spec).unwrap(), (expected, 7));
     }
 
     #[test]
@@ -166,5 +201,11 @@ mod tests {
         check("random:window=0", "window is 0");
         check("random:window=all", "window=all is no whole number");
         check("random:bias=1", "bias=1 is no true or false");
+        check("random:norms=after", "norms=after is none of before, behind, both");
+        check("random:qk_norm=true", "qk_norm=true is none of heads, all");
+        check("random:soft_cap=0", "soft cap of logits is 0");
+        check("random:factor=-1", "embedding factor is -1");
+        check("random:head_dim=8,rope_dim=9", "rotated elements of a head is 9");
+        check("random:head_dim=8,rope_dim=3", "needs pairs");
     }
 }

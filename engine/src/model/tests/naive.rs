@@ -1,7 +1,7 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
 use super::{Rig, Rows, random, reference, tokens};
-use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
+use crate::families::{Activation, AttentionSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
 use crate::formats::ModelSource;
 use crate::model::inverse_frequencies;
 use baton_types::{Dtype, TokenId};
@@ -25,7 +25,7 @@ fn rms_norm(x: &[f64], gain: &Matrix, eps: f64) -> Vec<f64> {
     x.iter().zip(&gain[0]).map(|(v, g)| v / (mean_square + eps).sqrt() * g).collect()
 }
 
-/// RMSNorm of each head, all heads with one gain.
+/// RMSNorm of each piece as long as the gain: of each head, or of all.
 fn norm_heads(x: &mut [f64], gain: &Matrix, eps: f64) {
     for head in x.chunks_exact_mut(gain[0].len()) {
         let normed = rms_norm(head, gain, eps);
@@ -33,27 +33,32 @@ fn norm_heads(x: &mut [f64], gain: &Matrix, eps: f64) {
     }
 }
 
-/// Rotates each head's pairs `(i, i + d/2)` by `position * theta^(-2i/d)`.
+/// Rotates the pairs `(i, i + r/2)` of the first `r` elements of each head by `position * theta^(-2i/r)`.
 fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
     let Some(rope) = &attention.rope else { return };
-    let d = attention.head_dim;
+    let (d, r) = (attention.head_dim, rope.dim);
     let turned: Vec<f64> = match &rope.scaling {
-        RopeScaling::None => (0..d / 2).map(|i| f64::from(rope.theta).powf(-2.0 * i as f64 / d as f64)).collect(),
+        RopeScaling::None => (0..r / 2).map(|i| f64::from(rope.theta).powf(-2.0 * i as f64 / r as f64)).collect(),
         // Written once: what transformers recorded checks it.
-        _ => inverse_frequencies(rope, d).unwrap(),
+        _ => inverse_frequencies(rope).unwrap(),
     };
     let amplitude = match rope.scaling {
         RopeScaling::Yarn { amplitude, .. } => f64::from(amplitude),
         _ => 1.0,
     };
     for head in x.chunks_exact_mut(d) {
-        for i in 0..d / 2 {
+        for i in 0..r / 2 {
             let angle = position as f64 * turned[i];
-            let (a, b) = (amplitude * head[i], amplitude * head[i + d / 2]);
+            let (a, b) = (amplitude * head[i], amplitude * head[i + r / 2]);
             head[i] = a * angle.cos() - b * angle.sin();
-            head[i + d / 2] = a * angle.sin() + b * angle.cos();
+            head[i + r / 2] = a * angle.sin() + b * angle.cos();
         }
     }
+}
+
+/// `cap * tanh(x / cap)`
+fn capped(x: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 
 /// Softmax attention of the last position over `keys` and `values`, or over the window's last ones, head by head.
@@ -64,7 +69,8 @@ fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &Att
     let mut out = Vec::new();
     for (h, q) in query.chunks_exact(d).enumerate() {
         let at = h / (attention.heads / attention.kv_heads) * d;
-        let score = |k: &Vec<f64>| q.iter().zip(&k[at..at + d]).map(|(a, b)| a * b).sum::<f64>() / (d as f64).sqrt();
+        let dot = |k: &Vec<f64>| q.iter().zip(&k[at..at + d]).map(|(a, b)| a * b).sum::<f64>();
+        let score = |k: &Vec<f64>| capped(dot(k) * f64::from(attention.scale), attention.soft_cap);
         let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
         let sum: f64 = weights.iter().sum();
         out.extend((0..d).map(|i| weights.iter().zip(values).map(|(w, v)| w / sum * v[at + i]).sum::<f64>()));
@@ -74,29 +80,44 @@ fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &Att
 
 /// Logits of every position.
 pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
-    let DecoderSpec { hidden, .. } = *model.spec();
+    let (spec, hidden) = (model.spec(), model.spec().hidden);
     let embedding = matrix(model, TensorName::Embedding, hidden);
-    let mut x: Matrix = ids.iter().map(|&id| embedding[id as usize].clone()).collect();
-    for (l, LayerSpec { attention, ffn, activation, rms_eps }) in model.spec().layers.iter().enumerate() {
-        let eps = f64::from(*rms_eps);
+    let embed = |id: TokenId| embedding[id as usize].iter().map(|x| x * f64::from(spec.embedding_factor)).collect();
+    let mut x: Matrix = ids.iter().map(|&id| embed(id)).collect();
+    for (l, layer) in spec.layers.iter().enumerate() {
+        let LayerSpec { attention, ffn, activation, rms_eps, residual_factor, .. } = layer;
+        let (eps, factor) = (f64::from(*rms_eps), f64::from(*residual_factor));
         let w = |tensor, columns| matrix(model, TensorName::Layer(l, tensor), columns);
-        let input_norm = w(LayerTensor::AttentionNorm, hidden);
+        let norm_of = |tensor| layer.has_tensor(tensor).then(|| w(tensor, hidden));
+        let normed = |x: &[f64], gain: &Option<Matrix>| match gain {
+            Some(gain) => rms_norm(x, gain, eps),
+            None => x.to_vec(),
+        };
+        let (input_norm, attended_norm) =
+            (norm_of(LayerTensor::AttentionNorm), norm_of(LayerTensor::AttentionOutputNorm));
         let (wq, wk, wv) = (w(LayerTensor::Query, hidden), w(LayerTensor::Key, hidden), w(LayerTensor::Value, hidden));
         let (q_dim, kv_dim) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
         let bias = |tensor, dim| if attention.qkv_bias { w(tensor, dim).remove(0) } else { vec![0.0; dim] };
         let bq = bias(LayerTensor::QueryBias, q_dim);
         let (bk, bv) = (bias(LayerTensor::KeyBias, kv_dim), bias(LayerTensor::ValueBias, kv_dim));
-        let head_gain = |tensor| attention.head_norm.then(|| w(tensor, attention.head_dim));
-        let (q_norm, k_norm) = (head_gain(LayerTensor::QueryNorm), head_gain(LayerTensor::KeyNorm));
+        let gain = |tensor| {
+            let columns = spec.tensor_dims(TensorName::Layer(l, tensor))[1];
+            layer.has_tensor(tensor).then(|| w(tensor, columns))
+        };
+        let (q_norm, k_norm) = (gain(LayerTensor::QueryNorm), gain(LayerTensor::KeyNorm));
         let wo = w(LayerTensor::AttentionOutput, q_dim);
-        let mlp_norm = w(LayerTensor::MlpNorm, hidden);
+        let (mlp_norm, inner_norm) = (norm_of(LayerTensor::MlpNorm), norm_of(LayerTensor::MlpOutputNorm));
         let (gate, up, down) = (w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, *ffn));
         let act = match activation {
             Activation::Silu => |g: f64| g / (1.0 + (-g).exp()),
+            Activation::GeluTanh => |g: f64| {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                g / 2.0 * (1.0 + inner.tanh())
+            },
         };
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in x.iter_mut().enumerate() {
-            let h = rms_norm(x, &input_norm, eps);
+            let h = normed(x, &input_norm);
             let (mut q, mut k) = (plus(times(&wq, &h), &bq), plus(times(&wk, &h), &bk));
             q_norm.iter().for_each(|gain| norm_heads(&mut q, gain, eps));
             k_norm.iter().for_each(|gain| norm_heads(&mut k, gain, eps));
@@ -105,16 +126,18 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
             keys.push(k);
             values.push(plus(times(&wv, &h), &bv));
             let attended = times(&wo, &attend(&q, &keys, &values, attention));
-            x.iter_mut().zip(attended).for_each(|(x, a)| *x += a);
-            let h = rms_norm(x, &mlp_norm, eps);
+            x.iter_mut().zip(normed(&attended, &attended_norm)).for_each(|(x, a)| *x += factor * a);
+            let h = normed(x, &mlp_norm);
             let inner: Vec<f64> = times(&gate, &h).iter().zip(times(&up, &h)).map(|(&g, u)| act(g) * u).collect();
-            x.iter_mut().zip(times(&down, &inner)).for_each(|(x, m)| *x += m);
+            let added = normed(&times(&down, &inner), &inner_norm);
+            x.iter_mut().zip(added).for_each(|(x, m)| *x += factor * m);
         }
     }
     let final_norm = matrix(model, TensorName::FinalNorm, hidden);
-    let eps = f64::from(model.spec().final_rms_eps);
-    let output = if model.spec().tied { embedding } else { matrix(model, TensorName::Output, hidden) };
-    x.iter().map(|x| times(&output, &rms_norm(x, &final_norm, eps))).collect()
+    let eps = f64::from(spec.final_rms_eps);
+    let output = if spec.tied { embedding } else { matrix(model, TensorName::Output, hidden) };
+    let logit = |x: f64| capped(x * f64::from(spec.logit_factor), spec.logit_soft_cap);
+    x.iter().map(|x| times(&output, &rms_norm(x, &final_norm, eps)).into_iter().map(logit).collect()).collect()
 }
 
 /// Largest difference of the forward pass, with everything in `dtype`, to the naive decoder.
@@ -146,9 +169,12 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=4,kv_heads=4,head_dim=12,ffn=72,vocab=131",
         "random:hidden=50,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=70,vocab=131,tied=true",
         "random:hidden=40,layers=2,heads=5,kv_heads=1,head_dim=16,ffn=36,vocab=131,theta=500000",
-        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=7,bias=true,head_norm=true",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=7,bias=true,qk_norm=heads",
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=20,full_every=2",
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,nope_every=2",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,norms=behind,qk_norm=all,rope_dim=8",
+        "random:hidden=48,layers=2,heads=4,kv_heads=1,head_dim=12,ffn=72,vocab=131,norms=both,gelu=true,soft_cap=4,tied=true",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,factor=0.7,window=9,full_every=3",
     ] {
         check_forward_pass(&random(spec));
     }

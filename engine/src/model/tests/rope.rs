@@ -5,7 +5,7 @@ use crate::formats::{ModelSource, RandomModel};
 use crate::model::{ModelError, inverse_frequencies, rope_table};
 
 fn check(scaling: RopeScaling, dim: usize, expected: &[f64]) {
-    let got = inverse_frequencies(&Rope { theta: 10_000.0, scaling: scaling.clone() }, dim).unwrap();
+    let got = inverse_frequencies(&Rope { dim, theta: 10_000.0, scaling: scaling.clone() }).unwrap();
     assert_eq!(got.len(), expected.len(), "{scaling:?}");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert!((got / expected - 1.0).abs() < 1e-7, "{scaling:?}, pair {i}: {got} is not {expected}");
@@ -47,7 +47,7 @@ fn yarn_divides_pairs_by_their_turns() {
     check(yarn(320, 32.0, 1.0), 8, &[1.0, 0.1 * 0.625, 0.0025, 0.00025]);
     let mut attention =
         RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap().spec().layers[0].attention.clone();
-    attention.rope = Some(Rope { theta: 10_000.0, scaling: yarn(8192, 32.0, 1.0) });
+    attention.rope = Some(Rope { dim: 4, theta: 10_000.0, scaling: yarn(8192, 32.0, 1.0) });
     let table = rope_table(&attention, 2).unwrap();
     assert_eq!((table.cos[0], table.sin[0], table.cos[2]), (1.5, 0.0, (1.5 * 1.0f64.cos()) as f32));
     attention.rope = None;
@@ -71,7 +71,7 @@ fn tables_hold_angles_by_position() {
 
 #[test]
 fn factors_must_cover_every_pair() {
-    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Factors([1.0; 3].into()) };
-    let error = inverse_frequencies(&rope, 8).unwrap_err();
+    let rope = Rope { dim: 8, theta: 10_000.0, scaling: RopeScaling::Factors([1.0; 3].into()) };
+    let error = inverse_frequencies(&rope).unwrap_err();
     assert!(matches!(error, ModelError::Config { name: "rope factors", got: 3, .. }), "{error}");
 }

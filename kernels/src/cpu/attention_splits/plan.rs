@@ -221,7 +221,7 @@ mod tests {
         let segments: Vec<_> = segments.iter().map(segment).collect();
         let q = vec![0.0; rows_of(&segments) * kv_heads * GROUP_HEADS * DIM];
         let step = KvStep { kv: &kv, layer: 0, segments: &segments };
-        let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None } };
+        let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None, soft_cap: None } };
         let mut plan = Plan::new();
         plan.fill(&rows, Heads::new(&rows), THREADS, whole, together);
         for (index, item) in plan.items.iter().enumerate() {

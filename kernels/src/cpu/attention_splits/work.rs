@@ -419,7 +419,9 @@ impl<'a, K: Kernels> Work<'a, K> {
                 *seen = self.seen(first + query, start);
             }
             let mut factors = [0.0f32; QUERIES_MAX];
-            let scores = Scores { dots, seen: &seen[..count], scale: self.task.rows.scores.scale };
+            // The dot products of all queries; those that are not seen may be anything.
+            let all = std::slice::from_raw_parts_mut(dots, count * ATTENTION_BLOCK);
+            let scores = Scores { dots, seen: &seen[..count], scale: self.task.rows.scores.cap(all) };
             let states = &mut self.scratch.softmax[0][first..first + count];
             K::weigh(&scores, states, weights, &mut factors[..count]);
             let weighted = Tile {

@@ -3,7 +3,7 @@
 use super::{Columns, Fused, Piece};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::SimdLevel;
-use crate::cpu::elementwise::{RmsNorm, Rotate, Rows, SiluMul};
+use crate::cpu::elementwise::{ActivateGate, RmsNorm, Rotate, Rows};
 use crate::cpu::matrix::Matrix;
 use crate::cpu::pool_memory::StoreColumns;
 #[cfg(target_arch = "x86_64")]
@@ -12,7 +12,8 @@ use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::target::Target;
 use crate::cpu::{CpuKernels, Shared};
 use crate::device::RopeTable;
-use crate::host::{KvStep, NormOf, ProjectOf, QkvOf, Store};
+use crate::host::{GateUpOf, KvStep, NormOf, ProjectOf, QkvOf, Store, parts};
+use crate::program::Activation;
 use baton_types::TokenId;
 use std::ops::Range;
 
@@ -22,7 +23,7 @@ const UNIT: usize = 32;
 /// Rows of one task of `Embed`.
 const EMBED_ROWS: usize = 4;
 
-pub(in crate::cpu) fn embed(kernels: &CpuKernels, table: &Matrix, ids: &[TokenId], residual: &mut [f32]) {
+pub(in crate::cpu) fn embed(kernels: &CpuKernels, table: &Matrix, factor: f32, ids: &[TokenId], residual: &mut [f32]) {
     let k = table.k();
     assert_eq!(residual.len(), ids.len() * k);
     let out = Shared(residual.as_mut_ptr());
@@ -32,11 +33,12 @@ pub(in crate::cpu) fn embed(kernels: &CpuKernels, table: &Matrix, ids: &[TokenId
             // SAFETY: a row of the residual stream, of one task.
             let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(row * k), k) };
             table.row(*id as usize, out);
+            parts::scale(out, factor);
         }
     });
 }
 
-pub(in crate::cpu) fn project(kernels: &CpuKernels, w: &Matrix, op: &ProjectOf, x: &[f32], residual: &mut [f32]) {
+pub(in crate::cpu) fn project(kernels: &CpuKernels, w: &Matrix, op: &ProjectOf<'_>, x: &[f32], residual: &mut [f32]) {
     let fused = Fused { kernels, w, x: &x[..op.rows * w.k()], norm: None };
     fused.whole(op.partitions, Store::Add, residual);
 }
@@ -101,7 +103,7 @@ pub(in crate::cpu) fn qkv(
     let query = Shared(query.as_mut_ptr());
     // Whole heads.
     let columns = Columns { parts: &parts, unit: dim * (UNIT / gcd(dim, UNIT)) };
-    let fused = Fused { kernels, w, x: residual, norm: Some(op.norm) };
+    let fused = Fused { kernels, w, x: residual, norm: op.norm };
     fused.run(columns, true, &|mut piece| {
         let target = if piece.part == 0 {
             // SAFETY: rows and columns of the query, of one piece.
@@ -118,7 +120,7 @@ pub(in crate::cpu) fn qkv(
             rows: piece.rows,
             columns: piece.columns,
             bias: op.bias.map(|bias| &bias[of_part]),
-            norm: op.head_norms.and_then(|norms| norms.get(piece.part).copied()),
+            norm: op.norms.and_then(|norms| norms.get(piece.part).copied()),
             rope: (piece.part < 2).then_some(op.rope),
             plane: piece.part.checked_sub(1),
         });
@@ -175,20 +177,26 @@ impl Kernel for Heads<'_> {
     }
 }
 
-pub(in crate::cpu) fn gate_up(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>, residual: &[f32], inner: &mut [f32]) {
+pub(in crate::cpu) fn gate_up(
+    kernels: &CpuKernels,
+    w: &Matrix,
+    op: &GateUpOf<'_>,
+    residual: &[f32],
+    inner: &mut [f32],
+) {
     let ffn = w.height(0);
     assert_eq!(inner.len() * w.k(), residual.len() * ffn);
     let inner = Shared(inner.as_mut_ptr());
-    let fused = Fused { kernels, w, x: residual, norm: Some(norm) };
+    let fused = Fused { kernels, w, x: residual, norm: op.norm };
     fused.run(Columns { parts: &[ffn], unit: UNIT }, true, &|mut piece| {
         // SAFETY: rows and columns of the output, of one piece.
         let out = unsafe { piece.target_in(inner, ffn, Store::Set) };
         let [gate, up] = piece.targets_in_tile();
         w.product(kernels, piece.input, 0, 1, gate);
         w.product(kernels, piece.input, 1, 1, up);
-        let activate = Activate { gate, up, out, rows: piece.rows.len() };
+        let activate = Activate { activation: op.activation, gate, up, out, rows: piece.rows.len() };
         #[cfg(target_arch = "x86_64")]
-        if kernels.simd >= SimdLevel::Avx512 {
+        if op.activation == Activation::Silu && kernels.simd >= SimdLevel::Avx512 {
             // SAFETY: kernels exist only for levels that the processor has.
             return unsafe { activate.avx512() };
         }
@@ -196,8 +204,9 @@ pub(in crate::cpu) fn gate_up(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>
     });
 }
 
-/// `out = silu(gate) * up` for all rows. Rows of the output lie so far apart that the first-level cache holds few: it is written once.
+/// `out = activation(gate) * up` for all rows. Rows of the output lie so far apart that the first-level cache holds few: it is written once.
 struct Activate {
+    activation: Activation,
     gate: Target,
     up: Target,
     out: Target,
@@ -235,8 +244,9 @@ impl Kernel for Activate {
     #[inline(always)]
     fn call<S: Simd>(mut self, s: S) {
         for row in 0..self.rows {
+            let activation = self.activation;
             let (gate, up, out) = self.row(row);
-            SiluMul { gate, up }.call(s);
+            ActivateGate { activation, gate, up }.call(s);
             out.copy_from_slice(gate);
         }
     }

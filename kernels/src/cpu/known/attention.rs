@@ -60,7 +60,7 @@ impl Attention {
         &self,
         attend: impl FnOnce(KvStep<'_>, &[f32], Scores, &mut [f32]),
     ) -> Result<u64, DeviceError> {
-        let scores = Scores { scale: 0.3, window: self.window };
+        let scores = Scores { scale: 0.3, window: self.window, soft_cap: None };
         let mut numbers = Numbers(1);
         let (kv, table) = self.pool(scores, &mut numbers)?;
         let q: Vec<f32> = (0..self.rows * HEADS).flat_map(|_| self.query(&mut numbers)).collect();

@@ -1,7 +1,7 @@
 //! The canonical exponential on vectors: the same operations as [`crate::numerics::exp()`], one for one.
 
 use super::Simd;
-use crate::numerics::{EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};
+use crate::numerics::{EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY, GELU_CUBE, GELU_LINE};
 
 #[inline(always)]
 pub(in crate::cpu) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
@@ -22,4 +22,11 @@ pub(in crate::cpu) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
 #[inline(always)]
 pub(in crate::cpu) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, s.add(s.splat(1.0), exp(s, s.mul(x, s.splat(-1.0)))))
+}
+
+/// [`crate::numerics::gelu_tanh`]; the sign is flipped as in [`silu`].
+#[inline(always)]
+pub(in crate::cpu) fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    let power = s.mul(x, s.fma(s.mul(x, x), s.splat(GELU_CUBE), s.splat(GELU_LINE)));
+    s.div(x, s.add(s.splat(1.0), exp(s, s.mul(power, s.splat(-1.0)))))
 }

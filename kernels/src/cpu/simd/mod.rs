@@ -13,7 +13,7 @@ mod wide;
 mod wide_x86;
 
 pub(super) use avx2::Avx2;
-pub(super) use exp::{exp, silu};
+pub(super) use exp::{exp, gelu_tanh, silu};
 pub(super) use portable::Portable;
 pub(super) use wide::{Pass, WIDEST, Wide, Width};
 #[cfg(target_arch = "x86_64")]

@@ -19,6 +19,7 @@ use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::host::{Changes, HostDevice, HostKernels, KvStep, NormOf, Scores, Store};
 use crate::numerics::{Half, Numerics, TensorCore};
 use crate::packed::PackedCache;
+use crate::program::Activation;
 use crate::step::{SlotSamplers, StepInput, StepOutput};
 use baton_types::Digest;
 use std::sync::Arc;
@@ -142,8 +143,16 @@ impl HostKernels for TensorCoreKernels {
         self.cpu.adapt(x, changes, y);
     }
 
-    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        self.cpu.silu_mul(gate, up);
+    fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        self.cpu.activate(activation, gate, up);
+    }
+
+    fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
+        self.cpu.add_scaled(x, factor, y);
+    }
+
+    fn finish_logits(&self, logits: &mut [f32], factor: f32, cap: Option<f32>) {
+        self.cpu.finish_logits(logits, factor, cap);
     }
 
     fn sample(&self, samplers: &mut SlotSamplers, step: &StepInput, logits: &[f32]) -> StepOutput {

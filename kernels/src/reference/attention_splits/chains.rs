@@ -1,15 +1,16 @@
 //! Attention of `bf16x32` and `i8x32`: even and odd chains, flushed.
 
 use super::{BlockOf, Merged, Order};
-use crate::numerics::{exp, flushed, lanes};
+use crate::host::Scores;
+use crate::numerics::{exp, flushed, lanes, soft_cap};
 use half::bf16;
 
 /// Lanes of the sum of a block's weights.
 const SUM_LANES: usize = 16;
 
-/// The order, with the factor of its scores.
+/// The order, with what makes its scores.
 pub(super) struct Chains {
-    pub(super) scale: f32,
+    pub(super) scores: Scores,
 }
 
 impl Order for Chains {
@@ -20,7 +21,10 @@ impl Order for Chains {
     }
 
     fn block(&self, state: Merged, q: &[u16], block: &BlockOf<'_>) -> Merged {
-        let score = |key: &[u16]| flushed::dot(q, key) * self.scale;
+        let score = |key: &[u16]| {
+            let scaled = flushed::dot(q, key) * self.scores.scale;
+            self.scores.soft_cap.map_or(scaled, |cap| soft_cap(scaled, cap))
+        };
         let scores: Vec<Option<f32>> = block.places().map(|place| block.key(place).map(score)).collect();
         let max = scores.iter().flatten().copied().fold(state.max, f32::max);
         let a = exp(state.max - max);

@@ -50,10 +50,10 @@ pub(crate) fn attend_cut(
     match numerics {
         Numerics::F32Fma { .. } => panic!("{numerics} has no splits"),
         Numerics::Bf16x32 | Numerics::I8x32 => {
-            attend_by(&Chains { scale: scores.scale }, Half::Bf16, step, q, scores, out, cut);
+            attend_by(&Chains { scores }, Half::Bf16, step, q, scores, out, cut);
         }
         Numerics::TensorCore { cores, half } => {
-            attend_by(&Tensor::new(cores, half, scores.scale), half, step, q, scores, out, cut);
+            attend_by(&Tensor::new(cores, half, scores), half, step, q, scores, out, cut);
         }
     }
 }
@@ -155,7 +155,7 @@ impl ChainsHead {
     pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, kv_head: usize, scores: Scores) -> Self {
         let first = scores.first(segment.position);
         let kv = HeadKv::load(Half::Bf16, step, segment, kv_head, first, Cut::default());
-        Self { order: Chains { scale: scores.scale }, scores, kv }
+        Self { order: Chains { scores }, scores, kv }
     }
 
     /// Attention of one query of the row at `position`.

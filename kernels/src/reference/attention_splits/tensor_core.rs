@@ -1,8 +1,9 @@
 //! Attention of the tensor-core classes.
 
 use super::{BlockOf, Merged, Order};
+use crate::host::Scores;
 use crate::numerics::lanes::{LANES, merge};
-use crate::numerics::{Half, TensorCore, exp2};
+use crate::numerics::{Half, TensorCore, exp2, soft_cap_by_exp2};
 use std::f32::consts::LOG2_E;
 
 /// The order, with the factor of its scores as a power of two.
@@ -10,15 +11,19 @@ pub(super) struct Tensor {
     cores: TensorCore,
     half: Half,
     factor: f32,
+    /// Factor and bound of the products, if they have a bound. [`Self::factor`] is then of what it leaves.
+    cap: Option<(f32, f32)>,
 }
 
 impl Tensor {
-    pub(super) fn new(cores: TensorCore, half: Half, scale: f32) -> Self {
-        Self::with_factor(cores, half, scale * LOG2_E)
+    pub(super) fn new(cores: TensorCore, half: Half, scores: Scores) -> Self {
+        let Scores { scale, soft_cap, .. } = scores;
+        let factor = if soft_cap.is_some() { LOG2_E } else { scale * LOG2_E };
+        Self { cap: soft_cap.map(|cap| (scale, cap)), ..Self::with_factor(cores, half, factor) }
     }
 
     pub(super) fn with_factor(cores: TensorCore, half: Half, factor: f32) -> Self {
-        Self { cores, half, factor }
+        Self { cores, half, factor, cap: None }
     }
 
     /// What values of a smaller maximum are multiplied with.
@@ -42,7 +47,10 @@ impl Order for Tensor {
     }
 
     fn block(&self, state: State, q: &[u16], block: &BlockOf<'_>) -> State {
-        let score = |key: &[u16]| self.cores.dot(self.half, 0.0, q, key);
+        let score = |key: &[u16]| {
+            let dot = self.cores.dot(self.half, 0.0, q, key);
+            self.cap.map_or(dot, |(scale, cap)| soft_cap_by_exp2(dot * scale, cap))
+        };
         let scores: Vec<Option<f32>> = block.places().map(|place| block.key(place).map(score)).collect();
         let max = scores.iter().flatten().copied().fold(state.max, max_or_nan);
         let a = self.decay(state.max, max);

@@ -93,7 +93,7 @@ impl Kernel for SlabTask<'_> {
                 let pair = if query + 1 < queries && !tokens[1].is_empty() { 2 } else { 1 };
                 scratch.slab.fill(0.0);
                 // SAFETY: `prepare` sized all buffers for these shapes; `query + pair <= queries`.
-                unsafe { compute(s, heads, scratch, query, pair, &tokens, scores.scale) };
+                unsafe { compute(s, heads, scratch, query, pair, &tokens, scores) };
                 for i in 0..pair {
                     let from = &scratch.slab[i * size..(i + 1) * size];
                     match keep {
@@ -169,7 +169,7 @@ unsafe fn compute<S: Simd>(
     query: usize,
     pair: usize,
     tokens: &[Range<usize>; 2],
-    scale: f32,
+    of: Scores,
 ) {
     let (stride, size) = (heads.stride, heads.state());
     let mut weights: [SlabScores; 2] = [[0.0; ATTENTION_SLAB]; 2];
@@ -184,6 +184,7 @@ unsafe fn compute<S: Simd>(
             scores_of_two(s, [first, first.add(stride)], keys, stride, tokens[1].end, &mut weights);
         }
         for i in 0..pair {
+            let scale = of.cap(&mut weights[i][tokens[i].clone()]);
             let [max, sum] = weigh(s, &mut weights[i], tokens[i].clone(), scale);
             *slab.add(i * size + stride) = max;
             *slab.add(i * size + stride + 1) = sum;

@@ -16,7 +16,7 @@ use crate::host::{KvStep, Scores};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SPLIT};
 use crate::step::StepSegment;
 use block::Block;
-use states::{States, Weigh};
+use states::{Cap, States, Weigh};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -65,7 +65,8 @@ pub(super) fn attend(
         assert_eq!(step.kv.dtype(plane), arithmetic.half.dtype(), "the class reads KV of this type");
     }
     assert_eq!(q.len(), out.len());
-    let attention = Attention { arithmetic, step, q, cols: q.len() / rows, scores, factor: scores.scale * LOG2_E };
+    let factor = if scores.soft_cap.is_some() { LOG2_E } else { scores.scale * LOG2_E };
+    let attention = Attention { arithmetic, step, q, cols: q.len() / rows, scores, factor };
     let tasks = attention.tasks();
     let group_cols = attention.group_cols();
     let out = Shared(out.as_mut_ptr());
@@ -167,6 +168,9 @@ impl Attention<'_> {
             }
         }
         for (i, (scores, seen)) in scores.iter_mut().zip(&each).enumerate() {
+            if self.scores.soft_cap.is_some() {
+                width.run(Cap { of: self.scores, scores });
+            }
             let (softmax, factor) = (states.softmax(first + i), self.factor);
             let decay = width.run(Weigh { softmax, factor, seen: seen.clone(), scores });
             states.scale(first + i, decay);

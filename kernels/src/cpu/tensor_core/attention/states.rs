@@ -2,6 +2,7 @@
 
 use super::super::step::LANES;
 use crate::cpu::simd::{Pass, Wide};
+use crate::host::Scores;
 use crate::numerics::lanes::{self, merge};
 use crate::numerics::{ATTENTION_BLOCK, exp2};
 use std::ops::Range;
@@ -87,6 +88,21 @@ fn decay(max: f32, of_all: f32, factor: f32) -> f32 {
 #[inline(always)]
 fn max_or_nan(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
+}
+
+/// Bounds the scores of a block.
+pub(super) struct Cap<'a> {
+    pub(super) of: Scores,
+    pub(super) scores: &'a mut [f32; ATTENTION_BLOCK],
+}
+
+impl Pass for Cap<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<W: Wide>(self, _: W) {
+        self.of.cap_by_exp2(self.scores);
+    }
 }
 
 /// Replaces the scores of a block by their weights, and adds these to the state. Returns what the output is multiplied with.
