@@ -60,7 +60,7 @@ fn linear(c: &mut Criterion) {
             let mut out = vec![0.0; rows * n];
             let mut x = Default::default();
             kernels.input(&input, rows, &w, &mut x);
-            kernels.linear(&x, &w, 1, Store::Set, &mut [&mut out]);
+            kernels.linear(&x, &w, 0, 1, Store::Set, &mut [&mut out]);
             check_last_row(&weights, n, k, &input, &out);
 
             // Decode is bound by reading weights, prefill by arithmetic.
@@ -69,7 +69,7 @@ fn linear(c: &mut Criterion) {
                 _ => Throughput::Elements((2 * n * k * rows) as u64),
             });
             group.bench_function(format!("{name} {n}x{k} rows {rows}"), |b| {
-                b.iter(|| kernels.linear(&x, &w, 1, Store::Set, &mut [&mut out]));
+                b.iter(|| kernels.linear(&x, &w, 0, 1, Store::Set, &mut [&mut out]));
             });
         }
     }
@@ -82,7 +82,7 @@ fn check_last_row(weights: &[f32], n: usize, k: usize, input: &[f32], got: &[f32
     let (slow, mut x) = (slow(), Default::default());
     let w = pack(&slow, n, k, weights);
     slow.input(&input[input.len() - k..], 1, &w, &mut x);
-    slow.linear(&x, &w, 1, Store::Set, &mut [&mut want]);
+    slow.linear(&x, &w, 0, 1, Store::Set, &mut [&mut want]);
     assert!(want == got[got.len() - n..], "linear differs from the reference: not timed");
 }
 

@@ -78,6 +78,8 @@ pub enum Role {
     GateUp,
     /// Down projection of the MLP, `[hidden, ffn]`.
     Down,
+    /// Matrix by which experts are chosen, `[experts, hidden]`.
+    Router,
     /// Matrix of the logits, `[vocab, hidden]`.
     Head,
     /// A vector, `[1, k]`: the gain of a norm, or biases. Vectors are kept in f32.

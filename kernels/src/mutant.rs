@@ -89,20 +89,20 @@ impl HostKernels for Mutant {
         self.reference.input(x, rows, w, input);
     }
 
-    fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+    fn linear(&self, x: &Input, w: &Vec<Rows>, first: usize, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
         let (k, half) = (w[0].k, K_SLAB / 2);
         let slab = match self.kind {
             MutantKind::RowCount if x.data.len() > k => Some(half),
             MutantKind::ThreadCount { threads } => Some(k.div_ceil(threads.max(1))),
             MutantKind::OtherRevision { .. } => {
-                for (w, out) in w.iter().zip(outs) {
+                for (w, out) in w[first..].iter().zip(outs) {
                     linear::linear(&x.data, &w.data, k, w.n, store, out, |x, w| linear::dot(x, w, partitions, half));
                 }
                 return;
             }
             MutantKind::RowCount | MutantKind::ChunkStart | MutantKind::SplitStart => None,
         };
-        self.reference.linear_in_slabs(x, w, partitions, slab, store, outs);
+        self.reference.linear_in_slabs(x, &w[first..], partitions, slab, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

@@ -100,7 +100,9 @@ fn qkv_operations(spec: &DecoderSpec, layer: &LayerSpec) -> usize {
 
 /// Of the other matrices of a layer, for each token.
 fn other_operations(spec: &DecoderSpec, layer: &LayerSpec) -> usize {
-    2 * spec.hidden * (layer.attention.query_dim() + 3 * layer.ffn)
+    // Each token passes the router and the experts that it uses.
+    let (router, used) = layer.experts.map_or((0, 1), |experts| (experts.count, experts.used));
+    2 * spec.hidden * (layer.attention.query_dim() + router + 3 * used * layer.ffn)
 }
 
 /// Of products with keys and with values, for tokens that have so many up to themselves.

@@ -1,6 +1,6 @@
 //! What a family states of its files.
 
-use super::{DecoderSpec, LayerTensor, Rope, TensorName};
+use super::{DecoderSpec, ExpertTensor, LayerTensor, Rope, TensorName, layer_index};
 use crate::formats::{GgufConfig, JsonObject, WeightsError};
 
 /// How a family's files describe its decoder.
@@ -14,6 +14,30 @@ pub(crate) struct Family {
 /// Name and parts of a matrix that is several.
 pub(crate) type FusedTensor = (&'static str, &'static [LayerTensor]);
 
+/// How a family's files name the matrices of experts: `FOLDER.EXPERT.MATRIX`, behind the layer's number.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertNames {
+    pub(crate) folder: &'static str,
+    /// In the order of [`ExpertTensor::ALL`].
+    pub(crate) matrices: [&'static str; 3],
+}
+
+impl ExpertNames {
+    pub(crate) const QWEN: Self =
+        Self { folder: "mlp.experts", matrices: ["gate_proj.weight", "up_proj.weight", "down_proj.weight"] };
+
+    pub(crate) fn spelled(&self, expert: usize, tensor: ExpertTensor) -> String {
+        format!("{}.{expert}.{}", self.folder, self.matrices[tensor as usize])
+    }
+
+    /// Expert and matrix of a name behind the layer's number.
+    pub(crate) fn parse(&self, name: &str) -> Option<(usize, ExpertTensor)> {
+        let (expert, matrix) = name.strip_prefix(self.folder)?.strip_prefix('.')?.split_once('.')?;
+        let tensor = ExpertTensor::ALL.into_iter().zip(self.matrices).find(|(_, name)| *name == matrix)?.0;
+        Some((layer_index(expert)?, tensor))
+    }
+}
+
 /// A family in Hugging Face's `config.json`.
 pub(crate) struct ConfigFamily {
     /// Its class, in `architectures`.
@@ -24,6 +48,8 @@ pub(crate) struct ConfigFamily {
     pub(crate) keys: &'static [&'static str],
     /// Tensors of a layer whose names are others than [`LayerTensor::name`].
     pub(crate) names: &'static [(LayerTensor, &'static str)],
+    /// The matrices of experts.
+    pub(crate) experts: ExpertNames,
     /// Matrices of a layer that are stored as one, by their name after the layer's number, with the parts in the order of their rows. A family
     /// that has some stores no part by itself.
     pub(crate) fused: &'static [FusedTensor],
@@ -43,6 +69,7 @@ impl ConfigFamily {
         model_type: "",
         keys: &[],
         names: &[],
+        experts: ExpertNames::QWEN,
         fused: &[],
         gain_offset: 0.0,
         rope: JsonObject::rope,
@@ -59,6 +86,9 @@ impl ConfigFamily {
     pub(crate) fn spelled(&self, name: TensorName) -> String {
         match name {
             TensorName::Layer(layer, tensor) => format!("model.layers.{layer}.{}", self.layer_name(tensor)),
+            TensorName::Expert(layer, expert, tensor) => {
+                format!("model.layers.{layer}.{}", self.experts.spelled(expert, tensor))
+            }
             other => other.to_string(),
         }
     }

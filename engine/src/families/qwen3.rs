@@ -30,6 +30,6 @@ pub(super) const FAMILY: Family = Family {
     }),
 };
 
-fn head_norms(spec: &mut DecoderSpec) {
+pub(super) fn head_norms(spec: &mut DecoderSpec) {
     spec.layers.iter_mut().for_each(|layer| layer.attention.query_key_norm = Some(QueryKeyNorm::OfHeads));
 }

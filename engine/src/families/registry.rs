@@ -1,7 +1,7 @@
 //! The table of families.
 
 use super::family::{ConfigFamily, Family, GgufFamily};
-use super::{gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3};
+use super::{gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3};
 
 /// Every supported family.
 const FAMILIES: &[&Family] = &[
@@ -10,10 +10,12 @@ const FAMILIES: &[&Family] = &[
     &granite::FAMILY,
     &llama::FAMILY,
     &mistral::FAMILY,
+    &mixtral::FAMILY,
     &olmo2::FAMILY,
     &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
     &smollm3::FAMILY,
 ];
 

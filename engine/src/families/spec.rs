@@ -37,12 +37,26 @@ pub struct LayerSpec {
     pub norms: LayerNorms,
     /// Factor of what attention and MLP add to the residual stream.
     pub residual_factor: f32,
-    /// Width of the MLP.
+    /// Width of the MLP, or of each expert's.
     pub ffn: usize,
+    /// Experts in place of the MLP.
+    pub experts: Option<ExpertsSpec>,
     /// Function of the MLP's gate.
     pub activation: Activation,
     /// Epsilon in the root mean square of this layer's RMSNorms, those of heads included.
     pub rms_eps: f32,
+}
+
+/// A layer's experts. A router chooses those of the largest logits for each token; their sum, weighted by a softmax over all logits, takes the place of
+/// the MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsSpec {
+    /// How many there are.
+    pub count: usize,
+    /// Chosen for a token.
+    pub used: usize,
+    /// Whether the weights of those that are chosen are divided by their sum.
+    pub renormalize: bool,
 }
 
 /// Where a layer's RMSNorms are, those of heads aside.
@@ -175,6 +189,9 @@ impl DecoderSpec {
     /// Most layers: a spec describes each, so a damaged count must not take much memory. The deepest published decoders have under 200.
     pub const LAYERS_MAX: usize = 1 << 10;
 
+    /// Most experts of a layer: several times those of published models.
+    pub const EXPERTS_MAX: usize = 1 << 12;
+
     /// Most sizes of windows: with the layers that have none, they are the groups of a KV layout.
     pub const WINDOWS_MAX: usize = 7;
 
@@ -246,7 +263,7 @@ impl LayerSpec {
     /// A layer as in Llama.
     pub fn llama(attention: AttentionSpec, ffn: usize, rms_eps: f32) -> Self {
         let (norms, activation) = (LayerNorms::Before, Activation::Silu);
-        Self { attention, norms, residual_factor: 1.0, ffn, activation, rms_eps }
+        Self { attention, norms, residual_factor: 1.0, ffn, experts: None, activation, rms_eps }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -256,6 +273,10 @@ impl LayerSpec {
         in_range("kv_heads", attention.kv_heads, max)?;
         in_range("head_dim", attention.head_dim, max)?;
         in_range("ffn", self.ffn, max)?;
+        if let Some(ExpertsSpec { count, used, .. }) = self.experts {
+            in_range("experts", count, DecoderSpec::EXPERTS_MAX)?;
+            in_range("experts used", used, count)?;
+        }
         if attention.query_dim() > max {
             return Err(format!("heads * head_dim is over {max}"));
         }
@@ -273,6 +294,9 @@ impl LayerSpec {
         positive("residual factor", self.residual_factor)?;
         positive("factor of the scores", attention.scale)?;
         attention.soft_cap.map_or(Ok(()), |cap| positive("soft cap of scores", cap))?;
+        if self.experts.is_some() && self.norms != LayerNorms::Before {
+            return Err("experts with norms behind them are not implemented".into());
+        }
         let Some(rope) = &attention.rope else { return Ok(()) };
         positive("rope theta", rope.theta)?;
         in_range("rotated elements of a head", rope.dim, attention.head_dim)?;

@@ -1,6 +1,6 @@
 //! Which tensors a spec implies, and their sizes. Every source is checked against this.
 
-use super::{DecoderSpec, LayerNorms, LayerSpec, QueryKeyNorm};
+use super::{DecoderSpec, ExpertNames, LayerNorms, LayerSpec, QueryKeyNorm};
 use std::fmt;
 
 /// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
@@ -14,6 +14,24 @@ pub enum TensorName {
     Output,
     /// A tensor of one layer.
     Layer(usize, LayerTensor),
+    /// A matrix of one of a layer's experts: layer, expert, matrix.
+    Expert(usize, usize, ExpertTensor),
+}
+
+/// Matrices of one expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ExpertTensor {
+    /// `[ffn, hidden]`
+    Gate,
+    /// `[ffn, hidden]`
+    Up,
+    /// `[hidden, ffn]`
+    Down,
+}
+
+impl ExpertTensor {
+    /// All, in the order of computation.
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 }
 
 /// Tensors of one decoder layer. The order gives the random model's numbers: new ones go to the end.
@@ -51,11 +69,13 @@ pub enum LayerTensor {
     AttentionOutputNorm,
     /// Gain of the RMSNorm behind the MLP, `[hidden]`.
     MlpOutputNorm,
+    /// Matrix of the logits by which experts are chosen, `[experts, hidden]`; with [`experts`](LayerSpec::experts).
+    Router,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::AttentionNorm,
         Self::Query,
         Self::Key,
@@ -68,6 +88,7 @@ impl LayerTensor {
         Self::AttentionOutput,
         Self::AttentionOutputNorm,
         Self::MlpNorm,
+        Self::Router,
         Self::Gate,
         Self::Up,
         Self::Down,
@@ -93,6 +114,7 @@ impl LayerTensor {
             Self::Up => "mlp.up_proj.weight",
             Self::Down => "mlp.down_proj.weight",
             Self::MlpOutputNorm => "post_feedforward_layernorm.weight",
+            Self::Router => "mlp.gate.weight",
         }
     }
 }
@@ -107,7 +129,7 @@ impl TensorName {
         match self {
             Self::FinalNorm => true,
             Self::Layer(_, tensor) => of_layer(tensor),
-            Self::Embedding | Self::Output => false,
+            Self::Embedding | Self::Output | Self::Expert(..) => false,
         }
     }
 
@@ -130,6 +152,9 @@ impl fmt::Display for TensorName {
             Self::FinalNorm => f.write_str("model.norm.weight"),
             Self::Output => f.write_str("lm_head.weight"),
             Self::Layer(layer, tensor) => write!(f, "model.layers.{layer}.{}", tensor.name()),
+            Self::Expert(layer, expert, tensor) => {
+                write!(f, "model.layers.{layer}.{}", ExpertNames::QWEN.spelled(*expert, *tensor))
+            }
         }
     }
 }
@@ -144,12 +169,14 @@ impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputNorm, KeyBias, KeyNorm, MlpNorm, MlpOutputNorm, QueryBias, QueryNorm,
-            ValueBias,
+            AttentionNorm, AttentionOutputNorm, Down, Gate, KeyBias, KeyNorm, MlpNorm, MlpOutputNorm, QueryBias,
+            QueryNorm, Router, Up, ValueBias,
         };
         match tensor {
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
             QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
+            Gate | Up | Down => self.experts.is_none(),
+            Router => self.experts.is_some(),
             AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
             AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
             _ => true,
@@ -171,6 +198,10 @@ impl DecoderSpec {
         let (layer, tensor) = match name {
             TensorName::Embedding | TensorName::Output => return [self.vocab, self.hidden],
             TensorName::FinalNorm => return [1, self.hidden],
+            TensorName::Expert(layer, _, tensor) => {
+                let ffn = self.layers[layer].ffn;
+                return if tensor == ExpertTensor::Down { [self.hidden, ffn] } else { [ffn, self.hidden] };
+            }
             TensorName::Layer(layer, tensor) => (&self.layers[layer], tensor),
         };
         let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
@@ -191,13 +222,18 @@ impl DecoderSpec {
             LayerTensor::AttentionOutput => [self.hidden, q],
             LayerTensor::Gate | LayerTensor::Up => [layer.ffn, self.hidden],
             LayerTensor::Down => [self.hidden, layer.ffn],
+            LayerTensor::Router => [layer.experts.map_or(0, |experts| experts.count), self.hidden],
         }
     }
 
     /// Every tensor of the model, in the order of computation; without [`TensorName::Output`] where tied.
     pub fn tensor_names(&self) -> impl Iterator<Item = TensorName> + '_ {
         let layers = self.layers.iter().enumerate();
-        let layers = layers.flat_map(|(l, layer)| layer.tensors().map(move |tensor| TensorName::Layer(l, tensor)));
+        let layers = layers.flat_map(|(l, layer)| {
+            let experts = 0..layer.experts.map_or(0, |experts| experts.count);
+            let of_expert = move |expert| ExpertTensor::ALL.map(|tensor| TensorName::Expert(l, expert, tensor));
+            layer.tensors().map(move |tensor| TensorName::Layer(l, tensor)).chain(experts.flat_map(of_expert))
+        });
         let output = (!self.tied).then_some(TensorName::Output);
         std::iter::once(TensorName::Embedding).chain(layers).chain([TensorName::FinalNorm]).chain(output)
     }
@@ -207,6 +243,10 @@ impl DecoderSpec {
         match name {
             TensorName::Output => !self.tied,
             TensorName::Layer(layer, tensor) => self.layers.get(layer).is_some_and(|layer| layer.has_tensor(tensor)),
+            TensorName::Expert(layer, expert, _) => {
+                let experts = self.layers.get(layer).and_then(|layer| layer.experts);
+                experts.is_some_and(|experts| expert < experts.count)
+            }
             TensorName::Embedding | TensorName::FinalNorm => true,
         }
     }

@@ -1,11 +1,11 @@
 //! Loads a model's weights onto a device and writes its forward pass as a program.
 
 use super::{ModelError, rope_table};
-use crate::families::{AttentionSpec, DecoderSpec, LayerNorms, LayerTensor, TensorName};
+use crate::families::{AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, LayerNorms, LayerTensor, TensorName};
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
-use baton_kernels::program::{Attend, Embed, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use baton_kernels::program::{Attend, Embed, Experts, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::storage::StorageFormat;
 
 /// Partitions of K of the two GEMMs whose K is split under tensor parallelism. In `f32fma`, the largest power of two up to
@@ -72,6 +72,24 @@ pub(super) fn program(
             norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
+        if let Some(ExpertsSpec { count, used, renormalize }) = layer_spec.experts {
+            let of_experts = |tensors: &[ExpertTensor]| -> Vec<TensorName> {
+                let of_expert = |expert| tensors.iter().map(move |tensor| TensorName::Expert(l, expert, *tensor));
+                (0..count).flat_map(of_expert).collect()
+            };
+            ops.push(Op::Experts(Experts {
+                norm: norm_if(before, &mut loader, LayerTensor::MlpNorm)?,
+                router: loader.load(Role::Router, &[name(LayerTensor::Router)])?,
+                gate_up: loader.load(Role::GateUp, &of_experts(&[ExpertTensor::Gate, ExpertTensor::Up]))?,
+                down: loader.load(Role::Down, &of_experts(&[ExpertTensor::Down]))?,
+                partitions: partitions(numerics, layer_spec.ffn),
+                used,
+                renormalize,
+                activation: layer_spec.activation,
+                factor: layer_spec.residual_factor,
+            }));
+            continue;
+        }
         ops.push(Op::GateUp(GateUp {
             norm: norm_if(before, &mut loader, LayerTensor::MlpNorm)?,
             weight: loader.load(Role::GateUp, &[LayerTensor::Gate, LayerTensor::Up].map(name))?,

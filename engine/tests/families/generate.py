@@ -5,7 +5,7 @@
 FAMILY/            a small random checkpoint in float32, as transformers saves it
 FAMILY/tokens.json the prompt
 FAMILY/logits.f32  transformers' logits of every position, float32, little endian, [tokens, vocab]
-FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of granite it reorders the rows of queries and keys, and it adds 1 to
+FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of some it reorders the rows of queries and keys, and it adds 1 to
                    the gains of Gemma
 
 Run in this folder. The output depends on nothing but the seeds below and the versions above.
@@ -16,6 +16,7 @@ import os
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
@@ -67,9 +68,24 @@ def record(folder, model, seed):
     return model
 
 
-def write_gguf(arch, model):
+def stacked(folder, model):
+    """Tensors by name; those of experts one behind another, as converters write them, from the names in the file."""
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if ".experts." not in name}
+    experts = {}
+    for name, tensor in safetensors.torch.load_file(os.path.join(folder, "model.safetensors")).items():
+        if ".experts." in name:
+            layer, rest = name.split(".experts.")
+            expert, matrix = rest.split(".", 1)
+            experts.setdefault(f"{layer}.experts.{matrix}", {})[int(expert)] = tensor
+    for name, by_expert in experts.items():
+        tensors[name] = torch.stack([by_expert[i] for i in range(len(by_expert))])
+    return tensors
+
+
+def write_gguf(name, model, arch=None):
+    arch = arch or name
     config = model.config
-    writer = gguf.GGUFWriter(f"{arch}.gguf", arch)
+    writer = gguf.GGUFWriter(f"{name}.gguf", arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -94,16 +110,20 @@ def write_gguf(arch, model):
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if arch in ["llama", "qwen3moe"]:
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+    for tensor_name, tensor in stacked(name, model).items():
+        if tensor_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = names.get_name(tensor_name, try_suffixes=(".weight", ".bias"))
         data = tensor.numpy()
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith("gemma") and tensor_name.endswith("norm.weight"):
             data = data + 1
-        if arch == "granite" and ("q_proj" in name or "k_proj" in name):
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        if arch in ["granite", "llama"] and ("q_proj" in tensor_name or "k_proj" in tensor_name):
+            heads = config.num_attention_heads if "q_proj" in tensor_name else config.num_key_value_heads
             halves = data.reshape(heads, 2, data.shape[0] // heads // 2, data.shape[1])
             data = halves.swapaxes(1, 2).reshape(data.shape)
         writer.add_tensor(stored, np.ascontiguousarray(data))
@@ -174,6 +194,35 @@ def phi3():
     record("phi3", transformers.Phi3ForCausalLM(config), 5)
 
 
+def mixtral():
+    config = transformers.MixtralConfig(
+        **COMMON,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    write_gguf("mixtral", record("mixtral", transformers.MixtralForCausalLM(config), 11), arch="llama")
+
+
+def qwen3_moe():
+    config = transformers.Qwen3MoeConfig(
+        **COMMON,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    write_gguf("qwen3_moe", record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), 12), arch="qwen3moe")
+
+
 def phi4_mini():
     """Three quarters of a head are rotated."""
     config = transformers.Phi3Config(
@@ -242,9 +291,11 @@ gemma2()
 gemma3()
 granite()
 mistral()
+mixtral()
 olmo2()
 phi3()
 phi4_mini()
 qwen2()
 qwen3()
+qwen3_moe()
 smollm3()

@@ -125,7 +125,7 @@ fn qwen3_has_norms_of_heads_and_heads_of_any_size() {
 
 #[test]
 fn gguf_files_are_the_same_models() {
-    for family in ["gemma2", "gemma3", "granite", "olmo2", "qwen3"] {
+    for family in ["gemma2", "gemma3", "granite", "mixtral", "olmo2", "qwen3", "qwen3_moe"] {
         let gguf = GgufModel::open(&fixture(&format!("{family}.gguf")), None).unwrap();
         let folder = Folder::of(&fixture(family)).open().unwrap();
         assert_eq!(gguf.spec(), folder.spec(), "{family}");

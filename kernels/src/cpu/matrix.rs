@@ -251,17 +251,17 @@ impl Input {
     }
 }
 
-/// `out = x * w^T` for each part.
+/// `out = x * w^T` for parts from `first` on.
 pub(super) fn linear(
     kernels: &CpuKernels,
     x: &Input,
     w: &Matrix,
+    first: usize,
     partitions: usize,
     store: Store,
     outs: &mut [&mut [f32]],
 ) {
-    let heights: Vec<usize> = (0..outs.len()).map(|part| w.height(part)).collect();
-    assert_eq!(outs.len(), w.groups.iter().map(Packed::parts).sum::<usize>());
+    let heights: Vec<usize> = (first..first + outs.len()).map(|part| w.height(part)).collect();
     let rows = outs[0].len() / heights[0];
     assert!(outs.iter().zip(&heights).all(|(out, n)| out.len() == rows * n));
     let outs: Vec<_> = outs.iter_mut().map(|out| Shared(out.as_mut_ptr())).collect();
@@ -272,7 +272,7 @@ pub(super) fn linear(
             let n = heights[part];
             // SAFETY: the output is `[rows, n]`, and no two tasks have the same features of a part.
             let target = unsafe { Target::new(outs[part].get().add(features.start), n, features, store) };
-            w.product(kernels, x, part, partitions, target);
+            w.product(kernels, x, first + part, partitions, target);
         });
     });
 }

@@ -229,8 +229,8 @@ impl HostKernels for CpuKernels {
         input.fill(self, w, rows, &mut Source::dense(x, w.k()));
     }
 
-    fn linear(&self, x: &Input, w: &Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        matrix::linear(self, x, w, partitions, store, outs);
+    fn linear(&self, x: &Input, w: &Matrix, first: usize, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        matrix::linear(self, x, w, first, partitions, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

@@ -1,7 +1,7 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
 use super::adapted::AdaptedRows;
-use super::{GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
+use super::{ExpertsOf, GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
 use crate::adapter::{Adapter, Linear, ResidentAdapter};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
 use crate::kv::PoolBinding;
@@ -26,6 +26,7 @@ enum Resolved<M> {
     Out(Projection<M>),
     GateUp(GateUp<M>),
     Down(Projection<M>),
+    Experts(Experts<M>),
     Select,
     Head(Head<M>),
     Sample,
@@ -46,6 +47,13 @@ struct GateUp<M> {
     activation: Activation,
     /// Columns of the gate.
     ffn: usize,
+}
+
+struct Experts<M> {
+    norm: Option<Norm>,
+    /// Router, gate and up, and down.
+    weights: [Arc<Loaded<M>>; 3],
+    op: program::Experts,
 }
 
 struct Head<M> {
@@ -210,6 +218,15 @@ impl<K: HostKernels> Shared<K> {
                 ffn: op.weight.n / 2,
             }),
             Op::Down(op) => Resolved::Down(self.projection(op)?),
+            Op::Experts(op) => Resolved::Experts(Experts {
+                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
+                weights: [
+                    self.matrix(op.router, 1)?,
+                    self.matrix(op.gate_up, 2 * op.router.n)?,
+                    self.matrix(op.down, op.router.n)?,
+                ],
+                op: *op,
+            }),
             Op::Select => Resolved::Select,
             Op::Head(op) => Resolved::Head(Head {
                 norm: self.norm(&op.norm)?,
@@ -311,6 +328,10 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                         }
                     }
                 }
+                Resolved::Experts(op) => {
+                    let matrices = op.weights.each_ref().map(|weight| weight.matrix());
+                    kernels.experts(matrices, &op.of(rows), residual, scratch);
+                }
                 Resolved::Select => {
                     if selected.is_empty() {
                         break;
@@ -380,6 +401,14 @@ impl<M> Projection<M> {
 impl<M> GateUp<M> {
     fn of(&self, rows: usize) -> GateUpOf<'_> {
         GateUpOf { norm: self.norm.as_ref().map(Norm::of), activation: self.activation, rows }
+    }
+}
+
+impl<M> Experts<M> {
+    fn of(&self, rows: usize) -> ExpertsOf<'_> {
+        let program::Experts { router, down, partitions, used, renormalize, activation, factor, .. } = self.op;
+        let norm = self.norm.as_ref().map(Norm::of);
+        ExpertsOf { norm, experts: router.n, ffn: down.k, used, renormalize, activation, partitions, factor, rows }
     }
 }
 

@@ -5,6 +5,7 @@
 mod adapted;
 mod device;
 mod executable;
+mod experts;
 mod kept;
 pub(crate) mod parts;
 mod timed;
@@ -181,6 +182,29 @@ pub struct GateUpOf<'a> {
     pub rows: usize,
 }
 
+/// All of [`Experts`](crate::program::Experts) but its matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsOf<'a> {
+    /// Of the residual stream.
+    pub norm: Option<NormOf<'a>>,
+    /// How many there are.
+    pub experts: usize,
+    /// Columns of an expert's gate.
+    pub ffn: usize,
+    /// Of a row.
+    pub used: usize,
+    /// Whether shares are divided by their sum.
+    pub renormalize: bool,
+    /// Of the gates.
+    pub activation: Activation,
+    /// Of K of the down projections.
+    pub partitions: usize,
+    /// Of what is added.
+    pub factor: f32,
+    /// Rows of the step.
+    pub rows: usize,
+}
+
 /// The arithmetic of a host device. Shapes are checked before a call; all activations are dense and row-major.
 ///
 /// The operations of a program ([`HostKernels::embed`], [`HostKernels::qkv`] and so on) consist of parts, which are here too: the conformance
@@ -239,8 +263,16 @@ pub trait HostKernels: Send + Sync + 'static {
     /// Rounds `rows` rows of `x` for products with `w`, into memory that may be reused.
     fn input(&self, x: &[f32], rows: usize, w: &Self::Matrix, input: &mut Self::Input);
 
-    /// GEMM of all rows of an input for `w`; `outs` are `[rows, n]` for each part.
-    fn linear(&self, x: &Self::Input, w: &Self::Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]);
+    /// GEMM of all rows of an input for parts of `w` from `first` on; `outs` are `[rows, n]` for each.
+    fn linear(
+        &self,
+        x: &Self::Input,
+        w: &Self::Matrix,
+        first: usize,
+        partitions: usize,
+        store: Store,
+        outs: &mut [&mut [f32]],
+    );
 
     /// Rotates q and k in place and stores k and v; `v` as long as `k`.
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
@@ -314,6 +346,19 @@ pub trait HostKernels: Send + Sync + 'static {
         Self: Sized,
     {
         parts::gate_up(self, w, op, residual, inner, scratch, None);
+    }
+
+    /// The operation `Experts`, of all rows of `residual`. The matrices are router, gate and up, and down.
+    fn experts(
+        &self,
+        matrices: [&Self::Matrix; 3],
+        op: &ExpertsOf<'_>,
+        residual: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        experts::experts(self, matrices, op, residual, scratch);
     }
 
     /// The products of `Head`, of all rows of `residual`; [`HostKernels::finish_logits`] completes it.

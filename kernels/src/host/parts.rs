@@ -8,20 +8,23 @@ use crate::numerics::soft_cap;
 /// What the parts of an operation hand to one another; the memory is reused.
 #[derive(Debug, Default)]
 pub struct Scratch<I> {
-    input: I,
+    pub(super) input: I,
     /// Rows after a norm.
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
-    up: Vec<f32>,
+    pub(super) up: Vec<f32>,
     /// Heads after their norm.
     heads: Vec<f32>,
     /// Products before they are added to the residual stream.
-    added: Vec<f32>,
+    pub(super) added: Vec<f32>,
+    /// Rows of one expert, and its gate.
+    pub(super) gathered: Vec<f32>,
+    pub(super) gate: Vec<f32>,
 }
 
 /// The first `len` elements, whatever they are.
-fn room(data: &mut Vec<f32>, len: usize) -> &mut [f32] {
+pub(super) fn room(data: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if data.len() < len {
         data.resize(len, 0.0);
     }
@@ -44,7 +47,7 @@ pub(crate) fn finish_logits(logits: &mut [f32], factor: f32, cap: Option<f32>) {
 }
 
 /// Rounds the rows of `residual`, normed if there is a norm, for products with `w`. Returns them as they were before they were rounded.
-fn normed_input<'a, K: HostKernels>(
+pub(super) fn normed_input<'a, K: HostKernels>(
     kernels: &K,
     w: &K::Matrix,
     norm: Option<NormOf<'_>>,
@@ -80,7 +83,7 @@ pub(crate) fn qkv<K: HostKernels>(
     let rows = step.rows();
     let normed = normed_input(kernels, w, op.norm, residual, rows, normed, input);
     let (k, v) = (room(key, rows * op.kv), room(value, rows * op.kv));
-    kernels.linear(input, w, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]);
+    kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]);
     if let Some(adapted) = adapted {
         for (linear, y) in [(Linear::Query, &mut *q), (Linear::Key, &mut *k), (Linear::Value, &mut *v)] {
             adapted.add(kernels, linear, normed, y);
@@ -121,11 +124,11 @@ pub(crate) fn project<K: HostKernels>(
     let Scratch { input, normed, added, .. } = scratch;
     kernels.input(x, op.rows, w, input);
     if op.is_plain() {
-        kernels.linear(input, w, op.partitions, Store::Add, &mut [residual]);
+        kernels.linear(input, w, 0, op.partitions, Store::Add, &mut [residual]);
         return;
     }
     let added = room(added, residual.len());
-    kernels.linear(input, w, op.partitions, Store::Set, &mut [&mut *added]);
+    kernels.linear(input, w, 0, op.partitions, Store::Set, &mut [&mut *added]);
     if let Some((adapted, linear)) = adapted {
         adapted.add(kernels, linear, x, added);
     }
@@ -152,7 +155,7 @@ pub(super) fn gate_up<K: HostKernels>(
     let Scratch { input, normed, up, .. } = scratch;
     let normed = normed_input(kernels, w, op.norm, residual, op.rows, normed, input);
     let up = room(up, inner.len());
-    kernels.linear(input, w, 1, Store::Set, &mut [&mut *inner, &mut *up]);
+    kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *inner, &mut *up]);
     if let Some(adapted) = adapted {
         for (linear, y) in [(Linear::Gate, &mut *inner), (Linear::Up, &mut *up)] {
             adapted.add(kernels, linear, normed, y);
@@ -172,5 +175,5 @@ pub(super) fn head<K: HostKernels>(
 ) {
     let rows = residual.len() / norm.gain.len();
     normed_input(kernels, w, Some(norm), residual, rows, &mut scratch.normed, &mut scratch.input);
-    kernels.linear(&scratch.input, w, 1, Store::Set, &mut [logits]);
+    kernels.linear(&scratch.input, w, 0, 1, Store::Set, &mut [logits]);
 }

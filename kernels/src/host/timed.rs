@@ -1,6 +1,6 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
-use super::{Changes, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
+use super::{Changes, ExpertsOf, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
 use crate::program::Activation;
@@ -67,8 +67,16 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.input(x, rows, w, input);
     }
 
-    fn linear(&self, x: &K::Input, w: &K::Matrix, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        self.inner.linear(x, w, partitions, store, outs);
+    fn linear(
+        &self,
+        x: &K::Input,
+        w: &K::Matrix,
+        first: usize,
+        partitions: usize,
+        store: Store,
+        outs: &mut [&mut [f32]],
+    ) {
+        self.inner.linear(x, w, first, partitions, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
@@ -132,6 +140,16 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         scratch: &mut Scratch<K::Input>,
     ) {
         self.times.of("gate_up", || self.inner.gate_up(w, op, residual, inner, scratch));
+    }
+
+    fn experts(
+        &self,
+        matrices: [&K::Matrix; 3],
+        op: &ExpertsOf<'_>,
+        residual: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("experts", || self.inner.experts(matrices, op, residual, scratch));
     }
 
     fn head(

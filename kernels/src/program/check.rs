@@ -1,6 +1,6 @@
 //! The rules of a program: the order of its operations, and shapes that fit each other, the bounds and the pool.
 
-use super::{Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use super::{Experts, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use crate::device::{Bounds, DeviceError, Weight};
 use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::PARTITIONS_MAX;
@@ -101,6 +101,10 @@ impl Program {
                     op.check("down", inner, sizes.hidden)?;
                     Expected::Qkv
                 }
+                (Op::Experts(op), Expected::GateUp) => {
+                    op.check(sizes.hidden)?;
+                    Expected::Qkv
+                }
                 (Op::Head(op), Expected::Qkv) if selected => {
                     op.check(&sizes)?;
                     Expected::Sample
@@ -177,15 +181,33 @@ impl Head {
     }
 }
 
+impl Experts {
+    fn check(&self, hidden: usize) -> Check {
+        let op = "experts";
+        let Self { router, gate_up, down, used, partitions, .. } = *self;
+        self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
+        let (experts, ffn) = (router.n, down.k);
+        require(op, experts > 0 && (1..=experts).contains(&used), || format!("{used} experts used of {experts}"))?;
+        matrix(op, router, experts, hidden)?;
+        matrix(op, gate_up, 2 * experts * ffn, hidden)?;
+        matrix(op, down, experts * hidden, ffn)?;
+        check_partitions(op, partitions, ffn)?;
+        factor(op, self.factor)
+    }
+}
+
+fn check_partitions(op: &'static str, parts: usize, input: usize) -> Check {
+    require(op, parts.is_power_of_two() && parts <= PARTITIONS_MAX && input.is_multiple_of(parts), || {
+        format!("{parts} partitions of {input} inputs; a power of two up to {PARTITIONS_MAX} that divides them")
+    })
+}
+
 impl Project {
     fn check(&self, op: &'static str, input: usize, hidden: usize) -> Check {
         matrix(op, self.weight, hidden, input)?;
         self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
         factor(op, self.factor)?;
-        let parts = self.partitions;
-        require(op, parts.is_power_of_two() && parts <= PARTITIONS_MAX && input.is_multiple_of(parts), || {
-            format!("{parts} partitions of {input} inputs; a power of two up to {PARTITIONS_MAX} that divides them")
-        })
+        check_partitions(op, self.partitions, input)
     }
 }
 

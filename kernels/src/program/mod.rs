@@ -121,6 +121,33 @@ pub struct GateUp {
     pub activation: Activation,
 }
 
+/// A layer's experts in place of its MLP: `residual += factor * sum_e p_e * expert_e(h)` over the experts that are used for a row, with
+/// `h = norm(residual)` and `expert_e(h) = (activation(h * gate_e^T) * (h * up_e^T)) * down_e^T`.
+///
+/// The router's logits are `h * router^T`. The experts of the largest logits are used, of equal ones those with lower numbers; `p` is the softmax over
+/// all experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// Of the residual stream; `None`: it is taken as it is.
+    pub norm: Option<Norm>,
+    /// `[experts, hidden]`
+    pub router: Weight,
+    /// Gate and up of each expert, two parts for each, all of equal height.
+    pub gate_up: Weight,
+    /// `[hidden, ffn]` of each expert, one part for each.
+    pub down: Weight,
+    /// Of the K of `down`, see [`Project`].
+    pub partitions: usize,
+    /// Experts used for a row.
+    pub used: usize,
+    /// Whether `p` of the experts used is divided by its sum.
+    pub renormalize: bool,
+    /// Of the gates.
+    pub activation: Activation,
+    /// Of what is added.
+    pub factor: f32,
+}
+
 /// Norm and output matrix: `residual -> logits`, `logits = soft_cap(factor * (norm(residual) * w^T))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
@@ -156,6 +183,8 @@ pub enum Op {
     GateUp(GateUp),
     /// Output of the MLP, of `x = inner`: see [`Project`].
     Down(Project),
+    /// See [`Experts`].
+    Experts(Experts),
     /// Keeps only the rows whose logits are needed ([`selected_rows`](crate::step::StepInput::selected_rows)): residual stream and query. After the last
     /// layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are not needed. A step without such rows
     /// ends here.
@@ -170,7 +199,7 @@ pub enum Op {
 /// A forward pass. The operations are run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, `GateUp`, `Down`; `Select` before the last layer's `Attend`; `Head`,
+    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, and `GateUp`, `Down` or `Experts`; `Select` before the last layer's `Attend`; `Head`,
     /// `Sample`.
     pub ops: Vec<Op>,
 }

@@ -154,8 +154,8 @@ impl HostKernels for ReferenceKernels {
         *input = Input { half: self.halves(&data), quantized, data };
     }
 
-    fn linear(&self, x: &Input, w: &Vec<Rows>, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
-        self.linear_in_slabs(x, w, partitions, None, store, outs);
+    fn linear(&self, x: &Input, w: &Vec<Rows>, first: usize, partitions: usize, store: Store, outs: &mut [&mut [f32]]) {
+        self.linear_in_slabs(x, &w[first..], partitions, None, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

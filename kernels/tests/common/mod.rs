@@ -68,7 +68,7 @@ impl<K: HostKernels> Kernels for K {
     fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]) {
         let mut input = K::Input::default();
         HostKernels::input(self, x, x.len() / w.k, w.of::<K>(), &mut input);
-        HostKernels::linear(self, &input, w.of::<K>(), partitions, store, &mut [out]);
+        HostKernels::linear(self, &input, w.of::<K>(), 0, partitions, store, &mut [out]);
     }
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
         HostKernels::rope_store(self, step, rope, q, k, v);

@@ -113,6 +113,11 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.float(&self.key(name))
     }
 
+    /// A size of the architecture, or what it is where the file does not say it.
+    pub(crate) fn own_size_or(&self, name: &str, default: usize) -> Result<usize, WeightsError> {
+        self.size_or(name, Some(default))
+    }
+
     /// A size of the architecture.
     pub(crate) fn own_size(&self, name: &str) -> Result<usize, WeightsError> {
         self.size_or(name, None)

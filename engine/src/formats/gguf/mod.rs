@@ -44,6 +44,10 @@ impl GgufModel {
         for (name, entry) in &header.tensors {
             if *name == names::ROPE_FREQS {
                 factors = Some(read_factors(&file, entry)?);
+            } else if let Some((layer, tensor)) = names::of_experts(name) {
+                for (expert, entry) in matrices(&config, name, entry)?.into_iter().enumerate() {
+                    tensors.insert(TensorName::Expert(layer, expert, tensor), entry);
+                }
             } else if let Some(canonical) = names::canonical(name) {
                 tensors.insert(canonical, entry.clone());
             } else {
@@ -72,6 +76,23 @@ fn left_out(file: &MappedFile, name: &str) -> WeightsError {
     WeightsError::unsupported(file.path(), format!("tensor {name}"), hint)
 }
 
+/// The matrices of a tensor of three dimensions, one behind another.
+fn matrices(config: &GgufConfig<'_, '_>, name: &str, entry: &TensorEntry) -> Result<Vec<TensorEntry>, WeightsError> {
+    let TensorEntry { dims, format, bytes } = entry;
+    let [columns, rows, count @ 1..=DecoderSpec::EXPERTS_MAX] = dims[..] else {
+        let most = DecoderSpec::EXPERTS_MAX;
+        return Err(
+            config.damaged(format!("tensor {name} has dimensions {dims:?}; up to {most} matrices are possible"))
+        );
+    };
+    let each = bytes.len() / count;
+    let matrix = |i: usize| {
+        let start = bytes.start + i * each;
+        TensorEntry { dims: vec![columns, rows], format: *format, bytes: start..start + each }
+    };
+    Ok((0..count).map(matrix).collect())
+}
+
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
     if entry.format != StorageFormat::F32 || entry.dims.len() != 1 {
         return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
@@ -92,7 +113,9 @@ fn check_tensors(
     if let Some(extra) = tensors.keys().find(|name| !spec.has_tensor(**name)) {
         let name = names::spelled(*extra);
         return Err(match extra {
-            TensorName::Layer(layer, _) if *layer < spec.layers.len() => left_out(file, &name),
+            TensorName::Layer(layer, _) | TensorName::Expert(layer, ..) if *layer < spec.layers.len() => {
+                left_out(file, &name)
+            }
             _ => config.damaged(format!("tensor {name} is of no layer that {} knows", config.key("block_count"))),
         });
     }

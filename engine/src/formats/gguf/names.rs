@@ -1,6 +1,6 @@
 //! llama.cpp's tensor names.
 
-use crate::families::{LayerTensor, TensorName, layer_index};
+use crate::families::{ExpertTensor, LayerTensor, TensorName, layer_index};
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -19,11 +19,26 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("attn_output.weight", LayerTensor::AttentionOutput),
     ("post_attention_norm.weight", LayerTensor::AttentionOutputNorm),
     ("ffn_norm.weight", LayerTensor::MlpNorm),
+    ("ffn_gate_inp.weight", LayerTensor::Router),
     ("ffn_gate.weight", LayerTensor::Gate),
     ("ffn_up.weight", LayerTensor::Up),
     ("ffn_down.weight", LayerTensor::Down),
     ("post_ffw_norm.weight", LayerTensor::MlpOutputNorm),
 ];
+
+/// Names of tensors that hold one matrix of all experts of a layer, after `blk.N.`.
+const EXPERTS: [(&str, ExpertTensor); ExpertTensor::ALL.len()] = [
+    ("ffn_gate_exps.weight", ExpertTensor::Gate),
+    ("ffn_up_exps.weight", ExpertTensor::Up),
+    ("ffn_down_exps.weight", ExpertTensor::Down),
+];
+
+/// Layer and matrix, if this is a tensor of all experts.
+pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
+    let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (_, tensor) = EXPERTS.into_iter().find(|(name, _)| *name == tensor)?;
+    Some((layer_index(layer)?, tensor))
+}
 
 /// The canonical name, if this is a tensor that some decoder has.
 pub(super) fn canonical(name: &str) -> Option<TensorName> {
@@ -47,6 +62,10 @@ pub(super) fn spelled(name: TensorName) -> String {
         TensorName::Layer(layer, tensor) => {
             let spelling = LAYER.into_iter().find(|(_, known)| *known == tensor);
             format!("blk.{layer}.{}", spelling.map_or("?", |(name, _)| name))
+        }
+        TensorName::Expert(layer, expert, tensor) => {
+            let spelling = EXPERTS.into_iter().find(|(_, known)| *known == tensor);
+            format!("blk.{layer}.{} (expert {expert})", spelling.map_or("?", |(name, _)| name))
         }
     }
 }

@@ -154,7 +154,7 @@ fn check_tensor(
     // A tied model may also contain the output matrix; `drop_tied_copy` checks it.
     if let Some(missing) = parts.iter().find(|part| !spec.has_tensor(**part) && **part != TensorName::Output) {
         return Err(match missing {
-            TensorName::Layer(layer, _) if *layer < spec.layers.len() => {
+            TensorName::Layer(layer, _) | TensorName::Expert(layer, ..) if *layer < spec.layers.len() => {
                 WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
             }
             _ => WeightsError::damaged(path, format!("tensor {name} is of no layer that num_hidden_layers knows")),
@@ -230,6 +230,9 @@ fn parts_of(name: &str, family: &ConfigFamily) -> Option<Vec<TensorName>> {
     }
     let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
+    if let Some((expert, tensor)) = family.experts.parse(of_layer) {
+        return Some(vec![TensorName::Expert(layer, expert, tensor)]);
+    }
     let fused = family.fused;
     if let Some((_, parts)) = fused.iter().find(|(fused, _)| *fused == of_layer) {
         return Some(parts.iter().map(|part| TensorName::Layer(layer, *part)).collect());

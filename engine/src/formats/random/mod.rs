@@ -34,6 +34,7 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `bias` | `false` | whether queries, keys and values have biases |
 /// | `qk_norm` | none | `heads`: each head of queries and keys passes an RMSNorm; `all`: all heads together |
 /// | `norms` | `before` | where the RMSNorms of attention and MLP are: `before`, `behind` or `both` |
+/// | `experts`, `used` | none, 2 | experts in place of every layer's MLP, and how many of them are used for a token |
 /// | `gelu` | `false` | GELU instead of SiLU |
 /// | `factor` | 1 | of the embedding, of what each layer adds, and of the logits |
 /// | `soft_cap` | none | bound of scores and logits |
@@ -89,6 +90,9 @@ fn tensor_number(name: TensorName) -> u64 {
         TensorName::FinalNorm => 2,
         TensorName::Output => 3,
         TensorName::Layer(layer, tensor) => ((layer as u64 + 1) << 8) | tensor as u64,
+        TensorName::Expert(layer, expert, tensor) => {
+            (1 << 48) | ((layer as u64 + 1) << 24) | ((expert as u64) << 8) | tensor as u64
+        }
     }
 }
 

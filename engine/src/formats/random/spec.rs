@@ -1,14 +1,16 @@
 //! Parses specs: `random:hidden=600,layers=3,...`
 
 use super::RandomModel;
-use crate::families::{Activation, AttentionSpec, DecoderSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
+use crate::families::{
+    Activation, AttentionSpec, DecoderSpec, ExpertsSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling,
+};
 use crate::formats::WeightsError;
 use std::collections::BTreeMap;
 
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, gelu, factor, soft_cap, rope_dim, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, experts, used, gelu, factor, soft_cap, rope_dim, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -91,6 +93,10 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     let layer = LayerSpec {
         norms: pairs.one_of("norms", &norms)?.unwrap_or(LayerNorms::Before),
         residual_factor: factor,
+        experts: match pairs.size("experts", 0)? {
+            0 => None,
+            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true }),
+        },
         activation: if pairs.get("gelu", "true or false", false)? { Activation::GeluTanh } else { Activation::Silu },
         ..LayerSpec::llama(attention, pairs.size("ffn", hidden.saturating_mul(2))?, rms_eps)
     };
@@ -161,6 +167,12 @@ mod tests {
             logit_soft_cap: Some(30.0),
         };
         assert_eq!(parse(spec).unwrap(), (expected, 7));
+        let experts = |spec: &str| parse(spec).unwrap().0.layers[1].experts;
+        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true });
+        assert_eq!(
+            ["random:", "random:experts=4", "random:experts=9,used=3"].map(experts),
+            [None, expected(4, 2), expected(9, 3)]
+        );
     }
 
     #[test]
@@ -201,6 +213,9 @@ mod tests {
         check("random:window=0", "window is 0");
         check("random:window=all", "window=all is no whole number");
         check("random:bias=1", "bias=1 is no true or false");
+        check("random:experts=2,used=3", "experts used is 3; 1 to 2");
+        check("random:experts=4,norms=both", "experts with norms behind");
+        check("random:experts=5000", "experts is 5000");
         check("random:norms=after", "norms=after is none of before, behind, both");
         check("random:qk_norm=true", "qk_norm=true is none of heads, all");
         check("random:soft_cap=0", "soft cap of logits is 0");

@@ -49,17 +49,18 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
     assert!(outcome == expected, "{what}: KV bytes or the number of rows differ");
 }
 
-/// A plain model, one with windows, biases and head norms, one with a window and a rotary embedding in one of two layers, and one with norms behind,
-/// caps, factors and GELU, in each class with each type of KV.
+/// A plain model, one with windows, biases and head norms, one with a window and a rotary embedding in one of two layers, one with norms behind,
+/// caps, factors and GELU, and one with experts, in each class with each type of KV.
 /// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,qk_norm=heads");
     let mixed = format!("{RAGGED},window=70,full_every=2,nope_every=2");
     let scaled = format!("{RAGGED},window=70,full_every=2,norms=both,qk_norm=all,gelu=true,soft_cap=3,factor=0.8");
+    let experts = format!("{RAGGED},experts=5,used=2,factor=0.8");
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
-    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled)].concat();
+    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts)].concat();
     let cores = [(rich, TensorCore::Tc16F25, Half::Bf16), (scaled, TensorCore::Tc8F24, Half::F16)];
     all.extend(cores.map(|(spec, cores, half)| (spec, Numerics::TensorCore { cores, half }, half.dtype())));
     all

@@ -10,8 +10,20 @@ use baton_types::{Dtype, TokenId};
 use std::path::{Path, PathBuf};
 
 /// The folders of `tests/families`.
-const FAMILIES: &[&str] =
-    &["gemma2", "gemma3", "granite", "mistral", "olmo2", "phi3", "phi4_mini", "qwen2", "qwen3", "smollm3"];
+const FAMILIES: &[&str] = &[
+    "gemma2",
+    "gemma3",
+    "granite",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "phi4_mini",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+];
 
 fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)

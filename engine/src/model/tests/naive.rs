@@ -1,7 +1,9 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
 use super::{Rig, Rows, random, reference, tokens};
-use crate::families::{Activation, AttentionSpec, LayerSpec, LayerTensor, RopeScaling, TensorName};
+use crate::families::{
+    Activation, AttentionSpec, ExpertTensor, ExpertsSpec, LayerSpec, LayerTensor, RopeScaling, TensorName,
+};
 use crate::formats::ModelSource;
 use crate::model::inverse_frequencies;
 use baton_types::{Dtype, TokenId};
@@ -78,6 +80,17 @@ fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &Att
     out
 }
 
+/// Which experts a row uses, and their shares; one MLP counts as an expert.
+fn shares(router: &Option<(ExpertsSpec, Matrix)>, h: &[f64]) -> Vec<(usize, f64)> {
+    let Some((ExpertsSpec { used, renormalize, .. }, router)) = router else { return vec![(0, 1.0)] };
+    let powers: Vec<f64> = times(router, h).into_iter().map(f64::exp).collect();
+    let mut order: Vec<usize> = (0..powers.len()).collect();
+    order.sort_by(|a, b| powers[*b].total_cmp(&powers[*a]));
+    order.truncate(*used);
+    let of = if *renormalize { order.iter().map(|e| powers[*e]).sum::<f64>() } else { powers.iter().sum() };
+    order.into_iter().map(|expert| (expert, powers[expert] / of)).collect()
+}
+
 /// Logits of every position.
 pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
     let (spec, hidden) = (model.spec(), model.spec().hidden);
@@ -107,7 +120,18 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
         let (q_norm, k_norm) = (gain(LayerTensor::QueryNorm), gain(LayerTensor::KeyNorm));
         let wo = w(LayerTensor::AttentionOutput, q_dim);
         let (mlp_norm, inner_norm) = (norm_of(LayerTensor::MlpNorm), norm_of(LayerTensor::MlpOutputNorm));
-        let (gate, up, down) = (w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, *ffn));
+        let experts: Vec<[Matrix; 3]> = match layer.experts {
+            None => vec![[w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, *ffn)]],
+            Some(ExpertsSpec { count, .. }) => {
+                let matrix_of = |expert, tensor, columns| matrix(model, TensorName::Expert(l, expert, tensor), columns);
+                let of = |expert| {
+                    [(ExpertTensor::Gate, hidden), (ExpertTensor::Up, hidden), (ExpertTensor::Down, *ffn)]
+                        .map(|(tensor, columns)| matrix_of(expert, tensor, columns))
+                };
+                (0..count).map(of).collect()
+            }
+        };
+        let router = layer.experts.map(|of| (of, w(LayerTensor::Router, hidden)));
         let act = match activation {
             Activation::Silu => |g: f64| g / (1.0 + (-g).exp()),
             Activation::GeluTanh => |g: f64| {
@@ -128,8 +152,13 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
             let attended = times(&wo, &attend(&q, &keys, &values, attention));
             x.iter_mut().zip(normed(&attended, &attended_norm)).for_each(|(x, a)| *x += factor * a);
             let h = normed(x, &mlp_norm);
-            let inner: Vec<f64> = times(&gate, &h).iter().zip(times(&up, &h)).map(|(&g, u)| act(g) * u).collect();
-            let added = normed(&times(&down, &inner), &inner_norm);
+            let mut sum = vec![0.0; hidden];
+            for (expert, share) in shares(&router, &h) {
+                let [gate, up, down] = &experts[expert];
+                let inner: Vec<f64> = times(gate, &h).iter().zip(times(up, &h)).map(|(&g, u)| act(g) * u).collect();
+                sum.iter_mut().zip(times(down, &inner)).for_each(|(sum, y)| *sum += share * y);
+            }
+            let added = normed(&sum, &inner_norm);
             x.iter_mut().zip(added).for_each(|(x, m)| *x += factor * m);
         }
     }
@@ -175,6 +204,7 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,norms=behind,qk_norm=all,rope_dim=8",
         "random:hidden=48,layers=2,heads=4,kv_heads=1,head_dim=12,ffn=72,vocab=131,norms=both,gelu=true,soft_cap=4,tied=true",
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,factor=0.7,window=9,full_every=3",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=6,used=2",
     ] {
         check_forward_pass(&random(spec));
     }

@@ -103,22 +103,24 @@ pub(super) fn linear(
     arithmetic: Arithmetic,
     x: &Operand,
     w: &Matrix,
+    first_part: usize,
     store: Store,
     outs: &mut [&mut [f32]],
 ) {
-    let heights: Vec<usize> = w.parts.iter().map(|part| part.n).collect();
-    assert!(outs.len() == heights.len() && outs.iter().zip(&heights).all(|(out, n)| out.len() == x.rows * n));
+    let parts = &w.parts[first_part..first_part + outs.len()];
+    let heights: Vec<usize> = parts.iter().map(|part| part.n).collect();
+    assert!(outs.iter().zip(&heights).all(|(out, n)| out.len() == x.rows * n));
     assert_eq!(x.bits.len(), x.rows * w.depth);
     let outs: Vec<_> = outs.iter_mut().map(|out| Shared(out.as_mut_ptr())).collect();
     let columns = Columns { parts: &heights, unit: LANES };
     let tasks = (threads.count() * TASKS_PER_THREAD).min(columns.units());
     threads.run(tasks, &|task| {
         columns.each(share(columns.units(), task, tasks), usize::MAX, |part, features| {
-            let Part { n, .. } = w.parts[part];
+            let Part { n, .. } = parts[part];
             // SAFETY: the output is `[rows, n]`, and no two tasks have the same features of a part.
             let target = unsafe { Target::new(outs[part].get().add(features.start), n, features.clone(), store) };
             for feature in features.step_by(LANES) {
-                let panel = &w.parts[part].words()[feature / LANES * w.depth..][..w.depth];
+                let panel = &parts[part].words()[feature / LANES * w.depth..][..w.depth];
                 for first in (0..x.rows).step_by(ROWS) {
                     let mut sums = [[0.0; LANES]; ROWS];
                     let sums = &mut sums[..(x.rows - first).min(ROWS)];

@@ -127,8 +127,8 @@ impl HostKernels for TensorCoreKernels {
         input.fill(self.arithmetic, &x[..rows * w.k()], w.k());
     }
 
-    fn linear(&self, x: &Operand, w: &Matrix, _: usize, store: Store, outs: &mut [&mut [f32]]) {
-        matrix::linear(&self.cpu.threads, self.arithmetic, x, w, store, outs);
+    fn linear(&self, x: &Operand, w: &Matrix, first: usize, _: usize, store: Store, outs: &mut [&mut [f32]]) {
+        matrix::linear(&self.cpu.threads, self.arithmetic, x, w, first, store, outs);
     }
 
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {

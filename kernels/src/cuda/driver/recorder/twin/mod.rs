@@ -166,7 +166,7 @@ impl Twin {
         let (w, x) = (kernels.pack(Role::Out, k, &[rows]).expect("whole rows"), self.wide(&x));
         let (mut input, mut out) = (Default::default(), vec![0.0; m * n]);
         kernels.input(&x, m, &w, &mut input);
-        kernels.linear(&input, &w, 1, Store::Set, &mut [&mut out]);
+        kernels.linear(&input, &w, 0, 1, Store::Set, &mut [&mut out]);
         out
     }
 
