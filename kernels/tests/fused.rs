@@ -5,7 +5,7 @@ mod common;
 
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
-use baton_kernels::host::{GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
+use baton_kernels::host::{ExpertsOf, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
 use baton_kernels::numerics::Numerics;
 use baton_kernels::program::Activation;
 use baton_kernels::quantize::halves;
@@ -18,6 +18,7 @@ use proptest::prelude::*;
 
 const POSITIONS: usize = 320;
 const BLOCK: usize = 16;
+const EXPERTS: usize = 3;
 
 /// An operation's shapes.
 #[derive(Clone, Debug)]
@@ -136,6 +137,9 @@ struct Weights<M> {
     out: M,
     gate_up: M,
     down: M,
+    router: M,
+    experts_gate_up: M,
+    experts_down: M,
 }
 
 /// All bits that the operations leave, of a step; each operation begins with fresh values, so that it is compared alone.
@@ -161,6 +165,9 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         out: matrix(Role::Out, &[s.hidden], query),
         gate_up: matrix(Role::GateUp, &[s.ffn, s.ffn], s.hidden),
         down: matrix(Role::Down, &[s.hidden], s.ffn),
+        router: matrix(Role::Router, &[EXPERTS], s.hidden),
+        experts_gate_up: matrix(Role::GateUp, &[s.ffn; 2 * EXPERTS], s.hidden),
+        experts_down: matrix(Role::Down, &[s.hidden; EXPERTS], s.ffn),
     };
     let layout = KvLayout::llama(BLOCK as u32, 2, s.kv_heads as u32, s.head_dim as u32, Dtype::Bf16).unwrap();
     let each = POSITIONS / BLOCK;
@@ -216,14 +223,28 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
     kernels.head(&w.table, norm, &residual, &mut logits, &mut scratch);
     kernels.finish_logits(&mut logits, factor, s.more.scaled.then_some(3.0));
 
+    let mut mixed = random.floats(rows * s.hidden, 1.0);
+    let experts = ExpertsOf {
+        norm: before,
+        experts: EXPERTS,
+        ffn: s.ffn,
+        used: 2,
+        renormalize: s.rich,
+        activation,
+        partitions: 1,
+        factor,
+        rows,
+    };
+    kernels.experts([&w.router, &w.experts_gate_up, &w.experts_down], &experts, &mut mixed, &mut scratch);
+
     let mut stored = vec![0u8; map.bytes()];
     memory.copy_out(0, &mut stored);
     let stored = stored.into_iter().map(u32::from).collect();
-    let floats = [embedded, q, out, inner, residual, logits];
+    let floats = [embedded, q, out, inner, residual, logits, mixed];
     floats.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).chain([stored]).collect()
 }
 
-const NAMES: [&str; 7] = ["embed", "query", "out", "gate_up", "down", "head", "pool"];
+const NAMES: [&str; 8] = ["embed", "query", "out", "gate_up", "down", "head", "experts", "pool"];
 
 fn check(shape: &Shape, step: &Step, threads: usize) {
     let want = bits(&ReferenceKernels::new(shape.numerics), shape, step);

@@ -2,7 +2,7 @@
 //! tests of the forward pass, on the same fixtures.
 
 use crate::folder::Folder;
-use baton_engine::families::{Activation, DecoderSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName};
+use baton_engine::families::{Activation, DecoderSpec, ExpertsSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName};
 use baton_engine::formats::{GgufModel, ModelSource};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -252,4 +252,25 @@ fn parts_of_heads_are_rotated() {
     refused("phi3", outside(1.5), &["rotated elements of a head is 12"]);
     let both = |f: &mut Folder| f.config("partial_rotary_factor", json!(0.5));
     refused("phi3", both, &["partial_rotary_factor is 0.5 and in rope_parameters 1"]);
+}
+
+#[test]
+fn experts_take_the_place_of_mlps() {
+    let experts = |spec: &DecoderSpec| spec.layers.iter().map(|layer| layer.experts).collect::<Vec<_>>();
+    let of = |count, used, renormalize| Some(ExpertsSpec { count, used, renormalize });
+    let spec = open("mixtral", |_| ()).unwrap();
+    assert_eq!((experts(&spec), spec.layers[0].ffn), (vec![of(4, 2, true); 2], 24));
+    refused("mixtral", |f| f.config("num_experts_per_tok", json!(5)), &["experts used is 5; 1 to 4"]);
+    refused("mixtral", |f| f.config("num_local_experts", json!(3)), &["block_sparse_moe.experts.3.", "not supported"]);
+    let name = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+    refused("mixtral", |f| f.drop_tensor(name), &[name, "is missing"]);
+
+    let spec = open("qwen3_moe", |_| ()).unwrap();
+    assert_eq!((experts(&spec), spec.layers[0].ffn), (vec![of(5, 2, true); 2], 24));
+    let unnormed = open("qwen3_moe", |f| f.config("norm_topk_prob", json!(false))).unwrap();
+    assert_eq!(experts(&unnormed)[0], of(5, 2, false));
+    refused("qwen3_moe", |f| f.config("num_experts", json!(6)), &["num_experts is 6 and num_local_experts 5"]);
+    refused("qwen3_moe", |f| f.config("mlp_only_layers", json!([0])), &["layers.0.mlp.", "not supported"]);
+    refused("qwen3_moe", |f| f.config("mlp_only_layers", json!(0)), &["mlp_only_layers is no list"]);
+    refused("qwen3_moe", |f| f.config("decoder_sparse_step", json!(2)), &["layers.0.mlp.", "not supported"]);
 }
