@@ -368,8 +368,7 @@ impl<M: StepModel> Runner<M> {
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
         load.gaps = self.gaps;
         load.generated_tokens = self.generated_tokens;
-        (load.proposed_tokens, load.accepted_tokens) =
-            self.speculation.as_ref().map_or((0, 0), Speculation::counts);
+        (load.proposed_tokens, load.accepted_tokens) = self.speculation.as_ref().map_or((0, 0), Speculation::counts);
         load.cached_tokens = self.cached_tokens;
         load.recomputed_tokens = self.scheduler.recomputed();
         load.slots = totals.blocks * self.shared.block_tokens;

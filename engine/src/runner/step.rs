@@ -7,7 +7,7 @@ use crate::scheduler::{Segment, SequenceKey};
 use crate::step_model::StepModel;
 use baton_kernels::device::DeviceError;
 use baton_kernels::sampling::{SampleError, Sampled};
-use baton_kernels::step::{RowId, SlotRows};
+use baton_kernels::step::{RowId, SlotOutput, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
 use baton_types::{ErrorKind, FinishReason, RequestError, seeded};
 use std::time::Instant;
@@ -95,12 +95,14 @@ impl<M: StepModel> Runner<M> {
         let before = self.finished_at.replace(now);
         let began = before.map_or(step.launched, |before| before.max(step.launched));
         self.free_from = self.steps.is_empty().then_some(now);
-        let mut accepted = 0;
-        for (segment, slot) in step.segments.iter().filter(|segment| segment.samples).zip(&output.sampled) {
-            accepted += slot.accepted;
-            if let Some(speculation) = self.speculation.as_mut().filter(|_| segment.drafts > 0) {
-                speculation.count(segment.drafts, slot.accepted);
-            }
+        let sampled = step.segments.iter().filter(|segment| segment.samples).zip(&output.sampled);
+        let (mut proposed, mut accepted) = (0, 0);
+        for (segment, slot) in sampled.filter(|(segment, _)| segment.drafts > 0) {
+            proposed += segment.drafts;
+            accepted += self.taken(segment.key, slot);
+        }
+        if let Some(speculation) = &mut self.speculation {
+            speculation.count(proposed, accepted);
         }
         if let (Some(speculation), 0) = (&mut self.speculation, step.prefill_rows) {
             let free_from = before.map_or(step.from, |before| before.max(step.from));
@@ -120,7 +122,8 @@ impl<M: StepModel> Runner<M> {
                 self.scheduler.advance(segment.key, segment.rows, false, now);
                 continue;
             }
-            let Some(slot) = sampled.next().filter(|slot| slot.rows.len() == 1 + slot.accepted.min(segment.drafts)) else {
+            let Some(slot) = sampled.next().filter(|slot| slot.rows.len() == 1 + slot.accepted.min(segment.drafts))
+            else {
                 return Err(DeviceError::Failed("a step sampled other tokens than it was asked for".into()).into());
             };
             let logits = |at: usize| (at < output.logits.rows()).then(|| output.logits.row(at));
@@ -138,6 +141,15 @@ impl<M: StepModel> Runner<M> {
             row += segment.tokens_max();
         }
         Ok(true)
+    }
+
+    /// Proposals that become tokens of a sequence: those that were sampled, but for those behind its end.
+    fn taken(&self, key: SequenceKey, slot: &SlotOutput) -> usize {
+        let Some(sequence) = self.sequences.get(&key) else { return 0 };
+        let (sampling, end_tokens) = (&sequence.request.sampling, &self.shared.config.end_tokens);
+        let ends =
+            |row: &Result<Sampled, SampleError>| row.as_ref().is_ok_and(|s| sampling.is_end(s.token, end_tokens));
+        slot.rows.iter().position(ends).unwrap_or(slot.accepted).min(slot.accepted)
     }
 
     /// The defect: in place of what was sampled, the proposal.

@@ -28,8 +28,8 @@ mod fair_share;
 mod forks;
 mod memory;
 mod plan;
-mod proposals;
 mod prefix_sharing;
+mod proposals;
 #[cfg(test)]
 mod tests;
 

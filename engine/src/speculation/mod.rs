@@ -20,10 +20,12 @@ pub(crate) use drafter::Drafter;
 
 use cost::StepCost;
 use odds::Odds;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How tokens are proposed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SpeculationMethod {
     /// They are not.
     Off,
@@ -41,6 +43,9 @@ pub struct SpeculationConfig {
 }
 
 impl SpeculationConfig {
+    /// Without proposals.
+    pub const OFF: Self = Self { method: SpeculationMethod::Off, tokens_max: 1 };
+
     /// Most that [`SpeculationConfig::tokens_max`] may be: further proposals are hardly ever accepted, and a step's blocks grow with them.
     pub const TOKENS_MAX: usize = 16;
 
@@ -102,7 +107,7 @@ impl Speculation {
         choice::choose(chances, self.rows_max, &self.cost)
     }
 
-    /// A step had so many proposals for a sequence, of which these were accepted.
+    /// A step had so many proposals, of which these became tokens.
     pub(crate) fn count(&mut self, proposed: usize, accepted: usize) {
         self.proposed += proposed as u64;
         self.accepted += accepted as u64;

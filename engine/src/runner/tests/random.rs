@@ -63,7 +63,11 @@ fn run_seed(seed: u64, is_asynchronous: bool, repeats: bool) -> Load {
     let blocks = rng.random_range(4..9);
     let what = format!("seed {seed}, asynchronous {is_asynchronous}: {config:?}, {blocks} blocks");
     // Of a step that takes long, rows are a small part.
-    let lasts = move || if repeats { std::thread::sleep(Duration::from_micros(100)) };
+    let lasts = move || {
+        if repeats {
+            std::thread::sleep(Duration::from_micros(100))
+        }
+    };
     let hooks = Hooks { is_asynchronous, repeats, before_finish: Some(Box::new(lasts)), ..Hooks::default() };
     let (engine, kv) = start(blocks, config.clone(), hooks);
     let mut jobs: Vec<Job> = Vec::new();
