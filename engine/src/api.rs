@@ -257,18 +257,22 @@ pub struct Load {
     pub blocks: baton_kv_cache::BlockCounts,
     /// Prefill tokens per second, recent.
     pub prefill_tokens_per_s: f32,
-    /// Decode steps per second, recent.
+    /// Decode steps per second, recent; with proposals, tokens per second of a sequence.
     pub decode_steps_per_s: f32,
     /// Steps since the start; increases while there is work.
     pub steps: u64,
     /// Prompt rows computed since the start.
     pub prefill_rows: u64,
-    /// Decode rows computed since the start: one per sequence and step.
+    /// Decode rows computed since the start that were to sample a token: one per sequence and step, and one per accepted proposal.
     pub decode_rows: u64,
     /// Times without a step on the device while there was work, since the start.
     pub gaps: StepGaps,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
+    /// Tokens proposed since the start, each of which took a row.
+    pub proposed_tokens: u64,
+    /// Proposed tokens that were sampled.
+    pub accepted_tokens: u64,
     /// Prompt tokens whose KV was cached, since the start; counted at each sequence's first token here.
     pub cached_tokens: u64,
     /// Rows recomputed since the start, for sequences that were preempted.

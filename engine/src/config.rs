@@ -2,6 +2,7 @@
 
 use crate::error::EngineError;
 use crate::model::ModelConfig;
+use crate::speculation::SpeculationConfig;
 use baton_kernels::adapter::AdapterBounds;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{CacheConfig, PoolShape};
@@ -34,6 +35,8 @@ pub struct EngineConfig {
     pub end_tokens: Vec<TokenId>,
     /// The prefix cache; `None` disables it.
     pub prefix_cache: Option<PrefixCacheConfig>,
+    /// Proposals of tokens.
+    pub speculation: SpeculationConfig,
     /// Bounds of the adapters that may be loaded.
     pub adapters: AdapterBounds,
 }
@@ -86,6 +89,7 @@ impl Default for EngineConfig {
             step_max: Duration::from_secs(60),
             end_tokens: Vec::new(),
             prefix_cache: Some(PrefixCacheConfig::default()),
+            speculation: SpeculationConfig::default(),
             adapters: AdapterBounds::default(),
         }
     }
@@ -110,6 +114,9 @@ impl EngineConfig {
             check("pinned_percent_max", "0 to 90", all, all <= 90)?;
             check("pinned_percent_of_one_max", "at most pinned_percent_max", one, one <= all)?;
         }
+        let drafts = 1..=SpeculationConfig::TOKENS_MAX;
+        let tokens_max = self.speculation.tokens_max;
+        check("speculation.tokens_max", "1 to 16", tokens_max, drafts.contains(&tokens_max))?;
         for (name, wait) in [("stall", self.stall), ("step_max", self.step_max)] {
             if wait.is_zero() {
                 return Err(EngineError::Config { name, expected: "over 0".into(), got: format!("{wait:?}") });
@@ -120,7 +127,12 @@ impl EngineConfig {
 
     /// Most rows of one step. A step with prefill has at most `chunk_tokens_max` rows, or one row for each running sequence.
     pub fn step_rows_max(&self) -> usize {
-        self.chunk_tokens_max.max(self.running_max)
+        self.chunk_tokens_max.max(self.logit_rows_max())
+    }
+
+    /// Most rows of one step that sample: one for each running sequence, or those of one sequence with its proposals.
+    pub fn logit_rows_max(&self) -> usize {
+        self.running_max.max(1 + self.speculation.drafts_max())
     }
 
     /// The configuration for loading the model.
@@ -128,7 +140,7 @@ impl EngineConfig {
         ModelConfig {
             kv: self.kv,
             rows_max: self.step_rows_max(),
-            logit_rows_max: self.running_max,
+            logit_rows_max: self.logit_rows_max(),
             slots_max: self.running_max,
             model_len_max: self.model_len_max,
             adapters: self.adapters,
@@ -186,6 +198,7 @@ mod tests {
         check("chunk_tokens_max", |c| c.chunk_tokens_max = 0);
         check("running_max", |c| c.running_max = EngineConfig::ROWS_MAX + 1);
         check("waiting_max", |c| c.waiting_max = 0);
+        check("speculation.tokens_max", |c| c.speculation.tokens_max = 17);
         check("stall", |c| c.stall = Duration::ZERO);
         check("step_max", |c| c.step_max = Duration::ZERO);
         EngineConfig::default().try_new().unwrap();

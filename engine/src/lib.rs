@@ -33,6 +33,7 @@ pub mod rates;
 mod runner;
 pub mod scheduler;
 mod shared;
+pub mod speculation;
 mod step_model;
 mod thread;
 
@@ -53,4 +54,5 @@ pub use model::{Model, ModelConfig, ModelError, StepInput, StepOutput};
 #[doc(hidden)] // See `Driven`.
 pub use runner::Turn;
 pub use scheduler::Awaited;
+pub use speculation::{SpeculationConfig, SpeculationMethod};
 pub use step_model::StepModel;

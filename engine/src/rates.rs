@@ -46,16 +46,17 @@ impl Rate {
 }
 
 impl Rates {
-    /// Adds one step of `prefill_rows` and `decode_rows` that took `elapsed`. A mixed step counts fully for both, because each sequence in
-    /// such a batch waits for the whole step.
-    pub fn add(&mut self, prefill_rows: usize, decode_rows: usize, elapsed: Duration) {
+    /// Adds one step of `prefill_rows`, and of `decoding` sequences that got `tokens` tokens, which took `elapsed`. A mixed step counts fully
+    /// for both, because each sequence in such a batch waits for the whole step. One in which sequences get several tokens counts as so many
+    /// steps.
+    pub fn add(&mut self, prefill_rows: usize, decoding: usize, tokens: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         if prefill_rows > 0 {
             let rows = prefill_rows as f64;
             self.prefill.add(rows, seconds, NEWEST * (rows / ROWS_TELLING).min(1.0));
         }
-        if decode_rows > 0 {
-            self.decode.add(1.0, seconds, NEWEST);
+        if decoding > 0 {
+            self.decode.add(tokens as f64 / decoding as f64, seconds, NEWEST);
         }
     }
 
@@ -78,11 +79,11 @@ mod tests {
     fn rates_are_work_over_time_and_follow_a_change() {
         let mut rates = Rates::default();
         assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (0.0, 0.0));
-        rates.add(100, 0, Duration::from_millis(100));
+        rates.add(100, 0, 0, Duration::from_millis(100));
         assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (0.0, 0.0), "one step tells nothing");
-        rates.add(100, 0, Duration::from_millis(100));
+        rates.add(100, 0, 0, Duration::from_millis(100));
         assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (1000.0, 0.0));
-        (0..100).for_each(|_| rates.add(50, 3, Duration::from_millis(100)));
+        (0..100).for_each(|_| rates.add(50, 3, 3, Duration::from_millis(100)));
         assert!((rates.prefill_tokens_per_s() - 500.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_steps_per_s() - 10.0).abs() < 0.1, "{rates:?}");
     }
@@ -90,31 +91,31 @@ mod tests {
     #[test]
     fn single_rows_say_little_of_prompts() {
         let mut rates = Rates::default();
-        (0..20).for_each(|_| rates.add(500, 0, Duration::from_millis(500)));
-        (0..200).for_each(|_| rates.add(1, 0, Duration::from_millis(10)));
+        (0..20).for_each(|_| rates.add(500, 0, 0, Duration::from_millis(500)));
+        (0..200).for_each(|_| rates.add(1, 0, 0, Duration::from_millis(10)));
         assert!(rates.prefill_tokens_per_s() > 900.0, "{rates:?}");
-        (0..100).for_each(|_| rates.add(64, 0, Duration::from_millis(640)));
+        (0..100).for_each(|_| rates.add(64, 0, 0, Duration::from_millis(640)));
         assert!(rates.prefill_tokens_per_s() < 101.0, "{rates:?}");
     }
 
     #[test]
     fn a_first_step_that_stood_still_is_no_measure() {
         let mut rates = Rates::default();
-        rates.add(1, 0, Duration::from_millis(1200));
+        rates.add(1, 0, 0, Duration::from_millis(1200));
         assert_eq!(rates.prefill_tokens_per_s(), 0.0);
-        rates.add(32, 0, Duration::from_millis(32));
+        rates.add(32, 0, 0, Duration::from_millis(32));
         assert!(rates.prefill_tokens_per_s() > 500.0, "{rates:?}");
-        (0..30).for_each(|_| rates.add(64, 0, Duration::from_millis(640)));
+        (0..30).for_each(|_| rates.add(64, 0, 0, Duration::from_millis(640)));
         assert!(rates.prefill_tokens_per_s() < 110.0, "{rates:?}");
     }
 
     #[test]
     fn a_step_that_stood_still_is_no_measure_and_lasting_slowness_is() {
         let mut rates = Rates::default();
-        (0..20).for_each(|_| rates.add(0, 1, Duration::from_millis(10)));
-        rates.add(0, 1, Duration::from_secs(7));
+        (0..20).for_each(|_| rates.add(0, 1, 1, Duration::from_millis(10)));
+        rates.add(0, 1, 1, Duration::from_secs(7));
         assert!(rates.decode_steps_per_s() > 50.0, "{rates:?}");
-        (0..10).for_each(|_| rates.add(0, 1, Duration::from_millis(500)));
+        (0..10).for_each(|_| rates.add(0, 1, 1, Duration::from_millis(500)));
         assert!(rates.decode_steps_per_s() < 5.0, "{rates:?}");
     }
 }

@@ -92,6 +92,20 @@ impl Lease {
         })
     }
 
+    /// Returns the blocks behind those of the first `tokens` tokens. None of them may be cached: their KV was never complete.
+    pub fn give_back_after(&mut self, tokens: usize) {
+        let Self { pool, tables, .. } = self;
+        let PoolShape { block_tokens, groups } = pool.shape();
+        let end = tokens.div_ceil(*block_tokens);
+        let groups = groups.iter().zip(&mut tables.0);
+        let ahead = groups.map(|(group, table)| match group.kind.is_by_position() {
+            true => table.blocks.split_off(end.saturating_sub(table.first).min(table.blocks.len())),
+            false => Vec::new(),
+        });
+        let ahead = GroupBlocks(ahead.collect());
+        pool.give_back_uncached(&ahead);
+    }
+
     /// Blocks of each group that [`Lease::hold`] would add for positions up to `end`.
     pub fn missing(&self, end: usize) -> Vec<usize> {
         let PoolShape { block_tokens, groups } = self.pool.shape();

@@ -51,6 +51,10 @@ pub enum Defect {
     ReplayAsPrompt,
     /// A device computes a step with the block tables of the step before.
     StaleTable,
+    /// The first proposed token that was not sampled is taken all the same.
+    RejectedTaken,
+    /// The KV of a proposed token that was not sampled is cached as if it were that of the sampled one.
+    RejectedKvCached,
     /// Blocks of an ended sequence are free while a launched step still stores to them.
     EarlyReuse,
     /// A request without room for its KV moves as often as another decode worker has room.

@@ -105,6 +105,7 @@ fn start(
         step_max: Duration::from_millis(engine.step_ms_max),
         end_tokens: source.end_tokens().to_vec(),
         prefix_cache: engine.prefix_cache.config(),
+        speculation: engine.speculation.config(),
         ..EngineConfig::default()
     }
     .try_new()?;

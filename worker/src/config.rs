@@ -1,7 +1,8 @@
 //! The configuration tree of a worker, and its flags.
 
 use crate::settings::{
-    DeviceKind, EngineSettings, ModelSettings, NumericsChoice, ThreadCount, TransferSettings, TransportKind,
+    DeviceKind, EngineSettings, ModelSettings, NumericsChoice, SpeculationSettings, ThreadCount, TransferSettings,
+    TransportKind,
 };
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
@@ -121,6 +122,9 @@ pub struct WorkerArgs {
     /// Element type of KV: "bf16"; in class f32fma also "f16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub kv: Option<Dtype>,
+    /// Proposed tokens: "off", "ngram", or JSON such as {"method": "ngram", "num_speculative_tokens": 8}
+    #[arg(long, value_name = "METHOD")]
+    pub speculative_config: Option<SpeculationSettings>,
     /// Cluster ports of all routers: host:port, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub routers: Vec<String>,
@@ -174,6 +178,7 @@ impl WorkerArgs {
             .set("--numerics", "engine.numerics", &self.numerics)
             .set("--weights", "engine.weights", &self.weights)
             .set("--kv", "engine.kv", &self.kv)
+            .set("--speculative-config", "engine.speculation", &self.speculative_config)
             .set_list("--routers", "membership.routers", &self.routers)
             .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
             .set("--advertise", "grpc.advertise", &self.advertise)

@@ -33,6 +33,7 @@ pub mod role;
 pub mod service;
 pub mod settings;
 pub mod spans;
+mod speculation;
 pub mod stream;
 pub mod submit;
 mod text;

@@ -4,6 +4,7 @@
 //! An asynchronous device always has one step ahead: it is launched while another runs, for sequences that only a sampled end token could
 //! stop. Blocks of a sequence that ends meanwhile are released when the last step that uses them is finished.
 
+mod proposals;
 mod sequence;
 mod slots;
 mod step;
@@ -19,6 +20,7 @@ use crate::model::ModelError;
 use crate::rates::Rates;
 use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
 use crate::shared::Shared;
+use crate::speculation::Speculation;
 use crate::step_model::StepModel;
 use baton_kernels::device::STEPS_MAX;
 use baton_kv_cache::{ForkCopy, Lease};
@@ -68,6 +70,8 @@ pub(crate) struct Runner<M> {
     free_from: Option<Instant>,
     gaps: StepGaps,
     rates: Rates,
+    /// `None` if it is off.
+    speculation: Option<Speculation>,
     generated_tokens: u64,
     cached_tokens: u64,
     preemptions: u64,
@@ -123,6 +127,10 @@ impl<M: StepModel> Runner<M> {
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
         let mask_threads = MaskThreads::new(shared.config.running_max);
+        // The state that rejected rows leave could not be undone.
+        let by_position = shared.pool.shape().groups.iter().all(|group| group.kind.is_by_position());
+        let speculation = Speculation::new(&shared.config.speculation, shared.config.logit_rows_max());
+        let speculation = speculation.filter(|_| by_position);
         Self {
             model,
             shared,
@@ -136,6 +144,7 @@ impl<M: StepModel> Runner<M> {
             free_from: None,
             gaps: StepGaps::default(),
             rates: Rates::default(),
+            speculation,
             generated_tokens: 0,
             cached_tokens: 0,
             preemptions: 0,
@@ -164,6 +173,9 @@ impl<M: StepModel> Runner<M> {
             self.end_cancelled();
             let now = self.shared.clock.now();
             self.expire(now);
+            if self.awaits_tokens() {
+                return Ok(Turn::Launched);
+            }
             let Decisions { batch, wake_at, .. } = self.plan(now);
             let is_over = batch.is_empty();
             if !is_over {
@@ -190,6 +202,7 @@ impl<M: StepModel> Runner<M> {
         self.shared.starved.store(decisions.starved, Ordering::Release);
         *self.shared.accounts.lock() = Some(self.scheduler.accounts().clone());
         self.apply(&decisions.preempted, &decisions.started, now);
+        self.propose(&mut decisions);
         std::mem::take(&mut decisions.ended)
             .into_iter()
             .for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
@@ -355,6 +368,7 @@ impl<M: StepModel> Runner<M> {
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
         load.gaps = self.gaps;
         load.generated_tokens = self.generated_tokens;
+        (load.proposed_tokens, load.accepted_tokens) = self.speculation.as_ref().map_or((0, 0), Speculation::counts);
         load.cached_tokens = self.cached_tokens;
         load.recomputed_tokens = self.scheduler.recomputed();
         load.slots = totals.blocks * self.shared.block_tokens;

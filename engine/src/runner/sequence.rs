@@ -4,6 +4,7 @@ use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceS
 use crate::grammar::{Asked, Grammars, MaskThreads, SequenceGrammar};
 use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
+use crate::speculation::Drafter;
 use baton_kernels::sampling::TokenSet;
 use baton_kernels::step::{Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
@@ -32,6 +33,10 @@ pub(super) struct Sequence {
     allowed: Option<Arc<TokenSet>>,
     /// All tokens but those that end it, until it has `min_tokens`.
     without_ends: Option<LateMask>,
+    /// What is proposed for it; `None` before its first token here, and where nothing is.
+    pub(super) drafter: Option<Drafter>,
+    /// Proposals in the launched step.
+    pub(super) drafts: Vec<TokenId>,
     /// The masks of its grammar, which hold `without_ends` already.
     grammar: Option<SequenceGrammar>,
     /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
@@ -80,6 +85,8 @@ impl Sequence {
             generated,
             allowed,
             without_ends,
+            drafter: None,
+            drafts: Vec::new(),
             grammar: None,
             block_hashes,
             cancelled,
@@ -126,14 +133,14 @@ impl Sequence {
         self.grammar = Some(SequenceGrammar::new(grammars.clone(), asked, sampling.min_tokens, without_ends, threads));
     }
 
-    /// Masks of a row that samples the token at `position`.
-    pub(super) fn masks(&mut self, position: usize) -> Vec<LateMask> {
+    /// The mask of a row that samples the token at `position`, if it has one.
+    pub(super) fn mask(&mut self, position: usize) -> Option<LateMask> {
         if let Some(grammar) = &mut self.grammar {
-            return vec![grammar.mask(position)];
+            return Some(grammar.mask(position));
         }
         let SequenceRequest { prompt_len, sampling, .. } = &self.request;
         let is_before = position - prompt_len < sampling.min_tokens as usize;
-        self.without_ends.iter().filter(|_| is_before).cloned().collect()
+        self.without_ends.as_ref().filter(|_| is_before).cloned()
     }
 
     /// Reports that it left the queue, with the KV of `cached` tokens present already.

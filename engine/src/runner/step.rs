@@ -7,9 +7,9 @@ use crate::scheduler::{Segment, SequenceKey};
 use crate::step_model::StepModel;
 use baton_kernels::device::DeviceError;
 use baton_kernels::sampling::{SampleError, Sampled};
-use baton_kernels::step::{RowId, SlotRows};
+use baton_kernels::step::{RowId, SlotOutput, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
-use baton_types::{ErrorKind, FinishReason, RequestError};
+use baton_types::{ErrorKind, FinishReason, RequestError, seeded};
 use std::time::Instant;
 
 /// A step that was launched and is not finished.
@@ -18,6 +18,8 @@ pub(super) struct Step {
     prefill_rows: usize,
     decode_rows: usize,
     launched: Instant,
+    /// When the device had nothing else to do: at the launch, or at the end of the step before.
+    from: Instant,
     /// What ended sequences leave behind; this step is the last that uses their blocks.
     pub(super) retired: Vec<Retired>,
 }
@@ -26,6 +28,16 @@ impl Step {
     /// Whether it computes rows of a sequence.
     pub(super) fn has(&self, key: SequenceKey) -> bool {
         self.segments.iter().any(|segment| segment.key == key)
+    }
+
+    /// Whether it has rows of proposed tokens: which of them it samples is not known before its end.
+    pub(super) fn has_drafts(&self) -> bool {
+        self.segments.iter().any(|segment| segment.drafts > 0)
+    }
+
+    /// Its sequences, if all its rows are decode rows.
+    pub(super) fn decoding(&self) -> Option<&[Segment]> {
+        self.segments.iter().all(|segment| segment.decode).then_some(&self.segments)
     }
 
     /// Whether it uses blocks of a sequence that ended.
@@ -45,7 +57,8 @@ pub(super) struct Retired {
 impl<M: StepModel> Runner<M> {
     pub(super) fn launch_step(&mut self, segments: Vec<Segment>) -> Result<Step, ModelError> {
         let launched = self.shared.clock.now();
-        if let Some(free_from) = self.free_from.take() {
+        let free_from = self.free_from.take();
+        if let Some(free_from) = free_from {
             self.gaps.add(launched - free_from);
         }
         let step = self.gather(&segments, launched);
@@ -57,15 +70,17 @@ impl<M: StepModel> Runner<M> {
                 }
             }
         })?;
-        for Segment { key, rows, samples, .. } in &segments {
-            self.scheduler.launched(*key, *rows, *samples);
-            if let Some(sequence) = self.sequences.get_mut(key) {
-                sequence.launched_tokens += usize::from(*samples);
+        for segment in &segments {
+            let tokens = segment.tokens_max();
+            self.scheduler.launched(segment.key, segment.rows, tokens);
+            if let Some(sequence) = self.sequences.get_mut(&segment.key) {
+                sequence.launched_tokens += tokens;
             }
         }
-        let decode_rows = segments.iter().filter(|s| s.decode).count();
+        let decode_rows = segments.iter().filter(|s| s.decode).map(|s| s.rows).sum();
         let prefill_rows = step.ids.len() - decode_rows;
-        Ok(Step { prefill_rows, decode_rows, launched, segments, retired: Vec::new() })
+        let from = free_from.unwrap_or(launched);
+        Ok(Step { prefill_rows, decode_rows, launched, from, segments, retired: Vec::new() })
     }
 
     /// Waits for the oldest step; `false` if there is none. Until then its sequences keep their blocks.
@@ -77,10 +92,25 @@ impl<M: StepModel> Runner<M> {
         let Some(step) = self.steps.pop_front() else { return Ok(false) };
         let now = self.shared.clock.now();
         // A step that was launched ahead began when the one before it was done.
-        let began = self.finished_at.replace(now).map_or(step.launched, |before| before.max(step.launched));
+        let before = self.finished_at.replace(now);
+        let began = before.map_or(step.launched, |before| before.max(step.launched));
         self.free_from = self.steps.is_empty().then_some(now);
-        self.rates.add(step.prefill_rows, step.decode_rows, now - began);
-        self.count(step.prefill_rows, step.decode_rows);
+        let sampled = step.segments.iter().filter(|segment| segment.samples).zip(&output.sampled);
+        let (mut proposed, mut accepted) = (0, 0);
+        for (segment, slot) in sampled.filter(|(segment, _)| segment.drafts > 0) {
+            proposed += segment.drafts;
+            accepted += self.taken(segment.key, slot);
+        }
+        if let Some(speculation) = &mut self.speculation {
+            speculation.count(proposed, accepted);
+        }
+        if let (Some(speculation), 0) = (&mut self.speculation, step.prefill_rows) {
+            let free_from = before.map_or(step.from, |before| before.max(step.from));
+            speculation.took(step.decode_rows, now.saturating_duration_since(free_from));
+        }
+        let decoding = step.segments.iter().filter(|segment| segment.decode).count();
+        self.rates.add(step.prefill_rows, decoding, decoding + accepted, now - began);
+        self.count(step.prefill_rows, decoding + accepted);
         self.shared.health.alive(now, true);
         step.retired.into_iter().for_each(|retired| self.release(retired));
         // Sequences that came meanwhile may have the prompt that was computed. A stop request is reported again later.
@@ -92,14 +122,51 @@ impl<M: StepModel> Runner<M> {
                 self.scheduler.advance(segment.key, segment.rows, false, now);
                 continue;
             }
-            let Some(result) = sampled.next().and_then(|slot| slot.rows.into_iter().next()) else {
-                return Err(DeviceError::Failed("a step sampled fewer tokens than it was asked for".into()).into());
+            let Some(slot) = sampled.next().filter(|slot| slot.rows.len() == 1 + slot.accepted.min(segment.drafts))
+            else {
+                return Err(DeviceError::Failed("a step sampled other tokens than it was asked for".into()).into());
             };
-            let logits = (row < output.logits.rows()).then(|| output.logits.row(row));
-            row += 1;
-            self.sampled(segment, result, logits)?;
+            let logits = |at: usize| (at < output.logits.rows()).then(|| output.logits.row(at));
+            let rejected = segment.drafts - slot.accepted;
+            // Behind a proposal that was accepted comes the next row of the same sequence, as in a step of its own.
+            let rows = segment.rows - segment.drafts;
+            for (at, mut result) in slot.rows.into_iter().enumerate() {
+                if seeded!(RejectedTaken) && at == slot.accepted {
+                    self.take_rejected(segment.key, at, &mut result);
+                }
+                let rows = if at == 0 { rows } else { 1 };
+                self.sampled(segment.key, rows, result, logits(row + at))?;
+            }
+            self.reject(segment.key, rejected, now);
+            row += segment.tokens_max();
         }
         Ok(true)
+    }
+
+    /// Proposals that become tokens of a sequence: those that were sampled, but for those behind its end.
+    fn taken(&self, key: SequenceKey, slot: &SlotOutput) -> usize {
+        let Some(sequence) = self.sequences.get(&key) else { return 0 };
+        let (sampling, end_tokens) = (&sequence.request.sampling, &self.shared.config.end_tokens);
+        let ends =
+            |row: &Result<Sampled, SampleError>| row.as_ref().is_ok_and(|s| sampling.is_end(s.token, end_tokens));
+        slot.rows.iter().position(ends).unwrap_or(slot.accepted).min(slot.accepted)
+    }
+
+    /// The defect: in place of what was sampled, the proposal.
+    fn take_rejected(&self, key: SequenceKey, at: usize, result: &mut Result<Sampled, SampleError>) {
+        let proposal = self.sequences.get(&key).and_then(|sequence| sequence.drafts.get(at));
+        if let (Some(proposal), Ok(sampled)) = (proposal, result) {
+            sampled.token = *proposal;
+        }
+    }
+
+    /// So many proposals of a sequence were not sampled.
+    fn reject(&mut self, key: SequenceKey, drafts: usize, now: Instant) {
+        if let Some(sequence) = self.sequences.get_mut(&key) {
+            sequence.launched_tokens -= drafts;
+            sequence.drafts.clear();
+        }
+        self.scheduler.rejected(key, drafts, now);
     }
 
     fn count(&self, prefill_rows: usize, decode_rows: usize) {
@@ -122,16 +189,19 @@ impl<M: StepModel> Runner<M> {
             };
             sequence.launched_at.get_or_insert(launched);
             sequence.start_grammar(&common);
-            let Segment { key, position, rows, samples, .. } = *segment;
+            let Segment { key, position, rows, samples, drafts, .. } = *segment;
+            sequence.draft(drafts);
             let slot = self.slots.place(key, lease.tables(), segments, &mut step.deltas, || sequence.join());
             // A token that is not known yet is what a launched step samples.
             let tokens = &sequence.request.tokens;
             let id = |position: usize| tokens.get(position).map_or(RowId::LastSampled, |token| RowId::Token(*token));
-            step.ids.extend((position..position + rows).map(id));
-            let masks = if samples { sequence.masks(position + rows) } else { Vec::new() };
-            step.segments.push(SlotRows { slot, position, rows, samples: usize::from(samples), masks });
-            if samples && returns_logits {
-                step.logit_rows.push(step.ids.len() - 1);
+            step.ids.extend((position..position + rows - drafts).map(id));
+            step.ids.extend(sequence.drafts.iter().map(|token| RowId::Token(*token)));
+            let samples = if samples { 1 + drafts } else { 0 };
+            let masks = (position + rows - samples..position + rows).flat_map(|row| sequence.mask(row + 1)).collect();
+            step.segments.push(SlotRows { slot, position, rows, samples, masks });
+            if returns_logits {
+                step.logit_rows.extend(step.ids.len() - samples..step.ids.len());
             }
             if let Some(observer) = &mut sequence.observer {
                 if self.shared.has_windows {
@@ -143,15 +213,16 @@ impl<M: StepModel> Runner<M> {
         step
     }
 
-    /// The next token of a sequence whose tokens are all computed; `logits` are there if somebody observes them.
+    /// The next token of a sequence whose tokens are all computed, the last `rows` of them by the finished step; `logits` are there if
+    /// somebody observes them.
     fn sampled(
         &mut self,
-        segment: &Segment,
+        key: SequenceKey,
+        rows: usize,
         result: Result<Sampled, SampleError>,
         logits: Option<&[f32]>,
     ) -> Result<(), ModelError> {
-        let key = segment.key;
-        // It may have ended while this step ran.
+        // It may have ended while this step ran, or with a token before.
         let Some(sequence) = self.sequences.get_mut(&key) else { return Ok(()) };
         sequence.launched_tokens -= 1;
         let request = &sequence.request;
@@ -177,9 +248,12 @@ impl<M: StepModel> Runner<M> {
         self.generated_tokens += 1;
         let at = self.shared.clock.now();
         // The step's KV stays valid, whatever happens to the token.
-        self.scheduler.advance(key, segment.rows, true, at);
+        self.scheduler.advance(key, rows, true, at);
         if let Some(hash) = sequence.next_hash() {
             self.scheduler.hashed(key, hash);
+        }
+        if let Some(speculation) = self.speculation.as_mut().filter(|_| finish.is_none()) {
+            sequence.note(speculation, self.shared.len_max());
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));

@@ -19,6 +19,8 @@
 //!   earlier sequence waits for blocks.
 //! - A step may be planned while another runs. It goes on with what that one computes and samples. Sequences of the running step keep blocks
 //!   and places, also those that have ended; if an earlier one needs those, no later sequence is launched until the step is done.
+//! - A step of decode rows alone may have rows for proposed tokens, in blocks that nobody else waits for. The next step is planned once it is
+//!   known which of them were sampled.
 //! - A sequence that is held or whose sink is full keeps its resources and does not block others.
 
 mod entry;
@@ -27,6 +29,7 @@ mod forks;
 mod memory;
 mod plan;
 mod prefix_sharing;
+mod proposals;
 #[cfg(test)]
 mod tests;
 
@@ -151,12 +154,12 @@ impl Scheduler {
         self.entries.get(&key).map_or(0, |entry| entry.computed)
     }
 
-    /// Records a launch: a step will compute `rows` more tokens, and sample one if it `samples`. Until [`Scheduler::advance`] the sequence is
+    /// Records a launch: a step will compute `rows` more tokens, and sample at most `tokens`. Until [`Scheduler::advance`] the sequence is
     /// planned as if that were done, and its blocks stay its own.
-    pub fn launched(&mut self, key: SequenceKey, rows: usize, samples: bool) {
+    pub fn launched(&mut self, key: SequenceKey, rows: usize, tokens: usize) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.launched_rows += rows;
-            entry.launched_tokens += usize::from(samples);
+            entry.launched_tokens += tokens;
         }
     }
 

@@ -17,8 +17,17 @@ pub struct Segment {
     pub rows: usize,
     /// Whether the last row's logits determine the next token.
     pub samples: bool,
-    /// Whether this is one decode row; otherwise prefill.
+    /// Whether this is a decode row, and rows of proposals behind it; otherwise prefill.
     pub decode: bool,
+    /// How many of the rows are those of proposed tokens. Each of them samples too.
+    pub drafts: usize,
+}
+
+impl Segment {
+    /// Most tokens that it samples.
+    pub fn tokens_max(&self) -> usize {
+        if self.samples { 1 + self.drafts } else { 0 }
+    }
 }
 
 /// Why the scheduler ends a sequence.
@@ -176,7 +185,7 @@ impl Scheduler {
         if !decode {
             pass.prefill.take(key, share, rows);
         }
-        decisions.batch.push(Segment { key, position, rows, samples: rows == pending, decode });
+        decisions.batch.push(Segment { key, position, rows, samples: rows == pending, decode, drafts: 0 });
     }
 
     /// Moves a waiting sequence into the running batch if it may.
@@ -255,7 +264,10 @@ impl Scheduler {
             let samples = rows + more == entry.pending();
             match segment {
                 Some(segment) => (segment.rows, segment.samples) = (rows + more, samples),
-                None => decisions.batch.push(Segment { key, position, rows: more, samples, decode: false }),
+                None => {
+                    let segment = Segment { key, position, rows: more, samples, decode: false, drafts: 0 };
+                    decisions.batch.push(segment);
+                }
             }
         }
     }

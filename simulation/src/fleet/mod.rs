@@ -16,7 +16,7 @@ use crate::rated;
 use crate::rates::Rates;
 use crate::worker::MODEL;
 use crate::worker::transfer::Tempo;
-use baton_engine::{EngineConfig, PrefixCacheConfig};
+use baton_engine::{EngineConfig, PrefixCacheConfig, SpeculationConfig};
 use baton_kv_transfer::TransferLimits;
 use baton_router::{PlacementPolicy, RouterConfig};
 use baton_types::{KvLayout, Role, TokenId};
@@ -152,6 +152,8 @@ impl Fleet {
             running_max: self.rates.decode.running_max as usize,
             waiting_max: QUEUE_MAX,
             step_max: STEP_MAX,
+            // The file's rates are those of steps without proposals.
+            speculation: SpeculationConfig::OFF,
             prefix_cache: Some(PrefixCacheConfig { ttl: self.ttl.unwrap_or(PATIENCE), ..PrefixCacheConfig::default() }),
             ..EngineConfig::default()
         };

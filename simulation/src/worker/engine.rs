@@ -208,7 +208,7 @@ impl OnDevice {
         let limits = StepLimits {
             bounds: Bounds {
                 rows_max: config.step_rows_max(),
-                logit_rows_max: slots_max,
+                logit_rows_max: config.logit_rows_max(),
                 slots_max,
                 positions_max: config.model_len_max,
                 adapters: config.adapters,

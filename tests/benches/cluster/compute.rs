@@ -9,7 +9,7 @@ use baton_engine::families::DecoderSpec;
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_tests::{golden, work};
 use baton_types::{RequestId, SamplingParams, Share, TokenId};
-use baton_worker::settings::{EngineSettings, ModelSettings};
+use baton_worker::settings::{EngineSettings, ModelSettings, SpeculationSettings};
 use baton_worker::{bring_up, models};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -123,7 +123,12 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     gemm::measure_prefill(&spec, summary)?;
     let loaded = bring_up::load(
         &settings,
-        &EngineSettings { threads: THREADS.into(), ..EngineSettings::default() },
+        // Steps are measured one token at a time.
+        &EngineSettings {
+            threads: THREADS.into(),
+            speculation: SpeculationSettings::off(),
+            ..EngineSettings::default()
+        },
         &|_, _| (),
     )?;
     let engine = &loaded.engine;

@@ -1,6 +1,6 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
 //! `handoff`, `puts`, `compute`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
-//! more and `clients` three to six; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
+//! more, `clients` three to six and `speculation` ten; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
@@ -19,6 +19,7 @@ mod peers;
 mod puts;
 mod router;
 mod sampling;
+mod speculation;
 mod start;
 mod statistics;
 mod summary;
@@ -45,7 +46,7 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 12] = [
+    const PARTS: [&str; 13] = [
         "handoff",
         "puts",
         "compute",
@@ -58,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         "router",
         "overload",
         "clients",
+        "speculation",
     ];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
@@ -99,6 +101,9 @@ fn main() -> anyhow::Result<()> {
     }
     if parts.iter().any(|p| p == "clients") {
         clients::measure(&mut summary)?;
+    }
+    if parts.iter().any(|p| p == "speculation") {
+        speculation::measure(&mut summary)?;
     }
     summary.finish()
 }

@@ -10,10 +10,10 @@ use std::task::{Context, Poll, Waker};
 
 /// A clock that the test advances.
 #[derive(Debug)]
-struct FakeClock(Mutex<Instant>);
+pub(super) struct FakeClock(Mutex<Instant>);
 
 impl FakeClock {
-    fn pass(&self, time: Duration) {
+    pub(super) fn pass(&self, time: Duration) {
         *self.0.lock() += time;
     }
 }
@@ -24,13 +24,13 @@ impl Clock for FakeClock {
     }
 }
 
-const STEP: Duration = Duration::from_millis(10);
+pub(super) const STEP: Duration = Duration::from_millis(10);
 
-struct World {
-    engine: EngineHandle,
-    driven: Driven<StandIn>,
-    kv: Kv,
-    clock: Arc<FakeClock>,
+pub(super) struct World {
+    pub(super) engine: EngineHandle,
+    pub(super) driven: Driven<StandIn>,
+    pub(super) kv: Kv,
+    pub(super) clock: Arc<FakeClock>,
 }
 
 impl World {
@@ -38,14 +38,14 @@ impl World {
         Self::with(blocks, config, Hooks::default())
     }
 
-    fn with(blocks: u32, config: EngineConfig, hooks: Hooks) -> Self {
+    pub(super) fn with(blocks: u32, config: EngineConfig, hooks: Hooks) -> Self {
         let (kv, clock) = (Kv::new(blocks), Arc::new(FakeClock(Mutex::new(Instant::now()))));
         let model = StandIn::new(kv.clone(), hooks);
         let (engine, driven) = Engine::driven(model, &map(blocks), config, clock.clone()).unwrap();
         Self { engine, driven, kv, clock }
     }
 
-    fn request(&self, tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
+    pub(super) fn request(&self, tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
         SequenceRequest { deadline: self.engine.now() + FOREVER, ..request(tokens, max_tokens) }
     }
 
@@ -55,7 +55,7 @@ impl World {
     }
 
     /// Runs turns until nothing can run; each step takes [`STEP`].
-    fn run(&mut self) -> Option<Instant> {
+    pub(super) fn run(&mut self) -> Option<Instant> {
         loop {
             match self.driven.turn() {
                 Turn::Launched => self.clock.pass(STEP),

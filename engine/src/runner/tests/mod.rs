@@ -8,6 +8,7 @@ mod faults;
 mod handoff;
 mod prefix;
 mod random;
+mod speculation;
 mod stand_in;
 
 use crate::{

@@ -2,12 +2,12 @@
 //! that of the sequence run alone. At the end no blocks are held.
 
 use super::*;
-use crate::PrefillObserver;
+use crate::{Load, PrefillObserver};
 use baton_kv_cache::Lease;
 use baton_types::{BlockTables, Fence};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use stand_in::continuation;
+use stand_in::{continuation, repetition};
 use std::sync::Mutex;
 
 /// Keeps the outgoing blocks until the job's reader runs.
@@ -30,9 +30,9 @@ struct Job {
     blocks: Unwatched,
 }
 
-fn check(job: &Job, what: &str) -> Option<Lease> {
+fn check(job: &Job, after: Tokens, what: &str) -> Option<Lease> {
     let (output, outcome) = job.sequence.end();
-    assert_eq!(output, continuation(&job.tokens, output.len()), "{what}: wrong tokens");
+    assert_eq!(output, after(&job.tokens, output.len()), "{what}: wrong tokens");
     match outcome {
         Outcome::Prefilled => {
             let lease = job.blocks.0.lock().unwrap().take();
@@ -48,7 +48,11 @@ fn check(job: &Job, what: &str) -> Option<Lease> {
     }
 }
 
-fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
+/// The tokens after others.
+type Tokens = fn(&[TokenId], usize) -> Vec<TokenId>;
+
+fn run_seed(seed: u64, is_asynchronous: bool, repeats: bool) -> Load {
+    let after: Tokens = if repeats { repetition } else { continuation };
     let mut rng = StdRng::seed_from_u64(seed);
     let config = EngineConfig {
         chunk_tokens_max: rng.random_range(1..20),
@@ -58,7 +62,14 @@ fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
     };
     let blocks = rng.random_range(4..9);
     let what = format!("seed {seed}, asynchronous {is_asynchronous}: {config:?}, {blocks} blocks");
-    let (engine, kv) = start(blocks, config.clone(), Hooks { is_asynchronous, ..Hooks::default() });
+    // Of a step that takes long, rows are a small part.
+    let lasts = move || {
+        if repeats {
+            std::thread::sleep(Duration::from_micros(100))
+        }
+    };
+    let hooks = Hooks { is_asynchronous, repeats, before_finish: Some(Box::new(lasts)), ..Hooks::default() };
+    let (engine, kv) = start(blocks, config.clone(), hooks);
     let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
         // Few different beginnings, so that many sequences share one, and some prompts that repeat the previous one.
@@ -81,7 +92,7 @@ fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
                     let (blocks, cached) = (&lease.blocks().0.swap_remove(0), lease.cached_blocks());
                     assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
                     kv.receive(&blocks[cached..], &tokens[cached * BLOCK..]);
-                    request.tokens.extend(continuation(&tokens, 1));
+                    request.tokens.extend(after(&tokens, 1));
                     Run::Adopted { lease, turn: None }
                 }
                 _ => Run::Full,
@@ -105,7 +116,7 @@ fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
     std::thread::scope(|readers| {
         for job in jobs {
             let what = &what;
-            readers.spawn(move || drop(check(&job, what)));
+            readers.spawn(move || drop(check(&job, after, what)));
         }
     });
     // A step that was launched ahead of an end may still use blocks.
@@ -113,15 +124,29 @@ fn run_seed(seed: u64, is_asynchronous: bool) -> (u64, u64) {
     let load = engine.load();
     assert!(engine.stop());
     assert_eq!((engine.load().waiting, engine.load().running), (0, 0), "{what}");
-    (load.preemptions, load.cached_tokens)
+    load
 }
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
     for is_asynchronous in [false, true] {
-        let runs = (0..60).map(|seed| run_seed(seed, is_asynchronous));
-        let (preemptions, cached): (u64, u64) = runs.fold((0, 0), |sum, run| (sum.0 + run.0, sum.1 + run.1));
-        assert!(preemptions > 0, "pools this small must preempt, or this test shows nothing");
-        assert!(cached > 0, "nobody found anything cached, or this test shows nothing");
+        let runs: Vec<Load> = (0..60).map(|seed| run_seed(seed, is_asynchronous, false)).collect();
+        check_runs(&runs);
     }
+}
+
+#[test]
+fn tokens_are_those_of_the_sequence_alone_with_proposals() {
+    for is_asynchronous in [false, true] {
+        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, true)).collect();
+        check_runs(&runs);
+        let accepted: u64 = runs.iter().map(|load| load.accepted_tokens).sum();
+        let proposed: u64 = runs.iter().map(|load| load.proposed_tokens).sum();
+        assert!(accepted > 0 && accepted < proposed, "{accepted} of {proposed} proposals show little");
+    }
+}
+
+fn check_runs(runs: &[Load]) {
+    assert!(runs.iter().any(|load| load.preemptions > 0), "pools this small must preempt, or this test shows nothing");
+    assert!(runs.iter().any(|load| load.cached_tokens > 0), "nobody found anything cached, or this test shows nothing");
 }

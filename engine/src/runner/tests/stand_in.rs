@@ -55,10 +55,27 @@ pub(super) fn next_token(past: &[TokenId]) -> TokenId {
     (hash % VOCAB as u64) as TokenId
 }
 
+/// A token after `past` that mostly repeats what was there six tokens ago, and depends on all of it.
+pub(super) fn repeating_token(past: &[TokenId]) -> TokenId {
+    match next_token(past) {
+        other if other % 8 == 0 => other,
+        other => past.len().checked_sub(6).map_or(other, |at| past[at]),
+    }
+}
+
 /// `n` tokens after `past`, one at a time.
 pub(super) fn continuation(past: &[TokenId], n: usize) -> Vec<TokenId> {
+    continuation_by(next_token, past, n)
+}
+
+/// The same for a model that repeats itself.
+pub(super) fn repetition(past: &[TokenId], n: usize) -> Vec<TokenId> {
+    continuation_by(repeating_token, past, n)
+}
+
+fn continuation_by(next: fn(&[TokenId]) -> TokenId, past: &[TokenId], n: usize) -> Vec<TokenId> {
     let mut tokens = past.to_vec();
-    (0..n).for_each(|_| tokens.push(next_token(&tokens)));
+    (0..n).for_each(|_| tokens.push(next(&tokens)));
     tokens.split_off(past.len())
 }
 
@@ -74,6 +91,8 @@ pub(super) struct Hooks {
     pub(super) poison: Option<TokenId>,
     /// Steps are launched ahead.
     pub(super) is_asynchronous: bool,
+    /// The model repeats itself.
+    pub(super) repeats: bool,
 }
 
 /// As many as the largest running batch of a test.
@@ -93,7 +112,7 @@ impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
         let bounds = Bounds {
             rows_max: 64,
-            logit_rows_max: SLOTS_MAX,
+            logit_rows_max: 2 * SLOTS_MAX,
             slots_max: SLOTS_MAX,
             positions_max: 1024,
             adapters: AdapterBounds::default(),
@@ -107,7 +126,8 @@ impl StandIn {
 
     fn logits(&self, past: &[TokenId]) -> Vec<f32> {
         let mut logits = vec![0.0; VOCAB];
-        logits[next_token(past) as usize] = 1.0;
+        let next = if self.hooks.repeats { repeating_token(past) } else { next_token(past) };
+        logits[next as usize] = 1.0;
         if self.hooks.poison.is_some_and(|token| past.contains(&token)) {
             logits[7] = f32::NAN;
         }

@@ -140,7 +140,7 @@ impl World {
         for s in &decisions.batch {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
-            self.scheduler.launched(s.key, s.rows, s.samples);
+            self.scheduler.launched(s.key, s.rows, s.tokens_max());
         }
         if decisions.starved {
             line.push("starved".into());

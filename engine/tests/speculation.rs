@@ -1,0 +1,249 @@
+//! Proposed tokens over real (small) models: tokens, log-probabilities and ends have the same bits with and without, however tokens are
+//! drawn, whatever runs beside a sequence, and wherever its blocks are.
+
+mod common;
+
+use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
+use baton_engine::{
+    Engine, EngineConfig, EngineHandle, Load, Model, ModelError, PrefixUse, Run, SequenceControl, SequenceEvent,
+    SequenceRequest, SpeculationConfig, SpeculationMethod, StepInput, StepModel, StepOutput,
+};
+use baton_kernels::cpu::{CpuConfig, CpuDevice};
+use baton_kernels::device::Device;
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::numerics::Numerics;
+use baton_kv_cache::{ForkCopy, PrefixHasher};
+use baton_types::{
+    Digest, Dtype, Fence, FinishReason, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId,
+};
+use common::Sink;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
+const FOREVER: Duration = Duration::from_secs(120);
+
+/// A model whose steps take long beside their rows, so that every likely proposal gets one.
+struct Steady(Model);
+
+impl StepModel for Steady {
+    fn vocab(&self) -> usize {
+        self.0.spec().vocab
+    }
+    fn is_asynchronous(&self) -> bool {
+        self.0.is_asynchronous()
+    }
+    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        self.0.launch(step, observer)
+    }
+    fn finish(&mut self) -> Result<StepOutput, ModelError> {
+        std::thread::sleep(Duration::from_millis(1));
+        self.0.finish()
+    }
+    fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        self.0.copy(copy)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    method: SpeculationMethod,
+    block_tokens: u32,
+    /// Blocks of a full group, and of one with a window.
+    blocks: [u32; 2],
+    chunk: usize,
+    running: usize,
+    lagging: bool,
+}
+
+const ALONE: Setup =
+    Setup { method: SpeculationMethod::Off, block_tokens: 16, blocks: [32, 8], chunk: 64, running: 1, lagging: false };
+
+const PROPOSED: Setup = Setup { method: SpeculationMethod::Ngram, ..ALONE };
+
+fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
+    let config = EngineConfig {
+        kv,
+        model_len_max: source.spec().context,
+        chunk_tokens_max: setup.chunk,
+        running_max: setup.running,
+        watermark_blocks: 0,
+        speculation: SpeculationConfig { method: setup.method, ..SpeculationConfig::default() },
+        ..EngineConfig::default()
+    };
+    let numerics = if kv == Dtype::F32 { Numerics::F32Fma { weights: Dtype::F32 } } else { Numerics::default() };
+    let cpu = CpuDevice::new(CpuConfig { threads: 2, simd: None, numerics }).unwrap();
+    let device: Arc<dyn Device> = if setup.lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
+    let mut model = Model::load(source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
+    let layout = model.layout(setup.block_tokens).unwrap();
+    let blocks = layout.groups().iter().map(|group| match group.kind {
+        GroupKind::Window(_) => setup.blocks[1],
+        _ => setup.blocks[0],
+    });
+    let map = KvPoolMap::with_blocks(layout.clone(), blocks.collect()).unwrap();
+    // NaN everywhere: reading what was never stored cannot pass.
+    let memory = device.alloc_pool(&map).unwrap();
+    memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
+    model.bind(memory, &map).unwrap();
+    Engine::start_with(Steady(model), &map, config).unwrap()
+}
+
+/// A token with the bits of its log-probability and of the best others.
+type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
+
+/// All of an answer.
+type Answer = (Vec<Bits>, FinishReason);
+
+type Running = (SequenceControl, Receiver<SequenceEvent>);
+
+fn submit(engine: &EngineHandle, request: SequenceRequest) -> Running {
+    let (sender, events) = channel();
+    (engine.submit(request, Run::Full, Box::new(Sink(sender))).unwrap(), events)
+}
+
+fn finish((_control, events): Running) -> Answer {
+    let mut output = Vec::new();
+    loop {
+        match events.recv_timeout(FOREVER).expect("an event") {
+            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Token { token, logprobs, .. } => {
+                let logprobs = logprobs.expect("log-probabilities were asked for");
+                let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));
+                output.push((token, logprobs.chosen.to_bits(), top.collect()));
+            }
+            SequenceEvent::Finished { reason } => return (output, reason),
+            SequenceEvent::Prefilled { .. } => panic!("nobody observes it"),
+            SequenceEvent::Failed { message, .. } => panic!("{message}"),
+        }
+    }
+}
+
+fn request(name: String, tokens: &[TokenId], sampling: SamplingParams) -> SequenceRequest {
+    SequenceRequest {
+        id: RequestId::try_new(name).unwrap(),
+        prompt_len: tokens.len(),
+        sampling: SamplingParams { logprobs: Some(3), ..sampling },
+        sample_index: 0,
+        deadline: Instant::now() + FOREVER,
+        priority: 0,
+        share: Share::default(),
+        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), tokens)),
+        adapter: None,
+        tokens: tokens.to_vec(),
+    }
+}
+
+/// Ways to draw among few tokens, so that answers repeat themselves now and then.
+fn ways(few: &[TokenId], max_tokens: u32) -> Vec<SamplingParams> {
+    let greedy = SamplingParams { max_tokens, ignore_eos: true, ..SamplingParams::default() };
+    let drawn = SamplingParams { temperature: 0.9, allowed_token_ids: few.to_vec(), seed: 7, ..greedy.clone() };
+    vec![
+        greedy.clone(),
+        SamplingParams { logit_bias: few.iter().map(|token| (*token, 6.0)).collect(), ..greedy.clone() },
+        drawn.clone(),
+        SamplingParams { top_p: 0.7, top_k: 2, ..drawn.clone() },
+        SamplingParams { frequency_penalty: 0.4, ..drawn.clone() },
+        SamplingParams { presence_penalty: -1.0, repetition_penalty: 1.3, ..drawn.clone() },
+        SamplingParams { frequency_penalty: 1.5, allowed_token_ids: few.to_vec(), ..greedy.clone() },
+        // Ends soon after it may.
+        SamplingParams { min_tokens: max_tokens / 2, stop_token_ids: vec![few[0]], ..drawn.clone() },
+        SamplingParams { max_tokens: max_tokens / 2 + 1, ..drawn },
+    ]
+}
+
+fn requests() -> Vec<SequenceRequest> {
+    let lengths = [20, 1, 40, 16, 33, 64, 17, 5, 50];
+    let mut all = Vec::new();
+    for (i, sampling) in ways(&[11, 57, 200], 80).into_iter().enumerate() {
+        let tokens: Vec<TokenId> = (0..lengths[i]).map(|t| ((t * t + 7 * i + 3) % 301) as TokenId).collect();
+        all.push(request(format!("request-{i}"), &tokens, sampling));
+    }
+    // Samples of one request.
+    let samples: Vec<_> = (1..4).map(|sample_index| SequenceRequest { sample_index, ..all[2].clone() }).collect();
+    all.extend(samples);
+    all
+}
+
+fn answers(engine: &EngineHandle, requests: Vec<SequenceRequest>) -> Vec<Answer> {
+    let running: Vec<_> = requests.into_iter().map(|request| submit(engine, request)).collect();
+    running.into_iter().map(finish).collect()
+}
+
+/// The load of an engine that has come to rest.
+fn at_rest(engine: &EngineHandle) -> Load {
+    let by = Instant::now() + FOREVER;
+    while engine.pool().counts().referenced > 0 {
+        assert!(Instant::now() < by, "blocks are held for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let load = engine.load();
+    assert!(engine.stop());
+    load
+}
+
+#[test]
+fn answers_have_the_bits_that_they_have_without_proposals() {
+    let source = RandomModel::parse(MODEL).unwrap();
+    let alone = serve(&source, Dtype::Bf16, ALONE);
+    let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
+    assert_eq!(at_rest(&alone).proposed_tokens, 0);
+    assert!(expected.iter().any(|(_, reason)| *reason == FinishReason::Stop), "one ends by a token");
+    let setups = [
+        PROPOSED,
+        Setup { running: 16, blocks: [120, 8], ..PROPOSED },
+        Setup { running: 8, blocks: [20, 8], chunk: 13, ..PROPOSED },
+        Setup { running: 8, blocks: [30, 8], block_tokens: 64, ..PROPOSED },
+        Setup { running: 1, lagging: true, ..PROPOSED },
+        Setup { running: 8, blocks: [20, 8], lagging: true, ..PROPOSED },
+    ];
+    let mut preemptions = 0;
+    for setup in setups {
+        let engine = serve(&source, Dtype::Bf16, setup);
+        // In the second round much of it is cached.
+        for round in 0..2 {
+            for (i, (got, expected)) in answers(&engine, requests()).iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "request {i} in round {round} with {setup:?}");
+            }
+        }
+        let load = at_rest(&engine);
+        let tokens: usize = expected.iter().map(|(tokens, _)| tokens.len()).sum();
+        assert_eq!(load.generated_tokens, 2 * tokens as u64, "what was rejected is not counted");
+        assert!(load.accepted_tokens > 20, "{setup:?}: {load:?}");
+        assert!(load.proposed_tokens > load.accepted_tokens, "{setup:?}: {load:?}");
+        preemptions += load.preemptions;
+    }
+    assert!(preemptions > 0, "some of these pools are too small for all at once");
+}
+
+/// Layers `full, window, window`, and `window, window`.
+#[test]
+fn windows_keep_their_bits() {
+    for family in ["qwen2", "mistral"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family);
+        let source = HuggingFaceModel::open(&folder, None).unwrap();
+        let tokens: Vec<TokenId> = serde_json::from_slice(&std::fs::read(folder.join("tokens.json")).unwrap()).unwrap();
+        let requests = || {
+            let ways = ways(&tokens[..3], (source.spec().context as u32).min(64) - 12);
+            let named = ways.into_iter().enumerate();
+            named.map(|(i, sampling)| request(format!("request-{i}"), &tokens[..10], sampling)).collect::<Vec<_>>()
+        };
+        let alone = serve(&source, Dtype::F32, ALONE);
+        let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
+        let setups = [
+            PROPOSED,
+            Setup { running: 4, blocks: [8, 6], chunk: 5, ..PROPOSED },
+            Setup { running: 2, blocks: [8, 4], block_tokens: 32, ..PROPOSED },
+            Setup { running: 4, blocks: [8, 6], chunk: 5, lagging: true, ..PROPOSED },
+        ];
+        for setup in setups {
+            let engine = serve(&source, Dtype::F32, setup);
+            for (i, (got, expected)) in answers(&engine, requests()).iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{family}, request {i} with {setup:?}");
+            }
+            let load = at_rest(&engine);
+            assert!(load.accepted_tokens > 0, "{family}, {setup:?}: {load:?}");
+        }
+    }
+}
