@@ -3,7 +3,7 @@
 //! ```text
 //!  keys file ──> file: read, read again ──> keys: hash -> caller
 //!                                             ^
-//!  HTTP, gRPC ──> presented: Bearer KEY ──────┘──> Caller, or Denied
+//!  HTTP, gRPC ──> presented: the key ─────────┘──> Caller, or Denied
 //! ```
 //!
 //! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed before the lookup, so the lookup time
@@ -23,6 +23,7 @@ pub use config::AuthConfig;
 pub(crate) use denied::Denied;
 pub use error::KeysError;
 pub(crate) use limits::KeyLimits;
+pub(crate) use presented::KEY_HEADERS;
 
 use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;

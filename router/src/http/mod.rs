@@ -1,4 +1,4 @@
-//! The HTTP front: OpenAI's API over the flow.
+//! The HTTP front: the APIs of OpenAI and Anthropic over the flow.
 
 mod access;
 mod body;
@@ -16,7 +16,7 @@ use crate::auth::Access;
 use crate::deadline::Deadlines;
 use crate::flow::Core;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_node::calls::Meter;
@@ -47,6 +47,13 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     let open = Router::new()
         .route("/version", get(async || Json(json!({"version": env!("CARGO_PKG_VERSION")}))))
         .route("/ping", get(async || StatusCode::OK).post(async || StatusCode::OK));
+    let keyed = from_fn_with_state(state.access.clone(), access::admit);
+    let messages = Router::new()
+        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages/count_tokens", post(tokenize::count))
+        .route_layer(keyed.clone())
+        .route_layer(map_response(headers::request_id_of_anthropic))
+        .with_state(state.clone());
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
@@ -54,8 +61,9 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
-        .route_layer(from_fn_with_state(state.access.clone(), access::admit))
+        .route_layer(keyed)
         .with_state(state)
+        .merge(messages)
         .merge(open)
         .merge(admin)
         .fallback(error::no_route)

@@ -1,6 +1,7 @@
 //! `/v1/models`.
 
-use super::{HttpState, error};
+use super::HttpState;
+use super::error::Shape;
 use crate::models::lookup;
 use crate::workers::ServedModel;
 use axum::Json;
@@ -30,6 +31,6 @@ pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
 pub(super) async fn one(State(state): State<HttpState>, Path(name): Path<String>) -> Response {
     match lookup(&state.core.workers.models(Instant::now()), &name) {
         Ok(model) => Json(entry(&name, &model)).into_response(),
-        Err(e) => error::response(&e),
+        Err(e) => Shape::OpenAi.response(&e),
     }
 }

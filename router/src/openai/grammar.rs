@@ -1,8 +1,8 @@
 //! Fields that ask for an answer of a certain form. Each becomes one grammar.
 
-use super::fields::Fields;
-use super::json;
 use crate::request::AskedGrammar;
+use crate::wire::fields::Fields;
+use crate::wire::json;
 use baton_text::grammar;
 use baton_types::{ErrorKind, Grammar, RequestError};
 use serde_json::value::RawValue;
@@ -141,7 +141,7 @@ fn lenient(schema: &str) -> Grammar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::fields::{Policy, Row};
+    use crate::wire::fields::{Policy, Row};
     use serde_json::json;
 
     fn take(body: &Value) -> Result<Option<(Grammar, &'static str)>, String> {

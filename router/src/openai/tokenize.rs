@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, as in vLLM: the requests.
 
-use super::fields::{Fields, Policy, Row};
+use crate::wire::fields::{Fields, Policy, Row};
 use baton_types::{RequestError, TokenId};
 
 /// What a request to tokenize is about.

@@ -104,9 +104,20 @@ async fn http_needs_a_key_for_the_api_alone() {
         assert_eq!((&error["code"], &error["param"]), (&json!("invalid_api_key"), &json!(null)));
         assert!(!error.to_string().contains("sk-mallory"), "{error}");
     }
+    // As clients of Anthropic's API send it.
+    for (headers, status) in [
+        ("x-api-key: sk-alice\r\n", 400),
+        ("x-api-key: sk-mallory\r\n", 401),
+        ("x-api-key: sk-alice\r\nauthorization: Bearer sk-ops\r\n", 401),
+    ] {
+        let answer = send(cluster.router.http_addr, "POST /v1/messages", headers, "{}").await;
+        assert_eq!(answer.status, status, "{headers}");
+        let kind = if status == 401 { "authentication_error" } else { "invalid_request_error" };
+        assert_eq!(answer.json().await["error"]["type"], kind);
+    }
     let refused = r#"baton_router_auth_refused_total{reason="unknown_key"}"#;
-    assert_eq!(metric(&cluster, refused).await, 6.0);
-    assert_eq!(metric(&cluster, r#"baton_router_auth_refused_total{reason="no_key"}"#).await, 2.0);
+    assert_eq!(metric(&cluster, refused).await, 7.0);
+    assert_eq!(metric(&cluster, r#"baton_router_auth_refused_total{reason="no_key"}"#).await, 3.0);
     assert_eq!(metric(&cluster, "baton_router_auth_keys ").await, 2.0);
 }
 

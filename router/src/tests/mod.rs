@@ -15,6 +15,7 @@ mod exact;
 mod http;
 mod intake;
 mod limits;
+mod messages;
 mod port;
 mod recovery;
 mod remote;
