@@ -1,10 +1,11 @@
 """Talks with a cluster through Anthropic's own Python client. Arguments: base URL, e.g. http://127.0.0.1:8000.
 
-Each check is a function; one that fails raises, and the traceback says what came instead. The cluster allows pins.
+Each check is a function; one that fails raises, and the traceback says what came instead.
 """
 
 import sys
 import typing
+import uuid
 
 import anthropic
 import httpx
@@ -99,7 +100,7 @@ def turns(client):
     def tokens(messages):
         return client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
 
-    said = [*FRANCE, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "And of Spain?"}]
+    said = [*FRANCE, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "What is the capital of Spain?"}]
     blocks = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in said]
     case(tokens(said) == tokens(blocks), (tokens(said), tokens(blocks)))
     answer = client.messages.create(**{**ASK, "messages": blocks})
@@ -112,15 +113,19 @@ def caches(client):
     long = [{"role": "user", "content": "One two three four five six seven eight nine ten. " * 30}]
     control = {"type": "ephemeral", "ttl": "1h"}
     ask = {**ASK, "messages": long, "max_tokens": 2, "cache_control": control}
-    first = client.messages.create(**ask).usage
+
+    def usage(salt):
+        return client.messages.create(extra_body={"cache_salt": salt}, **ask).usage
+
+    mine = uuid.uuid4().hex
+    first = usage(mine)
     case(first.cache_creation_input_tokens > 300 and first.cache_read_input_tokens == 0, first)
-    again = client.messages.create(**ask).usage
+    again = usage(mine)
     case(again.cache_read_input_tokens >= first.cache_creation_input_tokens - 16, again)
     case(again.input_tokens + again.cache_read_input_tokens + again.cache_creation_input_tokens > 300, again)
-    apart = client.messages.create(extra_body={"cache_salt": "other"}, **ask).usage
-    case(apart.cache_read_input_tokens == 0, apart)
-    with client.messages.stream(**ask) as stream:
-        started = next(iter(stream)).message.usage.model_copy()
+    case(usage(uuid.uuid4().hex).cache_read_input_tokens == 0, "other salts share nothing")
+    with client.messages.stream(extra_body={"cache_salt": mine}, **ask) as stream:
+        started = next(iter(stream)).message.usage
         case(started.cache_read_input_tokens == again.cache_read_input_tokens, started)
         stream.until_done()
 
@@ -213,7 +218,7 @@ def refuses(client):
     check(bad, invalid, "context length", max_tokens=100_000)
     check(anthropic.NotFoundError, "not_found_error", "nobody", model="nobody")
     check(anthropic.RequestTooLargeError, "request_too_large", "limit", system="x" * (17 << 20))
-    nothing = httpx.post(f"{client.base_url}v1/messages", json={"model": MODEL, "messages": FRANCE})
+    nothing = httpx.post(f"{str(client.base_url).rstrip('/')}/v1/messages", json={"model": MODEL, "messages": FRANCE})
     case(nothing.status_code == 400 and "max_tokens is required" in nothing.text, nothing.text)
     ignored = {"metadata": {"user_id": "me"}, "service_tier": "auto", "extra_body": {"colour": 1}}
     answer = client.messages.with_raw_response.create(**{**ASK, "max_tokens": 1, **ignored})

@@ -1,10 +1,9 @@
 //! Content of turns: a text, or blocks.
 
-use super::chat::Chat;
 use crate::request::MESSAGES_MAX;
-use crate::wire::json;
 use crate::wire::tools::CALLS_BYTES_MAX;
-use baton_text::{Content, Role};
+use crate::wire::{Chat, json};
+use baton_text::Role;
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -107,9 +106,9 @@ fn blocks<'a>(at: &str, value: &'a RawValue) -> Result<Vec<(String, Block<'a>)>,
 }
 
 /// A content of text alone: that of `system`, and of results.
-pub(super) fn texts(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Content, RequestError> {
+pub(super) fn texts(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Vec<String>, RequestError> {
     if let Some(text) = json::text(value) {
-        return Ok(Content::Text(text));
+        return Ok(vec![text]);
     }
     let mut texts = Vec::new();
     for (at, block) in blocks(at, value)? {
@@ -121,7 +120,7 @@ pub(super) fn texts(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Conte
             kept.control(&format!("{at}.cache_control"), control)?;
         }
     }
-    Ok(if texts.len() == 1 { Content::Text(texts.remove(0)) } else { Content::Parts(texts) })
+    Ok(texts)
 }
 
 /// One of `messages`, added to the chat.
@@ -166,13 +165,12 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
             // Another service encrypted it: no model here can read it.
             ("redacted_thinking", Role::Assistant) => {}
             ("tool_use", Role::Assistant) => {
-                let input = input(&format!("{at}.input"), block.get("input"))?;
+                let input = Value::Object(input(&format!("{at}.input"), block.get("input"))?);
                 chat.call(block.text(&at, "id")?, block.text(&at, "name")?, input)?;
             }
             ("tool_result", Role::User) => {
                 let content = block.get("content").map(|content| texts(&format!("{at}.content"), content, kept));
-                let content = content.transpose()?.unwrap_or_else(|| Content::Text(String::new()));
-                chat.result(block.text(&at, "tool_use_id")?, content)?;
+                chat.result(block.text(&at, "tool_use_id")?, content.transpose()?.unwrap_or_default())?;
             }
             ("thinking" | "redacted_thinking" | "tool_use" | "tool_result", _) => {
                 let message = format!("{at}: a {} is not a block of the role {}", block.kind, role.as_str());

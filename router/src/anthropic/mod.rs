@@ -3,7 +3,6 @@
 //! A request becomes what the same chat of OpenAI's API becomes: messages, tools in OpenAI's form, and parameters.
 
 mod blocks;
-mod chat;
 pub(crate) mod error;
 mod message;
 mod request;

@@ -1,16 +1,15 @@
 //! `POST /v1/messages`: the request.
 
 use super::blocks::{Kept, texts, turn};
-use super::chat::Chat;
 use super::tools::take_tools;
 use crate::openai::common::{Common, SHARED, take_common};
 use crate::request::{AskedGrammar, MESSAGES_MAX, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_null};
-use crate::wire::json;
-use baton_text::{Message, Role, STOPS_MAX, StopMatcher};
+use crate::wire::{Chat, json};
+use baton_text::{Role, STOPS_MAX, StopMatcher};
 use baton_types::{ErrorKind, Grammar, RequestError};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 use std::sync::Arc;
 
 pub(crate) const MESSAGES: &[Row] = &[
@@ -50,7 +49,10 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
     parameters.tools = take_tools(&mut fields, &mut kept)?;
     parameters.sampling.grammar = fields.take_raw("output_config").map(output_config).transpose()?.flatten();
     parameters.check_one_form()?;
-    let system = fields.take_raw("system").map(|system| texts("system", system, &mut kept)).transpose()?;
+    if let Some(system) = fields.take_raw("system") {
+        let texts = texts("system", system, &mut kept)?;
+        texts.into_iter().try_for_each(|text| chat.text(Role::System, text))?;
+    }
     take_messages(&mut fields, &mut kept, &mut chat)?;
     if let Some(control) = fields.take_raw("cache_control") {
         kept.control("cache_control", control)?;
@@ -63,9 +65,7 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
         template_kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
     }
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
-    let system = system.map(|content| Message { role: Role::System, content: Some(content), extra: Map::new() });
-    let messages = system.into_iter().chain(chat.messages()).collect();
-    Ok((Prompt::Chat { messages, tools, template_kwargs }, common))
+    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs }, common))
 }
 
 fn take_messages(fields: &mut Fields<'_>, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {

@@ -4,7 +4,7 @@ use super::Denied;
 use http::{HeaderMap, HeaderName, header};
 
 /// Longest key that is accepted, in bytes.
-const KEY_BYTES_MAX: usize = 512;
+pub(super) const KEY_BYTES_MAX: usize = 512;
 
 /// Where a key may be: `authorization: Bearer KEY`, or `x-api-key: KEY`, as clients of Anthropic's API send it.
 pub(crate) const KEY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, HeaderName::from_static("x-api-key")];

@@ -6,11 +6,13 @@ use crate::anthropic::{self, MessageForm};
 use crate::auth::Caller;
 use crate::config::READING_COSTS;
 use crate::flow::{Generation, Prepared};
+use crate::openai::logprobs::TextOfToken;
+use crate::openai::responses::{self, ResponseForm};
 use crate::openai::{
     AnswerHead, AnswerOptions, Common, Endpoint, chat as chat_request, completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
-use crate::request::{Prompt, Request, Tools};
+use crate::request::{Prompt, Request, ToolChoice, Tools};
 use crate::wire::{Form, Parts};
 use axum::Extension;
 use axum::extract::State;
@@ -36,10 +38,15 @@ pub(super) async fn messages(state: State<HttpState>, caller: Extension<Caller>,
     answer(state.0, caller.0, call, Api::Messages).await
 }
 
+pub(super) async fn responses(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, Api::Responses).await
+}
+
 /// Whose requests and answers.
 #[derive(Clone, Copy)]
 enum Api {
     OpenAi(Endpoint),
+    Responses,
     Messages,
 }
 
@@ -48,6 +55,7 @@ impl Api {
         match self {
             Self::OpenAi(Endpoint::Chat) => chat_request::parse,
             Self::OpenAi(Endpoint::Completions) => completions_request::parse,
+            Self::Responses => responses::parse,
             Self::Messages => anthropic::parse,
         }
     }
@@ -122,6 +130,10 @@ async fn generate(state: &HttpState, received: Received, api: Api) -> Response {
                     let form = openai_form(endpoint, options, &generation.request);
                     respond(state, form, generation, client).await
                 }
+                Api::Responses => {
+                    let form = response_form(options.stream, &generation.request);
+                    respond(state, form, generation, client).await
+                }
                 Api::Messages => {
                     let form = message_form(options.stream, &generation.request);
                     respond(state, form, generation, client).await
@@ -176,24 +188,52 @@ fn parts(request: &Prepared) -> Option<Parts> {
     (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
 }
 
+/// Unix time, in seconds.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
 fn openai_form(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -> AnswerHead {
     let prefix = match endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
     };
-    let text = request.model.text.clone();
     AnswerHead {
         endpoint,
         id: format!("{prefix}-{}", request.id),
         model: request.model.card.id.clone(),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        created: now(),
         prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
         options,
         prompt_tokens: request.tokens.len(),
         samples: request.samples,
         seed: request.sampling.seed,
         parts: (endpoint == Endpoint::Chat).then(|| parts(request)).flatten(),
-        token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
+        token_text: token_text(request),
+    }
+}
+
+fn token_text(request: &Prepared) -> TextOfToken {
+    let text = request.model.text.clone();
+    Arc::new(move |token| text.as_ref()?.token_bytes(token))
+}
+
+fn response_form(is_stream: bool, request: &Prepared) -> ResponseForm {
+    let tools = request.tools.as_ref();
+    ResponseForm {
+        id: format!("resp_{}", request.id),
+        model: request.model.card.id.clone(),
+        created: now(),
+        is_stream,
+        prompt_tokens: request.tokens.len(),
+        max_tokens: request.parameters.sampling.max_tokens,
+        temperature: request.sampling.temperature,
+        top_p: request.sampling.top_p,
+        tool_choice: tools.map_or(ToolChoice::Auto, |tools| tools.choice.clone()),
+        is_parallel: tools.is_none_or(|tools| tools.is_parallel),
+        seed: request.sampling.seed,
+        parts: parts(request),
+        token_text: token_text(request),
     }
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod body;
 mod calls;
+mod cors;
 mod error;
 mod generate;
 mod headers;
@@ -21,9 +22,11 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_node::calls::Meter;
 pub(crate) use body::BodyLimits;
+pub(crate) use cors::{cors, is_origin};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tower_http::cors::CorsLayer;
 
 /// State that all handlers of HTTP requests share.
 #[derive(Clone, Debug)]
@@ -37,11 +40,14 @@ pub(crate) struct HttpState {
     pub(crate) sse_keepalive: Duration,
     /// Whether fields that the API does not have are refused.
     pub(crate) strict_fields: bool,
+    /// The start of the router, and its Unix time.
+    pub(crate) wall: (Instant, Duration),
+    /// Whose pages may read answers; `None`: of no other origin.
+    pub(crate) cors: Option<CorsLayer>,
 }
 
 /// All routes. Those of the API need a key if keys are configured. `admin` (health, and metrics unless they have their
-/// own port) is open to every client of the port. No CORS headers are ever sent: pages of other origins cannot read
-/// answers. `meter` counts all calls, also those of unknown paths.
+/// own port) is open to every client of the port. `meter` counts all calls, also those of unknown paths.
 pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     // What other servers answer without a key, too.
     let open = Router::new()
@@ -54,9 +60,11 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route_layer(keyed.clone())
         .route_layer(map_response(headers::request_id_of_anthropic))
         .with_state(state.clone());
-    Router::new()
+    let cors = state.cors.clone();
+    let all = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/responses", post(generate::responses))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
@@ -68,5 +76,10 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .merge(admin)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(from_fn_with_state(meter, calls::count))
+        .layer(from_fn_with_state(meter, calls::count));
+    // Outside of all others: preflights carry no key, and pages may read refusals too.
+    match cors {
+        Some(cors) => all.layer(cors),
+        None => all,
+    }
 }

@@ -11,6 +11,7 @@ pub(crate) mod error;
 mod grammar;
 pub(crate) mod logprobs;
 mod parts;
+pub(crate) mod responses;
 mod shapes;
 pub(crate) mod stream;
 pub(crate) mod tokenize;

@@ -7,7 +7,7 @@ mod first_tokens;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use budget::no_room;
+pub(crate) use budget::{make_room, no_room};
 pub(crate) use complete::Gathered;
 pub use events::Events;
 pub(crate) use first_tokens::{EVENT_BYTES, Opened, Opening};

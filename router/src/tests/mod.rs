@@ -19,6 +19,7 @@ mod messages;
 mod port;
 mod recovery;
 mod remote;
+mod responses;
 mod retries;
 mod samples;
 mod status;

@@ -49,6 +49,11 @@ impl PartsReader {
         self.0.as_mut().map_or_else(Vec::new, AnswerParser::finish)
     }
 
+    /// Whether the answer is in its reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.0.as_ref().is_some_and(AnswerParser::is_reasoning)
+    }
+
     /// The parts of a whole answer: of neighbours of one kind, only calls stay apart.
     pub(crate) fn whole(mut self, text: &str) -> Vec<Part> {
         let mut whole: Vec<Part> = Vec::new();

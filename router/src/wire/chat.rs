@@ -1,17 +1,17 @@
-//! Turns of Anthropic's API to messages as templates expect them: results of tools are messages of their own, and
-//! neighbours of one role are one message.
+//! Messages as templates expect them, from turns that come in pieces: what an assistant thought, said and called is one
+//! message, and so are neighbours of one role. Results of tools stay apart.
 
 use crate::request::MESSAGES_MAX;
 use baton_text::{Content, Message, Role};
-use baton_types::RequestError;
+use baton_types::{ErrorKind, RequestError};
 use serde_json::{Map, Value, json};
 
 /// Messages, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Chat(Vec<Message>);
+pub(crate) struct Chat(Vec<Message>);
 
 impl Chat {
-    pub(super) fn messages(self) -> Vec<Message> {
+    pub(crate) fn messages(self) -> Vec<Message> {
         self.0
     }
 
@@ -26,14 +26,14 @@ impl Chat {
 
     fn push(&mut self, message: Message) -> Result<(), RequestError> {
         if self.0.len() == MESSAGES_MAX {
-            let message = format!("messages takes at most {MESSAGES_MAX} turns and results of tools");
-            return Err(RequestError::invalid("messages", message));
+            let message = format!("a request takes at most {MESSAGES_MAX} messages and results of tools");
+            return Err(RequestError::new(ErrorKind::InvalidRequest, message));
         }
         self.0.push(message);
         Ok(())
     }
 
-    pub(super) fn text(&mut self, role: Role, text: String) -> Result<(), RequestError> {
+    pub(crate) fn text(&mut self, role: Role, text: String) -> Result<(), RequestError> {
         let content = &mut self.of(role)?.content;
         *content = Some(match content.take() {
             None => Content::Text(text),
@@ -47,7 +47,7 @@ impl Chat {
     }
 
     /// What an assistant thought.
-    pub(super) fn reasoning(&mut self, text: &str) -> Result<(), RequestError> {
+    pub(crate) fn reasoning(&mut self, text: &str) -> Result<(), RequestError> {
         match self.of(Role::Assistant)?.extra.entry("reasoning_content").or_insert_with(|| json!("")) {
             Value::String(before) => before.push_str(text),
             other => *other = Value::from(text),
@@ -56,7 +56,7 @@ impl Chat {
     }
 
     /// A call of an assistant.
-    pub(super) fn call(&mut self, id: String, name: String, arguments: Map<String, Value>) -> Result<(), RequestError> {
+    pub(crate) fn call(&mut self, id: String, name: String, arguments: Value) -> Result<(), RequestError> {
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         match self.of(Role::Assistant)?.extra.entry("tool_calls").or_insert_with(|| json!([])) {
             Value::Array(calls) => calls.push(call),
@@ -66,7 +66,11 @@ impl Chat {
     }
 
     /// What a call gave.
-    pub(super) fn result(&mut self, id: String, content: Content) -> Result<(), RequestError> {
+    pub(crate) fn result(&mut self, id: String, mut texts: Vec<String>) -> Result<(), RequestError> {
+        let content = match texts.len() {
+            0 | 1 => Content::Text(texts.pop().unwrap_or_default()),
+            _ => Content::Parts(texts),
+        };
         let extra = Map::from_iter([("tool_call_id".to_owned(), Value::String(id))]);
         self.push(Message { role: Role::Tool, content: Some(content), extra })
     }
