@@ -8,8 +8,8 @@
 //!
 //! Every API turns a call into one validated `request::Request`. `flow` takes it through admission, tokenization,
 //! placement and the workers' streams. `placement` is a pure function of the load reports that `workers` receives and
-//! of the index in `prefixes`. `models` has model cards and text. `openai` and `anthropic` are the formats of HTTP's APIs, over what they share in
-//! `wire`.
+//! of the index in `prefixes`. `models` has model cards and text. `openai` and `anthropic` are the formats of HTTP's
+//! APIs, over what they share in `wire`.
 //!
 //! The router knows tokens, costs and gRPC. It handles no tensors, KV bytes or kernels: it links neither engine,
 //! kernels nor kv-transfer. It holds no model files: cards, tokenizers and templates come from the workers.

@@ -22,15 +22,15 @@ impl Kept {
             let message = format!(r#"{at} must be {{"type": "ephemeral"}}, with the ttl "5m" or "1h""#);
             RequestError::invalid(at, message)
         };
-        let (mut kind, mut ttl, mut is_known) = (None, None, true);
+        let (mut kind, mut ttl) = (None, None);
         let read = json::members(value.get(), |name, value| {
             match &*name {
                 "type" => kind = json::text(value),
                 "ttl" if value.get() == "null" => {}
                 "ttl" => ttl = Some(json::text(value)),
-                _ => is_known = value.get() == "null",
+                _ => {}
             }
-            is_known
+            true
         });
         if read.is_err() || kind.as_deref() != Some("ephemeral") {
             return Err(shape());
@@ -142,9 +142,10 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
     let role = match role.as_deref() {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
+        Some("system") => Role::System,
         _ => {
             let at = format!("{at}.role");
-            let message = format!("{at} must be user or assistant; what the operator says is in system");
+            let message = format!("{at} must be user, assistant or system");
             return Err(RequestError::invalid(at, message));
         }
     };

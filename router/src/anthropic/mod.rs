@@ -12,4 +12,4 @@ mod tests;
 mod tools;
 
 pub(crate) use message::MessageForm;
-pub(crate) use request::{parse, parse_counted};
+pub(crate) use request::{MESSAGES, parse, parse_counted};

@@ -24,8 +24,9 @@ pub(crate) const MESSAGES: &[Row] = &[
     ("output_config", Policy::Supported),
     ("chat_template_kwargs", Policy::Supported),
     ("inference_geo", Policy::Ignored),
+    // Nothing is taken out of a context.
+    ("context_management", Policy::Ignored),
     ("container", only_null()),
-    ("context_management", only_null()),
     ("mcp_servers", only_empty()),
 ];
 

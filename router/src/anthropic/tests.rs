@@ -29,6 +29,7 @@ fn messages(turns: Value) -> Result<Vec<Message>, RequestError> {
 #[test]
 fn turns_become_messages_as_templates_expect_them() {
     let told = messages(json!([
+        {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Rain?"},
         {"role": "user", "content": [{"type": "text", "text": "In Rome.", "citations": null}]},
         {"role": "assistant", "content": [
@@ -54,6 +55,7 @@ fn turns_become_messages_as_templates_expect_them() {
     calling.insert("tool_calls".into(), json!([call("t1", json!({"b": 1, "a": 2})), call("t2", json!({}))]));
     let asked = Some(Content::Parts(vec!["Rain?".into(), "In Rome.".into()]));
     let expected = [
+        of(Role::System, text("Be kind."), Map::new()),
         of(Role::User, asked, Map::new()),
         of(Role::Assistant, text("I look."), calling),
         of(Role::Tool, text("Yes."), extra("tool_call_id", json!("t1"))),
@@ -76,7 +78,7 @@ fn turns_become_messages_as_templates_expect_them() {
 fn each_field_has_its_effect() {
     let (_, kwargs, common) = ask(json!({
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "stop_sequences": ["END"], "stream": true, "seed": 3,
-        "metadata": {"user_id": "u"}, "service_tier": "auto", "inference_geo": "eu", "priority": -3,
+        "metadata": {"user_id": "u"}, "service_tier": "auto", "inference_geo": "eu", "context_management": {"edits": []}, "priority": -3,
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "unheard": 1,
     }))
     .unwrap();
@@ -157,7 +159,7 @@ fn what_is_not_supported_is_told_by_its_place() {
         (json!({"messages": null}), invalid, "messages"),
         (json!({"messages": []}), invalid, "messages"),
         (json!({"messages": [1]}), invalid, "messages[0]"),
-        (said("system", json!("x")), invalid, "messages[0].role"),
+        (said("tool", json!("x")), invalid, "messages[0].role"),
         (said("user", json!([])), invalid, "messages[0].content"),
         (said("user", json!(1)), invalid, "messages[0].content"),
         (said("assistant", json!("x")), unsupported, "messages"),

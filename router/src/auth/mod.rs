@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed before the lookup, so the lookup time
-//! reveals nothing about any key. Without a file all callers are one tenant, which may have one key. Only this module decides who the caller
-//! is: a tenant named in a request is ignored. A key has the limits that the file sets for it, else those of the
-//! configuration.
+//! reveals nothing about any key. Without a file all callers are one tenant, which may have one key. Only this module
+//! decides who the caller is: a tenant named in a request is ignored. A key has the limits that the file sets for it,
+//! else those of the configuration.
 
 mod config;
 mod denied;

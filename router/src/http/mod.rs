@@ -8,6 +8,7 @@ mod error;
 mod generate;
 mod headers;
 mod models;
+mod openapi;
 mod received;
 mod sse;
 mod tokenize;
@@ -51,6 +52,8 @@ pub(crate) struct HttpState {
 pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     // What other servers answer without a key, too.
     let open = Router::new()
+        .route("/openapi.json", get(openapi::json))
+        .route("/docs", get(openapi::docs))
         .route("/version", get(async || Json(json!({"version": env!("CARGO_PKG_VERSION")}))))
         .route("/ping", get(async || StatusCode::OK).post(async || StatusCode::OK));
     let keyed = from_fn_with_state(state.access.clone(), access::admit);

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 /// Most parts of one message's content.
 const PARTS_MAX: usize = MESSAGES_MAX;
 
-const CHAT: &[Row] = &[
+pub(crate) const CHAT: &[Row] = &[
     ("messages", Policy::Supported),
     ("max_completion_tokens", Policy::Supported),
     ("top_logprobs", Policy::Supported),

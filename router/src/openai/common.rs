@@ -36,7 +36,7 @@ pub(crate) const SHARED: &[Row] = &[
 ];
 
 /// Further rows of chats and completions.
-pub(super) const COMMON: &[Row] = &[
+pub(crate) const COMMON: &[Row] = &[
     ("stream_options", Policy::Supported),
     ("max_tokens", Policy::Supported),
     ("n", Policy::Supported),

@@ -7,7 +7,7 @@ use crate::wire::json;
 use baton_types::{ErrorKind, RequestError};
 use serde_json::Value;
 
-const COMPLETIONS: &[Row] = &[
+pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
     ("echo", only_false()),
     ("suffix", only_null()),

@@ -296,7 +296,8 @@ async fn a_prompt_that_no_tokens_can_hold_is_refused_before_it_is_tokenized() {
     let status = answer.status;
     let error = answer.json().await["error"].take();
     assert_eq!((status, &error["param"]), (400, &json!("prompt")), "{error}");
-    assert!(error["message"].as_str().unwrap().contains("the prompt's 4194304 bytes are at least"), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("This model's maximum context length is "), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("The prompt's 4194304 bytes are at least"), "{error}");
 }
 
 #[tokio::test]

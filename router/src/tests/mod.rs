@@ -16,6 +16,7 @@ mod http;
 mod intake;
 mod limits;
 mod messages;
+mod openapi;
 mod port;
 mod recovery;
 mod remote;

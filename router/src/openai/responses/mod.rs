@@ -10,4 +10,4 @@ mod stream;
 mod tests;
 
 pub(crate) use answer::ResponseForm;
-pub(crate) use request::parse;
+pub(crate) use request::{RESPONSES, parse};

@@ -150,6 +150,8 @@ impl StreamForm for ResponseStream {
     }
 
     fn opening(&mut self, _sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        // For what the last event has besides its items.
+        self.keeps(ITEM_BYTES)?;
         for kind in ["response.created", "response.in_progress"] {
             self.events.write(kind, Of { response: self.form.response(&[]) }, to)?;
         }
