@@ -30,12 +30,16 @@ enum Text {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum BlockDelta<'a> {
-    TextDelta { text: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(Serialize)]
@@ -72,18 +76,18 @@ impl MessageStream {
         match part {
             Part::Content(text) => {
                 self.opens(Text::Text, to)?;
-                self.block_delta(BlockDelta::TextDelta { text: &text }, to)
+                self.block_delta(BlockDelta::Text { text: &text }, to)
             }
             Part::Reasoning(thinking) => {
                 self.opens(Text::Thinking, to)?;
-                self.block_delta(BlockDelta::ThinkingDelta { thinking: &thinking }, to)
+                self.block_delta(BlockDelta::Thinking { thinking: &thinking }, to)
             }
             Part::Call(Call { name, arguments }) => {
                 self.closes(to)?;
                 let id = self.form.call_id(self.calls);
                 self.calls += 1;
                 self.start(&json!({"type": "tool_use", "id": id, "name": name, "input": {}}), to)?;
-                self.block_delta(BlockDelta::InputJsonDelta { partial_json: &arguments }, to)?;
+                self.block_delta(BlockDelta::InputJson { partial_json: &arguments }, to)?;
                 self.stop(to)
             }
         }
@@ -108,7 +112,7 @@ impl MessageStream {
         match self.open.take() {
             None => return Ok(()),
             Some(Text::Text) => {}
-            Some(Text::Thinking) => self.block_delta(BlockDelta::SignatureDelta { signature: "" }, to)?,
+            Some(Text::Thinking) => self.block_delta(BlockDelta::Signature { signature: "" }, to)?,
         }
         self.stop(to)
     }

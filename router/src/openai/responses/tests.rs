@@ -11,8 +11,11 @@ use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, FinishReason, Grammar, RequestError, Usage};
 use serde_json::{Map, Value, json};
 
+/// Messages, arguments of the template, and the rest.
+type Asked = (Vec<Message>, Map<String, Value>, Common);
+
 /// A request with these fields besides what is required.
-fn ask(more: Value) -> Result<(Vec<Message>, Map<String, Value>, Common), RequestError> {
+fn ask(more: Value) -> Result<Asked, RequestError> {
     let mut body = json!({"model": "m", "input": "Hi"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let (prompt, common) = parse(body.to_string().as_bytes())?;
