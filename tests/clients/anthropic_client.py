@@ -25,6 +25,12 @@ def case(passed, said):
     assert passed, said
 
 
+def models(client):
+    listed = list(client.models.list())
+    case([model.id for model in listed] == [MODEL] and listed[0].type == "model", listed)
+    case(listed[0].created_at.year > 2020 and client.models.retrieve(MODEL) == listed[0], listed)
+
+
 def whole(client):
     raw = client.messages.with_raw_response.create(**ASK)
     message = raw.parse()
@@ -227,7 +233,7 @@ def refuses(client):
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
-    for check in [whole, streams, ends, system, turns, caches, sampling, tools, forms, refuses]:
+    for check in [models, whole, streams, ends, system, turns, caches, sampling, tools, forms, refuses]:
         check(client)
         print(f"{check.__name__}: ok", flush=True)
     print(f"{CASES} cases")
