@@ -3,6 +3,7 @@
 use crate::auth::AuthConfig;
 use crate::cache_scope::CacheConfig;
 use crate::flow::Limits;
+use crate::http::is_origin;
 use crate::output::EVENT_BYTES;
 use crate::placement::{PlacementPolicy, Thresholds};
 use crate::prices::PricesConfig;
@@ -10,7 +11,7 @@ use crate::recovery::{ProbationLimits, RetryLimits};
 use crate::request::{PrefillPolicy, SAMPLES_MAX};
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
-use baton_node::config::{ByteSize, Check, Checker};
+use baton_node::config::{ByteSize, Check, Checker, list};
 use baton_node::grpc::GrpcConfig;
 use baton_node::host::memory_bytes;
 use baton_node::identity::IdentityConfig;
@@ -44,7 +45,7 @@ pub struct RouterConfig {
     pub cluster: GrpcConfig,
     /// How this router authenticates itself to workers and on its cluster port.
     pub identity: IdentityConfig,
-    /// The OpenAI API, health and metrics over HTTP.
+    /// The APIs of OpenAI and Anthropic, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
     pub placement: PlacementConfig,
@@ -77,6 +78,9 @@ impl Default for RouterConfig {
     }
 }
 
+/// Most origins: each answer is compared with them.
+const CORS_ORIGINS_MAX: usize = 64;
+
 /// Settings in the section `http`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -96,6 +100,9 @@ pub struct HttpConfig {
     pub sse_keepalive_ms: u64,
     /// Refuse fields of request bodies that the API does not have. Otherwise they are ignored and named in a header.
     pub strict_fields: bool,
+    /// Origins of pages that may call and read answers in a browser, `scheme://host[:port]`, or `*` for all.
+    #[serde(deserialize_with = "list")]
+    pub cors_origins: Vec<String>,
 }
 
 impl Default for HttpConfig {
@@ -112,6 +119,7 @@ impl Default for HttpConfig {
             idle_ms_max: 120_000,
             sse_keepalive_ms: 10_000,
             strict_fields: false,
+            cors_origins: Vec::new(),
         }
     }
 }
@@ -329,7 +337,12 @@ impl Check for HttpConfig {
             .range("body_ms_max", self.body_ms_max, 10..=3_600_000)
             .range("connections_max", self.connections_max, 1..=1 << 20)
             .range("idle_ms_max", self.idle_ms_max, 100..=3_600_000)
-            .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000);
+            .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000)
+            .require(
+                "cors_origins",
+                self.cors_origins.len() <= CORS_ORIGINS_MAX && self.cors_origins.iter().all(|origin| is_origin(origin)),
+                "at most 64 origins such as https://chat.example.com, without a path and in lower case, or *",
+            );
     }
 }
 
@@ -378,7 +391,7 @@ impl RouterConfig {
     /// The budget of requests that are not parsed yet.
     pub(crate) fn intake(&self) -> Intake {
         let (all, share) = (self.limits.intake_bytes_max.0, self.limits.intake_share_bytes_max.0);
-        if self.auth.keys_file.is_some() {
+        if self.auth.has_keys() {
             Intake::with_strangers(all, share, all / FOR_STRANGERS)
         } else {
             Intake::new(all, share)
@@ -389,7 +402,7 @@ impl RouterConfig {
     /// the other budget, and these calls with them.
     pub(crate) fn standard_intake(&self) -> Option<Intake> {
         let all = (self.limits.intake_bytes_max.0 / FOR_STANDARD).max(STANDARD_BYTES_MIN);
-        self.auth.keys_file.is_none().then(|| Intake::new(all, all / 4))
+        (!self.auth.has_keys()).then(|| Intake::new(all, all / 4))
     }
 
     pub(crate) fn flow_limits(&self) -> Limits {

@@ -1,14 +1,15 @@
 //! The router: admits, places, streams.
 //!
 //! ```text
-//!  http/ openai/ ─┐                                    ┌─ Decode/Generate ─> decode worker
+//!  http/ ─────────┐                                    ┌─ Decode/Generate ─> decode worker
 //!                 ├─> request ─> flow/ ─> placement/ ──┤
 //!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
 //! ```
 //!
-//! Both APIs turn a call into one validated `request::Request`. `flow` takes it through admission, tokenization,
+//! Every API turns a call into one validated `request::Request`. `flow` takes it through admission, tokenization,
 //! placement and the workers' streams. `placement` is a pure function of the load reports that `workers` receives and
-//! of the index in `prefixes`. `models` has model cards and text.
+//! of the index in `prefixes`. `models` has model cards and text. `openai` and `anthropic` are the formats of HTTP's
+//! APIs, over what they share in `wire`.
 //!
 //! The router knows tokens, costs and gRPC. It handles no tensors, KV bytes or kernels: it links neither engine,
 //! kernels nor kv-transfer. It holds no model files: cards, tokenizers and templates come from the workers.
@@ -16,6 +17,7 @@
 #![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
 
 mod admission;
+mod anthropic;
 mod auth;
 mod cache_scope;
 mod config;
@@ -43,6 +45,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod traces;
+mod wire;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};

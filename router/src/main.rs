@@ -14,7 +14,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The router of a Baton cluster: gRPC and OpenAI's HTTP API in front of prefill and decode workers
+/// The router of a Baton cluster: gRPC and HTTP (the APIs of OpenAI and Anthropic) in front of prefill and decode workers
 #[derive(Parser)]
 #[command(name = "baton-router", version)]
 struct Args {
@@ -29,7 +29,7 @@ struct Args {
     /// host:port at which others reach the gRPC port. Default: the listen address
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// HTTP listen address for the OpenAI API and health, and for metrics unless --admin-listen is set
+    /// HTTP listen address for the APIs of OpenAI and Anthropic and health, and for metrics unless --admin-listen is set
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
     /// Where prompts are prefilled: auto, remote or local

@@ -5,7 +5,7 @@ use crate::auth::{Access, KeysError};
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Outside};
 use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
-use crate::http::{BodyLimits, HttpState, routes};
+use crate::http::{BodyLimits, HttpState, cors, routes};
 use crate::meter::meter;
 use crate::metrics::{AuthMetrics, MembershipMetrics};
 use crate::status::{ClusterStatus, StatusMetrics};
@@ -24,7 +24,7 @@ use futures::FutureExt as _;
 use http::request::Parts;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -169,6 +169,8 @@ impl Router {
             },
             sse_keepalive: Duration::from_millis(config.http.sse_keepalive_ms),
             strict_fields: config.http.strict_fields,
+            wall: (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            cors: cors(&config.http.cors_origins),
         };
         let health = Health::new(|| Ok(()), {
             let core = core.clone();

@@ -1,7 +1,8 @@
-"""Calls a cluster that asks for keys through OpenAI's own Python client. Arguments: base URL, a key that it knows."""
+"""Calls a cluster that asks for keys through OpenAI's and Anthropic's own Python clients. Arguments: base URL, a key that it knows."""
 
 import sys
 
+import anthropic
 import openai
 
 
@@ -31,6 +32,16 @@ def main():
         refused(call, client_of(key + "x"))
     answer = complete(client_of(key))
     assert answer.usage.completion_tokens == 3, answer
+    # The other header.
+    plain = {"base_url": base.removesuffix("/v1"), "max_retries": 0, "timeout": 60}
+    assert [listed.id for listed in anthropic.Anthropic(api_key=key, **plain).models.list()] == [model]
+    asked = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    try:
+        anthropic.Anthropic(api_key="sk-mallory", **plain).messages.create(**asked)
+    except anthropic.AuthenticationError as error:
+        assert error.body["error"]["type"] == "authentication_error" and error.request_id, error.body
+    else:
+        raise AssertionError("it was let in")
     print("keys: ok")
 
 

@@ -178,6 +178,12 @@ impl Up {
         self.printed("HTTP")
     }
 
+    /// The same for clients of Anthropic's API, which add the version themselves.
+    pub fn anthropic(&self) -> anyhow::Result<String> {
+        let openai = self.openai()?;
+        Ok(openai.trim_end_matches("/v1").to_owned())
+    }
+
     /// Address of the metrics of `router`, `decode-0` and so on, as printed.
     pub fn metrics(&self, process: &str) -> anyhow::Result<String> {
         let suffix = format!(" {process}");

@@ -76,6 +76,12 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
+    /// The string that was found, if any.
+    pub fn found_string(&self) -> Option<&str> {
+        let pattern = self.patterns.get(self.found?.index)?;
+        std::str::from_utf8(&pattern.bytes).ok()
+    }
+
     /// The stop found, if any.
     pub fn found(&self) -> Option<Stop> {
         self.found
@@ -126,6 +132,7 @@ mod tests {
         for piece in pieces {
             let (text, stop) = matcher.push(piece);
             shown += &text;
+            assert_eq!(matcher.found_string(), stop.map(|stop| stops[stop.index]));
             if let Some(stop) = stop {
                 return (shown, Some(stop.index));
             }

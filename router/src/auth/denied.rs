@@ -8,7 +8,7 @@ use tonic::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub(crate) enum Denied {
     /// No key came with it, or not in a known form.
-    #[error("an API key is needed: send the header `authorization: Bearer KEY`")]
+    #[error("an API key is needed: send one in the header `authorization: Bearer KEY` or `x-api-key: KEY`")]
     NoKey,
     /// No entry of the file has this key.
     #[error("this API key is unknown: ask the operator of this cluster for a key")]

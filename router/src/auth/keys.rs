@@ -100,6 +100,13 @@ impl Keys {
         if keys.is_empty() { Err(Problem::NoKeys) } else { Ok(Self(keys)) }
     }
 
+    /// One key, of the tenant of callers without any.
+    pub(super) fn one(key: &[u8], operator: bool, limits: KeyLimits) -> Self {
+        let id = hash(key);
+        let (tenant, weight) = Default::default();
+        Self([(id, Caller { tenant, operator, weight, key: Some(Key { id, limits }) })].into())
+    }
+
     /// The caller that owns this key.
     pub(super) fn caller(&self, key: &[u8]) -> Option<Caller> {
         self.0.get(&hash(key)).cloned()

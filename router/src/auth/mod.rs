@@ -3,13 +3,13 @@
 //! ```text
 //!  keys file ──> file: read, read again ──> keys: hash -> caller
 //!                                             ^
-//!  HTTP, gRPC ──> presented: Bearer KEY ──────┘──> Caller, or Denied
+//!  HTTP, gRPC ──> presented: the key ─────────┘──> Caller, or Denied
 //! ```
 //!
 //! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed before the lookup, so the lookup time
-//! reveals nothing about any key. Without a file all callers are one tenant. Only this module decides who the caller
-//! is: a tenant named in a request is ignored. A key has the limits that the file sets for it, else those of the
-//! configuration.
+//! reveals nothing about any key. Without a file all callers are one tenant, which may have one key. Only this module
+//! decides who the caller is: a tenant named in a request is ignored. A key has the limits that the file sets for it,
+//! else those of the configuration.
 
 mod config;
 mod denied;
@@ -23,6 +23,7 @@ pub use config::AuthConfig;
 pub(crate) use denied::Denied;
 pub use error::KeysError;
 pub(crate) use limits::KeyLimits;
+pub(crate) use presented::KEY_HEADERS;
 
 use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;
@@ -86,14 +87,20 @@ pub(crate) struct Access {
 
 impl Access {
     /// Reads the keys if a file is configured, and reads it again at an interval until `stop` is cancelled. Without a
-    /// file, `all_operate` says whether all callers are operators.
+    /// file, `all_operate` says whether all callers are operators, or all that know the one key.
     pub(crate) async fn start(
         config: &AuthConfig,
         all_operate: bool,
         metrics: AuthMetrics,
         stop: CancellationToken,
     ) -> Result<Self, KeysError> {
-        let Some(path) = &config.keys_file else { return Ok(Self { keys: None, all_operate, metrics }) };
+        let Some(path) = &config.keys_file else {
+            let keys = config.api_key.as_ref().map(|key| {
+                metrics.keys(1);
+                Arc::new(ArcSwap::from_pointee(Keys::one(key.expose().as_bytes(), all_operate, config.limits())))
+            });
+            return Ok(Self { keys, all_operate, metrics });
+        };
         let (file, keys) = KeysFile::open(path.clone(), config.limits(), metrics.clone()).await?;
         let keys = Arc::new(ArcSwap::from_pointee(keys));
         tokio::spawn(file.follow(keys.clone(), config.reread(), stop));

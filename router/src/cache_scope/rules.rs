@@ -18,6 +18,8 @@ pub struct CacheOptions {
     pub ttl_ms: Option<u64>,
     /// `cache.pin_ms`: how long the blocks of its prompt are kept at least.
     pub pin_ms: Option<u64>,
+    /// The same as a wish, where `pin_ms` is absent: as much of it as the router allows.
+    pub pin_wish_ms: Option<u64>,
     /// `cache.off`: it neither reads nor writes the cache.
     pub off: bool,
     /// `cache.cold`: no request is expected to reuse its blocks soon.
@@ -26,11 +28,12 @@ pub struct CacheOptions {
 
 impl fmt::Debug for CacheOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { salt: _, ttl_ms, pin_ms, off, cold } = self;
+        let Self { salt: _, ttl_ms, pin_ms, pin_wish_ms, off, cold } = self;
         // The salt is secret: a client that knows it can share the blocks.
         f.debug_struct("CacheOptions")
             .field("ttl_ms", ttl_ms)
             .field("pin_ms", pin_ms)
+            .field("pin_wish_ms", pin_wish_ms)
             .field("off", off)
             .field("cold", cold)
             .finish_non_exhaustive()
@@ -67,7 +70,8 @@ impl CacheRules {
             let message = "cache.off keeps nothing that cache.pin_ms could keep; leave one of them out";
             return Err(RequestError::invalid("cache.pin_ms", message));
         }
-        let pin = within("cache.pin_ms", options.pin_ms, *pin_ms_max)?.or(pins.get(tenant).copied());
+        let wish = options.pin_wish_ms.map(|ms| ms.min(*pin_ms_max));
+        let pin = within("cache.pin_ms", options.pin_ms, *pin_ms_max)?.or(wish.max(pins.get(tenant).copied()));
         let pin = pin.filter(|ms| *ms > 0);
         if !enabled || options.off {
             return Ok(None);
@@ -111,6 +115,25 @@ mod tests {
                 assert_ne!(salt(&alice(), of_alice), salt(&bob, of_bob), "{of_alice:?} {of_bob:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_wish_is_granted_as_far_as_pins_are_allowed() {
+        let pin = |pin_ms_max, of_alice: u64, pin_ms, wish, off| {
+            let rules = rules(|c| {
+                c.pin_ms_max = pin_ms_max;
+                c.pins = (of_alice > 0).then(|| (alice(), of_alice)).into_iter().collect();
+            });
+            let options = CacheOptions { pin_ms, pin_wish_ms: Some(wish), off, ..CacheOptions::default() };
+            rules.resolve(&alice(), &options).unwrap().and_then(|used| used.pin).map(|pin| pin.as_millis())
+        };
+        assert_eq!(pin(500, 0, None, 400, false), Some(400));
+        assert_eq!(pin(500, 0, None, 600, false), Some(500));
+        assert_eq!(pin(0, 0, None, 600, false), None, "no permission, and no error");
+        assert_eq!(pin(0, 300, None, 600, false), Some(300), "the tenant's own");
+        assert_eq!(pin(500, 300, None, 200, false), Some(300));
+        assert_eq!(pin(500, 300, Some(0), 200, false), None, "what is said in milliseconds wins");
+        assert_eq!(pin(500, 300, None, 200, true), None);
     }
 
     #[test]

@@ -199,7 +199,8 @@ impl<'a> Answer<'a> {
         };
         let classes: Vec<String> = self.generated_by().map(NumericsClass::to_string).collect();
         let crossed_classes = if classes.len() > 1 { classes } else { Vec::new() };
-        Finished { sample: self.sample, reason, timings, crossed_classes, total: None }
+        let stop = self.stops.found_string().map(str::to_owned);
+        Finished { sample: self.sample, reason, stop, timings, crossed_classes, total: None }
     }
 
     /// Tokens counted so far.

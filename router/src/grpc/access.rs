@@ -1,7 +1,7 @@
 //! Authenticates callers by key, and passes the caller to the services behind.
 
-use crate::auth::{Access, Caller, Denied};
-use http::{HeaderMap, header};
+use crate::auth::{Access, Caller, Denied, KEY_HEADERS};
+use http::HeaderMap;
 use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Request, Status};
 
@@ -24,7 +24,7 @@ fn admit(request: Request<()>, who: impl FnOnce(&HeaderMap) -> Result<Caller, De
     let (metadata, mut extensions, ()) = request.into_parts();
     let mut headers = metadata.into_headers();
     let caller = who(&headers).map_err(|denied| denied.status(&headers))?;
-    headers.remove(header::AUTHORIZATION);
+    KEY_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
     extensions.insert(caller);
     Ok(Request::from_parts(MetadataMap::from_headers(headers), extensions, ()))
 }

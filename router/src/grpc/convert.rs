@@ -2,9 +2,9 @@
 
 use crate::cache_scope::CacheOptions;
 use crate::flow::Prepared;
-use crate::openai::kwargs;
 use crate::output::{Event, Total};
 use crate::request::{AskedGrammar, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use crate::wire::json::kwargs;
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
 use baton_proto::convert::{finish_reason_code, grammar, logit_bias};
 use baton_proto::v1;
@@ -93,7 +93,7 @@ fn usage(total: &Total) -> v1::Usage {
 
 fn cache(salt: Option<String>, options: v1::CacheOptions) -> CacheOptions {
     let v1::CacheOptions { ttl_ms, pin_ms, off, cold } = options;
-    CacheOptions { salt, ttl_ms, pin_ms, off, cold }
+    CacheOptions { salt, ttl_ms, pin_ms, off, cold, ..CacheOptions::default() }
 }
 
 fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {

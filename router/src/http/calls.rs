@@ -1,6 +1,7 @@
 //! Counts calls from their head on: bodies may arrive slowly, and clients may read answers slowly.
 
-use super::{error, headers};
+use super::error::Shape;
+use super::headers;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::Version;
@@ -16,10 +17,10 @@ use baton_node::intake::IntakeFull;
 pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let entered = enter(&meter, &parts);
-    let (version, path) = (parts.version, parts.uri.path().to_owned());
+    let (version, shape, path) = (parts.version, Shape::of(&parts.uri), parts.uri.path().to_owned());
     let id = (entered.is_err() || path == METRICS).then(|| headers::id(&parts.headers).0);
     let refused = |full: IntakeFull| {
-        let response = error::response(&full.into());
+        let response = shape.response(&full.into());
         uncounted(id.iter().fold(response, headers::add_id), version)
     };
     match entered {

@@ -1,19 +1,23 @@
-//! The two generating endpoints.
+//! The generating endpoints.
 
 use super::received::{Head, Received, receive};
-use super::{HttpState, error, headers, sse, whole};
+use super::{HttpState, headers, sse, whole};
+use crate::anthropic::{self, MessageForm};
 use crate::auth::Caller;
 use crate::config::READING_COSTS;
 use crate::flow::{Generation, Prepared};
+use crate::openai::logprobs::TextOfToken;
+use crate::openai::responses::{self, ResponseForm};
 use crate::openai::{
-    AnswerHead, AnswerOptions, Common, Endpoint, Parts, chat as chat_request, completions as completions_request,
+    AnswerHead, AnswerOptions, Common, Endpoint, chat as chat_request, completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
-use crate::request::{Prompt, Request, Tools};
+use crate::request::{Prompt, Request, ToolChoice, Tools};
+use crate::wire::{Form, Parts};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use baton_node::intake::Hold;
+use baton_node::intake::{Client, Hold};
 use baton_text::answer::{AnswerFormat, AnswerParser};
 use baton_types::{ErrorKind, Grammar, RequestError};
 use std::sync::Arc;
@@ -23,25 +27,51 @@ use tokio::time::timeout;
 type Call = axum::extract::Request;
 
 pub(super) async fn chat(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
-    answer(state.0, caller.0, call, Endpoint::Chat).await
+    answer(state.0, caller.0, call, Api::OpenAi(Endpoint::Chat)).await
 }
 
 pub(super) async fn completions(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
-    answer(state.0, caller.0, call, Endpoint::Completions).await
+    answer(state.0, caller.0, call, Api::OpenAi(Endpoint::Completions)).await
 }
+
+pub(super) async fn messages(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, Api::Messages).await
+}
+
+pub(super) async fn responses(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, Api::Responses).await
+}
+
+/// Whose requests and answers.
+#[derive(Clone, Copy)]
+enum Api {
+    OpenAi(Endpoint),
+    Responses,
+    Messages,
+}
+
+impl Api {
+    fn parser(self) -> Parser {
+        match self {
+            Self::OpenAi(Endpoint::Chat) => chat_request::parse,
+            Self::OpenAi(Endpoint::Completions) => completions_request::parse,
+            Self::Responses => responses::parse,
+            Self::Messages => anthropic::parse,
+        }
+    }
+}
+
+/// Reads a body as a request.
+pub(super) type Parser = fn(&[u8]) -> Result<(Prompt, Common), RequestError>;
 
 /// Larger bodies are parsed off the threads that serve connections: it takes milliseconds.
 const LONG_BODY_BYTES: usize = 256 << 10;
 
-/// Memory of one prompt token id in a streamed answer that returns the ids: the id, and its digits as they are written,
-/// kept and sent.
-const ID_COSTS: u64 = 25;
-
-async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint) -> Response {
+async fn answer(state: HttpState, caller: Caller, call: Call, api: Api) -> Response {
     match receive(&state, caller, call).await {
         Ok(received) => {
             let id = received.head.id.clone();
-            headers::add_id(generate(&state, received, endpoint).await, &id)
+            headers::add_id(generate(&state, received, api).await, &id)
         }
         Err(refused) => refused,
     }
@@ -51,16 +81,13 @@ async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint
 /// request instead of the body.
 pub(super) async fn parse(
     body: Vec<u8>,
-    endpoint: Endpoint,
+    parser: Parser,
     mut hold: Hold,
 ) -> Result<((Prompt, Common), Hold), RequestError> {
     hold.set(body.len() as u64 * READING_COSTS)?;
     let long = body.len() > LONG_BODY_BYTES;
     let parse = move || {
-        let parsed = match endpoint {
-            Endpoint::Chat => chat_request::parse(&body),
-            Endpoint::Completions => completions_request::parse(&body),
-        }?;
+        let parsed = parser(&body)?;
         drop(body);
         // Its text needs no more memory than parsing it; the values of tools and calls do.
         let (held, values) = (hold.bytes(), parsed.0.value_bytes());
@@ -75,20 +102,21 @@ pub(super) async fn parse(
     tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 
-async fn generate(state: &HttpState, received: Received, endpoint: Endpoint) -> Response {
+async fn generate(state: &HttpState, received: Received, api: Api) -> Response {
     let Received { head, body, hold } = received;
-    let ((prompt, common), hold) = match parse(body, endpoint, hold).await {
+    let shape = head.shape;
+    let ((prompt, common), hold) = match parse(body, api.parser(), hold).await {
         Ok(parsed) => parsed,
-        Err(e) => return error::response(&e),
+        Err(e) => return shape.response(&e),
     };
     if state.strict_fields
         && let Err(e) = common.check_strictly()
     {
-        return error::response(&e);
+        return shape.response(&e);
     }
     let Common { parameters, options, unknown } = common;
     state.core.metrics.ignored_fields(unknown.len());
-    let Head { id, caller, client, headers, received, deadline } = head;
+    let Head { id, caller, client, headers, received, deadline, .. } = head;
     let Caller { tenant, weight, key, .. } = caller;
     let request = Request { id, tenant, weight, key, received, deadline, parameters };
     let generation = state.core.generate(request, prompt, &headers).await;
@@ -97,33 +125,47 @@ async fn generate(state: &HttpState, received: Received, endpoint: Endpoint) -> 
         Err(refused) => (Err(refused.error), refused.trace_id),
         Ok(mut generation) => {
             let trace_id = std::mem::take(&mut generation.trace_id);
-            let room = state.core.answers.hold(client);
-            (respond(state, answer_head(endpoint, options, &generation.request), generation, room).await, trace_id)
+            let response = match api {
+                Api::OpenAi(endpoint) => {
+                    let form = openai_form(endpoint, options, &generation.request);
+                    respond(state, form, generation, client).await
+                }
+                Api::Responses => {
+                    let form = response_form(options.stream, &generation.request);
+                    respond(state, form, generation, client).await
+                }
+                Api::Messages => {
+                    let form = message_form(options.stream, &generation.request);
+                    respond(state, form, generation, client).await
+                }
+            };
+            (response, trace_id)
         }
     };
-    let response = headers::add_ignored(response.unwrap_or_else(|e| error::response(&e)), &unknown);
+    let response = headers::add_ignored(response.unwrap_or_else(|e| shape.response(&e)), &unknown);
     headers::add_trace(response, &trace_id)
 }
 
 async fn respond(
     state: &HttpState,
-    head: AnswerHead,
+    form: impl Form,
     mut generation: Generation,
-    room: Hold,
+    client: Client,
 ) -> Result<Response, RequestError> {
-    if !head.options.stream {
-        return whole::response(head, generation, room).await;
+    let room = state.core.answers.hold(client.clone());
+    if !form.is_stream() {
+        return whole::response(form, generation, room).await;
     }
-    let prompt_tokens = head.prompt_tokens;
+    let prompt_tokens = form.prompt_tokens();
     // An error before the first token still gets its status code. After a long queue the client gets an open stream
-    // with keepalives instead. Prompt token ids are kept and written once, before a client reads any of them.
-    let head_bytes = if head.options.return_token_ids { prompt_tokens as u64 * ID_COSTS } else { 0 };
-    let mut opening = Opening::new(head.samples, &generation.events, head_bytes, room)?;
+    // with keepalives instead.
+    let mut opening = Opening::new(form.samples(), &generation.events, form.opening_bytes(), room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
     let (first, cached_tokens) = opening.done();
-    let response = sse::response(head, first, generation.events, state.sse_keepalive);
+    let form = form.stream(cached_tokens, state.core.answers.hold(client));
+    let response = sse::response(form, first, generation.events, state.sse_keepalive);
     // A stream that opens before the cached share is known does not report it.
     Ok(match cached_tokens {
         Some(cached) => headers::add_cache_hit(response, cache_hit_percent(cached, prompt_tokens)),
@@ -131,35 +173,77 @@ async fn respond(
     })
 }
 
-fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -> AnswerHead {
+/// How the parts of a chat's answer are told apart; `None`: all of it is content.
+fn parts(request: &Prepared) -> Option<Parts> {
+    let text = request.model.text.as_ref()?;
+    let format = text.answer_format()?;
+    let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
+    // A form begins with the first token, without reasoning. One that is not calls has none.
+    let (format, tools) = match request.sampling.grammar.as_deref() {
+        None => (format, tools),
+        Some(Grammar::Calls(_)) => (AnswerFormat { reasons: false, ..format }, tools),
+        Some(_) => return None,
+    };
+    let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
+    (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
+}
+
+/// Unix time, in seconds.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+fn openai_form(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -> AnswerHead {
     let prefix = match endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
     };
-    let text = request.model.text.clone();
-    let parts = text.as_ref().filter(|_| endpoint == Endpoint::Chat).and_then(|text| {
-        let format = text.answer_format()?;
-        let tools = request.tools.as_ref().map_or_else(Arc::default, Tools::names);
-        // A form begins with the first token, without reasoning. One that is not calls has none.
-        let (format, tools) = match request.sampling.grammar.as_deref() {
-            None => (format, tools),
-            Some(Grammar::Calls(_)) => (AnswerFormat { reasons: false, ..format }, tools),
-            Some(_) => return None,
-        };
-        let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
-        (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
-    });
     AnswerHead {
         endpoint,
         id: format!("{prefix}-{}", request.id),
         model: request.model.card.id.clone(),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        created: now(),
         prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
         options,
         prompt_tokens: request.tokens.len(),
         samples: request.samples,
         seed: request.sampling.seed,
-        parts,
-        token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
+        parts: (endpoint == Endpoint::Chat).then(|| parts(request)).flatten(),
+        token_text: token_text(request),
+    }
+}
+
+fn token_text(request: &Prepared) -> TextOfToken {
+    let text = request.model.text.clone();
+    Arc::new(move |token| text.as_ref()?.token_bytes(token))
+}
+
+fn response_form(is_stream: bool, request: &Prepared) -> ResponseForm {
+    let tools = request.tools.as_ref();
+    ResponseForm {
+        id: format!("resp_{}", request.id),
+        model: request.model.card.id.clone(),
+        created: now(),
+        is_stream,
+        prompt_tokens: request.tokens.len(),
+        max_tokens: request.parameters.sampling.max_tokens,
+        temperature: request.sampling.temperature,
+        top_p: request.sampling.top_p,
+        tool_choice: tools.map_or(ToolChoice::Auto, |tools| tools.choice.clone()),
+        is_parallel: tools.is_none_or(|tools| tools.is_parallel),
+        seed: request.sampling.seed,
+        parts: parts(request),
+        token_text: token_text(request),
+    }
+}
+
+fn message_form(is_stream: bool, request: &Prepared) -> MessageForm {
+    MessageForm {
+        id: format!("msg_{}", request.id),
+        model: request.model.card.id.clone(),
+        is_stream,
+        prompt_tokens: request.tokens.len() as u32,
+        seed: request.sampling.seed,
+        parts: parts(request),
     }
 }

@@ -47,6 +47,14 @@ pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
     response
 }
 
+/// The request's id under the name that clients of Anthropic's API read.
+pub(super) async fn request_id_of_anthropic(mut response: Response) -> Response {
+    if let Some(id) = response.headers().get(REQUEST_ID).cloned() {
+        response.headers_mut().insert("request-id", id);
+    }
+    response
+}
+
 /// Adds the trace id, if there is one.
 pub(super) fn add_trace(mut response: Response, trace_id: &str) -> Response {
     if let Some(value) = HeaderValue::from_str(trace_id).ok().filter(|v| !v.is_empty()) {

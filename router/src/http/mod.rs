@@ -1,12 +1,14 @@
-//! The HTTP front: OpenAI's API over the flow.
+//! The HTTP front: the APIs of OpenAI and Anthropic over the flow.
 
 mod access;
 mod body;
 mod calls;
+mod cors;
 mod error;
 mod generate;
 mod headers;
 mod models;
+mod openapi;
 mod received;
 mod sse;
 mod tokenize;
@@ -16,14 +18,16 @@ use crate::auth::Access;
 use crate::deadline::Deadlines;
 use crate::flow::Core;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_node::calls::Meter;
 pub(crate) use body::BodyLimits;
+pub(crate) use cors::{cors, is_origin};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tower_http::cors::CorsLayer;
 
 /// State that all handlers of HTTP requests share.
 #[derive(Clone, Debug)]
@@ -37,28 +41,48 @@ pub(crate) struct HttpState {
     pub(crate) sse_keepalive: Duration,
     /// Whether fields that the API does not have are refused.
     pub(crate) strict_fields: bool,
+    /// The start of the router, and its Unix time.
+    pub(crate) wall: (Instant, Duration),
+    /// Whose pages may read answers; `None`: of no other origin.
+    pub(crate) cors: Option<CorsLayer>,
 }
 
 /// All routes. Those of the API need a key if keys are configured. `admin` (health, and metrics unless they have their
-/// own port) is open to every client of the port. No CORS headers are ever sent: pages of other origins cannot read
-/// answers. `meter` counts all calls, also those of unknown paths.
+/// own port) is open to every client of the port. `meter` counts all calls, also those of unknown paths.
 pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     // What other servers answer without a key, too.
     let open = Router::new()
+        .route("/openapi.json", get(openapi::json))
+        .route("/docs", get(openapi::docs))
         .route("/version", get(async || Json(json!({"version": env!("CARGO_PKG_VERSION")}))))
         .route("/ping", get(async || StatusCode::OK).post(async || StatusCode::OK));
-    Router::new()
+    let keyed = from_fn_with_state(state.access.clone(), access::admit);
+    let messages = Router::new()
+        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages/count_tokens", post(tokenize::count))
+        .route_layer(keyed.clone())
+        .route_layer(map_response(headers::request_id_of_anthropic))
+        .with_state(state.clone());
+    let cors = state.cors.clone();
+    let all = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/responses", post(generate::responses))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
-        .route_layer(from_fn_with_state(state.access.clone(), access::admit))
+        .route_layer(keyed)
         .with_state(state)
+        .merge(messages)
         .merge(open)
         .merge(admin)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(from_fn_with_state(meter, calls::count))
+        .layer(from_fn_with_state(meter, calls::count));
+    // Outside of all others: preflights carry no key, and pages may read refusals too.
+    match cors {
+        Some(cors) => all.layer(cors),
+        None => all,
+    }
 }

@@ -1,35 +1,45 @@
-//! `/v1/models`.
+//! `/v1/models`, in the shapes of OpenAI's and Anthropic's APIs at once.
 
-use super::{HttpState, error};
+use super::HttpState;
+use super::error::Shape;
 use crate::models::lookup;
 use crate::workers::ServedModel;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, SecondsFormat};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-fn entry(name: &str, model: &ServedModel) -> Value {
+/// A model under one of its names; it was created when this router first served it.
+fn entry(name: &str, model: &ServedModel, state: &HttpState) -> Value {
+    let (instant, unix) = state.wall;
+    let since = unix + model.since.saturating_duration_since(instant);
+    let since = DateTime::from_timestamp(since.as_secs().cast_signed(), 0).unwrap_or_default();
     json!({
-        "id": name, "object": "model", "created": 0, "owned_by": "baton", "root": model.card.public_names().next(),
-        "max_model_len": model.tokens_max,
+        "id": name, "object": "model", "created": since.timestamp(), "owned_by": "baton",
+        "root": model.card.public_names().next(), "max_model_len": model.tokens_max,
+        "type": "model", "display_name": name, "created_at": since.to_rfc3339_opts(SecondsFormat::Secs, true),
+        "max_input_tokens": model.tokens_max, "max_tokens": model.tokens_max,
     })
 }
 
-/// Every public model name for which a request would be served now.
+/// Every public model name for which a request would be served now, on one page.
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
-    let entry = |name: &str| lookup(&models, name).ok().map(|m| entry(name, &m));
-    let data: Vec<Value> = names.into_iter().filter_map(entry).collect();
-    Json(json!({"object": "list", "data": data}))
+    let entry = |name: &&str| lookup(&models, name).ok().map(|m| entry(name, &m, &state));
+    let data: Vec<Value> = names.iter().filter_map(entry).collect();
+    let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
+    let (first, last) = (id(data.first()), id(data.last()));
+    Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last}))
 }
 
 /// One model; ids may contain slashes.
 pub(super) async fn one(State(state): State<HttpState>, Path(name): Path<String>) -> Response {
     match lookup(&state.core.workers.models(Instant::now()), &name) {
-        Ok(model) => Json(entry(&name, &model)).into_response(),
-        Err(e) => error::response(&e),
+        Ok(model) => Json(entry(&name, &model, &state)).into_response(),
+        Err(e) => Shape::OpenAi.response(&e),
     }
 }

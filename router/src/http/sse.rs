@@ -1,9 +1,7 @@
-//! Server-sent events: chunks, then `[DONE]`. After an error the stream ends without `[DONE]`.
+//! Answers as server-sent events. Nothing follows an error.
 
-use super::error;
-use crate::openai::AnswerHead;
-use crate::openai::stream::{Chunks, event};
 use crate::output::{Event, EventResult, Events, Opened};
+use crate::wire::StreamForm;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -17,12 +15,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Events that are ready are sent together, up to about this many bytes.
 const PART_BYTES_MAX: usize = 16 << 10;
-const KEEPALIVE: &[u8] = b": keepalive\n\n";
 
 /// The body of a streaming answer; dropping it drops the request.
-struct Parts {
-    chunks: Chunks,
-    /// Samples whose choices are open.
+struct Parts<F> {
+    form: F,
+    /// Samples that are open.
     open: u32,
     /// Sent before any further event.
     first: Opened,
@@ -36,10 +33,10 @@ struct Parts {
 }
 
 /// The response that streams an answer as server-sent events.
-pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepalive: Duration) -> Response {
+pub(super) fn response(form: impl StreamForm, first: Opened, events: Events, keepalive: Duration) -> Response {
     let last = Instant::now();
     let silence = Box::pin(sleep_until(last + keepalive));
-    let parts = Parts { chunks: Chunks::new(head), open: 0, first, events: Some(events), last, silence, keepalive };
+    let parts = Parts { form, open: 0, first, events: Some(events), last, silence, keepalive };
     let mut response = Response::new(Body::from_stream(parts));
     // Some clients read UTF-8 only if the charset is stated.
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
@@ -49,7 +46,7 @@ pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepaliv
     response
 }
 
-impl Parts {
+impl<F: StreamForm> Parts<F> {
     /// The next event, or the end.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<EventResult>> {
         let Some(events) = &mut self.events else { return Poll::Ready(None) };
@@ -62,8 +59,8 @@ impl Parts {
     /// Writes an event. Nothing follows an error.
     fn write(&mut self, next: EventResult, to: &mut Vec<u8>) {
         let written = next.and_then(|next| match next {
-            Event::Delta(delta) => self.chunks.delta(&delta, to),
-            Event::Finished(finished) => self.chunks.finished(&finished, to),
+            Event::Delta(delta) => self.form.delta(&delta, to),
+            Event::Finished(finished) => self.form.finished(&finished, to),
         });
         self.end_with_error(written, to);
     }
@@ -71,17 +68,16 @@ impl Parts {
     fn end_with_error(&mut self, written: Result<(), RequestError>, to: &mut Vec<u8>) {
         if let Err(error) = written {
             self.events = None;
-            // A body of strings can always be serialized.
-            let _ = event(&error::body(&error), to);
+            self.form.error(&error, to);
         }
     }
 
     /// Writes all events that are ready. `true` if nothing can follow.
     fn fill(&mut self, to: &mut Vec<u8>, cx: &mut Context<'_>) -> bool {
         // One at a time: each may contain the prompt.
-        while self.open < self.chunks.samples() && self.events.is_some() {
+        while self.open < self.form.samples() && self.events.is_some() {
             self.open += 1;
-            let opened = self.chunks.opening(self.open - 1, to);
+            let opened = self.form.opening(self.open - 1, to);
             self.end_with_error(opened, to);
             if !to.is_empty() {
                 return false;
@@ -98,7 +94,7 @@ impl Parts {
     }
 }
 
-impl Stream for Parts {
+impl<F: StreamForm> Stream for Parts<F> {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -115,7 +111,7 @@ impl Stream for Parts {
             let (now, due) = (Instant::now(), self.last + self.keepalive);
             if now >= due {
                 self.last = now;
-                return Poll::Ready(Some(Ok(Bytes::from_static(KEEPALIVE))));
+                return Poll::Ready(Some(Ok(Bytes::from_static(F::KEEPALIVE))));
             }
             self.silence.as_mut().reset(due);
         }

@@ -1,11 +1,13 @@
-//! `/tokenize` and `/detokenize`: tokens of a prompt as requests have them, and the text of tokens.
+//! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: tokens of a prompt as requests have them, and the text
+//! of tokens.
 
 use super::generate::parse;
 use super::received::{Head, Received, receive};
-use super::{HttpState, error, headers};
+use super::{HttpState, headers};
+use crate::anthropic;
 use crate::auth::Caller;
 use crate::openai::tokenize::{self as request, Detokenize};
-use crate::openai::{Common, Endpoint};
+use crate::openai::{Common, chat, completions};
 use crate::output::no_room;
 use crate::request::check_vocab;
 use axum::extract::State;
@@ -27,6 +29,17 @@ pub(super) async fn detokenize(state: State<HttpState>, caller: Extension<Caller
     answer(state.0, caller.0, call, async |state, received| text(state, received).await).await
 }
 
+/// Tokens of what would be a request of `/v1/messages`.
+pub(super) async fn count(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, async |state, received| {
+        let Received { head, body, hold } = received;
+        let ((prompt, Common { parameters, .. }), _hold) = parse(body, anthropic::parse_counted, hold).await?;
+        let (tokens, _) = state.core.tokens_of(&parameters.model, prompt, head.deadline).await?;
+        Ok(json!({"input_tokens": tokens.len()}))
+    })
+    .await
+}
+
 async fn answer(
     state: HttpState,
     caller: Caller,
@@ -37,10 +50,10 @@ async fn answer(
         Ok(received) => received,
         Err(refused) => return refused,
     };
-    let id = received.head.id.clone();
+    let (id, shape) = (received.head.id.clone(), received.head.shape);
     let response = match make(&state, received).await {
         Ok(answer) => Json(answer).into_response(),
-        Err(refused) => error::response(&refused),
+        Err(refused) => shape.response(&refused),
     };
     headers::add_id(response, &id)
 }
@@ -49,8 +62,8 @@ async fn answer(
 async fn tokens(state: &HttpState, received: Received) -> Result<Value, RequestError> {
     let Received { head: Head { client, deadline, .. }, body, hold } = received;
     let asked = request::kind(&body)?;
-    let endpoint = if asked.is_chat { Endpoint::Chat } else { Endpoint::Completions };
-    let ((prompt, Common { parameters, .. }), hold) = parse(body, endpoint, hold).await?;
+    let read = if asked.is_chat { chat::parse } else { completions::parse };
+    let ((prompt, Common { parameters, .. }), hold) = parse(body, read, hold).await?;
     let (tokens, model) = state.core.tokens_of(&parameters.model, prompt, deadline).await?;
     drop(hold);
     let mut room = state.core.answers.hold(client);

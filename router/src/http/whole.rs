@@ -2,8 +2,8 @@
 
 use super::headers;
 use crate::flow::Generation;
-use crate::openai::{AnswerHead, serialize};
 use crate::output::{Gathered, cache_hit_percent, no_room};
+use crate::wire::{Form, serialize};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -26,24 +26,24 @@ impl AsRef<[u8]> for HeldBody {
 }
 
 /// The answer, once it is complete. If the budget has no room, its generation is dropped.
-pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hold) -> Result<Response, RequestError> {
-    let (prompt_tokens, events) = (head.prompt_tokens, generation.events);
-    let whole = events.gather(hold, head.bytes_before(), |delta| head.bytes_of(delta)).await?;
+pub(super) async fn response(form: impl Form, generation: Generation, hold: Hold) -> Result<Response, RequestError> {
+    let (prompt_tokens, events) = (form.prompt_tokens(), generation.events);
+    let whole = events.gather(hold, form.bytes_before(), |delta| form.bytes_of(delta)).await?;
     let percent = cache_hit_percent(whole.total.usage.cached_tokens, prompt_tokens);
     let body = if whole.written <= LONG_ANSWER_BYTES {
-        write(&head, whole)?
+        write(&form, whole)?
     } else {
         let failed = |_| RequestError::new(ErrorKind::Internal, "the answer could not be written");
-        tokio::task::spawn_blocking(move || write(&head, whole)).await.map_err(failed)??
+        tokio::task::spawn_blocking(move || write(&form, whole)).await.map_err(failed)??
     };
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(headers::add_cache_hit(response, percent))
 }
 
-fn write(head: &AnswerHead, whole: Gathered) -> Result<Bytes, RequestError> {
+fn write(form: &impl Form, whole: Gathered) -> Result<Bytes, RequestError> {
     let Gathered { samples, total, mut hold, written } = whole;
-    let answer = head.whole(&samples, &total);
+    let answer = form.whole(&samples, &total);
     let length = serialize::length(&answer);
     debug_assert!(length <= written, "{length} bytes where {written} were counted");
     hold.grow(length.saturating_sub(written)).map_err(no_room)?;

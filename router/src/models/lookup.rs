@@ -47,7 +47,13 @@ mod tests {
         let mut card = record(Role::Decode, "d").card;
         card.id = id.into();
         card.served_names = served.iter().map(|s| (*s).to_owned()).collect();
-        Arc::new(ServedModel { key: ModelKey::from(&card), card, text: None, tokens_max: 10 })
+        Arc::new(ServedModel {
+            key: ModelKey::from(&card),
+            card,
+            text: None,
+            tokens_max: 10,
+            since: std::time::Instant::now(),
+        })
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl ModelText {
         let takes_too_much = self.takes(text) > bounds.memory_max;
         if takes_too_much || self.check_bytes(text / RENDERED_PART, bounds, "messages").is_err() {
             let message = format!(
-                "the messages and their arguments have {text} bytes of text, far more than this model's prompts can have here. Shorten them"
+                "This model's maximum context length is {} tokens. The messages and their arguments have {text} bytes of text, far more than its prompts can have here. Shorten them",
+                bounds.tokens_max
             );
             return Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param("messages"));
         }
@@ -125,7 +126,7 @@ impl ModelText {
         let tokens = self.tokenizer.token_bytes_max().map_or(0, |longest| (bytes / longest.max(1)) as u64);
         if tokens >= tokens_max {
             return refuse(format!(
-                "this model's maximum context length is {tokens_max} tokens here, and the prompt's {bytes} bytes are at least {tokens} tokens. Shorten it"
+                "This model's maximum context length is {tokens_max} tokens. The prompt's {bytes} bytes are at least {tokens} tokens. Shorten it"
             ));
         }
         if self.takes(bytes) > memory_max {
@@ -223,7 +224,12 @@ mod tests {
             let text = text(normalizer, "");
             assert_eq!(encode(&text, &"x".repeat(bytes - 1), bounds), Ok(bytes - 1), "whoever calls counts them");
             let told = encode(&text, &"x".repeat(bytes), bounds).unwrap_err();
-            assert!(told.contains(&format!("the prompt's {bytes} bytes are at least 100 tokens")), "{told}");
+            assert!(
+                told.contains(&format!(
+                    "context length is 100 tokens. The prompt's {bytes} bytes are at least 100 tokens"
+                )),
+                "{told}"
+            );
         }
     }
 
@@ -263,7 +269,8 @@ mod tests {
         let told = chat(&refuses, 10 * 7 * 4).unwrap_err();
         assert_eq!(told.kind, ErrorKind::ContextLengthExceeded);
         assert!(
-            told.message.starts_with("the messages and their arguments have 282 bytes of text"),
+            told.message
+                .contains("context length is 10 tokens. The messages and their arguments have 282 bytes of text"),
             "{}",
             told.message
         );

@@ -2,10 +2,13 @@
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
-use super::parts::{Parts, reason_name};
-use super::serialize::length;
-use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
+use super::parts::{self, reason_name};
+use super::shapes::{Body, Choice, ChoiceContent, UsageField};
+use super::stream::Chunks;
 use crate::output::{Delta, Finished, Total};
+use crate::wire::serialize::length;
+use crate::wire::{Ended, Form, Parts};
+use baton_node::intake::Hold;
 use baton_types::TokenId;
 use serde::Serialize;
 use std::sync::Arc;
@@ -51,6 +54,9 @@ const CHOICE_BYTES: u64 = 1 << 10;
 const QUOTES_BYTES: u64 = 2;
 /// What a call takes, its id and names of fields included, for each byte of its text: the shortest has 28.
 const PARTS_TIMES: u64 = 6;
+/// Memory of one prompt token id in a streamed answer that returns the ids: the id, and its digits as they are written,
+/// kept and sent.
+const ID_COSTS: u64 = 25;
 /// Digits of an offset that counts from the beginning of its choice.
 const OFFSET_BYTES: u64 = 10;
 
@@ -76,50 +82,9 @@ impl AnswerHead {
         }
     }
 
-    /// The whole answer in one body. The fields of a choice are beside the list of choices if there is one choice, and
-    /// inside each choice if there are several.
-    pub(crate) fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
-        let choices = samples.iter().map(|(answer, finished)| self.whole_choice(answer, finished)).collect();
-        let mut body = self.body(false, choices);
-        if self.options.return_token_ids {
-            self.add_prompt_tokens(&mut body);
-        }
-        body.usage = Some(UsageField::of(total));
-        match samples {
-            [(_, finished)] => body.ended = Some(Ended::new(finished)),
-            _ => {
-                for (choice, (_, finished)) in body.choices.iter_mut().zip(samples) {
-                    choice.ended = Some(Ended::new(finished));
-                }
-            }
-        }
-        body.seed = Some(self.seed);
-        body
-    }
-
-    /// Bytes of a whole answer that are known before it is generated: an upper bound of all but the
-    /// [`AnswerHead::bytes_of`] its deltas.
-    pub(crate) fn bytes_before(&self) -> u64 {
-        let prompt = if self.options.return_token_ids { length(&self.prompt_token_ids) } else { 0 };
-        let names = (self.id.len() + self.model.len()) as u64;
-        CHOICE_BYTES + names + u64::from(self.samples) * (CHOICE_BYTES + prompt)
-    }
-
-    /// An upper bound of the bytes that a delta adds to a whole answer.
-    pub(crate) fn bytes_of(&self, delta: &Delta) -> u64 {
-        let logprobs = self.logprobs(delta, 0);
-        let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);
-        let may_call = self.parts.as_ref().is_some_and(|parts| parts.parser.may_call());
-        let times = if may_call { PARTS_TIMES } else { 1 };
-        times * length(&delta.text).saturating_sub(QUOTES_BYTES)
-            + logprobs.map_or(0, |logprobs| length(&logprobs))
-            + offsets
-            + self.token_ids(delta).map_or(0, |ids| length(&ids))
-    }
-
     fn whole_choice<'a>(&'a self, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
         let (content, has_calls) = match (self.endpoint, &self.parts) {
-            (Endpoint::Chat, Some(parts)) => parts.whole(&answer.text, &self.id, finished.sample),
+            (Endpoint::Chat, Some(parts)) => parts::whole(parts, &answer.text, &self.id, finished.sample),
             (Endpoint::Chat, None) => (ChoiceContent::all(&answer.text), false),
             (Endpoint::Completions, _) => (ChoiceContent::Text(&answer.text), false),
         };
@@ -146,5 +111,68 @@ impl AnswerHead {
     pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
         let (endpoint, token_text) = (self.endpoint, &self.token_text);
         (!delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
+    }
+}
+
+impl Form for AnswerHead {
+    type Stream = Chunks;
+
+    fn is_stream(&self) -> bool {
+        self.options.stream
+    }
+
+    fn samples(&self) -> u32 {
+        self.samples
+    }
+
+    fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Prompt token ids are kept and written once, before a client reads any of them.
+    fn opening_bytes(&self) -> u64 {
+        if self.options.return_token_ids { self.prompt_tokens as u64 * ID_COSTS } else { 0 }
+    }
+
+    /// The fields of a choice are beside the list of choices if there is one choice, and
+    /// inside each choice if there are several.
+    fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
+        let choices = samples.iter().map(|(answer, finished)| self.whole_choice(answer, finished)).collect();
+        let mut body = self.body(false, choices);
+        if self.options.return_token_ids {
+            self.add_prompt_tokens(&mut body);
+        }
+        body.usage = Some(UsageField::of(total));
+        match samples {
+            [(_, finished)] => body.ended = Some(Ended::new(finished)),
+            _ => {
+                for (choice, (_, finished)) in body.choices.iter_mut().zip(samples) {
+                    choice.ended = Some(Ended::new(finished));
+                }
+            }
+        }
+        body.seed = Some(self.seed);
+        body
+    }
+
+    fn bytes_before(&self) -> u64 {
+        let prompt = if self.options.return_token_ids { length(&self.prompt_token_ids) } else { 0 };
+        let names = (self.id.len() + self.model.len()) as u64;
+        CHOICE_BYTES + names + u64::from(self.samples) * (CHOICE_BYTES + prompt)
+    }
+
+    fn bytes_of(&self, delta: &Delta) -> u64 {
+        let logprobs = self.logprobs(delta, 0);
+        let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);
+        let may_call = self.parts.as_ref().is_some_and(|parts| parts.parser.may_call());
+        let times = if may_call { PARTS_TIMES } else { 1 };
+        times * length(&delta.text).saturating_sub(QUOTES_BYTES)
+            + logprobs.map_or(0, |logprobs| length(&logprobs))
+            + offsets
+            + self.token_ids(delta).map_or(0, |ids| length(&ids))
+    }
+
+    fn stream(self, _cached_tokens: Option<u32>, _kept: Hold) -> Chunks {
+        Chunks::new(self)
     }
 }

@@ -1,10 +1,10 @@
 //! `POST /v1/chat/completions`: the request.
 
-use super::common::{COMMON, Common, take_common};
-use super::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
-use super::json;
+use super::common::{COMMON, Common, SHARED, take_common};
 use super::tools::{take_tools, tool_calls};
-use crate::request::{AskedGrammar, MESSAGES_MAX, Parameters, Prompt, ToolChoice, Tools};
+use crate::request::{MESSAGES_MAX, Prompt, Tools};
+use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
+use crate::wire::json;
 use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 /// Most parts of one message's content.
 const PARTS_MAX: usize = MESSAGES_MAX;
 
-const CHAT: &[Row] = &[
+pub(crate) const CHAT: &[Row] = &[
     ("messages", Policy::Supported),
     ("max_completion_tokens", Policy::Supported),
     ("top_logprobs", Policy::Supported),
@@ -41,11 +41,11 @@ fn is_none_or_auto(value: &Value) -> bool {
 }
 
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
-    let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
+    let table: Vec<Row> = CHAT.iter().chain(COMMON).chain(SHARED).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
     common.parameters.tools = take_tools(&mut fields)?;
-    check_one_form(&common.parameters)?;
+    common.parameters.check_one_form()?;
     // The newer name wins, as in OpenAI's API.
     if let Some(max) = fields.take("max_completion_tokens")? {
         common.parameters.sampling.max_tokens = Some(max);
@@ -67,19 +67,6 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
     Ok((Prompt::Chat { messages, tools, template_kwargs }, common))
-}
-
-/// Calls that are required are a form of the answer.
-fn check_one_form(parameters: &Parameters) -> Result<(), RequestError> {
-    let choice = parameters.tools.as_ref().map(|tools| &tools.choice);
-    let is_required = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
-    match &parameters.sampling.grammar {
-        Some(AskedGrammar { param, .. }) if is_required => {
-            let message = format!("an answer has one form: leave out {param}, or let tool_choice be auto");
-            Err(RequestError::invalid("tool_choice", message))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {

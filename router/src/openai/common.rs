@@ -1,21 +1,19 @@
 //! Fields that chat and plain completions share.
 
-use super::fields::{Fields, Policy, Row, only_empty, only_null};
 use super::grammar::take_grammar;
-use super::json;
 use crate::cache_scope::CacheOptions;
 use crate::request::{Parameters, Sampling};
+use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
+use crate::wire::json;
 use baton_text::{STOPS_MAX, StopMatcher};
 use baton_types::{RequestError, SamplingParams, TokenId};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Rows of both tables.
-pub(super) const COMMON: &[Row] = &[
+/// Rows of every table, whatever the API.
+pub(crate) const SHARED: &[Row] = &[
     ("model", Policy::Supported),
     ("stream", Policy::Supported),
-    ("stream_options", Policy::Supported),
-    ("max_tokens", Policy::Supported),
     ("temperature", Policy::Supported),
     ("top_p", Policy::Supported),
     ("top_k", Policy::Supported),
@@ -23,32 +21,38 @@ pub(super) const COMMON: &[Row] = &[
     ("frequency_penalty", Policy::Supported),
     ("repetition_penalty", Policy::Supported),
     ("seed", Policy::Supported),
-    ("n", Policy::Supported),
-    ("stop", Policy::Supported),
     ("stop_token_ids", Policy::Supported),
     ("ignore_eos", Policy::Supported),
-    ("return_token_ids", Policy::Supported),
-    ("logprobs", Policy::Supported),
     ("prefill_policy", Policy::Supported),
     ("priority", Policy::Supported),
     ("cache_salt", Policy::Supported),
     ("cache", Policy::Supported),
-    ("user", Policy::Ignored),
     ("metadata", Policy::Ignored),
-    ("store", Policy::Ignored),
     ("service_tier", Policy::Ignored),
-    ("safety_identifier", Policy::Ignored),
-    ("prompt_cache_key", Policy::Ignored),
-    ("prompt_cache_retention", Policy::Ignored),
     ("logit_bias", Policy::Supported),
     ("min_p", Policy::Only { accepts: |v| v.as_f64() == Some(0.0), values: "0" }),
     ("min_tokens", Policy::Supported),
     ("allowed_token_ids", Policy::Supported),
-    ("best_of", super::fields::only_one()),
-    ("use_beam_search", super::fields::only_false()),
-    ("length_penalty", super::fields::only_one()),
+];
+
+/// Further rows of chats and completions.
+pub(crate) const COMMON: &[Row] = &[
+    ("stream_options", Policy::Supported),
+    ("max_tokens", Policy::Supported),
+    ("n", Policy::Supported),
+    ("stop", Policy::Supported),
+    ("return_token_ids", Policy::Supported),
+    ("logprobs", Policy::Supported),
+    ("user", Policy::Ignored),
+    ("store", Policy::Ignored),
+    ("safety_identifier", Policy::Ignored),
+    ("prompt_cache_key", Policy::Ignored),
+    ("prompt_cache_retention", Policy::Ignored),
+    ("best_of", only_one()),
+    ("use_beam_search", only_false()),
+    ("length_penalty", only_one()),
     ("skip_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
-    ("include_stop_str_in_output", super::fields::only_false()),
+    ("include_stop_str_in_output", only_false()),
     ("prompt_logprobs", only_null()),
     ("truncate_prompt_tokens", only_null()),
     ("logits_processors", only_empty()),
@@ -114,7 +118,8 @@ struct RawCache {
     cold: Option<bool>,
 }
 
-pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestError> {
+/// Reads what the body's table has of the fields that requests share.
+pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestError> {
     let stream = fields.take("stream")?.unwrap_or(false);
     let stream_options: Option<StreamOptions> = fields.take("stream_options")?;
     if stream_options.is_some() && !stream {
@@ -171,7 +176,7 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
 fn take_cache(fields: &mut Fields<'_>) -> Result<CacheOptions, RequestError> {
     let RawCache { ttl_ms, pin_ms, off, cold } = fields.take("cache").map_err(cache_shape)?.unwrap_or_default();
     let (off, cold) = (off.unwrap_or(false), cold.unwrap_or(false));
-    Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off, cold })
+    Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off, cold, ..CacheOptions::default() })
 }
 
 fn cache_shape(error: RequestError) -> RequestError {

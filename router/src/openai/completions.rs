@@ -1,13 +1,13 @@
 //! `POST /v1/completions`: the request.
 
-use super::common::{COMMON, Common, take_common};
-use super::fields::{Fields, Policy, Row, only_false, only_null};
-use super::json;
+use super::common::{COMMON, Common, SHARED, take_common};
 use crate::request::{Prompt, Segment};
+use crate::wire::fields::{Fields, Policy, Row, only_false, only_null};
+use crate::wire::json;
 use baton_types::{ErrorKind, RequestError};
 use serde_json::Value;
 
-const COMPLETIONS: &[Row] = &[
+pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
     ("echo", only_false()),
     ("suffix", only_null()),
@@ -18,7 +18,7 @@ const COMPLETIONS: &[Row] = &[
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
-    let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).copied().collect();
+    let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).chain(SHARED).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
     common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);

@@ -1,8 +1,8 @@
 //! Fields that ask for an answer of a certain form. Each becomes one grammar.
 
-use super::fields::Fields;
-use super::json;
 use crate::request::AskedGrammar;
+use crate::wire::fields::Fields;
+use crate::wire::json;
 use baton_text::grammar;
 use baton_types::{ErrorKind, Grammar, RequestError};
 use serde_json::value::RawValue;
@@ -76,6 +76,37 @@ fn response_format(value: &RawValue) -> Result<Option<Grammar>, RequestError> {
     }
 }
 
+/// `text.format` of the Responses API, in which a schema is not nested.
+pub(super) fn text_format(value: &RawValue) -> Result<Option<AskedGrammar>, RequestError> {
+    const PARAM: &str = "text.format";
+    let shape = |what: &str| RequestError::invalid(PARAM, format!("{PARAM}{what}"));
+    let (mut kind, mut schema, mut strict) = (None, None, false);
+    let read = json::members(value.get(), |name, value| {
+        match &*name {
+            "type" => kind = json::text(value),
+            "schema" => schema = Some(value),
+            "strict" => strict = value.get() == "true",
+            _ => {}
+        }
+        true
+    });
+    read.map_err(|_| shape(" must be an object"))?;
+    let grammar = match (kind.as_deref(), schema) {
+        (Some("text"), _) => return Ok(None),
+        (Some("json_object"), _) => any_object(),
+        (Some("json_schema"), Some(schema)) if strict => Grammar::JsonSchema(schema.get().into()),
+        (Some("json_schema"), Some(schema)) => lenient(schema.get()),
+        (Some("json_schema"), None) => return Err(shape(".schema is required with this type")),
+        (Some(other), _) => {
+            let message = format!("{PARAM}.type {other:.64} is not supported: take text, json_object or json_schema");
+            return Err(RequestError::new(ErrorKind::Unsupported, message).param(PARAM));
+        }
+        (None, _) => return Err(shape(".type is required: text, json_object or json_schema")),
+    };
+    grammar.check().map_err(|error| RequestError::invalid(PARAM, error.to_string()))?;
+    Ok(Some(AskedGrammar { grammar: Arc::new(grammar), param: PARAM }))
+}
+
 /// vLLM's object of one of `json`, `regex`, `choice`, `grammar` and `json_object`.
 fn structured_outputs(value: &RawValue) -> Result<Option<Grammar>, RequestError> {
     const PARAM: &str = "structured_outputs";
@@ -141,7 +172,7 @@ fn lenient(schema: &str) -> Grammar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::fields::{Policy, Row};
+    use crate::wire::fields::{Policy, Row};
     use serde_json::json;
 
     fn take(body: &Value) -> Result<Option<(Grammar, &'static str)>, String> {

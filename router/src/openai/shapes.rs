@@ -1,8 +1,9 @@
 //! The JSON structure of answers. They borrow everything that is long.
 
 use super::logprobs::Logprobs;
-use crate::output::{Finished, Total};
-use baton_types::{PhaseTimings, TokenId};
+use crate::output::Total;
+use crate::wire::{Ended, Spent};
+use baton_types::TokenId;
 use serde::Serialize;
 use std::borrow::Cow;
 
@@ -131,20 +132,6 @@ impl<'a> ChoiceContent<'a> {
     }
 }
 
-/// The end of a choice. `crossed_classes` is present only if the answer crossed numerics classes.
-#[derive(Serialize)]
-pub(super) struct Ended<'a> {
-    timings: &'a PhaseTimings,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    crossed_classes: &'a [String],
-}
-
-impl<'a> Ended<'a> {
-    pub(super) fn new(finished: &'a Finished) -> Self {
-        Self { timings: &finished.timings, crossed_classes: &finished.crossed_classes }
-    }
-}
-
 /// `usage`, if it is present.
 #[derive(Serialize)]
 #[serde(untagged)]
@@ -157,20 +144,15 @@ pub(super) enum UsageField<'a> {
     Of(Usage<'a>),
 }
 
-/// OpenAI's fields and Baton's own: `cache_write_tokens` in the details, recomputed tokens if there are some, and the
-/// cost if there is a price.
+/// OpenAI's fields and Baton's own, `cache_write_tokens` in the details among them.
 #[derive(Serialize)]
 pub(super) struct Usage<'a> {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u32,
     prompt_tokens_details: Details,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recomputed_tokens: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cost: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    currency: Option<&'a str>,
+    #[serde(flatten)]
+    spent: Spent<'a>,
 }
 
 #[derive(Serialize)]
@@ -186,7 +168,7 @@ impl<'a> UsageField<'a> {
 
     /// Usage of a whole answer.
     pub(super) fn of(total: &'a Total) -> Self {
-        let (usage, cost) = (&total.usage, total.cost.as_ref());
+        let usage = &total.usage;
         Self::Of(Usage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
@@ -195,9 +177,7 @@ impl<'a> UsageField<'a> {
                 cached_tokens: usage.cached_tokens,
                 cache_write_tokens: usage.cache_write_tokens,
             },
-            recomputed_tokens: Some(usage.recomputed_tokens).filter(|tokens| *tokens > 0),
-            cost: cost.map(|cost| cost.amount),
-            currency: cost.map(|cost| cost.currency.as_str()),
+            spent: Spent::new(total),
         })
     }
 }

@@ -4,13 +4,14 @@
 //! text are replaced.
 
 use super::answer::{AnswerHead, Endpoint};
-use super::parts::reason_name;
-use super::serialize::not_written;
-use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
+use super::error::error_body;
+use super::parts::{reason_name, tool_call};
+use super::shapes::{Body, Choice, ChoiceContent, UsageField};
 use crate::output::{Delta, Finished};
+use crate::wire::serialize::not_written;
+use crate::wire::{Ended, StreamForm, event};
 use baton_text::answer::{AnswerParser, Part};
 use baton_types::RequestError;
-use serde::Serialize;
 use std::io::Write as _;
 
 /// What a client has seen of one choice.
@@ -50,51 +51,6 @@ impl Chunks {
         Self { shown: vec![Shown::default(); head.samples as usize], parsers, plain, head }
     }
 
-    /// How many choices there are.
-    pub(crate) fn samples(&self) -> u32 {
-        self.head.samples
-    }
-
-    /// The chunk that opens a choice, if the format has one.
-    ///
-    /// # Errors
-    /// If it cannot be serialized; then `to` is unchanged. The same holds for the other methods.
-    pub(crate) fn opening(&self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
-        let ids = self.head.options.return_token_ids;
-        let content = match self.head.endpoint {
-            Endpoint::Chat => ChoiceContent::opening(),
-            Endpoint::Completions if ids => ChoiceContent::Text(""),
-            Endpoint::Completions => return Ok(()),
-        };
-        let mut chunk = chunk(&self.head, self.head.choice(sample, content), Shown::default());
-        if ids {
-            self.head.add_prompt_tokens(&mut chunk);
-        }
-        event(&chunk, to)
-    }
-
-    /// The chunk of a delta; nothing if it holds nothing new for the client.
-    pub(crate) fn delta(&mut self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
-        let Some(shown) = self.shown.get_mut(delta.sample as usize) else { return Ok(()) };
-        shown.tokens += delta.token_ids.len();
-        let (head, has_logprobs) = (&self.head, !delta.logprobs.is_empty());
-        if delta.text.is_empty() && !has_logprobs && !head.options.return_token_ids {
-            return Ok(());
-        }
-        if let Some(plain) = self.plain.as_ref().filter(|_| !has_logprobs) {
-            return plain.write(delta, to);
-        }
-        if let Some(parser) = self.parsers.get_mut(delta.sample as usize) {
-            let parts = parser.push(&delta.text);
-            return self.parts(delta.sample, parts, Some(delta), to);
-        }
-        let logprobs = head.logprobs(delta, shown.chars);
-        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
-        let choice =
-            Choice { logprobs, token_ids: head.token_ids(delta), ..head.choice(delta.sample, text(head, &delta.text)) };
-        event(&chunk(head, choice, *shown), to)
-    }
-
     /// A chunk for each part. Log-probabilities and token ids of `delta` are in the first, which may have nothing else.
     fn parts(
         &mut self,
@@ -119,7 +75,7 @@ impl Chunks {
                 Part::Reasoning(text) => write(ChoiceContent::reasoning(&text), *shown)?,
                 Part::Call(call) => {
                     let Some(parts) = &head.parts else { continue };
-                    let mut call = parts.call(call, &head.id, sample, shown.calls);
+                    let mut call = tool_call(parts, call, &head.id, sample, shown.calls);
                     call.index = Some(shown.calls);
                     shown.calls += 1;
                     write(ChoiceContent::call(&call), *shown)?;
@@ -128,10 +84,55 @@ impl Chunks {
         }
         if is_empty { write(ChoiceContent::nothing(), *shown) } else { Ok(()) }
     }
+}
+
+impl StreamForm for Chunks {
+    const KEEPALIVE: &'static [u8] = b": keepalive\n\n";
+
+    fn samples(&self) -> u32 {
+        self.head.samples
+    }
+
+    /// The chunk that opens a choice, if the format has one.
+    fn opening(&mut self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let ids = self.head.options.return_token_ids;
+        let content = match self.head.endpoint {
+            Endpoint::Chat => ChoiceContent::opening(),
+            Endpoint::Completions if ids => ChoiceContent::Text(""),
+            Endpoint::Completions => return Ok(()),
+        };
+        let mut chunk = chunk(&self.head, self.head.choice(sample, content), Shown::default());
+        if ids {
+            self.head.add_prompt_tokens(&mut chunk);
+        }
+        event(&chunk, to)
+    }
+
+    /// The chunk of a delta; nothing if it holds nothing new for the client.
+    fn delta(&mut self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let Some(shown) = self.shown.get_mut(delta.sample as usize) else { return Ok(()) };
+        shown.tokens += delta.token_ids.len();
+        let (head, has_logprobs) = (&self.head, !delta.logprobs.is_empty());
+        if delta.text.is_empty() && !has_logprobs && !head.options.return_token_ids {
+            return Ok(());
+        }
+        if let Some(plain) = self.plain.as_ref().filter(|_| !has_logprobs) {
+            return plain.write(delta, to);
+        }
+        if let Some(parser) = self.parsers.get_mut(delta.sample as usize) {
+            let parts = parser.push(&delta.text);
+            return self.parts(delta.sample, parts, Some(delta), to);
+        }
+        let logprobs = head.logprobs(delta, shown.chars);
+        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
+        let choice =
+            Choice { logprobs, token_ids: head.token_ids(delta), ..head.choice(delta.sample, text(head, &delta.text)) };
+        event(&chunk(head, choice, *shown), to)
+    }
 
     /// The chunks that end a choice: the rest of its parts, the finish reason, and with the last choice the usage if
     /// requested, and the end of the stream.
-    pub(crate) fn finished(&mut self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
+    fn finished(&mut self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
         if let Some(parser) = self.parsers.get_mut(finished.sample as usize) {
             let rest = parser.finish();
             self.parts(finished.sample, rest, None, to)?;
@@ -153,6 +154,11 @@ impl Chunks {
         to.extend_from_slice(b"data: [DONE]\n\n");
         Ok(())
     }
+
+    fn error(&mut self, error: &RequestError, to: &mut Vec<u8>) {
+        // A body of strings can always be serialized.
+        let _ = event(&error_body(error), to);
+    }
 }
 
 fn text<'a>(head: &AnswerHead, text: &'a str) -> ChoiceContent<'a> {
@@ -171,18 +177,6 @@ fn chunk<'a>(head: &'a AnswerHead, choice: Choice<'a>, shown: Shown) -> Body<'a>
         head.options.include_usage.then_some(UsageField::None)
     };
     Body { usage, ..head.body(true, vec![choice]) }
-}
-
-/// A value as one event. JSON contains no line breaks.
-pub(crate) fn event(value: &impl Serialize, to: &mut Vec<u8>) -> Result<(), RequestError> {
-    let before = to.len();
-    to.extend_from_slice(b"data: ");
-    if let Err(error) = serde_json::to_writer(&mut *to, value) {
-        to.truncate(before);
-        return Err(not_written(&error));
-    }
-    to.extend_from_slice(b"\n\n");
-    Ok(())
 }
 
 impl Plain {

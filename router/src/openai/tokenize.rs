@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, as in vLLM: the requests.
 
-use super::fields::{Fields, Policy, Row};
+use crate::wire::fields::{Fields, Policy, Row};
 use baton_types::{RequestError, TokenId};
 
 /// What a request to tokenize is about.
@@ -12,7 +12,7 @@ pub(crate) struct Tokenize {
     pub(crate) texts: bool,
 }
 
-const TOKENIZE: &[Row] = &[("messages", Policy::Supported), ("return_token_strs", Policy::Supported)];
+pub(crate) const TOKENIZE: &[Row] = &[("messages", Policy::Supported), ("return_token_strs", Policy::Supported)];
 
 /// What kind of prompt a request has. The rest of it is read as a request of that kind.
 pub(crate) fn kind(body: &[u8]) -> Result<Tokenize, RequestError> {
@@ -29,7 +29,7 @@ pub(crate) struct Detokenize {
     pub(crate) tokens: Vec<TokenId>,
 }
 
-const DETOKENIZE: &[Row] = &[("model", Policy::Supported), ("tokens", Policy::Supported)];
+pub(crate) const DETOKENIZE: &[Row] = &[("model", Policy::Supported), ("tokens", Policy::Supported)];
 
 pub(crate) fn detokenize(body: &[u8]) -> Result<Detokenize, RequestError> {
     let mut fields = Fields::parse(body, DETOKENIZE)?;

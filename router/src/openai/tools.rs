@@ -1,81 +1,41 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls` of chats, and messages that call tools.
 
-use super::fields::Fields;
-use super::json;
 use crate::request::{Tool, ToolChoice, Tools};
-use baton_types::{ErrorKind, Grammar, RequestError};
+use crate::wire::fields::Fields;
+use crate::wire::json;
+use crate::wire::tools::{CALLS_BYTES_MAX, function, take_list};
+use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
-use std::sync::Arc;
-
-/// Most bytes of a tool's name (OpenAI's limit).
-const NAME_BYTES_MAX: usize = 64;
-/// Most bytes of the calls of one message: as answers have them, with a file in the arguments.
-const CALLS_BYTES_MAX: usize = 1 << 20;
+use serde_json::{Map, Value};
 
 /// The tools of a request, if it has any that may be called.
 ///
 /// # Errors
 /// If one has another shape, or the choice names none of them.
 pub(super) fn take_tools(fields: &mut Fields<'_>) -> Result<Option<Tools>, RequestError> {
-    let refuse = |param: &str, message: String| RequestError::invalid(param, message);
-    let list = match fields.take_raw("tools") {
-        Some(list) => {
-            if list.get().len() > Grammar::SCHEMA_BYTES_MAX {
-                let max = Grammar::SCHEMA_BYTES_MAX;
-                return Err(refuse("tools", format!("tools takes at most {max} bytes, got {}", list.get().len())));
-            }
-            let items = json::items(list.get(), Grammar::CALLS_MAX);
-            let items = items.map_err(|_| refuse("tools", "tools must be a list of tools".into()))?;
-            let most = || refuse("tools", format!("tools takes at most {} tools", Grammar::CALLS_MAX));
-            items.ok_or_else(most)?.into_iter().enumerate().map(|(i, item)| tool(i, item)).collect::<Result<_, _>>()?
-        }
-        None => Vec::new(),
-    };
+    let items = take_list(fields)?.into_iter().enumerate();
+    let list = items.map(|(i, item)| tool(&format!("tools[{i}]"), item)).collect::<Result<_, _>>()?;
     let choice = fields.take_raw("tool_choice").map(tool_choice).transpose()?;
-    let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    if list.is_empty() {
-        return match choice {
-            None | Some(ToolChoice::None | ToolChoice::Auto) => Ok(None),
-            Some(_) => Err(refuse("tool_choice", "tool_choice asks for a call, and there are no tools".into())),
-        };
-    }
-    if let Some(twice) = (1..list.len()).find(|at| list[..*at].iter().any(|tool| tool.name == list[*at].name)) {
-        return Err(refuse("tools", format!("two tools have the name {}", list[twice].name)));
-    }
-    match choice.unwrap_or(ToolChoice::Auto) {
-        ToolChoice::None => Ok(None),
-        ToolChoice::Named(name) if list.iter().all(|tool| tool.name != name) => {
-            Err(refuse("tool_choice", format!("tool_choice names {name}, which is none of the tools")))
-        }
-        choice => Ok(Some(Tools { list: Arc::new(list), choice, is_parallel })),
-    }
+    Tools::choose(list, choice, fields.take("parallel_tool_calls")?.unwrap_or(true))
 }
 
-fn tool(index: usize, value: &RawValue) -> Result<Tool, RequestError> {
-    let at = |field: &str| format!("tools[{index}]{field}");
-    let shape = |field: &str, what: &str| RequestError::invalid(at(field), format!("{}{what}", at(field)));
-    let spec: Map<String, Value> = json::read(value).map_err(|_| shape("", " must be an object"))?;
-    if spec.get("type").and_then(Value::as_str) != Some("function") {
-        let message = format!("{} is not supported: tools are of type function", at(".type"));
-        return Err(RequestError::new(ErrorKind::Unsupported, message).param(at(".type")));
+fn tool(at: &str, value: &RawValue) -> Result<Tool, RequestError> {
+    let spec: Map<String, Value> =
+        json::read(value).map_err(|_| RequestError::invalid(at, format!("{at} must be an object")))?;
+    check_type(at, &spec)?;
+    let at = format!("{at}.function");
+    let described = spec.get("function").and_then(Value::as_object);
+    let described = described.ok_or_else(|| RequestError::invalid(&*at, format!("{at} must be an object")))?;
+    Ok(Tool { spec: Value::Object(spec.clone()), ..function(&at, described, "parameters")? })
+}
+
+/// Refuses tools that are no functions.
+pub(super) fn check_type(at: &str, spec: &Map<String, Value>) -> Result<(), RequestError> {
+    if spec.get("type").and_then(Value::as_str) == Some("function") {
+        return Ok(());
     }
-    let function = spec.get("function").and_then(Value::as_object);
-    let function = function.ok_or_else(|| shape(".function", " must be an object"))?;
-    let is_name = |name: &&str| {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(allowed)
-    };
-    let name = function.get("name").and_then(Value::as_str).filter(is_name);
-    let name =
-        name.ok_or_else(|| shape(".function.name", " must be 1 to 64 letters, digits, underscores, dashes or dots"))?;
-    let schema = match function.get("parameters") {
-        None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
-        Some(schema @ Value::Object(_)) => schema.clone(),
-        Some(_) => return Err(shape(".function.parameters", " must be a JSON schema, an object")),
-    };
-    let is_strict = function.get("strict") == Some(&Value::Bool(true));
-    Ok(Tool { name: name.to_owned(), schema, is_strict, spec: Value::Object(spec) })
+    let message = format!("{at}.type is not supported: tools are of type function");
+    Err(RequestError::new(ErrorKind::Unsupported, message).param(format!("{at}.type")))
 }
 
 fn tool_choice(value: &RawValue) -> Result<ToolChoice, RequestError> {
@@ -123,7 +83,8 @@ pub(super) fn tool_calls(param: &str, value: &RawValue) -> Result<Value, Request
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::fields::{Policy, Row};
+    use crate::wire::fields::{Policy, Row};
+    use serde_json::json;
 
     const TABLE: &[Row] =
         &[("tools", Policy::Supported), ("tool_choice", Policy::Supported), ("parallel_tool_calls", Policy::Supported)];
@@ -133,27 +94,27 @@ mod tests {
         take_tools(&mut Fields::parse(body.as_bytes(), TABLE).unwrap())
     }
 
-    fn function(name: &str) -> Value {
+    fn named(name: &str) -> Value {
         json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
     }
 
     #[test]
     fn tools_and_the_choice_among_them() {
-        let two = json!([function("get"), {"type": "function", "function": {"name": "put", "strict": true}}]);
-        let named = json!({"type": "function", "function": {"name": "put"}});
+        let two = json!([named("get"), {"type": "function", "function": {"name": "put", "strict": true}}]);
+        let put = json!({"type": "function", "function": {"name": "put"}});
         let tools = |choice: Value| take(&json!({"tools": two, "tool_choice": choice, "parallel_tool_calls": false}));
         for (given, expected) in [
             (json!(null), ToolChoice::Auto),
             (json!("auto"), ToolChoice::Auto),
             (json!("required"), ToolChoice::Required),
-            (named.clone(), ToolChoice::Named("put".into())),
+            (put.clone(), ToolChoice::Named("put".into())),
         ] {
             let tools = tools(given).unwrap().unwrap();
             assert_eq!((tools.choice, tools.is_parallel), (expected, false));
             let told: Vec<_> = tools.list.iter().map(|tool| (&*tool.name, tool.is_strict, &tool.schema)).collect();
             let nothing = json!({"type": "object", "properties": {}});
             assert_eq!(told, [("get", false, &json!({"type": "object"})), ("put", true, &nothing)]);
-            assert_eq!(tools.list[0].spec, function("get"));
+            assert_eq!(tools.list[0].spec, named("get"));
         }
         assert!(tools(json!("none")).unwrap().is_none());
         assert!(take(&json!({"tools": [], "tool_choice": "auto"})).unwrap().is_none());
@@ -163,7 +124,7 @@ mod tests {
     #[test]
     fn others_are_refused_by_name() {
         let of = |tool: Value| json!({"tools": [tool]});
-        let with = |choice: Value| json!({"tools": [function("get")], "tool_choice": choice});
+        let with = |choice: Value| json!({"tools": [named("get")], "tool_choice": choice});
         let strange = json!({"type": "function", "function": {"name": "a b"}});
         let listed = json!({"type": "function", "function": {"name": "a", "parameters": []}});
         for (body, param) in [
@@ -173,8 +134,8 @@ mod tests {
             (of(json!({"type": "function"})), "tools[0].function"),
             (of(strange), "tools[0].function.name"),
             (of(listed), "tools[0].function.parameters"),
-            (json!({"tools": [function("a"), function("a")]}), "tools"),
-            (json!({"tools": vec![function("a"); 129]}), "tools"),
+            (json!({"tools": [named("a"), named("a")]}), "tools"),
+            (json!({"tools": vec![named("a"); 129]}), "tools"),
             (with(json!("any")), "tool_choice"),
             (with(json!({"type": "function", "function": {"name": "other"}})), "tool_choice"),
             (json!({"tool_choice": "required"}), "tool_choice"),

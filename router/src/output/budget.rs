@@ -15,7 +15,7 @@ const STEP_BYTES: u64 = 4 << 10;
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Reserves memory for `bytes` of an answer before they are kept.
-pub(super) fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError> {
+pub(crate) fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError> {
     if bytes <= hold.bytes() {
         return Ok(());
     }

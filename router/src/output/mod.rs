@@ -7,7 +7,7 @@ mod first_tokens;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use budget::no_room;
+pub(crate) use budget::{make_room, no_room};
 pub(crate) use complete::Gathered;
 pub use events::Events;
 pub(crate) use first_tokens::{EVENT_BYTES, Opened, Opening};
@@ -50,6 +50,8 @@ pub struct Finished {
     /// Which of the samples.
     pub sample: u32,
     pub reason: FinishReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     /// Time spent in each phase.
     pub timings: PhaseTimings,
     /// Numerics classes that generated the answer, in order, where it is more than one.

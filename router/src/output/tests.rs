@@ -20,7 +20,7 @@ fn delta(sample: u32, cached_tokens: Option<u32>) -> EventResult {
 
 fn finished(sample: u32, total: Option<Total>) -> EventResult {
     let (reason, timings, crossed_classes) = (FinishReason::Length, PhaseTimings::default(), Vec::new());
-    Ok(Event::Finished(Finished { sample, reason, timings, crossed_classes, total }))
+    Ok(Event::Finished(Finished { sample, reason, stop: None, timings, crossed_classes, total }))
 }
 
 fn refused() -> EventResult {

@@ -79,6 +79,19 @@ impl Default for Parameters {
 }
 
 impl Parameters {
+    /// Refuses a form of the answer beside required calls, which are a form too.
+    pub(crate) fn check_one_form(&self) -> Result<(), RequestError> {
+        let choice = self.tools.as_ref().map(|tools| &tools.choice);
+        let is_required = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
+        match &self.sampling.grammar {
+            Some(AskedGrammar { param, .. }) if is_required => {
+                let message = format!("an answer has one form: leave out {param}, or let tool_choice be auto");
+                Err(RequestError::invalid("tool_choice", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks everything that does not depend on the model.
     pub(crate) fn check(&self) -> Result<(), RequestError> {
         self.sampling.check()?;

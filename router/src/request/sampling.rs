@@ -67,12 +67,12 @@ impl Sampling {
         let prompt = prompt_tokens as u64;
         let exceeded = |param: &str, what: String| {
             let message = format!(
-                "this model's maximum context length is {context_max} tokens here, and {what}. Shorten the prompt or max_tokens"
+                "This model's maximum context length is {context_max} tokens. {what}. Shorten the prompt or max_tokens"
             );
             RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param)
         };
         if prompt >= context_max {
-            let what = format!("the prompt has {prompt} tokens and leaves no room for an answer");
+            let what = format!("The prompt has {prompt} tokens and leaves no room for an answer");
             return Err(exceeded("prompt", what));
         }
         let remaining = u32::try_from(context_max - prompt).unwrap_or(u32::MAX);

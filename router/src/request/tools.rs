@@ -39,6 +39,37 @@ pub(crate) enum ToolChoice {
 }
 
 impl Tools {
+    /// The tools that may be called; `None` if there are none, or none may.
+    ///
+    /// # Errors
+    /// If two have one name, or the choice names none of them.
+    pub(crate) fn choose(
+        list: Vec<Tool>,
+        choice: Option<ToolChoice>,
+        is_parallel: bool,
+    ) -> Result<Option<Self>, RequestError> {
+        if list.is_empty() {
+            return match choice {
+                None | Some(ToolChoice::None | ToolChoice::Auto) => Ok(None),
+                Some(_) => {
+                    let message = "tool_choice asks for a call, and there are no tools";
+                    Err(RequestError::invalid("tool_choice", message))
+                }
+            };
+        }
+        if let Some(twice) = (1..list.len()).find(|at| list[..*at].iter().any(|tool| tool.name == list[*at].name)) {
+            return Err(RequestError::invalid("tools", format!("two tools have the name {}", list[twice].name)));
+        }
+        match choice.unwrap_or(ToolChoice::Auto) {
+            ToolChoice::None => Ok(None),
+            ToolChoice::Named(name) if list.iter().all(|tool| tool.name != name) => {
+                let message = format!("tool_choice names {name:.64}, which is none of the tools");
+                Err(RequestError::invalid("tool_choice", message))
+            }
+            choice => Ok(Some(Self { list: Arc::new(list), choice, is_parallel })),
+        }
+    }
+
     /// Keeps the names, which is all that an answer needs.
     pub(crate) fn keep_names(&mut self) {
         let names = self.list.iter().map(|tool| Tool { name: tool.name.clone(), ..Tool::default() });

@@ -104,9 +104,20 @@ async fn http_needs_a_key_for_the_api_alone() {
         assert_eq!((&error["code"], &error["param"]), (&json!("invalid_api_key"), &json!(null)));
         assert!(!error.to_string().contains("sk-mallory"), "{error}");
     }
+    // As clients of Anthropic's API send it.
+    for (headers, status) in [
+        ("x-api-key: sk-alice\r\n", 400),
+        ("x-api-key: sk-mallory\r\n", 401),
+        ("x-api-key: sk-alice\r\nauthorization: Bearer sk-ops\r\n", 401),
+    ] {
+        let answer = send(cluster.router.http_addr, "POST /v1/messages", headers, "{}").await;
+        assert_eq!(answer.status, status, "{headers}");
+        let kind = if status == 401 { "authentication_error" } else { "invalid_request_error" };
+        assert_eq!(answer.json().await["error"]["type"], kind);
+    }
     let refused = r#"baton_router_auth_refused_total{reason="unknown_key"}"#;
-    assert_eq!(metric(&cluster, refused).await, 6.0);
-    assert_eq!(metric(&cluster, r#"baton_router_auth_refused_total{reason="no_key"}"#).await, 2.0);
+    assert_eq!(metric(&cluster, refused).await, 7.0);
+    assert_eq!(metric(&cluster, r#"baton_router_auth_refused_total{reason="no_key"}"#).await, 3.0);
     assert_eq!(metric(&cluster, "baton_router_auth_keys ").await, 2.0);
 }
 
@@ -235,4 +246,32 @@ async fn a_router_does_not_start_with_a_file_that_is_wrong() {
     file.become_text(&"# x\n".repeat(1 << 19));
     let large = start(file.path()).await;
     assert!(large.contains("1048576 bytes"), "{large}");
+}
+
+#[tokio::test]
+async fn one_key_without_a_file_is_everybodys() {
+    let key = |key: &str| Some(serde_json::from_value(json!(key)).unwrap());
+    let cluster = Cluster::start(|c| c.auth.api_key = key("sk-one")).await;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    for (given, status) in [("sk-one", 200), ("sk-two", 401), ("", 401)] {
+        assert_eq!(get(&cluster, "/v1/models", given).await.status, status, "{given}");
+    }
+    assert_eq!(metric(&cluster, "baton_router_auth_keys ").await, 1.0);
+    let mut admin = AdminClient::connect(format!("http://{}", cluster.router.grpc_addr)).await.unwrap();
+    let status = async |admin: &mut AdminClient<_>, key| admin.status(keyed(v1::StatusRequest::default(), key)).await;
+    assert!(status(&mut admin, "sk-one").await.is_ok(), "whoever has the key operates");
+    assert_eq!(status(&mut admin, "").await.unwrap_err().code(), Code::Unauthenticated);
+    let problems = |change: fn(&mut crate::RouterConfig)| {
+        let mut config = config();
+        config.auth.api_key = Some(serde_json::from_value(json!("sk-one")).unwrap());
+        change(&mut config);
+        let mut checker = baton_node::config::Checker::default();
+        baton_node::config::Check::check(&config, &mut checker);
+        checker.into_problems().into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+    };
+    assert!(problems(|_| ()).is_empty());
+    assert_eq!(problems(|c| c.auth.keys_file = Some("keys".into())), ["auth.api_key"]);
+    assert_eq!(problems(|c| c.auth.api_key = Some(serde_json::from_value(json!("a b")).unwrap())), ["auth.api_key"]);
+    assert_eq!(problems(|c| c.http.cors_origins = vec!["example.com".into()]), ["http.cors_origins"]);
 }

@@ -296,7 +296,8 @@ async fn a_prompt_that_no_tokens_can_hold_is_refused_before_it_is_tokenized() {
     let status = answer.status;
     let error = answer.json().await["error"].take();
     assert_eq!((status, &error["param"]), (400, &json!("prompt")), "{error}");
-    assert!(error["message"].as_str().unwrap().contains("the prompt's 4194304 bytes are at least"), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("This model's maximum context length is "), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("The prompt's 4194304 bytes are at least"), "{error}");
 }
 
 #[tokio::test]
@@ -350,4 +351,58 @@ async fn errors_have_statuses_and_openai_shapes() {
         send(to, "OPTIONS /v1/completions", "origin: http://evil\r\n", "").await.header("access-control-allow-origin"),
         None
     );
+}
+
+#[tokio::test]
+async fn pages_of_listed_origins_may_call() {
+    let origins = vec!["https://chat.example.com".to_owned(), "http://localhost:3000".to_owned()];
+    let key = Some("sk-one");
+    let cluster = Cluster::start(|c| {
+        c.http.cors_origins = origins;
+        c.auth.api_key = key.map(|key| serde_json::from_value(json!(key)).unwrap());
+    })
+    .await;
+    let to = cluster.router.http_addr;
+    let preflight = async |origin: &str| {
+        let headers = format!(
+            "origin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization,content-type\r\n"
+        );
+        send(to, "OPTIONS /v1/chat/completions", &headers, "").await
+    };
+    let answer = preflight("http://localhost:3000").await;
+    let header = |name: &str| answer.header(&format!("access-control-{name}")).map(str::to_owned);
+    assert_eq!((answer.status, header("allow-origin").as_deref()), (200, Some("http://localhost:3000")));
+    assert_eq!(header("allow-headers").as_deref(), Some("authorization,content-type"));
+    assert!(header("allow-methods").is_some_and(|methods| methods.contains("POST")) && header("max-age").is_some());
+    assert_eq!(header("allow-credentials"), None);
+    assert_eq!(preflight("http://evil").await.header("access-control-allow-origin"), None);
+    // A refusal can be read, too.
+    let refused = send(to, "POST /v1/completions", "origin: https://chat.example.com\r\n", "{}").await;
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.header("access-control-allow-origin"), Some("https://chat.example.com"));
+    assert!(refused.header("access-control-expose-headers").is_some_and(|names| names.contains("x-request-id")));
+    let all = Cluster::start(|c| c.http.cors_origins = vec!["*".into()]).await;
+    let answer = send(all.router.http_addr, "GET /v1/models", "origin: http://any\r\n", "").await;
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some("*")));
+}
+
+#[tokio::test]
+async fn models_say_since_when_they_are_served() {
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let before = now();
+    let cluster = Cluster::start(|_| ()).await;
+    let to = cluster.router.http_addr;
+    let empty = send(to, "GET /v1/models", "", "").await.json().await;
+    assert_eq!(empty, json!({"object": "list", "data": [], "has_more": false, "first_id": null, "last_id": null}));
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let list = send(to, "GET /v1/models", "", "").await.json().await;
+    let model = &list["data"][0];
+    let created = model["created"].as_u64().unwrap();
+    assert!((before..=now()).contains(&created), "{model}");
+    assert_eq!((&list["first_id"], &list["last_id"], &model["type"]), (&json!("m"), &json!("m"), &json!("model")));
+    let at = model["created_at"].as_str().unwrap();
+    assert!(at.starts_with("20") && at.ends_with('Z'), "{at}");
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(send(to, "GET /v1/models/m", "", "").await.json().await, *model, "whenever it is asked");
 }

@@ -38,6 +38,8 @@ pub(crate) struct WorkerSet {
     served: ArcSwap<Served>,
     /// Names of models whose workers left, and when they left.
     left: Mutex<BTreeMap<String, Instant>>,
+    /// When models were first served.
+    since: Mutex<BTreeMap<ModelKey, Instant>>,
     stale_max: Duration,
 }
 
@@ -88,6 +90,8 @@ struct Served {
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Most names of models that are remembered.
 const LEFT_MAX: usize = 1024;
+/// Most models of which it is remembered since when they are served.
+const SINCE_MAX: usize = 1024;
 
 /// A model as served now.
 #[derive(Clone, Debug)]
@@ -99,6 +103,8 @@ pub(crate) struct ServedModel {
     pub(crate) text: Option<Arc<ModelText>>,
     /// Most tokens of prompt and answer together: the context, or the largest pool if that is smaller.
     pub(crate) tokens_max: u64,
+    /// When this router first served it.
+    pub(crate) since: Instant,
 }
 
 /// Workers that a request may be placed on: the view for the decision, and their handles.
@@ -125,7 +131,13 @@ pub(crate) enum NotNamed {
 impl WorkerSet {
     /// An empty set. A load older than `stale_max` is ignored.
     pub(crate) fn new(stale_max: Duration) -> Self {
-        Self { known: ArcSwap::default(), served: ArcSwap::default(), left: Mutex::default(), stale_max }
+        Self {
+            known: ArcSwap::default(),
+            served: ArcSwap::default(),
+            left: Mutex::default(),
+            since: Mutex::default(),
+            stale_max,
+        }
     }
 
     /// Adds a worker. An older incarnation stays until its lease ends, since its streams depend on that.
@@ -218,20 +230,25 @@ impl WorkerSet {
         if Arc::ptr_eq(&served.known, &known) && served.ready == ready {
             return served.models.clone();
         }
-        let models =
-            served_by(known.decode_workers().zip(&ready).filter(|(_, ready)| **ready).map(|(worker, _)| worker));
+        let serving = known.decode_workers().zip(&ready).filter(|(_, ready)| **ready).map(|(worker, _)| worker);
+        let models = served_by(serving, &mut self.since.lock(), now);
         self.served.store(Arc::new(Served { known: known.clone(), ready, models: models.clone() }));
         models
     }
 }
 
 /// The models of decode workers that are ready, by key.
-fn served_by<'a>(ready: impl Iterator<Item = &'a Arc<WorkerHandle>>) -> Arc<[Arc<ServedModel>]> {
+fn served_by<'a>(
+    ready: impl Iterator<Item = &'a Arc<WorkerHandle>>,
+    since: &mut BTreeMap<ModelKey, Instant>,
+    now: Instant,
+) -> Arc<[Arc<ServedModel>]> {
     let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
     for worker in ready {
         let (card, tokens_max) = (&worker.record.card, tokens_max(&worker.record));
         let (key, text) = (worker.key.clone(), worker.text().cloned().flatten());
-        let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max };
+        let since = since.get(&key).copied().unwrap_or(now);
+        let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max, since };
         let entry = models.entry(key.clone()).or_insert_with(served);
         entry.tokens_max = entry.tokens_max.max(tokens_max);
         // During a rollout, a new alias is valid as soon as one worker has it.
@@ -241,6 +258,10 @@ fn served_by<'a>(ready: impl Iterator<Item = &'a Arc<WorkerHandle>>) -> Arc<[Arc
             }
         }
     }
+    if since.len() + models.len() > SINCE_MAX {
+        since.retain(|key, _| models.contains_key(key));
+    }
+    since.extend(models.iter().map(|(key, model)| (key.clone(), model.since)));
     models.into_values().map(Arc::new).collect()
 }
 
@@ -331,6 +352,8 @@ mod tests {
         assert!(Arc::ptr_eq(&models, &set.models(now)), "what nothing changed is kept");
         assert_eq!(models.iter().map(|m| m.card.served_names.clone()).collect::<Vec<_>>(), [["old", "new"]]);
         set.remove(old.party(), now);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(set.models(later).iter().map(|m| m.since).collect::<Vec<_>>(), [now], "since it was first served");
         assert!(set.may_be_back("old", now) && set.may_be_back("new", now) && !set.may_be_back("other", now));
         assert!(!set.may_be_back("old", now + REMEMBERED));
     }

@@ -1,4 +1,5 @@
-//! Real clients against the shipped binaries: OpenAI's Python client, LangChain, and a gRPC client that knows nothing but an address.
+//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, and a gRPC client that knows
+//! nothing but an address.
 
 use baton_tests::processes::{Up, python_client};
 
@@ -6,12 +7,14 @@ use baton_tests::processes::{Up, python_client};
 fn real_clients_get_answers() -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
     let (openai, grpc) = (up.openai()?, up.grpc()?);
-    // Both, so that a failure of one does not hide the other's.
+    // All of them, so that a failure of one does not hide the others'.
     let openai = python_client("openai_client.py", &[&openai]);
     let grpc = python_client("reflection_client.py", &[&grpc]);
+    let responses = python_client("responses_client.py", &[&up.openai()?]);
+    let anthropic = python_client("anthropic_client.py", &[&up.anthropic()?]);
     let schemas = python_client("schemas_client.py", &[&up.openai()?, "20"]);
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
-    println!("{}{}{}{}", openai?, grpc?, schemas?, langchain?);
+    println!("{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?);
     up.stop()
 }
 

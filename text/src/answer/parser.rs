@@ -55,6 +55,11 @@ impl AnswerParser {
         self.calls.is_some()
     }
 
+    /// Whether the answer is in its reasoning.
+    pub fn is_reasoning(&self) -> bool {
+        self.state == State::Reasoning
+    }
+
     /// Whether a call was among the parts.
     pub fn has_calls(&self) -> bool {
         self.has_calls

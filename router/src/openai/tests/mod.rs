@@ -3,6 +3,7 @@ mod calls;
 use super::stream::Chunks;
 use super::*;
 use crate::request::{Prompt, Segment};
+use crate::wire::{Form as _, Parts, StreamForm as _, serialize};
 use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::{Value, json};
@@ -255,7 +256,7 @@ fn written(write: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>) -> Vec<
     events.filter(|event| *event != "[DONE]").map(read).collect()
 }
 
-fn opening(chunks: &Chunks) -> Vec<Value> {
+fn opening(chunks: &mut Chunks) -> Vec<Value> {
     (0..chunks.samples()).flat_map(|sample| written(|to| chunks.opening(sample, to))).collect()
 }
 
@@ -268,7 +269,7 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, include_usage: true, continuous_usage: true, ..Default::default() };
         let mut chunks = Chunks::new(AnswerHead { options, ..head(endpoint) });
-        for chunk in opening(&chunks) {
+        for chunk in opening(&mut chunks) {
             assert_eq!(chunk["usage"]["completion_tokens"], json!(0), "{chunk}");
         }
         // The first token shows nothing yet, and counts.
@@ -324,6 +325,7 @@ fn finished(sample: u32, crossed: &[&str]) -> crate::output::Finished {
     crate::output::Finished {
         sample,
         reason: baton_types::FinishReason::Stop,
+        stop: None,
         timings: Default::default(),
         crossed_classes: crossed.iter().map(|class| (*class).to_owned()).collect(),
         total: Some(Default::default()),
@@ -359,7 +361,7 @@ fn samples_are_choices() {
         assert!(body["timings"].is_null() && body["usage"].is_object() && body["seed"] == json!(1), "{body}");
         let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
         let mut chunks = Chunks::new(head.clone());
-        assert_eq!(opening(&chunks).len(), opened);
+        assert_eq!(opening(&mut chunks).len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
         assert_eq!(written(|to| chunks.delta(&delta, to))[0]["choices"][0]["index"], json!(1));
         assert_eq!(closing(&mut chunks, &samples[1].1)[0]["choices"][0]["index"], json!(1));
@@ -426,8 +428,8 @@ fn whole_answers_have_their_shape() {
         let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
         let total = total();
         let whole = head.whole(&all, &total);
-        let length = super::serialize::length(&whole);
-        let json = String::from_utf8(super::serialize::write(&whole, length).unwrap()).unwrap();
+        let length = serialize::length(&whole);
+        let json = String::from_utf8(serialize::write(&whole, length).unwrap()).unwrap();
         assert_eq!(read(&json), read(&expected), "{json}");
         let counted = head.bytes_before() + u64::from(samples) * head.bytes_of(&generated());
         assert!(length <= counted, "{length} of {counted}");
@@ -475,7 +477,7 @@ fn streams_carry_what_whole_answers_do() {
         let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
         let head = AnswerHead { options, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
         let (mut chunks, delta) = (Chunks::new(head), generated());
-        let first = &opening(&chunks)[0];
+        let first = &opening(&mut chunks)[0];
         let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };
         assert_eq!((&of_prompt["prompt_token_ids"], first.get("usage")), (&json!([7, 8]), Some(&Value::Null)));
         let chunk = &written(|to| chunks.delta(&delta, to))[0];

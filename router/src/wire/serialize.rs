@@ -65,7 +65,7 @@ mod tests {
     fn what_cannot_be_written_is_an_error_and_no_empty_answer() {
         assert_eq!(write(&unwritable(), 9).unwrap_err().kind, ErrorKind::Internal);
         let mut stream = b"data: 1\n\n".to_vec();
-        assert_eq!(crate::openai::stream::event(&unwritable(), &mut stream).unwrap_err().kind, ErrorKind::Internal);
+        assert_eq!(super::super::event(&unwritable(), &mut stream).unwrap_err().kind, ErrorKind::Internal);
         assert_eq!(stream, b"data: 1\n\n", "no half of it either");
     }
 }
