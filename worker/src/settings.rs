@@ -1,6 +1,7 @@
 //! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
 pub use crate::device_kind::DeviceKind;
+pub use crate::lora::LoraSettings;
 pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
@@ -77,6 +78,7 @@ pub struct EngineSettings {
     pub step_ms_max: u64,
     pub prefix_cache: PrefixCacheSettings,
     pub packed_cache: PackedCacheSettings,
+    pub lora: LoraSettings,
 }
 
 /// Packed weights on disk: what this worker packs, the next one that starts reads.
@@ -149,6 +151,7 @@ impl Default for EngineSettings {
             step_ms_max: engine.step_max.as_millis() as u64,
             prefix_cache: PrefixCacheSettings::default(),
             packed_cache: PackedCacheSettings::default(),
+            lora: LoraSettings::default(),
         }
     }
 }
@@ -241,7 +244,8 @@ impl Check for EngineSettings {
             .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000)
             .range("step_ms_max", self.step_ms_max, 100..=3_600_000)
             .range("packed_cache.bytes_max", self.packed_cache.bytes_max, ByteSize(0)..=ByteSize(1 << 50))
-            .section("prefix_cache", &self.prefix_cache);
+            .section("prefix_cache", &self.prefix_cache)
+            .section("lora", &self.lora);
     }
 }
 

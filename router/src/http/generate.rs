@@ -152,7 +152,7 @@ fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
     AnswerHead {
         endpoint,
         id: format!("{prefix}-{}", request.id),
-        model: request.model.card.id.clone(),
+        model: request.served_name().to_owned(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
         options,

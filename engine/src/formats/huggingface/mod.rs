@@ -12,7 +12,7 @@ use super::mmap::MappedFile;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
 use crate::families::{DecoderSpec, TensorName};
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
-pub(crate) use json::JsonObject;
+pub(crate) use json::{JsonObject, is_off};
 use std::path::Path;
 use std::sync::OnceLock;
 use tensors::Tensors;
