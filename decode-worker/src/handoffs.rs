@@ -262,6 +262,11 @@ fn adopt(
     if !same_prompt || handoff.tokens.len() != claimed.tokens.len() + 1 {
         return Err("its tokens are not those that were claimed".into());
     }
+    // An older worker sends nothing, and has computed no adapter.
+    let adapter = claimed.adapter.as_ref().map_or(&[][..], |adapter| &adapter.digest.0);
+    if handoff.extra != adapter {
+        return Err("its KV is of another adapter than was claimed".into());
+    }
     let bytes = handoff.bytes;
     let mut lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
     if let Some(keep) = engine.keep(claimed) {

@@ -2,11 +2,12 @@
 
 use crate::handoffs::{Adopted, Handoffs, claim};
 use crate::slot::Slot;
-use baton_engine::api::{Run, SequenceEvent};
+use baton_engine::api::{AdapterUse, Run, SequenceEvent};
 use baton_types::{DecodeEvent, ErrorKind, GeneratedToken, Party, RequestError, RequestId, Runtime, SequenceSpec};
 use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
+use baton_worker::lora::start_with;
 use baton_worker::phases::{Phases, WorkerPhase};
 use baton_worker::role::Parts;
 use baton_worker::spans::{Parent, Phase};
@@ -49,15 +50,40 @@ impl DecodeService {
     /// # Errors
     /// If it can never fit here, or if too much is claimed or waiting already.
     pub fn decode(&self, call: CallContext, request: DecodeRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
+        self.parts.engine.check_fits(request.sequence.tokens.len()).map_err(|e| submit_error(&e))?;
+        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
+        match request.sequence.adapter {
+            None => self.start(call, request, None, replies)?,
+            Some(digest) => {
+                let (service, parts) = (self.clone(), &self.parts);
+                start_with(
+                    parts.adapters.as_ref(),
+                    digest,
+                    call,
+                    &parts.runtime,
+                    replies,
+                    move |call, adapter, replies| service.start(call, request, Some(adapter), replies),
+                )?;
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Books or submits the sequence, and starts the task that follows it.
+    fn start(
+        &self,
+        call: CallContext,
+        request: DecodeRequest,
+        adapter: Option<AdapterUse>,
+        replies: mpsc::Sender<Reply>,
+    ) -> Result<(), RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let DecodeRequest { sequence, source } = request;
-        self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| submit_error(&e))?;
-        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
         let slot = Slot::default();
         let (request, prompt_tokens, prefills) =
             (sequence.request_id.clone(), sequence.tokens.len() as i64, source.is_none());
-        let sequence = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
+        let sequence = engine_request(sequence, &self.parts.engine, &self.parts.model, adapter, deadline);
         let adopted = match source {
             Some(source) => {
                 let (claim, adopted) = claim(source, sequence, sink, slot.clone());
@@ -90,7 +116,7 @@ impl DecodeService {
         };
         let log = call.parent.log_span(call.request.as_str());
         self.parts.runtime.spawn(Box::pin(call.run().instrument(log)));
-        Ok(stream)
+        Ok(())
     }
 }
 

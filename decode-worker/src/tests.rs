@@ -81,6 +81,7 @@ fn service_as(identity: &Identity, members: Members) -> DecodeService {
         call_max: FOREVER,
         message_max: 1 << 20,
         model: Digest([1; 32]),
+        adapters: None,
         runtime,
     };
     DecodeService { handoffs, parts }
@@ -115,6 +116,7 @@ fn request(service: &DecodeService, id: &str, len: u32, priority: i32) -> v1::De
         priority,
         cache: None,
         share: Share::default(),
+        adapter: None,
     };
     let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
     let party = Some(service.parts.transfer.party().clone().into());

@@ -9,6 +9,7 @@ use crate::scheduler::SequenceKey;
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
 use baton_types::{Digest, ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
+use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,18 @@ pub struct SequenceRequest {
     /// How it uses the prefix cache; `None` neither reads nor fills it.
     pub prefix: Option<PrefixUse>,
     /// The adapter that computes all its rows.
-    pub adapter: Option<AdapterSlot>,
+    pub adapter: Option<AdapterUse>,
+}
+
+/// Use of a loaded adapter. Whoever loads adapters keeps this one in its slot while a clone of `kept` lives.
+#[derive(Clone, Debug)]
+pub struct AdapterUse {
+    /// Where it is loaded.
+    pub slot: AdapterSlot,
+    /// Which adapter is expected there.
+    pub digest: Digest,
+    /// Dropped with the sequence, once no later step has its rows.
+    pub kept: Arc<dyn Any + Send + Sync>,
 }
 
 impl SequenceRequest {

@@ -1,13 +1,16 @@
 //! The engine's handle: submit sequences, reserve blocks, read its state.
 
-use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
+use crate::api::{AdapterUse, Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
 use crate::gate::{LogitObserver, SequenceGate};
 use crate::grammar::Grammars;
 use crate::health::Heartbeat;
-use crate::mailbox::{Asked, Submission, is_counted};
+use crate::mailbox::{AdapterChange, Asked, Submission, is_counted};
+use crate::model::ModelError;
 use crate::scheduler::{Accounts, Awaited, SequenceKey};
 use crate::shared::Shared;
+use baton_kernels::adapter::PackedAdapter;
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{Fill, HASH_TOKENS, Keep, Lease, PrefixHash, Reserve, SharedPool};
 use baton_types::{Share, seeded};
 use std::sync::Arc;
@@ -207,6 +210,17 @@ impl EngineHandle {
         self.shared().mailbox.wake();
     }
 
+    /// Loads an adapter into a slot between two steps, in place of the one that is there, or frees the slot. No sequence may use it, and
+    /// none may be submitted for it until `done` is called, on the engine thread. `done` is dropped without a call if the engine stops.
+    pub fn set_adapter(
+        &self,
+        slot: AdapterSlot,
+        adapter: Option<Arc<PackedAdapter>>,
+        done: impl FnOnce(Result<(), ModelError>) + Send + 'static,
+    ) {
+        self.shared().mailbox.change_adapter(AdapterChange { slot, adapter, done: Box::new(done) });
+    }
+
     /// Sets the grammars of its model. Without them, sequences with a grammar are refused.
     pub fn set_grammars(&self, grammars: Arc<dyn Grammars>) {
         *self.shared().grammars.write() = Some(grammars);
@@ -259,10 +273,12 @@ impl EngineHandle {
         if request.block_hashes().len() > len / HASH_TOKENS {
             return invalid("there are more block hashes than blocks of its tokens".into());
         }
-        let adapter = match request.adapter {
-            Some(slot) => Some(*shared.adapters.get(&slot).ok_or(SubmitError::UnknownAdapter(slot))?),
-            None => None,
-        };
+        if let Some(AdapterUse { slot, digest, .. }) = &request.adapter
+            && shared.adapters.lock().get(slot) != Some(digest)
+        {
+            return Err(SubmitError::UnknownAdapter(*slot));
+        }
+        let adapter = request.adapter.as_ref().map(|used| used.digest);
         if request.prefix.as_ref().is_some_and(|prefix| prefix.adapter() != adapter) {
             return invalid("its block hashes are those of another adapter".into());
         }

@@ -38,7 +38,8 @@ mod step_model;
 mod thread;
 
 pub use api::{
-    Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError,
+    AdapterUse, Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink,
+    SubmitError,
 };
 pub use config::{EngineConfig, PrefixCacheConfig};
 #[doc(hidden)] // For simulations.

@@ -2,7 +2,10 @@
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::fair::{Entered, FairOrder, is_within};
+use crate::model::ModelError;
 use crate::scheduler::{Prefix, SequenceKey};
+use baton_kernels::adapter::PackedAdapter;
+use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::PrefixHash;
 use baton_types::{Share, TenantLabel};
 use parking_lot::{Mutex, MutexGuard};
@@ -24,6 +27,14 @@ pub(crate) struct Submission {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
+/// A change of what is loaded in an adapter's slot.
+pub(crate) struct AdapterChange {
+    pub(crate) slot: AdapterSlot,
+    /// `None` frees the slot.
+    pub(crate) adapter: Option<Arc<PackedAdapter>>,
+    pub(crate) done: Box<dyn FnOnce(Result<(), ModelError>) + Send>,
+}
+
 /// Whether a sequence takes one of the `waiting_max` places until it leaves the queue. An adopted one does not.
 pub(crate) fn is_counted(run: &Run) -> bool {
     !matches!(run, Run::Adopted { .. })
@@ -39,6 +50,8 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct State {
     submissions: Vec<Submission>,
+    /// At most one for each slot.
+    adapters: Vec<AdapterChange>,
     arrivals: u64,
     order: FairOrder,
     waiting: usize,
@@ -75,13 +88,14 @@ impl State {
     }
 
     fn has_something(&self) -> bool {
-        self.woken || self.stopped || !self.submissions.is_empty()
+        self.woken || self.stopped || !self.submissions.is_empty() || !self.adapters.is_empty()
     }
 }
 
 /// What [`Mailbox::take`] returns: queued submissions, and whether to stop.
 pub(crate) struct Taken {
     pub(crate) submissions: Vec<Submission>,
+    pub(crate) adapters: Vec<AdapterChange>,
     pub(crate) stopped: bool,
 }
 
@@ -112,6 +126,16 @@ impl Mailbox {
         state.submissions.push(make(key, charged));
         wake(state);
         Ok(())
+    }
+
+    /// Queues a change of an adapter's slot, in place of one that still waits; dropped if the engine is stopped.
+    pub(crate) fn change_adapter(&self, change: AdapterChange) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            state.adapters.retain(|waiting| waiting.slot != change.slot);
+            state.adapters.push(change);
+            wake(state);
+        }
     }
 
     /// A place in the order for a request that is not a sequence yet.
@@ -160,7 +184,11 @@ impl Mailbox {
     pub(crate) fn take(&self) -> Taken {
         let mut state = self.state.lock();
         state.woken = false;
-        Taken { submissions: std::mem::take(&mut state.submissions), stopped: state.stopped }
+        Taken {
+            submissions: std::mem::take(&mut state.submissions),
+            adapters: std::mem::take(&mut state.adapters),
+            stopped: state.stopped,
+        }
     }
 
     /// Ready if there was input since the last [`Mailbox::take`]; otherwise wakes the task that polled last once there is.

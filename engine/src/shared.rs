@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     /// Model layers that have KV.
     pub(crate) layers: Vec<u32>,
     /// Loaded adapters, and what they are.
-    pub(crate) adapters: BTreeMap<AdapterSlot, Digest>,
+    pub(crate) adapters: Mutex<BTreeMap<AdapterSlot, Digest>>,
     pub(crate) vocab: usize,
     /// Longest sequence that fits the empty pool.
     pub(crate) pool_tokens: usize,
@@ -67,7 +67,7 @@ impl Shared {
             mailbox: Mailbox::default(),
             pool: pool.clone(),
             vocab: model.vocab(),
-            adapters: model.adapters(),
+            adapters: Mutex::new(model.adapters()),
             block_tokens,
             pool_tokens,
             has_windows: map.layout().groups().iter().any(|group| matches!(group.kind, GroupKind::Window(_))),

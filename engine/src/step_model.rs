@@ -1,10 +1,13 @@
 //! The runner's interface to a model, so that tests can run it over a fake model whose tokens reveal a wrong block table.
 
 use crate::model::{Model, ModelError, StepInput, StepOutput};
+use baton_kernels::adapter::PackedAdapter;
+use baton_kernels::device::DeviceError;
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::ForkCopy;
 use baton_types::{Digest, Fence};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Computes steps in order.
 #[allow(missing_docs, reason = "the names of methods say it")]
@@ -19,6 +22,16 @@ pub trait StepModel: Send + 'static {
     /// Its loaded adapters, with their digests.
     fn adapters(&self) -> BTreeMap<AdapterSlot, Digest> {
         BTreeMap::new()
+    }
+
+    /// See [`Model::load_adapter`] and [`Model::unload_adapter`]. Models without adapters have no slot for one.
+    fn set_adapter(&mut self, slot: AdapterSlot, _: Option<Arc<PackedAdapter>>) -> Result<(), ModelError> {
+        Err(DeviceError::AdapterSlots { slot, slots_max: 0 }.into())
+    }
+
+    /// See [`Model::leave`]; called before an adapter changes.
+    fn leave(&mut self, _slots: &[usize]) -> Result<(), ModelError> {
+        Ok(())
     }
 
     /// See [`Model::launch`]. Until [`StepModel::finish`] has returned, the blocks of the step keep their contents and owners.
@@ -43,6 +56,17 @@ impl StepModel for Model {
 
     fn adapters(&self) -> BTreeMap<AdapterSlot, Digest> {
         Model::adapters(self).clone()
+    }
+
+    fn set_adapter(&mut self, slot: AdapterSlot, adapter: Option<Arc<PackedAdapter>>) -> Result<(), ModelError> {
+        match adapter {
+            Some(adapter) => self.load_adapter(slot, adapter).map(|_| ()),
+            None => self.unload_adapter(slot),
+        }
+    }
+
+    fn leave(&mut self, slots: &[usize]) -> Result<(), ModelError> {
+        Model::leave(self, slots)
     }
 
     fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {

@@ -4,9 +4,10 @@ mod common;
 
 use baton_engine::formats::{ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixUse, Run, SequenceEvent, SequenceRequest, SubmitError,
+    AdapterUse, Engine, EngineConfig, EngineHandle, Model, ModelError, PrefixUse, Run, SequenceEvent, SequenceRequest,
+    SubmitError,
 };
-use baton_kernels::adapter::{Adapter, AdapterBounds, AdapterLinear, Linear};
+use baton_kernels::adapter::{Adapter, AdapterBounds, AdapterLinear, Linear, PackedAdapter};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::{Device, DeviceError};
 use baton_kernels::lagging::{LagConfig, Lagging};
@@ -30,6 +31,10 @@ fn adapter(seed: u32) -> Adapter {
     Adapter { rank: 3, linears: vec![change] }
 }
 
+fn packed(seed: u32) -> Arc<PackedAdapter> {
+    Arc::new(adapter(seed).pack().unwrap())
+}
+
 struct Served {
     engine: EngineHandle,
     /// Of the adapters in the slots 0 and 1.
@@ -49,8 +54,8 @@ fn serve(lagging: bool) -> Served {
     let cpu = CpuDevice::new(CpuConfig::default()).unwrap();
     let device: Arc<dyn Device> = if lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
     let mut model = Model::load(&source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
-    let digests = [0, 1].map(|slot| model.load_adapter(AdapterSlot(slot), &adapter(slot)).unwrap());
-    let refused = model.load_adapter(AdapterSlot(2), &adapter(2)).unwrap_err();
+    let digests = [0, 1].map(|slot| model.load_adapter(AdapterSlot(slot), packed(slot)).unwrap());
+    let refused = model.load_adapter(AdapterSlot(2), packed(2)).unwrap_err();
     assert!(matches!(refused, ModelError::Device(DeviceError::AdapterSlots { slots_max: 2, .. })), "{refused}");
     let map = KvPoolMap::try_new(model.layout(16).unwrap(), 32).unwrap();
     let memory = device.alloc_pool(&map).unwrap();
@@ -85,8 +90,12 @@ fn request(served: &Served, slot: Option<u32>) -> SequenceRequest {
         priority: 0,
         share: Share::default(),
         prefix: Some(prefix),
-        adapter: slot.map(AdapterSlot),
+        adapter: slot.map(|slot| used(slot, served.digests[slot as usize])),
     }
+}
+
+fn used(slot: u32, digest: Digest) -> AdapterUse {
+    AdapterUse { slot: AdapterSlot(slot), digest, kept: Arc::new(()) }
 }
 
 fn submit(served: &Served, request: SequenceRequest) -> Receiver<SequenceEvent> {
@@ -138,15 +147,65 @@ fn requests_that_name_another_adapter_are_refused() {
         let (sender, _events) = channel();
         served.engine.submit(request, Run::Full, Box::new(Sink(sender))).map(|_| ()).unwrap_err()
     };
-    let unknown = SequenceRequest { adapter: Some(AdapterSlot(2)), prefix: None, ..request(&served, None) };
-    assert_eq!(refused(unknown), SubmitError::UnknownAdapter(AdapterSlot(2)));
+    // A slot without an adapter, and one with another.
+    for (slot, digest) in [(2, served.digests[0]), (1, served.digests[0])] {
+        let unknown = SequenceRequest { adapter: Some(used(slot, digest)), prefix: None, ..request(&served, None) };
+        assert_eq!(refused(unknown), SubmitError::UnknownAdapter(AdapterSlot(slot)));
+    }
     let plain = request(&served, None).prefix;
     let of_first = request(&served, Some(0)).prefix;
     for (adapter, prefix) in [(Some(0), plain), (None, of_first.clone()), (Some(1), of_first)] {
         let request = SequenceRequest {
             prefix,
-            ..SequenceRequest { adapter: adapter.map(AdapterSlot), ..request(&served, None) }
+            ..SequenceRequest {
+                adapter: adapter.map(|slot| used(slot, served.digests[slot as usize])),
+                ..request(&served, None)
+            }
         };
         assert!(matches!(refused(request), SubmitError::Invalid(message) if message.contains("another adapter")));
+    }
+}
+
+/// Loads or frees a slot, and waits until the engine has done it.
+fn change(served: &Served, slot: u32, adapter: Option<Arc<PackedAdapter>>) -> Result<(), ModelError> {
+    let (sender, done) = channel();
+    served.engine.set_adapter(AdapterSlot(slot), adapter, move |result| sender.send(result).unwrap());
+    done.recv_timeout(FOREVER).expect("the engine carries it out")
+}
+
+#[test]
+fn adapters_change_while_the_engine_runs() {
+    for lagging in [false, true] {
+        let mut served = serve(lagging);
+        let run = |served: &Served, slot| finish(&submit(served, request(served, slot))).0;
+        let (plain, first) = (run(&served, None), run(&served, Some(0)));
+        // Its sequence has ended, which no step told the device.
+        let kept = Arc::new(());
+        let busy = SequenceRequest {
+            adapter: Some(AdapterUse { kept: kept.clone(), ..used(1, served.digests[1]) }),
+            ..request(&served, Some(1))
+        };
+        let running = submit(&served, busy);
+        change(&served, 0, Some(packed(7))).unwrap();
+        served.digests[0] = packed(7).digest();
+        let replaced = run(&served, Some(0));
+        assert!(replaced != first && replaced != plain, "lagging {lagging}");
+        finish(&running);
+        let by = Instant::now() + FOREVER;
+        while Arc::strong_count(&kept) > 1 {
+            assert!(Instant::now() < by, "the sequence has ended, and lets its adapter go");
+            std::thread::yield_now();
+        }
+        change(&served, 1, None).unwrap();
+        let error = served.engine.submit(request(&served, Some(1)), Run::Full, Box::new(Sink(channel().0))).map(|_| ());
+        assert_eq!(error.unwrap_err(), SubmitError::UnknownAdapter(AdapterSlot(1)));
+        // The first one again, in the other slot: its prefixes are still cached.
+        change(&served, 1, Some(packed(0))).unwrap();
+        served.digests[1] = packed(0).digest();
+        let (again, cached) = finish(&submit(&served, request(&served, Some(1))));
+        assert_eq!((again, cached), (first, 48), "lagging {lagging}");
+        let refused = change(&served, 2, Some(packed(0))).unwrap_err();
+        assert!(matches!(refused, ModelError::Device(DeviceError::AdapterSlots { slots_max: 2, .. })), "{refused}");
+        assert_eq!(run(&served, None), plain);
     }
 }

@@ -5,7 +5,7 @@
 //! [`Executable::launch`] enqueues one step and returns; [`Executable::finish`] waits for it and returns what it sampled. Activations never
 //! leave the device, and logits only where asked for. KV does, and a fence says when an observed layer's KV is in the pool.
 
-use crate::adapter::{Adapter, AdapterBounds};
+use crate::adapter::{AdapterBounds, PackedAdapter};
 use crate::numerics::Numerics;
 use crate::program::Program;
 use crate::step::{AdapterSlot, StepInput, StepOutput};
@@ -277,10 +277,14 @@ pub trait Executable: Send {
 
     /// Makes `adapter` what rows of this slot use, after everything enqueued before, in place of another one. Refused with a typed error if it
     /// does not fit the program or its bounds, or a sequence uses the slot; then nothing changes.
-    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError>;
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: Arc<PackedAdapter>) -> Result<(), DeviceError>;
 
     /// Frees the slot of an adapter that no sequence uses.
     fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError>;
+
+    /// Frees slots of sequences that are gone, as [`crate::step::Delta::Leave`] in the next step would: no step may come, and adapters that
+    /// they used can only then be replaced. Refused if a slot is free.
+    fn leave(&mut self, slots: &[usize]) -> Result<(), DeviceError>;
 
     /// Enqueues a step. A transfer that `observer` starts at a layer overlaps this layer's attention and MLP and all later layers.
     ///

@@ -46,10 +46,14 @@ fn adapter(seed: u64, rank: usize, linears: &[Linear]) -> Adapter {
 const OF: [Option<AdapterSlot>; 3] = [Some(AdapterSlot(2)), None, Some(AdapterSlot(0))];
 const LENGTH: usize = 21;
 
+fn load(tiny: &mut Tiny, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+    tiny.executable.load_adapter(slot, Arc::new(adapter.pack()?))
+}
+
 fn with_adapters(device: &dyn Device) -> Tiny {
     let mut tiny = Tiny::new(device, true);
-    tiny.executable.load_adapter(AdapterSlot(2), &adapter(1, 5, &Linear::ALL)).unwrap();
-    tiny.executable.load_adapter(AdapterSlot(0), &adapter(2, 20, &[Linear::Query, Linear::Down])).unwrap();
+    load(&mut tiny, AdapterSlot(2), &adapter(1, 5, &Linear::ALL)).unwrap();
+    load(&mut tiny, AdapterSlot(0), &adapter(2, 20, &[Linear::Query, Linear::Down])).unwrap();
     tiny
 }
 
@@ -108,7 +112,7 @@ fn an_adapter_is_a_change_of_the_weights() {
         let merged = rows(&mut Tiny::of(&*device, edited(&*device, true, &merge)), None);
         let plain = rows(&mut Tiny::new(&*device, true), None);
         let mut tiny = Tiny::new(&*device, true);
-        tiny.executable.load_adapter(AdapterSlot(1), &adapter).unwrap();
+        load(&mut tiny, AdapterSlot(1), &adapter).unwrap();
         let adapted = rows(&mut tiny, Some(AdapterSlot(1)));
         let far = |other: &[f32]| adapted.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
         assert!(
@@ -183,19 +187,21 @@ fn an_adapter_is_loaded_between_steps_and_not_while_it_is_used() {
         let mut tiny = with_adapters(&*device);
         let used = AdapterSlot(2);
         tiny.executable.launch(&step(vec![join(0, Some(used))], &[(0, 0, 4)]), &mut |_, _| ()).unwrap();
-        assert_eq!(tiny.executable.load_adapter(used, &other), Err(DeviceError::AdapterInUse(used)), "{name}");
+        assert_eq!(load(&mut tiny, used, &other), Err(DeviceError::AdapterInUse(used)), "{name}");
         assert_eq!(tiny.executable.unload_adapter(used), Err(DeviceError::AdapterInUse(used)), "{name}");
         // The step that still runs has the adapter that was loaded when it was launched.
         let leaves = step(vec![Delta::Leave { slot: 0 }, join(1, None)], &[(1, 0, 1)]);
         tiny.executable.launch(&leaves, &mut |_, _| ()).unwrap();
-        tiny.executable.load_adapter(used, &other).unwrap();
+        load(&mut tiny, used, &other).unwrap();
         let first = tiny.finish().unwrap();
         let want = alone(&*device, 0, Some(used))[..4].concat();
         assert!(first.into_iter().map(f32::to_bits).eq(want.iter().copied()), "{name}");
         tiny.finish().unwrap();
         let replaced = run(&mut tiny, &step(vec![join(0, Some(used))], &[(0, 0, 4)])).concat();
         assert_ne!(replaced, want, "{name}");
-        run(&mut tiny, &step(vec![Delta::Leave { slot: 0 }], &[(1, 1, 2)]));
+        // Without a step that says it, the sequence leaves all the same.
+        tiny.executable.leave(&[0]).unwrap();
+        assert!(matches!(tiny.executable.leave(&[0]), Err(DeviceError::Step(_))), "{name}: it is gone");
         tiny.executable.unload_adapter(used).unwrap();
         let refused = tiny.executable.launch(&step(vec![join(0, Some(used))], &[(0, 0, 4)]), &mut |_, _| ());
         assert_eq!(refused, Err(DeviceError::UnknownAdapter(used)), "{name}");
@@ -209,27 +215,28 @@ fn adapters_that_do_not_fit_are_refused() {
         let mut tiny = Tiny::new(&*device, true);
         let slot = AdapterSlot(3);
         let slots_max = ADAPTERS.slots_max;
-        assert_eq!(tiny.executable.load_adapter(slot, &good), Err(DeviceError::AdapterSlots { slot, slots_max }));
+        assert_eq!(load(&mut tiny, slot, &good), Err(DeviceError::AdapterSlots { slot, slots_max }));
         assert_eq!(tiny.executable.unload_adapter(slot), Err(DeviceError::AdapterSlots { slot, slots_max }));
-        for rank in [0, 21] {
-            let refused = tiny.executable.load_adapter(AdapterSlot(0), &Adapter { rank, ..good.clone() });
-            assert_eq!(refused, Err(DeviceError::AdapterRank { rank, rank_max: 20 }));
+        // What depends on no program is refused when it is packed.
+        for (rank, rank_max) in [(0, 256), (257, 256), (21, 20)] {
+            let refused = load(&mut tiny, AdapterSlot(0), &adapter(4, rank, &[Linear::Key]));
+            assert_eq!(refused, Err(DeviceError::AdapterRank { rank, rank_max }));
         }
         let mut check = |part: &str, change: &dyn Fn(&mut Adapter)| {
             let mut adapter = good.clone();
             change(&mut adapter);
-            match tiny.executable.load_adapter(AdapterSlot(0), &adapter) {
+            match load(&mut tiny, AdapterSlot(0), &adapter) {
                 Err(DeviceError::Shape { op: "load_adapter", message }) => assert!(message.contains(part), "{message}"),
                 other => panic!("{part}: {other:?}"),
             }
         };
         check("layer 2 of 2", &|adapter| adapter.linears[1].layer = 2);
-        check("Key of layer 1: 79 and 64 elements for [4, 20] and [16, 4]", &|adapter| {
-            adapter.linears[1].a.truncate(79)
+        check("Key of layer 1: 79 and 64 elements are of no rank 4", &|adapter| adapter.linears[1].a.truncate(79));
+        check("80 and 65 elements are of no rank 4", &|adapter| adapter.linears[0].b.push(0.0));
+        check("elements are of no rank 3", &|adapter| adapter.rank = 3);
+        check("Out of layer 0 is of shape [16, 20], the model's [20, 32]", &|adapter| {
+            adapter.linears[0].linear = Linear::Out
         });
-        check("80 and 65 elements", &|adapter| adapter.linears[0].b.push(0.0));
-        check("elements for [3, 20]", &|adapter| adapter.rank = 3);
-        check("elements for [4, 32]", &|adapter| adapter.linears[0].linear = Linear::Out);
         check("Key of layer 0 is changed twice", &|adapter| adapter.linears[1].layer = 0);
         check("not finite", &|adapter| adapter.linears[1].b[5] = f32::INFINITY);
         check("not finite", &|adapter| adapter.linears[1].scale = f32::NAN);

@@ -1,13 +1,16 @@
 //! Runs a prompt, sends its first token at once, and ends when the decode worker has acknowledged the KV.
 
 use crate::put::{PromptPut, PutObserver, PutTarget, handoff_error, prompt_put};
-use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
+use baton_engine::api::{AdapterUse, Run, SequenceEvent, SequenceRequest};
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_kv_transfer::{CommitPayload, Peer, PutHandle, PutReport};
-use baton_types::{ErrorKind, GeneratedToken, PrefillEvent, RequestError, SequenceSpec, TokenId, TransferReport};
+use baton_types::{
+    Digest, ErrorKind, GeneratedToken, PrefillEvent, RequestError, SequenceSpec, TokenId, TransferReport,
+};
 use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
+use baton_worker::lora::start_with;
 use baton_worker::phases::WorkerPhase;
 use baton_worker::prefix_get::{self, CachedPrefix, PrefixGet};
 use baton_worker::role::Parts;
@@ -56,6 +59,32 @@ impl PrefillService {
     /// # Errors
     /// If it can never fit here, or if too much is waiting already.
     pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
+        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
+        match request.sequence.adapter {
+            None => self.start(call, request, None, replies)?,
+            Some(digest) => {
+                let (service, parts) = (self.clone(), &self.parts);
+                start_with(
+                    parts.adapters.as_ref(),
+                    digest,
+                    call,
+                    &parts.runtime,
+                    replies,
+                    move |call, adapter, replies| service.start(call, request, Some(adapter), replies),
+                )?;
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Submits the prompt, or has its prefix got first, and starts the task that follows it.
+    fn start(
+        &self,
+        call: CallContext,
+        request: PrefillRequest,
+        adapter: Option<AdapterUse>,
+        replies: mpsc::Sender<Reply>,
+    ) -> Result<(), RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let PrefillRequest { sequence, peer, get } = request;
         let transfer = self.parts.transfer.clone();
@@ -65,14 +94,14 @@ impl PrefillService {
         let (observer, put) = prompt_put(target);
         let (sink, events) = stream::channel();
         let (tokens, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
-        let request = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
+        let digest = adapter.as_ref().map(|adapter| adapter.digest);
+        let request = engine_request(sequence, &self.parts.engine, &self.parts.model, adapter, deadline);
         let prompt = Prompt { request, observer, sink };
         // Without a get, a full queue is refused before a stream exists.
         let stage = match get {
             None => Stage::Running(prompt.submit(&self.parts.engine)?),
             Some(get) => Stage::Getting(Box::new((prompt, get))),
         };
-        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call {
             running,
             parts: self.parts.clone(),
@@ -85,11 +114,12 @@ impl PrefillService {
             queued_since: since,
             prompt: tokens,
             prompt_len,
+            adapter: digest,
             started: None,
             first: None,
         };
         self.parts.runtime.spawn(Box::pin(call.run().instrument(log)));
-        Ok(stream)
+        Ok(())
     }
 }
 
@@ -145,6 +175,8 @@ struct Call {
     queued_since: Instant,
     prompt: Vec<TokenId>,
     prompt_len: usize,
+    /// Digest of the adapter that computes it.
+    adapter: Option<Digest>,
     started: Option<Instant>,
     first: Option<(TokenId, bool)>,
 }
@@ -225,7 +257,9 @@ impl Call {
                         return Ok(Computed::Whole(TransferReport { prefill_us: compute_us, ..Default::default() }));
                     };
                     let tokens = self.prompt.iter().copied().chain([token]).collect();
-                    let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
+                    // The decode worker adopts KV of the adapter that it claimed room for, and of no other.
+                    let extra = self.adapter.map(|digest| digest.0.to_vec()).unwrap_or_default();
+                    let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, extra };
                     let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
                     let opened = self.put.commit(commit).ok_or_else(not_open)?;
                     let handle = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;

@@ -143,6 +143,7 @@ fn as_heard(report: Report) -> WorkerReport {
     let update = match report {
         Report::Load(load) => return WorkerReport::Load(load),
         Report::Cache(update) => update,
+        Report::Adapters(cards) => return WorkerReport::Adapters(Ok(cards.to_vec())),
     };
     let (change, blocks) = match update.change {
         FeedChange::Stored(blocks) => (CacheReportChange::Stored, blocks),

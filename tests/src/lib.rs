@@ -4,6 +4,7 @@
 
 #![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
 
+pub mod adapters;
 pub mod bits;
 pub mod chaos;
 pub mod cluster;

@@ -121,6 +121,6 @@ impl Counts {
 /// Claimed and not adopted tokens, as the worker with this gRPC address reports them to routers.
 pub(crate) async fn claimed_tokens(address: &str, identity: &Identity) -> anyhow::Result<u64> {
     let mut client = WorkerClient::new(channel(address, &ChannelConfig::default(), identity, Role::Worker)?);
-    let mut reports = client.watch(WatchRequest { router: "quiet".into(), cache_events: false }).await?.into_inner();
+    let mut reports = client.watch(WatchRequest { router: "quiet".into(), ..Default::default() }).await?.into_inner();
     Ok(reports.message().await?.context("a worker that reports nothing")?.claimed_tokens)
 }

@@ -1,7 +1,7 @@
 //! What a worker reports of a running sequence and of its own load.
 #![allow(missing_docs, reason = "most of these names say what they hold")]
 
-use crate::{FinishReason, TokenId, TokenLogprobs};
+use crate::{Digest, FinishReason, TokenId, TokenLogprobs};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GeneratedToken {
@@ -71,6 +71,28 @@ pub struct BlockCounts {
     pub referenced: u64,
     pub cached: u64,
     pub quarantined: u64,
+}
+
+/// A low-rank adapter that a worker serves beside its model.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AdapterCard {
+    /// Name under which clients may ask for it.
+    pub name: String,
+    /// Digest of its matrices and factors. Equal digests compute equal bits.
+    pub digest: Digest,
+}
+
+impl AdapterCard {
+    /// Longest name, in bytes.
+    pub const NAME_BYTES_MAX: usize = 256;
+    /// Most adapters of one worker.
+    pub const COUNT_MAX: usize = 4096;
+
+    /// Whether a name is possible: visible characters without spaces, so that it is one word in logs and lists.
+    pub fn is_name(name: &str) -> bool {
+        let is_visible = |c: char| !c.is_whitespace() && !c.is_control();
+        (1..=Self::NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_visible)
+    }
 }
 
 /// What a worker reports of its load.

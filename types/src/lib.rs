@@ -33,7 +33,7 @@ pub use capacity::PoolDemand;
 pub use class::{Compatibility, Digest, Mismatch, NumericsClass, WeightFormat};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
-pub use events::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TransferReport};
+pub use events::{AdapterCard, BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TransferReport};
 pub use fence::{Fence, FencePoll, FenceStatus};
 pub use grammar::{CallGrammar, CallsGrammar, Grammar, GrammarSizeError};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};

@@ -1,6 +1,6 @@
 //! A sequence as it travels to a worker, and what is reported of it: why it ended, its usage, and its timings.
 
-use crate::{RequestId, SamplingParams, Share, TokenId};
+use crate::{Digest, RequestId, SamplingParams, Share, TokenId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -24,6 +24,8 @@ pub struct SequenceSpec {
     pub share: Share,
     /// How it uses prefix caches; `None` reads nothing from them and stores nothing in them.
     pub cache: Option<CacheUse>,
+    /// Digest of the adapter that computes it.
+    pub adapter: Option<Digest>,
 }
 
 /// How a sequence uses the prefix caches of workers.

@@ -5,6 +5,7 @@ use crate::error::WorkerError;
 use crate::grammars::ModelGrammars;
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings};
 use crate::{models, text};
+use baton_engine::families::DecoderSpec;
 use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cuda::{self, CudaConfig, CudaDevice, CudaError};
@@ -32,6 +33,8 @@ pub struct Loaded {
     pub compatibility: Compatibility,
     /// The model card for routers.
     pub card: ModelCard,
+    /// What the model computes, which adapters must fit.
+    pub spec: Arc<DecoderSpec>,
     /// Tokenizer + template bundle, if the model has text.
     pub bundle: Option<bytes::Bytes>,
 }
@@ -54,6 +57,7 @@ pub fn load_with(
 ) -> Result<Loaded, WorkerError> {
     // What is refused whatever the model is refused before anything is downloaded.
     let (device, source) = match engine.device {
+        DeviceKind::Cuda(_) if engine.lora.is_on() => return Err(WorkerError::AdaptersOnGpu),
         DeviceKind::Cuda(ordinal) => {
             let device = device::gpu(engine, ordinal, open)?;
             (device, models::open(model, progress)?)
@@ -106,6 +110,7 @@ fn start(
         end_tokens: source.end_tokens().to_vec(),
         prefix_cache: engine.prefix_cache.config(),
         speculation: engine.speculation.config(),
+        adapters: engine.lora.bounds(),
         ..EngineConfig::default()
     }
     .try_new()?;
@@ -145,7 +150,8 @@ fn start(
     }
     // If the pool is smaller than the context, it bounds the longest sequence that can be served.
     let card = ModelCard { context_max: engine.len_max() as u32, ..card };
-    Ok(Loaded { engine, device, memory, map, compatibility, card, bundle: bundle.map(Into::into) })
+    let (spec, bundle) = (Arc::new(source.spec().clone()), bundle.map(Into::into));
+    Ok(Loaded { engine, device, memory, map, compatibility, card, spec, bundle })
 }
 
 fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {

@@ -15,6 +15,7 @@ use baton_types::{Dtype, InstanceId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 /// Every setting of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -125,6 +126,18 @@ pub struct WorkerArgs {
     /// Proposed tokens: "off", "ngram", or JSON such as {"method": "ngram", "num_speculative_tokens": 8}
     #[arg(long, value_name = "METHOD")]
     pub speculative_config: Option<SpeculationSettings>,
+    /// LoRA adapters as name=folder, separated by commas
+    #[arg(long, value_name = "NAME=FOLDER", value_delimiter = ',')]
+    pub lora_modules: Vec<String>,
+    /// Folder of LoRA adapters, each a folder named like the adapter; read again while the worker runs
+    #[arg(long, value_name = "FOLDER")]
+    pub lora_folder: Option<PathBuf>,
+    /// Most LoRA adapters that are loaded at once. Default: 8
+    #[arg(long, value_name = "COUNT")]
+    pub max_loras: Option<usize>,
+    /// Largest rank of a LoRA adapter. Default: 64
+    #[arg(long, value_name = "RANK")]
+    pub max_lora_rank: Option<usize>,
     /// Cluster ports of all routers: host:port, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub routers: Vec<String>,
@@ -179,6 +192,10 @@ impl WorkerArgs {
             .set("--weights", "engine.weights", &self.weights)
             .set("--kv", "engine.kv", &self.kv)
             .set("--speculative-config", "engine.speculation", &self.speculative_config)
+            .set_list("--lora-modules", "engine.lora.modules", &self.lora_modules)
+            .set("--lora-folder", "engine.lora.folder", &self.lora_folder)
+            .set("--max-loras", "engine.lora.max_loras", &self.max_loras)
+            .set("--max-lora-rank", "engine.lora.max_rank", &self.max_lora_rank)
             .set_list("--routers", "membership.routers", &self.routers)
             .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
             .set("--advertise", "grpc.advertise", &self.advertise)

@@ -72,6 +72,28 @@ pub enum WorkerError {
         /// Address at which peers connect to this worker.
         bind: std::net::IpAddr,
     },
+    /// An adapter of the settings cannot be served.
+    #[error("the adapter {name:?} of engine.lora.modules cannot be served")]
+    Adapter {
+        name: String,
+        #[source]
+        source: crate::lora::AdapterError,
+    },
+    /// An adapter has a name of the model.
+    #[error("engine.lora.modules names an adapter {name:?}, which is a name of the model: choose another")]
+    AdapterName { name: String },
+    /// The folder of adapters cannot be listed.
+    #[error("engine.lora.folder = {}: cannot list it", folder.display())]
+    AdapterFolder {
+        folder: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// Adapters on a device that has none.
+    #[error(
+        "engine.lora is set, and GPUs compute no adapters yet: leave it out, or set engine.device = \"cpu\" (--device cpu)"
+    )]
+    AdaptersOnGpu,
     /// The GPU cannot be used.
     #[error(transparent)]
     Cuda(#[from] baton_kernels::cuda::CudaError),

@@ -2,7 +2,7 @@
 
 use crate::call::CallContext;
 use crate::drain::{DrainPhase, DrainState};
-use crate::report::{PERIOD, Report};
+use crate::report::{PERIOD, Report, Wanted};
 use crate::role::Parts;
 use crate::service::WorkerService;
 use crate::spans::Parent;
@@ -84,10 +84,11 @@ impl Worker for WorkerService {
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let v1::WatchRequest { router, cache_events } = request.into_inner();
+        let v1::WatchRequest { router, cache_events, adapters } = request.into_inner();
         tracing::info!(router, cache_events, "reports load to a router");
+        let wanted = Wanted { cache: cache_events, adapters };
         let (party, mut sequence) = (self.party.clone(), 0);
-        let reports = ReceiverStream::new(self.reports(cache_events));
+        let reports = ReceiverStream::new(self.reports(wanted));
         Ok(Response::new(Box::pin(reports.map(move |report| Ok(load_report(&party, &mut sequence, report))))))
     }
 
@@ -137,6 +138,7 @@ fn load_report(party: &Party, sequence: &mut u64, report: Report) -> v1::LoadRep
             *sequence += 1;
             v1::LoadReport { party, sequence: *sequence, ..load.into() }
         }
+        Report::Adapters(cards) => v1::LoadReport { party, adapters: Some((&cards[..]).into()), ..Default::default() },
         Report::Cache(update) => v1::LoadReport { party, cache: Some(cache_update(update)), ..Default::default() },
     }
 }

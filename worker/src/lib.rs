@@ -21,6 +21,7 @@ pub mod grpc;
 pub mod hang;
 mod health;
 pub mod hold;
+pub mod lora;
 mod main_of;
 pub mod metrics;
 pub mod models;

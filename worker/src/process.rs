@@ -8,6 +8,7 @@ use crate::data_plane;
 use crate::drain::Drain;
 use crate::hang;
 use crate::health::Vitals;
+use crate::lora::Adapters;
 use crate::metrics::WorkerMetrics;
 use crate::phases::Phases;
 use crate::report::cache_changes;
@@ -91,6 +92,7 @@ pub struct RunningWorker {
     pub loaded: Loaded,
     pub transfer: KvTransfer,
     pub drain: Drain,
+    adapters: Option<Adapters>,
     vitals: Arc<Vitals>,
     stop: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
@@ -119,6 +121,7 @@ impl RunningWorker {
 
         let loaded = load(&config, around.announcer, around.device).await?;
         loaded.engine.set_gate(around.gate);
+        let adapters = adapters(&config, &loaded, runtime.clone()).await?;
         let etcd = config.identity.for_etcd(&config.membership.etcd);
         let membership = membership::worker(&JoinConfig { etcd, ..config.membership.clone() }, &identity);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
@@ -133,6 +136,10 @@ impl RunningWorker {
         let transfer = transfer.context("cannot start the data plane")?;
         data_plane::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);
+        if let (Some(adapters), true) = (adapters.clone(), config.engine.lora.folder.is_some()) {
+            let every = Duration::from_millis(config.engine.lora.reread_ms);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(adapters.follow_folder(every)));
+        }
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone(), runtime.clone())));
         let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
         let collector = WorkerMetrics::new(loaded.engine.clone(), loaded.device.clone(), transfer.clone(), model, pool);
@@ -153,6 +160,7 @@ impl RunningWorker {
             bundle,
             claimed,
             cache_changed: cache_changes(&loaded.engine.pool()),
+            adapters: adapters.as_ref().map(Adapters::cards),
             drain: drain.clone(),
             drain_max: Duration::from_millis(config.drain.drain_ms_max),
             stop: stop.clone(),
@@ -167,6 +175,7 @@ impl RunningWorker {
             call_max: Duration::from_millis(config.instance.call_ms_max),
             message_max: config.grpc.message_max(),
             model: loaded.card.fingerprint,
+            adapters: adapters.clone(),
             runtime,
         };
         let server = crate::grpc::router(&config.grpc, service, around.traces, service_name);
@@ -176,12 +185,17 @@ impl RunningWorker {
         let drained_max = Duration::from_millis(config.drain.drained_ms_max);
         vitals.registered(&registration, &drain, drained_max, around.announcer);
         drain.registered(registration);
-        Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, drain, vitals, stop, server })
+        Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, drain, adapters, vitals, stop, server })
     }
 
     /// Whether a router has admitted it.
     pub fn is_ready(&self) -> bool {
         self.vitals.is_ready().is_ok()
+    }
+
+    /// Its LoRA adapters, if it serves any.
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
     }
 
     /// Waits for a request to stop, or for the failure of a component, which is an error.
@@ -242,6 +256,18 @@ async fn load(config: &WorkerConfig, announcer: Announcer, device: Option<Arc<dy
     };
     let loaded = tokio::task::spawn_blocking(load).await?;
     loaded.with_context(|| format!("cannot serve model {:?}", config.model.model))
+}
+
+/// Reads the adapters of the settings, if there are any.
+async fn adapters(
+    config: &WorkerConfig,
+    loaded: &Loaded,
+    runtime: Arc<TokioRuntime>,
+) -> anyhow::Result<Option<Adapters>> {
+    let (settings, engine, spec) = (config.engine.lora.clone(), loaded.engine.clone(), loaded.spec.clone());
+    let names = loaded.card.names().map(str::to_owned).collect();
+    let start = move || Adapters::start(&settings, &engine, spec, names, runtime);
+    tokio::task::spawn_blocking(start).await?.context("cannot serve the adapters")
 }
 
 fn record(

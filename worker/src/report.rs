@@ -6,7 +6,8 @@
 
 use crate::service::WorkerService;
 use baton_kv_cache::{CacheFeed, FeedUpdate, SharedPool};
-use baton_types::{BlockCounts, LoadReport, Runtime};
+use baton_types::{AdapterCard, BlockCounts, LoadReport, Runtime};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
@@ -25,6 +26,17 @@ pub enum Report {
     Load(LoadReport),
     /// What changed in the cache, or a part of its contents.
     Cache(FeedUpdate),
+    /// All adapters, where they changed.
+    Adapters(Arc<[AdapterCard]>),
+}
+
+/// What a router wants reported besides the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Changes of the prefix cache.
+    pub cache: bool,
+    /// Adapters.
+    pub adapters: bool,
 }
 
 /// A receiver that is notified of every change of the cache of `pool`. Call it once per pool and clone the receiver.
@@ -83,13 +95,26 @@ impl Cache {
     }
 }
 
+/// Waits until the adapters are others.
+async fn changed(adapters: &mut Option<watch::Receiver<Arc<[AdapterCard]>>>) {
+    if let Some(adapters) = adapters
+        && adapters.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
 impl WorkerService {
     /// Reports until the router disconnects or the worker stops.
-    pub(crate) async fn report(self, reports: mpsc::Sender<Report>, cache_events: bool) {
+    pub(crate) async fn report(self, reports: mpsc::Sender<Report>, wanted: Wanted) {
         let runtime = &*self.runtime;
-        let mut cache = cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));
+        let mut cache = wanted.cache.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));
         let (mut last, mut quiet, mut tick) = (None, 0, runtime.now() + PERIOD);
         let (mut load_due, mut cache_due) = (true, false);
+        let mut adapters = self.adapters.clone().filter(|_| wanted.adapters);
+        // Before the load: a router that takes requests for this worker knows what it has.
+        let mut adapters_due = adapters.is_some();
         loop {
             let look = async {
                 match &mut cache {
@@ -101,11 +126,15 @@ impl WorkerService {
                 biased;
                 () = self.stop.cancelled() => return,
                 () = reports.closed() => return,
-                permit = reports.reserve(), if load_due || cache_due => permit,
+                permit = reports.reserve(), if load_due || cache_due || adapters_due => permit,
                 () = runtime.sleep_until(tick) => {
                     tick += PERIOD;
                     quiet += 1;
                     load_due |= quiet >= QUIET_TICKS_MAX || last.as_ref() != Some(&self.load());
+                    continue;
+                }
+                () = changed(&mut adapters), if !adapters_due => {
+                    adapters_due = true;
                     continue;
                 }
                 () = look, if !cache_due => {
@@ -114,7 +143,9 @@ impl WorkerService {
                 }
             };
             let Ok(permit) = permit else { return };
-            if load_due {
+            if let Some(cards) = adapters.as_mut().filter(|_| std::mem::take(&mut adapters_due)) {
+                permit.send(Report::Adapters(cards.borrow_and_update().clone()));
+            } else if load_due {
                 let load = self.load();
                 last = Some(load.clone());
                 permit.send(Report::Load(load));

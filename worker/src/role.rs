@@ -1,6 +1,7 @@
 //! What a role brings to a worker, and what the worker gives its service in return.
 
 use crate::drain::Drain;
+use crate::lora::Adapters;
 use crate::phases::Phases;
 use crate::service::Claims;
 use baton_engine::EngineHandle;
@@ -45,6 +46,8 @@ pub struct Parts {
     pub message_max: usize,
     /// Fingerprint of the model.
     pub model: Digest,
+    /// LoRA adapters, if it serves any.
+    pub adapters: Option<Adapters>,
     /// Runs calls, and provides the time.
     pub runtime: Arc<dyn Runtime>,
 }

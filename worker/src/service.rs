@@ -2,10 +2,10 @@
 //! bundle.
 
 use crate::drain::{Drain, DrainPhase, DrainState};
-use crate::report::Report;
+use crate::report::{Report, Wanted};
 use baton_engine::EngineHandle;
 use baton_kv_transfer::KvTransfer;
-use baton_types::{Digest, InstanceRecord, Party, Runtime};
+use baton_types::{AdapterCard, Digest, InstanceRecord, Party, Runtime};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub struct WorkerService {
     pub claimed: Claims,
     /// Notified of cache changes, see [`crate::report::cache_changes`].
     pub cache_changed: watch::Receiver<()>,
+    /// Its LoRA adapters, where it serves any.
+    pub adapters: Option<watch::Receiver<Arc<[AdapterCard]>>>,
     pub drain: Drain,
     /// Bound of a drain that states none.
     pub drain_max: Duration,
@@ -56,10 +58,10 @@ pub struct WorkerService {
 }
 
 impl WorkerService {
-    /// Reports to a router until either side ends the stream; includes changes of the cache if `cache_events` is set.
-    pub fn reports(&self, cache_events: bool) -> mpsc::Receiver<Report> {
+    /// Reports to a router until either side ends the stream.
+    pub fn reports(&self, wanted: Wanted) -> mpsc::Receiver<Report> {
         let (reports, receiver) = mpsc::channel(REPORTS_MAX);
-        self.runtime.spawn(Box::pin(self.clone().report(reports, cache_events)));
+        self.runtime.spawn(Box::pin(self.clone().report(reports, wanted)));
         receiver
     }
 

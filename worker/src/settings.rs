@@ -1,6 +1,7 @@
 //! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
 pub use crate::device_kind::DeviceKind;
+pub use crate::lora::LoraSettings;
 pub use crate::speculation::SpeculationSettings;
 pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
@@ -80,6 +81,7 @@ pub struct EngineSettings {
     /// Proposed tokens.
     pub speculation: SpeculationSettings,
     pub packed_cache: PackedCacheSettings,
+    pub lora: LoraSettings,
 }
 
 /// Packed weights on disk: what this worker packs, the next one that starts reads.
@@ -153,6 +155,7 @@ impl Default for EngineSettings {
             prefix_cache: PrefixCacheSettings::default(),
             speculation: SpeculationSettings::default(),
             packed_cache: PackedCacheSettings::default(),
+            lora: LoraSettings::default(),
         }
     }
 }
@@ -246,7 +249,8 @@ impl Check for EngineSettings {
             .range("step_ms_max", self.step_ms_max, 100..=3_600_000)
             .range("packed_cache.bytes_max", self.packed_cache.bytes_max, ByteSize(0)..=ByteSize(1 << 50))
             .section("prefix_cache", &self.prefix_cache)
-            .section("speculation", &self.speculation);
+            .section("speculation", &self.speculation)
+            .section("lora", &self.lora);
     }
 }
 

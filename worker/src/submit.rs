@@ -1,7 +1,7 @@
 //! Converts a sequence from the wire into one for the engine, and an engine's refusal into the error for the client.
 
 use baton_engine::EngineHandle;
-use baton_engine::api::{PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};
+use baton_engine::api::{AdapterUse, PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};
 use baton_kv_cache::PrefixHasher;
 use baton_types::{CacheUse, Digest, ErrorKind, RequestError, SequenceSpec, TokenId};
 use std::time::{Duration, Instant};
@@ -14,24 +14,29 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     let kind = match error {
         SubmitError::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
         SubmitError::Full { .. } => ErrorKind::Overloaded,
-        SubmitError::Invalid(_) | SubmitError::UnknownAdapter(_) => ErrorKind::InvalidRequest,
+        SubmitError::Invalid(_) => ErrorKind::InvalidRequest,
+        // The holder of the adapter's slot lost it: a defect.
+        SubmitError::UnknownAdapter(_) => ErrorKind::Internal,
         SubmitError::Stopped => ErrorKind::Unavailable,
     };
     let request_error = RequestError::new(kind, error.to_string());
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
 }
 
-/// The engine's sequence for one that came over the wire, for the model with this fingerprint. Its prefixes are hashed here and nowhere
+/// The engine's sequence for one that came over the wire, for the model with this fingerprint, with the adapter that it names. Its prefixes are hashed here and nowhere
 /// later.
 pub fn engine_request(
     sequence: SequenceSpec,
     engine: &EngineHandle,
     model: &Digest,
+    adapter: Option<AdapterUse>,
     deadline: Instant,
 ) -> SequenceRequest {
-    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, share, cache } = sequence;
+    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, share, cache, adapter: _ } =
+        sequence;
     let cache = cache.filter(|_| engine.config().prefix_cache.is_some());
-    let prefix = cache.map(|cache| prefix_use(&cache, &tokens, model));
+    let digest = adapter.as_ref().map(|used| used.digest);
+    let prefix = cache.map(|cache| prefix_use(&cache, &tokens, model, digest));
     SequenceRequest {
         id: request_id,
         tokens,
@@ -42,16 +47,19 @@ pub fn engine_request(
         priority,
         share,
         prefix,
-        adapter: None,
+        adapter,
     }
 }
 
 /// How a sequence shares its prefixes, for the model with this fingerprint.
-fn prefix_use(cache: &CacheUse, tokens: &[TokenId], model: &Digest) -> PrefixUse {
+fn prefix_use(cache: &CacheUse, tokens: &[TokenId], model: &Digest, adapter: Option<Digest>) -> PrefixUse {
     let hasher = PrefixHasher::new(model, &cache.salt);
     // The root is derived from the salt and the model: a label that reveals neither.
     let owner = u64::from_le_bytes(*hasher.root().0.first_chunk().unwrap_or(&[0; 8]));
-    let mut prefix = PrefixUse::new(hasher, tokens);
+    let mut prefix = match adapter {
+        Some(adapter) => PrefixUse::of_adapter(hasher, adapter, tokens),
+        None => PrefixUse::new(hasher, tokens),
+    };
     (prefix.ttl, prefix.pin, prefix.cold) = (cache.ttl, cache.pin.map(|time| PinFor { owner, time }), cache.cold);
     prefix
 }

@@ -17,6 +17,7 @@ use futures::FutureExt;
 use futures::future::{select_all, try_join};
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
@@ -71,6 +72,18 @@ pub(crate) struct UpArgs {
     /// Size of each worker's KV pool, e.g. `512MiB`.
     #[arg(long)]
     kv_cache_bytes: Option<String>,
+    /// LoRA adapters as `name=folder`, separated by commas.
+    #[arg(long, value_name = "NAME=FOLDER")]
+    lora_modules: Option<String>,
+    /// Folder of LoRA adapters, each a folder named like the adapter; read again while the cluster runs.
+    #[arg(long, value_name = "FOLDER")]
+    lora_folder: Option<PathBuf>,
+    /// Most LoRA adapters that a worker has loaded at once. Default: 8.
+    #[arg(long)]
+    max_loras: Option<usize>,
+    /// Largest rank of a LoRA adapter. Default: 64.
+    #[arg(long)]
+    max_lora_rank: Option<usize>,
     /// Compute threads of each worker; `auto` divides the cores by what workers do: decode gets a third of them, prefill the rest. With less
     /// than four cores each has all of them.
     /// Default: `auto`, or `BATON_ENGINE__THREADS`.
@@ -140,6 +153,10 @@ impl UpArgs {
         flags.push(format!("--identity={}", local_cluster.identity(Role::Worker).display()));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
+        flags.extend(self.lora_modules.as_ref().map(|modules| format!("--lora-modules={modules}")));
+        flags.extend(self.lora_folder.as_ref().map(|folder| format!("--lora-folder={}", folder.display())));
+        flags.extend(self.max_loras.map(|n| format!("--max-loras={n}")));
+        flags.extend(self.max_lora_rank.map(|n| format!("--max-lora-rank={n}")));
         // A flag would override the variable.
         if self.threads.is_some() || !environment::own().iter().any(|name| name == "BATON_ENGINE__THREADS") {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,4 +1,4 @@
-//! Formats of models: GGUF files, Hugging Face folders, seeded random models. All return a [`DecoderSpec`], and tensors by canonical name,
+//! Formats of models: GGUF files, Hugging Face folders, seeded random models; and of adapters: peft folders. All models return a [`DecoderSpec`], and tensors by canonical name,
 //! as they are stored. What differs by family is in [`crate::families`].
 //!
 //! A configuration key or tensor that changes the computation and is not implemented is refused by name: a plausible wrong answer is the
@@ -68,6 +68,7 @@ mod fingerprints;
 mod gguf;
 mod huggingface;
 mod mmap;
+mod peft;
 mod random;
 mod sampling;
 
@@ -77,5 +78,6 @@ pub(crate) use gguf::GgufConfig;
 pub use gguf::GgufModel;
 pub use huggingface::HuggingFaceModel;
 pub(crate) use huggingface::JsonObject;
+pub use peft::{AdapterLimits, read_peft};
 pub use random::RandomModel;
 use sampling::check_sampling;

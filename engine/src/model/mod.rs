@@ -18,7 +18,7 @@ pub use rope::{inverse_frequencies, rope_table};
 
 use crate::families::DecoderSpec;
 use crate::formats::ModelSource;
-use baton_kernels::adapter::{Adapter, AdapterBounds};
+use baton_kernels::adapter::{AdapterBounds, PackedAdapter};
 use baton_kernels::device::{Bounds, Device, DeviceInfo, Executable};
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::ForkCopy;
@@ -82,11 +82,23 @@ impl Model {
 
     /// Loads an adapter for sequences that name the slot, see [`Executable::load_adapter`]; returns its digest, which the hashes of their
     /// prefixes include ([`crate::PrefixUse::of_adapter`]).
-    pub fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<Digest, ModelError> {
-        self.executable.load_adapter(slot, adapter)?;
+    pub fn load_adapter(&mut self, slot: AdapterSlot, adapter: Arc<PackedAdapter>) -> Result<Digest, ModelError> {
         let digest = adapter.digest();
+        self.executable.load_adapter(slot, adapter)?;
         self.adapters.insert(slot, digest);
         Ok(digest)
+    }
+
+    /// Frees the slot of an adapter, see [`Executable::unload_adapter`].
+    pub fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), ModelError> {
+        self.executable.unload_adapter(slot)?;
+        self.adapters.remove(&slot);
+        Ok(())
+    }
+
+    /// See [`Executable::leave`].
+    pub fn leave(&mut self, slots: &[usize]) -> Result<(), ModelError> {
+        Ok(self.executable.leave(slots)?)
     }
 
     /// Loaded adapters, with their digests.

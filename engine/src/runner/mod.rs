@@ -15,7 +15,7 @@ use crate::api::{SequenceEvent, SubmitError};
 use crate::gaps::StepGaps;
 use crate::gate::{SequenceGate, SequencePhase};
 use crate::grammar::MaskThreads;
-use crate::mailbox::{Submission, is_counted};
+use crate::mailbox::{AdapterChange, Submission, is_counted};
 use crate::model::ModelError;
 use crate::rates::Rates;
 use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
@@ -250,6 +250,7 @@ impl<M: StepModel> Runner<M> {
     fn take_in(&mut self) -> Result<bool, ModelError> {
         let taken = self.shared.mailbox.take();
         self.scheduler.keep_for(*self.shared.awaited.lock());
+        self.change_adapters(taken.adapters)?;
         for submission in taken.submissions {
             let key = submission.key;
             self.accept(submission);
@@ -258,6 +259,25 @@ impl<M: StepModel> Runner<M> {
             }
         }
         Ok(taken.stopped)
+    }
+
+    /// Loads and frees adapters. What does not fit is reported to whoever asked.
+    fn change_adapters(&mut self, changes: Vec<AdapterChange>) -> Result<(), ModelError> {
+        for AdapterChange { slot, adapter, done } in changes {
+            // The device keeps an adapter until it knows that the last sequence with it is gone, and an idle engine launches no step.
+            self.model.leave(&self.slots.take_left())?;
+            let digest = adapter.as_ref().map(|adapter| adapter.digest());
+            let changed = self.model.set_adapter(slot, adapter);
+            if changed.is_ok() {
+                let mut loaded = self.shared.adapters.lock();
+                match digest {
+                    Some(digest) => loaded.insert(slot, digest),
+                    None => loaded.remove(&slot),
+                };
+            }
+            done(changed);
+        }
+        Ok(())
     }
 
     /// Runs block copies, which are device work like a step.

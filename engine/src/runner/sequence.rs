@@ -6,7 +6,7 @@ use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
 use crate::speculation::Drafter;
 use baton_kernels::sampling::TokenSet;
-use baton_kernels::step::{Join, LateMask};
+use baton_kernels::step::{AdapterSlot, Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockTables, Fence, FinishReason, RequestError, TokenId};
@@ -98,8 +98,12 @@ impl Sequence {
     pub(super) fn is_sibling(&self, other: &Self) -> bool {
         let both_cached = self.block_hashes.is_some() && other.block_hashes.is_some();
         both_cached
-            && self.request.adapter == other.request.adapter
+            && self.adapter() == other.adapter()
             && (self.request.share.tenant, &self.request.tokens) == (other.request.share.tenant, &other.request.tokens)
+    }
+
+    fn adapter(&self) -> Option<AdapterSlot> {
+        self.request.adapter.as_ref().map(|used| used.slot)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -116,7 +120,7 @@ impl Sequence {
             sample_index: *sample_index,
             bias: sampling.logit_bias.clone(),
             allowed: self.allowed.clone(),
-            adapter: *adapter,
+            adapter: adapter.as_ref().map(|used| used.slot),
             ..Join::default()
         }
     }

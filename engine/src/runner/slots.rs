@@ -37,6 +37,12 @@ impl Slots {
         }
     }
 
+    /// The slots whose sequences are gone, which the caller tells the device.
+    pub(super) fn take_left(&mut self) -> Vec<usize> {
+        self.free.extend(&self.left);
+        std::mem::take(&mut self.left)
+    }
+
     /// The slot of a sequence of `batch` with these block tables. `join` describes it to the device where it has no slot yet.
     ///
     /// # Panics

@@ -3,15 +3,14 @@
 //! Where a linear computes `y = W x`, a row with an adapter gets `y + scale * B (A x)`, in the order of `docs/numerics.md`. Rows without one
 //! have the bits that they have on a device without adapters.
 
-mod resident;
+mod packed;
 
-pub(crate) use resident::{LowRank, ResidentAdapter};
+pub(crate) use packed::LowRank;
+pub use packed::PackedAdapter;
 
 use crate::device::DeviceError;
 use crate::program::{Op, Program};
-use crate::step::AdapterSlot;
 use baton_types::Digest;
-use std::collections::BTreeSet;
 
 /// A linear of a layer.
 #[allow(missing_docs, reason = "the names of variants say it")]
@@ -95,36 +94,12 @@ impl Program {
 }
 
 impl Adapter {
-    /// Checks slot, rank and shapes against a program.
-    pub(crate) fn check(&self, slot: AdapterSlot, program: &Program, bounds: AdapterBounds) -> Result<(), DeviceError> {
-        let AdapterBounds { slots_max, rank_max } = bounds;
-        if slot.0 as usize >= slots_max {
-            return Err(DeviceError::AdapterSlots { slot, slots_max });
-        }
-        if self.rank == 0 || self.rank > rank_max {
-            return Err(DeviceError::AdapterRank { rank: self.rank, rank_max });
-        }
-        let refuse = |message: String| Err(DeviceError::Shape { op: "load_adapter", message });
-        let mut seen = BTreeSet::new();
-        for AdapterLinear { layer, linear, a, b, scale } in &self.linears {
-            let Some([n, k]) = program.linear(*layer, *linear) else {
-                return refuse(format!("layer {layer} of {}", program.layers()));
-            };
-            let (rank, expected) = (self.rank, [self.rank * k, n * self.rank]);
-            if [a.len(), b.len()] != expected {
-                let (a, b) = (a.len(), b.len());
-                return refuse(format!(
-                    "{linear:?} of layer {layer}: {a} and {b} elements for [{rank}, {k}] and [{n}, {rank}]"
-                ));
-            }
-            if !seen.insert((*layer, *linear)) {
-                return refuse(format!("{linear:?} of layer {layer} is changed twice"));
-            }
-            if !a.iter().chain(b).chain([scale]).all(|x| x.is_finite()) {
-                return refuse(format!("{linear:?} of layer {layer} has elements that are not finite"));
-            }
-        }
-        Ok(())
+    /// The adapter in the kernels' order.
+    ///
+    /// # Errors
+    /// If the rank is 0 or over [`AdapterBounds::RANK_MAX`], the elements are of another rank or not finite, or a linear is changed twice.
+    pub fn pack(&self) -> Result<PackedAdapter, DeviceError> {
+        PackedAdapter::try_new(self)
     }
 
     /// Names everything that decides what it computes: KV that was computed with it is of use only to rows with an adapter of the same digest.

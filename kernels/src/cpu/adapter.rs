@@ -149,7 +149,7 @@ fn dot_lanes<S: Simd>(s: S, a: &[f32], b: &[f32]) -> S::F {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapter::{Adapter, AdapterLinear, Linear, ResidentAdapter};
+    use crate::adapter::{Adapter, AdapterLinear, Linear, PackedAdapter};
     use crate::cpu::CpuConfig;
     use crate::host::{AdaptedRows, HostKernels as _};
     use crate::numerics::Numerics;
@@ -162,10 +162,10 @@ mod tests {
         (0..len).map(|i| (mix(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
     }
 
-    fn adapter(rank: usize, k: usize, n: usize) -> ResidentAdapter {
+    fn adapter(rank: usize, k: usize, n: usize) -> PackedAdapter {
         let (a, b) = (floats(rank * k, rank), floats(n * rank, rank + 1));
         let change = AdapterLinear { layer: 0, linear: Linear::Up, a, b, scale: 0.3 };
-        ResidentAdapter::new(&Adapter { rank, linears: vec![change] }, 1)
+        Adapter { rank, linears: vec![change] }.pack().unwrap()
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
             ];
             for step in steps {
                 let adapted = AdaptedRows::new(step.iter().map(|(rows, i)| (*rows, i.map(|i| &adapters[i]))));
-                let changes = |linear| adapted.of(0).map(|layer| layer.changes(linear));
+                let changes = |linear| adapted.of(0, &[linear]).map(|layer| layer.changes(linear));
                 let rows: usize = step.iter().map(|(rows, _)| rows).sum();
                 let (x, start) = (floats(rows * k, 1), floats(rows * n, 2));
                 let Some(of_up) = changes(Linear::Up) else { continue };

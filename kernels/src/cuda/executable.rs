@@ -14,7 +14,7 @@ use super::products::Pins;
 use super::samplers::{self, Samplers, Segment};
 use super::staging::Staging;
 use super::weights::Weights;
-use crate::adapter::Adapter;
+use crate::adapter::PackedAdapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, STEPS_MAX};
 use crate::kv::PoolLayout;
 use crate::numerics::ATTENTION_SPLIT;
@@ -403,12 +403,16 @@ impl Executable for CudaExecutable {
         self.make_graphs()
     }
 
-    fn load_adapter(&mut self, slot: AdapterSlot, _: &Adapter) -> Result<(), DeviceError> {
+    fn load_adapter(&mut self, slot: AdapterSlot, _: Arc<PackedAdapter>) -> Result<(), DeviceError> {
         Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
     }
 
     fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
         Err(DeviceError::AdapterSlots { slot, slots_max: 0 })
+    }
+
+    fn leave(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
+        self.slots.leave(slots)
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {

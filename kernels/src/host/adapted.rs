@@ -1,11 +1,11 @@
 //! Which rows of a step use which adapter.
 
 use super::HostKernels;
-use crate::adapter::{Linear, LowRank, ResidentAdapter};
+use crate::adapter::{Linear, LowRank, PackedAdapter};
 use std::ops::Range;
 
 /// Rows of one adapter.
-type Run<'a> = (Range<usize>, &'a ResidentAdapter);
+type Run<'a> = (Range<usize>, &'a PackedAdapter);
 
 /// The rows of a step that have an adapter.
 #[derive(Default)]
@@ -42,7 +42,7 @@ impl<'a> Changes<'a> {
 
 impl<'a> AdaptedRows<'a> {
     /// From the number of rows of each segment, and its adapter.
-    pub(crate) fn new(segments: impl Iterator<Item = (usize, Option<&'a ResidentAdapter>)>) -> Self {
+    pub(crate) fn new(segments: impl Iterator<Item = (usize, Option<&'a PackedAdapter>)>) -> Self {
         let (mut runs, mut end) = (Vec::new(), 0);
         for (rows, adapter) in segments {
             end += rows;
@@ -60,9 +60,10 @@ impl<'a> AdaptedRows<'a> {
         Self::new(rows.iter().map(|row| (1, of(*row))))
     }
 
-    /// In one layer; `None` if no row has an adapter.
-    pub(crate) fn of(&self, layer: u32) -> Option<AdaptedLayer<'_>> {
-        (!self.runs.is_empty()).then_some(AdaptedLayer { runs: &self.runs, layer })
+    /// In one layer; `None` if no row has an adapter that changes one of these linears there.
+    pub(crate) fn of(&self, layer: u32, linears: &[Linear]) -> Option<AdaptedLayer<'_>> {
+        let changes = |(_, adapter): &Run<'_>| linears.iter().any(|linear| adapter.of(layer, *linear).is_some());
+        self.runs.iter().any(changes).then_some(AdaptedLayer { runs: &self.runs, layer })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::adapted::AdaptedRows;
 use super::{ExpertsOf, GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
-use crate::adapter::{Adapter, Linear, ResidentAdapter};
+use crate::adapter::{Linear, PackedAdapter};
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
 use crate::kv::PoolBinding;
 use crate::program::check::{self, Sizes};
@@ -105,7 +105,7 @@ pub(super) struct HostExecutable<K: HostKernels> {
     pool: Option<PoolBinding>,
     slots: SlotTable,
     /// By adapter slot.
-    adapters: Vec<Option<ResidentAdapter>>,
+    adapters: Vec<Option<Arc<PackedAdapter>>>,
     samplers: SlotSamplers,
     /// What the running step needs of its slots.
     step: Launched,
@@ -254,10 +254,10 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         Ok(())
     }
 
-    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: Arc<PackedAdapter>) -> Result<(), DeviceError> {
         adapter.check(slot, &self.program, self.bounds.adapters)?;
         self.slots.set_adapter(slot, true)?;
-        self.adapters[slot.0 as usize] = Some(ResidentAdapter::new(adapter, self.program.layers()));
+        self.adapters[slot.0 as usize] = Some(adapter);
         Ok(())
     }
 
@@ -267,11 +267,16 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         Ok(())
     }
 
+    fn leave(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
+        // A slot's sampler is replaced by that of the next sequence.
+        self.slots.leave(slots)
+    }
+
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {
         let kv = self.pool.as_ref().ok_or(DeviceError::Unbound)?;
         self.slots.launch(step, kv.limits(), &mut self.step)?;
         self.samplers.begin(step, &mut self.ids);
-        let adapter = |slot: usize| self.adapters[self.slots.adapter(slot)?.0 as usize].as_ref();
+        let adapter = |slot: usize| self.adapters[self.slots.adapter(slot)?.0 as usize].as_deref();
         let mut adapted = AdaptedRows::new(step.segments.iter().map(|rows| (rows.rows, adapter(rows.slot))));
         let mut layer = 0;
         let Launched { segments: all, selected } = &self.step;
@@ -288,7 +293,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     let step_of = kv.step(op.layer, segments);
                     layer = op.layer;
                     let (w, to) = (op.weight.matrix(), &mut a.query[..rows * query]);
-                    match adapted.of(layer) {
+                    match adapted.of(layer, &[Linear::Query, Linear::Key, Linear::Value]) {
                         None => kernels.qkv(w, &op.of(), step_of, residual, to, scratch),
                         Some(adapted) => {
                             parts::qkv(kernels, w, &op.of(), step_of, residual, to, scratch, Some(adapted))
@@ -305,7 +310,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 }
                 Resolved::Out(op) => {
                     let (w, of, x) = (op.weight.matrix(), op.of(Role::Out, rows), &a.attended[..rows * op.k]);
-                    match adapted.of(layer) {
+                    match adapted.of(layer, &[Linear::Out]) {
                         None => kernels.project(w, &of, x, residual, scratch),
                         Some(adapted) => {
                             parts::project(kernels, w, &of, x, residual, scratch, Some((adapted, Linear::Out)))
@@ -314,14 +319,14 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 }
                 Resolved::GateUp(op) => {
                     let (w, of, to) = (op.weight.matrix(), op.of(rows), &mut a.inner[..rows * op.ffn]);
-                    match adapted.of(layer) {
+                    match adapted.of(layer, &[Linear::Gate, Linear::Up]) {
                         None => kernels.gate_up(w, &of, residual, to, scratch),
                         Some(adapted) => parts::gate_up(kernels, w, &of, residual, to, scratch, Some(adapted)),
                     }
                 }
                 Resolved::Down(op) => {
                     let (w, of, x) = (op.weight.matrix(), op.of(Role::Down, rows), &a.inner[..rows * op.k]);
-                    match adapted.of(layer) {
+                    match adapted.of(layer, &[Linear::Down]) {
                         None => kernels.project(w, &of, x, residual, scratch),
                         Some(adapted) => {
                             parts::project(kernels, w, &of, x, residual, scratch, Some((adapted, Linear::Down)))

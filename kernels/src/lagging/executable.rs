@@ -3,7 +3,7 @@
 use super::LagConfig;
 use super::poison::{PendingRead, poison, still_read};
 use super::stream::{Job, LateFence, Stream, Work};
-use crate::adapter::Adapter;
+use crate::adapter::PackedAdapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::PoolBinding;
 use crate::program::{Op, Program, check};
@@ -105,15 +105,20 @@ impl Executable for LateExecutable {
         Ok(())
     }
 
-    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: Arc<PackedAdapter>) -> Result<(), DeviceError> {
         adapter.check(slot, &self.program, self.bounds.adapters)?;
         self.slots.set_adapter(slot, true)?;
-        self.enqueue(Work::LoadAdapter(slot, Box::new(adapter.clone())))
+        self.enqueue(Work::LoadAdapter(slot, adapter))
     }
 
     fn unload_adapter(&mut self, slot: AdapterSlot) -> Result<(), DeviceError> {
         self.slots.set_adapter(slot, false)?;
         self.enqueue(Work::UnloadAdapter(slot))
+    }
+
+    fn leave(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
+        self.slots.leave(slots)?;
+        self.enqueue(Work::Leave(slots.to_vec()))
     }
 
     fn launch(&mut self, step: &StepInput, observer: LayerObserver<'_>) -> Result<(), DeviceError> {

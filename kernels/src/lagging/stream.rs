@@ -1,7 +1,7 @@
 //! An in-order stream with its own thread.
 
 use super::LagConfig;
-use crate::adapter::Adapter;
+use crate::adapter::PackedAdapter;
 use crate::device::{DeviceError, Executable};
 use crate::step::{AdapterSlot, StepInput, StepOutput};
 use baton_memory::PoolMemory;
@@ -15,8 +15,9 @@ use std::time::Instant;
 /// Work for the inner executable.
 pub(super) enum Work {
     Bind(Arc<dyn PoolMemory>, Box<KvPoolMap>),
-    LoadAdapter(AdapterSlot, Box<Adapter>),
+    LoadAdapter(AdapterSlot, Arc<PackedAdapter>),
     UnloadAdapter(AdapterSlot),
+    Leave(Vec<usize>),
     Step(StepInput),
     Copy { group: usize, from: BlockId, to: BlockId, tokens: usize },
 }
@@ -141,8 +142,9 @@ impl Stream {
     ) -> Result<Option<StepOutput>, DeviceError> {
         match work {
             Work::Bind(memory, map) => inner.bind(memory, &map).map(|()| None),
-            Work::LoadAdapter(slot, adapter) => inner.load_adapter(slot, &adapter).map(|()| None),
+            Work::LoadAdapter(slot, adapter) => inner.load_adapter(slot, adapter).map(|()| None),
             Work::UnloadAdapter(slot) => inner.unload_adapter(slot).map(|()| None),
+            Work::Leave(slots) => inner.leave(&slots).map(|()| None),
             Work::Copy { group, from, to, tokens } => inner.copy_kv(group, from, to, tokens).map(|()| None),
             Work::Step(step) => {
                 inner.launch(&step, &mut |layer, _| {

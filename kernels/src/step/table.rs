@@ -104,6 +104,13 @@ impl SlotTable {
         Ok(())
     }
 
+    /// Frees slots without a step.
+    pub fn leave(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
+        slots.iter().try_for_each(|slot| self.slot(*slot).map(|_| ()))?;
+        slots.iter().for_each(|slot| self.slots[*slot] = None);
+        Ok(())
+    }
+
     /// The adapter of the sequence in a slot, as of the step launched last.
     pub fn adapter(&self, slot: usize) -> Option<AdapterSlot> {
         self.slots.get(slot)?.as_ref()?.adapter

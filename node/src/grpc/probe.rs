@@ -45,7 +45,7 @@ impl Probe for WatchProbe {
 async fn is_alive(record: &InstanceRecord, identity: &Identity) -> bool {
     let channel = channel(&record.endpoint, &ChannelConfig::default(), identity, Role::Worker);
     let Ok(channel) = channel else { return false };
-    let request = WatchRequest { router: "probe".into(), cache_events: false };
+    let request = WatchRequest { router: "probe".into(), ..Default::default() };
     let Ok(reports) = WorkerClient::new(channel).watch(request).await else { return false };
     match reports.into_inner().message().await {
         Ok(Some(report)) => report.party == Some(record.party.clone().into()) && report.healthy && !report.draining,

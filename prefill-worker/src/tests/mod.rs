@@ -97,6 +97,7 @@ fn pair_to(
         call_max: FOREVER,
         message_max: 1 << 20,
         model: Digest([1; 32]),
+        adapters: None,
         runtime,
     };
     (PrefillService { parts }, other)
@@ -134,6 +135,7 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         priority: 0,
         cache: None,
         share: Share::default(),
+        adapter: None,
     };
     v1::PrefillRequest {
         sequence: Some(sequence.into()),

@@ -39,6 +39,7 @@ fn service_of(engine: EngineHandle, transfer: KvTransfer) -> WorkerService {
         party: transfer.party().clone(),
         record: conformance::record("p", 1),
         cache_changed: cache_changes(&engine.pool()),
+        adapters: None,
         engine,
         transfer,
         bundle: None,
@@ -51,7 +52,7 @@ fn service_of(engine: EngineHandle, transfer: KvTransfer) -> WorkerService {
 }
 
 async fn watch(service: &WorkerService, cache_events: bool) -> Reports {
-    let request = v1::WatchRequest { router: "test".into(), cache_events };
+    let request = v1::WatchRequest { router: "test".into(), cache_events, adapters: true };
     service.watch(Request::new(request)).await.unwrap().into_inner()
 }
 

@@ -73,6 +73,7 @@ impl From<LoadReport> for v1::LoadReport {
             kv_bytes: r.kv_bytes,
             still_ms: r.still_ms,
             lacks_blocks: r.lacks_blocks,
+            adapters: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Data from the wire is untrusted until `try_from` has accepted it here: names are checked, lists are bounded, enums are known, ranges
 //! are ordered. A refusal names the field, as a path: `card.served_names[3]`.
 
+mod adapters;
 mod error;
 mod events;
 mod record;

@@ -31,7 +31,7 @@ fn names(field: &str, values: Vec<String>, max: usize) -> Result<Vec<String>, Co
     values.into_iter().enumerate().map(|(i, value)| name(format!("{field}[{i}]"), value, NAME_BYTES_MAX)).collect()
 }
 
-fn digest(field: &str, bytes: &[u8]) -> Result<Digest, ConvertError> {
+pub(super) fn digest(field: &str, bytes: &[u8]) -> Result<Digest, ConvertError> {
     let bytes =
         bytes.try_into().map_err(|_| ConvertError::new(field, format!("must be 32 bytes, got {}", bytes.len())))?;
     Ok(Digest(bytes))

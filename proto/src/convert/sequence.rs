@@ -2,6 +2,7 @@
 
 use super::ConvertError;
 use super::error::{bounded, required};
+use super::record::digest;
 use crate::v1;
 use baton_types::{CacheUse, Incarnation, InstanceId, Party, RequestId, SequenceSpec, Share, TenantLabel, Weight};
 use std::time::Duration;
@@ -22,6 +23,7 @@ impl From<SequenceSpec> for v1::Sequence {
             priority: s.priority,
             cache: s.cache.map(Into::into),
             share: Some(s.share.into()),
+            adapter: s.adapter.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         }
     }
 }
@@ -84,6 +86,7 @@ impl TryFrom<v1::Sequence> for SequenceSpec {
             cache: s.cache.map(CacheUse::try_from).transpose().map_err(|e| e.within("cache"))?,
             // A router of an earlier release does not send it: it treats all requests as of one tenant.
             share: s.share.map(Share::try_from).transpose().map_err(|e| e.within("share"))?.unwrap_or_default(),
+            adapter: (!s.adapter.is_empty()).then(|| digest("adapter", &s.adapter)).transpose()?,
         })
     }
 }

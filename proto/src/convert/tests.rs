@@ -79,9 +79,9 @@ fn sequence() -> impl Strategy<Value = SequenceSpec> {
     });
     let share = (any::<u64>(), 1u32..=1000)
         .prop_map(|(tenant, weight)| Share { tenant: TenantLabel(tenant), weight: Weight::try_new(weight).unwrap() });
-    let numbers = (any::<(u32, i32)>(), option::of(cache), share);
+    let numbers = (any::<(u32, i32)>(), option::of(cache), share, any::<Option<[u8; 32]>>());
     (name(), vec(any::<u32>(), 1..50), any::<proptest::sample::Index>(), sampling(), numbers).prop_map(
-        |(id, tokens, prompt, sampling, ((sample_index, priority), cache, share))| SequenceSpec {
+        |(id, tokens, prompt, sampling, ((sample_index, priority), cache, share, adapter))| SequenceSpec {
             request_id: RequestId::try_new(id).unwrap(),
             prompt_len: 1 + prompt.index(tokens.len()),
             tokens,
@@ -90,6 +90,7 @@ fn sequence() -> impl Strategy<Value = SequenceSpec> {
             priority,
             cache,
             share,
+            adapter: adapter.map(Digest),
         },
     )
 }
@@ -341,6 +342,23 @@ fn refused_sequences_name_the_field() {
     check("sampling.top_p", |s| s.sampling.as_mut().unwrap().top_p = f32::NAN);
     check("share.weight", |s| s.share = Some(v1::Share { tenant: 1, weight: 0 }));
     check("share.weight", |s| s.share = Some(v1::Share { tenant: 1, weight: 1001 }));
+    check("adapter", |s| s.adapter = vec![1; 31].into());
+}
+
+#[test]
+fn announced_adapters_are_checked() {
+    let card = |name: &str| AdapterCard { name: name.into(), digest: Digest([3; 32]) };
+    let cards = vec![card("support-v2"), card("org/sql@main")];
+    assert_eq!(Vec::<AdapterCard>::try_from(v1::Adapters::from(&cards[..])), Ok(cards));
+    let refused = |name: &str, digest: usize, count: usize| {
+        let adapter = v1::Adapter { name: name.into(), digest: vec![3; digest].into() };
+        Vec::<AdapterCard>::try_from(v1::Adapters { adapters: vec![adapter; count] }).unwrap_err().field().to_owned()
+    };
+    for name in ["", "a b", "a\n", &"x".repeat(257)] {
+        assert_eq!(refused(name, 32, 1), "adapters.name");
+    }
+    assert_eq!(refused("a", 31, 1), "adapters.digest");
+    assert_eq!(refused("a", 32, AdapterCard::COUNT_MAX + 1), "adapters");
 }
 
 #[test]

@@ -188,6 +188,9 @@ pub struct Sequence {
     /// Unset: one tenant for all, with weight 1.
     #[prost(message, optional, tag = "8")]
     pub share: ::core::option::Option<Share>,
+    /// Digest of the adapter that computes it, 32 bytes; empty: none.
+    #[prost(bytes = "bytes", tag = "9")]
+    pub adapter: ::prost::bytes::Bytes,
 }
 /// The tenant of a sequence and its weight, by which tenants share a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1455,6 +1458,9 @@ pub struct WatchRequest {
     /// Whether the router wants reports of the prefix cache.
     #[prost(bool, tag = "2")]
     pub cache_events: bool,
+    /// Whether it wants reports of adapters.
+    #[prost(bool, tag = "3")]
+    pub adapters: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LoadReport {
@@ -1503,6 +1509,24 @@ pub struct LoadReport {
     /// Whether a sequence, or KV that a peer offers, waits for blocks.
     #[prost(bool, optional, tag = "22")]
     pub lacks_blocks: ::core::option::Option<bool>,
+    /// If set, this report is of the adapters only: nothing else but the party is set. Sent at once where there are any, and after each change.
+    #[prost(message, optional, tag = "23")]
+    pub adapters: ::core::option::Option<Adapters>,
+}
+/// All adapters that a worker has loaded or can load, at most 4096.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Adapters {
+    #[prost(message, repeated, tag = "1")]
+    pub adapters: ::prost::alloc::vec::Vec<Adapter>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Adapter {
+    /// Name under which clients may ask for it.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Digest of its matrices and factors, 32 bytes.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub digest: ::prost::bytes::Bytes,
 }
 /// A change of a prefix cache, or a part of its contents. A block is identified by the prefix that ends with it. Hashes are concatenated,
 /// 16 bytes each, at most 512.

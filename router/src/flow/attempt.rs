@@ -112,6 +112,7 @@ impl Attempt<'_> {
             priority: job.priority,
             cache: job.cache.clone(),
             share: job.share(),
+            adapter: job.adapter.as_ref().map(|adapter| adapter.digest),
         }
     }
 

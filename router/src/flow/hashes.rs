@@ -14,6 +14,7 @@ pub(super) async fn prompt_hashes(
     runtime: &dyn Runtime,
     cache: Option<&CacheUse>,
     model: &Digest,
+    adapter: Option<Digest>,
     tokens: &Arc<[TokenId]>,
 ) -> Result<Arc<[PrefixHash]>, RequestError> {
     let Some(cache) = cache else { return Ok(Arc::default()) };
@@ -22,7 +23,8 @@ pub(super) async fn prompt_hashes(
     let tokens = tokens.clone();
     let hash = move || {
         let reusable = tokens.len().saturating_sub(1) / HASH_TOKENS * HASH_TOKENS;
-        hasher.prompt(&tokens[..reusable], &[]).into()
+        let extra: Vec<&[u8]> = adapter.iter().map(|digest| &digest.0[..]).collect();
+        hasher.prompt(&tokens[..reusable], &extra).into()
     };
     if !is_long {
         return Ok(hash());
@@ -37,8 +39,13 @@ mod tests {
     use baton_node::runtime::TokioRuntime;
 
     async fn hashes(salt: Option<&[u8]>, tokens: u32) -> Arc<[PrefixHash]> {
+        hashes_with(salt, None, tokens).await
+    }
+
+    async fn hashes_with(salt: Option<&[u8]>, adapter: Option<Digest>, tokens: u32) -> Arc<[PrefixHash]> {
         let cache = salt.map(|salt| CacheUse { salt: salt.into(), ttl: None, pin: None, cold: false });
-        prompt_hashes(&TokioRuntime::current(), cache.as_ref(), &Digest([1; 32]), &(0..tokens).collect()).await.unwrap()
+        let model = Digest([1; 32]);
+        prompt_hashes(&TokioRuntime::current(), cache.as_ref(), &model, adapter, &(0..tokens).collect()).await.unwrap()
     }
 
     #[tokio::test]
@@ -48,6 +55,9 @@ mod tests {
             assert_eq!(hashes(Some(b"a"), tokens).await[..], workers[..groups], "{tokens} tokens");
         }
         assert_ne!(hashes(Some(b"b"), 33).await[..], workers[..2]);
+        let adapted = PrefixHasher::new(&Digest([1; 32]), b"a").prompt(&(0..33).collect::<Vec<_>>(), &[&[7; 32]]);
+        assert_eq!(hashes_with(Some(b"a"), Some(Digest([7; 32])), 33).await[..], adapted[..2]);
+        assert_ne!(adapted[..2], workers[..2]);
         assert_eq!(hashes(None, 33).await.len(), 0, "what shares nothing has no hashes");
     }
 }

@@ -125,7 +125,8 @@ impl Sample<'_> {
     /// The refusal of a worker that was full, if a ready worker of one of these roles was: the request asks it no more.
     pub(super) fn refused_as_full(&self, core: &Core, tried: &Tried, roles: &[Role]) -> Option<RequestError> {
         let full = tried.full.as_ref()?;
-        let ready = core.workers.candidates(&self.job.model.key, |_| true, core.runtime.now()).view;
+        let ready =
+            core.workers.candidates(&self.job.model.key, |worker| self.has_adapter(worker), core.runtime.now()).view;
         let is_left =
             |role: &Role| tried.avoided.excludes_missing(Some(*role), ready.iter().map(|worker| &*worker.record));
         let retry_after = full.retry_after.or(Some(retry_after(Duration::ZERO)));
@@ -138,6 +139,16 @@ impl Sample<'_> {
             return None;
         }
         let ready = core.workers.candidates(&self.job.model.key, |worker| worker.record.role == Role::Decode, now);
+        if let Some(adapter) = &self.job.adapter
+            && !ready.handles.is_empty()
+            && !ready.handles.iter().any(|worker| self.has_adapter(worker))
+        {
+            let message = format!(
+                "no ready decode worker has the adapter {:?} any more, as it was when this request came; send it again",
+                adapter.name
+            );
+            return Some(RequestError::new(ErrorKind::Unavailable, message));
+        }
         let lacks = |name: &&str| ready.handles.iter().all(|worker| !worker.record.has_capability(name));
         let lacking = self.capabilities().find(lacks).filter(|_| !ready.handles.is_empty())?;
         let message = format!(
@@ -145,6 +156,11 @@ impl Sample<'_> {
              another release; try again when the cluster is upgraded"
         );
         Some(RequestError::new(ErrorKind::Unavailable, message))
+    }
+
+    /// Whether a worker can serve the request's adapter, if it has one: of this digest, whatever its name is there.
+    fn has_adapter(&self, worker: &WorkerHandle) -> bool {
+        self.job.adapter.as_ref().is_none_or(|adapter| worker.adapters().has(&adapter.digest))
     }
 
     /// Capabilities that workers need for the request.
@@ -189,7 +205,7 @@ impl Sample<'_> {
         has_room(&candidates.view, &demand, &core.limits.placement)
     }
 
-    /// Workers of the model that know all parameters of the request, and what the tenant has on them if it is one of several.
+    /// Workers of the model that know all parameters of the request and have its adapter, and what the tenant has on them if it is one of several.
     fn candidates(
         &self,
         core: &Core,
@@ -198,7 +214,9 @@ impl Sample<'_> {
         now: Instant,
     ) -> Candidates {
         let needed = self.capabilities();
-        let can = move |worker: &WorkerHandle| needed.clone().all(|name| worker.record.has_capability(name));
+        let can = move |worker: &WorkerHandle| {
+            needed.clone().all(|name| worker.record.has_capability(name)) && self.has_adapter(worker)
+        };
         let mut candidates = core.workers.candidates(&self.job.model.key, |worker| can(worker) && fits(worker), now);
         if standing.share < 1.0 {
             let tenant = self.job.share().tenant;

@@ -4,13 +4,13 @@ use super::core::Core;
 use super::hashes::prompt_hashes;
 use super::tokenize::Work;
 use crate::admission::Slot;
-use crate::models::lookup;
+use crate::models::{Named, lookup};
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
-use baton_types::{CacheUse, ErrorKind, ModelCard, RequestError, SamplingParams, TokenId};
+use baton_types::{AdapterCard, CacheUse, ErrorKind, ModelCard, RequestError, SamplingParams, TokenId};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -21,6 +21,8 @@ use tracing::{Instrument, Span};
 pub struct Prepared {
     request: Request,
     pub(crate) model: Arc<ServedModel>,
+    /// The adapter that computes it, by the digest that was served when it came: every attempt has this one.
+    pub(crate) adapter: Option<AdapterCard>,
     /// Tokens of its prompt.
     pub tokens: Arc<[TokenId]>,
     /// Hashes of the cacheable blocks of its prompt.
@@ -40,6 +42,11 @@ impl Prepared {
     #[doc(hidden)] // For simulations.
     pub fn hashes(&self) -> &[PrefixHash] {
         &self.hashes
+    }
+
+    /// The name of what answers: the adapter, or the model's id.
+    pub(crate) fn served_name(&self) -> &str {
+        self.adapter.as_ref().map_or(&self.model.card.id, |adapter| &adapter.name)
     }
 
     /// Control tokens by which the parts of its answer are told apart: its text has them.
@@ -121,8 +128,9 @@ impl Core {
         let key = key.map(|key| key.id);
         let slots = self.admission.enter_all(request.samples, request.priority, key, request.share())?;
 
-        let model = self.served_model(&request.model, request.deadline).await?;
-        span.record("gen_ai.response.model", model.card.id.as_str());
+        let Named { model, adapter } = self.named(&request.model, request.deadline).await?;
+        let served = adapter.as_ref().map_or(&model.card.id, |adapter| &adapter.name);
+        span.record("gen_ai.response.model", served.as_str());
         if model.text.is_none() && !request.stops.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }
@@ -148,10 +156,11 @@ impl Core {
         span.record("gen_ai.request.top_p", f64::from(sampling.top_p));
         span.record("gen_ai.request.seed", sampling.seed);
         let tokens: Arc<[TokenId]> = tokens.into();
-        let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), &model.card.fingerprint, &tokens).await?;
+        let (fingerprint, digest) = (&model.card.fingerprint, adapter.as_ref().map(|adapter| adapter.digest));
+        let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), fingerprint, digest, &tokens).await?;
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
-        let request =
-            Arc::new(Prepared { request, model, tokens, hashes, cache, sampling, policy, placed: OnceLock::new() });
+        let placed = OnceLock::new();
+        let request = Arc::new(Prepared { request, model, adapter, tokens, hashes, cache, sampling, policy, placed });
         Ok(Admitted { request, slots, quota })
     }
 
@@ -168,8 +177,13 @@ impl Core {
         Ok((tokens, model))
     }
 
-    /// The requested model. If no worker of it is ready, waits briefly: workers that were unreachable may return.
+    /// The requested model, or that of the requested adapter.
     pub(crate) async fn served_model(&self, name: &str, deadline: Instant) -> Result<Arc<ServedModel>, RequestError> {
+        Ok(self.named(name, deadline).await?.model)
+    }
+
+    /// What the client's name for a model stands for. If no worker of it is ready, waits briefly: workers that were unreachable may return.
+    async fn named(&self, name: &str, deadline: Instant) -> Result<Named, RequestError> {
         let until = deadline.min(self.runtime.now() + self.limits.retry.ready_max);
         loop {
             let now = self.runtime.now();

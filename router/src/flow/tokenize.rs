@@ -200,7 +200,8 @@ mod tests {
         };
         assert_eq!((at(takes - 1), at(takes)), (Err(takes), Ok(len)));
         let (card, text) = (record(baton_types::Role::Decode, "d").card, Some(Arc::new(text)));
-        let model = ServedModel { key: ModelKey::from(&card), card, text, tokens_max: u64::MAX, since: Instant::now() };
+        let (adapters, since) = (Default::default(), Instant::now());
+        let model = ServedModel { key: ModelKey::from(&card), card, text, tokens_max: u64::MAX, adapters, since };
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
         let (tokens, slots) = tokenizing

@@ -81,7 +81,7 @@ pub(super) fn response(event: Event, request: &Prepared, trace_id: Option<String
     request.id.as_str().clone_into(&mut message.request_id);
     if let Some(trace_id) = trace_id {
         message.trace_id = trace_id;
-        message.model.clone_from(&request.model.card.id);
+        request.served_name().clone_into(&mut message.model);
         message.seed = request.sampling.seed;
     }
     message

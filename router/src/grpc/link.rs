@@ -97,7 +97,7 @@ impl Link for GrpcLink {
     }
 
     fn watch(&self, router: &str, cache: bool) -> BoxFuture<'static, Result<WorkerEvents<WorkerReport>, CallError>> {
-        let request = v1::WatchRequest { router: router.to_owned(), cache_events: cache };
+        let request = v1::WatchRequest { router: router.to_owned(), cache_events: cache, adapters: true };
         let party = self.party.clone();
         let mut client = WorkerClient::new(self.channel.apart());
         async move {
@@ -162,13 +162,14 @@ fn failed(status: &Status) -> CallError {
     }
 }
 
-fn worker_report(report: v1::LoadReport, party: &Party) -> WorkerReport {
+fn worker_report(mut report: v1::LoadReport, party: &Party) -> WorkerReport {
     if report.party.as_ref() != Some(&party.clone().into()) {
         return WorkerReport::AnotherProcess;
     }
-    match report.cache {
-        Some(update) => WorkerReport::Cache(cache_report(&update)),
-        None => WorkerReport::Load(report.into()),
+    match (&report.cache, report.adapters.take()) {
+        (Some(update), _) => WorkerReport::Cache(cache_report(update)),
+        (None, Some(adapters)) => WorkerReport::Adapters(adapters.try_into().map_err(|e: ConvertError| e.to_string())),
+        (None, None) => WorkerReport::Load(report.into()),
     }
 }
 

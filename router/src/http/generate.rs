@@ -201,7 +201,7 @@ fn openai_form(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
     AnswerHead {
         endpoint,
         id: format!("{prefix}-{}", request.id),
-        model: request.model.card.id.clone(),
+        model: request.served_name().to_owned(),
         created: now(),
         prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
         options,

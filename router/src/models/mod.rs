@@ -9,5 +9,5 @@ mod text;
 mod turns;
 
 pub(crate) use bundle::TextCache;
-pub(crate) use lookup::lookup;
+pub(crate) use lookup::{Named, lookup};
 pub(crate) use text::{ModelText, PromptBounds};

@@ -3,7 +3,8 @@
 use baton_kv_cache::PrefixHash;
 use baton_node::telemetry::TraceId;
 use baton_types::{
-    DecodeEvent, Digest, ErrorKind, InstanceRecord, LoadReport, Party, PrefillEvent, RequestError, SequenceSpec,
+    AdapterCard, DecodeEvent, Digest, ErrorKind, InstanceRecord, LoadReport, Party, PrefillEvent, RequestError,
+    SequenceSpec,
 };
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -33,7 +34,7 @@ pub trait Link: Debug + Send + Sync {
     /// Asks a prefill worker to run a prompt for a decode worker that has claimed capacity for it.
     fn prefill(&self, call: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>>;
 
-    /// Requests load reports, and with `cache` also reports of its prefix cache, until the stream is dropped. `router`
+    /// Requests load reports and reports of adapters, and with `cache` also reports of its prefix cache, until the stream is dropped. `router`
     /// names the caller, for logs.
     fn watch(&self, router: &str, cache: bool) -> BoxFuture<'static, Result<WorkerEvents<WorkerReport>, CallError>>;
 
@@ -111,6 +112,8 @@ pub enum WorkerReport {
     Load(LoadReport),
     /// A change of its prefix cache; an error says why the message is not valid.
     Cache(Result<CacheReport, &'static str>),
+    /// All its adapters; an error says why the message is not valid.
+    Adapters(Result<Vec<AdapterCard>, String>),
     /// Another process answers at its address.
     AnotherProcess,
 }

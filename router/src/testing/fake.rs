@@ -9,7 +9,7 @@ use baton_proto::v1::{
     self, decode_server, decode_server::DecodeServer, prefill_server, prefill_server::PrefillServer,
     telemetry_server::TelemetryServer, worker_server, worker_server::WorkerServer,
 };
-use baton_types::{InstanceRecord, Role};
+use baton_types::{AdapterCard, InstanceRecord, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -218,6 +218,18 @@ impl Fake {
     pub(crate) async fn prefill(&self) -> PrefillCall {
         let mut calls = self.prefill.lock().await;
         tokio::time::timeout(WAIT_MAX, calls.recv()).await.expect("the router calls prefill").unwrap()
+    }
+
+    /// Announces adapters on the first stream of reports, once it is open.
+    pub(crate) async fn announce(&self, cards: &[AdapterCard]) {
+        let mut watchers = self.watchers.subscribe();
+        let opened = watchers.wait_for(|watchers| !watchers.is_empty());
+        let opened = tokio::time::timeout(WAIT_MAX, opened).await.expect("the router asks for reports").unwrap();
+        let reports = opened[0].clone();
+        drop(opened);
+        let party = Some(self.record.party.clone().into());
+        let report = v1::LoadReport { party, adapters: Some(cards.into()), ..Default::default() };
+        reports.send(Ok(report)).await.expect("the router reads");
     }
 
     /// Sends a cache report on the `stream`th stream that asked for them, counted from 0, once that stream is open.

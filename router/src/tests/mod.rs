@@ -1,6 +1,7 @@
 //! A real router with scripted workers: every test scripts the workers' answers, event by event. No test depends on
 //! sleeping.
 
+mod adapters;
 mod admin;
 mod answers;
 mod auth;

@@ -3,10 +3,12 @@
 //! A worker is *admitted* once it has answered on its own address and the text of its model is loaded. Requests are
 //! placed only on admitted workers with a fresh, healthy load.
 
+mod adapters;
 mod load;
 mod set;
 mod supervise;
 
+pub(crate) use adapters::AnnouncedAdapters;
 pub(crate) use load::{LastReport, Load, Placed};
 pub(crate) use set::{Candidates, ModelKey, NotNamed, ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
@@ -14,7 +16,8 @@ pub(crate) use supervise::{Supervisor, supervise};
 use crate::models::ModelText;
 use crate::port::Link;
 use crate::recovery::Probation;
-use baton_types::{InstanceRecord, Party};
+use arc_swap::ArcSwap;
+use baton_types::{AdapterCard, InstanceRecord, Party};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,6 +39,7 @@ pub(crate) struct WorkerHandle {
     admitted: AtomicBool,
     draining: Arc<AtomicBool>,
     trouble: Mutex<Option<String>>,
+    adapters: ArcSwap<AnnouncedAdapters>,
 }
 
 impl WorkerHandle {
@@ -45,7 +49,8 @@ impl WorkerHandle {
         let key = ModelKey::from(&record.card);
         let (admitted, draining) = (AtomicBool::new(false), Arc::default());
         let (text, trouble) = (OnceLock::new(), Mutex::default());
-        Self { record, key, load, probation, link, text, admitted, draining, trouble }
+        let adapters = ArcSwap::default();
+        Self { record, key, load, probation, link, text, admitted, draining, trouble, adapters }
     }
 
     /// The link for calls to it.
@@ -95,6 +100,15 @@ impl WorkerHandle {
 
     fn set_trouble(&self, trouble: Option<&str>) {
         *self.trouble.lock() = trouble.map(|text| text.chars().take(TROUBLE_CHARS_MAX).collect());
+    }
+
+    /// The adapters that it announced last.
+    pub(crate) fn adapters(&self) -> Arc<AnnouncedAdapters> {
+        self.adapters.load_full()
+    }
+
+    pub(crate) fn set_adapters(&self, cards: Vec<AdapterCard>) {
+        self.adapters.store(Arc::new(cards.into()));
     }
 
     /// Sets the text, once.

@@ -1,6 +1,7 @@
 //! All workers, and those that a request may be placed on.
 
 use super::WorkerHandle;
+use super::adapters::{self, AnnouncedAdapters};
 use crate::models::ModelText;
 use crate::placement::{Own, Worker, pair_alike, tokens_max};
 use arc_swap::ArcSwap;
@@ -81,8 +82,8 @@ impl WorkersByModel {
 #[derive(Debug, Default)]
 struct Served {
     known: Arc<WorkersByModel>,
-    /// Which decode workers were ready.
-    ready: Vec<bool>,
+    /// Which decode workers were ready, with the adapters that they had announced.
+    ready: Vec<Option<Arc<AnnouncedAdapters>>>,
     models: Arc<[Arc<ServedModel>]>,
 }
 
@@ -105,6 +106,8 @@ pub(crate) struct ServedModel {
     pub(crate) tokens_max: u64,
     /// When this router first served it.
     pub(crate) since: Instant,
+    /// Adapters that clients may name in its place.
+    pub(crate) adapters: BTreeMap<String, Digest>,
 }
 
 /// Workers that a request may be placed on: the view for the decision, and their handles.
@@ -152,7 +155,9 @@ impl WorkerSet {
             let mut left = self.left.lock();
             left.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED);
             if left.len() < LEFT_MAX {
-                left.extend(worker.record.card.names().map(|name| (name.to_owned(), now)));
+                let adapters = worker.adapters();
+                let names = worker.record.card.names().chain(adapters.names());
+                left.extend(names.take(LEFT_MAX).map(|name| (name.to_owned(), now)));
             }
         }
         self.change(|all| {
@@ -213,10 +218,11 @@ impl WorkerSet {
         candidates
     }
 
-    /// Whether a decode worker with this model name is registered but not ready, or left recently: it may be back soon.
+    /// Whether a decode worker with this model or adapter is registered but not ready, or left recently: it may be back soon.
     pub(crate) fn may_be_back(&self, name: &str, now: Instant) -> bool {
         let is_it = |worker: &Arc<WorkerHandle>| {
-            worker.record.role == Role::Decode && worker.record.card.names().any(|n| n == name)
+            let is_adapter = || worker.adapters().names().any(|n| n == name);
+            worker.record.role == Role::Decode && (worker.record.card.names().any(|n| n == name) || is_adapter())
         };
         let left = |at: &Instant| now.saturating_duration_since(*at) < REMEMBERED;
         self.known.load().workers.values().any(is_it) || self.left.lock().get(name).is_some_and(left)
@@ -225,12 +231,18 @@ impl WorkerSet {
     /// Models for which a request would be served now, by key.
     pub(crate) fn models(&self, now: Instant) -> Arc<[Arc<ServedModel>]> {
         let known = self.known.load_full();
-        let ready: Vec<bool> = known.decode_workers().map(|worker| self.is_ready(worker, now)).collect();
+        let ready = |worker: &Arc<WorkerHandle>| self.is_ready(worker, now).then(|| worker.adapters());
+        let ready: Vec<_> = known.decode_workers().map(ready).collect();
         let served = self.served.load();
-        if Arc::ptr_eq(&served.known, &known) && served.ready == ready {
+        let is_same = |(a, b): (&Option<Arc<_>>, &Option<Arc<_>>)| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        if Arc::ptr_eq(&served.known, &known) && served.ready.iter().zip(&ready).all(is_same) {
             return served.models.clone();
         }
-        let serving = known.decode_workers().zip(&ready).filter(|(_, ready)| **ready).map(|(worker, _)| worker);
+        let serving = known.decode_workers().zip(&ready).filter(|(_, ready)| ready.is_some()).map(|(worker, _)| worker);
         let models = served_by(serving, &mut self.since.lock(), now);
         self.served.store(Arc::new(Served { known: known.clone(), ready, models: models.clone() }));
         models
@@ -244,11 +256,13 @@ fn served_by<'a>(
     now: Instant,
 ) -> Arc<[Arc<ServedModel>]> {
     let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
+    let mut workers: BTreeMap<ModelKey, Vec<&Arc<WorkerHandle>>> = BTreeMap::new();
     for worker in ready {
+        workers.entry(worker.key.clone()).or_default().push(worker);
         let (card, tokens_max) = (&worker.record.card, tokens_max(&worker.record));
         let (key, text) = (worker.key.clone(), worker.text().cloned().flatten());
-        let since = since.get(&key).copied().unwrap_or(now);
-        let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max, since };
+        let (adapters, since) = (BTreeMap::new(), since.get(&key).copied().unwrap_or(now));
+        let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max, adapters, since };
         let entry = models.entry(key.clone()).or_insert_with(served);
         entry.tokens_max = entry.tokens_max.max(tokens_max);
         // During a rollout, a new alias is valid as soon as one worker has it.
@@ -262,6 +276,10 @@ fn served_by<'a>(
         since.retain(|key, _| models.contains_key(key));
     }
     since.extend(models.iter().map(|(key, model)| (key.clone(), model.since)));
+    for (key, workers) in workers {
+        let adapters = adapters::by_name(workers.into_iter());
+        models.entry(key).and_modify(|model| model.adapters = adapters);
+    }
     models.into_values().map(Arc::new).collect()
 }
 
@@ -269,7 +287,7 @@ fn served_by<'a>(
 mod tests {
     use super::*;
     use crate::testing::{handle, record};
-    use baton_types::LoadReport;
+    use baton_types::{AdapterCard, LoadReport};
 
     fn admitted(role: Role, name: &str, model: &str, capacity: u64) -> Arc<WorkerHandle> {
         let mut record = record(role, name);
@@ -330,6 +348,34 @@ mod tests {
         set.remove(small.party(), now);
         assert_eq!(names(&[]), ["large", "p"]);
         assert!(set.models(now + Duration::from_secs(9)).is_empty(), "nobody was heard for long");
+    }
+
+    #[test]
+    fn adapters_are_those_that_most_ready_decode_workers_have() {
+        let set = WorkerSet::new(Duration::from_secs(3));
+        let now = Instant::now();
+        let card = |name: &str, content: u8| AdapterCard { name: name.into(), digest: Digest([content; 32]) };
+        let announce = |name: &str, role, cards: &[AdapterCard]| {
+            let worker = admitted(role, name, "m", 100);
+            set.insert(worker.clone());
+            worker.set_adapters(cards.to_vec());
+            worker
+        };
+        let served = || {
+            let models = set.models(now);
+            models[0].adapters.iter().map(|(name, digest)| (name.clone(), digest.0[0])).collect::<Vec<_>>()
+        };
+        announce("d-0", Role::Decode, &[card("a", 1), card("b", 9)]);
+        announce("p-0", Role::Prefill, &[card("only-prefill", 1)]);
+        let changes = announce("d-1", Role::Decode, &[card("a", 2), card("b", 8)]);
+        assert_eq!(served(), [("a".into(), 1), ("b".into(), 8)], "of equally many, the smallest digest");
+        announce("d-2", Role::Decode, &[card("a", 2)]);
+        assert_eq!(served(), [("a".into(), 2), ("b".into(), 8)], "most of them have this one");
+        changes.set_adapters(vec![card("c", 3)]);
+        assert_eq!(served(), [("a".into(), 1), ("b".into(), 9), ("c".into(), 3)]);
+        assert!(changes.adapters().has(&Digest([3; 32])) && !changes.adapters().has(&Digest([2; 32])));
+        set.remove(changes.party(), now);
+        assert!(set.may_be_back("c", now) && set.may_be_back("a", now) && !set.may_be_back("only-prefill", now));
     }
 
     #[test]

@@ -178,6 +178,15 @@ impl Supervisor {
                     }
                     continue;
                 }
+                WorkerReport::Adapters(Ok(cards)) => {
+                    worker.set_adapters(cards);
+                    continue;
+                }
+                WorkerReport::Adapters(Err(reason)) => {
+                    tracing::warn!(worker = %worker.party(), reason, "does not know which adapters a worker has");
+                    worker.set_adapters(Vec::new());
+                    continue;
+                }
                 WorkerReport::AnotherProcess => {
                     return End::Lost(format!("another process answers at {endpoint}"));
                 }

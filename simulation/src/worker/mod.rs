@@ -26,7 +26,7 @@ use baton_types::{
 use baton_worker::call::CallContext;
 use baton_worker::drain::Drain;
 use baton_worker::phases::Phases;
-use baton_worker::report::{Report, cache_changes};
+use baton_worker::report::{Report, Wanted, cache_changes};
 use baton_worker::role::Parts;
 use baton_worker::service::{Claimed, WorkerService};
 use baton_worker::spans::Parent;
@@ -189,6 +189,7 @@ impl SimulatedWorker {
             bundle: None,
             claimed: Arc::new(move || claims.as_ref().map_or_else(Claimed::default, |handoffs| handoffs.claimed())),
             cache_changed: cache_changes(&engine.pool()),
+            adapters: None,
             drain: drain.clone(),
             drain_max: DRAIN_MAX,
             stop: CancellationToken::new(),
@@ -203,6 +204,7 @@ impl SimulatedWorker {
             call_max: plan.call_max,
             message_max: usize::MAX,
             model: record.card.fingerprint,
+            adapters: None,
             runtime,
         };
         let serves = match handoffs {
@@ -315,7 +317,7 @@ impl SimulatedWorker {
 
     /// Reports to a router.
     pub fn reports(&self, cache_events: bool) -> mpsc::Receiver<Report> {
-        self.service.reports(cache_events)
+        self.service.reports(Wanted { cache: cache_events, adapters: false })
     }
 
     /// An operator drains it.

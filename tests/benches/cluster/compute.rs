@@ -6,7 +6,7 @@ use crate::{THREADS, gemm};
 use anyhow::{Context, ensure};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
 use baton_engine::families::DecoderSpec;
-use baton_engine::{EngineHandle, SequenceControl};
+use baton_engine::{AdapterUse, EngineHandle, SequenceControl};
 use baton_tests::{golden, work};
 use baton_types::{RequestId, SamplingParams, Share, TokenId};
 use baton_worker::settings::{EngineSettings, ModelSettings, SpeculationSettings};
@@ -15,9 +15,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 6;
-const DECODE_PROMPT: usize = 64;
-const DECODE_TOKENS: usize = 64;
-const BATCH: usize = 8;
+pub(crate) const DECODE_PROMPT: usize = 64;
+pub(crate) const DECODE_TOKENS: usize = 64;
+pub(crate) const BATCH: usize = 8;
 /// Rounds of prefill: the longest prompts take seconds.
 const PREFILL_ROUNDS: usize = 3;
 const ANSWER_MAX: Duration = Duration::from_secs(120);
@@ -36,19 +36,24 @@ impl SequenceSink for Sink {
 }
 
 /// One sequence under way.
-struct Sequence {
+pub(crate) struct Sequence {
     events: Receiver<SequenceEvent>,
     begin: Instant,
     _control: SequenceControl,
 }
 
 /// Its tokens and when each was there, in seconds from the start.
-struct Output {
-    tokens: Vec<u32>,
+pub(crate) struct Output {
+    pub(crate) tokens: Vec<u32>,
     at: Vec<f64>,
 }
 
-fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::Result<Sequence> {
+pub(crate) fn submit(
+    engine: &EngineHandle,
+    prompt: &[u32],
+    max_tokens: usize,
+    adapter: Option<AdapterUse>,
+) -> anyhow::Result<Sequence> {
     let sampling = SamplingParams {
         temperature: 0.0,
         max_tokens: max_tokens as u32,
@@ -65,7 +70,7 @@ fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::R
         priority: 0,
         share: Share::default(),
         prefix: None,
-        adapter: None,
+        adapter,
     };
     let (sender, events) = sync_channel(max_tokens + 4);
     let begin = Instant::now();
@@ -74,7 +79,7 @@ fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::R
 }
 
 impl Sequence {
-    fn output(self) -> anyhow::Result<Output> {
+    pub(crate) fn output(self) -> anyhow::Result<Output> {
         let mut output = Output { tokens: Vec::new(), at: Vec::new() };
         loop {
             match self.events.recv_timeout(ANSWER_MAX).context("the engine is silent")? {
@@ -92,20 +97,20 @@ impl Sequence {
 
 impl Output {
     /// Seconds of the median decode step from token `first` on.
-    fn step_s(&self, first: usize) -> f64 {
+    pub(crate) fn step_s(&self, first: usize) -> f64 {
         median(self.at[first..].windows(2).map(|pair| pair[1] - pair[0]).collect())
     }
 }
 
 /// A prompt of any tokens, different in each sequence.
-fn prompt(len: usize, salt: usize) -> Vec<TokenId> {
+pub(crate) fn prompt(len: usize, salt: usize) -> Vec<TokenId> {
     (0..len).map(|i| 100 + ((i + 7 * salt) * 7919 % 48_000) as u32).collect()
 }
 
 /// Answers must be the reference's before anything is timed.
 fn check(engine: &EngineHandle) -> anyhow::Result<()> {
     for case in golden::all()?.iter().take(4) {
-        let output = submit(engine, &case.prompt_ids, case.out_ids.len())?.output()?;
+        let output = submit(engine, &case.prompt_ids, case.out_ids.len(), None)?.output()?;
         let differs = output.tokens.iter().zip(&case.out_ids).position(|(got, want)| got != want);
         if let Some(step) = differs {
             let margin = case.margin[step];
@@ -143,9 +148,10 @@ fn decode(engine: &EngineHandle, summary: &mut Summary) -> anyhow::Result<()> {
     let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
     let (mut one, mut eight) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let alone = submit(engine, &prompts[round % BATCH], DECODE_TOKENS)?.output()?;
+        let alone = submit(engine, &prompts[round % BATCH], DECODE_TOKENS, None)?.output()?;
         one.push(1.0 / alone.step_s(1));
-        let sequences: Vec<_> = prompts.iter().map(|p| submit(engine, p, DECODE_TOKENS)).collect::<Result<_, _>>()?;
+        let sequences: Vec<_> =
+            prompts.iter().map(|p| submit(engine, p, DECODE_TOKENS, None)).collect::<Result<_, _>>()?;
         let outputs: Vec<_> = sequences.into_iter().map(Sequence::output).collect::<Result<_, _>>()?;
         ensure!(outputs[round % BATCH].tokens == alone.tokens, "a batch changes the answer: no figures");
         // Early steps still prefill the others.
@@ -159,7 +165,7 @@ fn decode(engine: &EngineHandle, summary: &mut Summary) -> anyhow::Result<()> {
 
 fn prefill(engine: &EngineHandle, spec: &DecoderSpec, summary: &mut Summary) -> anyhow::Result<()> {
     for len in [512, 1024, 2048] {
-        let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1)?.output()?.at[0]));
+        let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1, None)?.output()?.at[0]));
         let rate = len as f64 / median(times.collect::<anyhow::Result<_>>()?);
         let gemms = work::matrix_operations(spec) as f64 * rate / 1e9;
         let of = format!("{gemms:.0} GFLOP/s in the layers' GEMMs alone; attention and all else included in the time");

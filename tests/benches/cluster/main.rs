@@ -1,11 +1,12 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `puts`, `compute`, `adapters`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more, `clients` three to six and `speculation` ten; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
 
+mod adapters;
 mod cache;
 mod classes;
 mod clients;
@@ -50,6 +51,7 @@ fn main() -> anyhow::Result<()> {
         "handoff",
         "puts",
         "compute",
+        "adapters",
         "gemm",
         "classes",
         "start",
@@ -71,6 +73,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("compute") {
         compute::measure(&mut summary)?;
+    }
+    if wanted("adapters") {
+        adapters::measure(&mut summary)?;
     }
     if wanted("gemm") {
         gemm::measure_shapes(&mut summary)?;

@@ -115,6 +115,7 @@ fn sequence(request_id: String, known: &Known) -> Sequence {
         priority: PRIORITY,
         cache: None,
         share: None,
+        adapter: Default::default(),
     }
 }
 

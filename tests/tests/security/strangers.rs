@@ -65,7 +65,7 @@ async fn ask_worker(at: SocketAddr, who: &str, identity: &Identity) -> anyhow::R
     let mut worker = WorkerClient::new(channel.clone());
     let named = |what: &str| format!("{what} at {at} {who}");
     let mut codes = Vec::new();
-    let watch = v1::WatchRequest { router: "just looking".into(), cache_events: true };
+    let watch = v1::WatchRequest { router: "just looking".into(), cache_events: true, adapters: true };
     codes.push(("Watch".into(), refusal(&named("Watch"), worker.watch(watch)).await?));
     codes.push(("Bundle".into(), refusal(&named("Bundle"), worker.bundle(v1::BundleRequest::default())).await?));
     codes.push(("Record".into(), refusal(&named("Record"), worker.record(v1::RecordRequest::default())).await?));
@@ -277,7 +277,7 @@ async fn without_an_identity_anybody_is_a_router_and_nobody_listens_off_loopback
     let mut worker = Service::start("baton-decode-worker", &open)?;
     let (grpc, _) = worker.listening().await?;
     let mut client = WorkerClient::new(to(grpc, &Identity::default(), Role::Worker)?);
-    let watch = v1::WatchRequest { router: "just looking".into(), cache_events: true };
+    let watch = v1::WatchRequest { router: "just looking".into(), cache_events: true, adapters: true };
     // It listens before its model is loaded.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while client.watch(watch.clone()).await.is_err() {

@@ -132,7 +132,7 @@ impl JsonObject {
 }
 
 /// Whether a value switches its key's feature off: null, false, zero, or empty.
-pub(super) fn is_off(value: &Value) -> bool {
+pub(crate) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Bool(true) => false,

@@ -13,7 +13,7 @@ use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsErr
 use crate::families::{ConfigFamily, DecoderSpec, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
-pub(crate) use json::JsonObject;
+pub(crate) use json::{JsonObject, is_off};
 use std::path::Path;
 use std::sync::OnceLock;
 use tensors::Tensors;

@@ -181,7 +181,8 @@ type Index = HashMap<String, String>;
 /// The files to open, in a fixed order, and the index if there is one.
 fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsError> {
     if folder.join(ADAPTER).exists() {
-        let hint = "adapters are not implemented: merge it into its base model (peft's merge_and_unload) and save that";
+        let hint =
+            "an adapter is served beside its base model: give that as the model, and this folder to --lora-modules";
         return Err(WeightsError::unsupported(&folder.display().to_string(), ADAPTER, hint));
     }
     if folder.join(SINGLE).exists() {
@@ -305,6 +306,9 @@ mod tests {
             std::fs::write(folder.path().join(name), "{}").unwrap();
         }
         let message = shard_names(folder.path()).unwrap_err().to_string();
-        assert!(message.contains("adapter_config.json is not supported") && message.contains("merge"), "{message}");
+        assert!(
+            message.contains("adapter_config.json is not supported") && message.contains("--lora-modules"),
+            "{message}"
+        );
     }
 }
