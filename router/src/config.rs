@@ -4,6 +4,7 @@ use crate::auth::AuthConfig;
 use crate::cache_scope::CacheConfig;
 use crate::flow::Limits;
 use crate::output::EVENT_BYTES;
+use crate::page::PageConfig;
 use crate::placement::{PlacementPolicy, Thresholds};
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryLimits};
@@ -47,6 +48,8 @@ pub struct RouterConfig {
     /// The OpenAI API, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
+    /// The page at `/` of the HTTP port.
+    pub page: PageConfig,
     pub placement: PlacementConfig,
     /// Retries after a worker fails.
     pub retry: RetryConfig,
@@ -68,6 +71,7 @@ impl Default for RouterConfig {
             identity: IdentityConfig::default(),
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
+            page: PageConfig::default(),
             placement: PlacementConfig::default(),
             retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
@@ -299,6 +303,7 @@ impl Check for RouterConfig {
             .section("identity", &self.identity)
             .section("http", &self.http)
             .section("auth", &self.auth)
+            .section("page", &self.page)
             .section("placement", &self.placement)
             .section("retry", &self.retry)
             .section("limits", &self.limits)

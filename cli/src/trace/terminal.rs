@@ -1,7 +1,6 @@
 //! The waterfall as text.
 
-use super::notes;
-use super::waterfall::{Row, Waterfall};
+use baton_node::operators::{Row, Waterfall, ms};
 use std::fmt::Write as _;
 
 /// Columns of the bars.
@@ -9,24 +8,24 @@ const BAR: usize = 40;
 
 /// Draws all of it.
 pub(super) fn draw(waterfall: &Waterfall) -> String {
-    let mut out = plain(&notes::of_request(waterfall).join(", ")) + "\n\n";
+    let mut out = plain(&waterfall.facts.join(", ")) + "\n\n";
     let label = |row: &Row| format!("{}{}", "  ".repeat(row.depth), plain(&row.name));
     let width = |of: &dyn Fn(&Row) -> String, head: &str| {
         waterfall.rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0).max(head.len())
     };
     let (names, processes) = (width(&label, "phase"), width(&|row| plain(&row.process), "process"));
-    let starts = notes::ms(waterfall.total_ns).len().max("start ms".len());
+    let starts = ms(waterfall.total_ns).len().max("start ms".len());
     let head = format!("{:names$}  {:processes$}  {:>starts$}  {:>starts$}", "phase", "process", "start ms", "ms");
     // Writing into a String cannot fail.
     let _ = writeln!(out, "{head}");
     for row in &waterfall.rows {
         let bar = bar(row.start_ns, row.length_ns, waterfall.total_ns);
-        let (start, length) = (notes::ms(row.start_ns), notes::ms(row.length_ns));
+        let (start, length) = (ms(row.start_ns), ms(row.length_ns));
         let line = format!(
             "{:names$}  {:processes$}  {start:>starts$}  {length:>starts$}  {bar}  {}",
             label(row),
             plain(&row.process),
-            plain(&notes::of(row))
+            plain(&row.note)
         );
         let _ = writeln!(out, "{}", line.trim_end());
     }
@@ -56,8 +55,8 @@ pub(super) fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::waterfall::tests::{response, span};
     use super::*;
+    use baton_node::testing::spans::{response, span};
 
     #[test]
     fn bars_show_when_and_how_long() {

@@ -123,6 +123,10 @@ impl UpArgs {
         flags.push(format!("--prefill-policy={policy}"));
         flags.push(format!("--cluster-listen={}", SocketAddr::new(INSIDE, self.cluster_port)));
         flags.push(format!("--identity={}", local_cluster.identity(Role::Router).display()));
+        // A flag would override the variable.
+        if self.host.is_loopback() && !is_set("BATON_PAGE__OPEN") {
+            flags.push("--page-open".into());
+        }
         flags.extend(self.common_flags());
         flags
     }
@@ -141,7 +145,7 @@ impl UpArgs {
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
         // A flag would override the variable.
-        if self.threads.is_some() || !environment::own().iter().any(|name| name == "BATON_ENGINE__THREADS") {
+        if self.threads.is_some() || !is_set("BATON_ENGINE__THREADS") {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let threads = threads::of(self.threads.unwrap_or_default(), cores, self.prefill, self.decode);
             let threads = if role == "prefill" { threads.prefill } else { threads.decode };
@@ -160,6 +164,11 @@ impl UpArgs {
         flags.extend(self.otlp.as_ref().map(|url| format!("--otlp-url={url}")));
         flags
     }
+}
+
+/// Whether this variable is set for the processes of the cluster.
+fn is_set(variable: &str) -> bool {
+    environment::own().iter().any(|name| name == variable)
 }
 
 /// Starts the cluster, waits until it serves, and stops it on Ctrl-C, SIGTERM or the exit of a process.
@@ -274,6 +283,7 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
     writeln!(out, "  HTTP     http://{http}/v1    OpenAI API")?;
+    writeln!(out, "  page     http://{http}/    chat, cluster and recent requests")?;
     writeln!(out, "  metrics  http://{http}/metrics    router")?;
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
         writeln!(out, "           http://{http}/metrics    {name}")?;

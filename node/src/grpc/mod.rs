@@ -6,6 +6,7 @@ mod deadline;
 mod dial;
 mod handshakes;
 mod messages;
+mod operators;
 mod probe;
 mod server;
 mod telemetry;

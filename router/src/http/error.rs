@@ -12,7 +12,7 @@ pub(super) fn body(error: &RequestError) -> Value {
 }
 
 /// A complete answer that is an error.
-pub(super) fn response(error: &RequestError) -> Response {
+pub(crate) fn response(error: &RequestError) -> Response {
     let status = StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = (status, axum::Json(body(error))).into_response();
     if let Some(wait) = error.retry_after {
@@ -23,7 +23,7 @@ pub(super) fn response(error: &RequestError) -> Response {
 }
 
 /// Errors that only HTTP has.
-pub(super) fn plain(status: StatusCode, message: &str, code: &str) -> Response {
+pub(crate) fn plain(status: StatusCode, message: &str, code: &str) -> Response {
     let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": code}});
     (status, axum::Json(error)).into_response()
 }

@@ -3,7 +3,7 @@
 mod access;
 mod body;
 mod calls;
-mod error;
+pub(crate) mod error;
 mod generate;
 mod headers;
 mod models;
