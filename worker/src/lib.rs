@@ -23,6 +23,7 @@ mod health;
 pub mod hold;
 mod main_of;
 pub mod metrics;
+mod model_dtype;
 pub mod models;
 mod packed;
 pub mod phases;

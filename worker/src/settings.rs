@@ -1,6 +1,7 @@
 //! Settings of a worker's model, engine and data plane. Checked when the worker starts.
 
 pub use crate::device_kind::DeviceKind;
+pub use crate::model_dtype::ModelDtype;
 pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;

@@ -4,4 +4,4 @@ mod admin;
 mod inference;
 
 pub(crate) use admin::{Admin, DrainEvent, Drained};
-pub(crate) use inference::{Last, Options, Prompt, Question};
+pub(crate) use inference::{Last, Message, Options, Prompt, Question};

@@ -68,8 +68,16 @@ fn answer(refused: &Refused) -> Response {
         Refused::OtherOrigin => (StatusCode::FORBIDDEN, "other_origin"),
         Refused::OtherName => (StatusCode::FORBIDDEN, "other_name"),
     };
+    // What is said to those who would operate the cluster does not help those who only look at it.
     let message = match refused {
-        // What is said to those who would operate the cluster does not help those who only look at it.
+        Refused::Denied(Denied::NoKey) => {
+            "the cluster is shown to operators: send a key that the keys file marks `operator`, in the header \
+             `authorization: Bearer KEY`"
+                .to_owned()
+        }
+        Refused::Denied(Denied::NotOperator) => {
+            "this API key may not see the cluster: it takes one that the keys file marks `operator`".to_owned()
+        }
         Refused::Denied(Denied::NoOperators) => {
             "this router has an identity and no keys, so no key makes anybody an operator: set auth.keys_file, or \
              page.open to show the cluster to everyone who reaches this port. `baton status` works with an operator's \

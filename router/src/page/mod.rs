@@ -15,8 +15,6 @@ mod assets;
 mod config;
 mod events;
 mod requests;
-#[cfg(test)]
-mod tests;
 
 pub use config::PageConfig;
 

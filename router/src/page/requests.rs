@@ -74,7 +74,7 @@ pub(super) async fn list(
         return error::plain(StatusCode::BAD_REQUEST, &message, "invalid_parameter");
     }
     let mut ended: Vec<Ended> = page.admin.recent(limit).iter().flat_map(ended).collect();
-    ended.sort_by_key(|request| std::cmp::Reverse(request.started_ms));
+    ended.sort_by_key(|request| std::cmp::Reverse(request.started_ms + request.total_ms as u64));
     ended.truncate(limit);
     fresh(Json(json!({"requests": ended})).into_response())
 }

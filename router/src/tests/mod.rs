@@ -15,6 +15,7 @@ mod exact;
 mod http;
 mod intake;
 mod limits;
+mod page;
 mod port;
 mod recovery;
 mod remote;

@@ -13,6 +13,9 @@ let openRequest = () => {};
 /** The workers of a request, where this caller may know them. */
 let workersOf = async () => null;
 
+/** Higher prompts are folded. */
+const FOLD_PX = 200;
+const [MORE, LESS] = ["Show all", "Show less"];
 const log = byId("log");
 const prompt = byId("prompt");
 
@@ -38,6 +41,12 @@ function message(role, text) {
   const body = el("div", { class: "text" }, text);
   const shown = el("article", { class: role }, el("h3", {}, role === "user" ? "You" : "Model"), body);
   following(() => log.append(shown));
+  // A long prompt is folded: its answer is what the reader waits for.
+  if (role === "user" && body.clientHeight > FOLD_PX) {
+    body.classList.add("folded");
+    const all = el("button", { type: "button", class: "link", on: { click: () => setText(all, body.classList.toggle("folded") ? MORE : LESS) } }, MORE);
+    following(() => shown.append(all));
+  }
   return { shown, body };
 }
 

@@ -132,6 +132,7 @@ function figures({ router, workers }) {
   }, (node, [, value, rest]) => {
     setText(node.querySelector("b"), value);
     setText(node.querySelector("span"), rest);
+    node.querySelector("span").classList.toggle("rest", /^\d/.test(rest));
   });
 }
 

@@ -138,6 +138,13 @@ async function toggle(request) {
   try {
     const id = request.request_id || request.trace_id;
     cell.replaceChildren(waterfall(await json(`cluster/requests/${encodeURIComponent(id)}`)));
+    // All of it, if it fits below its row.
+    if (opened?.key === key) {
+      const pane = byId("requests");
+      if (node.getBoundingClientRect().bottom > pane.getBoundingClientRect().bottom) {
+        node.previousElementSibling.scrollIntoView({ block: "start" });
+      }
+    }
   } catch (error) {
     cell.replaceChildren(el("p", { class: "bad" }, error.message));
   }
@@ -153,9 +160,7 @@ export async function openById(id) {
       byId("filter").value = "";
       close();
       await toggle(found);
-      const row = body.baton?.get(keyOf(found));
-      row?.scrollIntoView({ block: "nearest" });
-      row?.parts.open.focus();
+      body.baton?.get(keyOf(found))?.parts.open.focus();
       return;
     }
     await new Promise((done) => setTimeout(done, 200));

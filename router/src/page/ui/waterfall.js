@@ -16,7 +16,8 @@ export function waterfall(told) {
   const total = Math.max(told.total_ns, 1);
   const scale = el("span", { class: "track scale" });
   for (let quarter = 0; quarter <= 4; quarter += 1) {
-    const mark = el("span", {}, ms((told.total_ns / 4) * quarter));
+    const at = (told.total_ns / 4) * quarter;
+    const mark = el("span", {}, total >= 1e8 ? String(Math.round(at / 1e6)) : ms(at));
     mark.style.left = `${quarter * 25}%`;
     scale.append(mark);
   }
