@@ -71,9 +71,11 @@ class Tab:
         self.page.click("#options summary")
 
     def fits(self):
-        """Nothing is wider than the screen."""
-        wide, screen = self.page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
-        assert wide <= screen, f"{wide} pixels on a screen of {screen}"
+        """Nothing is wider than its pane, and no pane than the screen."""
+        wider = """() => [document.documentElement, ...document.querySelectorAll('main > section')]
+            .filter((part) => part.scrollWidth > part.clientWidth || part.clientWidth > innerWidth)
+            .map((part) => `${part.id || part.tagName}: ${part.scrollWidth} in ${part.clientWidth} of ${innerWidth}`)"""
+        assert not (found := self.page.evaluate(wider)), found
 
 
 @contextlib.contextmanager

@@ -28,8 +28,17 @@ def chats(tab):
     page.keyboard.press("Escape")
     assert "stopped" in tab.ended(answer)
     assert page.locator("#send").is_visible()
+    # A new chat ends the answer of the old one, and knows nothing of it.
+    tab.send("Write a long story about a lighthouse.")
     page.click("#new")
     assert page.locator("article").count() == 0
+    tab.until("the answer ends", page.locator("#send").is_visible)
+    sent = []
+    page.on("request", lambda request: request.method == "POST" and sent.append(request.post_data_json))
+    tab.set_options(max_tokens="4")
+    tab.ended(tab.send("Hello."))
+    assert [message["content"] for message in sent[-1]["messages"]] == ["Hello."], sent
+    page.click("#new")
 
 
 def stays_text(tab):

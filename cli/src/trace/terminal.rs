@@ -81,8 +81,8 @@ mod tests {
         let mut prefill = span(2, 1, "prefill", 10_000, 60_000);
         prefill.attributes.insert("baton.worker".into(), "prefill-0@abc".into());
         let mut transfer = span(3, 2, "kv.transfer", 20_000, 45_000);
-        let facts = [("baton.kv.bytes", "153600"), ("baton.kv.gb_per_s", "1.234"), ("baton.kv.exposed_ms", "0.4")];
-        transfer.attributes.extend(facts.map(|(key, value)| (key.into(), value.into())));
+        let facts = [("bytes", "153600"), ("gb_per_s", "1.234"), ("moving_ms", "0.1244"), ("exposed_ms", "0.4")];
+        transfer.attributes.extend(facts.map(|(key, value)| (format!("baton.kv.{key}"), value.into())));
         let mut response = response(vec![("router", vec![root, prefill]), ("prefill-0@abc", vec![transfer])]);
         response.silent = vec!["decode-0@7 did not answer within 2 s\u{1b}[2J".into()];
         let text = draw(&Waterfall::of(response));
@@ -91,7 +91,7 @@ mod tests {
         let ends = [
             ("generate         router", "100.00  ████████████████████████████████████████"),
             ("  prefill        router", "50.00      ████████████████████                  -> prefill-0"),
-            ("    kv.transfer  prefill-0", "153.6 kB, 1.23 GB/s, exposed 0.40 ms"),
+            ("    kv.transfer  prefill-0", "153.6 kB, 1.23 GB/s over 0.12 ms, exposed 0.40 ms"),
         ];
         for (line, (start, end)) in lines[3..].iter().zip(ends) {
             assert!(line.starts_with(start) && line.ends_with(end), "{line:?} is not {start:?} .. {end:?}");

@@ -97,3 +97,27 @@ impl Check for GrpcConfig {
         at.require("advertise", named, "host:port");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_told_an_address_that_they_can_reach() {
+        let at = |advertise: Option<&str>, bound: &str| {
+            let config = GrpcConfig { advertise: advertise.map(str::to_owned), ..GrpcConfig::default() };
+            config.reached_at(bound.parse().unwrap())
+        };
+        assert_eq!(at(Some("worker-0:7"), "0.0.0.0:50051").unwrap(), "worker-0:7");
+        assert_eq!(at(None, "127.0.0.1:50051").unwrap(), "127.0.0.1:50051");
+        for any in ["0.0.0.0:50051", "[::]:50051"] {
+            match at(None, any) {
+                Ok(found) => {
+                    let found: SocketAddr = found.parse().unwrap();
+                    assert!(!found.ip().is_unspecified() && found.port() == 50051, "{found}");
+                }
+                Err(none) => assert!(none.to_string().contains("--advertise HOST:PORT"), "{none}"),
+            }
+        }
+    }
+}

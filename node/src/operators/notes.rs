@@ -22,7 +22,8 @@ pub(super) fn of(row: &Row) -> String {
         notes.push(transport.to_owned());
     }
     if let Some(rate) = row.number("baton.kv.gb_per_s") {
-        notes.push(format!("{rate:.2} GB/s"));
+        let over = row.number("baton.kv.moving_ms").map(|ms| format!(" over {ms:.2} ms")).unwrap_or_default();
+        notes.push(format!("{rate:.2} GB/s{over}"));
     }
     if let Some(exposed) = row.number("baton.kv.exposed_ms").filter(|_| row.depth > 0) {
         notes.push(format!("exposed {exposed:.2} ms"));

@@ -90,6 +90,13 @@ fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
         number(transfer, "baton.kv.gb_per_s")? > 0.0 && number(transfer, "baton.kv.exposed_ms")? > 0.0,
         "{transfer:?}"
     );
+    let (moving, whole) = (number(transfer, "baton.kv.moving_ms")?, transfer.time_ns.end - transfer.time_ns.start);
+    ensure!(moving > 0.0 && moving * 1e6 <= whole as f64, "bytes moved within the transfer: {transfer:?}");
+    let rate = (PROMPT_TOKENS * KV_BYTES) as f64 / moving / 1e6;
+    ensure!(
+        (number(transfer, "baton.kv.gb_per_s")? / rate - 1.0).abs() < 0.01,
+        "the rate is over that time: {transfer:?}"
+    );
     ensure!(transfer.time_ns.end == span("kv.commit")?.time_ns.start, "a commit follows the flush");
     let exposed = span("kv.exposed")?;
     ensure!(exposed.time_ns.start == span("prefill.compute")?.time_ns.end, "it begins where no compute hides it");

@@ -171,7 +171,9 @@ function request() {
 async function send() {
   const text = prompt.value.trim();
   if (!text || stopping) return;
-  conversation.push({ role: "user", content: text });
+  // Another chat may begin before this answer ends.
+  const mine = conversation;
+  mine.push({ role: "user", content: text });
   const asked = message("user", text);
   prompt.value = "";
   grow();
@@ -188,15 +190,15 @@ async function send() {
       if (chunk.error) throw new Refused(200, chunk.error.message, chunk.error.code);
       answer.take(chunk);
     }
-    conversation.push({ role: "assistant", content: answer.text });
+    mine.push({ role: "assistant", content: answer.text });
     answer.end(requestId);
   } catch (error) {
     if (error.name === "AbortError") {
-      conversation.push({ role: "assistant", content: answer.text });
+      mine.push({ role: "assistant", content: answer.text });
       answer.end(requestId, "stopped");
     } else {
       // The question is the reader's again.
-      conversation.pop();
+      mine.pop();
       answer.fail(error);
       if (!answer.text) {
         asked.shown.remove();

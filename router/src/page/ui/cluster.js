@@ -38,6 +38,8 @@ export async function follow() {
       const response = await call("cluster/events", { signal: mine.signal });
       if (current !== mine) return;
       refused("");
+      // A stream begins with the last minute.
+      handoffs.forget();
       for await (const { event, data } of events(response)) {
         if (current !== mine) return;
         failures = 0;
@@ -61,8 +63,6 @@ export async function follow() {
     }
     await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
     failures += 1;
-    // The next stream tells of the last minute again.
-    handoffs.forget();
   }
 }
 

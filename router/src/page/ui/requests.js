@@ -88,10 +88,13 @@ function make(request) {
   const phases = el("i", { class: "phases" });
   const cell = (name, ...children) => el("td", { class: name }, ...children);
   const path = [request.prefill, request.decode].filter(Boolean).join(" → ");
-  const state = [request.error && `failed: ${request.error}`, request.retries && `${request.retries} retried`, request.slow && "slow"].filter(Boolean).join(", ");
-  const row = el("tr", { class: request.error ? "failed" : "", on: { click: (event) => event.target.closest("button.open, tr") && toggle(request) } },
+  // A client that went away is no failure.
+  const left = request.error === "cancelled";
+  const failed = request.error && !left;
+  const state = [failed && `failed: ${request.error}`, request.retries && `${request.retries} retried`, request.slow && "slow"].filter(Boolean).join(", ");
+  const row = el("tr", { class: failed ? "failed" : "", on: { click: (event) => event.target.closest("button.open, tr") && toggle(request) } },
     cell("time", format.clock(request.started_ms + request.total_ms)), cell("id", open),
-    cell("path", path, state ? el("span", { class: "bad" }, ` ${state}`) : ""),
+    cell("path", path, state ? el("span", { class: "bad" }, ` ${state}`) : "", left ? el("span", { class: "dim" }, " cancelled") : ""),
     cell("num in", format.count(request.prompt_tokens), request.cached_tokens ? el("span", { class: "dim", title: "cached" }, ` (${format.count(request.cached_tokens)})`) : ""),
     cell("num out", format.count(request.completion_tokens)), cell("num ttft", format.ms(request.ttft_ms)),
     cell("num total", format.ms(request.total_ms)), cell("num kv", format.bytes(request.kv_bytes)),
