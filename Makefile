@@ -7,13 +7,13 @@ BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 # Most tests wait for processes and deadlines more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' "$$(nproc)")
 
-.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients charts cuda cubins gpu-bundle
+.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients browser charts cuda cubins gpu-bundle
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
 	target/release/baton up $(ARGS)
 
-test: setup model clients charts cubins ## Everything a change must pass; at most 35 minutes cold on 2 cores.
+test: setup model clients browser charts cubins ## Everything a change must pass; at most 35 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 	tests/gpu/check dry-run
@@ -70,6 +70,9 @@ model: setup ## Fetches the default model into the user's cache.
 clients: setup ## The real clients and servers that tests talk with.
 	scripts/setup-clients $(VENV)
 	scripts/setup-etcd target/etcd
+
+browser: clients ## A browser for the test of the router's page.
+	scripts/setup-browser $(VENV)
 
 cuda: setup ## The compiler of CUDA kernels: target/cuda. It needs no GPU.
 	scripts/setup-cuda target/cuda

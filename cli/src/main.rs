@@ -31,8 +31,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Starts a router, prefill workers and decode workers on this machine, until Ctrl-C.
+    #[command(visible_alias = "serve")]
     Up(up::UpArgs),
-    /// Sends one prompt to a running cluster and streams the answer.
+    /// Sends one prompt to a running cluster and streams the answer; without a prompt, chats.
     Generate(generate::GenerateArgs),
     /// Sends recorded or synthetic load to a running cluster, and reports latency, throughput and cache hits.
     Bench(bench::BenchArgs),
@@ -74,6 +75,8 @@ fn main() -> ExitCode {
             Verb::Trace(args) => trace::run(args).await.map(|()| ExitCode::SUCCESS),
         }
     });
+    // A thread may still wait for the terminal; the process does not wait for it.
+    runtime.shutdown_background();
     match result {
         Ok(code) => code,
         Err(error) => {

@@ -1,10 +1,10 @@
 //! Self-contained pages: no script, no external resources, in the reader's light or dark scheme, and with all text of other processes
 //! escaped.
 
-/// Colours, and the styles that every page has.
+use baton_node::operators::PALETTE;
+
+/// The styles that every page has.
 const BASE: &str = "\
-:root{color-scheme:light dark;--line:#d0d7de;--text:#1f2328;--dim:#59636e;--back:#fff;--router:#4969b8;--prefill:#b8691f;--decode:#2f8a57;--bad:#c0362c}\
-@media(prefers-color-scheme:dark){:root{--line:#3d444d;--text:#f0f6fc;--dim:#9198a1;--back:#0d1117;--router:#7b97e0;--prefill:#e09a4f;--decode:#57b981;--bad:#f0685c}}\
 body{margin:2rem auto;max-width:78rem;padding:0 1rem;font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back)}\
 h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.15rem 0;color:var(--dim)}p.bad{color:var(--bad)}";
 
@@ -13,7 +13,7 @@ pub(crate) fn open(title: &str, style: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>Baton: {title}</title><style>{BASE}{style}</style></head>\n<body>",
+         <meta name=\"viewport\" content=\"width=device-width\"><title>Baton: {title}</title><style>{PALETTE}{BASE}{style}</style></head>\n<body>",
         title = escape(title),
     )
 }

@@ -15,6 +15,8 @@ use tonic::{Code, Request, Status};
 
 /// Default address of a router for clients.
 const DEFAULT: &str = "http://127.0.0.1:50051";
+/// What the gRPC library says of an answer in plain HTTP.
+const NOT_GRPC: [&str; 2] = ["grpc-status header missing", "invalid compression flag"];
 /// Default address of a router for operators.
 const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 
@@ -130,6 +132,10 @@ pub(crate) fn explain(status: &Status) -> anyhow::Error {
         Code::Unauthenticated | Code::PermissionDenied => {
             anyhow::anyhow!("{message} ({code:?}); set {API_KEY_VARIABLE} to your key")
         }
+        // An HTTP server answered: there was no gRPC in it.
+        _ if NOT_GRPC.iter().any(|said| message.contains(said)) => anyhow::anyhow!(
+            "this is the HTTP port: --server takes the router's gRPC port (by default {DEFAULT}; `baton up` prints it)"
+        ),
         _ => anyhow::anyhow!("{message} ({code:?})"),
     }
 }
@@ -143,5 +149,7 @@ mod tests {
         let told = |status: Status| explain(&status).to_string();
         assert!(told(Status::unauthenticated("who are you?")).ends_with("set BATON_API_KEY to your key"));
         assert_eq!(told(Status::not_found("no worker")), "no worker (NotFound)");
+        let http = "protocol error: received message with invalid compression flag: 123";
+        assert!(told(Status::internal(http)).contains("--server takes the router's gRPC port"));
     }
 }

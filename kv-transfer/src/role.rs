@@ -71,6 +71,10 @@ pub(crate) enum Input {
         epoch: u32,
         bytes: usize,
     },
+    /// A flush of what it queued was posted.
+    Flushing,
+    /// Nothing that it posted is under way.
+    Idle,
     /// A flush covers what was queued for this epoch and before.
     Flushed {
         epoch: u32,

@@ -1,5 +1,6 @@
 //! Resources that this host offers a process, and raising their limits.
 
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 
 /// Memory that this process may use, in bytes: the host's, or less if a control group limits it. `None` if the host
@@ -7,6 +8,17 @@ use std::path::Path;
 pub fn memory_bytes() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     bound(&read("/proc/meminfo"), &read("/sys/fs/cgroup/memory.max"))
+}
+
+/// The address from which this host reaches others. `any` is the unspecified address of IPv4 or IPv6. `None` if the host
+/// has no route.
+pub fn own_address(any: IpAddr) -> Option<IpAddr> {
+    // Addresses for documentation (RFC 5737, RFC 3849): nothing is sent to them. The system only reports the source
+    // address that it would use.
+    let to = if any.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
 /// Raises the limit of file descriptors to the host's maximum: every client takes one, and shells and container

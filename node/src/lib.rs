@@ -25,6 +25,7 @@ pub mod intake;
 pub mod listen;
 pub mod membership;
 pub mod metrics;
+pub mod operators;
 pub mod private;
 pub mod runtime;
 pub mod shutdown;

@@ -349,6 +349,7 @@ impl Call {
             ("baton.kv.transport", report.transport.into()),
             ("baton.kv.lanes", report.lanes.clone().into()),
             ("baton.kv.gb_per_s", rate.into()),
+            ("baton.kv.moving_ms", (seconds * 1e3).into()),
             ("baton.kv.exposed_ms", exposed_ms.into()),
         ];
         self.parent.record_beside("kv.transfer", report.first_put_at, report.flushed_at, attributes);

@@ -5,6 +5,7 @@ use crate::cache_scope::CacheConfig;
 use crate::flow::Limits;
 use crate::http::is_origin;
 use crate::output::EVENT_BYTES;
+use crate::page::PageConfig;
 use crate::placement::{PlacementPolicy, Thresholds};
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryLimits};
@@ -48,6 +49,8 @@ pub struct RouterConfig {
     /// The APIs of OpenAI and Anthropic, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
+    /// The page at `/` of the HTTP port.
+    pub page: PageConfig,
     pub placement: PlacementConfig,
     /// Retries after a worker fails.
     pub retry: RetryConfig,
@@ -69,6 +72,7 @@ impl Default for RouterConfig {
             identity: IdentityConfig::default(),
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
+            page: PageConfig::default(),
             placement: PlacementConfig::default(),
             retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
@@ -307,6 +311,7 @@ impl Check for RouterConfig {
             .section("identity", &self.identity)
             .section("http", &self.http)
             .section("auth", &self.auth)
+            .section("page", &self.page)
             .section("placement", &self.placement)
             .section("retry", &self.retry)
             .section("limits", &self.limits)

@@ -41,6 +41,9 @@ struct Args {
     /// Refuse fields of request bodies that the API does not have, in place of ignoring them
     #[arg(long)]
     strict_fields: bool,
+    /// Without keys, show the cluster and recent requests on the page at / to everyone who reaches the HTTP port
+    #[arg(long)]
+    page_open: bool,
     /// Print a JSON line to stdout when the router listens, and one when it is ready
     #[arg(long)]
     announce: bool,
@@ -57,6 +60,7 @@ impl Args {
             .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
             .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)
             .set("--strict-fields", "http.strict_fields", &self.strict_fields.then_some(true))
+            .set("--page-open", "page.open", &self.page_open.then_some(true))
     }
 }
 

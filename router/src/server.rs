@@ -8,6 +8,7 @@ use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceServic
 use crate::http::{BodyLimits, HttpState, cors, routes};
 use crate::meter::meter;
 use crate::metrics::{AuthMetrics, MembershipMetrics};
+use crate::page::{self, Page};
 use crate::status::{ClusterStatus, StatusMetrics};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
@@ -131,6 +132,10 @@ impl Router {
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
         let admin = AdminService::new(core.workers.clone(), connector, status, traces);
+        let page = config.page.enabled.then(|| {
+            let page = Page::new(admin.clone(), core.clone(), access.clone(), &config.page, stop.clone());
+            page::routes(page)
+        });
         let meter = {
             let access = access.clone();
             let client = move |call: &Parts| access.client(&call.headers, &call.extensions);
@@ -186,6 +191,7 @@ impl Router {
             let all = std::mem::replace(&mut open, admin::probes(health));
             servers.spawn(admin::serve(listener, all, stop.clone()).map(Ok));
         }
+        let open = page.into_iter().fold(open, axum::Router::merge);
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
         let server = serve_http(http_listener, routes(state, meter, open), idle_max, stop.clone());
         servers.spawn(server.map(Ok));

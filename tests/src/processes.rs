@@ -137,8 +137,13 @@ impl Up {
 
     /// Starts `baton up` with exactly these flags, and variables besides those of this process.
     pub fn spawn(flags: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::spawn_as("up", flags, variables)
+    }
+
+    /// The same by another name of the command.
+    pub fn spawn_as(name: &str, flags: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Self> {
         let mut command = Command::new(binary("baton")?);
-        command.arg("up").args(flags).envs(variables.iter().copied());
+        command.arg(name).args(flags).envs(variables.iter().copied());
         let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
         let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);

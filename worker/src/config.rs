@@ -1,8 +1,8 @@
 //! The configuration tree of a worker, and its flags.
 
 use crate::settings::{
-    DeviceKind, EngineSettings, ModelSettings, NumericsChoice, SpeculationSettings, ThreadCount, TransferSettings,
-    TransportKind,
+    DeviceKind, EngineSettings, ModelDtype, ModelSettings, NumericsChoice, SpeculationSettings, ThreadCount,
+    TransferSettings, TransportKind,
 };
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
@@ -95,6 +95,12 @@ pub struct WorkerArgs {
     /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`
     #[arg(long)]
     pub model: Option<String>,
+    /// A further name under which clients ask for the model; may be repeated
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub served_model_name: Vec<String>,
+    /// Format of weights and KV. What is not bfloat16 takes class f32fma on a CPU
+    #[arg(long, conflicts_with_all = ["weights", "kv", "numerics"])]
+    pub dtype: Option<ModelDtype>,
     /// Longest context in tokens. Default: the model's own
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -182,6 +188,10 @@ impl WorkerArgs {
         self.common
             .overlay()
             .set("--model", "model.model", &self.model)
+            .set_list("--served-model-name", "model.served_names", &self.served_model_name)
+            .set("--dtype", "engine.weights", &self.dtype.and_then(ModelDtype::format))
+            .set("--dtype", "engine.kv", &self.dtype.and_then(ModelDtype::format))
+            .set("--dtype", "engine.numerics", &self.dtype.and_then(|dtype| dtype.class(self.device)))
             .set("--max-model-len", "model.max_model_len", &self.max_model_len)
             .set("--kv-cache-bytes", "engine.kv_cache_bytes", &self.kv_cache_bytes)
             .set("--block-tokens", "engine.block_tokens", &self.block_tokens)

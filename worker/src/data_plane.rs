@@ -5,8 +5,9 @@ use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 use crate::settings::{TransferSettings, TransportKind};
 use baton_kv_transfer::{TransferConfig, TransportChoice, UcxLanes, UcxWrites, inventory};
+use baton_node::host::own_address;
 use baton_types::Party;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 /// What the transfer starts with: the settings, and what of the engine concerns it.
 pub(crate) fn transfer_config(
@@ -49,15 +50,6 @@ fn transport_with(
 /// all addresses, it is the one from which this host reaches others.
 fn advertise(settings: &TransferSettings) -> Option<IpAddr> {
     settings.advertise.or_else(|| settings.bind.is_unspecified().then(|| own_address(settings.bind)).flatten())
-}
-
-fn own_address(any: IpAddr) -> Option<IpAddr> {
-    // Addresses for documentation (RFC 5737, RFC 3849): nothing is sent to them. The system only reports the source address that it would
-    // use.
-    let to = if any.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(to).ok()?;
-    Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
 /// Refuses lanes without a fence if the instance has no configured name. Peers bound quarantined blocks per name, and a new name at each

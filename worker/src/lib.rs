@@ -24,6 +24,7 @@ pub mod hold;
 pub mod lora;
 mod main_of;
 pub mod metrics;
+mod model_dtype;
 pub mod models;
 mod packed;
 pub mod phases;

@@ -150,7 +150,7 @@ impl RunningWorker {
 
         let drain = Drain::new(runtime.clone());
         let bundle = loaded.card.bundle.zip(loaded.bundle.clone());
-        let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
+        let endpoint = config.grpc.reached_at(grpc_addr)?;
         let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
         let service = WorkerService {
             party: party.clone(),

@@ -2,6 +2,7 @@
 
 pub use crate::device_kind::DeviceKind;
 pub use crate::lora::LoraSettings;
+pub use crate::model_dtype::ModelDtype;
 pub use crate::speculation::SpeculationSettings;
 pub use crate::threads::ThreadCount;
 use baton_engine::{EngineConfig, PrefixCacheConfig};

@@ -1,7 +1,7 @@
 //! Operators' calls of a router: the status of the cluster, the trace of a request, the drain of a worker.
 
-use super::{ClusterStatus, RequestTrace};
 use crate::router::RouterChannel;
+use baton_node::operators::{ClusterStatus, RequestTrace};
 use baton_proto::v1::{self, admin_client::AdminClient};
 use std::time::Duration;
 use tonic::{Request, Status, Streaming};

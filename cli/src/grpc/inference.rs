@@ -7,9 +7,17 @@ use tonic::{Request, Status, Streaming};
 
 /// The text to continue or the chat to answer.
 pub(crate) enum Prompt {
-    Chat { system: Option<String>, user: String },
+    Chat(Vec<Message>),
     Text(String),
     Tokens(Vec<u32>),
+}
+
+/// A message of a chat.
+#[derive(Clone)]
+pub(crate) struct Message {
+    /// `system`, `user` or `assistant`.
+    pub(crate) role: &'static str,
+    pub(crate) content: String,
 }
 
 /// How the answer is generated. Absent values take the model's default.
@@ -43,13 +51,11 @@ impl Question {
 
     fn into_proto(self) -> v1::GenerateRequest {
         let Self { model, prompt, options } = self;
-        let message = |role: &str, content: String| {
+        let message = |Message { role, content }| {
             Kind::Message(v1::ChatMessage { role: role.into(), content, name: String::new() })
         };
         let kinds = match prompt {
-            Prompt::Chat { system, user } => {
-                system.map(|system| message("system", system)).into_iter().chain([message("user", user)]).collect()
-            }
+            Prompt::Chat(messages) => messages.into_iter().map(message).collect(),
             Prompt::Text(text) => vec![Kind::Text(text)],
             Prompt::Tokens(ids) => vec![Kind::Tokens(v1::TokenIds { ids })],
         };
@@ -140,7 +146,9 @@ mod tests {
     #[test]
     fn a_request_past_all_caches_says_so() {
         let request = |options: Options| {
-            let prompt = Prompt::Chat { system: Some("be brief".into()), user: "hello".into() };
+            let messages = [("system", "be brief"), ("user", "hello")];
+            let message = |(role, content): (&'static str, &str)| Message { role, content: content.into() };
+            let prompt = Prompt::Chat(messages.map(message).into());
             Question { model: String::new(), prompt, options }.into_proto()
         };
         let plain = request(Options::default());

@@ -2,10 +2,11 @@
 
 mod table;
 
-use crate::grpc::{Admin, ClusterStatus};
+use crate::grpc::Admin;
 use crate::router::{OperatorArgs, explain};
 use crate::stdout;
 use anyhow::Context;
+use baton_node::operators::ClusterStatus;
 use clap::Args;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! The status for people: the problems, one line for the router, one row per worker.
 
-use crate::grpc::{BlockCounts, ClusterStatus, RouterStatus, WorkerStatus};
+use baton_node::operators::{BlockCounts, ClusterStatus, RouterStatus, WorkerStatus};
 
 /// Shown for an unknown value.
 const UNKNOWN: &str = "-";
@@ -125,7 +125,7 @@ fn seconds(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grpc::Problem;
+    use baton_node::operators::Problem;
 
     fn worker(name: &str) -> WorkerStatus {
         WorkerStatus {

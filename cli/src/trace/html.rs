@@ -1,8 +1,7 @@
 //! The waterfall as one page: no script, no external resources, and all text of other processes escaped.
 
-use super::notes;
-use super::waterfall::{Row, Waterfall};
 use crate::page::{self, escape};
+use baton_node::operators::{Row, Waterfall, ms};
 use std::fmt::Write as _;
 
 const STYLE: &str = "\
@@ -18,7 +17,7 @@ details{border-bottom:1px solid var(--line)}summary{list-style:none;cursor:point
 table{margin:.25rem 0 .75rem 1rem;border-collapse:collapse;font-size:12px}td{padding:.05rem 1.25rem .05rem 0;vertical-align:top;overflow-wrap:anywhere}td:first-child{color:var(--dim);white-space:nowrap}";
 
 pub(super) fn page(waterfall: &Waterfall) -> String {
-    let facts = notes::of_request(waterfall);
+    let facts = &waterfall.facts;
     let (title, rest) = facts.split_first().map_or(("trace", &[][..]), |(first, rest)| (first.as_str(), rest));
     let mut out = page::open(title, STYLE);
     // Writing into a String cannot fail.
@@ -36,7 +35,7 @@ pub(super) fn page(waterfall: &Waterfall) -> String {
          <span class=\"num\">ms</span><span class=\"track\">"
     );
     for quarter in 0..=4 {
-        let at = notes::ms(waterfall.total_ns / 4 * quarter);
+        let at = ms(waterfall.total_ns / 4 * quarter);
         let _ = write!(out, "<span style=\"left:{}%\">{at}</span>", quarter * 25);
     }
     out.push_str("</span></div>\n");
@@ -47,7 +46,7 @@ pub(super) fn page(waterfall: &Waterfall) -> String {
 
 fn draw(row: &Row, total_ns: u64, out: &mut String) {
     let percent = |ns: u64| ns as f64 / total_ns.max(1) as f64 * 100.0;
-    let (start, length, notes) = (notes::ms(row.start_ns), notes::ms(row.length_ns), notes::of(row));
+    let (start, length, note) = (ms(row.start_ns), ms(row.length_ns), &row.note);
     let _ = write!(
         out,
         "<details class=\"{kind}{failed}\"><summary class=\"row\">\
@@ -62,8 +61,8 @@ fn draw(row: &Row, total_ns: u64, out: &mut String) {
         left = percent(row.start_ns).min(99.9),
         width = percent(row.length_ns),
     );
-    if !notes.is_empty() {
-        let _ = write!(out, "<span class=\"note\">{}</span>", escape(&notes));
+    if !note.is_empty() {
+        let _ = write!(out, "<span class=\"note\">{}</span>", escape(note));
     }
     out.push_str("</summary><table>");
     for (key, value) in &row.attributes {
@@ -83,8 +82,8 @@ fn kind(row: &Row) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::waterfall::tests::{response, span};
     use super::*;
+    use baton_node::testing::spans::{response, span};
 
     const EVIL: &str = "<script>alert('1')</script>\"&";
 

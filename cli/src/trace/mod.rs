@@ -1,18 +1,16 @@
 //! `baton trace`: the timings of one recent request, in the terminal or as a page. Needs no collector.
 
 mod html;
-mod notes;
 mod terminal;
-mod waterfall;
 
 use crate::grpc::Admin;
 use crate::router::{OperatorArgs, explain};
 use anyhow::Context;
+use baton_node::operators::Waterfall;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 use tonic::{Code, Status};
-use waterfall::Waterfall;
 
 /// Longest wait for the answer: the router gives workers 2 s.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

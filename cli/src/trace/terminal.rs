@@ -1,7 +1,6 @@
 //! The waterfall as text.
 
-use super::notes;
-use super::waterfall::{Row, Waterfall};
+use baton_node::operators::{Row, Waterfall, ms};
 use std::fmt::Write as _;
 
 /// Columns of the bars.
@@ -9,24 +8,24 @@ const BAR: usize = 40;
 
 /// Draws all of it.
 pub(super) fn draw(waterfall: &Waterfall) -> String {
-    let mut out = plain(&notes::of_request(waterfall).join(", ")) + "\n\n";
+    let mut out = plain(&waterfall.facts.join(", ")) + "\n\n";
     let label = |row: &Row| format!("{}{}", "  ".repeat(row.depth), plain(&row.name));
     let width = |of: &dyn Fn(&Row) -> String, head: &str| {
         waterfall.rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0).max(head.len())
     };
     let (names, processes) = (width(&label, "phase"), width(&|row| plain(&row.process), "process"));
-    let starts = notes::ms(waterfall.total_ns).len().max("start ms".len());
+    let starts = ms(waterfall.total_ns).len().max("start ms".len());
     let head = format!("{:names$}  {:processes$}  {:>starts$}  {:>starts$}", "phase", "process", "start ms", "ms");
     // Writing into a String cannot fail.
     let _ = writeln!(out, "{head}");
     for row in &waterfall.rows {
         let bar = bar(row.start_ns, row.length_ns, waterfall.total_ns);
-        let (start, length) = (notes::ms(row.start_ns), notes::ms(row.length_ns));
+        let (start, length) = (ms(row.start_ns), ms(row.length_ns));
         let line = format!(
             "{:names$}  {:processes$}  {start:>starts$}  {length:>starts$}  {bar}  {}",
             label(row),
             plain(&row.process),
-            plain(&notes::of(row))
+            plain(&row.note)
         );
         let _ = writeln!(out, "{}", line.trim_end());
     }
@@ -56,8 +55,8 @@ pub(super) fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::waterfall::tests::{response, span};
     use super::*;
+    use baton_node::testing::spans::{response, span};
 
     #[test]
     fn bars_show_when_and_how_long() {
@@ -82,8 +81,8 @@ mod tests {
         let mut prefill = span(2, 1, "prefill", 10_000, 60_000);
         prefill.attributes.insert("baton.worker".into(), "prefill-0@abc".into());
         let mut transfer = span(3, 2, "kv.transfer", 20_000, 45_000);
-        let facts = [("baton.kv.bytes", "153600"), ("baton.kv.gb_per_s", "1.234"), ("baton.kv.exposed_ms", "0.4")];
-        transfer.attributes.extend(facts.map(|(key, value)| (key.into(), value.into())));
+        let facts = [("bytes", "153600"), ("gb_per_s", "1.234"), ("moving_ms", "0.1244"), ("exposed_ms", "0.4")];
+        transfer.attributes.extend(facts.map(|(key, value)| (format!("baton.kv.{key}"), value.into())));
         let mut response = response(vec![("router", vec![root, prefill]), ("prefill-0@abc", vec![transfer])]);
         response.silent = vec!["decode-0@7 did not answer within 2 s\u{1b}[2J".into()];
         let text = draw(&Waterfall::of(response));
@@ -92,7 +91,7 @@ mod tests {
         let ends = [
             ("generate         router", "100.00  ████████████████████████████████████████"),
             ("  prefill        router", "50.00      ████████████████████                  -> prefill-0"),
-            ("    kv.transfer  prefill-0", "153.6 kB, 1.23 GB/s, exposed 0.40 ms"),
+            ("    kv.transfer  prefill-0", "153.6 kB, 1.23 GB/s over 0.12 ms, exposed 0.40 ms"),
         ];
         for (line, (start, end)) in lines[3..].iter().zip(ends) {
             assert!(line.starts_with(start) && line.ends_with(end), "{line:?} is not {start:?} .. {end:?}");

@@ -7,10 +7,11 @@ use crate::local_cluster::LocalCluster;
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
 use baton_node::environment;
+use baton_node::host::own_address;
 use baton_node::identity::Role;
 use baton_node::membership::etcd::ensure_free;
 use baton_worker::models::prefetch;
-use baton_worker::settings::{ModelSettings, ThreadCount};
+use baton_worker::settings::{ModelDtype, ModelSettings, ThreadCount};
 use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
@@ -39,9 +40,18 @@ const STOP_S_MAX: u64 = 15;
 /// Arguments of `baton up`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct UpArgs {
+    /// The same as --model.
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    model_given: Option<String>,
     /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`.
     #[arg(long, default_value = "smollm2-135m-instruct")]
     model: String,
+    /// Names under which clients ask for the model, in place of its own; several are separated by spaces or commas.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1..)]
+    served_model_name: Vec<String>,
+    /// Format of weights and KV: `auto`, `bfloat16`, `float16` or `float32`.
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<ModelDtype>,
     /// Number of prefill workers. With 0, decode workers run the prompts too (aggregated serving).
     #[arg(long, default_value_t = 1)]
     prefill: u16,
@@ -55,7 +65,7 @@ pub(crate) struct UpArgs {
     #[arg(long, default_value_t = 50051)]
     grpc_port: u16,
     /// HTTP port of the router, for clients.
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, visible_alias = "port", default_value_t = 8000)]
     http_port: u16,
     /// Port of the router for workers and operators. 0 picks a free port; the other commands of the same user find it.
     #[arg(long, default_value_t = 0)]
@@ -136,6 +146,10 @@ impl UpArgs {
         flags.push(format!("--prefill-policy={policy}"));
         flags.push(format!("--cluster-listen={}", SocketAddr::new(INSIDE, self.cluster_port)));
         flags.push(format!("--identity={}", local_cluster.identity(Role::Router).display()));
+        // A flag would override the variable.
+        if self.host.is_loopback() && !is_set("BATON_PAGE__OPEN") {
+            flags.push("--page-open".into());
+        }
         flags.extend(self.common_flags());
         flags
     }
@@ -151,6 +165,8 @@ impl UpArgs {
         ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
         flags.push(format!("--identity={}", local_cluster.identity(Role::Worker).display()));
+        flags.extend(self.served_model_name.iter().map(|name| format!("--served-model-name={name}")));
+        flags.extend(self.dtype.map(|dtype| format!("--dtype={dtype}")));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
         flags.extend(self.lora_modules.as_ref().map(|modules| format!("--lora-modules={modules}")));
@@ -158,7 +174,7 @@ impl UpArgs {
         flags.extend(self.max_loras.map(|n| format!("--max-loras={n}")));
         flags.extend(self.max_lora_rank.map(|n| format!("--max-lora-rank={n}")));
         // A flag would override the variable.
-        if self.threads.is_some() || !environment::own().iter().any(|name| name == "BATON_ENGINE__THREADS") {
+        if self.threads.is_some() || !is_set("BATON_ENGINE__THREADS") {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let threads = threads::of(self.threads.unwrap_or_default(), cores, self.prefill, self.decode);
             let threads = if role == "prefill" { threads.prefill } else { threads.decode };
@@ -179,8 +195,14 @@ impl UpArgs {
     }
 }
 
+/// Whether this variable is set for the processes of the cluster.
+fn is_set(variable: &str) -> bool {
+    environment::own().iter().any(|name| name == variable)
+}
+
 /// Starts the cluster, waits until it serves, and stops it on Ctrl-C, SIGTERM or the exit of a process.
-pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(mut args: UpArgs) -> anyhow::Result<()> {
+    args.model = args.model_given.take().unwrap_or(args.model);
     ensure!(args.decode > 0, "a cluster needs at least one decode worker: --decode 1");
     ensure!(args.prefill <= 64 && args.decode <= 64, "at most 64 workers of each role on one machine");
     let needs_prefill = matches!(args.prefill_policy, Policy::Remote);
@@ -291,12 +313,27 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
     writeln!(out, "  HTTP     http://{http}/v1    OpenAI API")?;
+    if !is_set("BATON_PAGE__ENABLED") {
+        writeln!(out, "  page     http://{http}/    chat, cluster and recent requests")?;
+    }
     writeln!(out, "  metrics  http://{http}/metrics    router")?;
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
         writeln!(out, "           http://{http}/metrics    {name}")?;
     }
     let folder = local_cluster.identity(Role::Operator);
     writeln!(out, "  cluster  {cluster}    operators, by the certificate in {}", folder.display())?;
+    if args.host.is_unspecified() {
+        match own_address(args.host) {
+            Some(host) => {
+                let (grpc, http) = (SocketAddr::new(host, grpc.port()), SocketAddr::new(host, http.port()));
+                writeln!(
+                    out,
+                    "  others   http://{http}/v1 and {grpc}    from other hosts; in a container, its published ports"
+                )?;
+            }
+            None => writeln!(out, "  others   at any address of this host: its own is not known here")?,
+        }
+    }
     writeln!(out, "\nTry it from another terminal:")?;
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
     writeln!(out, "  {} generate{server} \"What is the capital of France?\"", program())?;

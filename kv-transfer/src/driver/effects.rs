@@ -143,13 +143,17 @@ impl Driver {
 
     /// Posts what each connection's credit allows, up to [`POSTS_MAX`]. Returns whether it posted anything.
     pub(super) fn post(&mut self, now: Instant) -> bool {
-        let mut posted = Vec::new();
+        let (mut posted, mut flushing) = (Vec::new(), Vec::new());
         let mut any = false;
         for (conn, connection) in self.connections.iter_mut() {
-            for post in std::iter::from_fn(|| connection.pump.next()).take(POSTS_MAX) {
+            for _ in 0..POSTS_MAX {
+                let Some(post) = connection.pump.next() else { break };
                 any = true;
                 match post {
-                    Post::Flush { id } => self.transport.flush(conn, id),
+                    Post::Flush { id } => {
+                        self.transport.flush(conn, id);
+                        flushing.extend(connection.pump.covered());
+                    }
                     Post::Put { key, epoch, ticket, run } => {
                         self.transport.put(conn, ticket, run);
                         posted.push((conn, key, Input::Posted { epoch, bytes: run.len }, run.len as u64));
@@ -164,6 +168,7 @@ impl Driver {
             });
             self.input(key, input, now);
         }
+        flushing.into_iter().for_each(|key| self.input(key, Input::Flushing, now));
         any
     }
 }

@@ -33,7 +33,7 @@ use crate::greeting::hello;
 use crate::inbox::{Command, Inbox};
 use crate::message::{GREETING_BYTES_MAX, Message};
 use crate::role::{HandoffKey, Input};
-use crate::transport::{Event, Transport, Wake};
+use crate::transport::{ConnId, Event, Transport, Wake};
 use crate::verify::Verifier;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig, TransferError, TransferStats, get, put};
 use connections::{Connection, Connections};
@@ -317,6 +317,12 @@ impl Driver {
         }
     }
 
+    /// Tells the handoffs of a connection when nothing that they posted is under way any more.
+    fn tell_idle(&mut self, conn: ConnId, now: Instant) {
+        let idle = self.connections.get_mut(conn).map(|connection| connection.pump.idle()).unwrap_or_default();
+        idle.into_iter().for_each(|key| self.input(key, Input::Idle, now));
+    }
+
     fn event(&mut self, event: Event, now: Instant) {
         match event {
             Event::Accepted { conn, proven } => {
@@ -333,6 +339,7 @@ impl Driver {
                 if let Some(connection) = self.connections.get_mut(conn) {
                     connection.pump.put_done(bytes);
                 }
+                self.tell_idle(conn, now);
             }
             Event::Got(number, bytes) => self.input(HandoffKey(number), Input::Got { bytes }, now),
             Event::Flushed(conn, id) => {
@@ -341,6 +348,7 @@ impl Driver {
                 for (key, epoch) in covered {
                     self.input(key, Input::Flushed { epoch }, now);
                 }
+                self.tell_idle(conn, now);
             }
             Event::WindowClosed(conn, ticket) => match self.draining.window_closed(conn, ticket) {
                 Some(Waiting::Blocks(left)) => self.reuse([left.blocks]),

@@ -39,12 +39,14 @@ pub(super) struct Pump {
     covered: Vec<(HandoffKey, u32)>,
     flushing: Option<u64>,
     next_flush: u64,
+    /// Handoffs that posted something since nothing was last under way.
+    moving: Vec<HandoffKey>,
 }
 
 impl Pump {
     pub(super) fn new(in_flight_max: usize) -> Self {
-        let (queue, waiting, covered) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { queue, in_flight: 0, in_flight_max, waiting, covered, flushing: None, next_flush: 1 }
+        let (queue, waiting, covered, moving) = (VecDeque::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { queue, in_flight: 0, in_flight_max, waiting, covered, flushing: None, next_flush: 1, moving }
     }
 
     pub(super) fn put(&mut self, key: HandoffKey, epoch: u32, ticket: TicketId, copy: LayerCopy) {
@@ -75,7 +77,9 @@ impl Pump {
                     Some(run) if self.in_flight == 0 || self.in_flight + run.len <= self.in_flight_max => {
                         copy.next();
                         self.in_flight += run.len;
-                        return Some(Post::Put { key: *key, epoch: *epoch, ticket: *ticket, run });
+                        let (key, epoch, ticket) = (*key, *epoch, *ticket);
+                        self.moves(key);
+                        return Some(Post::Put { key, epoch, ticket, run });
                     }
                     Some(_) => break,
                     None => drop(self.queue.pop_front()),
@@ -94,7 +98,25 @@ impl Pump {
         let id = self.next_flush;
         self.next_flush += 1;
         self.flushing = Some(id);
+        let covered: Vec<HandoffKey> = self.covered().collect();
+        covered.into_iter().for_each(|key| self.moves(key));
         Some(Post::Flush { id })
+    }
+
+    fn moves(&mut self, key: HandoffKey) {
+        if !self.moving.contains(&key) {
+            self.moving.push(key);
+        }
+    }
+
+    /// Handoffs that the flush in progress covers.
+    pub(super) fn covered(&self) -> impl Iterator<Item = HandoffKey> {
+        self.covered.iter().map(|(key, _)| *key)
+    }
+
+    /// If nothing is under way: the handoffs that posted something since this was last so.
+    pub(super) fn idle(&mut self) -> Vec<HandoffKey> {
+        if self.in_flight > 0 || self.flushing.is_some() { Vec::new() } else { std::mem::take(&mut self.moving) }
     }
 
     pub(super) fn put_done(&mut self, bytes: usize) {
@@ -141,12 +163,18 @@ mod tests {
         assert_eq!(posts(&mut pump), ["1:60", "2:40"]);
         pump.put_done(60);
         assert_eq!(posts(&mut pump), ["1:50", "flush 1"]);
+        assert_eq!((pump.idle(), pump.covered().collect::<Vec<_>>()), (vec![], vec![HandoffKey(2), HandoffKey(1)]));
         pump.flush(HandoffKey(1), 1);
         assert!(posts(&mut pump).is_empty(), "one flush at a time");
         assert_eq!(pump.flushed(7), []);
         assert_eq!(pump.flushed(1), [(HandoffKey(2), 0), (HandoffKey(1), 0)]);
         assert_eq!(posts(&mut pump), ["flush 2"]);
+        pump.put_done(40);
+        pump.put_done(50);
+        assert!(pump.idle().is_empty(), "a flush is under way");
         assert_eq!(pump.flushed(2), [(HandoffKey(1), 1)]);
+        assert_eq!(pump.idle(), [HandoffKey(1), HandoffKey(2)]);
+        assert!(pump.idle().is_empty(), "told once");
     }
 
     #[test]

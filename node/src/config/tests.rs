@@ -125,7 +125,7 @@ fn refusals_name_the_key_and_its_origin() {
     );
     check("pool = [", &[], &[], &["is not valid TOML", "line 1"]);
     check("", &[("BATON_GRPC", "x"), ("BATON_GRPC__LISTEN", "127.0.0.1:1")], &[], &["one variable sets a section"]);
-    check("[grpc]\nlisten = '0.0.0.0:1'", &[], &[], &["grpc.advertise", "the defaults", "unspecified address"]);
+    check("[grpc]\nadvertise = 'here'", &[], &[], &["grpc.advertise", "host:port"]);
     check("token = '********'", &[], &[], &["bad value of `token`", "mask"]);
     // All values out of range at once.
     check(

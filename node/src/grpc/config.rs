@@ -2,8 +2,16 @@
 
 use super::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
 use crate::config::{ByteSize, Check, Checker};
+use crate::host::own_address;
 use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
+
+/// No address of this host is known to others.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "listens on {0}, every address of this host, but the host has no route to others: say by which address they reach it, --advertise HOST:PORT (grpc.advertise)"
+)]
+pub struct NoAddress(SocketAddr);
 
 /// A gRPC server's address and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,7 +19,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 pub struct GrpcConfig {
     /// The listen address; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// `host:port` under which others reach it; the listen address by default.
+    /// `host:port` under which others reach it. By default the listen address, or where that is all addresses of this
+    /// host, the one from which it reaches others.
     pub advertise: Option<String>,
     /// Largest message that is accepted, in bytes.
     pub message_bytes_max: ByteSize,
@@ -51,6 +60,23 @@ impl GrpcConfig {
         Self { listen, ..self }
     }
 
+    /// The address under which others reach the port that is bound to `bound`.
+    ///
+    /// # Errors
+    /// If it is bound to all addresses of a host that has no route to others, and none is configured.
+    pub fn reached_at(&self, bound: SocketAddr) -> Result<String, NoAddress> {
+        if let Some(configured) = &self.advertise {
+            return Ok(configured.clone());
+        }
+        if !bound.ip().is_unspecified() {
+            return Ok(bound.to_string());
+        }
+        let found = own_address(bound.ip()).ok_or(NoAddress(bound))?;
+        let found = SocketAddr::new(found, bound.port());
+        tracing::info!(address = %found, "publishes the address from which this host reaches others; grpc.advertise sets another");
+        Ok(found.to_string())
+    }
+
     /// [`GrpcConfig::message_bytes_max`], for `max_decoding_message_size` of each service.
     pub fn message_max(&self) -> usize {
         usize::try_from(self.message_bytes_max.0).unwrap_or(usize::MAX)
@@ -69,12 +95,29 @@ impl Check for GrpcConfig {
             a.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         });
         at.require("advertise", named, "host:port");
-        // Other hosts cannot connect to the unspecified address.
-        let reachable = !self.listen.ip().is_unspecified() || self.advertise.is_some();
-        at.require(
-            "advertise",
-            reachable,
-            "set to host:port where grpc.listen is an unspecified address (0.0.0.0 or [::])",
-        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_told_an_address_that_they_can_reach() {
+        let at = |advertise: Option<&str>, bound: &str| {
+            let config = GrpcConfig { advertise: advertise.map(str::to_owned), ..GrpcConfig::default() };
+            config.reached_at(bound.parse().unwrap())
+        };
+        assert_eq!(at(Some("worker-0:7"), "0.0.0.0:50051").unwrap(), "worker-0:7");
+        assert_eq!(at(None, "127.0.0.1:50051").unwrap(), "127.0.0.1:50051");
+        for any in ["0.0.0.0:50051", "[::]:50051"] {
+            match at(None, any) {
+                Ok(found) => {
+                    let found: SocketAddr = found.parse().unwrap();
+                    assert!(!found.ip().is_unspecified() && found.port() == 50051, "{found}");
+                }
+                Err(none) => assert!(none.to_string().contains("--advertise HOST:PORT"), "{none}"),
+            }
+        }
     }
 }

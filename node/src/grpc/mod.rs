@@ -6,6 +6,7 @@ mod deadline;
 mod dial;
 mod handshakes;
 mod messages;
+mod operators;
 mod probe;
 mod server;
 mod telemetry;
@@ -13,7 +14,7 @@ mod telemetry;
 mod tests;
 
 pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
-pub use config::GrpcConfig;
+pub use config::{GrpcConfig, NoAddress};
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
 pub use messages::{MessageHold, Messages, PREFIX_BYTES, message_bytes};
 pub use probe::WatchProbe;

@@ -57,6 +57,11 @@ impl Traces {
         self.0.ring.lock().trace_with(key, text)
     }
 
+    /// The newest traces in which a span has this attribute, newest first.
+    pub fn traces_with(&self, key: &str, max: usize) -> Vec<TraceId> {
+        self.0.ring.lock().traces_with(key, max)
+    }
+
     pub fn held(&self) -> usize {
         self.0.ring.lock().traces()
     }

@@ -99,6 +99,15 @@ impl Ring {
         self.order.iter().rev().find(|trace| self.traces.get(trace).is_some_and(has)).copied()
     }
 
+    /// The newest traces in which a span has this attribute, newest first.
+    pub(super) fn traces_with(&self, key: &str, max: usize) -> Vec<TraceId> {
+        let has = |held: &TraceSpans| {
+            held.spans.iter().any(|span| span.attributes.iter().any(|pair| pair.key.as_str() == key))
+        };
+        let named = self.order.iter().rev().filter(|trace| self.traces.get(trace).is_some_and(has));
+        named.take(max).copied().collect()
+    }
+
     pub(super) fn spans(&self) -> usize {
         self.spans
     }
@@ -268,6 +277,9 @@ mod tests {
         assert_eq!(ring.trace_with("id", "b"), Some(TraceId::from(2)));
         assert_eq!(ring.trace_with("id", "c"), None);
         assert_eq!(ring.trace_with("other", "a"), None);
+        ring.insert(span(4, 1, false, None));
+        assert_eq!(ring.traces_with("id", 2), [3, 2].map(TraceId::from));
+        assert_eq!(ring.traces_with("other", 2), []);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Parts for tests of this crate and others: an in-process OTLP collector, an authority with its certificates, a real
-//! etcd, a relay that can be silenced, ports that stay free.
+//! etcd, a relay that can be silenced, ports that stay free, spans of a request.
 
 pub mod certificates;
 pub mod etcd;
 mod ports;
 pub mod relay;
+pub mod spans;
 
 pub use ports::free_ports;
 

@@ -125,6 +125,11 @@ impl Access {
         known.map_or_else(|| address(extensions), |caller| caller.client(extensions))
     }
 
+    /// As [`Self::operator`], for calls that only read. Where `open`, all callers may make them if there are no keys.
+    pub(crate) fn reader(&self, headers: &HeaderMap, open: bool) -> Result<Caller, Denied> {
+        if open && self.keys.is_none() { self.caller(headers) } else { self.operator(headers) }
+    }
+
     /// As [`Self::caller`], for calls that only operators may make.
     pub(crate) fn operator(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let caller = self.caller(headers)?;

@@ -109,6 +109,11 @@ impl<'a> Answer<'a> {
         self.timings.transfer_bytes = Some(done.transfer_bytes);
     }
 
+    /// Times of its phases that workers have reported so far.
+    pub(super) fn timings(&self) -> &PhaseTimings {
+        &self.timings
+    }
+
     /// How long the client blocked the answer by not reading.
     pub(super) fn stalled(&self) -> Duration {
         self.stalled

@@ -10,10 +10,11 @@ use super::place::Chosen;
 use super::sample::Sample;
 use crate::port::{CallError, CallSpans, DecodeCall, PrefillCall, WorkerEvents};
 use crate::recovery::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
+use crate::status::OpenHandoff;
 use crate::workers::WorkerHandle;
 use baton_types::{
     DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime, SequenceSpec,
-    seeded,
+    TransferReport, seeded,
 };
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -216,6 +217,7 @@ impl Attempt<'_> {
     ) -> Result<FinishReason, Failed> {
         let (runtime, decode) = (&*self.core.runtime, &self.chosen.decode);
         let (mut prefilling, mut span) = (Some(events), Some(span));
+        let mut handoff = Some(self.core.handoffs.open(&prefill.party().instance, &decode.party().instance));
         let mut pair: Pair<GeneratedToken, RequestError> = Pair::new(self.core.limits.retry.adopted_max);
         let reason = loop {
             if let Some(token) = pair.early()
@@ -248,7 +250,7 @@ impl Attempt<'_> {
                                 return Ok(reason);
                             }
                         }
-                        Next::Done => report.iter().for_each(|report| answer.transferred(report)),
+                        Next::Done => report.iter().for_each(|report| self.moved(handoff.take(), report, answer)),
                         Next::Failed(step, error) => {
                             span.iter().for_each(|span| end::failed(span, &error));
                             return Err(Failed::at(step, error));
@@ -291,9 +293,15 @@ impl Attempt<'_> {
                 None
             };
             let report = runtime.until(runtime.now() + REPORT_WAIT_MAX, report).await.flatten();
-            report.iter().for_each(|report| answer.transferred(report));
+            report.iter().for_each(|report| self.moved(handoff.take(), report, answer));
         }
         Ok(reason)
+    }
+
+    /// The prefill worker reports its handoff.
+    fn moved(&self, handoff: Option<OpenHandoff<'_>>, report: &TransferReport, answer: &mut Answer<'_>) {
+        answer.transferred(report);
+        handoff.into_iter().for_each(|open| open.done(&self.sample.job.id, report, self.core.runtime.now()));
     }
 
     /// A token of the answer; the finish reason if it is the last one.

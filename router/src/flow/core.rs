@@ -18,6 +18,7 @@ use crate::prices::PricesConfig;
 use crate::quotas::Quotas;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::PrefillPolicy;
+use crate::status::Handoffs;
 use crate::traces::{Tail, TailMetrics, deliver};
 use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::intake::Intake;
@@ -86,6 +87,8 @@ pub struct Core {
     pub(crate) metrics: RouterMetrics,
     /// Savings by prefix caches.
     pub(crate) cache_metrics: CacheMetrics,
+    /// Handoffs of KV between workers, now and in the last minute.
+    pub(crate) handoffs: Handoffs,
     /// Tail sampling of traces.
     pub(crate) tail: Tail,
     /// Cancelled: no new requests are accepted.
@@ -147,6 +150,7 @@ impl Core {
             prefixes: prefixes.clone(),
             metrics: metrics.register(RouterMetrics::register),
             cache_metrics: cache_metrics.clone(),
+            handoffs: Handoffs::default(),
             tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),

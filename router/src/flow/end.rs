@@ -6,7 +6,7 @@ use crate::metrics::Outcome;
 use crate::output::Finished;
 use crate::prices::Cost;
 use crate::traces::End;
-use baton_types::{ErrorKind, RequestError, Usage};
+use baton_types::{ErrorKind, PhaseTimings, RequestError, Usage};
 use std::time::{Duration, Instant};
 
 /// All samples of a request together.
@@ -17,11 +17,32 @@ pub(super) struct Summary<'a> {
     pub(super) queued: Duration,
     /// When the first token of any sample was sent.
     pub(super) first_token: Option<Instant>,
+    pub(super) moved: Option<Moved>,
+}
+
+/// KV that moved for a request, all samples together: their bytes, and the longest times.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    bytes: u64,
+    transfer_us: u64,
+    exposed_us: u64,
+}
+
+impl Moved {
+    /// `None` if no KV moved.
+    pub(super) fn of_all<'a>(timings: impl Iterator<Item = &'a PhaseTimings>) -> Option<Self> {
+        let moved = timings.fold(Self::default(), |all, of| Self {
+            bytes: all.bytes.saturating_add(of.transfer_bytes.unwrap_or(0)),
+            transfer_us: all.transfer_us.max(of.transfer_us.unwrap_or(0)),
+            exposed_us: all.exposed_us.max(of.exposed_us.unwrap_or(0)),
+        });
+        (moved.bytes > 0).then_some(moved)
+    }
 }
 
 /// Records metrics, span, trace and log line of one request.
 pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestError>, summary: &Summary<'_>) {
-    let Summary { usage, cost, queued, first_token } = summary;
+    let Summary { usage, cost, queued, first_token, moved } = summary;
     let (span, now) = (&job.span, core.runtime.now());
     let took = now.saturating_duration_since(job.received);
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
@@ -32,6 +53,11 @@ pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestEr
     span.record("baton.queue_ms", queued.as_secs_f64() * 1e3);
     if let Some(first) = *first_token {
         span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
+    }
+    if let Some(moved) = moved {
+        span.record("baton.kv.bytes", moved.bytes);
+        span.record("baton.kv.transfer_ms", moved.transfer_us as f64 / 1e3);
+        span.record("baton.kv.exposed_ms", moved.exposed_us as f64 / 1e3);
     }
     let end = End {
         failed: result.as_ref().err().map(|error| error.kind),

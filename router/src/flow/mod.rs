@@ -115,6 +115,9 @@ fn request_span(request: &Request, prompt: &Prompt, headers: &http::HeaderMap) -
         baton.ttft_ms = field::Empty,
         baton.retries = field::Empty,
         baton.slow = field::Empty,
+        baton.kv.bytes = field::Empty,
+        baton.kv.transfer_ms = field::Empty,
+        baton.kv.exposed_ms = field::Empty,
     );
     baton_node::telemetry::set_parent_http(&span, headers);
     span

@@ -51,6 +51,7 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
         cost: cost.as_ref(),
         queued: samples.iter().map(Sample::queued).min().unwrap_or_default(),
         first_token: answers.iter().filter_map(Answer::first_token_at).min(),
+        moved: end::Moved::of_all(answers.iter().map(Answer::timings)),
     };
     end::record(&core, &job, &result, &summary);
     let now = core.runtime.now();

@@ -2,9 +2,10 @@
 
 use super::link::GrpcConnector;
 use super::status::status_response;
-use super::trace::trace;
+use super::trace::{recent, trace};
 use crate::status::ClusterStatus;
 use crate::workers::{NotNamed, WorkerHandle, WorkerSet};
+use baton_node::operators::{self, RequestTrace};
 use baton_node::telemetry::Traces;
 use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
 use futures::StreamExt as _;
@@ -38,6 +39,22 @@ impl AdminService {
         traces: Traces,
     ) -> Self {
         Self { workers, connector, status, traces }
+    }
+
+    /// What `Status` answers.
+    pub(crate) fn cluster(&self) -> operators::ClusterStatus {
+        status_response(&self.status, Instant::now()).into()
+    }
+
+    /// What `Trace` answers; the error says why there is nothing.
+    pub(crate) async fn request(&self, id: &str) -> Result<RequestTrace, String> {
+        let found = trace(&self.workers, &self.connector, &self.traces, id).await;
+        found.map(Into::into).map_err(|status| status.message().to_owned())
+    }
+
+    /// This router's own spans of the newest traces in which a request has ended, newest first.
+    pub(crate) fn recent(&self, max: usize) -> Vec<RequestTrace> {
+        recent(&self.traces, max)
     }
 }
 

@@ -14,6 +14,7 @@ mod trace;
 pub(crate) use admin::AdminService;
 pub(crate) use inference::InferenceService;
 pub(crate) use link::GrpcConnector;
+pub(crate) use trace::{REQUEST_ID, WORKER};
 
 use crate::auth::Access;
 use access::{callers, operators};

@@ -4,6 +4,7 @@ use super::link::GrpcConnector;
 use super::subtree::subtree;
 use crate::workers::WorkerSet;
 use baton_node::grpc::summaries;
+use baton_node::operators::RequestTrace;
 use baton_node::telemetry::{TraceId, Traces};
 use baton_proto::v1::{self, telemetry_client::TelemetryClient};
 use futures::future::join_all;
@@ -20,9 +21,11 @@ const ANSWER_BYTES_MAX: usize = 32 << 20;
 const WORKERS_MAX: usize = 64;
 /// Longer than any id.
 const ID_CHARS_MAX: usize = 128;
+/// Name of this process among those of a trace.
+const ROUTER: &str = "router";
 /// Attributes in which the flow records the request's id, and the worker that it called.
-const REQUEST_ID: &str = "gen_ai.response.id";
-const WORKER: &str = "baton.worker";
+pub(crate) const REQUEST_ID: &str = "gen_ai.response.id";
+pub(crate) const WORKER: &str = "baton.worker";
 
 /// Gathers the spans of one request or trace from this router and from the workers that took part.
 pub(super) async fn trace(
@@ -42,7 +45,7 @@ pub(super) async fn trace(
     let named = |span: &&v1::TraceSpan| span.attributes.get(REQUEST_ID).is_some_and(|named| named == id);
     // One id may occur twice in a trace: the last one is used.
     let root = spans.iter().rev().find(named).map(|span| span.span_id.clone());
-    let mut processes = vec![v1::ProcessSpans { process: "router".into(), spans }];
+    let mut processes = vec![v1::ProcessSpans { process: ROUTER.into(), spans }];
     let mut silent = Vec::new();
     let asked = asked.into_iter().take(WORKERS_MAX).map(|name| ask(workers, connector, name, trace));
     for (process, answer) in join_all(asked).await {
@@ -56,6 +59,16 @@ pub(super) async fn trace(
     }
     processes.retain(|process| !process.spans.is_empty());
     Ok(v1::TraceResponse { trace_id: trace.to_bytes().to_vec().into(), processes, silent })
+}
+
+/// This router's own spans of the newest traces in which a request has ended, newest first.
+pub(super) fn recent(traces: &Traces, max: usize) -> Vec<RequestTrace> {
+    let of_router = |trace: TraceId| v1::TraceResponse {
+        trace_id: trace.to_bytes().to_vec().into(),
+        processes: vec![v1::ProcessSpans { process: ROUTER.into(), spans: summaries(traces, trace) }],
+        silent: Vec::new(),
+    };
+    traces.traces_with(REQUEST_ID, max).into_iter().map(|trace| of_router(trace).into()).collect()
 }
 
 async fn ask(

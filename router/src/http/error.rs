@@ -10,7 +10,7 @@ use serde_json::json;
 
 /// The shape of errors at one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     /// Also of what is no API.
     OpenAi,
     Anthropic,
@@ -25,7 +25,7 @@ impl Shape {
     }
 
     /// A complete answer that is an error.
-    pub(super) fn response(self, error: &RequestError) -> Response {
+    pub(crate) fn response(self, error: &RequestError) -> Response {
         let status = StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = match self {
             Self::OpenAi => openai::error::error_body(error),
@@ -40,7 +40,7 @@ impl Shape {
     }
 
     /// Errors that only HTTP has.
-    pub(super) fn plain(self, status: StatusCode, message: &str, code: &str) -> Response {
+    pub(crate) fn plain(self, status: StatusCode, message: &str, code: &str) -> Response {
         let error = match self {
             Self::OpenAi => {
                 json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": code}})

@@ -4,7 +4,7 @@ mod access;
 mod body;
 mod calls;
 mod cors;
-mod error;
+pub(crate) mod error;
 mod generate;
 mod headers;
 mod models;

@@ -7,11 +7,13 @@
 //! It only observes: placement makes its own decisions, with other bounds.
 
 mod board;
+mod handoffs;
 mod judge;
 mod metrics;
 mod recent;
 
 pub(crate) use board::Row;
+pub(crate) use handoffs::{Handoff, Handoffs, OpenHandoff};
 pub(crate) use judge::{Kind, Problem, State};
 pub(crate) use metrics::StatusMetrics;
 pub(crate) use recent::RecentTimes;

@@ -18,6 +18,7 @@ mod intake;
 mod limits;
 mod messages;
 mod openapi;
+mod page;
 mod port;
 mod recovery;
 mod remote;

@@ -21,7 +21,7 @@ use tracing::dispatcher::DefaultGuard;
 static SECOND: OnceLock<(Dispatch, TelemetryGuard)> = OnceLock::new();
 
 /// A router that records its spans, as its binary does, but only on the test's thread.
-async fn traced(change: impl FnOnce(&mut RouterConfig)) -> (Cluster, TelemetryGuard, DefaultGuard) {
+pub(super) async fn traced(change: impl FnOnce(&mut RouterConfig)) -> (Cluster, TelemetryGuard, DefaultGuard) {
     let mut config = config();
     config.telemetry.log = "off".into();
     config.telemetry.trace_sample_ratio = 0.0;

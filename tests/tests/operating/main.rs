@@ -3,6 +3,7 @@
 mod bench;
 mod configuration;
 mod doctor;
+mod first_use;
 mod images;
 mod jaeger;
 mod kv_size;

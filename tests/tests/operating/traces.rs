@@ -90,6 +90,13 @@ fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
         number(transfer, "baton.kv.gb_per_s")? > 0.0 && number(transfer, "baton.kv.exposed_ms")? > 0.0,
         "{transfer:?}"
     );
+    let (moving, whole) = (number(transfer, "baton.kv.moving_ms")?, transfer.time_ns.end - transfer.time_ns.start);
+    ensure!(moving > 0.0 && moving * 1e6 <= whole as f64 + 1.0, "bytes moved within the transfer: {transfer:?}");
+    let rate = (PROMPT_TOKENS * KV_BYTES) as f64 / moving / 1e6;
+    ensure!(
+        (number(transfer, "baton.kv.gb_per_s")? / rate - 1.0).abs() < 0.01,
+        "the rate is over that time: {transfer:?}"
+    );
     ensure!(transfer.time_ns.end == span("kv.commit")?.time_ns.start, "a commit follows the flush");
     let exposed = span("kv.exposed")?;
     ensure!(exposed.time_ns.start == span("prefill.compute")?.time_ns.end, "it begins where no compute hides it");
@@ -302,7 +309,7 @@ async fn a_request_is_shown_where_the_collector_is_dead() -> anyhow::Result<()> 
     for phase in ["prefill.queue", "prefill.compute", "decode.reserve", "kv.commit", "kv.exposed"] {
         row_says(&text, phase, &["prefill-0"])?;
     }
-    row_says(&text, "kv.transfer", &["prefill-0", "153.6 kB, ucx, ", " GB/s, exposed ", " ms"])?;
+    row_says(&text, "kv.transfer", &["prefill-0", "153.6 kB, ucx, ", " GB/s over ", " ms, exposed ", " ms"])?;
     let local = shown(&up, "shown-2", LOCAL.len()).await?;
     row_says(&local, "prefill.compute", &["decode-0", "300 tokens in"])?;
     ensure!(!local.contains("kv.transfer"), "{local}");

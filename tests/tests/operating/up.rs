@@ -117,6 +117,7 @@ async fn clients_reach_every_address_of_the_host_and_workers_stay_on_loopback() 
     ensure!(base.starts_with("http://127.0.0.1:"), "{base}");
     let elsewhere = base.replace("127.0.0.1", "127.0.0.9");
     ensure!(Api::new(elsewhere).get("models").await?.status == 200);
+    ensure!(up.stdout().lines().any(|line| line.trim().starts_with("others ")), "{}", up.stdout());
     for worker in ["decode-0", "prefill-0"] {
         let elsewhere = up.metrics(worker)?.replace("127.0.0.1", "127.0.0.9");
         ensure!(reqwest::get(&elsewhere).await.is_err(), "{worker} listens at {elsewhere}");

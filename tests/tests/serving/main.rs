@@ -3,5 +3,6 @@
 mod clients;
 mod cluster_answers;
 mod cluster_http;
+mod page;
 mod prefix_cache;
 mod two_models;

@@ -49,8 +49,8 @@ const MODULES: [Module; 9] = [
     ("mlp.down_proj", &[Linear::Down]),
 ];
 
-/// `[n, k]` of a linear of the base model.
-fn dims(spec: &DecoderSpec, layer: usize, linear: Linear) -> [usize; 2] {
+/// The tensor that a linear of the base model is.
+fn tensor(layer: usize, linear: Linear) -> TensorName {
     let tensor = match linear {
         Linear::Query => LayerTensor::Query,
         Linear::Key => LayerTensor::Key,
@@ -60,7 +60,12 @@ fn dims(spec: &DecoderSpec, layer: usize, linear: Linear) -> [usize; 2] {
         Linear::Up => LayerTensor::Up,
         Linear::Down => LayerTensor::Down,
     };
-    spec.tensor_dims(TensorName::Layer(layer, tensor))
+    TensorName::Layer(layer, tensor)
+}
+
+/// `[n, k]` of a linear of the base model.
+fn dims(spec: &DecoderSpec, layer: usize, linear: Linear) -> [usize; 2] {
+    spec.tensor_dims(tensor(layer, linear))
 }
 
 /// Reads the adapter in `folder` for a base model of this spec. Modules of a smaller rank than others are padded with zeros, which changes
@@ -112,6 +117,11 @@ pub fn read_peft(folder: &Path, spec: &DecoderSpec, limits: AdapterLimits) -> Re
         if rank > limits.rank_max {
             let hint = format!("at most {} are accepted here; raise lora.max_rank (--max-lora-rank)", limits.rank_max);
             return Err(WeightsError::unsupported(&shown, format!("rank {rank} of {name}"), hint));
+        }
+        if linears.iter().any(|linear| !spec.has_tensor(tensor(layer, *linear))) {
+            let hint =
+                "adapters of experts are not implemented; merge it into the base model (peft's merge_and_unload)";
+            return Err(WeightsError::unsupported(&shown, format!("{name}, where the base model has experts"), hint));
         }
         let k = dims(spec, layer, linears[0])[1];
         let n: usize = linears.iter().map(|linear| dims(spec, layer, *linear)[0]).sum();

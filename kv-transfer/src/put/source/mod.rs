@@ -148,6 +148,8 @@ impl Source {
             Input::Heard(message) => self.on_message(message, link, now, effects),
             Input::Rejected(failure) => self.feed(SourceInput::Refused(failure), link, now, effects),
             Input::Posted { epoch, bytes } => self.timings.put(epoch, bytes, now),
+            Input::Flushing => self.timings.flushing(now),
+            Input::Idle => self.timings.idle(now),
             Input::Flushed { epoch } => {
                 self.timings.flushed(epoch, now);
                 self.feed(SourceInput::Flushed { epoch, ok: true }, link, now, effects);

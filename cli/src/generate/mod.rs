@@ -1,7 +1,9 @@
-//! `baton generate`: one prompt, the streamed answer, and a line with its timings.
+//! `baton generate`: one prompt, the streamed answer, and a line with its timings. Without a prompt, a chat.
 
-use crate::grpc::{Last, Options, Prompt, Question};
-use crate::router::{RouterArgs, explain};
+mod chat;
+
+use crate::grpc::{Last, Message, Options, Prompt, Question};
+use crate::router::{RouterArgs, RouterChannel, explain};
 use anyhow::{Context, ensure};
 use clap::Args;
 use std::io::Write;
@@ -10,8 +12,9 @@ use std::time::{Duration, Instant};
 /// Arguments of `baton generate`.
 #[derive(Args, Debug)]
 pub(crate) struct GenerateArgs {
-    /// The prompt: one user message of a chat.
-    prompt: String,
+    /// The prompt: one user message of a chat. Without it, a chat of many turns: Ctrl-C stops an answer, Ctrl-D ends.
+    #[arg(required_if_eq_any([("raw", "true"), ("expect_transfer", "true")]))]
+    prompt: Option<String>,
     #[command(flatten)]
     router: RouterArgs,
     /// Served name of the model; optional if the cluster serves only one.
@@ -50,11 +53,10 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    fn question(&self) -> Question {
-        let user = self.prompt.clone();
+    fn question(&self, prompt: Prompt) -> Question {
         Question {
             model: self.model.clone(),
-            prompt: if self.raw { Prompt::Text(user) } else { Prompt::Chat { system: self.system.clone(), user } },
+            prompt,
             options: Options {
                 temperature: self.temperature,
                 top_p: self.top_p,
@@ -68,15 +70,56 @@ impl GenerateArgs {
             },
         }
     }
+
+    /// The messages that come before those of the user.
+    fn first_messages(&self) -> Vec<Message> {
+        self.system.iter().map(|system| Message { role: "system", content: system.clone() }).collect()
+    }
+
+    fn prompt_of(&self, text: String) -> Prompt {
+        if self.raw {
+            return Prompt::Text(text);
+        }
+        let mut messages = self.first_messages();
+        messages.push(Message { role: "user", content: text });
+        Prompt::Chat(messages)
+    }
 }
 
-/// Sends the prompt and prints the answer as it arrives.
+/// An answer that was printed.
+struct Printed {
+    last: Last,
+    /// Until its first token.
+    ttft: Duration,
+    took: Duration,
+}
+
+/// Sends the prompt and prints the answer as it arrives; without a prompt, chats.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; remove --raw");
     let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
+    let Some(prompt) = args.prompt.clone() else { return chat::run(&args, channel).await };
+    let mut text = String::new();
+    let printed = print(&args, args.prompt_of(prompt), channel, &mut text).await?;
+    tell_timings(&printed);
+    let bytes = printed.last.transfer_bytes.unwrap_or(0);
+    ensure!(
+        !args.expect_transfer || bytes > 0,
+        "no KV moved from a prefill worker to a decode worker: `baton status` shows which workers are ready"
+    );
+    Ok(())
+}
+
+/// Prints an answer as it arrives; `text` has what has come, also if this future is dropped.
+async fn print(
+    args: &GenerateArgs,
+    prompt: Prompt,
+    channel: RouterChannel,
+    text: &mut String,
+) -> anyhow::Result<Printed> {
     let sent = Instant::now();
-    let mut answer =
-        args.question().ask(channel, Duration::from_secs(args.timeout_s)).await.map_err(|s| explain(&s))?;
+    let timeout = Duration::from_secs(args.timeout_s);
+    let mut answer = args.question(prompt).ask(channel, timeout).await.map_err(|s| explain(&s))?;
     let mut first = None;
     let mut last = None;
     while let Some(part) = answer.next().await.map_err(|s| explain(&s))? {
@@ -85,23 +128,22 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
         }
         print!("{}", part.text);
         std::io::stdout().flush()?;
+        text.push_str(&part.text);
         last = part.last.or(last);
     }
     println!();
     let last = last.context("the answer ended without its last message")?;
-    eprintln!("{}", timings_line(&last, first.unwrap_or_default(), sent.elapsed()));
-    let bytes = last.transfer_bytes.unwrap_or(0);
-    ensure!(
-        !args.expect_transfer || bytes > 0,
-        "no KV moved from a prefill worker to a decode worker: `baton status` shows which workers are ready"
-    );
+    Ok(Printed { last, ttft: first.unwrap_or_default(), took: sent.elapsed() })
+}
+
+fn tell_timings(Printed { last, ttft, took }: &Printed) {
+    eprintln!("{}", timings_line(last, *ttft, *took));
     if !last.crossed_classes.is_empty() {
         eprintln!(
             "[workers of several numerics classes generated this answer, one after the other: {}]",
             last.crossed_classes.join(", ")
         );
     }
-    Ok(())
 }
 
 /// One line: queue, prefill, transfer with its exposed part, TTFT as measured here, tokens per second after the first, and the request's
@@ -141,11 +183,23 @@ mod tests {
 
     #[test]
     fn a_check_of_an_installation_asks_for_what_moves_kv() {
-        let options = |line: &[&str]| Line::parse_from([&["generate", "hello"], line].concat()).args.question().options;
+        let options = |line: &[&str]| {
+            let args = Line::parse_from([&["generate", "hello"], line].concat()).args;
+            args.question(args.prompt_of("hello".into())).options
+        };
         let check = options(&["--expect-transfer", "--max-tokens=8"]);
         assert!(check.remote_uncached && check.ignore_eos);
         let plain = options(&[]);
         assert!(!plain.remote_uncached && !plain.ignore_eos);
+    }
+
+    #[test]
+    fn what_needs_a_prompt_says_so() {
+        assert!(Line::try_parse_from(["generate"]).unwrap().args.prompt.is_none());
+        for flag in ["--raw", "--expect-transfer"] {
+            assert!(Line::try_parse_from(["generate", flag]).is_err(), "{flag}");
+            assert!(Line::try_parse_from(["generate", flag, "hello"]).is_ok(), "{flag}");
+        }
     }
 
     #[test]

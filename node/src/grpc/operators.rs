@@ -1,83 +1,9 @@
-//! The status of a cluster. As JSON, which scripts read, its fields have these names, and unknown values are null.
+//! What a router tells operators, from its messages: `Admin/Status` and `Admin/Trace`.
 
+use crate::operators::{
+    BlockCounts, ClusterStatus, Problem, ProcessSpans, RequestTrace, RouterStatus, Span, WorkerStatus,
+};
 use baton_proto::v1;
-use serde::Serialize;
-
-/// A router's view of its cluster.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct ClusterStatus {
-    /// There are no problems.
-    pub(crate) healthy: bool,
-    /// Sorted by severity, the worst first.
-    pub(crate) problems: Vec<Problem>,
-    pub(crate) router: Option<RouterStatus>,
-    /// Sorted by the name of the instance.
-    pub(crate) workers: Vec<WorkerStatus>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Problem {
-    /// Empty if the problem concerns the whole cluster.
-    pub(crate) worker: String,
-    /// A keyword for scripts, see `Problem.kind` of the protocol.
-    pub(crate) kind: String,
-    /// The problem in words, for people.
-    pub(crate) text: String,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct RouterStatus {
-    pub(crate) running: u64,
-    pub(crate) running_max: u64,
-    pub(crate) queued: u64,
-    pub(crate) models: Vec<String>,
-    /// Requests of the last minute in the percentiles.
-    pub(crate) ttft_count: u64,
-    pub(crate) ttft_p50_ms: Option<f64>,
-    pub(crate) ttft_p95_ms: Option<f64>,
-    /// Absent if workers register at the router.
-    pub(crate) etcd_reachable: Option<bool>,
-    /// Time since the router's list of workers last matched etcd.
-    pub(crate) view_age_ms: Option<u64>,
-}
-
-/// Fields are as in the protocol's `WorkerStatus`.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct WorkerStatus {
-    pub(crate) instance: String,
-    /// Incarnation as 16 hexadecimal digits.
-    pub(crate) incarnation: String,
-    /// prefill, decode or unknown.
-    pub(crate) role: &'static str,
-    pub(crate) model: String,
-    pub(crate) pool: String,
-    pub(crate) endpoint: String,
-    /// starting, ready, draining, avoided, failing, silent, gone or unknown.
-    pub(crate) state: &'static str,
-    pub(crate) since_ms: u64,
-    pub(crate) heard_ms: Option<u64>,
-    pub(crate) still_ms: Option<u64>,
-    pub(crate) running: Option<u32>,
-    pub(crate) running_max: u32,
-    pub(crate) waiting: Option<u32>,
-    pub(crate) waiting_max: u32,
-    pub(crate) blocks: Option<BlockCounts>,
-    pub(crate) tokens_per_s: Option<f64>,
-    pub(crate) kv_bytes_per_s: Option<f64>,
-    /// The numerics class as one string.
-    pub(crate) class: String,
-    /// Versions, as `1` or `1-2`.
-    pub(crate) protocol: String,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct BlockCounts {
-    pub(crate) total: u64,
-    pub(crate) free: u64,
-    pub(crate) referenced: u64,
-    pub(crate) cached: u64,
-    pub(crate) quarantined: u64,
-}
 
 impl From<v1::StatusResponse> for ClusterStatus {
     fn from(status: v1::StatusResponse) -> Self {
@@ -151,6 +77,32 @@ fn worker(status: v1::WorkerStatus) -> WorkerStatus {
         kv_bytes_per_s: status.kv_bytes_per_s,
         class: status.class.map(class).unwrap_or_default(),
         protocol: status.protocol.map(versions).unwrap_or_default(),
+    }
+}
+
+impl From<v1::TraceResponse> for RequestTrace {
+    fn from(trace: v1::TraceResponse) -> Self {
+        let process = |v1::ProcessSpans { process, spans }| ProcessSpans {
+            process,
+            spans: spans.into_iter().map(span).collect(),
+        };
+        Self {
+            trace_id: hex::encode(trace.trace_id),
+            processes: trace.processes.into_iter().map(process).collect(),
+            silent: trace.silent,
+        }
+    }
+}
+
+fn span(span: v1::TraceSpan) -> Span {
+    Span {
+        id: span.span_id.into(),
+        parent_id: span.parent_span_id.into(),
+        name: span.name,
+        start_ns: span.start_ns,
+        end_ns: span.end_ns,
+        failed: span.failed,
+        attributes: span.attributes.into_iter().collect(),
     }
 }
 

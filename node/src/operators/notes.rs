@@ -1,6 +1,6 @@
-//! Short notes on a span besides its time; the same in the terminal and on the page.
+//! Short notes on a span besides its time; the same in the terminal and on pages.
 
-use super::waterfall::{Row, Waterfall};
+use super::waterfall::Row;
 
 /// Notes on one span: bytes and rate of a transfer and the part of it that did not overlap with compute, the worker that was called,
 /// errors.
@@ -15,16 +15,17 @@ pub(super) fn of(row: &Row) -> String {
     if let Some(reason) = row.get("baton.placement.reason").filter(|_| row.depth > 0) {
         notes.push(reason.to_owned());
     }
-    if let Some(bytes) = row.number("baton.kv.bytes") {
+    if let Some(bytes) = row.number("baton.kv.bytes").filter(|_| row.depth > 0) {
         notes.push(size(bytes));
     }
     if let Some(transport) = row.get("baton.kv.transport") {
         notes.push(transport.to_owned());
     }
     if let Some(rate) = row.number("baton.kv.gb_per_s") {
-        notes.push(format!("{rate:.2} GB/s"));
+        let over = row.number("baton.kv.moving_ms").map(|ms| format!(" over {ms:.2} ms")).unwrap_or_default();
+        notes.push(format!("{rate:.2} GB/s{over}"));
     }
-    if let Some(exposed) = row.number("baton.kv.exposed_ms") {
+    if let Some(exposed) = row.number("baton.kv.exposed_ms").filter(|_| row.depth > 0) {
         notes.push(format!("exposed {exposed:.2} ms"));
     }
     if let Some(tokens) = row.get("baton.prompt_tokens") {
@@ -42,9 +43,9 @@ pub(super) fn of(row: &Row) -> String {
 }
 
 /// Notes on the whole request, one fact per entry.
-pub(super) fn of_request(waterfall: &Waterfall) -> Vec<String> {
-    let mut facts = vec![format!("trace {}", waterfall.trace_id)];
-    let requests = || waterfall.rows.iter().filter(|row| row.get("gen_ai.response.id").is_some());
+pub(super) fn of_request(trace_id: &str, rows: &[Row]) -> Vec<String> {
+    let mut facts = vec![format!("trace {trace_id}")];
+    let requests = || rows.iter().filter(|row| row.get("gen_ai.response.id").is_some());
     let (Some(root), None) = (requests().next(), requests().nth(1)) else {
         match requests().count() {
             0 => facts.push("the request itself has not ended yet, or its span is gone".into()),
@@ -64,7 +65,7 @@ pub(super) fn of_request(waterfall: &Waterfall) -> Vec<String> {
 }
 
 /// Nanoseconds as milliseconds with two decimals.
-pub(super) fn ms(ns: u64) -> String {
+pub fn ms(ns: u64) -> String {
     format!("{:.2}", ns as f64 / 1e6)
 }
 

@@ -1,45 +1,51 @@
 //! Orders the spans of one request for display: each under its parent, by start time, in time since the first span. Pure.
 
-use crate::grpc::{RequestTrace, Span};
+use super::notes;
+use super::trace::{RequestTrace, Span};
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A request's spans in display order.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Waterfall {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Waterfall {
+    /// Facts of the whole request, one per entry.
+    pub facts: Vec<String>,
     /// Id of the trace as 32 hexadecimal digits.
-    pub(super) trace_id: String,
+    pub trace_id: String,
     /// From the first start to the last end, nanoseconds.
-    pub(super) total_ns: u64,
-    pub(super) rows: Vec<Row>,
+    pub total_ns: u64,
+    pub rows: Vec<Row>,
     /// Processes with a different clock, and by how many nanoseconds their spans were shifted.
-    pub(super) moved: Vec<(String, i64)>,
+    pub moved: Vec<(String, i64)>,
     /// Workers that sent no spans, with the reason.
-    pub(super) silent: Vec<String>,
+    pub silent: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
-    pub(super) depth: usize,
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    pub depth: usize,
     /// Name of the span.
-    pub(super) name: String,
+    pub name: String,
     /// `router`, or the name of a worker.
-    pub(super) process: String,
+    pub process: String,
     /// Start, nanoseconds since the first one.
-    pub(super) start_ns: u64,
+    pub start_ns: u64,
     /// Length of the span, nanoseconds.
-    pub(super) length_ns: u64,
-    pub(super) failed: bool,
+    pub length_ns: u64,
+    pub failed: bool,
+    /// What to say of the span besides its time.
+    pub note: String,
     /// Further attributes of the span.
-    pub(super) attributes: BTreeMap<String, String>,
+    pub attributes: BTreeMap<String, String>,
 }
 
 impl Row {
-    pub(super) fn get(&self, key: &str) -> Option<&str> {
+    pub fn get(&self, key: &str) -> Option<&str> {
         self.attributes.get(key).map(String::as_str)
     }
 
     /// The value of a numeric attribute.
-    pub(super) fn number(&self, key: &str) -> Option<f64> {
+    pub fn number(&self, key: &str) -> Option<f64> {
         self.get(key)?.parse().ok()
     }
 }
@@ -54,7 +60,7 @@ struct Node {
 
 impl Waterfall {
     /// Orders the spans that a router collected.
-    pub(super) fn of(trace: RequestTrace) -> Self {
+    pub fn of(trace: RequestTrace) -> Self {
         // An incarnation means little to a reader; it is shown only if two starts of a worker took part.
         let short: Vec<&str> = trace.processes.iter().map(|p| name(&p.process)).collect();
         let is_alone = |name: &str| short.iter().filter(|other| **other == name).count() == 1;
@@ -73,8 +79,10 @@ impl Waterfall {
         nodes.sort_by_key(|node| (node.start, -node.end));
         let first = nodes.iter().map(|node| node.start).min().unwrap_or(0);
         let last = nodes.iter().map(|node| node.end).max().unwrap_or(first);
-        let rows = in_order(&nodes).into_iter().map(|(depth, at)| row(&nodes[at], depth, first, &names)).collect();
+        let rows: Vec<Row> =
+            in_order(&nodes).into_iter().map(|(depth, at)| row(&nodes[at], depth, first, &names)).collect();
         Self {
+            facts: notes::of_request(&trace.trace_id, &rows),
             trace_id: trace.trace_id,
             total_ns: (last - first) as u64,
             rows,
@@ -90,15 +98,18 @@ fn name(process: &str) -> &str {
 
 fn row(node: &Node, depth: usize, first: i128, names: &[String]) -> Row {
     let span = &node.span;
-    Row {
+    let mut row = Row {
         depth,
         name: span.name.clone(),
         process: names[node.process].clone(),
         start_ns: (node.start - first) as u64,
         length_ns: (node.end - node.start) as u64,
         failed: span.failed,
+        note: String::new(),
         attributes: span.attributes.clone(),
-    }
+    };
+    row.note = notes::of(&row);
+    row
 }
 
 /// Clocks of hosts differ. A span that begins before the call that caused it, or ends after that call, shows by how much. The spans of
@@ -149,26 +160,9 @@ fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::grpc::ProcessSpans;
-
-    pub(in super::super) fn span(id: u8, parent: u8, name: &str, start_us: u64, end_us: u64) -> Span {
-        Span {
-            id: vec![id; 8],
-            parent_id: if parent == 0 { Vec::new() } else { vec![parent; 8] },
-            name: name.into(),
-            start_ns: 1_700_000_000_000_000_000 + start_us * 1_000,
-            end_ns: 1_700_000_000_000_000_000 + end_us * 1_000,
-            ..Default::default()
-        }
-    }
-
-    pub(in super::super) fn response(processes: Vec<(&str, Vec<Span>)>) -> RequestTrace {
-        let processes =
-            processes.into_iter().map(|(process, spans)| ProcessSpans { process: process.into(), spans }).collect();
-        RequestTrace { trace_id: "ab".repeat(16), processes, silent: Vec::new() }
-    }
+    use crate::testing::spans::{response, span};
 
     fn lines(waterfall: &Waterfall) -> Vec<String> {
         let line = |row: &Row| {
