@@ -66,6 +66,28 @@ fn fetch_only_ends_by_itself_and_says_what_is_missing() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What `.dockerignore` leaves of the repository is a workspace that cargo reads.
+#[test]
+fn the_manifests_are_read_where_images_are_built() -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let context = tempfile::tempdir()?;
+    let ignored = std::fs::read_to_string(root.join(".dockerignore"))?;
+    let kept: Vec<_> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    ensure!(kept.contains(&"Cargo.toml") && kept.contains(&"tests/Cargo.toml"), "{kept:?}");
+    for path in kept {
+        let to = context.path().join(path);
+        std::fs::create_dir_all(to.parent().context("a path below the folder")?)?;
+        let copied =
+            Command::new("cp").args(["--archive", "--no-target-directory"]).arg(root.join(path)).arg(to).status()?;
+        ensure!(copied.success(), "{path} is not copied");
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--offline", "--locked", "--no-deps", "--format-version=1"]).current_dir(context.path());
+    let read = cargo.stdin(Stdio::null()).output()?;
+    ensure!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    Ok(())
+}
+
 /// The first process of a PID namespace gets no signal that it does not handle, and nobody else is there to pass it on.
 #[test]
 fn binaries_end_on_sigterm_as_process_1() -> anyhow::Result<()> {
