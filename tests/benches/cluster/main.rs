@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 13] = [
+    const PARTS: [&str; 14] = [
         "handoff",
         "puts",
         "compute",

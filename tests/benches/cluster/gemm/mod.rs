@@ -41,7 +41,7 @@ impl<K: HostKernels> Gemm<K> {
 
     /// With the next weights.
     fn run(&mut self, kernels: &K) {
-        kernels.linear(&self.x, &self.weights[self.at], 1, Store::Set, &mut [&mut self.out]);
+        kernels.linear(&self.x, &self.weights[self.at], 0, 1, Store::Set, &mut [&mut self.out]);
         self.at = (self.at + 1) % self.weights.len();
     }
 }
