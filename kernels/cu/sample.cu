@@ -136,6 +136,18 @@ __device__ inline u64 sum_of_shares(Scratch &s, const Row &row, Scale scale) {
     return merge_block(sum, s.lanes, Add());
 }
 
+// The least key of the tokens at least this part as likely as the most likely one.
+__device__ inline u64 last_of_share(Scratch &s, const Row &row, Scale scale, f32 min_p) {
+    const u64 enough = __double2ull_ru(f64(min_p) * 1099511627776.0); // 2^40 is one
+    u64 last = ~0ull;
+    each_token(row.logits, row.vocab, [&](f32 logit, u32 token) {
+        if (share_of(scale, logit) < enough) return;
+        const u64 key = key_of(logit, token);
+        last = key < last ? key : last;
+    });
+    return merge_block(last, s.lanes, Smallest());
+}
+
 // The `count` most likely tokens, at least 1, to the record.
 __device__ inline void report_top(Selection &s, const Row &row, u32 count, SampleRecord &record) {
     u64 least = 0, total;
@@ -213,6 +225,10 @@ extern "C" __global__ void __launch_bounds__(1024) sample(Sample p) {
         u64 least = 0, total = 0;
         if (of.top_k >= 1 && of.top_k < vocab) {
             least = select<Measure::count>(s.selection, adjusted.logits, vocab, scale, 0, of.top_k, 0.0, total);
+        }
+        if (of.min_p > 0.0f) {
+            const u64 last = last_of_share(s, adjusted, scale, of.min_p);
+            least = last > least ? last : least;
         }
         if (of.top_p < 1.0f) {
             const u64 kept = select<Measure::share>(s.selection, adjusted.logits, vocab, scale, least, 0, f64(of.top_p), total);

@@ -14,6 +14,8 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Keep the `k` most likely tokens; 0 keeps all.
     pub top_k: u32,
+    /// Keep tokens whose probability, after the temperature, is at least this part of the most likely one's; 0 keeps all. 0 to 1.
+    pub min_p: f32,
     /// Subtracted once from the logit of every token already *generated*. -2 to 2.
     pub presence_penalty: f32,
     /// Subtracted per earlier occurrence from the logit of every token already *generated*. -2 to 2.
@@ -46,6 +48,7 @@ impl Default for SamplingParams {
             temperature: 0.0,
             top_p: 1.0,
             top_k: 0,
+            min_p: 0.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             repetition_penalty: 1.0,
@@ -64,6 +67,9 @@ impl Default for SamplingParams {
 
 /// Capability of workers that know `min_tokens`, `logit_bias` and `allowed_token_ids`. Others would ignore them.
 pub const SAMPLING_CONSTRAINTS: &str = "sampling-constraints";
+
+/// Capability of workers that know `min_p`.
+pub const SAMPLING_MIN_P: &str = "sampling-min-p";
 
 /// A parameter out of its range.
 #[allow(missing_docs, reason = "the names of fields say it")]
@@ -96,6 +102,7 @@ impl SamplingParams {
         let (pp, fp) = (self.presence_penalty, self.frequency_penalty);
         in_range("temperature", "0 to 2", t, (0.0..=2.0).contains(&t))?;
         in_range("top_p", "over 0 and at most 1", p, p > 0.0 && p <= 1.0)?;
+        in_range("min_p", "0 to 1", self.min_p, (0.0..=1.0).contains(&self.min_p))?;
         in_range("presence_penalty", "-2 to 2", pp, (-2.0..=2.0).contains(&pp))?;
         in_range("frequency_penalty", "-2 to 2", fp, (-2.0..=2.0).contains(&fp))?;
         in_range("repetition_penalty", "over 0 and at most 10", r, r > 0.0 && r <= 10.0)?;
@@ -181,6 +188,8 @@ mod tests {
         check("temperature", |p| p.temperature = f32::NAN);
         check("temperature", |p| p.temperature = 2.5);
         check("top_p", |p| p.top_p = 0.0);
+        check("min_p", |p| p.min_p = 1.1);
+        check("min_p", |p| p.min_p = f32::NAN);
         check("presence_penalty", |p| p.presence_penalty = -2.1);
         check("frequency_penalty", |p| p.frequency_penalty = 3.0);
         check("repetition_penalty", |p| p.repetition_penalty = 0.0);

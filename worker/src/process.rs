@@ -30,7 +30,7 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
 use baton_text::grammar;
-use baton_types::{InstanceRecord, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, Shard};
+use baton_types::{InstanceRecord, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -301,6 +301,6 @@ fn record(
             layers: 0..layers,
             kv_heads: 0..kv_heads,
         }],
-        capabilities: [SAMPLING_CONSTRAINTS.to_owned()].into_iter().chain(grammars).collect(),
+        capabilities: [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P].map(str::to_owned).into_iter().chain(grammars).collect(),
     }
 }

@@ -100,7 +100,7 @@ impl Samplers {
             bias_first: (slot * BIASES_MAX) as i32,
             bias_len: join.bias.len() as i32,
             allowed: if join.allowed.is_some() { slot as i32 } else { -1 },
-            reserved: 0,
+            min_p: params.min_p,
         };
         let mut upload = |of: &Buffer, at: usize, data: &[u8]| staging.upload(stream, data, of.at().plus(at));
         upload(&self.sampling, slot * SlotSampling::BYTES, &bytes_of(&[sampling]))?;

@@ -1,20 +1,26 @@
-//! Temperature, top-k, top-p and the draw.
+//! Temperature, min-p, top-k, top-p and the draw.
 //!
 //! Shares ([`super::shares`]) are never normalized: top-p is cut at a part of their sum, and a draw walks their running sum by ascending
-//! id. Top-k and top-p are a radix selection of the smallest key that is kept. Nothing here depends on an order of adding.
+//! id. Min-p, top-k and top-p each give a smallest key that is kept; the last two by a radix selection. Nothing here depends on an order of adding.
 
 use super::order::{keys, least_of_largest, most_likely};
-use super::shares::shares;
+use super::shares::{least_share, shares};
 use baton_types::{SamplingParams, TokenId};
 
 /// Draws a token with the uniform number `uniform`, a multiple of 2^-53 in `[0, 1)`. `logits` must have a finite largest one, the
 /// temperature must be positive.
 pub(super) fn draw(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId {
-    let SamplingParams { temperature, top_p, top_k, .. } = *params;
+    let SamplingParams { temperature, top_p, top_k, min_p, .. } = *params;
     let shares = shares(logits, logits[most_likely(logits) as usize], temperature);
     let top_k = Some(top_k as usize).filter(|k| (1..logits.len()).contains(k));
-    let keys = if top_k.is_some() || top_p < 1.0 { keys(logits) } else { Vec::new() };
+    let keys = if top_k.is_some() || top_p < 1.0 || min_p > 0.0 { keys(logits) } else { Vec::new() };
     let mut least = top_k.map_or(0, |k| least_of_largest(&keys, |_| 1, k as u64));
+    if min_p > 0.0 {
+        // Everything from the least likely token on whose share reaches this.
+        let enough = least_share(min_p);
+        let kept = keys.iter().zip(&shares).filter(|(_, share)| **share >= enough).map(|(key, _)| *key);
+        least = least.max(kept.min().unwrap_or(0));
+    }
     if top_p < 1.0 {
         let share = |token: usize| if keys[token] >= least { shares[token] } else { 0 };
         let sum: u64 = (0..keys.len()).map(share).sum();

@@ -1,7 +1,7 @@
 //! Samples the next token from logits. Pure: the same logits, parameters, history and position give the same token on every host.
 //!
 //! Order of the steps, each documented in its module: bias, repetition penalty over prompt and output, frequency and presence penalties over
-//! the output (`history`), allowed tokens (`constraints`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
+//! the output (`history`), allowed tokens (`constraints`), temperature, min-p, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
 //! and migration need no sampler state besides the tokens. Log-probabilities (`logprobs`) describe the model: whole vocabulary, before
 //! bias, penalties and temperature.
 //!

@@ -12,6 +12,11 @@ pub(crate) fn shares(logits: &[f32], best: f32, temperature: f32) -> Vec<u64> {
     weights.into_iter().map(share).collect()
 }
 
+/// The least share that `min_p` keeps: that of tokens at least this part as likely as the most likely one.
+pub(crate) fn least_share(min_p: f32) -> u64 {
+    (f64::from(min_p) * ONE as f64).ceil() as u64
+}
+
 /// `floor(weight * 2^40)` of a weight of at most 1, by 32-bit conversions, of which processors have vectors. Every step is exact.
 #[inline(always)]
 fn share(weight: f32) -> u64 {

@@ -9,7 +9,7 @@ use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Candidates, Placed, WorkerHandle};
 use baton_text::grammar;
-use baton_types::{ErrorKind, NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS};
+use baton_types::{ErrorKind, NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -167,7 +167,8 @@ impl Sample<'_> {
     fn capabilities(&self) -> impl Iterator<Item = &'static str> + Clone {
         let sampling = &self.job.sampling;
         let constraints = sampling.has_constraints().then_some(SAMPLING_CONSTRAINTS);
-        constraints.into_iter().chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
+        let min_p = (sampling.min_p > 0.0).then_some(SAMPLING_MIN_P);
+        constraints.into_iter().chain(min_p).chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
     }
 
     /// What the rest of the answer needs.

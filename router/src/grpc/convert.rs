@@ -149,6 +149,7 @@ fn sampling(s: v1::Sampling) -> Sampling {
         temperature: s.temperature,
         top_p: s.top_p,
         top_k: s.top_k,
+        min_p: s.min_p,
         presence_penalty: s.presence_penalty,
         frequency_penalty: s.frequency_penalty,
         repetition_penalty: s.repetition_penalty,

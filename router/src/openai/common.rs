@@ -30,7 +30,7 @@ pub(crate) const SHARED: &[Row] = &[
     ("metadata", Policy::Ignored),
     ("service_tier", Policy::Ignored),
     ("logit_bias", Policy::Supported),
-    ("min_p", Policy::Only { accepts: |v| v.as_f64() == Some(0.0), values: "0" }),
+    ("min_p", Policy::Supported),
     ("min_tokens", Policy::Supported),
     ("allowed_token_ids", Policy::Supported),
 ];
@@ -138,6 +138,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         temperature: fields.take("temperature")?,
         top_p: fields.take("top_p")?,
         top_k: take_top_k(fields)?,
+        min_p: fields.take("min_p")?,
         presence_penalty: fields.take("presence_penalty")?,
         frequency_penalty: fields.take("frequency_penalty")?,
         repetition_penalty: fields.take("repetition_penalty")?,

@@ -20,6 +20,8 @@ pub struct Sampling {
     pub top_p: Option<f32>,
     /// 0 keeps all tokens.
     pub top_k: Option<u32>,
+    /// From 0 to 1; 0 keeps all tokens.
+    pub min_p: Option<f32>,
     /// From -2 to 2.
     pub presence_penalty: Option<f32>,
     /// From -2 to 2.
@@ -90,6 +92,7 @@ impl Sampling {
             temperature: self.temperature.or(defaults.temperature).unwrap_or(TEMPERATURE_DEFAULT),
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
+            min_p: self.min_p.unwrap_or(0.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
@@ -113,6 +116,7 @@ impl Sampling {
             temperature: self.temperature.unwrap_or(d.temperature),
             top_p: self.top_p.unwrap_or(d.top_p),
             top_k: self.top_k.unwrap_or(d.top_k),
+            min_p: self.min_p.unwrap_or(d.min_p),
             presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),

@@ -14,7 +14,7 @@ use baton_node::telemetry::TraceId;
 use baton_types::{
     DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout,
     KvPlane, ModelCard, NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, SAMPLING_CONSTRAINTS,
-    SamplingDefaults, Shard,
+    SAMPLING_MIN_P, SamplingDefaults, Shard,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -54,7 +54,7 @@ pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
         running_max: 16,
         waiting_max: 16,
         shards: vec![Shard { transfer_address: b"address".to_vec(), layers: 0..2, kv_heads: 0..2 }],
-        capabilities: vec![SAMPLING_CONSTRAINTS.to_owned()],
+        capabilities: [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P].map(str::to_owned).to_vec(),
     }
 }
 

@@ -134,18 +134,40 @@ impl Candidates {
     /// Computes the shares of all candidates. Returns the sum of those within the limit.
     pub(super) fn share_all(&mut self, width: Width, scale: Scale, limit: Limit) -> u64 {
         self.share(width, scale, 0..self.len());
+        self.kept_share(limit)
+    }
+
+    /// The last token whose share is at least `least`, that of a token `min_p` as likely as the best. The candidates are then all these tokens,
+    /// and others, with their shares.
+    pub(super) fn limit_least(&mut self, width: Width, row: Row<'_>, scale: Scale, min_p: f32, least: u64) -> Limit {
+        self.clear(row.logits.len());
+        // Below the exact bound by more than its rounding and that of shares.
+        let below = (1.0 - 1.01 * min_p.ln()).min(LAST);
+        let ring = self.gather(width, row, row.best - below * scale.temperature, f32::INFINITY);
+        self.share(width, scale, ring.clone());
+        let kept = ring.filter(|at| self.shares[*at] >= least).map(|at| self.logits[at]);
+        // Equal logits have equal shares.
+        Limit { logit: kept.fold(f32::INFINITY, f32::min), token: u32::MAX }
+    }
+
+    /// The sum of the shares within the limit, which are there.
+    pub(super) fn kept_share(&self, limit: Limit) -> u64 {
         self.kept(limit).map(|at| self.shares[at]).sum()
     }
 
-    /// The last of the largest candidates within the limit whose shares reach `enough`.
-    pub(super) fn limit_shares(&mut self, limit: Limit, enough: u64) -> Limit {
+    /// The last of the largest candidates within the limit that together reach `enough`; the limit, if they do not.
+    pub(super) fn limit_within(&mut self, limit: Limit, measure: Measure, enough: u64) -> Limit {
         let mut members = std::mem::take(&mut self.members);
         let mut count = 0;
         for at in self.kept(limit) {
             members[count] = at as u32;
             count += 1;
         }
-        let found = self.select(&mut members[..count], Measure::Share, enough);
+        let weight: u64 = match measure {
+            Measure::Count => count as u64,
+            Measure::Share => members[..count].iter().map(|member| self.shares[*member as usize]).sum(),
+        };
+        let found = if weight < enough { limit } else { self.select(&mut members[..count], measure, enough) };
         self.members = members;
         found
     }

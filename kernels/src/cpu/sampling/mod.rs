@@ -1,6 +1,6 @@
 //! Sampling on the CPU: the bits of [`crate::sampling`], with vectors, without sorting a vocabulary, and rows shared among threads.
 //!
-//! Shares are whole numbers, so their sums are exact in any order: a row is summed by blocks, and a draw first finds its block. Top-k and
+//! Shares are whole numbers, so their sums are exact in any order: a row is summed by blocks, and a draw first finds its block. Min-p, top-k and
 //! top-p look at the tokens near the best only, and at more if those do not suffice.
 
 mod candidates;
@@ -10,6 +10,7 @@ mod tests;
 
 use super::simd::Width;
 use super::{CpuKernels, Threads};
+use crate::sampling::shares::least_share;
 use crate::sampling::{Draw, SampleError, Sampled, check_finite, log_total};
 use crate::step::RowSampler;
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
@@ -129,15 +130,26 @@ impl Work<'_> {
 
     /// The token of a draw, and the sum of all shares where it was needed.
     fn draw(&mut self, params: &SamplingParams, row: Row<'_>, uniform: f64) -> (TokenId, Option<u64>) {
-        let SamplingParams { temperature, top_p, top_k, .. } = *params;
+        let SamplingParams { temperature, top_p, top_k, min_p, .. } = *params;
         let (scale, vocab) = (Scale { best: row.best, temperature }, row.logits.len());
         let reach = |sum: u64| ((f64::from(top_p) * sum as f64).ceil() as u64).max(1);
         let top_k = Some(top_k as usize).filter(|k| (1..vocab).contains(k));
+        if min_p > 0.0 {
+            let mut limit = self.candidates.limit_least(self.width, row, scale, min_p, least_share(min_p));
+            if let Some(k) = top_k {
+                limit = self.candidates.limit_within(limit, Measure::Count, k as u64);
+            }
+            if top_p < 1.0 {
+                let kept = self.candidates.kept_share(limit);
+                limit = self.candidates.limit_within(limit, Measure::Share, reach(kept));
+            }
+            return (self.candidates.pick(vocab, limit, uniform), None);
+        }
         if let Some(k) = top_k {
             let mut limit = self.candidates.limit(self.width, row, temperature, Measure::Count, k as u64);
             let kept = self.candidates.share_all(self.width, scale, limit);
             if top_p < 1.0 {
-                limit = self.candidates.limit_shares(limit, reach(kept));
+                limit = self.candidates.limit_within(limit, Measure::Share, reach(kept));
             }
             return (self.candidates.pick(vocab, limit, uniform), None);
         }

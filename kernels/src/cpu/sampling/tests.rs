@@ -48,6 +48,7 @@ fn params(rng: &mut StdRng, vocab: usize) -> SamplingParams {
         temperature: *[0.0, 1e-5, 0.05, 0.7, 1.0, 1.0, 1.3, 2.0].choose(rng).unwrap(),
         top_p: *[1.0, 1.0, f32::MIN_POSITIVE, 1e-4, 0.3, 0.9, 0.95, 0.999, near_one].choose(rng).unwrap(),
         top_k: *[0, 0, 0, 1, 2, 20, 40, 1000, k / 2, k - 1, k, k + 9].choose(rng).unwrap(),
+        min_p: *[0.0, 0.0, f32::MIN_POSITIVE, 1e-6, 0.02, 0.1, 0.5, near_one, 1.0].choose(rng).unwrap(),
         logprobs: *[None, None, Some(0), Some(1), Some(20)].choose(rng).unwrap(),
         seed: rng.random(),
         ..SamplingParams::default()

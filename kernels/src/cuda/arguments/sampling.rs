@@ -69,7 +69,8 @@ arguments! {
         bias_len: i32,
         /// row of `allowed`; negative: every token
         allowed: i32,
-        reserved: i32,
+        /// tokens less likely than this part of the most likely one are not drawn; 0: all are
+        min_p: f32,
     }
 
     /// Added to the logit of a token. A slot names each token at most once.

@@ -34,7 +34,7 @@ fn plain(scene: &mut Scene) -> SlotSampling {
         bias_first: 0,
         bias_len: 0,
         allowed: -1,
-        reserved: 0,
+        min_p: 0.0,
     }
 }
 
@@ -49,7 +49,7 @@ fn sample(scene: &mut Scene, vocab: usize) -> Result<(), DeviceError> {
     slots[1] = SlotSampling { temperature: 1.2, top_p: 0.9, logprobs: 5, ..penalties };
     slots[2] = SlotSampling { logprobs: LOGPROBS_MAX as i32, bias_first: 1, bias_len: 2, allowed: 0, ..slots[2] };
     slots[3].logprobs = 0;
-    slots[8] = SlotSampling { temperature: 2.0, top_k: 5, top_p: 0.99, logprobs: 1, ..slots[8] };
+    slots[8] = SlotSampling { temperature: 2.0, top_k: 5, top_p: 0.99, min_p: 0.05, logprobs: 1, ..slots[8] };
     // Slot 1 has two rows, and one row is padding.
     let of: Vec<i32> = vec![0, 1, 1, 2, 3, 4, 5, 6, 7, 8, -1];
     let depths = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];

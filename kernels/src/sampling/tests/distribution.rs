@@ -53,6 +53,9 @@ fn brute_force(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId
     let scaled = |l: f32| (f64::from(l) / f64::from(params.temperature)).exp();
     let mut tokens = normalize(logits.iter().enumerate().map(|(i, &l)| (i as TokenId, scaled(l))).collect());
     tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let least = f64::from(params.min_p) * tokens[0].1;
+    tokens.retain(|(_, p)| *p >= least);
+    tokens = normalize(tokens);
     if params.top_k != 0 {
         tokens.truncate(params.top_k as usize);
         tokens = normalize(tokens);
@@ -83,6 +86,7 @@ fn draws_equal_those_of_a_brute_force_sampler() {
         let params = SamplingParams {
             temperature: rng.random_range(0.2..2.0),
             top_p: if case % 3 == 0 { 1.0 } else { rng.random_range(0.05..1.0) },
+            min_p: if case % 7 < 4 { 0.0 } else { rng.random_range(0.0001..0.3) },
             top_k: if case % 5 < 2 { 0 } else { rng.random_range(1..logits.len() as u32) },
             ..Default::default()
         };

@@ -75,6 +75,10 @@ pub(super) const ALL: &[Field] = &[
         r#"{"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "description": "Added to the logits of these token ids; at most 1,024"}"#,
     ),
     (
+        "min_p",
+        r#"{"type": "number", "minimum": 0, "maximum": 1, "description": "Tokens less likely than this part of the likeliest one are not drawn"}"#,
+    ),
+    (
         "min_tokens",
         r#"{"type": "integer", "minimum": 0, "default": 0, "description": "Before so many tokens, none ends the answer"}"#,
     ),

@@ -52,7 +52,6 @@ fn what_is_asked_of_logits_is_read() {
 #[test]
 fn every_unsupported_field_names_itself() {
     let both = [
-        ("min_p", json!(0.1), json!(0)),
         ("best_of", json!(2), json!(1)),
         ("use_beam_search", json!(true), json!(false)),
         ("length_penalty", json!(0.5), json!(1.0)),

@@ -108,6 +108,7 @@ fn one(a: &Sample, row: usize, slot: usize, memory: &Memory) -> SampleRecord {
         temperature: if of.greedy == 0 { of.temperature } else { 0.0 },
         top_p: of.top_p,
         top_k: of.top_k,
+        min_p: of.min_p,
         presence_penalty: of.presence,
         frequency_penalty: of.frequency,
         repetition_penalty: of.repetition,
