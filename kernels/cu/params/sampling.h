@@ -38,7 +38,7 @@ struct SlotSampling {
     i32 bias_first; // in `bias`
     i32 bias_len;
     i32 allowed; // row of `allowed`; negative: every token
-    i32 reserved;
+    f32 min_p; // tokens less likely than this part of the most likely one are not drawn; 0: all are
 };
 static_assert(sizeof(SlotSampling) == 64, "as the host lays it out");
 

@@ -99,6 +99,9 @@ pub struct SamplingParams {
     /// Only to workers with the capability of the router's own revision of grammars.
     #[prost(message, optional, tag = "15")]
     pub grammar: ::core::option::Option<Grammar>,
+    /// Only to workers with the capability sampling-min-p.
+    #[prost(float, tag = "16")]
+    pub min_p: f32,
 }
 /// What the text of an answer matches, whole.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -399,6 +402,9 @@ pub struct Sampling {
     /// The only tokens that are drawn; none: all. At most 8192.
     #[prost(uint32, repeated, tag = "14")]
     pub allowed_token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// Tokens less likely than this part of the most likely one are not drawn. 0 to 1; unset or 0: all are.
+    #[prost(float, optional, tag = "15")]
+    pub min_p: ::core::option::Option<f32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {
