@@ -57,7 +57,7 @@ async fn every_attempt_has_the_content_that_was_served_when_the_request_came() {
     // It has the same content under another name, and another one under the same.
     announce(&cluster, &other, &[card("sql", 8), card("sql-old", 7)]).await;
     let mut answer = cluster.generate(of("sql", remote("hello"))).await;
-    let (first, second) = tokio::select! {
+    let (mut first, second) = tokio::select! {
         call = d.decode() => (call, &other),
         call = other.decode() => (call, &d),
     };
