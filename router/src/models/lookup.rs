@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(found("b"), ("b".into(), None), "a model's name is the model's");
         let told = lookup(&models, "nobody").unwrap_err();
         assert_eq!(told.kind, ErrorKind::ModelNotFound);
-        assert!(told.message.ends_with("served: a, b, chat, sql, tone"), "{told}");
+        assert!(told.message.ends_with("served: b, chat, sql, tone"), "{told}");
         let many: Vec<String> = (10..50).map(|n| format!("x{n}")).collect();
         let many = vec![with(model("a", &["a"]), &many.iter().map(String::as_str).collect::<Vec<_>>())];
         let told = lookup(&many, "nobody").unwrap_err().message;

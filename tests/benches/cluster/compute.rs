@@ -102,6 +102,13 @@ impl Output {
     }
 }
 
+impl Output {
+    /// Seconds of the fastest decode step from token `first` on.
+    pub(crate) fn fastest_step_s(&self, first: usize) -> f64 {
+        self.at[first..].windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min)
+    }
+}
+
 /// A prompt of any tokens, different in each sequence.
 pub(crate) fn prompt(len: usize, salt: usize) -> Vec<TokenId> {
     (0..len).map(|i| 100 + ((i + 7 * salt) * 7919 % 48_000) as u32).collect()

@@ -110,7 +110,7 @@ impl Adapters {
         let reader = Reader { spec, limits };
         let known = Known::start(settings, names, &reader)?;
         tracing::info!(adapters = known.cards().len(), slots = settings.max_loras, "serves adapters");
-        let slots = Slots::new(settings.max_loras, settings.memory_bytes_max.0);
+        let slots = Slots::new(settings.max_loras, settings.memory_bytes_max.0, engine.config().waiting_max);
         Ok(Some(Self(Arc::new(Inner {
             engine: engine.clone(),
             reader,
@@ -163,7 +163,7 @@ impl Adapters {
     }
 
     /// The adapter in a slot, where it stays while the returned value lives. Loads it if necessary, and waits for a slot if it must: until
-    /// `deadline`, and no longer than the settings say.
+    /// `deadline`, and no longer than the settings say. At most `engine.waiting_max` requests wait.
     ///
     /// # Errors
     /// If no slot becomes free, or the adapter is not here or cannot be loaded. Another worker may serve it.
@@ -173,7 +173,8 @@ impl Adapters {
         let bytes = inner.known.lock().find(&digest).map(|known| known.bytes);
         let shared = &inner.slots;
         let held = async {
-            let place = Place { shared: shared.clone(), ticket: shared.slots.lock().enter(digest) };
+            let ticket = shared.slots.lock().enter(digest).ok_or_else(no_slot)?;
+            let place = Place { shared: shared.clone(), ticket };
             loop {
                 let mut changed = pin!(shared.changed.notified());
                 changed.as_mut().enable();
@@ -194,11 +195,7 @@ impl Adapters {
             }
         };
         let until = deadline.min(runtime.now() + inner.wait_max);
-        runtime.until(until, held).await.unwrap_or_else(|| {
-            let message = "other adapters have all slots of this worker, or all of their memory; try again later, or raise \
-                           engine.lora.max_loras (--max-loras) and engine.lora.memory_bytes_max";
-            Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER))
-        })
+        runtime.until(until, held).await.unwrap_or_else(|| Err(no_slot()))
     }
 
     /// Loads an adapter into a slot that [`Slots`] gave for it. Goes on if the caller gives up.
@@ -248,6 +245,13 @@ impl Inner {
         tracing::info!(folder = %folder.display(), slot, ?took, "loads an adapter");
         Ok(())
     }
+}
+
+/// Other adapters are used.
+fn no_slot() -> RequestError {
+    let message = "other adapters have all slots of this worker, or all of their memory; try again later, or raise \
+                   engine.lora.max_loras (--max-loras) and engine.lora.memory_bytes_max";
+    RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
 
 /// Starts a call once its sequence has its adapter, in a task that ends with the receiver of `replies`. What `start` refuses becomes the

@@ -44,21 +44,26 @@ pub(super) enum Answer {
 pub(super) struct Slots {
     slots: Vec<Slot>,
     bytes_max: u64,
+    waiting_max: usize,
     tickets: Ticket,
     waiting: BTreeMap<Ticket, Digest>,
     now: u64,
 }
 
 impl Slots {
-    pub(super) fn new(slots_max: usize, bytes_max: u64) -> Self {
-        Self { slots: vec![Slot::Free; slots_max], bytes_max, tickets: 0, waiting: BTreeMap::new(), now: 0 }
+    pub(super) fn new(slots_max: usize, bytes_max: u64, waiting_max: usize) -> Self {
+        let slots = vec![Slot::Free; slots_max];
+        Self { slots, bytes_max, waiting_max, tickets: 0, waiting: BTreeMap::new(), now: 0 }
     }
 
-    /// A request comes for an adapter.
-    pub(super) fn enter(&mut self, digest: Digest) -> Ticket {
+    /// A request comes for an adapter; `None` if too many wait already.
+    pub(super) fn enter(&mut self, digest: Digest) -> Option<Ticket> {
+        if self.waiting.len() >= self.waiting_max {
+            return None;
+        }
         self.tickets += 1;
         self.waiting.insert(self.tickets, digest);
-        self.tickets
+        Some(self.tickets)
     }
 
     /// It got a slot, or waits no more.
@@ -133,8 +138,8 @@ impl Slots {
 
     /// Adapters without a slot for which earlier requests wait.
     fn starving_before(&self, ticket: Ticket) -> BTreeSet<Digest> {
-        let has_slot = |digest: &Digest| self.slots.iter().filter_map(of).any(|loaded| loaded.digest == *digest);
-        self.waiting.range(..ticket).map(|(_, digest)| *digest).filter(|digest| !has_slot(digest)).collect()
+        let have_slots: BTreeSet<Digest> = self.slots.iter().filter_map(of).map(|loaded| loaded.digest).collect();
+        self.waiting.range(..ticket).map(|(_, digest)| *digest).filter(|digest| !have_slots.contains(digest)).collect()
     }
 
     /// The slots whose adapters take no more users, while so many adapters wait.
@@ -183,16 +188,20 @@ mod tests {
 
     impl World {
         fn new(slots: usize) -> Self {
-            Self(Slots::new(slots, 100))
+            Self(Slots::new(slots, 100, 4))
         }
 
         fn ask(&mut self, ticket: Ticket, adapter: u8) -> Answer {
             self.0.ask(ticket, digest(adapter), 10)
         }
 
+        fn enter(&mut self, adapter: u8) -> Ticket {
+            self.0.enter(digest(adapter)).expect("there is room to wait")
+        }
+
         /// A request that loads its adapter if it must, and uses it.
         fn uses(&mut self, adapter: u8) -> Option<usize> {
-            let ticket = self.0.enter(digest(adapter));
+            let ticket = self.enter(adapter);
             let mut answer = self.ask(ticket, adapter);
             if let Answer::Load { slot, .. } = answer {
                 self.0.loaded(slot, true);
@@ -220,9 +229,9 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut slots = Slots::new(4, 100);
+        let mut slots = Slots::new(4, 100, 4);
         for (adapter, bytes) in [(1, 40), (2, 30), (3, 20)] {
-            let ticket = slots.enter(digest(adapter));
+            let ticket = slots.enter(digest(adapter)).unwrap();
             let Answer::Load { slot, evicted } = slots.ask(ticket, digest(adapter), bytes) else { panic!() };
             assert!(evicted.is_empty());
             slots.loaded(slot, true);
@@ -231,7 +240,7 @@ mod tests {
             slots.release(slot);
         }
         assert_eq!(slots.counts(), (3, 90));
-        let ticket = slots.enter(digest(4));
+        let ticket = slots.enter(digest(4)).unwrap();
         // The free slot takes it, and two others give their memory.
         assert_eq!(slots.ask(ticket, digest(4), 70), Answer::Load { slot: 3, evicted: vec![0, 1] });
         assert_eq!(slots.counts(), (1, 90));
@@ -243,11 +252,11 @@ mod tests {
     #[test]
     fn an_adapter_is_loaded_once_for_all_who_wait_for_it() {
         let mut world = World::new(1);
-        let (first, second) = (world.0.enter(digest(1)), world.0.enter(digest(1)));
+        let (first, second) = (world.enter(1), world.enter(1));
         assert_eq!(world.ask(first, 1), Answer::Load { slot: 0, evicted: vec![] });
         assert_eq!(world.ask(second, 1), Answer::Wait);
         // A third one wants another: it does not take the slot away from those that came before it.
-        let third = world.0.enter(digest(2));
+        let third = world.enter(2);
         world.0.loaded(0, true);
         assert_eq!(world.ask(third, 2), Answer::Wait);
         assert_eq!((world.ask(second, 1), world.ask(first, 1)), (Answer::Use(0), Answer::Use(0)));
@@ -262,13 +271,22 @@ mod tests {
     }
 
     #[test]
+    fn no_more_wait_than_there_is_room_for() {
+        let mut world = World::new(1);
+        let tickets = [1, 2, 3, 4].map(|adapter| world.enter(adapter));
+        assert_eq!(world.0.enter(digest(1)), None);
+        world.0.leave(tickets[2]);
+        assert!(world.0.enter(digest(1)).is_some());
+    }
+
+    #[test]
     fn a_stream_of_requests_for_loaded_adapters_starves_nobody() {
         let mut world = World::new(2);
         assert_eq!((world.uses(1), world.uses(2)), (Some(0), Some(1)));
-        let waits = world.0.enter(digest(3));
+        let waits = world.enter(3);
         assert_eq!(world.ask(waits, 3), Answer::Wait);
         // The adapter that was loaded first takes no more; the other one does.
-        let behind = world.0.enter(digest(1));
+        let behind = world.enter(1);
         assert_eq!(world.ask(behind, 1), Answer::Wait);
         assert_eq!(world.uses(2), Some(1));
         world.0.release(0);
@@ -279,7 +297,7 @@ mod tests {
         world.0.leave(waits);
         // Now the one behind it waits for a slot, first of all.
         assert_eq!(world.ask(behind, 1), Answer::Wait);
-        let last = world.0.enter(digest(4));
+        let last = world.enter(4);
         world.0.release(1);
         world.0.release(1);
         assert_eq!(world.ask(last, 4), Answer::Wait);

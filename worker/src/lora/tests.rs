@@ -43,7 +43,8 @@ impl World {
         let mut settings =
             LoraSettings { folder: Some(root.path().to_owned()), max_loras: 1, ..LoraSettings::default() };
         change(&mut settings);
-        let model = ModelSettings { model: MODEL.into(), ..ModelSettings::default() };
+        let model =
+            ModelSettings { model: MODEL.into(), served_names: vec!["base".into()], ..ModelSettings::default() };
         let engine = EngineSettings {
             threads: 1.into(),
             kv_cache_bytes: ByteSize(1 << 20),
@@ -149,7 +150,7 @@ async fn what_is_wrong_in_the_settings_ends_the_start_and_what_is_wrong_in_the_f
     write(&world.path("broken"), 0.1);
     std::fs::write(world.path("broken").join("adapter_model.safetensors"), b"no").unwrap();
     write(&world.path("infinite"), f32::INFINITY);
-    write(&world.path(MODEL), 0.1);
+    write(&world.path("base"), 0.1);
     std::fs::write(world.path("file"), b"").unwrap();
     assert_eq!(names(&world.start().unwrap()), ["good"]);
 
@@ -165,7 +166,7 @@ async fn what_is_wrong_in_the_settings_ends_the_start_and_what_is_wrong_in_the_f
     check("\"x\" of engine.lora.modules cannot be served: ", &|settings, root| {
         settings.modules = vec![module("x", root.join("broken"))];
     });
-    check("is a name of the model", &|settings, root| settings.modules = vec![module(MODEL, root.join("good"))]);
+    check("is a name of the model", &|settings, root| settings.modules = vec![module("base", root.join("good"))]);
     check("cannot list it", &|settings, root| settings.folder = Some(root.join("nothing")));
     // A module keeps its name, whatever is in the folder.
     world.settings.modules = vec![module("broken", world.path("good"))];

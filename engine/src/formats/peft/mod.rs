@@ -115,7 +115,8 @@ pub fn read_peft(folder: &Path, spec: &DecoderSpec, limits: AdapterLimits) -> Re
         };
         let (rank, scale) = config.of(&name)?;
         if rank > limits.rank_max {
-            let hint = format!("at most {} are accepted here; raise lora.max_rank (--max-lora-rank)", limits.rank_max);
+            let hint =
+                format!("at most {} are accepted here; raise engine.lora.max_rank (--max-lora-rank)", limits.rank_max);
             return Err(WeightsError::unsupported(&shown, format!("rank {rank} of {name}"), hint));
         }
         if linears.iter().any(|linear| !spec.has_tensor(tensor(layer, *linear))) {
@@ -140,7 +141,7 @@ pub fn read_peft(folder: &Path, spec: &DecoderSpec, limits: AdapterLimits) -> Re
     let bytes = elements * size_of::<f32>() as u64;
     if bytes > limits.bytes_max {
         let what = format!("an adapter of {bytes} bytes in f32");
-        let hint = format!("at most {} are accepted here; raise lora.memory_bytes_max", limits.bytes_max);
+        let hint = format!("at most {} are accepted here; raise engine.lora.memory_bytes_max", limits.bytes_max);
         return Err(WeightsError::unsupported(&shown, what, hint));
     }
     let linears = changes.iter().flat_map(|change| change.linears_of(spec, rank_max)).collect();
@@ -192,7 +193,7 @@ fn read_weights(path: &Path, shown: &str, bytes_max: u64) -> Result<Vec<u8>, Wei
     let mut bytes = Vec::new();
     File::open(path).map_err(io)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > bytes_max {
-        let hint = format!("at most {bytes_max} are accepted here; raise lora.memory_bytes_max");
+        let hint = format!("at most {bytes_max} are accepted here; raise engine.lora.memory_bytes_max");
         return Err(WeightsError::unsupported(shown, "a larger file", hint));
     }
     Ok(bytes)

@@ -142,7 +142,7 @@ fn tensors_are_checked_against_the_base_model() {
         let error = Folder::new(modules, |_| ()).read().unwrap_err();
         assert!(error.contains(part) && error.contains(WEIGHTS), "{part}: {error}");
     };
-    check("tensor base_model.model.lm_head.lora_A.weight is not supported", &[("lm_head", [2, 8], [30, 2])]);
+    check(".weight is not supported: adapters of the attention's", &[("lm_head", [2, 8], [30, 2])]);
     check("is not supported", &[("model.layers.00.self_attn.q_proj", [2, 8], [8, 2])]);
     check("is of layer 2; the base model has 2", &[("model.layers.2.self_attn.q_proj", [2, 8], [8, 2])]);
     check("lora_A of model.layers.0.self_attn.q_proj has shape [2, 9]", &[(QUERY.0, [2, 9], [8, 2])]);
