@@ -4,8 +4,8 @@ use super::ngrams::{Match, Ngrams};
 use super::odds::Odds;
 use baton_types::TokenId;
 
-/// Chances below this are not worth a thought.
-const CHANCE_MIN: f32 = 0.05;
+/// Proposals with a smaller chance get no row, however little rows cost: they gain little, and odds and costs have errors.
+const CHANCE_MIN: f32 = 0.25;
 
 /// The past of one sequence, and where it repeats.
 #[derive(Debug)]
@@ -100,11 +100,11 @@ mod tests {
         let prompt: Vec<TokenId> = (0..40).collect();
         let (fresh, _) = after(&prompt, &[5, 6]);
         let (followed, _) = after(&prompt, &(5..25).collect::<Vec<_>>());
-        assert!(followed.chances(0, 8)[7] > 0.3 && fresh.chances(0, 8)[0] < 0.3, "{followed:?}");
+        assert!(followed.chances(0, 8)[7] > 0.3 && fresh.chances(0, 8).is_empty(), "{followed:?}");
         assert!(followed.chances(0, 8).is_sorted_by(|a, b| a >= b));
         assert_eq!(followed.chances(2, 3), followed.chances(0, 5)[2..]);
         // Pairs that are never followed further.
         let (missed, _) = after(&prompt, &[5, 6, 1, 9, 10, 1, 15, 16, 1, 20, 21, 1, 25, 26, 1, 30, 31]);
-        assert!(missed.chances(0, 1).first().is_none_or(|chance| *chance < 0.1), "{missed:?}");
+        assert!(missed.chances(0, 1).is_empty(), "{missed:?}");
     }
 }

@@ -87,7 +87,8 @@ impl StepModel for Watched {
     }
 
     fn launch(&mut self, batch: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        let chunks = batch.segments.iter().filter(|s| s.rows > 1);
+        // Rows of proposed tokens are no chunk of a prompt.
+        let chunks = batch.segments.iter().filter(|s| s.rows > 1 && s.samples <= 1);
         let mut seen = self.seen.lock();
         seen.widest = seen.widest.max(batch.segments.len());
         seen.mixed += usize::from(chunks.clone().next().is_some() && batch.segments.iter().any(|s| s.rows == 1));
