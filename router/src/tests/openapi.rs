@@ -45,7 +45,9 @@ async fn each_described_path_is_there_and_answers_as_it_is_described() {
         "/ping" => json!({}),
         other => panic!("a body for {other}"),
     };
-    for (path, operations) in document["paths"].as_object().unwrap() {
+    // What operators read is tested with the page.
+    let paths = document["paths"].as_object().unwrap().iter().filter(|(path, _)| !path.starts_with("/cluster"));
+    for (path, operations) in paths {
         for (method, operation) in operations.as_object().unwrap() {
             let is_post = method == "post";
             let asks = async {

@@ -125,6 +125,11 @@ const READS: &[(&str, &str, Option<&str>, bool)] = &[
     ("/metrics", "Metrics in Prometheus' text format; not here if they have a port of their own", None, false),
     ("/openapi.json", "This description", None, false),
     ("/docs", "This description as a page", None, false),
+    ("/", "A page with a chat, the cluster, and recent requests", None, false),
+    ("/cluster", "For operators: the status of the cluster", None, true),
+    ("/cluster/events", "For operators: the same as server-sent events, and handoffs of KV as they end", None, true),
+    ("/cluster/requests", "For operators: the newest requests that have ended; `limit` says how many", None, true),
+    ("/cluster/requests/{id}", "For operators: the spans of one of them", None, true),
 ];
 
 fn document() -> Value {
@@ -140,9 +145,9 @@ fn document() -> Value {
         if *is_keyed {
             read["security"] = security();
         }
-        if path.contains("{model}") {
-            read["parameters"] =
-                json!([{"name": "model", "in": "path", "required": true, "schema": {"type": "string"}}]);
+        if let Some((_, name)) = path.split_once('{') {
+            let name = name.trim_end_matches('}');
+            read["parameters"] = json!([{"name": name, "in": "path", "required": true, "schema": {"type": "string"}}]);
         }
         paths.insert((*path).into(), json!({"get": read}));
     }
