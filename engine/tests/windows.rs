@@ -6,6 +6,7 @@ mod common;
 use baton_engine::formats::{HuggingFaceModel, ModelSource};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, LogitObserver, Model, PrefixUse, Run, SequenceEvent, SequenceRequest,
+    SpeculationConfig, SpeculationMethod,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
@@ -93,6 +94,8 @@ fn serve(family: &str, setup: Setup) -> Served {
         chunk_tokens_max: setup.chunk,
         running_max: 2,
         watermark_blocks: 0,
+        // A step has one row of a sequence that decodes, so that what it holds is known.
+        speculation: SpeculationConfig { method: SpeculationMethod::Off, ..SpeculationConfig::default() },
         ..EngineConfig::default()
     };
     let numerics = Numerics::F32Fma { weights: Dtype::F32 };

@@ -123,7 +123,7 @@ fn sampling_and_end_tokens() {
 fn keys_that_change_the_mathematics_are_refused() {
     for (key, value) in [
         ("llama.attention.sliding_window", Meta::U32(4096)),
-        ("llama.expert_count", Meta::U32(8)),
+        ("llama.expert_shared_count", Meta::U32(1)),
         ("llama.attention.causal", Meta::Bool(false)),
         ("llama.logit_scale", Meta::F32(0.5)),
         ("llama.attention.max_alibi_bias", Meta::F32(8.0)),

@@ -1,0 +1,65 @@
+//! Every model family: however a request is served, it has the bits that it has alone. That these are the family's logits is shown by the
+//! engine's tests, on the same checkpoints.
+
+use baton_engine::formats::{HuggingFaceModel, ModelSource as _};
+use baton_kernels::numerics::Numerics;
+use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
+use baton_types::{Dtype, TokenId};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Over the windows of all families, and on both sides of a block of 16.
+const LENGTHS: [usize; 4] = [70, 16, 33, 5];
+
+/// The checkpoints of the engine's tests.
+fn folders() -> Vec<PathBuf> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/families");
+    let folders = std::fs::read_dir(all).unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<_> = folders.filter(|path| path.join("config.json").exists()).collect();
+    folders.sort_unstable();
+    folders
+}
+
+fn check(folder: &Path, class: Numerics, seed: u64) -> Coverage {
+    let model = HuggingFaceModel::open(folder, None).unwrap();
+    let vocab = model.spec().vocab;
+    // The second begins with tokens of the first, which a cache has then.
+    let prompts = LENGTHS.map(|len| (0..len).map(|i| ((i * i + i / 7) % vocab) as TokenId).collect());
+    let world = World::new(Family::Cpu, class, Arc::new(model), prompts.to_vec(), 6);
+    let truth = Truth::compute(world).unwrap();
+    let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed));
+    let made = [
+        Case::preempting(16, Route::Remote, &sizes),
+        Case::preempting(64, Route::Local, &sizes),
+        Case::getting((16, 64), false, Read::Undisturbed, &sizes),
+    ];
+    let dealt = (0..3).map(|_| dealer.deal(&sizes));
+    let mut coverage = Coverage::default();
+    for case in made.into_iter().chain(dealt) {
+        let observed = truth.observe(&case).unwrap();
+        let compared = observed.equal.unwrap_or_else(|differ| panic!("{differ}\n{class}, {folder:?}\n{case:?}"));
+        coverage.merge(&observed.coverage);
+        coverage.add("equal", "rows of logits", compared.rows);
+    }
+    coverage
+}
+
+#[test]
+fn every_family_has_the_same_bits_however_it_is_served() {
+    let folders = folders();
+    assert!(folders.len() >= 12, "{folders:?}");
+    let mut coverage = Coverage::default();
+    for (folder, seed) in folders.iter().zip(1..) {
+        for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
+            coverage.merge(&check(folder, class, seed));
+        }
+    }
+    println!("{coverage}");
+    let wanted: [(_, &[_]); 4] = [
+        ("P block", &["16", "64"]),
+        ("D block", &["16", "64"]),
+        ("shipped over", &["ucx", "tcp"]),
+        ("requests", &["Remote fresh", "Got fresh", "Local fresh"]),
+    ];
+    assert_eq!(coverage.missing(&wanted), []);
+}
