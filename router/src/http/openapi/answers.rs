@@ -77,6 +77,7 @@ const ANSWERS: &[(&str, &[&str])] = &[
             "created",
             "owned_by",
             "root",
+            "parent",
             "max_model_len",
             "type",
             "display_name",
