@@ -37,7 +37,11 @@ pub(super) const FAMILY: Family = Family {
         gain_offset: 1.0,
         rope: |config, head_dim| match of_type(config, "full_attention")? {
             Some(rope) => rope.rope_parameters(head_dim),
-            None => config.rope(head_dim),
+            None => {
+                // If absent, transformers uses its class default: a base of a million.
+                config.need_theta()?;
+                config.rope(head_dim)
+            }
         },
         read,
         ..ConfigFamily::LLAMA

@@ -23,8 +23,9 @@ pub(super) const FAMILY: Family = Family {
         read: |config, spec| {
             let size = |key: &str| config.need(key, config.size(key)?);
             let (count, used) = (size("num_local_experts")?, size("num_experts_per_tok")?);
-            // If absent, transformers uses its class default: 8 key/value heads.
+            // If absent, transformers uses its class defaults: 8 key/value heads, and a base of a million.
             config.need("num_key_value_heads", config.get("num_key_value_heads"))?;
+            config.need_theta()?;
             let window = config.window("sliding_window")?;
             for layer in &mut spec.layers {
                 layer.attention.window = window;

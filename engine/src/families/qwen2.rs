@@ -30,7 +30,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Keys of [`read_windows`].
-pub(super) const WINDOW_KEYS: &[&str] = &["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
+const WINDOW_KEYS: &[&str] = &["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
 
 fn biases(spec: &mut DecoderSpec) {
     spec.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);

@@ -5,7 +5,7 @@
 use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 use super::mixtral::{GGUF_KEYS, read_experts};
 use super::qwen2::read_windows;
-use super::qwen3::head_norms;
+use super::qwen3::{QK_NORM, head_norms, need_norms};
 use super::{DecoderSpec, ExpertsSpec};
 use crate::formats::{JsonObject, WeightsError};
 
@@ -30,6 +30,7 @@ pub(super) const FAMILY: Family = Family {
             "router_aux_loss_coef",
             "sliding_window",
             "use_sliding_window",
+            QK_NORM,
         ],
         read,
         ..ConfigFamily::LLAMA
@@ -48,6 +49,7 @@ pub(super) const FAMILY: Family = Family {
 fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError> {
     // If absent, transformers uses its class default: heads of 128.
     config.need("head_dim", config.get("head_dim"))?;
+    need_norms(config)?;
     head_norms(spec);
     let size = |key: &str| config.need(key, config.size(key)?);
     let (used, ffn) = (size("num_experts_per_tok")?, size("moe_intermediate_size")?);

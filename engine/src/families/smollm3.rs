@@ -64,8 +64,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     }
     // If absent, transformers uses its class defaults: a base of two million, the embedding as output, 4 key/value heads.
     config.need("tie_word_embeddings", config.get("tie_word_embeddings"))?;
-    let stated = config.object("rope_parameters")?.is_some_and(|rope| rope.get("rope_theta").is_some());
-    config.need("rope_theta", config.get("rope_theta").map(drop).or(stated.then_some(())))?;
+    config.need_theta()?;
     // Without the list, transformers gives the window to layers without rotary embedding, and Qwen2 to others.
     if config.bool("use_sliding_window")? == Some(true) && config.get("layer_types").is_none() {
         return Err(config.damaged("layer_types is missing, though use_sliding_window is true"));

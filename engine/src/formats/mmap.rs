@@ -4,21 +4,27 @@
 use super::{KnownFingerprints, WeightsError};
 use baton_types::Digest;
 use memmap2::{Mmap, UncheckedAdvice};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::path::Path;
 
 /// Bytes that are digested before their pages are given back, so that no whole file is ever resident.
 const WINDOW: usize = 64 << 20;
 
-/// Refuses paths that are not regular files before they are opened: opening a FIFO would wait for a writer.
-pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
+/// Opens a regular file, and refuses what is none. Never waits: opening a FIFO would wait for a writer otherwise, and a file may become one
+/// between a look at it and the opening.
+pub(crate) fn open_regular(path: &Path) -> Result<File, WeightsError> {
     let shown = path.display().to_string();
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => Ok(()),
-        Ok(_) => Err(WeightsError::damaged(&shown, "not a regular file")),
-        Err(source) => Err(WeightsError::Io { path: shown, source }),
+    let io = |source| WeightsError::Io { path: shown.clone(), source };
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    let file = options.open(path).map_err(io)?;
+    if !file.metadata().map_err(io)?.is_file() {
+        return Err(WeightsError::damaged(&shown, "not a regular file"));
     }
+    Ok(file)
 }
 
 /// A whole file, mapped read-only, with the path that error messages name.
@@ -34,8 +40,7 @@ impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         let shown = path.display().to_string();
         let io = |source| WeightsError::Io { path: shown.clone(), source };
-        check_regular(path)?;
-        let file = File::open(path).map_err(io)?;
+        let file = open_regular(path)?;
         if file.metadata().map_err(io)?.len() == 0 {
             return Ok(Self { path: shown, file, map: None });
         }

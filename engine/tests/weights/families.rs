@@ -252,6 +252,14 @@ fn parts_of_heads_are_rotated() {
     refused("phi3", outside(1.5), &["rotated elements of a head is 12"]);
     let both = |f: &mut Folder| f.config("partial_rotary_factor", json!(0.5));
     refused("phi3", both, &["partial_rotary_factor is 0.5 and in rope_parameters 1"]);
+    // Others rotate whole heads, whatever the key says in transformers.
+    refused(
+        "mistral",
+        |f| f.config("partial_rotary_factor", json!(0.5)),
+        &["partial_rotary_factor = 0.5", "not supported"],
+    );
+    let inside = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5});
+    refused("mistral", |f| f.config("rope_parameters", inside), &["partial_rotary_factor", "not supported"]);
 }
 
 #[test]
@@ -275,6 +283,9 @@ fn experts_take_the_place_of_mlps() {
     assert_eq!(experts(&unnormed)[0], of(5, 2, false));
     refused("qwen3_moe", |f| f.config("num_experts", json!(6)), &["num_experts is 6 and num_local_experts 5"]);
     refused("qwen3_moe", |f| f.config("mlp_only_layers", json!([0])), &["layers.0.mlp.", "not supported"]);
+    open("qwen3_moe", |f| f.config("use_qk_norm", json!(true))).unwrap();
+    refused("qwen3_moe", |f| f.config("use_qk_norm", json!(false)), &["use_qk_norm = false"]);
+    refused("mixtral", |f| f.config("rope_parameters", json!(null)), &["rope_theta is missing"]);
     refused("qwen3_moe", |f| f.config("mlp_only_layers", json!(0)), &["mlp_only_layers is no list"]);
     refused("qwen3_moe", |f| f.config("decoder_sparse_step", json!(2)), &["layers.0.mlp.", "not supported"]);
 }

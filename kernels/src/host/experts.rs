@@ -22,8 +22,8 @@ fn choose(logits: &[f32], op: &ExpertsOf<'_>) -> Vec<Use> {
         let sum = lanes::sum(&exps);
         order.clear();
         order.extend(0..op.experts);
-        // The sort keeps the order of equal ones.
-        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        // The sort keeps the order of equal ones; a zero added makes both zeros equal.
+        order.sort_by(|a, b| (logits[*b] + 0.0).total_cmp(&(logits[*a] + 0.0)));
         let share = |expert: usize| exps[expert] / sum;
         let of_used =
             if op.renormalize { order[..op.used].iter().map(|e| share(*e)).fold(0.0, |a, b| a + b) } else { 1.0 };
@@ -105,6 +105,7 @@ mod tests {
             assert!((f64::from(share) - e(logit) / all).abs() < 1e-6, "{share}");
         }
         assert_eq!(chosen(&[5.0; 4], 3, true).iter().map(|of| of.0).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(chosen(&[-0.0, 0.0, -1.0, -1.0], 1, true)[0].0, 0);
         // By expert, then by row; shares of each row add up to one.
         let two = chosen(&[0.0, 9.0, 1.0, 2.0, 4.0, 3.0, 0.0, -1.0], 2, true);
         assert_eq!(two.iter().map(|of| (of.0, of.1)).collect::<Vec<_>>(), [(0, 1), (1, 0), (1, 1), (3, 0)]);

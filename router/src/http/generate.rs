@@ -64,6 +64,24 @@ impl Api {
 /// Reads a body as a request.
 pub(super) type Parser = fn(&[u8]) -> Result<(Prompt, Common), RequestError>;
 
+/// Most memory of a parsed JSON value, with its key in an object: values take more than their text.
+const VALUE_COSTS: u64 = 72;
+
+/// Values of a JSON text, but for one: the others come behind one of these signs, outside of strings.
+fn values(json: &[u8]) -> u64 {
+    let (mut in_string, mut escaped, mut count) = (false, false, 0);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b':' | b'[' | b'{' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 /// Larger bodies are parsed off the threads that serve connections: it takes milliseconds.
 const LONG_BODY_BYTES: usize = 256 << 10;
 
@@ -87,6 +105,7 @@ pub(super) async fn parse(
     hold.set(body.len() as u64 * READING_COSTS)?;
     let long = body.len() > LONG_BODY_BYTES;
     let parse = move || {
+        hold.set(body.len() as u64 * READING_COSTS + values(&body) * VALUE_COSTS)?;
         let parsed = parser(&body)?;
         drop(body);
         // Its text needs no more memory than parsing it; the values of tools and calls do.
@@ -245,5 +264,24 @@ fn message_form(is_stream: bool, request: &Prepared) -> MessageForm {
         prompt_tokens: request.tokens.len() as u32,
         seed: request.sampling.seed,
         parts: parts(request),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::values;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        for (json, expected) in [
+            ("1", 0),
+            (r#"{"a":[[0],[0]]}"#, 6),
+            (r#"{"text":"a, b: [c] {d}"}"#, 2),
+            (r#"["\",1]"#, 2),
+            (r#"["\"",1]"#, 2),
+            (r#"["a\",:[b",1]"#, 2),
+        ] {
+            assert_eq!(values(json.as_bytes()), expected, "{json}");
+        }
     }
 }

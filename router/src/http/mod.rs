@@ -64,7 +64,7 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route_layer(map_response(headers::request_id_of_anthropic))
         .with_state(state.clone());
     let cors = state.cors.clone();
-    let all = Router::new()
+    let api = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/responses", post(generate::responses))
@@ -75,14 +75,16 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route_layer(keyed)
         .with_state(state)
         .merge(messages)
-        .merge(open)
+        .merge(open);
+    // Outside of the keys: preflights carry none, and pages may read refusals too. What operators read is not for pages of other origins.
+    let api = match cors {
+        Some(cors) => api.layer(cors),
+        None => api,
+    };
+    Router::new()
+        .merge(api)
         .merge(admin)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(from_fn_with_state(meter, calls::count));
-    // Outside of all others: preflights carry no key, and pages may read refusals too.
-    match cors {
-        Some(cors) => all.layer(cors),
-        None => all,
-    }
+        .layer(from_fn_with_state(meter, calls::count))
 }

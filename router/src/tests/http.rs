@@ -384,6 +384,9 @@ async fn pages_of_listed_origins_may_call() {
     let all = Cluster::start(|c| c.http.cors_origins = vec!["*".into()]).await;
     let answer = send(all.router.http_addr, "GET /v1/models", "origin: http://any\r\n", "").await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some("*")));
+    // What operators read is for no page of another origin.
+    let answer = send(all.router.http_addr, "GET /metrics", "origin: http://any\r\n", "").await;
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
 }
 
 #[tokio::test]

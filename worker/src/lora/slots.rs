@@ -56,9 +56,9 @@ impl Slots {
         Self { slots, bytes_max, waiting_max, tickets: 0, waiting: BTreeMap::new(), now: 0 }
     }
 
-    /// A request comes for an adapter; `None` if too many wait already.
+    /// A request comes for an adapter; `None` if too many wait already, and it would wait too.
     pub(super) fn enter(&mut self, digest: Digest) -> Option<Ticket> {
-        if self.waiting.len() >= self.waiting_max {
+        if self.waiting.len() >= self.waiting_max && !self.is_open(&digest) {
             return None;
         }
         self.tickets += 1;
@@ -125,6 +125,13 @@ impl Slots {
     /// Whether an adapter is loaded.
     pub(super) fn has(&self, digest: &Digest) -> bool {
         self.slots.iter().any(|slot| matches!(slot, Slot::Loaded(loaded) if loaded.digest == *digest))
+    }
+
+    /// Whether an adapter is loaded and takes users, whoever waits.
+    fn is_open(&self, digest: &Digest) -> bool {
+        let closed = self.closed(self.starving_before(Ticket::MAX).len());
+        let is_it = |slot: &Slot| matches!(slot, Slot::Loaded(loaded) if loaded.digest == *digest);
+        self.slots.iter().enumerate().any(|(at, slot)| is_it(slot) && !closed.contains(&at))
     }
 
     /// Adapters that are loaded, and the memory that they and those being loaded take.

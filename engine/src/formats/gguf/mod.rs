@@ -45,7 +45,7 @@ impl GgufModel {
             if *name == names::ROPE_FREQS {
                 factors = Some(read_factors(&file, entry)?);
             } else if let Some((layer, tensor)) = names::of_experts(name) {
-                for (expert, entry) in matrices(&config, name, entry)?.into_iter().enumerate() {
+                for (expert, entry) in matrices(&config, name, layer, entry)?.into_iter().enumerate() {
                     tensors.insert(TensorName::Expert(layer, expert, tensor), entry);
                 }
             } else if let Some(canonical) = names::canonical(name) {
@@ -77,14 +77,23 @@ fn left_out(file: &MappedFile, name: &str) -> WeightsError {
 }
 
 /// The matrices of a tensor of three dimensions, one behind another.
-fn matrices(config: &GgufConfig<'_, '_>, name: &str, entry: &TensorEntry) -> Result<Vec<TensorEntry>, WeightsError> {
+fn matrices(
+    config: &GgufConfig<'_, '_>,
+    name: &str,
+    layer: usize,
+    entry: &TensorEntry,
+) -> Result<Vec<TensorEntry>, WeightsError> {
     let TensorEntry { dims, format, bytes } = entry;
-    let [columns, rows, count @ 1..=DecoderSpec::EXPERTS_MAX] = dims[..] else {
-        let most = DecoderSpec::EXPERTS_MAX;
-        return Err(
-            config.damaged(format!("tensor {name} has dimensions {dims:?}; up to {most} matrices are possible"))
-        );
+    let (experts, layers) = (config.own_size_or("expert_count", 0)?, config.own_size("block_count")?);
+    if layer >= layers || experts > DecoderSpec::EXPERTS_MAX {
+        return Err(config.damaged(format!("tensor {name} in a model of {layers} layers with {experts} experts")));
+    }
+    let [columns, rows, count] = dims[..] else {
+        return Err(config.damaged(format!("tensor {name} has dimensions {dims:?}; three are needed")));
     };
+    if count != experts || count == 0 {
+        return Err(config.damaged(format!("tensor {name} has {count} matrices, the model {experts} experts")));
+    }
     let each = bytes.len() / count;
     let matrix = |i: usize| {
         let start = bytes.start + i * each;

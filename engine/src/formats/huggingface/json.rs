@@ -2,7 +2,7 @@
 
 use crate::families::Activation;
 use crate::formats::WeightsError;
-use crate::formats::mmap::check_regular;
+use crate::formats::mmap::open_regular;
 use serde_json::{Map, Value};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -16,12 +16,11 @@ pub(super) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, WeightsError> {
     let shown = path.display().to_string();
     let io = |source| WeightsError::Io { path: shown.clone(), source };
-    match check_regular(path) {
-        Ok(()) => {}
+    let file = match open_regular(path) {
+        Ok(file) => file,
         Err(WeightsError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
-    }
-    let file = std::fs::File::open(path).map_err(io)?;
+    };
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > bytes_max {

@@ -19,7 +19,6 @@ const READ: &[&str] = &[
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
-    "partial_rotary_factor",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -91,7 +90,7 @@ const HARMLESS: &[&str] = &[
 
 /// Factors that have no effect at one.
 const NEUTRAL_AT_ONE: &[&str] =
-    &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"];
+    &["attention_multiplier", "embedding_multiplier", "logits_scaling", "partial_rotary_factor", "residual_multiplier"];
 
 /// On in a Llama: switching them off changes the computation.
 const ON: &[&str] = &["causal", "is_causal", "rope", "use_causal_mask", "use_rms_norm", "use_rope"];

@@ -10,8 +10,23 @@ use crate::formats::WeightsError;
 const THETA_DEFAULT: f32 = 10_000.0;
 
 impl JsonObject {
-    /// The rotary embedding of heads of `head_dim` elements.
+    /// The rotary embedding of heads of `head_dim` elements, all of which are rotated.
     pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
+        self.rope_of(head_dim, false)
+    }
+
+    /// As [`JsonObject::rope`], of families that read `partial_rotary_factor`.
+    pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
+        self.rope_of(head_dim, true)
+    }
+
+    /// Whether the base is stated, in either spelling: some families have another one by default.
+    pub(crate) fn need_theta(&self) -> Result<(), WeightsError> {
+        let stated = self.object("rope_parameters")?.is_some_and(|rope| rope.get("rope_theta").is_some());
+        self.need("rope_theta", self.get("rope_theta").map(drop).or(stated.then_some(())))
+    }
+
+    fn rope_of(&self, head_dim: usize, is_partial: bool) -> Result<Rope, WeightsError> {
         let (old, new) = (self.object("rope_scaling")?, self.object("rope_parameters")?);
         if old.is_some() && new.is_some() {
             return Err(self.damaged("both rope_scaling and rope_parameters are given; keep one"));
@@ -26,16 +41,19 @@ impl JsonObject {
             }
             Ok(inner.or(outer))
         };
-        let (theta, partial) = (same("rope_theta")?, same("partial_rotary_factor")?);
-        let scaling = old.or(new.clone()).as_ref().map_or(Ok(RopeScaling::None), scaling)?;
+        let theta = same("rope_theta")?;
+        let partial = if is_partial { same("partial_rotary_factor")? } else { None };
+        let scaling = match old.or(new.clone()) {
+            Some(rope) => scaling(&rope, is_partial)?,
+            None => RopeScaling::None,
+        };
         Ok(Rope { dim: rotated(head_dim, partial), theta: theta.unwrap_or(THETA_DEFAULT), scaling })
     }
 
     /// As [`JsonObject::rope`], of an object that has the parameters of some layers.
     pub(crate) fn rope_parameters(&self, head_dim: usize) -> Result<Rope, WeightsError> {
         let theta = self.need("rope_theta", self.float("rope_theta")?)?;
-        let partial = self.float("partial_rotary_factor")?;
-        Ok(Rope { dim: rotated(head_dim, partial), theta, scaling: scaling(self)? })
+        Ok(Rope { dim: head_dim, theta, scaling: scaling(self, false)? })
     }
 }
 
@@ -44,7 +62,7 @@ fn rotated(head_dim: usize, partial: Option<f32>) -> usize {
     partial.map_or(head_dim, |factor| (head_dim as f64 * f64::from(factor)) as usize)
 }
 
-fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
+fn scaling(rope: &JsonObject, is_partial: bool) -> Result<RopeScaling, WeightsError> {
     let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
     if let (Some(a), Some(b)) = (kind, legacy)
         && a != b
@@ -73,8 +91,9 @@ fn scaling(rope: &JsonObject) -> Result<RopeScaling, WeightsError> {
         }
     };
     for (key, value) in rope.keys() {
-        let always = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-        if !(always.contains(&key.as_str()) || known.contains(&key.as_str()) || value.is_null()) {
+        let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
+        let partial = key == "partial_rotary_factor" && (is_partial || value.as_f64() == Some(1.0));
+        if !(known || partial || value.is_null()) {
             return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), "delete it if it has no meaning"));
         }
     }

@@ -8,7 +8,7 @@ mod config;
 mod tests;
 
 use super::WeightsError;
-use super::mmap::check_regular;
+use super::mmap::open_regular;
 use crate::families::{DecoderSpec, LayerTensor, TensorName, layer_index};
 use baton_kernels::adapter::{Adapter, AdapterLinear, Linear};
 use baton_kernels::storage::StorageFormat;
@@ -16,7 +16,6 @@ use config::PeftConfig;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -189,10 +188,14 @@ fn read_weights(path: &Path, shown: &str, bytes_max: u64) -> Result<Vec<u8>, Wei
         let hint = "adapters are read from safetensors files; save it again with peft's save_pretrained";
         return Err(WeightsError::unsupported(shown, format!("a folder without {WEIGHTS}"), hint));
     }
-    check_regular(path)?;
+    let file = open_regular(path)?;
+    // A file of a larger size is not read first.
+    let size = file.metadata().map_err(io)?.len();
     let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > bytes_max {
+    if size <= bytes_max {
+        file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
+    }
+    if size.max(bytes.len() as u64) > bytes_max {
         let hint = format!("at most {bytes_max} are accepted here; raise engine.lora.memory_bytes_max");
         return Err(WeightsError::unsupported(shown, "a larger file", hint));
     }
