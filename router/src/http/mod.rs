@@ -75,7 +75,8 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route_layer(keyed)
         .with_state(state)
         .merge(messages)
-        .merge(open);
+        .merge(open)
+        .method_not_allowed_fallback(error::wrong_method);
     // Outside of the keys: preflights carry none, and pages may read refusals too. What operators read is not for pages of other origins.
     let api = match cors {
         Some(cors) => api.layer(cors),
