@@ -2,11 +2,11 @@
 //! with the sampler's randomness of its position and accepts a proposal only if it equals what was sampled, so the answer is the same bit
 //! for bit ([`baton_kernels::step::SlotRows::samples`]).
 //!
-//! - [`Ngrams`](ngrams::Ngrams) finds where the last tokens of a sequence occurred before: what followed there is proposed.
+//! - `Ngrams` finds where the last tokens of a sequence occurred before: what followed there is proposed.
 //! - Each sampled token is compared with the proposal for it, whether or not a row was spent on it. So the odds of a sequence
-//!   ([`odds`]) are known before any row is spent.
-//! - [`StepCost`](cost::StepCost) is the measured time of a step by its rows.
-//! - [`choice`] spends rows where odds and cost make the batch faster, and no sequence slower.
+//!   (`odds`) are known before any row is spent.
+//! - `StepCost` is the measured time of a step by its rows.
+//! - `choice` spends rows where odds and cost make the batch faster, and no sequence slower.
 //!
 //! Pure: durations and tokens in, numbers of rows out.
 
