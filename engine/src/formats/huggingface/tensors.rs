@@ -7,7 +7,7 @@ use crate::formats::{StoredTensor, WeightsError};
 use baton_kernels::storage::StorageFormat;
 use safetensors::tensor::TensorInfo;
 use safetensors::{Dtype, SafeTensors};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
@@ -68,7 +68,8 @@ impl Tensors {
         let bytes = file.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
         let data_start = LENGTH_BYTES + header;
-        for (name, info) in metadata.tensors() {
+        // By name, so that of several errors the same one is told each time.
+        for (name, info) in metadata.tensors().into_iter().collect::<BTreeMap<_, _>>() {
             if index.is_some_and(|index| index.get(&name) != Some(&shard)) {
                 return Err(damaged(format!("tensor {name} is not listed in {INDEX} as part of this file")));
             }
