@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: the request.
 
 use super::common::{COMMON, Common, SHARED, take_common};
-use super::tools::{take_tools, tool_calls};
+use super::tools::{NESTED, take_tools, tool_calls};
 use crate::request::{MESSAGES_MAX, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
 use crate::wire::json;
@@ -44,7 +44,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).chain(SHARED).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
-    common.parameters.tools = take_tools(&mut fields)?;
+    common.parameters.tools = take_tools(&mut fields, &NESTED)?;
     common.parameters.check_one_form()?;
     // The newer name wins, as in OpenAI's API.
     if let Some(max) = fields.take("max_completion_tokens")? {

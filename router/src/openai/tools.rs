@@ -3,26 +3,54 @@
 use crate::request::{Tool, ToolChoice, Tools};
 use crate::wire::fields::Fields;
 use crate::wire::json;
-use crate::wire::tools::{CALLS_BYTES_MAX, function, take_list};
+use crate::wire::tools::{CALLS_BYTES_MAX, flat_function, function, take_list};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+
+/// How an API of OpenAI describes functions.
+pub(super) struct Form {
+    /// Reads a tool, which is described at this place.
+    read: fn(&str, &Map<String, Value>) -> Result<Tool, RequestError>,
+    /// A choice that names a function, for messages.
+    named: &'static str,
+    /// Where such a choice has the name.
+    name_of: fn(&Value) -> &Value,
+}
+
+/// In an object of their own.
+pub(super) const NESTED: Form = Form {
+    read: nested,
+    named: r#"{"type": "function", "function": {"name": …}}"#,
+    name_of: |choice| &choice["function"]["name"],
+};
+
+/// In the tool itself.
+pub(super) const FLAT: Form = Form {
+    read: |at, spec| flat_function(at, spec, "parameters"),
+    named: r#"{"type": "function", "name": …}"#,
+    name_of: |choice| &choice["name"],
+};
 
 /// The tools of a request, if it has any that may be called.
 ///
 /// # Errors
 /// If one has another shape, or the choice names none of them.
-pub(super) fn take_tools(fields: &mut Fields<'_>) -> Result<Option<Tools>, RequestError> {
+pub(super) fn take_tools(fields: &mut Fields<'_>, form: &Form) -> Result<Option<Tools>, RequestError> {
     let items = take_list(fields)?.into_iter().enumerate();
-    let list = items.map(|(i, item)| tool(&format!("tools[{i}]"), item)).collect::<Result<_, _>>()?;
-    let choice = fields.take_raw("tool_choice").map(tool_choice).transpose()?;
+    let list = items.map(|(i, item)| tool(&format!("tools[{i}]"), item, form)).collect::<Result<_, _>>()?;
+    let choice = fields.take_raw("tool_choice").map(|choice| tool_choice(choice, form)).transpose()?;
     Tools::choose(list, choice, fields.take("parallel_tool_calls")?.unwrap_or(true))
 }
 
-fn tool(at: &str, value: &RawValue) -> Result<Tool, RequestError> {
+fn tool(at: &str, value: &RawValue, form: &Form) -> Result<Tool, RequestError> {
     let spec: Map<String, Value> =
         json::read(value).map_err(|_| RequestError::invalid(at, format!("{at} must be an object")))?;
     check_type(at, &spec)?;
+    (form.read)(at, &spec)
+}
+
+fn nested(at: &str, spec: &Map<String, Value>) -> Result<Tool, RequestError> {
     let at = format!("{at}.function");
     let described = spec.get("function").and_then(Value::as_object);
     let described = described.ok_or_else(|| RequestError::invalid(&*at, format!("{at} must be an object")))?;
@@ -30,7 +58,7 @@ fn tool(at: &str, value: &RawValue) -> Result<Tool, RequestError> {
 }
 
 /// Refuses tools that are no functions.
-pub(super) fn check_type(at: &str, spec: &Map<String, Value>) -> Result<(), RequestError> {
+fn check_type(at: &str, spec: &Map<String, Value>) -> Result<(), RequestError> {
     if spec.get("type").and_then(Value::as_str) == Some("function") {
         return Ok(());
     }
@@ -38,10 +66,9 @@ pub(super) fn check_type(at: &str, spec: &Map<String, Value>) -> Result<(), Requ
     Err(RequestError::new(ErrorKind::Unsupported, message).param(format!("{at}.type")))
 }
 
-fn tool_choice(value: &RawValue) -> Result<ToolChoice, RequestError> {
+fn tool_choice(value: &RawValue, form: &Form) -> Result<ToolChoice, RequestError> {
     let shape = || {
-        let message =
-            r#"tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}"#;
+        let message = format!(r#"tool_choice must be "none", "auto", "required" or {}"#, form.named);
         RequestError::invalid("tool_choice", message)
     };
     match json::read::<Value>(value).map_err(|_| shape())? {
@@ -52,7 +79,7 @@ fn tool_choice(value: &RawValue) -> Result<ToolChoice, RequestError> {
             _ => Err(shape()),
         },
         named => {
-            let name = named["function"]["name"].as_str().filter(|_| named["type"] == "function");
+            let name = (form.name_of)(&named).as_str().filter(|_| named["type"] == "function");
             name.map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(shape)
         }
     }
@@ -91,7 +118,7 @@ mod tests {
 
     fn take(body: &Value) -> Result<Option<Tools>, RequestError> {
         let body = body.to_string();
-        take_tools(&mut Fields::parse(body.as_bytes(), TABLE).unwrap())
+        take_tools(&mut Fields::parse(body.as_bytes(), TABLE).unwrap(), &NESTED)
     }
 
     fn named(name: &str) -> Value {

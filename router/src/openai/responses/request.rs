@@ -3,15 +3,14 @@
 use super::input;
 use crate::openai::common::{Common, SHARED, take_common};
 use crate::openai::grammar::text_format;
-use crate::openai::tools::check_type;
-use crate::request::{AskedGrammar, Prompt, Tool, ToolChoice, Tools};
+use crate::openai::tools::{FLAT, take_tools};
+use crate::request::{AskedGrammar, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
-use crate::wire::tools::{flat_function, take_list};
 use crate::wire::{Chat, json};
 use baton_text::Role;
 use baton_types::{ErrorKind, RequestError};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 pub(crate) const RESPONSES: &[Row] = &[
     ("input", Policy::Supported),
@@ -59,7 +58,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     let parameters = &mut common.parameters;
     parameters.sampling.max_tokens = fields.take("max_output_tokens")?;
-    parameters.tools = take_tools(&mut fields)?;
+    parameters.tools = take_tools(&mut fields, &FLAT)?;
     parameters.sampling.grammar = fields.take_raw("text").map(text).transpose()?.flatten();
     parameters.check_one_form()?;
     let thinks = fields.take_raw("reasoning").map(reasoning).transpose()?.flatten();
@@ -77,38 +76,6 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     input::read(input, &mut chat)?;
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
     Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs }, common))
-}
-
-fn take_tools(fields: &mut Fields<'_>) -> Result<Option<Tools>, RequestError> {
-    let tool = |(i, value): (usize, &RawValue)| -> Result<Tool, RequestError> {
-        let at = format!("tools[{i}]");
-        let shape = || RequestError::invalid(&*at, format!("{at} must be an object"));
-        let spec: Map<String, Value> = json::read(value).map_err(|_| shape())?;
-        check_type(&at, &spec)?;
-        flat_function(&at, &spec, "parameters")
-    };
-    let list = take_list(fields)?.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
-    let choice = fields.take_raw("tool_choice").map(tool_choice).transpose()?;
-    Tools::choose(list, choice, fields.take("parallel_tool_calls")?.unwrap_or(true))
-}
-
-fn tool_choice(value: &RawValue) -> Result<ToolChoice, RequestError> {
-    let shape = || {
-        let message = r#"tool_choice must be "none", "auto", "required" or {"type": "function", "name": …}"#;
-        RequestError::invalid("tool_choice", message)
-    };
-    match json::read::<Value>(value).map_err(|_| shape())? {
-        Value::String(choice) => match &*choice {
-            "none" => Ok(ToolChoice::None),
-            "auto" => Ok(ToolChoice::Auto),
-            "required" => Ok(ToolChoice::Required),
-            _ => Err(shape()),
-        },
-        named => {
-            let name = named["name"].as_str().filter(|_| named["type"] == "function");
-            name.map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(shape)
-        }
-    }
 }
 
 /// The form of the answer. How verbose it is to be changes nothing.
