@@ -52,20 +52,9 @@ impl DecodeService {
     pub fn decode(&self, call: CallContext, request: DecodeRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         self.parts.engine.check_fits(request.sequence.tokens.len()).map_err(|e| submit_error(&e))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        match request.sequence.adapter {
-            None => self.start(call, request, None, replies)?,
-            Some(digest) => {
-                let (service, parts) = (self.clone(), &self.parts);
-                start_with(
-                    parts.adapters.as_ref(),
-                    digest,
-                    call,
-                    &parts.runtime,
-                    replies,
-                    move |call, adapter, replies| service.start(call, request, Some(adapter), replies),
-                )?;
-            }
-        }
+        let (service, parts, adapter) = (self.clone(), &self.parts, request.sequence.adapter);
+        let start = move |call, adapter, replies| service.start(call, request, adapter, replies);
+        start_with(parts.adapters.as_ref(), adapter, call, &parts.runtime, replies, start)?;
         Ok(stream)
     }
 

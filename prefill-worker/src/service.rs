@@ -60,20 +60,9 @@ impl PrefillService {
     /// If it can never fit here, or if too much is waiting already.
     pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        match request.sequence.adapter {
-            None => self.start(call, request, None, replies)?,
-            Some(digest) => {
-                let (service, parts) = (self.clone(), &self.parts);
-                start_with(
-                    parts.adapters.as_ref(),
-                    digest,
-                    call,
-                    &parts.runtime,
-                    replies,
-                    move |call, adapter, replies| service.start(call, request, Some(adapter), replies),
-                )?;
-            }
-        }
+        let (service, parts, adapter) = (self.clone(), &self.parts, request.sequence.adapter);
+        let start = move |call, adapter, replies| service.start(call, request, adapter, replies);
+        start_with(parts.adapters.as_ref(), adapter, call, &parts.runtime, replies, start)?;
         Ok(stream)
     }
 

@@ -254,18 +254,19 @@ fn no_slot() -> RequestError {
     RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
 
-/// Starts a call once its sequence has its adapter, in a task that ends with the receiver of `replies`. What `start` refuses becomes the
-/// last reply.
+/// Starts a call: at once without an adapter, else once its sequence has it, in a task that ends with the receiver of `replies`. What `start`
+/// refuses there becomes the last reply.
 pub fn start_with<T: Send + 'static>(
     adapters: Option<&Adapters>,
-    digest: Digest,
+    digest: Option<Digest>,
     call: CallContext,
     runtime: &Arc<dyn Runtime>,
     replies: mpsc::Sender<Result<T, RequestError>>,
-    start: impl FnOnce(CallContext, AdapterUse, mpsc::Sender<Result<T, RequestError>>) -> Result<(), RequestError>
+    start: impl FnOnce(CallContext, Option<AdapterUse>, mpsc::Sender<Result<T, RequestError>>) -> Result<(), RequestError>
     + Send
     + 'static,
 ) -> Result<(), RequestError> {
+    let Some(digest) = digest else { return start(call, None, replies) };
     let adapters = adapters.cloned().ok_or_else(|| {
         let message = "this worker serves no adapters; set engine.lora.folder or engine.lora.modules there";
         RequestError::new(ErrorKind::Unavailable, message)
@@ -278,7 +279,7 @@ pub fn start_with<T: Send + 'static>(
             held = adapters.hold(digest, call.deadline) => held,
         };
         let last = replies.clone();
-        if let Err(error) = held.and_then(|adapter| start(call, adapter, replies)) {
+        if let Err(error) = held.and_then(|adapter| start(call, Some(adapter), replies)) {
             let _ = last.send(Err(error)).await;
         }
     }));
