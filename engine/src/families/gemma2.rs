@@ -30,9 +30,8 @@ pub(super) const FAMILY: Family = Family {
         gain_offset: 1.0,
         read: |config, spec| {
             common(config, spec)?;
-            let cap = |key: &str| config.float(key);
-            let of_scores = cap("attn_logit_softcapping")?;
-            spec.logit_soft_cap = cap("final_logit_softcapping")?;
+            let of_scores = config.float("attn_logit_softcapping")?;
+            spec.logit_soft_cap = config.float("final_logit_softcapping")?;
             spec.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = of_scores);
             // If absent, transformers uses its class defaults, and null switches a cap off.
             for key in ["attn_logit_softcapping", "final_logit_softcapping"] {

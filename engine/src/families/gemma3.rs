@@ -5,7 +5,8 @@
 
 use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 use super::gemma2::{NAMES, common, common_of_gguf, windows};
-use super::{DecoderSpec, QueryKeyNorm, Rope, RopeScaling};
+use super::qwen3::head_norms;
+use super::{DecoderSpec, Rope, RopeScaling};
 use crate::formats::{JsonObject, WeightsError};
 
 /// Layers of the model of 27 billion parameters, whose scores have another factor; GGUF files do not say which.
@@ -63,10 +64,6 @@ pub(super) const FAMILY: Family = Family {
 /// The rotary embedding of layers of a type, where `rope_parameters` has them by type.
 fn of_type(config: &JsonObject, kind: &str) -> Result<Option<JsonObject>, WeightsError> {
     config.object("rope_parameters")?.map_or(Ok(None), |types| types.object(kind))
-}
-
-fn head_norms(spec: &mut DecoderSpec) {
-    spec.layers.iter_mut().for_each(|layer| layer.attention.query_key_norm = Some(QueryKeyNorm::OfHeads));
 }
 
 /// Gives layers with a window their rotary embedding, of heads of their size.

@@ -180,8 +180,12 @@ impl<K: HostKernels> Shared<K> {
         Ok(Norm { gain: self.vector(norm.gain)?, eps: norm.eps })
     }
 
+    fn norm_if(&self, norm: Option<program::Norm>) -> Result<Option<Norm>, DeviceError> {
+        norm.map(|norm| self.norm(&norm)).transpose()
+    }
+
     fn projection(&self, op: &program::Project) -> Result<Projection<K::Matrix>, DeviceError> {
-        let norm = op.norm.map(|norm| self.norm(&norm)).transpose()?;
+        let norm = self.norm_if(op.norm)?;
         let (weight, k) = (self.matrix(op.weight, 1)?, op.weight.k);
         Ok(Projection { weight, k, partitions: op.partitions, norm, factor: op.factor })
     }
@@ -191,7 +195,7 @@ impl<K: HostKernels> Shared<K> {
             Op::Embed(op) => Resolved::Embed(self.matrix(op.table, 1)?, op.factor),
             Op::Qkv(op) => Resolved::Qkv(Qkv {
                 layer: op.layer,
-                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
+                norm: self.norm_if(op.norm)?,
                 weight: self.matrix(op.weight, 3)?,
                 bias: op.bias.map(|bias| self.vector(bias)).transpose()?,
                 query: op.heads * op.head_dim,
@@ -212,14 +216,14 @@ impl<K: HostKernels> Shared<K> {
             },
             Op::Out(op) => Resolved::Out(self.projection(op)?),
             Op::GateUp(op) => Resolved::GateUp(GateUp {
-                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
+                norm: self.norm_if(op.norm)?,
                 weight: self.matrix(op.weight, 2)?,
                 activation: op.activation,
                 ffn: op.weight.n / 2,
             }),
             Op::Down(op) => Resolved::Down(self.projection(op)?),
             Op::Experts(op) => Resolved::Experts(Experts {
-                norm: op.norm.map(|norm| self.norm(&norm)).transpose()?,
+                norm: self.norm_if(op.norm)?,
                 weights: [
                     self.matrix(op.router, 1)?,
                     self.matrix(op.gate_up, 2 * op.router.n)?,
