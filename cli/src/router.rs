@@ -3,7 +3,7 @@
 use crate::local_cluster;
 use anyhow::Context;
 use baton_node::environment::{API_KEY_VARIABLE, api_key};
-use baton_node::identity::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
+use baton_node::identity::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role, client_tls};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +26,9 @@ pub(crate) struct RouterArgs {
     /// gRPC address of a router. If it requires an API key, set BATON_API_KEY.
     #[arg(long, visible_alias = "router", value_name = "URL", default_value = DEFAULT)]
     server: String,
+    /// PEM file of the authorities that may have signed the certificate of an https:// router. Default: those that this host trusts.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 /// Where the router is, and who asks: for what operators alone may ask.
@@ -73,8 +76,15 @@ impl RouterArgs {
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let key = Key::of_process()?;
         let address = if self.server.contains("://") { self.server.clone() } else { format!("http://{}", self.server) };
-        let silence = || format!("no router answers at {}: {or}say --server http://HOST:PORT", self.server);
-        let channel = bounded(Endpoint::from_shared(address)?).connect().await.with_context(silence)?;
+        let secure = address.starts_with("https://");
+        anyhow::ensure!(secure || self.ca.is_none(), "--ca is for routers with TLS: say --server https://HOST:PORT");
+        let mut endpoint = bounded(Endpoint::from_shared(address)?);
+        if secure {
+            endpoint = endpoint.tls_config(client_tls(self.ca.as_deref()).context("give --ca")?)?;
+        }
+        let silence =
+            || format!("no router answers at {}: {or}say --server http://HOST:PORT, or https://", self.server);
+        let channel = endpoint.connect().await.with_context(silence)?;
         Ok(InterceptedService::new(channel, key))
     }
 }

@@ -15,7 +15,7 @@ use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, list};
 use baton_node::grpc::GrpcConfig;
 use baton_node::host::memory_bytes;
-use baton_node::identity::IdentityConfig;
+use baton_node::identity::{IdentityConfig, ServerTlsConfig};
 use baton_node::intake::Intake;
 use baton_node::membership::embedded::LeaseConfig;
 use baton_node::telemetry::TelemetryConfig;
@@ -46,6 +46,8 @@ pub struct RouterConfig {
     pub cluster: GrpcConfig,
     /// How this router authenticates itself to workers and on its cluster port.
     pub identity: IdentityConfig,
+    /// The certificate of the ports for clients: `grpc` and `http`.
+    pub tls: ServerTlsConfig,
     /// The APIs of OpenAI and Anthropic, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
@@ -70,6 +72,7 @@ impl Default for RouterConfig {
             grpc: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50051).into()),
             cluster: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50052).into()),
             identity: IdentityConfig::default(),
+            tls: ServerTlsConfig::default(),
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
             page: PageConfig::default(),
@@ -309,6 +312,7 @@ impl Check for RouterConfig {
             .section("grpc", &self.grpc)
             .section("cluster", &self.cluster)
             .section("identity", &self.identity)
+            .section("tls", &self.tls)
             .section("http", &self.http)
             .section("auth", &self.auth)
             .section("page", &self.page)

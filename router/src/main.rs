@@ -7,6 +7,7 @@ use baton_node::metrics::Metrics;
 use baton_router::RouterConfig;
 use clap::Parser;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Bodies are long and arrive in bursts. glibc's allocator keeps much of their memory in each of its arenas; this
@@ -32,6 +33,9 @@ struct Args {
     /// HTTP listen address for the APIs of OpenAI and Anthropic and health, and for metrics unless --admin-listen is set
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
+    /// Folder with tls.crt and tls.key: the ports for clients take TLS 1.3 only
+    #[arg(long, value_name = "FOLDER")]
+    tls: Option<PathBuf>,
     /// Where prompts are prefilled: auto, remote or local
     #[arg(long, value_name = "POLICY")]
     prefill_policy: Option<String>,
@@ -57,6 +61,7 @@ impl Args {
             .set("--cluster-listen", "cluster.listen", &self.cluster_listen)
             .set("--advertise", "grpc.advertise", &self.advertise)
             .set("--http-listen", "http.listen", &self.http_listen)
+            .set("--tls", "tls.dir", &self.tls)
             .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
             .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)
             .set("--strict-fields", "http.strict_fields", &self.strict_fields.then_some(true))

@@ -14,8 +14,8 @@ use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
-use baton_node::identity::{Identity, IdentityError, Role};
-use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
+use baton_node::identity::{Identity, IdentityError, Role, ServerTls};
+use baton_node::listen::{BindError, Callers, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::membership::embedded::LeaseConfig;
 use baton_node::metrics::Metrics;
@@ -90,6 +90,7 @@ impl Router {
     ) -> Result<RunningRouter, RouterError> {
         let stop = CancellationToken::new();
         let identity = Identity::start(&config.identity, Role::Router).await?;
+        let clients = Callers::Clients(ServerTls::start(&config.tls).await?);
         let auth_metrics = metrics.register(AuthMetrics::register);
         let access = Access::start(&config.auth, !identity.is_set(), auth_metrics, stop.clone()).await?;
         let grpc_listener = grpc::bind(&config.grpc).await?;
@@ -146,7 +147,7 @@ impl Router {
             .add_service(services::guarded_admin(admin.clone(), access.clone()))
             .add_service(health.clone());
         let grpc_router = grpc::with_reflection(grpc_router, &[services::INFERENCE, services::ADMIN]);
-        let grpc_server = grpc::serve(grpc_router, grpc_listener, Identity::default(), stop.clone());
+        let grpc_server = grpc::serve(grpc_router, grpc_listener, clients.clone(), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
         // Without client certificates, operators use keys on the other port.
@@ -158,7 +159,7 @@ impl Router {
             .add_optional_service(membership.service())
             .add_optional_service(admin);
         let cluster_router = grpc::with_reflection(cluster_router, &names);
-        let cluster_server = grpc::serve(cluster_router, cluster_listener, identity, stop.clone());
+        let cluster_server = grpc::serve(cluster_router, cluster_listener, Callers::Peers(identity), stop.clone());
         servers.spawn(async move { cluster_server.await.map_err(|e| RouterError::Server("cluster", e.to_string())) });
 
         let (ready_sender, ready) = watch::channel(core.ready());
@@ -193,7 +194,7 @@ impl Router {
         }
         let open = page.into_iter().fold(open, axum::Router::merge);
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
-        let server = serve_http(http_listener, routes(state, meter, open), idle_max, stop.clone());
+        let server = serve_http(http_listener, clients, routes(state, meter, open), idle_max, stop.clone());
         servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, cluster = %cluster_addr, "listens");
         Ok(RunningRouter { grpc_addr, cluster_addr, http_addr, admin_addr, core, membership, ready, servers, stop })

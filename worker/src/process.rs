@@ -179,7 +179,8 @@ impl RunningWorker {
             runtime,
         };
         let server = crate::grpc::router(&config.grpc, service, around.traces, service_name);
-        let server = tokio::spawn(grpc::serve(serve(server, parts), listener, identity.clone(), stop.clone()));
+        let server =
+            tokio::spawn(grpc::serve(serve(server, parts), listener, Callers::Peers(identity.clone()), stop.clone()));
 
         let registration = membership.register(record);
         let drained_max = Duration::from_millis(config.drain.drained_ms_max);

@@ -19,12 +19,13 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts `program`, from this program's folder or else from the PATH, without the environment variables `hidden`.
+    /// Starts `program`, from this program's folder or else from the PATH, without the environment variables `hidden` and with `added`.
     pub(super) fn spawn<'a>(
         name: &str,
         program: &str,
         flags: &[String],
         hidden: impl Iterator<Item = &'a str>,
+        added: Option<(&str, &str)>,
     ) -> anyhow::Result<Self> {
         let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(program)));
         let path = beside.filter(|p| p.exists()).unwrap_or_else(|| PathBuf::from(program));
@@ -34,6 +35,7 @@ impl Child {
         hidden.for_each(|variable| {
             command.env_remove(variable);
         });
+        command.envs(added);
         let mut process = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
         let stdout = process.stdout.take().context("stdout is piped")?;
         let pipe = process.stdin.take();

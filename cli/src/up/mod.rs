@@ -70,6 +70,12 @@ pub(crate) struct UpArgs {
     /// Port of the router for workers and operators. 0 picks a free port; the other commands of the same user find it.
     #[arg(long, default_value_t = 0)]
     cluster_port: u16,
+    /// Folder with `tls.crt` and `tls.key`: the client ports take TLS 1.3 only. Renewed files are taken while the cluster runs.
+    #[arg(long, value_name = "FOLDER")]
+    tls: Option<PathBuf>,
+    /// Key that clients must send. Other users of this host may see flags of processes: `BATON_AUTH__API_KEY` is the same, unseen.
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
     /// Where prompts are prefilled.
     #[arg(long, value_enum, default_value_t = Policy::Auto)]
     prefill_policy: Policy,
@@ -146,6 +152,7 @@ impl UpArgs {
         flags.push(format!("--prefill-policy={policy}"));
         flags.push(format!("--cluster-listen={}", SocketAddr::new(INSIDE, self.cluster_port)));
         flags.push(format!("--identity={}", local_cluster.identity(Role::Router).display()));
+        flags.extend(self.tls.as_ref().map(|folder| format!("--tls={}", folder.display())));
         // A flag would override the variable.
         if self.host.is_loopback() && !is_set("BATON_PAGE__OPEN") {
             flags.push("--page-open".into());
@@ -246,6 +253,7 @@ async fn serve(
         "baton-router",
         &args.router_flags(local_cluster),
         variables.not_for_routers(),
+        args.api_key.as_deref().map(|key| ("BATON_AUTH__API_KEY", key)),
     )?);
     let addresses = listening(&mut children[0], deadline).await?;
     local_cluster.listens(addresses.grpc, addresses.cluster)?;
@@ -253,7 +261,7 @@ async fn serve(
         for index in 0..count {
             let flags = args.worker_flags(local_cluster, addresses.cluster, index, role);
             let (name, program) = (format!("{role}-{index}"), format!("baton-{role}-worker"));
-            children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers())?);
+            children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers(), None)?);
         }
     }
     let (router, workers) = children.split_at_mut(1);
@@ -309,14 +317,15 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
 /// Prints where and how to call the cluster. An error means that stdout is closed, which is no reason to stop serving.
 fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, workers: &[Child]) -> std::io::Result<()> {
     let Addresses { grpc, http, cluster } = addresses;
+    let scheme = if args.tls.is_some() || is_set("BATON_TLS__DIR") { "https" } else { "http" };
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
-    writeln!(out, "  HTTP     http://{http}/v1    OpenAI API")?;
+    writeln!(out, "  HTTP     {scheme}://{http}/v1    OpenAI API")?;
     if !is_set("BATON_PAGE__ENABLED") {
-        writeln!(out, "  page     http://{http}/    chat, cluster and recent requests")?;
+        writeln!(out, "  page     {scheme}://{http}/    chat, cluster and recent requests")?;
     }
-    writeln!(out, "  metrics  http://{http}/metrics    router")?;
+    writeln!(out, "  metrics  {scheme}://{http}/metrics    router")?;
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
         writeln!(out, "           http://{http}/metrics    {name}")?;
     }
@@ -328,16 +337,17 @@ fn greet(args: &UpArgs, addresses: &Addresses, local_cluster: &LocalCluster, wor
                 let (grpc, http) = (SocketAddr::new(host, grpc.port()), SocketAddr::new(host, http.port()));
                 writeln!(
                     out,
-                    "  others   http://{http}/v1 and {grpc}    from other hosts; in a container, its published ports"
+                    "  others   {scheme}://{http}/v1 and {grpc}    from other hosts; in a container, its published ports"
                 )?;
             }
             None => writeln!(out, "  others   at any address of this host: its own is not known here")?,
         }
     }
     writeln!(out, "\nTry it from another terminal:")?;
-    let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
+    let usual = scheme == "http" && grpc.port() == 50051;
+    let server = if usual { String::new() } else { format!(" --server {scheme}://{grpc}") };
     writeln!(out, "  {} generate{server} \"What is the capital of France?\"", program())?;
-    writeln!(out, "  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\")?;
+    writeln!(out, "  curl {scheme}://{http}/v1/chat/completions -H 'content-type: application/json' \\")?;
     writeln!(out, "    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'")?;
     writeln!(out, "\nCtrl-C stops everything.")
 }

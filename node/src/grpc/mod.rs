@@ -4,7 +4,6 @@ mod client;
 mod config;
 mod deadline;
 mod dial;
-mod handshakes;
 mod messages;
 mod operators;
 mod probe;

@@ -1,14 +1,12 @@
 //! Servers: settings, reflection, health.
 
-use super::handshakes::Handshakes;
 use super::{GrpcConfig, Messages, STREAM_WINDOW_BYTES};
 use crate::calls::Meter;
-use crate::identity::{GuardLayer, Identity, Protocol};
-use crate::listen::{BindError, Connection, LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
+use crate::identity::GuardLayer;
+use crate::listen::{BindError, Callers, Incoming, LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
 use std::convert::Infallible;
 use std::time::Duration;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic_health::pb::health_server;
 use tonic_reflection::pb::v1::server_reflection_server as v1_server;
@@ -22,9 +20,6 @@ const HEADER_BYTES_MAX: u32 = 8 << 10;
 
 /// Largest message to health and reflection, which any client may call: names of services.
 const NAME_BYTES_MAX: usize = 1 << 10;
-
-/// Refused peers are logged no more often than this, since any client of the port can cause it repeatedly.
-const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// Calls are checked by the caller's roles, and their messages must be complete in time.
 type Layers = Stack<Messages, Stack<GuardLayer, NoLayer>>;
@@ -63,63 +58,18 @@ pub async fn bind(config: &GrpcConfig) -> Result<Listener, BindError> {
     Listener::bind(config.listen, config.connections_max).await
 }
 
-/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`].
-/// With an `identity`, only its peers may connect.
+/// Serves `callers` until `stop` is cancelled; calls in flight may end first, so bound the wait with
+/// [`crate::Shutdown::drain`].
 pub async fn serve(
     router: Router,
     listener: Listener,
-    identity: Identity,
+    callers: Callers,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let handshakes = Handshakes::new(listener.connections_max());
-    let incoming = Incoming { listener, identity, handshakes, refused: Refused::default() };
-    let incoming =
-        unfold(incoming, |mut incoming| async { Some((Ok::<_, Infallible>(incoming.next().await), incoming)) });
+    let incoming = unfold(Incoming::new(listener, callers), |mut incoming| async {
+        Some((Ok::<_, Infallible>(incoming.next().await), incoming))
+    });
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
-}
-
-/// Connections of a listener whose peers have authenticated. The listener bounds their number, including the few
-/// handshakes.
-struct Incoming {
-    listener: Listener,
-    identity: Identity,
-    handshakes: Handshakes,
-    refused: Refused,
-}
-
-impl Incoming {
-    async fn next(&mut self) -> Connection {
-        loop {
-            tokio::select! {
-                connection = self.listener.accept() => match self.identity.server(Protocol::Grpc) {
-                    None => return connection,
-                    Some(tls) => self.handshakes.begin(connection, tls),
-                },
-                Some(done) = self.handshakes.next() => match done {
-                    Ok(Ok(connection)) => return connection,
-                    Ok(Err(error)) => self.refused.note(&error),
-                    Err(panic) => self.refused.note(&panic),
-                },
-            }
-        }
-    }
-}
-
-/// Peers that failed to authenticate.
-#[derive(Default)]
-struct Refused {
-    since: u64,
-    logged_at: Option<Instant>,
-}
-
-impl Refused {
-    fn note(&mut self, error: &dyn std::error::Error) {
-        self.since += 1;
-        if self.logged_at.is_none_or(|at| at.elapsed() >= LOGGED_EVERY) {
-            tracing::warn!(refused = self.since, %error, "refuses connections that do not prove to be of this cluster");
-            (self.since, self.logged_at) = (0, Some(Instant::now()));
-        }
-    }
 }
 
 /// Adds reflection that lists health and `services`, the names of the other services of `router`. It offers both

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::identity::files::Files;
     use crate::identity::tls::{Protocol, Tls};
-    use crate::identity::{CA_FILE, KEY_FILE, Role};
+    use crate::identity::{CA_FILE, FolderSetting, KEY_FILE, Role};
     use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair};
     use rustls::crypto::ring::default_provider;
     use rustls::pki_types::PrivateKeyDer;
@@ -209,7 +209,7 @@ mod tests {
             write(CA_FILE, self.authority.pem());
             write(CERTIFICATE_FILE, self.certificates.iter().map(Certificate::pem).collect());
             write(KEY_FILE, self.key.serialize_pem());
-            Tls::of(&Files::read(folder.path()).unwrap(), Role::Worker, SystemTime::now())
+            Tls::of(&Files::read(FolderSetting::Identity, folder.path()).unwrap(), Role::Worker, SystemTime::now())
         }
 
         /// The same, by who checks nothing of its own.

@@ -1,7 +1,6 @@
 //! What is wrong with an identity.
 
-use super::Role;
-use super::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
+use super::{CA_FILE, CERTIFICATE_FILE, FolderSetting, Role};
 use std::error::Error as _;
 use std::path::PathBuf;
 
@@ -9,8 +8,8 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file is not there, or cannot be read.
-    #[error("cannot read {path} of identity.dir, which holds {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}", path = .path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot read {path} of {}, which holds {}", .setting.name(), .setting.files(), path = .path.display())]
+    Read { setting: FolderSetting, path: PathBuf, source: std::io::Error },
     /// A file is larger than the limit.
     #[error("{path} has more than {max} bytes", path = .path.display())]
     TooLarge { path: PathBuf, max: u64 },

@@ -1,5 +1,5 @@
-//! Reads the three files. Orchestrators replace them under the same names, so contents are compared, not modification
-//! times.
+//! Reads the files of a folder. Orchestrators replace them under the same names, so contents are compared, not
+//! modification times.
 
 use super::{CA_FILE, CERTIFICATE_FILE, IdentityError, KEY_FILE};
 use rustls::pki_types::pem::PemObject as _;
@@ -11,10 +11,38 @@ use std::path::{Path, PathBuf};
 /// Largest file, in bytes: a Kubernetes Secret holds no more.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// A setting that names a folder, and what the folder holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderSetting {
+    /// `identity.dir`: trusted authorities, certificate and key.
+    Identity,
+    /// `tls.dir`: certificate and key.
+    Tls,
+}
+
+impl FolderSetting {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Identity => "identity.dir",
+            Self::Tls => "tls.dir",
+        }
+    }
+
+    /// The names of its files, in words.
+    pub(super) const fn files(self) -> &'static str {
+        match self {
+            Self::Identity => "ca.crt, tls.crt and tls.key",
+            Self::Tls => "tls.crt and tls.key",
+        }
+    }
+}
+
 /// Content of a folder.
 #[derive(PartialEq, Eq)]
 pub(super) struct Files {
+    setting: FolderSetting,
     dir: PathBuf,
+    /// Empty where the folder holds none.
     authorities: Vec<u8>,
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -22,14 +50,17 @@ pub(super) struct Files {
 
 impl Files {
     /// Reads the files in `dir`; blocks the thread.
-    pub(super) fn read(dir: &Path) -> Result<Self, IdentityError> {
-        let read = |name: &str| content(&dir.join(name));
-        Ok(Self {
-            authorities: read(CA_FILE)?,
-            certificate: read(CERTIFICATE_FILE)?,
-            key: read(KEY_FILE)?,
-            dir: dir.into(),
-        })
+    pub(super) fn read(setting: FolderSetting, dir: &Path) -> Result<Self, IdentityError> {
+        let read = |name: &str| content(setting, &dir.join(name));
+        let authorities = match setting {
+            FolderSetting::Identity => read(CA_FILE)?,
+            FolderSetting::Tls => Vec::new(),
+        };
+        Ok(Self { setting, authorities, certificate: read(CERTIFICATE_FILE)?, key: read(KEY_FILE)?, dir: dir.into() })
+    }
+
+    pub(super) const fn setting(&self) -> FolderSetting {
+        self.setting
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -58,8 +89,8 @@ impl Files {
     }
 }
 
-fn content(path: &Path) -> Result<Vec<u8>, IdentityError> {
-    let unreadable = |source| IdentityError::Read { path: path.into(), source };
+fn content(setting: FolderSetting, path: &Path) -> Result<Vec<u8>, IdentityError> {
+    let unreadable = |source| IdentityError::Read { setting, path: path.into(), source };
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {

@@ -1,7 +1,7 @@
 //! Authentication between the processes of a cluster: certificates of the cluster's own authority.
 //!
 //! ```text
-//!  ca.crt, tls.crt, tls.key ──> files: read, read again ──> tls: what new connections are made with
+//!  ca.crt, tls.crt, tls.key ──> files ──> followed ──> tls: what new connections are made with
 //!                                                             |         server: listen, the data plane
 //!  peer's certificate ──> roles: which names does it bear     |         client: grpc::channel, the data plane
 //!                           └──> rules: which RPC takes which role
@@ -18,30 +18,33 @@ mod chains;
 mod config;
 mod error;
 mod files;
+mod followed;
 mod roles;
 mod rules;
+mod server_tls;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod trust;
 
 pub use authority::{Authority, AuthorityError};
 pub use config::IdentityConfig;
 pub use error::IdentityError;
+pub use files::FolderSetting;
 pub use roles::{Role, Roles};
 pub(crate) use rules::GuardLayer;
 pub use rules::may_call;
+pub use server_tls::{ServerTls, ServerTlsConfig};
 pub use tls::Protocol;
+pub use trust::{TrustError, client_tls};
 
-use arc_swap::ArcSwap;
 use files::Files;
+use followed::Followed;
 use rustls::{ClientConfig, ServerConfig};
 use std::fmt;
-use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tls::Tls;
-use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 
 /// Names of the files in [`IdentityConfig::dir`], as in Kubernetes' TLS Secrets and cert-manager: the trusted
 /// authorities.
@@ -51,8 +54,6 @@ pub const CERTIFICATE_FILE: &str = "tls.crt";
 /// The private key of that certificate.
 pub const KEY_FILE: &str = "tls.key";
 
-/// Longest wait for the files at the start.
-const START_MAX: Duration = Duration::from_secs(30);
 /// A certificate with less remaining validity than this causes a warning.
 const ENDS_SOON: Duration = Duration::from_secs(24 * 3600);
 
@@ -63,16 +64,14 @@ pub struct Identity(Option<Proof>);
 
 /// Credentials that were loaded from files. Clones share them.
 #[derive(Clone)]
-pub struct Proof(Arc<Shared>);
-
-struct Shared {
+pub struct Proof {
     role: Role,
-    tls: ArcSwap<Tls>,
+    tls: Arc<Followed<Tls>>,
 }
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Identity({})", self.0.as_ref().map_or("none", |proof| proof.0.role.name()))
+        write!(f, "Identity({})", self.0.as_ref().map_or("none", |proof| proof.role.name()))
     }
 }
 
@@ -84,10 +83,13 @@ impl Identity {
     /// If files are missing, do not match each other, or do not prove the role `role`.
     pub async fn start(config: &IdentityConfig, role: Role) -> Result<Self, IdentityError> {
         let Some(dir) = &config.dir else { return Ok(Self::default()) };
-        let (files, tls) = load(dir, role, START_MAX).await?;
-        let shared = Arc::new(Shared { role, tls: ArcSwap::from_pointee(tls) });
-        tokio::spawn(follow(Arc::downgrade(&shared), files, config.reread()));
-        Ok(Self(Some(Proof(shared))))
+        let make = move |files: &Files| {
+            let tls = Tls::of(files, role, SystemTime::now())?;
+            tell_end(files, role);
+            Ok(tls)
+        };
+        let tls = Followed::start(FolderSetting::Identity, dir, config.reread(), make).await?;
+        Ok(Self(Some(Proof { role, tls })))
     }
 
     /// Whether credentials are configured.
@@ -115,58 +117,12 @@ impl Identity {
 impl Proof {
     /// The current TLS configuration for accepting connections.
     pub fn server(&self, protocol: Protocol) -> Arc<ServerConfig> {
-        self.0.tls.load().server(protocol)
+        self.tls.now().server(protocol)
     }
 
     /// The current TLS configuration for opening connections; see [`Identity::client`].
     pub fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
-        self.0.tls.load().client(protocol)
-    }
-}
-
-async fn load(dir: &Path, role: Role, within: Duration) -> Result<(Files, Tls), IdentityError> {
-    let files = read(dir, within).await?;
-    let tls = Tls::of(&files, role, SystemTime::now())?;
-    tell_end(&files, role);
-    Ok((files, tls))
-}
-
-async fn read(dir: &Path, within: Duration) -> Result<Files, IdentityError> {
-    let at = dir.to_path_buf();
-    let reading = spawn_blocking(move || Files::read(&at));
-    let late = |_| IdentityError::Read { path: dir.into(), source: std::io::ErrorKind::TimedOut.into() };
-    let read = tokio::time::timeout(within, reading).await.map_err(late)?;
-    read.unwrap_or_else(|panic| Err(IdentityError::Read { path: dir.into(), source: std::io::Error::other(panic) }))
-}
-
-/// Applies files as they change; invalid files change nothing, and are logged once.
-async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
-    let dir = seen.dir().to_path_buf();
-    let mut told = String::new();
-    loop {
-        sleep(every).await;
-        let Some(shared) = shared.upgrade() else { return };
-        let found = match read(&dir, every.max(START_MAX)).await {
-            Ok(files) if files == seen => continue,
-            Ok(files) => Tls::of(&files, shared.role, SystemTime::now()).map(|tls| (files, tls)),
-            Err(error) => Err(error),
-        };
-        match found {
-            Ok((files, tls)) => {
-                tracing::info!(dir = %dir.display(), "takes the identity's new files");
-                tell_end(&files, shared.role);
-                shared.tls.store(Arc::new(tls));
-                seen = files;
-                told.clear();
-            }
-            Err(error) => {
-                let problem = error.chain();
-                if told != problem {
-                    tracing::warn!(problem, "keeps the current identity");
-                    told = problem;
-                }
-            }
-        }
+        self.tls.now().client(protocol)
     }
 }
 

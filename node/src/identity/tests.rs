@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::grpc::{self, ChannelConfig, GrpcConfig, channel};
-use crate::listen::{HELLO_MAX, Listener};
+use crate::listen::{Callers, HELLO_MAX, Listener};
 use baton_proto::v1::{WatchRequest, admin_client::AdminClient, worker_client::WorkerClient};
 use std::net::SocketAddr;
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -57,7 +58,7 @@ async fn serve_as(identity: &Identity, config: GrpcConfig) -> (SocketAddr, DropG
     let listener = grpc::bind(&config).await.unwrap();
     let address = listener.address();
     let router = grpc::with_reflection(grpc::server(&config).add_service(grpc::health().1), &[]);
-    tokio::spawn(grpc::serve(router, listener, identity.clone(), stop.clone()));
+    tokio::spawn(grpc::serve(router, listener, Callers::Peers(identity.clone()), stop.clone()));
     (address, stop.drop_guard())
 }
 
@@ -207,7 +208,7 @@ async fn who_does_not_finish_a_handshake_is_let_go() {
     let address = listener.address();
     let router = grpc::server(&GrpcConfig::default()).add_service(grpc::health().1);
     let identity = cluster.identity(Role::Worker).await;
-    tokio::spawn(grpc::serve(router, listener, identity, CancellationToken::new()));
+    tokio::spawn(grpc::serve(router, listener, Callers::Peers(identity), CancellationToken::new()));
     for words in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00"] {
         let mut silent = TcpStream::connect(address).await.unwrap();
         silent.write_all(words).await.unwrap();
@@ -255,7 +256,7 @@ fn an_authority_is_found_again_and_only_its_owner_reads_keys() {
     Authority::new().unwrap().save(&at).unwrap();
     let authority = Authority::load(&at).unwrap();
     authority.issue(&of_worker, &[Role::Worker], &["127.0.0.1".into()], DAY, "").unwrap();
-    let files = Files::read(&of_worker).unwrap();
+    let files = Files::read(FolderSetting::Identity, &of_worker).unwrap();
     Tls::of(&files, Role::Worker, SystemTime::now()).unwrap();
     for (path, mode) in [(&at, 0o700), (&at.join("ca.key"), 0o600), (&of_worker.join(KEY_FILE), 0o600)] {
         assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, mode, "{}", path.display());

@@ -25,7 +25,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub addresses: TcpConnectInfo,
-    /// The roles that it has proven; `None` without TLS.
+    /// The roles that it has proven; `None` where no proof is asked for.
     pub roles: Option<Roles>,
 }
 
@@ -73,9 +73,9 @@ impl Connection {
         Self { bytes: Bytes::Clear(socket.clone()), socket, hello: Some(Hello { come: 0, until }), room }
     }
 
-    /// The connection with TLS, once the peer has presented a certificate that `tls` accepts. One time limit covers
+    /// The connection with TLS, once the peer has presented what `tls` demands. One time limit covers
     /// both the handshake and the first bytes after it.
-    pub(crate) async fn proven(self, tls: Arc<ServerConfig>) -> std::io::Result<Self> {
+    pub(crate) async fn secured(self, tls: Arc<ServerConfig>) -> std::io::Result<Self> {
         let Self { socket, hello, room, bytes: _ } = self;
         let until = hello.as_ref().map_or_else(Instant::now, |hello| hello.until.deadline());
         let accept = TlsAcceptor::from(tls).accept(socket.clone());
@@ -91,7 +91,7 @@ impl Connection {
     fn roles(&self) -> Option<Roles> {
         match &self.bytes {
             Bytes::Clear(_) => None,
-            Bytes::Tls(stream) => Some(Roles::of(stream.get_ref().1.peer_certificates().unwrap_or_default())),
+            Bytes::Tls(stream) => stream.get_ref().1.peer_certificates().map(Roles::of),
         }
     }
 }

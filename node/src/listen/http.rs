@@ -1,12 +1,12 @@
 //! An HTTP server over a listener, with limits that `axum::serve` cannot set.
 
-use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
+use super::{Callers, Incoming, LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
 use crate::grpc::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
 use crate::intake::Client;
 use axum::Router;
 use baton_types::places::place_to_free;
 use hyper::Request;
-use hyper::body::Incoming;
+use hyper::body;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -37,15 +37,22 @@ const LEFT_GRACE: Duration = Duration::from_secs(2);
 /// ended. Dropping it ends every connection. Requests carry their sender, as in gRPC ([`Peer`](super::Peer)). A
 /// connection without a complete request head for `idle_max` closes; this applies to the first request and to later
 /// ones. If the peer disconnects, the connection and its request end.
-pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
-    serve(listener, routes, builder(idle_max), None, stop).await;
+pub async fn serve_http(
+    listener: Listener,
+    callers: Callers,
+    routes: Router,
+    idle_max: Duration,
+    stop: CancellationToken,
+) {
+    serve(Incoming::new(listener, callers), routes, builder(idle_max), None, stop).await;
 }
 
 /// The same over HTTP/1 only, for routes with short, immediate answers, so that no connection holds more than one. When
 /// all places are taken, the client with the most connections loses its oldest one.
 pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     let bounded = OpenConnections { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
-    serve(listener, routes, builder(idle_max).http1_only(), Some(bounded), stop).await;
+    let incoming = Incoming::new(listener, Callers::default());
+    serve(incoming, routes, builder(idle_max).http1_only(), Some(bounded), stop).await;
 }
 
 /// Open connections, in order of arrival.
@@ -84,7 +91,7 @@ fn builder(idle_max: Duration) -> auto::Builder<TokioExecutor> {
 }
 
 async fn serve(
-    listener: Listener,
+    mut incoming: Incoming,
     routes: Router,
     http: auto::Builder<TokioExecutor>,
     mut bounded: Option<OpenConnections>,
@@ -92,11 +99,11 @@ async fn serve(
 ) {
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
     let _ended = ended.clone().drop_guard();
-    while let Some(connection) = stop.run_until_cancelled(listener.accept()).await {
+    while let Some(connection) = stop.run_until_cancelled(incoming.next()).await {
         let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
         let (peer, routes) = (connection.connect_info(), routes.clone());
         let client = peer.addresses.remote_addr().map(|address| Client::at(address.ip()));
-        let service = service_fn(move |mut request: Request<Incoming>| {
+        let service = service_fn(move |mut request: Request<body::Incoming>| {
             request.extensions_mut().insert(peer.clone());
             // Always ready.
             routes.clone().call(request)
@@ -125,7 +132,7 @@ async fn serve(
             open.add(client, task);
         }
     }
-    drop(listener);
+    drop(incoming);
     connections.close();
     connections.wait().await;
 }

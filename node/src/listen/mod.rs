@@ -6,13 +6,17 @@
 //! request head.
 
 mod connection;
+mod handshakes;
 mod http;
+mod incoming;
 mod socket;
 #[cfg(test)]
 mod tests;
 
 pub use connection::{Connection, Peer};
 pub use http::{serve_http, serve_probes};
+pub use incoming::Callers;
+pub(crate) use incoming::Incoming;
 
 use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;

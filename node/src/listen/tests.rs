@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::grpc::{self, GrpcConfig};
-use crate::identity::Identity;
+use crate::identity::{ServerTls, ServerTlsConfig};
+use crate::testing::certificates::certificates;
 use axum::Router;
 use axum::routing::get;
 use std::io::ErrorKind;
@@ -30,7 +31,7 @@ fn http(listener: Listener, idle_max: Duration) -> (SocketAddr, CancellationToke
         "slow"
     };
     let routes = Router::new().route("/", get(|| async { "ok" })).route("/slow", get(slow));
-    let served = tokio::spawn(serve_http(listener, routes, idle_max, stop.clone()));
+    let served = tokio::spawn(serve_http(listener, Callers::default(), routes, idle_max, stop.clone()));
     (address, stop, served)
 }
 
@@ -46,7 +47,13 @@ fn never(listener: Listener) -> (SocketAddr, oneshot::Receiver<()>) {
             std::future::pending::<&str>().await
         }
     };
-    tokio::spawn(serve_http(listener, Router::new().route("/", get(handler)), LONG * 10, CancellationToken::new()));
+    tokio::spawn(serve_http(
+        listener,
+        Callers::default(),
+        Router::new().route("/", get(handler)),
+        LONG * 10,
+        CancellationToken::new(),
+    ));
     (address, given_up)
 }
 
@@ -104,7 +111,7 @@ async fn who_does_not_say_what_it_speaks_is_let_go_by_either_server() {
     let grpc_address = of_grpc.address();
     let stop = CancellationToken::new();
     let server = grpc::server(&GrpcConfig::default()).add_service(grpc::health().1);
-    tokio::spawn(grpc::serve(server, of_grpc, Identity::default(), stop.clone()));
+    tokio::spawn(grpc::serve(server, of_grpc, Callers::default(), stop.clone()));
     let (http_address, _, _) = http(of_http, LONG * 10);
     for address in [http_address, grpc_address] {
         for words in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n"] {
@@ -122,7 +129,7 @@ async fn who_has_said_the_preface_and_nothing_more_is_probed() {
     let address = of_grpc.address();
     let config = GrpcConfig { keepalive_ms: 100, keepalive_wait_ms_max: 100, ..GrpcConfig::default() };
     let server = grpc::server(&config).add_service(grpc::health().1);
-    tokio::spawn(grpc::serve(server, of_grpc, Identity::default(), CancellationToken::new()));
+    tokio::spawn(grpc::serve(server, of_grpc, Callers::default(), CancellationToken::new()));
     rest(&mut say(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await).await;
 }
 
@@ -262,4 +269,78 @@ async fn who_takes_nothing_is_gone() {
     let written = timeout(LONG, async { while connection.write_all(&[0; 1 << 16]).await.is_ok() {} }).await;
     assert!(written.is_ok(), "a reader that stopped holds its connection");
     drop(reader);
+}
+
+/// A folder with the certificate that `from` holds, under the names of a Kubernetes TLS Secret.
+fn install(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    std::fs::copy(from.join("node.pem"), to.join("tls.crt")).unwrap();
+    std::fs::copy(from.join("node.key"), to.join("tls.key")).unwrap();
+}
+
+/// What a client sees that trusts the authority in `folder` and speaks `protocol`: what was agreed, and the answer.
+async fn ask_over_tls(
+    address: SocketAddr,
+    folder: &std::path::Path,
+    protocol: &[u8],
+) -> std::io::Result<(Option<Vec<u8>>, String)> {
+    use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("ca.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut client = client.with_root_certificates(roots).with_no_client_auth();
+    client.alpn_protocols = vec![protocol.to_vec()];
+    let stream = TcpStream::connect(address).await?;
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+    let mut stream = connector.connect("127.0.0.1".try_into().unwrap(), stream).await?;
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+    let agreed = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+    let mut said = String::new();
+    // Servers may leave out TLS's own end.
+    let _ = timeout(LONG, stream.read_to_string(&mut said)).await.expect("no end");
+    Ok((agreed, said))
+}
+
+#[tokio::test]
+async fn clients_see_the_certificate_that_is_in_the_folder_now() {
+    let (first, second, dir) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(first.path()).unwrap();
+    certificates(second.path()).unwrap();
+    install(first.path(), dir.path());
+    let tls = ServerTls::start(&ServerTlsConfig { dir: Some(dir.path().into()), reread_ms: 10 }).await.unwrap();
+    let (listener, stop) = (listener(10).await, CancellationToken::new());
+    let address = listener.address();
+    let routes = Router::new().route("/", get(|| async { "ok" }));
+    tokio::spawn(serve_http(listener, Callers::Clients(tls), routes, LONG, stop.clone()));
+
+    let (agreed, said) = ask_over_tls(address, first.path(), b"http/1.1").await.unwrap();
+    assert!(agreed.as_deref() == Some(b"http/1.1") && said.ends_with("ok"), "{agreed:?} {said}");
+    ask_over_tls(address, first.path(), b"baton-kv").await.expect_err("a protocol that this port does not have");
+    ask_over_tls(address, second.path(), b"h2").await.expect_err("a client that trusts another authority");
+    // Without TLS nothing is answered.
+    let mut clear = TcpStream::connect(address).await.unwrap();
+    clear.write_all(ASKED).await.unwrap();
+    let mut said = Vec::new();
+    let _ = timeout(LONG, clear.read_to_end(&mut said)).await.expect("no end");
+    assert!(!said.starts_with(b"HTTP"), "{said:?}");
+
+    // Half of a new pair changes nothing; the whole pair does.
+    std::fs::copy(second.path().join("node.pem"), dir.path().join("tls.crt")).unwrap();
+    sleep(SHORT).await;
+    ask_over_tls(address, first.path(), b"h2").await.expect("the pair before");
+    install(second.path(), dir.path());
+    let until = Instant::now() + LONG;
+    while ask_over_tls(address, second.path(), b"http/1.1").await.is_err() {
+        assert!(Instant::now() < until, "the new files are not taken");
+        sleep(SHORT / 10).await;
+    }
+    let other_key = ServerTlsConfig { dir: Some(dir.path().into()), reread_ms: 10 };
+    std::fs::copy(first.path().join("node.key"), dir.path().join("tls.key")).unwrap();
+    let error = ServerTls::start(&other_key).await.unwrap_err().to_string();
+    assert!(error.contains("cannot be used"), "{error}");
+    std::fs::remove_file(dir.path().join("tls.key")).unwrap();
+    let error = ServerTls::start(&other_key).await.unwrap_err().to_string();
+    assert!(error.contains("tls.dir, which holds tls.crt and tls.key"), "{error}");
 }

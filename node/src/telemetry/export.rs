@@ -5,7 +5,8 @@
 //! deadlock.
 
 use super::ring::Finished;
-use super::{TelemetryConfig, TelemetryError, tls};
+use super::{TelemetryConfig, TelemetryError};
+use crate::identity::client_tls;
 use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
@@ -73,7 +74,9 @@ impl Exporter {
         config: &TelemetryConfig,
         counters: ExportCounters,
     ) -> Result<(Self, Queue), TelemetryError> {
-        let tls = if url.starts_with("https://") { Some(tls::client(config.otlp_ca_file.as_deref())?) } else { None };
+        let secure = url.starts_with("https://");
+        let tls =
+            secure.then(|| client_tls(config.otlp_ca_file.as_deref())).transpose().map_err(TelemetryError::Trust)?;
         let (items, receiver) = mpsc::channel(config.queue_spans_max);
         let queue = Queue { items, counters: counters.clone(), resource: Default::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -14,7 +14,6 @@ mod rate_limit;
 mod recorder;
 mod ring;
 mod sampler;
-mod tls;
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +27,7 @@ pub use propagation::{
 };
 pub use recorder::Traces;
 
+use crate::identity::TrustError;
 use export::Exporter;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
@@ -38,7 +38,6 @@ use recorder::Recorder;
 use ring::RingLimits;
 use sampler::HeadSampler;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::time::Duration;
 use tracing::{Dispatch, Level, Metadata};
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
@@ -57,20 +56,9 @@ pub enum TelemetryError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The file of the collector's authorities cannot be read.
-    #[error("telemetry.otlp_ca_file: cannot read certificates from {path}")]
-    CaFile { path: PathBuf, source: rustls::pki_types::pem::Error },
-    /// The file holds no certificate.
-    #[error("telemetry.otlp_ca_file: {path} holds no certificate that can be used; it takes PEM, BEGIN CERTIFICATE")]
-    NoAuthority { path: PathBuf },
-    /// An `https://` collector, but no authority to verify its certificate.
-    #[error(
-        "telemetry.otlp_url: this host trusts no authority{problem}; install ca-certificates, or name a file in telemetry.otlp_ca_file"
-    )]
-    NoTrust {
-        /// The errors of the search, after `: `; or empty.
-        problem: String,
-    },
+    /// The certificate of an `https://` collector could not be verified.
+    #[error("telemetry.otlp_ca_file: {0}")]
+    Trust(TrustError),
     /// The exporter's thread cannot be started.
     #[error("cannot start the telemetry thread")]
     Thread(#[from] std::io::Error),

@@ -21,7 +21,7 @@ const LASTS: Duration = Duration::from_secs(86_400);
 /// How long a cluster serves with each set of files.
 const SERVES: Duration = Duration::from_secs(1);
 /// What a process logs when it has taken other files.
-const TAKEN: &str = "takes the identity's new files";
+const TAKEN: &str = "takes the folder's new files";
 const CONFIG: &str = "[identity]\nreread_ms = 100\n";
 /// What a server of etcd shows.
 const SERVER: &str = "server";

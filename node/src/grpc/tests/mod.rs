@@ -5,6 +5,7 @@ mod probe;
 use super::*;
 use crate::identity::{Identity, Role};
 use crate::intake::{Client, Intake};
+use crate::listen::Callers;
 use baton_proto::v1;
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::prefill_client::PrefillClient;
@@ -25,7 +26,7 @@ async fn a_server_answers_health_and_stops_when_told() {
     let (reporter, health) = health();
     let stop = CancellationToken::new();
     let router = with_reflection(server(&config).add_service(health), &["baton.v1.Inference"]);
-    let served = tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    let served = tokio::spawn(serve(router, listener, Callers::default(), stop.clone()));
 
     let channel = channel(&address.to_string(), &ChannelConfig::default(), &Identity::default(), Role::Worker).unwrap();
     let mut client = HealthClient::new(channel.clone());
@@ -63,7 +64,7 @@ async fn a_peer_that_is_not_there_is_unavailable_and_reached_once_it_is() {
     let served = tokio::spawn(serve(
         server(&GrpcConfig::default()).add_service(health().1),
         listener,
-        Identity::default(),
+        Callers::default(),
         stop.clone(),
     ));
     client.check(HealthCheckRequest { service: String::new() }).await.expect("the same channel connects again");
@@ -104,7 +105,7 @@ async fn thousands_of_cancelled_calls_end_no_other_call() {
     let address = listener.address();
     let stop = CancellationToken::new();
     let router = server(&GrpcConfig::default()).add_service(PrefillServer::new(Endless));
-    let served = tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    let served = tokio::spawn(serve(router, listener, Callers::default(), stop.clone()));
     // As routers connect to workers.
     let config = ChannelConfig { stream_window_bytes: 16 << 10, ..ChannelConfig::default() };
     let client =
@@ -133,7 +134,7 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     let address = listener.address();
     let router = with_reflection(server(&config).add_service(health().1), &[]);
     let stop = CancellationToken::new();
-    tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    tokio::spawn(serve(router, listener, Callers::default(), stop.clone()));
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
@@ -194,7 +195,7 @@ async fn counting(intake: &Intake) -> (std::net::SocketAddr, CancellationToken) 
     };
     let router = server_counting(&GrpcConfig::default(), std::sync::Arc::new(meter)).add_service(health().1);
     let stop = CancellationToken::new();
-    tokio::spawn(serve(with_reflection(router, &[]), listener, Identity::default(), stop.clone()));
+    tokio::spawn(serve(with_reflection(router, &[]), listener, Callers::default(), stop.clone()));
     (address, stop)
 }
 

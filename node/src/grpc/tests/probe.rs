@@ -3,6 +3,7 @@
 use crate::grpc;
 use crate::grpc::WatchProbe;
 use crate::identity::Identity;
+use crate::listen::Callers;
 use crate::membership::conformance::record;
 use crate::membership::etcd::{Probe as _, Verdict};
 use baton_proto::v1::{self, worker_server, worker_server::WorkerServer};
@@ -42,7 +43,7 @@ async fn asked(report: v1::LoadReport) -> Verdict {
     let server = grpc::server(&config).add_service(WorkerServer::new(Reporter(report)));
     let stop = tokio_util::sync::CancellationToken::new();
     let _stops = stop.clone().drop_guard();
-    tokio::spawn(grpc::serve(server, listener, Identity::default(), stop));
+    tokio::spawn(grpc::serve(server, listener, Callers::default(), stop));
     let probe = WatchProbe { max: Duration::from_secs(20), identity: Identity::default() };
     probe.ask(Arc::new(baton_types::InstanceRecord { endpoint, ..record("d-0", 1) })).await
 }

@@ -1,8 +1,8 @@
 //! Connections whose TLS handshake is not complete. Their number is small, so that unauthenticated clients cannot take
 //! the places of peers. When all places are taken, the client with the most handshakes loses its oldest one.
 
+use super::Connection;
 use crate::intake::Client;
-use crate::listen::Connection;
 use baton_types::places::place_to_free;
 use rustls::ServerConfig;
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +49,7 @@ impl Handshakes {
             self.forget(oldest);
         }
         let client = connection.connect_info().addresses.remote_addr().map(|address| Client::at(address.ip()));
-        let task = self.tasks.spawn(connection.proven(tls));
+        let task = self.tasks.spawn(connection.secured(tls));
         self.begun += 1;
         self.by_task.insert(task.id(), self.begun);
         self.places.insert(self.begun, Handshake { client, task });

@@ -1,0 +1,79 @@
+//! TLS for clients that present no certificate: what the ports of an API show them.
+
+use super::IdentityError;
+use super::files::{Files, FolderSetting};
+use super::followed::Followed;
+use crate::config::{Check, Checker};
+use rustls::ServerConfig;
+use rustls::crypto::ring::default_provider;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::version::TLS13;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Protocols of an API: over HTTP/1.1 there is no gRPC, and clients know that.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The certificate of the client ports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerTlsConfig {
+    /// Folder with `tls.crt` and `tls.key`. With it the client ports take TLS 1.3 only; unset: they do not encrypt.
+    pub dir: Option<PathBuf>,
+    /// Interval between reads of the files.
+    pub reread_ms: u64,
+}
+
+impl Default for ServerTlsConfig {
+    fn default() -> Self {
+        Self { dir: None, reread_ms: 5_000 }
+    }
+}
+
+impl Check for ServerTlsConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("reread_ms", self.reread_ms, 10..=600_000);
+        let named = self.dir.as_ref().is_none_or(|path| !path.as_os_str().is_empty());
+        at.require("dir", named, "the path of a folder");
+    }
+}
+
+/// The configuration of new connections; the default has none. Clones share it.
+#[derive(Clone, Default)]
+pub struct ServerTls(Option<Arc<Followed<Arc<ServerConfig>>>>);
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerTls({})", if self.0.is_some() { "set" } else { "none" })
+    }
+}
+
+impl ServerTls {
+    /// Reads the configured files, and reads them again while this is used. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If files are missing, or the key is not that of the certificate.
+    pub async fn start(config: &ServerTlsConfig) -> Result<Self, IdentityError> {
+        let Some(dir) = &config.dir else { return Ok(Self::default()) };
+        let every = Duration::from_millis(config.reread_ms);
+        Ok(Self(Some(Followed::start(FolderSetting::Tls, dir, every, server).await?)))
+    }
+
+    /// The current configuration; `None`: no TLS.
+    pub fn now(&self) -> Option<Arc<ServerConfig>> {
+        self.0.as_ref().map(|followed| Arc::clone(&**followed.now()))
+    }
+}
+
+fn server(files: &Files) -> Result<Arc<ServerConfig>, IdentityError> {
+    let unusable = |source| IdentityError::Unusable { dir: files.dir().into(), source };
+    let provider = Arc::new(default_provider());
+    let own = CertifiedKey::from_der(files.chain()?, files.key()?, &provider).map_err(unusable)?;
+    let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).map_err(unusable)?;
+    let mut server = server.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
+    server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+    Ok(Arc::new(server))
+}
