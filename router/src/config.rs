@@ -51,6 +51,8 @@ pub struct RouterConfig {
     /// The APIs of OpenAI and Anthropic, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
+    /// What `/metrics` shows besides.
+    pub metrics: MetricsConfig,
     /// The page at `/` of the HTTP port.
     pub page: PageConfig,
     pub placement: PlacementConfig,
@@ -75,6 +77,7 @@ impl Default for RouterConfig {
             tls: ServerTlsConfig::default(),
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
+            metrics: MetricsConfig::default(),
             page: PageConfig::default(),
             placement: PlacementConfig::default(),
             retry: RetryConfig::default(),
@@ -129,6 +132,18 @@ impl Default for HttpConfig {
             cors_origins: Vec::new(),
         }
     }
+}
+
+/// Settings in the section `metrics`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Shows requests also under the names of vLLM's metrics, such as `vllm:num_requests_waiting`.
+    pub vllm_names: bool,
+}
+
+impl Check for MetricsConfig {
+    fn check(&self, _: &mut Checker) {}
 }
 
 /// Settings in the section `placement`.
@@ -315,6 +330,7 @@ impl Check for RouterConfig {
             .section("tls", &self.tls)
             .section("http", &self.http)
             .section("auth", &self.auth)
+            .section("metrics", &self.metrics)
             .section("page", &self.page)
             .section("placement", &self.placement)
             .section("retry", &self.retry)

@@ -7,7 +7,7 @@ use crate::flow::{Core, Outside};
 use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
 use crate::http::{BodyLimits, HttpState, cors, routes};
 use crate::meter::meter;
-use crate::metrics::{AuthMetrics, MembershipMetrics};
+use crate::metrics::{AuthMetrics, MembershipMetrics, VllmKvUsage};
 use crate::page::{self, Page};
 use crate::status::{ClusterStatus, StatusMetrics};
 use baton_node::Shutdown;
@@ -131,6 +131,10 @@ impl Router {
         let inference = InferenceService::new(core.clone(), deadlines, head_max);
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
+        if config.metrics.vllm_names {
+            let usage = Box::new(VllmKvUsage(status.clone()));
+            metrics.register_as_named(|registry| registry.register_collector(usage));
+        }
         tokio::spawn(status.clone().follow(stop.clone()));
         let admin = AdminService::new(core.workers.clone(), connector, status, traces);
         let page = config.page.enabled.then(|| {

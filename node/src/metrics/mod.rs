@@ -8,7 +8,7 @@ use crate::admin::Health;
 use crate::telemetry::ExportCounters;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
@@ -20,7 +20,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A shared registry. Cloning shares it.
 #[derive(Clone, Debug)]
-pub struct Metrics(Arc<Mutex<Registry>>);
+pub struct Metrics(Arc<Mutex<Registries>>);
+
+#[derive(Debug)]
+struct Registries {
+    /// Names get the prefix `baton_`.
+    own: Registry,
+    /// Names of other projects, whole.
+    foreign: Registry,
+}
 
 impl Metrics {
     /// A registry with the metrics of every process: `baton_build_info` and `baton_process_start_time_seconds`.
@@ -34,32 +42,37 @@ impl Metrics {
             "Start of the process, seconds since 1970",
             ConstGauge::new(started),
         );
-        Self(Arc::new(Mutex::new(registry)))
+        Self(Arc::new(Mutex::new(Registries { own: registry, foreign: Registry::default() })))
     }
 
     /// Registers metrics; names get the prefix `baton_`.
     pub fn register<T>(&self, with: impl FnOnce(&mut Registry) -> T) -> T {
-        with(&mut self.0.lock())
+        with(&mut self.0.lock().own)
+    }
+
+    /// Registers metrics whose names get no prefix: those of other projects that readers know.
+    pub fn register_as_named<T>(&self, with: impl FnOnce(&mut Registry) -> T) -> T {
+        with(&mut self.0.lock().foreign)
     }
 
     /// A new counter `baton_{name}_total`.
     pub fn counter(&self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
-        self.0.lock().register(name, help, counter.clone());
+        self.0.lock().own.register(name, help, counter.clone());
         counter
     }
 
     /// A new gauge `baton_{name}`.
     pub fn gauge(&self, name: &str, help: &str) -> Gauge {
         let gauge = Gauge::default();
-        self.0.lock().register(name, help, gauge.clone());
+        self.0.lock().own.register(name, help, gauge.clone());
         gauge
     }
 
     /// Registers the counters of trace spans: `baton_spans_exported_total` and `baton_spans_lost_total{reason}`; for
     /// spans in the ring also `baton_spans_held`, `baton_spans_held_bytes` and `baton_spans_evicted_total`.
     pub fn register_export(&self, counters: &ExportCounters) {
-        let mut registry = self.0.lock();
+        let registry = &mut self.0.lock().own;
         registry.register("spans_exported", "Trace spans sent to the collector", counters.exported.clone());
         registry.register("spans_held", "Trace spans of recent requests in memory", counters.held.clone());
         registry.register("spans_held_bytes", "Memory of those, by estimate", counters.held_bytes.clone());
@@ -70,14 +83,17 @@ impl Metrics {
 
     /// Registers the results of the probes: `baton_live` and `baton_ready`, 0 or 1.
     pub fn register_health(&self, health: &Health) {
-        self.0.lock().register_collector(Box::new(Probes(health.clone())));
+        self.0.lock().own.register_collector(Box::new(Probes(health.clone())));
     }
 
     /// All metrics, in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
-        let _ = encode(&mut text, &self.0.lock());
+        let registries = self.0.lock();
+        let _ = encode_registry(&mut text, &registries.own);
+        let _ = encode_registry(&mut text, &registries.foreign);
+        let _ = encode_eof(&mut text);
         text
     }
 

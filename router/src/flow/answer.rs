@@ -88,6 +88,7 @@ impl<'a> Answer<'a> {
 
     /// Time in queues before the first token.
     pub(super) fn queued(&mut self, in_router: Duration, in_worker_us: u64) {
+        self.job.metrics.began(self.core.runtime.now());
         if !self.has_started() {
             self.timings.queue_us = Some(micros(in_router).saturating_add(in_worker_us));
         }
@@ -191,7 +192,7 @@ impl<'a> Answer<'a> {
                     self.job.metrics.first_token(now - self.job.received, now);
                 }
             }
-            Some(last) => self.job.metrics.current().inter_token.observe((now - last).as_secs_f64()),
+            Some(last) => self.job.metrics.inter_token(now - last),
         }
     }
 

@@ -10,7 +10,9 @@ use super::tokenize::Tokenizing;
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::cache_scope::CacheRules;
-use crate::metrics::{CacheMetrics, IndexMetrics, IntakeMetrics, MembershipChanges, PrefixMetrics, RouterMetrics};
+use crate::metrics::{
+    CacheMetrics, IndexMetrics, IntakeMetrics, MembershipChanges, PrefixMetrics, RouterMetrics, VllmMetrics,
+};
 use crate::placement::{Experience, Thresholds};
 use crate::port::Connector;
 use crate::prefixes::Prefixes;
@@ -27,6 +29,7 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
 use baton_types::{Party, Runtime};
 use futures::FutureExt as _;
+use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -129,7 +132,10 @@ impl Core {
         let (tail, verdicts) = Tail::new(&config.telemetry, traces, metrics.register(TailMetrics::register));
         runtime.spawn(deliver(runtime.clone(), verdicts, tail.lost()).boxed());
         // With keys, callers without a key can read the metrics on the clients' port.
-        let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
+        let shows_cache = config.auth.keys_file.is_none() || config.admin.listen.is_some();
+        let cache_metrics = CacheMetrics::new(shows_cache);
+        let vllm = |registry: &mut Registry| VllmMetrics::register(registry, shows_cache);
+        let vllm = config.metrics.vllm_names.then(|| metrics.register_as_named(vllm));
         let prefix_metrics = metrics.register(PrefixMetrics::register);
         let prefixes = Arc::new(Prefixes::new(config.cache.index_blocks_max, index_secret, prefix_metrics));
         runtime.spawn(prefixes.clone().sweep(runtime.clone(), stop.clone()).boxed());
@@ -148,7 +154,7 @@ impl Core {
             tokenizing: Tokenizing::new(config.limits.intake_bytes_max.0),
             workers: Arc::new(WorkerSet::new(silent_max)),
             prefixes: prefixes.clone(),
-            metrics: metrics.register(RouterMetrics::register),
+            metrics: metrics.register(RouterMetrics::register).with_vllm(vllm),
             cache_metrics: cache_metrics.clone(),
             handoffs: Handoffs::default(),
             tail,

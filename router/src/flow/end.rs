@@ -2,7 +2,6 @@
 
 use super::core::Core;
 use super::job::Job;
-use crate::metrics::Outcome;
 use crate::output::Finished;
 use crate::prices::Cost;
 use crate::traces::End;
@@ -65,21 +64,16 @@ pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestEr
         first_token: first_token.map(|first| first - job.received),
     };
     core.tail.ended(span, end, &job.called());
-    let metrics = job.metrics.current();
-    metrics.end_to_end.observe(took.as_secs_f64());
-    metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
-    metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
+    job.metrics.ended(usage, result.as_ref().map(Finished::reason_name).map_err(|error| error.kind), took, now);
     if first_token.is_some() {
         core.cache_metrics.ended(&job.model.card.id, &job.tenant, usage, *cost, now);
     }
     match result {
         Ok(finished) => {
             span.record("gen_ai.response.finish_reasons", finished.reason_name());
-            metrics.ended(Outcome::Ok);
         }
         Err(error) => {
             failed(span, error);
-            metrics.ended(Outcome::Failed(error.kind));
             if error.kind == ErrorKind::Internal {
                 tracing::error!(request = %job.id, tenant = %job.tenant, %error, "a request failed");
             } else {

@@ -8,6 +8,7 @@ mod intake;
 mod membership;
 mod prefixes;
 mod ready;
+mod vllm;
 mod window;
 
 pub(crate) use auth::AuthMetrics;
@@ -16,11 +17,12 @@ pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use intake::IntakeMetrics;
 pub(crate) use membership::MembershipMetrics;
 pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
+pub(crate) use vllm::{VllmKvUsage, VllmMetrics};
 
 use crate::placement::Reason;
 use crate::recovery::{GiveUp, Step};
 use crate::status::RecentTimes;
-use baton_types::ErrorKind;
+use baton_types::{ErrorKind, Usage};
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -32,6 +34,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vllm::VllmRequest;
 
 /// Pool of a request that was not placed yet, or never.
 const NO_POOL: &str = "";
@@ -112,6 +115,8 @@ pub(crate) struct RouterMetrics {
     queue: Histograms,
     recent: Arc<RecentTimes>,
     models: Arc<Mutex<BTreeMap<ModelLabels, Arc<ModelMetrics>>>>,
+    /// The same under other names, where they are asked for.
+    vllm: Option<VllmMetrics>,
 }
 
 /// The metrics of one model in one pool of decode workers.
@@ -120,15 +125,15 @@ pub(crate) struct ModelMetrics {
     all: RouterMetricsOf,
     /// Requests running or queued.
     in_flight: Gauge,
-    pub(crate) prompt_tokens: Counter,
-    pub(crate) completion_tokens: Counter,
+    prompt_tokens: Counter,
+    completion_tokens: Counter,
     /// Tokens that an earlier attempt generated and a later one prefilled again.
     pub(crate) replayed_tokens: Counter,
     /// Request received to first token sent.
-    pub(crate) time_to_first_token: Histogram,
-    pub(crate) inter_token: Histogram,
+    time_to_first_token: Histogram,
+    inter_token: Histogram,
     /// Request received to end.
-    pub(crate) end_to_end: Histogram,
+    end_to_end: Histogram,
     /// Request received to its turn.
     pub(crate) queue: Histogram,
 }
@@ -162,6 +167,7 @@ impl RouterMetrics {
             queue: histograms(),
             recent: Arc::default(),
             models: Arc::default(),
+            vllm: None,
         };
         registry.register("router_requests", "Requests ended, by outcome", new.requests.clone());
         registry.register("router_placements", "Placement decisions, by reason", new.placements.clone());
@@ -185,16 +191,22 @@ impl RouterMetrics {
         new
     }
 
+    /// With the names of vLLM besides.
+    pub(crate) fn with_vllm(self, vllm: Option<VllmMetrics>) -> Self {
+        Self { vllm, ..self }
+    }
+
     /// Recent times to the first token.
     pub(crate) fn recent(&self) -> &RecentTimes {
         &self.recent
     }
 
     /// The metrics of a request for a served model that is not placed yet.
-    pub(crate) fn of(&self, model: &str) -> RequestMetrics {
+    pub(crate) fn of(&self, model: &str, received: Instant) -> RequestMetrics {
         let current = self.in_pool(model, NO_POOL);
         current.in_flight.inc();
-        RequestMetrics { all: self.clone(), current: Mutex::new(current) }
+        let vllm = self.vllm.as_ref().map(|vllm| vllm.request(model, received));
+        RequestMetrics { all: self.clone(), current: Mutex::new(current), vllm }
     }
 
     fn in_pool(&self, model: &str, pool: &str) -> Arc<ModelMetrics> {
@@ -243,7 +255,7 @@ impl RouterMetricsOf {
 
 impl ModelMetrics {
     /// Counts a request's end.
-    pub(crate) fn ended(&self, outcome: Outcome) {
+    fn ended(&self, outcome: Outcome) {
         let ModelLabels { model, pool } = self.all.labels.clone();
         let labels = OutcomeLabels { model, pool, outcome: Name(outcome.name()) };
         self.all.requests.get_or_create(&labels).inc();
@@ -268,13 +280,44 @@ impl ModelMetrics {
 pub(crate) struct RequestMetrics {
     all: RouterMetrics,
     current: Mutex<Arc<ModelMetrics>>,
+    vllm: Option<VllmRequest>,
 }
 
 impl RequestMetrics {
+    /// A worker has taken the request from its queue.
+    pub(crate) fn began(&self, now: Instant) {
+        if let Some(vllm) = &self.vllm {
+            vllm.began(now);
+        }
+    }
+
     /// The first token was sent at `now`, this long after the request arrived.
     pub(crate) fn first_token(&self, after: Duration, now: Instant) {
         self.all.recent.add(after, now);
         self.current().time_to_first_token.observe(after.as_secs_f64());
+        if let Some(vllm) = &self.vllm {
+            vllm.first_token(now);
+        }
+    }
+
+    /// A token was sent this long after the one before it.
+    pub(crate) fn inter_token(&self, time: Duration) {
+        self.current().inter_token.observe(time.as_secs_f64());
+        if let Some(vllm) = &self.vllm {
+            vllm.inter_token(time);
+        }
+    }
+
+    /// It ended at `now`, this long after it arrived: with a finish reason, or an error.
+    pub(crate) fn ended(&self, usage: &Usage, end: Result<&'static str, ErrorKind>, took: Duration, now: Instant) {
+        let current = self.current();
+        current.end_to_end.observe(took.as_secs_f64());
+        current.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+        current.completion_tokens.inc_by(u64::from(usage.completion_tokens));
+        current.ended(end.map_or_else(Outcome::Failed, |_| Outcome::Ok));
+        if let Some(vllm) = &self.vllm {
+            vllm.ended(usage, end, now);
+        }
     }
 
     /// The metrics of its current pool.
@@ -313,7 +356,7 @@ mod tests {
             let lines = text.lines().filter(|l| l.starts_with(what) && !l.ends_with(" 0"));
             lines.collect::<Vec<_>>().join(" ")
         };
-        let request = metrics.of("m");
+        let request = metrics.of("m", Instant::now());
         assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool=""} 1"#);
         request.placed("blue", Reason::LocalPolicy);
         request.placed("green", Reason::LocalNoPrefillWorker);

@@ -21,7 +21,7 @@ pub(crate) use recent::RecentTimes;
 use crate::flow::Core;
 use crate::placement::why_unpaired;
 use baton_node::membership::RouterBackend;
-use baton_types::InstanceRecord;
+use baton_types::{InstanceRecord, Role};
 use board::Board;
 use judge::{Draining, WorkerSnapshot, duration_text};
 use parking_lot::Mutex;
@@ -90,6 +90,15 @@ impl ClusterStatus {
             }
         }
         rows
+    }
+
+    /// The model of each decode worker that reports, its blocks in use, and all of its blocks.
+    pub(crate) fn decode_blocks(&self, now: Instant) -> impl Iterator<Item = (String, u64, u64)> {
+        self.rows(now).into_iter().filter(|row| row.record().role == Role::Decode).filter_map(|row| {
+            let blocks = row.seen.last_report.as_ref()?.report.blocks?;
+            let used = blocks.total.saturating_sub(blocks.free.saturating_add(blocks.cached));
+            Some((row.record().card.id.to_string(), used, blocks.total))
+        })
     }
 
     /// Problems of the whole cluster.

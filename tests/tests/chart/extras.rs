@@ -1,6 +1,6 @@
 //! What operators add to pods and services beside what Baton needs.
 
-use crate::helm::{containers, items, manifests, name, notes, of_kind, render};
+use crate::helm::{containers, items, manifests, name, notes, of_kind, render, render_values};
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
@@ -104,5 +104,26 @@ fn notes_tell_how_to_ask_by_grpc() -> anyhow::Result<()> {
         ensure!(said.contains(part), "no {part} in {said}");
     }
     ensure!(notes("auth: {existingSecret: s}")?.contains("-H \"authorization: Bearer $API_KEY\" \\"));
+    Ok(())
+}
+
+#[test]
+fn a_secret_with_a_certificate_turns_on_tls_for_clients() -> anyhow::Result<()> {
+    let manifests = manifests(&render_values("router: {tls: {secret: public}}")?.map_err(anyhow::Error::msg)?)?;
+    let router = pod(&manifests, "baton-router")?;
+    ensure!(items(&router["containers"][0]["volumeMounts"]).any(|m| m["mountPath"] == "/etc/baton/tls"), "{router}");
+    ensure!(items(&router["volumes"]).any(|v| v["secret"]["secretName"] == "public"), "{router}");
+    let config = of_kind(&manifests, "ConfigMap").find(|c| name(c) == "baton-router").context("no configuration")?;
+    let config = config["data"]["baton.toml"].as_str().context("no file")?;
+    ensure!(config.contains("[tls]\ndir = \"/etc/baton/tls\""), "{config}");
+    let service = of_kind(&manifests, "Service").find(|s| name(s) == "baton-router").context("no service")?;
+    ensure!(items(&service["spec"]["ports"]).all(|port| port["appProtocol"] == "https"), "{service}");
+    let test = of_kind(&manifests, "Pod").find(|p| name(p) == "baton-test").context("no helm test")?;
+    let command: Vec<_> = items(&test["spec"]["containers"][0]["command"]).filter_map(Value::as_str).collect();
+    ensure!(command.contains(&"--ca=/etc/baton/tls/ca.crt"), "{command:?}");
+    ensure!(command.iter().any(|word| word.starts_with("--server=https://baton-router.")), "{command:?}");
+    // The test needs no key.
+    let files = &test["spec"]["volumes"][0]["secret"]["items"];
+    ensure!(files == &json!([{"key": "ca.crt", "path": "ca.crt"}]), "{files}");
     Ok(())
 }

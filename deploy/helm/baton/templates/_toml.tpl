@@ -71,6 +71,7 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- /* Where everybody would be taken for an operator, nobody outside of the pod is let in. */ -}}
 {{- $_ := set $config "cluster" (dict "listen" (ternary (printf "%s:50052" $any) "127.0.0.1:50052" .Values.identity.enabled)) -}}
 {{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
+{{- if .Values.router.tls.secret -}}{{- $_ := set $config "tls" (dict "dir" "/etc/baton/tls") -}}{{- end -}}
 {{- $seeds := list -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $seeds = append $seeds (printf "%s.%s.svc.%s:50052" (include "baton.name" (dict "root" $ "part" (printf "%s-workers" $role))) $.Release.Namespace $.Values.clusterDomain) -}}
