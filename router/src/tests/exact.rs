@@ -89,7 +89,11 @@ fn value(metrics: &str, name: &str, labels: &str) -> f64 {
 /// One answer of four tokens after a prompt of five, two of them cached; a worker died after two tokens.
 #[tokio::test]
 async fn metrics_count_what_happened() {
-    let two = Two::start(|c| c.placement.prefill_policy = crate::PrefillPolicy::Local).await;
+    let two = Two::start(|c| {
+        c.placement.prefill_policy = crate::PrefillPolicy::Local;
+        c.metrics.vllm_names = true;
+    });
+    let two = two.await;
     let mut answer = two.cluster.generate(ask("hello")).await;
     let (mut one, other) = two.claim().await;
     one.send_token(first(b'a'.into(), (2, 3), None)).await;
@@ -133,6 +137,16 @@ async fn metrics_count_what_happened() {
         ("baton_router_replayed_tokens_total", in_pool, 2.0),
         ("baton_router_ready_workers", r#"role="decode""#, 2.0),
         ("baton_router_registered_workers", "", 4.0),
+        ("vllm:num_requests_running", "", 0.0),
+        ("vllm:num_requests_waiting", "", 0.0),
+        ("vllm:request_success_total", r#"finished_reason="length""#, 1.0),
+        ("vllm:prompt_tokens_total", "", 5.0),
+        ("vllm:generation_tokens_total", "", 4.0),
+        ("vllm:prefix_cache_queries_total", "", 5.0),
+        ("vllm:prefix_cache_hits_total", "", 2.0),
+        ("vllm:time_to_first_token_seconds_count", "", 1.0),
+        ("vllm:inter_token_latency_seconds_count", "", 3.0),
+        ("vllm:request_prefill_time_seconds_count", "", 1.0),
     ] {
         assert_eq!(value(&metrics, name, labels), expected, "{name}");
     }

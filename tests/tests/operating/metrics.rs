@@ -73,8 +73,13 @@ async fn agree(up: &Up, told: &BTreeMap<String, BTreeMap<String, Metric>>) -> an
     ensure!((index("workers")?, index("lost_workers")?) == (2.0, 0.0), "{}", router.text());
     let table = |name: &str| told.get(name).with_context(|| format!("docs/metrics.md has no table {name:?}"));
     let mut with_series: BTreeSet<String> = BTreeSet::new();
-    for (processes, heading) in [(&["router"][..], "Routers"), (&["prefill-0", "decode-0"], "Workers")] {
-        let expected: BTreeMap<_, _> = table("Every process")?.iter().chain(table(heading)?).collect();
+    let of_routers = ["Every process", "Routers", "vLLM's names"].map(table);
+    let of_workers = ["Every process", "Workers"].map(table);
+    for (processes, tables) in [(&["router"][..], &of_routers[..]), (&["prefill-0", "decode-0"], &of_workers)] {
+        let mut expected: BTreeMap<&String, &Metric> = BTreeMap::new();
+        for table in tables {
+            expected.extend(table.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?.iter());
+        }
         for process in processes {
             let exported = exported(&Scrape::of(&up.metrics(process)?).await?);
             for (name, metric) in &exported {
@@ -97,7 +102,8 @@ async fn agree(up: &Up, told: &BTreeMap<String, BTreeMap<String, Metric>>) -> an
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
-    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=1MiB"])?;
+    let flags = [&*format!("--model={MODEL}"), "--kv-cache-bytes=1MiB"];
+    let up = Up::start_with(&flags, &[("BATON_METRICS__VLLM_NAMES", "true")])?;
     let api = Api::new(up.openai()?);
     let prompt: Vec<u64> = (0..300).map(|i| i % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true, "prefill_policy": "remote"});
