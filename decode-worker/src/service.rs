@@ -52,9 +52,10 @@ impl DecodeService {
     pub fn decode(&self, call: CallContext, request: DecodeRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         self.parts.engine.check_fits(request.sequence.tokens.len()).map_err(|e| submit_error(&e))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        let (service, parts, adapter) = (self.clone(), &self.parts, request.sequence.adapter);
+        let (service, parts) = (self.clone(), &self.parts);
+        let (adapter, tenant) = (request.sequence.adapter, request.sequence.share.tenant);
         let start = move |call, adapter, replies| service.start(call, request, adapter, replies);
-        start_with(parts.adapters.as_ref(), adapter, call, &parts.runtime, replies, start)?;
+        start_with(parts.adapters.as_ref(), adapter, tenant, call, &parts.runtime, replies, start)?;
         Ok(stream)
     }
 

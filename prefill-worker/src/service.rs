@@ -60,9 +60,10 @@ impl PrefillService {
     /// If it can never fit here, or if too much is waiting already.
     pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        let (service, parts, adapter) = (self.clone(), &self.parts, request.sequence.adapter);
+        let (service, parts) = (self.clone(), &self.parts);
+        let (adapter, tenant) = (request.sequence.adapter, request.sequence.share.tenant);
         let start = move |call, adapter, replies| service.start(call, request, adapter, replies);
-        start_with(parts.adapters.as_ref(), adapter, call, &parts.runtime, replies, start)?;
+        start_with(parts.adapters.as_ref(), adapter, tenant, call, &parts.runtime, replies, start)?;
         Ok(stream)
     }
 

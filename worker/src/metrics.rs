@@ -1,5 +1,6 @@
 //! The metrics of a worker at `/metrics`: read from engine and transfer at each scrape, so nothing is counted twice.
 
+use crate::lora::{AdapterCounts, Adapters};
 use baton_engine::api::Load;
 use baton_engine::{EngineHandle, StepGaps};
 use baton_kernels::device::{Device, DeviceMemory};
@@ -29,6 +30,7 @@ pub struct WorkerMetrics {
     /// As last read, and when.
     memory: Mutex<Option<(Instant, DeviceMemory)>>,
     transfer: KvTransfer,
+    adapters: Option<Adapters>,
     model: String,
     pool: String,
 }
@@ -42,7 +44,14 @@ impl fmt::Debug for WorkerMetrics {
 impl WorkerMetrics {
     /// For this engine with its device, and this transfer.
     pub fn new(engine: EngineHandle, device: Arc<dyn Device>, transfer: KvTransfer, model: &str, pool: &str) -> Self {
-        Self { engine, device, memory: Mutex::default(), transfer, model: model.into(), pool: pool.into() }
+        let (model, pool) = (model.into(), pool.into());
+        Self { engine, device, memory: Mutex::default(), transfer, adapters: None, model, pool }
+    }
+
+    /// With these adapters, if there are any.
+    #[must_use]
+    pub fn with_adapters(self, adapters: Option<Adapters>) -> Self {
+        Self { adapters, ..self }
     }
 
     fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Labels<'a> {
@@ -126,7 +135,19 @@ impl Collector for WorkerMetrics {
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
         self.device(to, &load)?;
         self.prefix_cache(to, &load)?;
-        self.transfer(to)
+        self.transfer(to)?;
+        self.adapters.as_ref().map_or(Ok(()), |adapters| self.adapters(to, &adapters.counts()))
+    }
+}
+
+impl WorkerMetrics {
+    fn adapters(&self, to: &mut DescriptorEncoder<'_>, counts: &AdapterCounts) -> fmt::Result {
+        self.gauge(to, "adapters", "LoRA adapters that can be served", counts.known as f64)?;
+        self.gauge(to, "adapters_loaded", "LoRA adapters that are loaded", counts.loaded as f64)?;
+        self.gauge(to, "adapters_bytes", "Memory of loaded LoRA adapters", counts.bytes as f64)?;
+        self.gauge(to, "adapters_waiting", "Requests that wait for a slot of an adapter", counts.waiting as f64)?;
+        let loads = [(vec![("result", "ok")], counts.loads), (vec![("result", "failed")], counts.failures)];
+        self.counters(to, "adapter_loads", "Loads of LoRA adapters", &loads)
     }
 }
 

@@ -24,6 +24,7 @@ use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
 use baton_node::identity::{self, Identity};
+use baton_node::listen::Callers;
 use baton_node::membership;
 use baton_node::membership::embedded::JoinConfig;
 use baton_node::metrics::Metrics;
@@ -143,6 +144,7 @@ impl RunningWorker {
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone(), runtime.clone())));
         let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
         let collector = WorkerMetrics::new(loaded.engine.clone(), loaded.device.clone(), transfer.clone(), model, pool);
+        let collector = collector.with_adapters(adapters.clone());
         let phases = metrics.register(|registry| {
             registry.register_collector(Box::new(collector));
             Phases::register(registry, model, pool)

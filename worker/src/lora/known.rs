@@ -7,6 +7,7 @@ use baton_engine::formats::{AdapterLimits, WeightsError, read_peft};
 use baton_kernels::adapter::PackedAdapter;
 use baton_kernels::device::DeviceError;
 use baton_types::{AdapterCard, Digest};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -36,11 +37,14 @@ pub enum AdapterError {
 pub(super) struct Reader {
     pub(super) spec: Arc<DecoderSpec>,
     pub(super) limits: AdapterLimits,
+    /// Only one adapter is read at a time: what that takes is bounded by the largest one. Between two of a folder, loads have their turn.
+    pub(super) one: Arc<Mutex<()>>,
 }
 
 impl Reader {
-    /// Reads, checks and packs an adapter. Takes time and memory with its size.
+    /// Reads, checks and packs an adapter. Takes time and memory with its size; blocks the thread.
     pub(super) fn read(&self, folder: &Path) -> Result<PackedAdapter, AdapterError> {
+        let _one = self.one.lock();
         Ok(read_peft(folder, &self.spec, self.limits)?.pack()?)
     }
 

@@ -24,17 +24,33 @@ use baton_engine::formats::AdapterLimits;
 use baton_engine::{AdapterUse, EngineHandle};
 use baton_kernels::step::AdapterSlot;
 use baton_node::runtime::blocking;
-use baton_types::{AdapterCard, Digest, ErrorKind, RequestError, Runtime};
+use baton_types::{AdapterCard, Digest, ErrorKind, RequestError, Runtime, TenantLabel};
 use known::{Known, Reader};
 use parking_lot::Mutex;
 use slots::{Answer, Slots, Ticket};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{Mutex as AsyncMutex, Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 /// A client that found no slot may come again after this.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The adapters of one worker, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterCounts {
+    /// That can be served.
+    pub known: usize,
+    pub loaded: usize,
+    /// Memory of those that are loaded or being loaded.
+    pub bytes: u64,
+    /// Requests that wait for a slot.
+    pub waiting: usize,
+    /// Loads since the start, and those that failed.
+    pub loads: u64,
+    pub failures: u64,
+}
 
 /// The adapters of one worker. Clones are the same.
 #[derive(Clone)]
@@ -47,8 +63,8 @@ struct Inner {
     /// What is announced.
     cards: watch::Sender<Arc<[AdapterCard]>>,
     slots: Arc<SharedSlots>,
-    /// Only one adapter is read at a time: what that takes is bounded by the largest one.
-    reads: AsyncMutex<()>,
+    loads: AtomicU64,
+    failures: AtomicU64,
     wait_max: Duration,
     runtime: Arc<dyn Runtime>,
 }
@@ -71,11 +87,12 @@ impl SharedSlots {
 struct Kept {
     shared: Arc<SharedSlots>,
     slot: usize,
+    tenant: TenantLabel,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.shared.change(|slots| slots.release(self.slot));
+        self.shared.change(|slots| slots.release(self.slot, self.tenant));
     }
 }
 
@@ -107,7 +124,7 @@ impl Adapters {
             return Ok(None);
         }
         let limits = AdapterLimits { rank_max: settings.max_rank, bytes_max: settings.memory_bytes_max.0 };
-        let reader = Reader { spec, limits };
+        let reader = Reader { spec, limits, one: Arc::default() };
         let known = Known::start(settings, names, &reader)?;
         tracing::info!(adapters = known.cards().len(), slots = settings.max_loras, "serves adapters");
         let slots = Slots::new(settings.max_loras, settings.memory_bytes_max.0, engine.config().waiting_max);
@@ -117,7 +134,8 @@ impl Adapters {
             cards: watch::Sender::new(known.cards()),
             known: Mutex::new(known),
             slots: Arc::new(SharedSlots { slots: Mutex::new(slots), changed: Notify::new() }),
-            reads: AsyncMutex::new(()),
+            loads: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             wait_max: Duration::from_millis(settings.wait_ms_max),
             runtime,
         }))))
@@ -128,9 +146,18 @@ impl Adapters {
         self.0.cards.subscribe()
     }
 
-    /// Adapters that are loaded, and their memory in bytes.
-    pub fn loaded(&self) -> (usize, u64) {
-        self.0.slots.slots.lock().counts()
+    /// Counts for metrics.
+    pub fn counts(&self) -> AdapterCounts {
+        let (known, slots) = (self.0.cards.borrow().len(), self.0.slots.slots.lock());
+        let (loaded, bytes) = slots.loaded_bytes();
+        AdapterCounts {
+            known,
+            loaded,
+            bytes,
+            waiting: slots.waiting(),
+            loads: self.0.loads.load(Ordering::Relaxed),
+            failures: self.0.failures.load(Ordering::Relaxed),
+        }
     }
 
     /// Reads the folder again at intervals, for ever.
@@ -139,7 +166,6 @@ impl Adapters {
         let mut failed = false;
         loop {
             inner.runtime.sleep_until(inner.runtime.now() + every).await;
-            let _one = inner.reads.lock().await;
             let (mut known, reader) = (inner.known.lock().clone(), inner.reader.clone());
             let read = blocking(&*inner.runtime, move || known.read_again(&reader).map(|()| known)).await;
             match read {
@@ -163,17 +189,23 @@ impl Adapters {
     }
 
     /// The adapter in a slot, where it stays while the returned value lives. Loads it if necessary, and waits for a slot if it must: until
-    /// `deadline`, and no longer than the settings say. At most `engine.waiting_max` requests wait.
+    /// `deadline`, and no longer than the settings say. At most `engine.waiting_max` requests wait; slots and places are shared out
+    /// among tenants.
     ///
     /// # Errors
     /// If no slot becomes free, or the adapter is not here or cannot be loaded. Another worker may serve it.
-    pub async fn hold(&self, digest: Digest, deadline: Instant) -> Result<AdapterUse, RequestError> {
+    pub async fn hold(
+        &self,
+        digest: Digest,
+        tenant: TenantLabel,
+        deadline: Instant,
+    ) -> Result<AdapterUse, RequestError> {
         let inner = &self.0;
         let runtime = &*inner.runtime;
         let bytes = inner.known.lock().find(&digest).map(|known| known.bytes);
-        let shared = &inner.slots;
+        let (shared, loads) = (&inner.slots, AtomicBool::new(false));
         let held = async {
-            let ticket = shared.slots.lock().enter(digest).ok_or_else(no_slot)?;
+            let ticket = shared.slots.lock().enter(digest, tenant).ok_or_else(no_slot)?;
             let place = Place { shared: shared.clone(), ticket };
             loop {
                 let mut changed = pin!(shared.changed.notified());
@@ -183,19 +215,23 @@ impl Adapters {
                     let message = format!("this worker has no adapter {digest}: its folder is gone or has changed");
                     return Err(RequestError::new(ErrorKind::Unavailable, message));
                 }
-                let answer = shared.slots.lock().ask(place.ticket, digest, bytes.unwrap_or(u64::MAX));
+                let answer = shared.slots.lock().ask(place.ticket, bytes.unwrap_or(u64::MAX));
                 match answer {
                     Answer::Use(slot) => {
-                        let kept = Arc::new(Kept { shared: shared.clone(), slot });
+                        let kept = Arc::new(Kept { shared: shared.clone(), slot, tenant });
                         return Ok(AdapterUse { slot: AdapterSlot(slot as u32), digest, kept });
                     }
-                    Answer::Load { slot, evicted } => self.load(digest, slot, &evicted).await?,
+                    Answer::Load { slot, evicted } => {
+                        loads.store(true, Ordering::Relaxed);
+                        self.load(digest, slot, &evicted).await?;
+                    }
                     Answer::Wait => changed.await,
                 }
             }
         };
         let until = deadline.min(runtime.now() + inner.wait_max);
-        runtime.until(until, held).await.unwrap_or_else(|| Err(no_slot()))
+        let late = || if loads.load(Ordering::Relaxed) { slow_load() } else { no_slot() };
+        runtime.until(until, held).await.unwrap_or_else(|| Err(late()))
     }
 
     /// Loads an adapter into a slot that [`Slots`] gave for it. Goes on if the caller gives up.
@@ -209,6 +245,8 @@ impl Adapters {
         let runtime = inner.runtime.clone();
         runtime.spawn(Box::pin(async move {
             let outcome = inner.load(digest, slot).await;
+            let count = if outcome.is_ok() { &inner.loads } else { &inner.failures };
+            count.fetch_add(1, Ordering::Relaxed);
             inner.slots.change(|slots| slots.loaded(slot, outcome.is_ok()));
             // The caller may be gone.
             let _ = loaded.send(outcome);
@@ -226,11 +264,8 @@ impl Inner {
         let since = self.runtime.now();
         let folder = self.known.lock().find(&digest).map(|known| known.folder.clone());
         let folder = folder.ok_or("its folder is gone or has changed")?;
-        let adapter = {
-            let _one = self.reads.lock().await;
-            let (reader, folder) = (self.reader.clone(), folder.clone());
-            blocking(&*self.runtime, move || reader.read_again(&folder, digest)).await
-        };
+        let (reader, from) = (self.reader.clone(), folder.clone());
+        let adapter = blocking(&*self.runtime, move || reader.read_again(&from, digest)).await;
         let adapter = adapter.ok_or("reading it failed")?.map_err(|error| {
             tracing::warn!(%error, "cannot load an adapter");
             // Paths are told to no client.
@@ -254,11 +289,19 @@ fn no_slot() -> RequestError {
     RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
 
+/// Its load has begun, and goes on.
+fn slow_load() -> RequestError {
+    let message =
+        "the adapter takes longer to load than this request may wait; try again, or raise engine.lora.wait_ms_max";
+    RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
+}
+
 /// Starts a call: at once without an adapter, else once its sequence has it, in a task that ends with the receiver of `replies`. What `start`
 /// refuses there becomes the last reply.
 pub fn start_with<T: Send + 'static>(
     adapters: Option<&Adapters>,
     digest: Option<Digest>,
+    tenant: TenantLabel,
     call: CallContext,
     runtime: &Arc<dyn Runtime>,
     replies: mpsc::Sender<Result<T, RequestError>>,
@@ -276,7 +319,7 @@ pub fn start_with<T: Send + 'static>(
             biased;
             () = replies.closed() => return,
             error = call.running.cut_off() => Err(error),
-            held = adapters.hold(digest, call.deadline) => held,
+            held = adapters.hold(digest, tenant, call.deadline) => held,
         };
         let last = replies.clone();
         if let Err(error) = held.and_then(|adapter| start(call, Some(adapter), replies)) {

@@ -1,16 +1,19 @@
 //! Which adapter has which slot of the device, who waits for one, and what is evicted. Pure: the caller loads, and reports the result.
 //!
 //! Sequences share a loaded adapter. A slot whose adapter nobody uses is kept until another adapter needs it, or its memory; then the one
-//! used least recently goes. Who waits longest is served first. So that a stream of requests for loaded adapters starves nobody, an adapter
-//! takes no more users while an earlier request waits for another one: the adapters that were loaded first are closed, one for each that waits.
+//! used least recently goes. So that a stream of requests for loaded adapters starves nobody, an adapter takes no more users while a request
+//! whose turn is earlier waits for another one: the adapters that were loaded first are closed, one for each that waits.
+//!
+//! Turns are fair: a tenant's first waiting request comes before the second one of any other, and slots that a tenant uses count like
+//! requests before its first. Among equals, who waits longest is first. No tenant takes more than half of the places that others leave.
 
-use baton_types::Digest;
+use baton_types::{Digest, TenantLabel};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Place of a request among those that wait, or use a slot soon.
 pub(super) type Ticket = u64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
     /// Being loaded into.
@@ -18,11 +21,12 @@ enum Slot {
     Loaded(Loaded),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Loaded {
     digest: Digest,
     bytes: u64,
-    users: usize,
+    /// How many sequences of each tenant use it.
+    users: BTreeMap<TenantLabel, usize>,
     /// When it was loaded, and used last: ticks of [`Slots::now`].
     since: u64,
     used: u64,
@@ -39,6 +43,13 @@ pub(super) enum Answer {
     Wait,
 }
 
+/// A request that waits.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    digest: Digest,
+    tenant: TenantLabel,
+}
+
 /// All slots.
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -46,7 +57,7 @@ pub(super) struct Slots {
     bytes_max: u64,
     waiting_max: usize,
     tickets: Ticket,
-    waiting: BTreeMap<Ticket, Digest>,
+    waiting: BTreeMap<Ticket, Waiting>,
     now: u64,
 }
 
@@ -56,13 +67,15 @@ impl Slots {
         Self { slots, bytes_max, waiting_max, tickets: 0, waiting: BTreeMap::new(), now: 0 }
     }
 
-    /// A request comes for an adapter; `None` if too many wait already, and it would wait too.
-    pub(super) fn enter(&mut self, digest: Digest) -> Option<Ticket> {
-        if self.waiting.len() >= self.waiting_max && !self.is_open(&digest) {
+    /// A request of a tenant comes for an adapter; `None` if too many wait already, and it would wait too.
+    pub(super) fn enter(&mut self, digest: Digest, tenant: TenantLabel) -> Option<Ticket> {
+        let own = self.waiting.values().filter(|waiting| waiting.tenant == tenant).count();
+        let left = self.waiting_max.saturating_sub(self.waiting.len() - own);
+        if own >= left.div_ceil(2) && !self.is_open(&digest) {
             return None;
         }
         self.tickets += 1;
-        self.waiting.insert(self.tickets, digest);
+        self.waiting.insert(self.tickets, Waiting { digest, tenant });
         Some(self.tickets)
     }
 
@@ -72,53 +85,60 @@ impl Slots {
     }
 
     /// What the request may do, whose adapter takes `bytes`.
-    pub(super) fn ask(&mut self, ticket: Ticket, digest: Digest, bytes: u64) -> Answer {
+    pub(super) fn ask(&mut self, ticket: Ticket, bytes: u64) -> Answer {
         self.now += 1;
-        let starving = self.starving_before(ticket);
+        let Some(Waiting { digest, tenant }) = self.waiting.get(&ticket).copied() else { return Answer::Wait };
+        let before = self.before(ticket);
+        let starving = self.starving(&before);
         if let Some(at) = self.slots.iter().position(|slot| of(slot).is_some_and(|of| of.digest == digest)) {
             let closed = self.closed(starving.len()).contains(&at);
             return match &mut self.slots[at] {
                 Slot::Loaded(loaded) if !closed => {
-                    (loaded.users, loaded.used) = (loaded.users + 1, self.now);
+                    *loaded.users.entry(tenant).or_default() += 1;
+                    loaded.used = self.now;
                     Answer::Use(at)
                 }
                 _ => Answer::Wait,
             };
         }
-        let mut idle = self.idle(ticket);
+        let mut idle = self.idle(&before);
         let free = self.slots.iter().filter(|slot| **slot == Slot::Free).count();
         let others = starving.iter().filter(|other| **other != digest).count();
         if idle.len() + free <= others {
             return Answer::Wait;
         }
-        idle.sort_by_key(|(_, loaded)| std::cmp::Reverse(loaded.used));
+        idle.sort_by_key(|idle| std::cmp::Reverse(idle.used));
         let (mut held, mut evicted) = (self.bytes(), Vec::new());
         let mut slot = self.slots.iter().position(|slot| *slot == Slot::Free);
         while slot.is_none() || held.saturating_add(bytes) > self.bytes_max {
-            let Some((at, loaded)) = idle.pop() else { return Answer::Wait };
-            held -= loaded.bytes;
+            let Some(next) = idle.pop() else { return Answer::Wait };
+            held -= next.bytes;
             match slot {
-                None => slot = Some(at),
-                Some(_) => evicted.push(at),
+                None => slot = Some(next.slot),
+                Some(_) => evicted.push(next.slot),
             }
         }
         let Some(slot) = slot else { return Answer::Wait };
         evicted.iter().for_each(|at| self.slots[*at] = Slot::Free);
-        self.slots[slot] = Slot::Loading(Loaded { digest, bytes, users: 0, since: self.now, used: self.now });
+        self.slots[slot] =
+            Slot::Loading(Loaded { digest, bytes, users: BTreeMap::new(), since: self.now, used: self.now });
         Answer::Load { slot, evicted }
     }
 
     /// The adapter that was being loaded into a slot is there, or could not be loaded.
     pub(super) fn loaded(&mut self, slot: usize, is_loaded: bool) {
-        if let Slot::Loading(loaded) = self.slots[slot] {
-            self.slots[slot] = if is_loaded { Slot::Loaded(loaded) } else { Slot::Free };
+        if let Slot::Loading(loaded) = &self.slots[slot] {
+            self.slots[slot] = if is_loaded { Slot::Loaded(loaded.clone()) } else { Slot::Free };
         }
     }
 
-    /// A user of a slot's adapter is gone.
-    pub(super) fn release(&mut self, slot: usize) {
-        if let Slot::Loaded(loaded) = &mut self.slots[slot] {
-            loaded.users -= 1;
+    /// A user of a slot's adapter is gone, of this tenant.
+    pub(super) fn release(&mut self, slot: usize, tenant: TenantLabel) {
+        if let Slot::Loaded(loaded) = &mut self.slots[slot]
+            && let Some(users) = loaded.users.get_mut(&tenant)
+        {
+            *users -= 1;
+            loaded.users.retain(|_, users| *users > 0);
         }
     }
 
@@ -129,24 +149,50 @@ impl Slots {
 
     /// Whether an adapter is loaded and takes users, whoever waits.
     fn is_open(&self, digest: &Digest) -> bool {
-        let closed = self.closed(self.starving_before(Ticket::MAX).len());
+        let closed = self.closed(self.starving(&self.turns()).len());
         let is_it = |slot: &Slot| matches!(slot, Slot::Loaded(loaded) if loaded.digest == *digest);
         self.slots.iter().enumerate().any(|(at, slot)| is_it(slot) && !closed.contains(&at))
     }
 
     /// Adapters that are loaded, and the memory that they and those being loaded take.
-    pub(super) fn counts(&self) -> (usize, u64) {
+    pub(super) fn loaded_bytes(&self) -> (usize, u64) {
         (self.slots.iter().filter(|slot| matches!(slot, Slot::Loaded(_))).count(), self.bytes())
+    }
+
+    /// How many requests wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     fn bytes(&self) -> u64 {
         self.slots.iter().filter_map(of).map(|loaded| loaded.bytes).sum()
     }
 
-    /// Adapters without a slot for which earlier requests wait.
-    fn starving_before(&self, ticket: Ticket) -> BTreeSet<Digest> {
+    /// The requests that wait, in the order of their turns.
+    fn turns(&self) -> Vec<(Ticket, Waiting)> {
+        let uses = |tenant: &TenantLabel| {
+            self.slots.iter().filter_map(of).filter(|loaded| loaded.users.contains_key(tenant)).count()
+        };
+        let mut before: BTreeMap<TenantLabel, usize> = BTreeMap::new();
+        let mut turns: Vec<(usize, Ticket, Waiting)> = Vec::with_capacity(self.waiting.len());
+        for (ticket, waiting) in &self.waiting {
+            let rank = before.entry(waiting.tenant).or_insert_with(|| uses(&waiting.tenant));
+            turns.push((*rank, *ticket, *waiting));
+            *rank += 1;
+        }
+        turns.sort_unstable_by_key(|(rank, ticket, _)| (*rank, *ticket));
+        turns.into_iter().map(|(_, ticket, waiting)| (ticket, waiting)).collect()
+    }
+
+    /// The requests whose turns are before that of `ticket`.
+    fn before(&self, ticket: Ticket) -> Vec<(Ticket, Waiting)> {
+        self.turns().into_iter().take_while(|(other, _)| *other != ticket).collect()
+    }
+
+    /// Adapters without a slot that these requests wait for.
+    fn starving(&self, turns: &[(Ticket, Waiting)]) -> BTreeSet<Digest> {
         let have_slots: BTreeSet<Digest> = self.slots.iter().filter_map(of).map(|loaded| loaded.digest).collect();
-        self.waiting.range(..ticket).map(|(_, digest)| *digest).filter(|digest| !have_slots.contains(digest)).collect()
+        turns.iter().map(|(_, waiting)| waiting.digest).filter(|digest| !have_slots.contains(digest)).collect()
     }
 
     /// The slots whose adapters take no more users, while so many adapters wait.
@@ -161,19 +207,27 @@ impl Slots {
         loaded.into_iter().take(starving).map(|(_, at)| at).collect()
     }
 
-    /// Loaded adapters that nobody uses, and no earlier request waits for.
-    fn idle(&self, ticket: Ticket) -> Vec<(usize, Loaded)> {
-        let starving = self.starving_before(ticket).len();
-        let closed = self.closed(starving);
+    /// Loaded adapters that nobody uses, and that none of the requests before waits for.
+    fn idle(&self, before: &[(Ticket, Waiting)]) -> Vec<Idle> {
+        let closed = self.closed(self.starving(before).len());
         let wanted = |at: usize, digest: &Digest| {
-            !closed.contains(&at) && self.waiting.range(..ticket).any(|(_, waits)| waits == digest)
+            !closed.contains(&at) && before.iter().any(|(_, waiting)| waiting.digest == *digest)
         };
-        let idle = |(at, slot): (usize, &Slot)| match slot {
-            Slot::Loaded(loaded) if loaded.users == 0 && !wanted(at, &loaded.digest) => Some((at, *loaded)),
+        let idle = |(slot, of): (usize, &Slot)| match of {
+            Slot::Loaded(loaded) if loaded.users.is_empty() && !wanted(slot, &loaded.digest) => {
+                Some(Idle { slot, bytes: loaded.bytes, used: loaded.used })
+            }
             _ => None,
         };
         self.slots.iter().enumerate().filter_map(idle).collect()
     }
+}
+
+/// A loaded adapter that may be evicted.
+struct Idle {
+    slot: usize,
+    bytes: u64,
+    used: u64,
 }
 
 fn of(slot: &Slot) -> Option<&Loaded> {
@@ -191,28 +245,40 @@ mod tests {
         Digest([n; 32])
     }
 
+    fn tenant(n: u8) -> TenantLabel {
+        TenantLabel(u64::from(n))
+    }
+
     struct World(Slots);
 
     impl World {
         fn new(slots: usize) -> Self {
-            Self(Slots::new(slots, 100, 4))
+            Self(Slots::new(slots, 100, 8))
         }
 
-        fn ask(&mut self, ticket: Ticket, adapter: u8) -> Answer {
-            self.0.ask(ticket, digest(adapter), 10)
+        fn ask(&mut self, ticket: Ticket) -> Answer {
+            self.0.ask(ticket, 10)
         }
 
         fn enter(&mut self, adapter: u8) -> Ticket {
-            self.0.enter(digest(adapter)).expect("there is room to wait")
+            self.enter_as(1, adapter)
+        }
+
+        fn enter_as(&mut self, of: u8, adapter: u8) -> Ticket {
+            self.0.enter(digest(adapter), tenant(of)).expect("there is room to wait")
+        }
+
+        fn release(&mut self, slot: usize) {
+            self.0.release(slot, tenant(1));
         }
 
         /// A request that loads its adapter if it must, and uses it.
         fn uses(&mut self, adapter: u8) -> Option<usize> {
             let ticket = self.enter(adapter);
-            let mut answer = self.ask(ticket, adapter);
+            let mut answer = self.ask(ticket);
             if let Answer::Load { slot, .. } = answer {
                 self.0.loaded(slot, true);
-                answer = self.ask(ticket, adapter);
+                answer = self.ask(ticket);
             }
             let Answer::Use(slot) = answer else { return None };
             self.0.leave(ticket);
@@ -228,7 +294,7 @@ mod tests {
         let mut world = World::new(2);
         for adapter in [1, 2, 1] {
             let slot = world.uses(adapter).unwrap();
-            world.0.release(slot);
+            world.release(slot);
         }
         assert_eq!(world.uses(3), Some(1));
         assert!(world.0.has(&digest(1)) && !world.0.has(&digest(2)));
@@ -238,52 +304,76 @@ mod tests {
     fn memory_is_bounded() {
         let mut slots = Slots::new(4, 100, 4);
         for (adapter, bytes) in [(1, 40), (2, 30), (3, 20)] {
-            let ticket = slots.enter(digest(adapter)).unwrap();
-            let Answer::Load { slot, evicted } = slots.ask(ticket, digest(adapter), bytes) else { panic!() };
+            let ticket = slots.enter(digest(adapter), tenant(1)).unwrap();
+            let Answer::Load { slot, evicted } = slots.ask(ticket, bytes) else { panic!() };
             assert!(evicted.is_empty());
             slots.loaded(slot, true);
-            assert_eq!(slots.ask(ticket, digest(adapter), bytes), Answer::Use(slot));
+            assert_eq!(slots.ask(ticket, bytes), Answer::Use(slot));
             slots.leave(ticket);
-            slots.release(slot);
+            slots.release(slot, tenant(1));
         }
-        assert_eq!(slots.counts(), (3, 90));
-        let ticket = slots.enter(digest(4)).unwrap();
+        assert_eq!(slots.loaded_bytes(), (3, 90));
+        let ticket = slots.enter(digest(4), tenant(1)).unwrap();
         // The free slot takes it, and two others give their memory.
-        assert_eq!(slots.ask(ticket, digest(4), 70), Answer::Load { slot: 3, evicted: vec![0, 1] });
-        assert_eq!(slots.counts(), (1, 90));
+        assert_eq!(slots.ask(ticket, 70), Answer::Load { slot: 3, evicted: vec![0, 1] });
+        assert_eq!(slots.loaded_bytes(), (1, 90));
         slots.loaded(3, false);
-        assert_eq!(slots.counts(), (1, 20));
-        assert_eq!(slots.ask(ticket, digest(4), 200), Answer::Wait, "it can never fit");
+        assert_eq!(slots.loaded_bytes(), (1, 20));
+        assert_eq!(slots.ask(ticket, 200), Answer::Wait, "it can never fit");
     }
 
     #[test]
     fn an_adapter_is_loaded_once_for_all_who_wait_for_it() {
         let mut world = World::new(1);
         let (first, second) = (world.enter(1), world.enter(1));
-        assert_eq!(world.ask(first, 1), Answer::Load { slot: 0, evicted: vec![] });
-        assert_eq!(world.ask(second, 1), Answer::Wait);
+        assert_eq!(world.ask(first), Answer::Load { slot: 0, evicted: vec![] });
+        assert_eq!(world.ask(second), Answer::Wait);
         // A third one wants another: it does not take the slot away from those that came before it.
         let third = world.enter(2);
         world.0.loaded(0, true);
-        assert_eq!(world.ask(third, 2), Answer::Wait);
-        assert_eq!((world.ask(second, 1), world.ask(first, 1)), (Answer::Use(0), Answer::Use(0)));
+        assert_eq!(world.ask(third), Answer::Wait);
+        assert_eq!((world.ask(second), world.ask(first)), (Answer::Use(0), Answer::Use(0)));
         world.0.leave(first);
         world.0.leave(second);
-        world.0.release(0);
-        assert_eq!(world.ask(third, 2), Answer::Wait);
-        world.0.release(0);
-        assert_eq!(world.ask(third, 2), Answer::Load { slot: 0, evicted: vec![] });
+        world.release(0);
+        assert_eq!(world.ask(third), Answer::Wait);
+        world.release(0);
+        assert_eq!(world.ask(third), Answer::Load { slot: 0, evicted: vec![] });
         world.0.loaded(0, false);
-        assert_eq!(world.ask(third, 2), Answer::Load { slot: 0, evicted: vec![] }, "another try");
+        assert_eq!(world.ask(third), Answer::Load { slot: 0, evicted: vec![] }, "another try");
     }
 
     #[test]
     fn no_more_wait_than_there_is_room_for() {
         let mut world = World::new(1);
         let tickets = [1, 2, 3, 4].map(|adapter| world.enter(adapter));
-        assert_eq!(world.0.enter(digest(1)), None);
+        assert_eq!(world.0.enter(digest(1), tenant(1)), None, "half of the places are left for others");
+        let others = [1, 2].map(|adapter| world.enter_as(2, adapter));
+        assert_eq!(world.0.enter(digest(1), tenant(2)), None);
+        world.enter_as(3, 1);
         world.0.leave(tickets[2]);
-        assert!(world.0.enter(digest(1)).is_some());
+        world.0.leave(others[0]);
+        assert!(world.0.enter(digest(1), tenant(1)).is_none(), "others have taken places besides");
+        assert!(world.0.enter(digest(1), tenant(2)).is_some());
+    }
+
+    #[test]
+    fn a_tenant_that_wants_many_adapters_comes_after_one_that_wants_its_first() {
+        let mut world = World::new(2);
+        assert_eq!((world.uses(1), world.uses(2)), (Some(0), Some(1)));
+        let greedy = [3, 4, 5].map(|adapter| world.enter(adapter));
+        let other = world.enter_as(2, 6);
+        world.release(0);
+        assert!(greedy.iter().all(|ticket| world.ask(*ticket) == Answer::Wait), "its tenant has the other slot");
+        assert_eq!(world.ask(other), Answer::Load { slot: 0, evicted: vec![] });
+        world.0.loaded(0, true);
+        assert_eq!(world.ask(other), Answer::Use(0));
+        world.0.leave(other);
+        // Both tenants have a slot; of the greedy one's requests the first is next.
+        let second = world.enter_as(2, 7);
+        world.release(1);
+        assert_eq!((world.ask(second), world.ask(greedy[1])), (Answer::Wait, Answer::Wait));
+        assert_eq!(world.ask(greedy[0]), Answer::Load { slot: 1, evicted: vec![] });
     }
 
     #[test]
@@ -291,27 +381,27 @@ mod tests {
         let mut world = World::new(2);
         assert_eq!((world.uses(1), world.uses(2)), (Some(0), Some(1)));
         let waits = world.enter(3);
-        assert_eq!(world.ask(waits, 3), Answer::Wait);
+        assert_eq!(world.ask(waits), Answer::Wait);
         // The adapter that was loaded first takes no more; the other one does.
         let behind = world.enter(1);
-        assert_eq!(world.ask(behind, 1), Answer::Wait);
+        assert_eq!(world.ask(behind), Answer::Wait);
         assert_eq!(world.uses(2), Some(1));
-        world.0.release(0);
-        assert_eq!(world.ask(behind, 1), Answer::Wait);
-        assert_eq!(world.ask(waits, 3), Answer::Load { slot: 0, evicted: vec![] });
+        world.release(0);
+        assert_eq!(world.ask(behind), Answer::Wait);
+        assert_eq!(world.ask(waits), Answer::Load { slot: 0, evicted: vec![] });
         world.0.loaded(0, true);
-        assert_eq!(world.ask(waits, 3), Answer::Use(0));
+        assert_eq!(world.ask(waits), Answer::Use(0));
         world.0.leave(waits);
         // Now the one behind it waits for a slot, first of all.
-        assert_eq!(world.ask(behind, 1), Answer::Wait);
+        assert_eq!(world.ask(behind), Answer::Wait);
         let last = world.enter(4);
-        world.0.release(1);
-        world.0.release(1);
-        assert_eq!(world.ask(last, 4), Answer::Wait);
-        assert_eq!(world.ask(behind, 1), Answer::Load { slot: 1, evicted: vec![] });
+        world.release(1);
+        world.release(1);
+        assert_eq!(world.ask(last), Answer::Wait);
+        assert_eq!(world.ask(behind), Answer::Load { slot: 1, evicted: vec![] });
         // A request that gives up makes way.
         world.0.leave(behind);
         world.0.loaded(1, true);
-        assert_eq!(world.ask(last, 4), Answer::Load { slot: 1, evicted: vec![] });
+        assert_eq!(world.ask(last), Answer::Load { slot: 1, evicted: vec![] });
     }
 }

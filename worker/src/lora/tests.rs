@@ -6,6 +6,7 @@ use crate::settings::{EngineSettings, ModelSettings};
 use baton_engine::formats::{ModelSource as _, RandomModel};
 use baton_node::TokioRuntime;
 use baton_node::config::ByteSize;
+use baton_types::TenantLabel;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use tokio::time::timeout;
@@ -75,7 +76,7 @@ fn digest(adapters: &Adapters, name: &str) -> Digest {
 }
 
 async fn hold(adapters: &Adapters, digest: Digest) -> Result<AdapterUse, RequestError> {
-    timeout(FOREVER, adapters.hold(digest, Instant::now() + FOREVER)).await.expect("it ends")
+    timeout(FOREVER, adapters.hold(digest, TenantLabel::default(), Instant::now() + FOREVER)).await.expect("it ends")
 }
 
 #[tokio::test]
@@ -100,7 +101,13 @@ async fn a_slot_is_shared_waited_for_and_taken_over() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     drop(second);
     let third = waiting.await.unwrap().unwrap();
-    assert_eq!((third.slot, third.digest, adapters.loaded()), (AdapterSlot(0), b, (1, 4 * (32 + 32))));
+    assert_eq!(
+        (third.slot, third.digest, {
+            let counts = adapters.counts();
+            (counts.loaded, counts.bytes)
+        }),
+        (AdapterSlot(0), b, (1, 4 * (32 + 32)))
+    );
     drop(third);
     hold(&adapters, a).await.unwrap();
 }
