@@ -1,12 +1,16 @@
 //! Parts of answers, in any pieces.
 
-use baton_text::answer::{AnswerFormat, AnswerParser, Call, CallFormat, Part};
+use baton_text::answer::{AnswerFormat, AnswerParser, Call, CallFormat, NotationPart, Part};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 const HERMES: AnswerFormat = AnswerFormat { calls: CallFormat::Hermes, shows_tools: true, reasons: true };
 const LLAMA: AnswerFormat = AnswerFormat { calls: CallFormat::Llama, shows_tools: true, reasons: false };
 const MISTRAL: AnswerFormat = AnswerFormat { calls: CallFormat::Mistral, shows_tools: true, reasons: false };
+
+const DEEPSEEK: AnswerFormat = AnswerFormat { calls: CallFormat::DeepSeek, shows_tools: true, reasons: true };
+const DEEPSEEK_BARE: AnswerFormat = AnswerFormat { calls: CallFormat::DeepSeekBare, shows_tools: true, reasons: true };
+const HARMONY: AnswerFormat = AnswerFormat { calls: CallFormat::Harmony, shows_tools: true, reasons: false };
 
 fn parser(format: AnswerFormat, prompt: &str) -> AnswerParser {
     AnswerParser::new(format, Arc::from(["get".to_owned(), "put".to_owned()]), prompt)
@@ -108,6 +112,108 @@ fn mistral() {
 }
 
 #[test]
+fn deepseek() {
+    let (open, close) = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>");
+    let old = |name: &str, arguments: &str| {
+        format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>")
+    };
+    let new = |name: &str, arguments: &str| {
+        format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>")
+    };
+    let calls = [call("get", "{\"a\": \"```\"}"), call("put", "{}")];
+    let text = format!("{open}{}\n{}{close}", old("get", "{\"a\": \"```\"}"), old("put", "{}"));
+    check(DEEPSEEK, "", &text, &calls);
+    let text = format!("So.{open}{}{}{close}", new("get", "{\"a\": \"```\"}"), new("put", "{}"));
+    let [get, put] = calls;
+    check(DEEPSEEK_BARE, "", &text, &[content("So."), get, put]);
+    check(DEEPSEEK_BARE, "<think>", "a</think>b", &[Part::Reasoning("a".into()), content("b")]);
+    for no_call in [
+        format!("{open}{close}"),
+        format!("{open}{}", new("get", "{}")),
+        format!("{open}{}{close}", new("other", "{}")),
+        format!("{open}{}{close}", new("get", "1")),
+        format!("{open}{} and{close}", new("get", "{}")),
+    ] {
+        check(DEEPSEEK_BARE, "", &no_call, &[content(&no_call)]);
+        check(DEEPSEEK, "", &no_call, &[content(&no_call)]);
+    }
+}
+
+#[test]
+fn harmony() {
+    let thought = |text: &str| Part::Reasoning(text.into());
+    let prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant";
+    let analysis = "<|channel|>analysis<|message|>Hm <|en";
+    let last = "<|start|>assistant<|channel|>final<|message|>It is.";
+    let whole = format!("{analysis}.<|end|>{last}");
+    check(HARMONY, prompt, &whole, &[thought("Hm <|en."), content("It is.")]);
+    check(HARMONY, prompt, &format!("{whole}<|return|>"), &[thought("Hm <|en."), content("It is.")]);
+    // An end that is missing, as where the answer was cut off and goes on.
+    check(HARMONY, prompt, &format!("{analysis}{last}"), &[thought("Hm <|en"), content("It is.")]);
+    check(HARMONY, prompt, analysis, &[thought("Hm <|en")]);
+
+    let get = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>{\"a\": \"<|\"}";
+    let reasoned = format!("<|channel|>analysis<|message|>I get it.<|end|><|start|>assistant{get}<|call|>");
+    check(HARMONY, prompt, &reasoned, &[thought("I get it."), call("get", "{\"a\": \"<|\"}")]);
+    check(HARMONY, prompt, get, &[call("get", "{\"a\": \"<|\"}")]);
+    // The recipient may come first.
+    let first = " to=functions.put<|channel|>commentary json<|message|>{}<|call|>";
+    check(HARMONY, prompt, first, &[call("put", "{}")]);
+    check(HARMONY, "", &format!("<|start|>assistant{first}"), &[call("put", "{}")]);
+    let preamble = format!("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{get}<|call|>");
+    check(HARMONY, prompt, &preamble, &[content("I look."), call("get", "{\"a\": \"<|\"}")]);
+    for no_call in [
+        "<|channel|>commentary to=functions.other<|message|>{}",
+        "<|channel|>commentary to=python<|message|>1 + 1",
+        "<|channel|>commentary to=functions.get<|message|>[1]",
+        "<|channel|>commentary to=functions.get<|message|>{\"a\"",
+        "No header at all",
+        "assistants say so",
+        "a <|message|> in the text",
+    ] {
+        check(HARMONY, prompt, no_call, &[content(no_call)]);
+    }
+    // Half of a header says nothing, and a prompt may have begun the message.
+    check(HARMONY, prompt, "<|channel|>fin", &[]);
+    let open = format!("{prompt}<|channel|>final<|message|>");
+    check(HARMONY, &open, "{\"a\": 1}", &[content("{\"a\": 1}")]);
+    let open = format!("{prompt}<|channel|>analysis<|message|>Hm");
+    check(
+        HARMONY,
+        &open,
+        " so<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+        &[thought(" so"), content("Yes")],
+    );
+}
+
+#[test]
+fn notations_are_written_as_they_are_read() {
+    for format in [HERMES, LLAMA, MISTRAL, DEEPSEEK, DEEPSEEK_BARE, HARMONY] {
+        let (open, separator, close) = format.calls.around_calls();
+        let one = |name: &str| {
+            let (before, after) = format.calls.around_arguments(name);
+            format!("{before}{{\"x\": 1}}{after}")
+        };
+        let text = format!("{open}{}{close}", one("get"));
+        check(format, "", &text, &[call("get", "{\"x\": 1}")]);
+        if let Some(separator) = separator {
+            let text = format!("{open}{}{separator}{}{close}", one("get"), one("put"));
+            check(format, "", &text, &[call("get", "{\"x\": 1}"), call("put", "{\"x\": 1}")]);
+        }
+        let parts = format.calls.parts(&text);
+        let joined: String = parts
+            .iter()
+            .map(|part| match part {
+                NotationPart::Text(text) | NotationPart::Control(text) => *text,
+            })
+            .collect();
+        assert_eq!(joined, text);
+        let controls = parts.iter().filter(|part| matches!(part, NotationPart::Control(_))).count();
+        assert_eq!(controls > 0, !matches!(format.calls, CallFormat::Hermes | CallFormat::Llama), "{format:?}");
+    }
+}
+
+#[test]
 fn without_tools_an_answer_is_plain() {
     let none: Arc<[String]> = Arc::from([]);
     assert!(AnswerParser::new(LLAMA, none.clone(), "").is_plain());
@@ -118,10 +224,12 @@ fn without_tools_an_answer_is_plain() {
 proptest! {
     #[test]
     fn pieces_do_not_matter(
-        format in prop::sample::select(vec![HERMES, LLAMA, MISTRAL]),
+        format in prop::sample::select(vec![HERMES, LLAMA, MISTRAL, DEEPSEEK, DEEPSEEK_BARE, HARMONY]),
         prompt in prop::sample::select(vec!["", "<think>\n"]),
         words in prop::collection::vec(prop::sample::select(vec![
             "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", " ", "\n", "a", "é", "<", "{", "}", ";",
+            "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>get<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+            "<|start|>assistant", "<|channel|>analysis", "<|channel|>final", " to=functions.get", "<|message|>", "<|end|>", "<|call|>",
             "{\"name\": \"get\", \"arguments\": {}}", "{\"name\": \"put\", \"parameters\": {}}", "[{\"name\": \"get\", \"arguments\": {}}]",
         ]), 0..9),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),

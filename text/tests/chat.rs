@@ -2,6 +2,7 @@
 
 mod common;
 
+use baton_text::answer::{AnswerFormat, CallFormat};
 use baton_text::{ChatRequest, ChatTemplate, Content, Message, Prompt, Role, Specials, TextError, Tokenizer, bundle};
 use baton_types::{GgufTokenizer, TextBundle};
 use proptest::prelude::*;
@@ -204,6 +205,52 @@ fn roles_and_parts_fit_the_template() {
     assert_eq!(text(roles, std::slice::from_ref(&two)), "user:a\nb ", "a template without parts");
     let only_parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}";
     assert_eq!(text(only_parts, &[user("one"), two]), "[one][a][b]", "a template of parts only");
+}
+
+#[test]
+fn arguments_of_calls_and_reasoning_fit_the_template() {
+    let calls = json!([{"id": "1", "type": "function", "function": {"name": "get", "arguments": {"a": [1, "é"]}}}]);
+    let extra = [("tool_calls".to_owned(), calls), ("reasoning_content".to_owned(), json!("Hm."))];
+    let calling = Message { content: None, extra: extra.into_iter().collect(), ..Message::text(Role::Assistant, "") };
+    let text = |show: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{% for c in m.tool_calls or [] %}}{{{{ {show} }}}}{{% endfor %}}{{% endfor %}}"
+        );
+        render(&template(&source).unwrap(), &[user("U"), calling.clone()], json!({})).unwrap().text().to_owned()
+    };
+    let python = r#"{"a": [1, "é"]}"#;
+    assert_eq!(text("'<' + c.function.arguments + '>'"), format!("<{python}>"), "a template that takes texts");
+    assert_eq!(text("c.function.arguments | tojson"), python, "one that takes objects");
+    let either = "c.function.arguments if c.function.arguments is string else c.function.arguments | tojson";
+    assert_eq!(text(either), python);
+    let first = "c.function.arguments.a[0] if c.function.arguments is mapping else 'text'";
+    assert_eq!(text(first), "1", "one that shows neither gets objects");
+    assert_eq!(text("m.thinking"), "Hm.");
+    assert_eq!(text("m['thinking']"), "", "no such field is read");
+    assert_eq!(text("m.reasoning_content"), "Hm.");
+}
+
+#[test]
+fn notations_are_those_of_the_template() {
+    let format = |source: &str| template(source).unwrap().answer_format();
+    let shown = |calls, reasons| AnswerFormat { calls, shows_tools: true, reasons };
+    let deepseek = "{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
+    let harmony = "<|start|>assistant<|channel|>final<|constrain|>json<|message|>";
+    for (source, expected) in [
+        (format!("{deepseek}function<｜tool▁sep｜>f\n```json"), shown(CallFormat::DeepSeek, false)),
+        (format!("{deepseek}f<｜tool▁sep｜></think>"), shown(CallFormat::DeepSeekBare, true)),
+        (format!("{harmony}{{{{ tools }}}}"), shown(CallFormat::Harmony, false)),
+        (harmony.to_owned(), AnswerFormat { shows_tools: false, ..shown(CallFormat::Harmony, false) }),
+        ("{{ tools }}<tool_call></think>".to_owned(), shown(CallFormat::Hermes, true)),
+        ("{{ tools }}[TOOL_CALLS]".to_owned(), shown(CallFormat::Mistral, false)),
+        ("{{ tools }} ipython parameters".to_owned(), shown(CallFormat::Llama, false)),
+        ("<tool_call>".to_owned(), AnswerFormat { shows_tools: false, ..shown(CallFormat::Hermes, false) }),
+    ] {
+        assert_eq!(format(&source), expected, "{source}");
+    }
+    let has = |format: AnswerFormat, tools: bool| format.marks(tools).any(|mark| mark == "<|channel|>");
+    assert!(has(shown(CallFormat::Harmony, false), false), "its channels are told apart without tools too");
+    assert!(!has(shown(CallFormat::Hermes, true), true));
 }
 
 #[test]

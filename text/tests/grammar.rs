@@ -5,7 +5,7 @@ mod common;
 use baton_text::Tokenizer;
 use baton_text::answer::{AnswerFormat, AnswerParser, CallFormat, Part};
 use baton_text::grammar::{CompiledGrammar, GrammarCompiler, GrammarState, STACK_BYTES, check};
-use baton_types::{CallGrammar, CallsGrammar, Grammar, TokenId};
+use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece, TokenId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -110,10 +110,11 @@ fn random_answers_match_their_grammar() {
 
 #[test]
 fn calls_are_of_their_tools() {
+    let text = |text: &str| GrammarPiece::Text(text.to_owned());
     let of = |name: &str, schema: Value| CallGrammar {
-        open: format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": "),
+        open: vec![text(&format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": "))],
         schema: schema.to_string(),
-        close: "}\n</tool_call>".into(),
+        close: vec![text("}\n</tool_call>")],
     };
     let get = of(
         "get",
@@ -121,14 +122,8 @@ fn calls_are_of_their_tools() {
     );
     let put = of("put", json!({"type": "object", "properties": {}, "additionalProperties": false}));
     let grammar = |separator: Option<&str>| {
-        let (calls, separator) = (vec![get.clone(), put.clone()], separator.map(str::to_owned));
-        compile(&Grammar::Calls(CallsGrammar {
-            open_token: None,
-            open: String::new(),
-            calls,
-            separator,
-            close: String::new(),
-        }))
+        let (calls, separator) = (vec![get.clone(), put.clone()], separator.map(|separator| vec![text(separator)]));
+        compile(&Grammar::Calls(CallsGrammar { open: vec![], calls, separator, close: vec![] }))
     };
     let format = AnswerFormat { calls: CallFormat::Hermes, shows_tools: true, reasons: false };
     let (one, several) = (grammar(None), grammar(Some("\n")));
@@ -155,11 +150,10 @@ fn calls_are_of_their_tools() {
     assert!(most > 1);
     // A control token opens it.
     let calls = CallsGrammar {
-        open_token: Some(1),
-        open: " [".into(),
+        open: vec![GrammarPiece::Token(1), text(" [")],
         calls: vec![put.clone()],
         separator: None,
-        close: "]".into(),
+        close: vec![text("]")],
     };
     let mut state = compile_for_model(&Grammar::Calls(calls)).start();
     assert_eq!(allowed(&mut state), [1]);

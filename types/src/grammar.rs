@@ -23,24 +23,63 @@ pub enum Grammar {
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallsGrammar {
-    /// A control token before all else.
-    pub open_token: Option<TokenId>,
-    pub open: String,
+    pub open: Vec<GrammarPiece>,
     /// One of these, again and again.
     pub calls: Vec<CallGrammar>,
     /// Between two calls; `None`: there is one call.
-    pub separator: Option<String>,
-    pub close: String,
+    pub separator: Option<Vec<GrammarPiece>>,
+    pub close: Vec<GrammarPiece>,
+}
+
+impl CallsGrammar {
+    /// The same without control tokens, for checks that know no model.
+    #[must_use]
+    pub fn without_tokens(&self) -> Self {
+        let pieces = |of: &[GrammarPiece]| {
+            of.iter().filter(|piece| matches!(piece, GrammarPiece::Text(_))).cloned().collect::<Vec<_>>()
+        };
+        let call = |call: &CallGrammar| CallGrammar {
+            open: pieces(&call.open),
+            schema: call.schema.clone(),
+            close: pieces(&call.close),
+        };
+        Self {
+            open: pieces(&self.open),
+            calls: self.calls.iter().map(call).collect(),
+            separator: self.separator.as_deref().map(pieces),
+            close: pieces(&self.close),
+        }
+    }
+}
+
+/// A part of a notation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GrammarPiece {
+    /// Text, of any tokens but control tokens.
+    Text(String),
+    /// A control token.
+    Token(TokenId),
+}
+
+impl GrammarPiece {
+    /// What it counts as, in bytes.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Token(_) => size_of::<TokenId>(),
+        }
+    }
 }
 
 /// A call of one tool.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallGrammar {
-    pub open: String,
+    pub open: Vec<GrammarPiece>,
     /// JSON Schema of the arguments.
     pub schema: String,
-    pub close: String,
+    pub close: Vec<GrammarPiece>,
 }
 
 /// A grammar that is too large, or empty.
@@ -76,10 +115,11 @@ impl Grammar {
             Self::JsonSchema(schema) => check("a JSON schema", "bytes", schema.len(), Self::SCHEMA_BYTES_MAX),
             Self::Regex(regex) => check("a regular expression", "bytes", regex.len(), Self::PATTERN_BYTES_MAX),
             Self::Lark(lark) => check("a Lark grammar", "bytes", lark.len(), Self::PATTERN_BYTES_MAX),
-            Self::Calls(CallsGrammar { open_token: _, open, calls, separator, close }) => {
+            Self::Calls(CallsGrammar { open, calls, separator, close }) => {
                 check("calls", "tools", calls.len(), Self::CALLS_MAX)?;
-                let around = [open, close].into_iter().chain(separator).map(String::len).sum::<usize>();
-                let of = |call: &CallGrammar| call.open.len() + call.schema.len() + call.close.len();
+                let pieces = |of: &[GrammarPiece]| of.iter().map(GrammarPiece::bytes).sum::<usize>();
+                let around = pieces(open) + pieces(close) + separator.as_deref().map_or(0, pieces);
+                let of = |call: &CallGrammar| pieces(&call.open) + call.schema.len() + pieces(&call.close);
                 let bytes = around + calls.iter().map(of).sum::<usize>();
                 check("all tools together", "bytes", bytes, Self::SCHEMA_BYTES_MAX)
             }
@@ -101,9 +141,10 @@ mod tests {
     fn sizes_have_bounds() {
         let long = |bytes: usize| "x".repeat(bytes);
         let calls = |count: usize, bytes: usize| {
-            let call = CallGrammar { open: long(1), schema: long(bytes), close: long(1) };
-            let calls = vec![call; count];
-            Grammar::Calls(CallsGrammar { open_token: None, open: long(1), calls, separator: None, close: long(1) })
+            let piece = || vec![GrammarPiece::Text(long(1))];
+            let call = CallGrammar { open: piece(), schema: long(bytes), close: piece() };
+            let open = vec![GrammarPiece::Token(7), GrammarPiece::Text(long(1))];
+            Grammar::Calls(CallsGrammar { open, calls: vec![call; count], separator: None, close: piece() })
         };
         let fits = [
             Grammar::JsonSchema(long(Grammar::SCHEMA_BYTES_MAX)),

@@ -35,7 +35,7 @@ pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
 pub use events::{AdapterCard, BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TransferReport};
 pub use fence::{Fence, FencePoll, FenceStatus};
-pub use grammar::{CallGrammar, CallsGrammar, Grammar, GrammarSizeError};
+pub use grammar::{CallGrammar, CallsGrammar, Grammar, GrammarPiece, GrammarSizeError};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
 pub use layout::{GroupKind, KvGroup, KvLayout, KvPlane, LayoutError, WATERMARK_BLOCKS};

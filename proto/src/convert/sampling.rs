@@ -3,7 +3,8 @@
 use super::ConvertError;
 use crate::v1;
 use crate::v1::grammar::Kind;
-use baton_types::{CallGrammar, CallsGrammar, Grammar, SamplingDefaults, SamplingParams, TokenId};
+use crate::v1::grammar_piece;
+use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece, SamplingDefaults, SamplingParams, TokenId};
 use std::sync::Arc;
 
 impl From<SamplingParams> for v1::SamplingParams {
@@ -41,15 +42,46 @@ fn grammar_to(grammar: &Grammar) -> v1::Grammar {
 }
 
 fn calls_to(calls: &CallsGrammar) -> v1::CallsGrammar {
-    let CallsGrammar { open_token, open, calls, separator, close } = calls.clone();
-    let call = |CallGrammar { open, schema, close }| v1::CallGrammar { open, schema, close };
-    v1::CallsGrammar { open_token, open, calls: calls.into_iter().map(call).collect(), separator, close }
+    let call = |call: &CallGrammar| v1::CallGrammar {
+        open: pieces_to(&call.open),
+        schema: call.schema.clone(),
+        close: pieces_to(&call.close),
+    };
+    v1::CallsGrammar {
+        open: pieces_to(&calls.open),
+        calls: calls.calls.iter().map(call).collect(),
+        separator: calls.separator.as_deref().map(|pieces| v1::GrammarPieces { pieces: pieces_to(pieces) }),
+        close: pieces_to(&calls.close),
+    }
 }
 
-fn calls_from(calls: v1::CallsGrammar) -> CallsGrammar {
-    let v1::CallsGrammar { open_token, open, calls, separator, close } = calls;
-    let call = |v1::CallGrammar { open, schema, close }| CallGrammar { open, schema, close };
-    CallsGrammar { open_token, open, calls: calls.into_iter().map(call).collect(), separator, close }
+fn pieces_to(pieces: &[GrammarPiece]) -> Vec<v1::GrammarPiece> {
+    let kind = |piece: &GrammarPiece| match piece {
+        GrammarPiece::Text(text) => grammar_piece::Kind::Text(text.clone()),
+        GrammarPiece::Token(token) => grammar_piece::Kind::TokenId(*token),
+    };
+    pieces.iter().map(|piece| v1::GrammarPiece { kind: Some(kind(piece)) }).collect()
+}
+
+fn calls_from(calls: v1::CallsGrammar) -> Result<CallsGrammar, ConvertError> {
+    let call = |call: v1::CallGrammar| {
+        Ok(CallGrammar { open: pieces_from(call.open)?, schema: call.schema, close: pieces_from(call.close)? })
+    };
+    Ok(CallsGrammar {
+        open: pieces_from(calls.open)?,
+        calls: calls.calls.into_iter().map(call).collect::<Result<_, _>>()?,
+        separator: calls.separator.map(|separator| pieces_from(separator.pieces)).transpose()?,
+        close: pieces_from(calls.close)?,
+    })
+}
+
+fn pieces_from(pieces: Vec<v1::GrammarPiece>) -> Result<Vec<GrammarPiece>, ConvertError> {
+    let piece = |piece: v1::GrammarPiece| match piece.kind {
+        Some(grammar_piece::Kind::Text(text)) => Ok(GrammarPiece::Text(text)),
+        Some(grammar_piece::Kind::TokenId(token)) => Ok(GrammarPiece::Token(token)),
+        None => Err(ConvertError::invalid("grammar", "a piece of calls is a text or a token_id")),
+    };
+    pieces.into_iter().map(piece).collect()
 }
 
 /// The grammar of a message, of a size that is compiled.
@@ -62,7 +94,7 @@ pub fn grammar(grammar: v1::Grammar) -> Result<Grammar, ConvertError> {
         Some(Kind::Choice(choice)) => Grammar::Choice(choice.texts),
         Some(Kind::Regex(regex)) => Grammar::Regex(regex),
         Some(Kind::Lark(lark)) => Grammar::Lark(lark),
-        Some(Kind::Calls(calls)) => Grammar::Calls(calls_from(calls)),
+        Some(Kind::Calls(calls)) => Grammar::Calls(calls_from(calls)?),
         None => {
             return Err(ConvertError::invalid(
                 "grammar",

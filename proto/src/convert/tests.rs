@@ -51,11 +51,12 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
 
 fn grammar() -> impl Strategy<Value = Option<Grammar>> {
     let choice = vec(".{1,9}", 1..4).prop_map(Grammar::Choice);
-    let call = (".{0,9}", ".{0,9}", ".{0,9}").prop_map(|(open, schema, close)| CallGrammar { open, schema, close });
-    let around = (option::of(any::<u32>()), ".{1,9}", option::of(".{0,9}"), ".{0,9}");
-    let calls = (vec(call, 1..4), around).prop_map(|(calls, (open_token, open, separator, close))| {
-        Grammar::Calls(CallsGrammar { open_token, open, calls, separator, close })
-    });
+    let piece = prop_oneof![".{1,9}".prop_map(GrammarPiece::Text), any::<u32>().prop_map(GrammarPiece::Token)];
+    let pieces = || vec(piece.clone(), 0..3);
+    let call = (pieces(), ".{0,9}", pieces()).prop_map(|(open, schema, close)| CallGrammar { open, schema, close });
+    let around = (pieces(), option::of(pieces()), pieces());
+    let calls = (vec(call, 1..4), around)
+        .prop_map(|(calls, (open, separator, close))| Grammar::Calls(CallsGrammar { open, calls, separator, close }));
     proptest::option::of(prop_oneof![
         ".{1,9}".prop_map(Grammar::JsonSchema),
         ".{1,9}".prop_map(Grammar::Regex),

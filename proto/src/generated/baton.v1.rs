@@ -133,29 +133,48 @@ pub mod grammar {
 /// `open`, then calls with `separator` between them, then `close`. At most 128 calls, and 64 KiB together.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallsGrammar {
-    /// A control token before all else.
-    #[prost(uint32, optional, tag = "1")]
-    pub open_token: ::core::option::Option<u32>,
-    #[prost(string, tag = "2")]
-    pub open: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "6")]
+    pub open: ::prost::alloc::vec::Vec<GrammarPiece>,
     /// One of these, again and again.
     #[prost(message, repeated, tag = "3")]
     pub calls: ::prost::alloc::vec::Vec<CallGrammar>,
     /// Unset: there is one call.
-    #[prost(string, optional, tag = "4")]
-    pub separator: ::core::option::Option<::prost::alloc::string::String>,
-    #[prost(string, tag = "5")]
-    pub close: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "7")]
+    pub separator: ::core::option::Option<GrammarPieces>,
+    #[prost(message, repeated, tag = "8")]
+    pub close: ::prost::alloc::vec::Vec<GrammarPiece>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallGrammar {
-    #[prost(string, tag = "1")]
-    pub open: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "4")]
+    pub open: ::prost::alloc::vec::Vec<GrammarPiece>,
     /// JSON Schema of the arguments.
     #[prost(string, tag = "2")]
     pub schema: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub close: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "5")]
+    pub close: ::prost::alloc::vec::Vec<GrammarPiece>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GrammarPieces {
+    #[prost(message, repeated, tag = "1")]
+    pub pieces: ::prost::alloc::vec::Vec<GrammarPiece>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GrammarPiece {
+    #[prost(oneof = "grammar_piece::Kind", tags = "1, 2")]
+    pub kind: ::core::option::Option<grammar_piece::Kind>,
+}
+/// Nested message and enum types in `GrammarPiece`.
+pub mod grammar_piece {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        /// Of any tokens but control tokens.
+        #[prost(string, tag = "1")]
+        Text(::prost::alloc::string::String),
+        /// A control token.
+        #[prost(uint32, tag = "2")]
+        TokenId(u32),
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Texts {

@@ -10,7 +10,7 @@ use crate::quotas::Quota;
 use crate::request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
-use baton_types::{AdapterCard, CacheUse, ErrorKind, ModelCard, RequestError, SamplingParams, TokenId};
+use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -143,9 +143,14 @@ impl Core {
         require_calls(&mut request.parameters, &model)?;
         check_ends(&request, &model.card)?;
         let grammar = request.sampling.grammar.clone();
+        let is_form = grammar.as_ref().is_some_and(|asked| !matches!(*asked.grammar, Grammar::Calls(_)));
+        let opens_content = is_form && matches!(prompt, Prompt::Chat { .. });
         let work = Work { prompt, grammar };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
-        let (tokens, slots) = tokenized.instrument(tokenize).await?;
+        let (mut tokens, slots) = tokenized.instrument(tokenize).await?;
+        if let Some(text) = model.text.as_ref().filter(|_| opens_content) {
+            tokens.extend(text.opens_content()?);
+        }
         check_tokens(&tokens, &model.card)?;
         let random = self.runtime.random();
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random)?;

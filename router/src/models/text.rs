@@ -1,7 +1,7 @@
 //! The text side of one model: prompts to token ids, token ids to text.
 
 use crate::request::{Segment, chat_text_bytes};
-use baton_text::answer::AnswerFormat;
+use baton_text::answer::{AnswerFormat, NotationPart};
 use baton_text::chat::describe_tools;
 use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer};
 use baton_types::{ErrorKind, RequestError, TokenId};
@@ -146,6 +146,19 @@ impl ModelText {
     /// How the model writes calls and reasoning; `None` if it has no chat template.
     pub(crate) fn answer_format(&self) -> Option<AnswerFormat> {
         self.template.as_ref().map(ChatTemplate::answer_format)
+    }
+
+    /// Tokens at the end of a chat's prompt whose answer is content alone: where a model's answers are messages, they open one.
+    pub(crate) fn opens_content(&self) -> Result<Vec<TokenId>, RequestError> {
+        let Some(format) = self.answer_format() else { return Ok(Vec::new()) };
+        let mut tokens = Vec::new();
+        for part in format.calls.parts(format.opens_content()) {
+            match part {
+                NotationPart::Text(text) => tokens.extend(self.tokenizer.encode(text, Specials::AsText)?),
+                NotationPart::Control(spelling) => tokens.extend(self.tokenizer.token_id(spelling)),
+            }
+        }
+        Ok(tokens)
     }
 
     /// Id of a token by its spelling.

@@ -1,8 +1,8 @@
 //! Tools that an answer may call.
 
-use baton_text::answer::CallFormat;
+use baton_text::answer::{CallFormat, NotationPart};
 use baton_text::grammar;
-use baton_types::{CallGrammar, CallsGrammar, ErrorKind, Grammar, RequestError, TokenId};
+use baton_types::{CallGrammar, CallsGrammar, ErrorKind, Grammar, GrammarPiece, RequestError, TokenId};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl Tools {
     /// What an answer that must call matches, in the model's notation; `None` if the model may choose. `token_id` finds control tokens.
     ///
     /// # Errors
-    /// If the notation's control token is not among the model's.
+    /// If a control token of the notation is not among the model's.
     pub(crate) fn grammar(
         &self,
         format: CallFormat,
@@ -100,14 +100,15 @@ impl Tools {
             ToolChoice::Required => (None, !self.is_parallel),
             ToolChoice::Named(name) => (Some(name), true),
         };
-        let open_token = match format.opening_token() {
-            Some(token) => Some(token_id(token).ok_or_else(|| {
-                RequestError::new(
-                    ErrorKind::Unsupported,
-                    format!("this model has no token {token}, so no call can be required"),
-                )
-            })?),
-            None => None,
+        let pieces = |notation: &str| {
+            let piece = |part: NotationPart<'_>| match part {
+                NotationPart::Text(text) => Ok(GrammarPiece::Text(text.to_owned())),
+                NotationPart::Control(spelling) => token_id(spelling).map(GrammarPiece::Token).ok_or_else(|| {
+                    let message = format!("this model has no token {spelling}, so no call can be required");
+                    RequestError::new(ErrorKind::Unsupported, message)
+                }),
+            };
+            format.parts(notation).into_iter().map(piece).collect::<Result<Vec<_>, _>>()
         };
         let called = self.list.iter().filter(|tool| only.is_none_or(|only| *only == tool.name));
         let call = |tool: &Tool| {
@@ -116,15 +117,14 @@ impl Tools {
             if let (false, Value::Object(schema)) = (tool.is_strict, &mut schema) {
                 grammar::lenient(schema);
             }
-            CallGrammar { open, schema: schema.to_string(), close }
+            Ok(CallGrammar { open: pieces(&open)?, schema: schema.to_string(), close: pieces(&close)? })
         };
         let (open, separator, close) = format.around_calls();
         Ok(Some(Grammar::Calls(CallsGrammar {
-            open_token,
-            open: open.into(),
-            calls: called.map(call).collect(),
-            separator: (!is_one).then(|| separator.into()),
-            close: close.into(),
+            open: pieces(open)?,
+            calls: called.map(call).collect::<Result<_, RequestError>>()?,
+            separator: separator.filter(|_| !is_one).map(pieces).transpose()?,
+            close: pieces(close)?,
         })))
     }
 }

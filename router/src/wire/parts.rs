@@ -22,7 +22,7 @@ impl Parts {
         let digest = blake3::hash(format!("{answer} {sample} {index}").as_bytes()).to_hex();
         match self.format {
             CallFormat::Mistral => digest[..MISTRAL_ID_DIGITS].to_owned(),
-            CallFormat::Hermes | CallFormat::Llama => format!("{prefix}{}", &digest[..ID_DIGITS]),
+            _ => format!("{prefix}{}", &digest[..ID_DIGITS]),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Notations of calls.
 
-use super::Call;
+use super::{Call, harmony};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -13,7 +13,29 @@ pub enum CallFormat {
     Llama,
     /// `[TOOL_CALLS] [{"name": …, "arguments": …}, …]` at the end of the answer: Mistral.
     Mistral,
+    /// Calls between control tokens at the end of the answer, each with its name, and its arguments in a block of code: DeepSeek V3, R1.
+    DeepSeek,
+    /// The same with bare arguments: DeepSeek V3.1 and later.
+    DeepSeekBare,
+    /// A message for a function: gpt-oss. See `harmony.rs`.
+    Harmony,
 }
+
+/// A part of a notation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotationPart<'a> {
+    /// Text, of any tokens but control tokens.
+    Text(&'a str),
+    /// The spelling of a control token.
+    Control(&'a str),
+}
+
+const MISTRAL_CALLS: &str = "[TOOL_CALLS]";
+const DEEPSEEK_CALLS: &str = "<｜tool▁calls▁begin｜>";
+const DEEPSEEK_CALLS_END: &str = "<｜tool▁calls▁end｜>";
+const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
+const DEEPSEEK_CALL_END: &str = "<｜tool▁call▁end｜>";
+const DEEPSEEK_NAME_END: &str = "<｜tool▁sep｜>";
 
 /// What a model writes of one call.
 #[derive(Deserialize)]
@@ -24,9 +46,12 @@ struct Written<'a> {
 }
 
 impl CallFormat {
-    /// The notation that a template shows the model, if it shows it one that is known.
+    /// The notation of a template, if it has one that is known.
     pub(super) fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
+        if harmony::MARKS[..4].iter().all(|mark| has(mark)) {
+            return Some(Self::Harmony);
+        }
         // Notations with these are others, though they share a mark.
         let is_other = ["<function=", "<arg_key>", "[ARGS]"].iter().any(|mark| has(mark));
         if !has("tools") || is_other {
@@ -34,8 +59,10 @@ impl CallFormat {
         }
         if has("<tool_call>") {
             Some(Self::Hermes)
-        } else if has("[TOOL_CALLS]") {
+        } else if has(MISTRAL_CALLS) {
             Some(Self::Mistral)
+        } else if has(DEEPSEEK_CALLS) {
+            Some(if has("```json") { Self::DeepSeek } else { Self::DeepSeekBare })
         } else if has("ipython") && has("parameters") {
             Some(Self::Llama)
         } else {
@@ -47,8 +74,9 @@ impl CallFormat {
     pub(super) fn opens(self) -> Option<&'static str> {
         match self {
             Self::Hermes => Some("<tool_call>"),
-            Self::Mistral => Some("[TOOL_CALLS]"),
-            Self::Llama => None,
+            Self::Mistral => Some(MISTRAL_CALLS),
+            Self::DeepSeek | Self::DeepSeekBare => Some(DEEPSEEK_CALLS),
+            Self::Llama | Self::Harmony => None,
         }
     }
 
@@ -56,15 +84,28 @@ impl CallFormat {
     pub(super) fn closes(self) -> Option<&'static str> {
         match self {
             Self::Hermes => Some("</tool_call>"),
-            Self::Llama | Self::Mistral => None,
+            Self::DeepSeek | Self::DeepSeekBare => Some(DEEPSEEK_CALLS_END),
+            Self::Llama | Self::Mistral | Self::Harmony => None,
         }
     }
 
-    /// The spelling of the control token that opens calls, where there is one: it is shown in text that is parsed.
-    pub fn opening_token(self) -> Option<&'static str> {
+    /// Spellings of control tokens that calls consist of.
+    fn controls(self) -> &'static [&'static str] {
         match self {
-            Self::Mistral => Some("[TOOL_CALLS]"),
-            Self::Hermes | Self::Llama => None,
+            Self::Hermes | Self::Llama => &[],
+            Self::Mistral => &[MISTRAL_CALLS],
+            Self::DeepSeek | Self::DeepSeekBare => {
+                &[DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, DEEPSEEK_NAME_END]
+            }
+            Self::Harmony => &harmony::MARKS,
+        }
+    }
+
+    /// Spellings of what may be a control token, and is shown in text that is parsed.
+    pub(super) fn marks(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            _ => self.controls(),
         }
     }
 
@@ -74,52 +115,105 @@ impl CallFormat {
             Self::Hermes => (format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": "), "}\n</tool_call>".into()),
             Self::Llama => (format!("{{\"name\": \"{name}\", \"parameters\": "), "}".into()),
             Self::Mistral => (format!("{{\"name\": \"{name}\", \"arguments\": "), "}".into()),
+            Self::DeepSeek => (
+                format!("{DEEPSEEK_CALL}function{DEEPSEEK_NAME_END}{name}\n```json\n"),
+                format!("\n```{DEEPSEEK_CALL_END}"),
+            ),
+            Self::DeepSeekBare => (format!("{DEEPSEEK_CALL}{name}{DEEPSEEK_NAME_END}"), DEEPSEEK_CALL_END.into()),
+            Self::Harmony => harmony::around_arguments(name),
         }
     }
 
-    /// What stands before all calls (behind the control token that opens them), between two, and behind all.
-    pub fn around_calls(self) -> (&'static str, &'static str, &'static str) {
+    /// What stands before all calls, between two (`None`: an answer has one), and behind all.
+    pub fn around_calls(self) -> (&'static str, Option<&'static str>, &'static str) {
         match self {
-            Self::Hermes => ("", "\n", ""),
-            Self::Llama => ("", "; ", ""),
-            Self::Mistral => (" [", ", ", "]"),
+            Self::Hermes => ("", Some("\n"), ""),
+            Self::Llama => ("", Some("; "), ""),
+            Self::Mistral => ("[TOOL_CALLS] [", Some(", "), "]"),
+            Self::DeepSeek => (DEEPSEEK_CALLS, Some("\n"), DEEPSEEK_CALLS_END),
+            Self::DeepSeekBare => (DEEPSEEK_CALLS, Some(""), DEEPSEEK_CALLS_END),
+            Self::Harmony => ("", None, ""),
         }
+    }
+
+    /// The parts of what [`CallFormat::around_calls`] or [`CallFormat::around_arguments`] gave.
+    pub fn parts(self, notation: &str) -> Vec<NotationPart<'_>> {
+        let (mut parts, mut rest) = (Vec::new(), notation);
+        while !rest.is_empty() {
+            let next = self.controls().iter().filter_map(|control| Some((rest.find(control)?, control.len()))).min();
+            let (at, len) = next.unwrap_or((rest.len(), 0));
+            let (text, control) = (&rest[..at], &rest[at..at + len]);
+            parts.extend((!text.is_empty()).then_some(NotationPart::Text(text)));
+            parts.extend((len > 0).then_some(NotationPart::Control(control)));
+            rest = &rest[at + len..];
+        }
+        parts
     }
 
     /// Whether a text before [`CallFormat::closes`] is the beginning of a call, which goes on: the mark stands in a text of its arguments.
     pub(super) fn goes_on(self, text: &str) -> bool {
-        serde_json::from_str::<serde::de::IgnoredAny>(text.trim_start()).is_err_and(|error| error.is_eof())
+        // The marks of others are control tokens, which no text is.
+        self == Self::Hermes
+            && serde_json::from_str::<serde::de::IgnoredAny>(text.trim_start()).is_err_and(|error| error.is_eof())
     }
 
     /// The calls in the text between [`CallFormat::opens`] and [`CallFormat::closes`]; `None` if it is none, or calls no known tool.
     pub(super) fn read(self, text: &str, is_tool: impl Fn(&str) -> bool) -> Option<Vec<Call>> {
         let text = text.trim();
-        let written: Vec<Written> = match self {
-            Self::Hermes => vec![serde_json::from_str(text).ok()?],
-            Self::Mistral => serde_json::from_str(text).ok()?,
-            Self::Llama => {
-                // Objects with `;` between them, which strings may contain as well.
-                let (mut all, mut rest) = (Vec::new(), text);
-                loop {
-                    let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Written>();
-                    all.push(values.next()?.ok()?);
-                    rest = rest[values.byte_offset()..].trim_start();
-                    match rest.strip_prefix(';') {
-                        Some(more) => rest = more.trim_start(),
-                        None if rest.is_empty() => break all,
-                        None => return None,
-                    }
-                }
+        let calls = match self {
+            Self::Hermes => vec![written(serde_json::from_str(text).ok()?)?],
+            Self::Mistral => {
+                let all: Vec<Written<'_>> = serde_json::from_str(text).ok()?;
+                all.into_iter().map(written).collect::<Option<_>>()?
             }
+            Self::Llama => objects(text)?,
+            Self::DeepSeek | Self::DeepSeekBare => self.between_controls(text)?,
+            Self::Harmony => return None,
         };
-        let call = |Written { name, arguments }: Written| {
-            let text = arguments.get();
-            // Some write the object as a text.
-            let arguments = if text.starts_with('"') { serde_json::from_str(text).ok()? } else { text.to_owned() };
-            let is_object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&arguments).is_ok();
-            (is_object && is_tool(&name)).then_some(Call { name, arguments })
-        };
-        let calls: Vec<Call> = written.into_iter().map(call).collect::<Option<_>>()?;
-        (!calls.is_empty()).then_some(calls)
+        (!calls.is_empty() && calls.iter().all(|call| is_tool(&call.name))).then_some(calls)
     }
+
+    /// DeepSeek's calls, one behind the other.
+    fn between_controls(self, text: &str) -> Option<Vec<Call>> {
+        let (mut calls, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let (call, after) = rest.strip_prefix(DEEPSEEK_CALL)?.split_once(DEEPSEEK_CALL_END)?;
+            let (before, behind) = call.split_once(DEEPSEEK_NAME_END)?;
+            let (name, text) = match self {
+                Self::DeepSeek => {
+                    let (name, block) = behind.split_once('\n')?;
+                    (name, block.trim().strip_prefix("```json")?.strip_suffix("```")?)
+                }
+                _ => (before, behind),
+            };
+            calls.push(Call { name: name.trim().to_owned(), arguments: arguments(text.trim())? });
+            rest = after.trim_start();
+        }
+        Some(calls)
+    }
+}
+
+fn written(Written { name, arguments: text }: Written<'_>) -> Option<Call> {
+    Some(Call { name, arguments: arguments(text.get())? })
+}
+
+/// Llama's: objects with `;` between them, which strings may contain as well.
+fn objects(text: &str) -> Option<Vec<Call>> {
+    let (mut all, mut rest) = (Vec::new(), text);
+    loop {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Written<'_>>();
+        all.push(written(values.next()?.ok()?)?);
+        rest = rest[values.byte_offset()..].trim_start();
+        match rest.strip_prefix(';') {
+            Some(more) => rest = more.trim_start(),
+            None if rest.is_empty() => return Some(all),
+            None => return None,
+        }
+    }
+}
+
+/// The text of an object; some models write the object as a text.
+pub(super) fn arguments(text: &str) -> Option<String> {
+    let object = if text.starts_with('"') { serde_json::from_str(text).ok()? } else { text.to_owned() };
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&object).is_ok().then_some(object)
 }

@@ -4,9 +4,11 @@
 //! end of the answer cut off. So every [`Call`] can be read.
 
 mod calls;
+mod harmony;
+mod marked;
 mod parser;
 
-pub use calls::CallFormat;
+pub use calls::{CallFormat, NotationPart};
 pub use parser::AnswerParser;
 
 /// A part of an answer, in order.
@@ -43,18 +45,28 @@ pub struct AnswerFormat {
 impl AnswerFormat {
     /// Spellings of what tells its parts apart, which may be control tokens; those of calls if the answer may have some.
     pub fn marks(self, has_tools: bool) -> impl Iterator<Item = &'static str> {
-        let calls = [self.calls.opens(), self.calls.closes()].into_iter().flatten().filter(move |_| has_tools);
-        let reasoning = [parser::THINKS, parser::THOUGHT].into_iter().filter(move |_| self.reasons);
+        let has_calls = has_tools || self.calls == CallFormat::Harmony;
+        let calls = self.calls.marks().iter().copied().filter(move |_| has_calls);
+        let reasoning = [marked::THINKS, marked::THOUGHT].into_iter().filter(move |_| self.reasons);
         calls.chain(reasoning)
+    }
+
+    /// What opens an answer that is content and nothing else, in a prompt that leaves it open; empty where nothing does.
+    pub fn opens_content(self) -> &'static str {
+        match self.calls {
+            CallFormat::Harmony => harmony::FINAL,
+            _ => "",
+        }
     }
 
     /// The notations that a template shows the model.
     pub(crate) fn of_template(source: &str) -> Self {
         let shown = CallFormat::of_template(source);
+        let shows_tools = source.contains("tools");
         Self {
             calls: shown.unwrap_or(CallFormat::Hermes),
-            shows_tools: shown.is_some(),
-            reasons: source.contains(parser::THOUGHT),
+            shows_tools: shows_tools && shown.is_some(),
+            reasons: source.contains(marked::THOUGHT),
         }
     }
 }

@@ -56,6 +56,13 @@ pub(super) fn visit_map(map: &Map<String, serde_json::Value>, see: &mut dyn FnMu
     }
 }
 
+/// A value as Python's `json.dumps(…, ensure_ascii=False)` writes it.
+pub(super) fn python(value: &serde_json::Value) -> String {
+    let (item_separator, key_separator) = (", ".to_owned(), ": ".to_owned());
+    let layout = Layout { indent: None, item_separator, key_separator, sort_keys: false, ensure_ascii: false };
+    layout.dump(&to_template(value, &str::to_owned)).unwrap_or_else(|_| value.to_string())
+}
+
 /// Format of Python's `json.dumps`.
 pub(super) struct Layout {
     pub(super) indent: Option<usize>,

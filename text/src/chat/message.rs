@@ -91,8 +91,28 @@ impl Message {
         };
         let set = [("role", Value::from(role.as_str())), ("content", content)];
         let set = set.map(|(name, value)| (name.to_owned(), value));
-        let extra = json::entries(&self.extra, text).filter(|(name, _)| name != "role" && name != "content");
+        let extra = self.extra_for(forms);
+        let extra = json::entries(&extra, text).filter(|(name, _)| name != "role" && name != "content");
         Value::from_pairs(set.into_iter().chain(extra))
+    }
+
+    /// The other fields, as the template expects them.
+    fn extra_for(&self, forms: Forms) -> Map<String, serde_json::Value> {
+        let mut extra = self.extra.clone();
+        if forms.thinking
+            && let Some(reasoning) = extra.get("reasoning_content").cloned()
+        {
+            extra.entry("thinking").or_insert(reasoning);
+        }
+        if forms.argument_texts {
+            let calls = extra.get_mut("tool_calls").and_then(|calls| calls.as_array_mut());
+            for call in calls.into_iter().flatten() {
+                if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|of| of.is_object()) {
+                    *arguments = json::python(arguments).into();
+                }
+            }
+        }
+        extra
     }
 }
 
@@ -105,6 +125,29 @@ fn parts(texts: &[String]) -> Value {
 pub(super) struct Forms {
     pub(super) developer: bool,
     pub(super) content: ContentForm,
+    /// It reads reasoning as `thinking`.
+    pub(super) thinking: bool,
+    /// It takes arguments of calls as JSON texts, and not as objects.
+    pub(super) argument_texts: bool,
+}
+
+/// Whether a template takes arguments of calls as texts only: tries both on it.
+pub(super) fn takes_argument_texts(render: impl Fn(Vec<Value>) -> Option<String>) -> bool {
+    const NAME: &str = "probe7f3a";
+    let understood = |arguments: serde_json::Value| {
+        let call = serde_json::json!([{"id": "call12345", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+        let calling = Message {
+            role: Role::Assistant,
+            content: Some(Content::Text(String::new())),
+            extra: [("tool_calls".to_owned(), call)].into_iter().collect(),
+        };
+        let messages = [Message::text(Role::User, "u"), calling];
+        let messages = messages.map(|message| message.to_template(Forms::default(), &str::to_owned));
+        render(messages.to_vec())
+            .is_some_and(|output| output.contains(NAME) && !output.contains(&format!("\\\"{NAME}")))
+    };
+    let object = serde_json::json!({NAME: 1});
+    !understood(object.clone()) && understood(object.to_string().into())
 }
 
 /// The forms of content that a template accepts.

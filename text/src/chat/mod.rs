@@ -78,7 +78,11 @@ impl ChatTemplate {
         let marks = Marks::avoiding(tokenizer.controls(), source.text())?;
         let compiled = Compiled::new(&source, tokenizer.controls(), &marks)?;
         let mut template = Self {
-            forms: message::Forms { developer: source.quotes("developer"), ..Default::default() },
+            forms: message::Forms {
+                developer: source.quotes("developer"),
+                thinking: source.text().contains(".thinking"),
+                ..Default::default()
+            },
             format: AnswerFormat::of_template(source.text()),
             comparable: source.comparable(tokenizer.controls())?,
             source,
@@ -88,7 +92,8 @@ impl ChatTemplate {
             compiled,
             marks,
         };
-        template.forms.content = message::ContentForm::probe(|message| template.probe(message));
+        template.forms.content = message::ContentForm::probe(|message| template.probe(vec![message]));
+        template.forms.argument_texts = message::takes_argument_texts(|messages| template.probe(messages));
         Ok(template)
     }
 
@@ -155,12 +160,12 @@ impl ChatTemplate {
         set.into_iter().chain(further).map(|(name, value)| (Value::from(name), value)).collect()
     }
 
-    /// The rendering of one user message with this content; none if it fails.
-    fn probe(&self, message: Value) -> Option<String> {
+    /// The rendering of these messages; none if it fails.
+    fn probe(&self, messages: Vec<Value>) -> Option<String> {
         let (now, nothing) = (SystemTime::UNIX_EPOCH, Map::new());
         let empty = ChatRequest { messages: &[], tools: None, add_generation_prompt: true, arguments: &nothing, now };
         let mut arguments = self.arguments(&self.marks, &empty, &str::to_owned);
-        arguments[0].1 = Value::from(vec![message]);
+        arguments[0].1 = Value::from(messages);
         self.compiled.render(arguments, now).ok()
     }
 }

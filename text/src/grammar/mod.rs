@@ -14,7 +14,7 @@ mod source;
 pub use source::lenient;
 
 use crate::{TextError, Tokenizer};
-use baton_types::{CallsGrammar, Grammar, TokenId};
+use baton_types::{Grammar, TokenId};
 use llguidance::{Matcher, ParserFactory};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -166,12 +166,12 @@ pub fn check(grammar: &Grammar) -> Result<(), TextError> {
     let failed = |error: &dyn fmt::Display| TextError::Broken(format!("grammars cannot be checked: {error}"));
     let compiler = BYTES.as_ref().map_err(|error| failed(error))?;
     let compile = || {
-        // The token before calls is the model's.
-        let without_token = match grammar {
-            Grammar::Calls(calls) => Some(Grammar::Calls(CallsGrammar { open_token: None, ..calls.clone() })),
+        // The control tokens of calls are the model's.
+        let without_tokens = match grammar {
+            Grammar::Calls(calls) => Some(Grammar::Calls(calls.without_tokens())),
             _ => None,
         };
-        let mut state = compiler.compile(without_token.as_ref().unwrap_or(grammar))?.start();
+        let mut state = compiler.compile(without_tokens.as_ref().unwrap_or(grammar))?.start();
         state.allowed().map(drop)
     };
     thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! Grammars in llguidance's words.
 
 use crate::TextError;
-use baton_types::{CallGrammar, CallsGrammar, Grammar};
+use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
@@ -38,12 +38,9 @@ pub(super) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, TextError>
 
 /// A rule for each tool, and one for all of them.
 fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
-    let CallsGrammar { open_token, open, calls, separator, close } = calls;
-    // No text is written as the empty text, which needs no lexeme.
-    let literal = |text: &str| if text.is_empty() { String::new() } else { json!(text).to_string() };
-    let token = open_token.map_or(String::new(), |token| format!("<[{token}]>"));
-    let more = separator.as_ref().map_or(String::new(), |separator| format!("({} call)*", literal(separator)));
-    let mut lark = format!("start: {token} {} call {more} {}\ncall: ", literal(open), literal(close));
+    let CallsGrammar { open, calls, separator, close } = calls;
+    let more = separator.as_ref().map_or(String::new(), |separator| format!("({} call)*", lark_of(separator)));
+    let mut lark = format!("start: {} call {more} {}\ncall: ", lark_of(open), lark_of(close));
     let (mut rules, mut patterns) = (String::new(), 0);
     for (at, CallGrammar { open, schema, close }) in calls.iter().enumerate() {
         let schema = self::schema(schema)?;
@@ -53,12 +50,22 @@ fn lark_of_calls(calls: &CallsGrammar) -> Result<String, TextError> {
         lark += &format!("{}call_{at}", if at > 0 { " | " } else { "" });
         rules += &format!(
             "\ncall_{at}: {} arguments_{at} {}\narguments_{at}: %json {schema}",
-            literal(open),
-            literal(close)
+            lark_of(open),
+            lark_of(close)
         );
     }
     check_patterns(patterns)?;
     Ok(lark + &rules + "\n")
+}
+
+/// No text is written as the empty text, which needs no lexeme.
+fn lark_of(pieces: &[GrammarPiece]) -> String {
+    let piece = |piece: &GrammarPiece| match piece {
+        GrammarPiece::Text(text) if text.is_empty() => String::new(),
+        GrammarPiece::Text(text) => json!(text).to_string(),
+        GrammarPiece::Token(token) => format!("<[{token}]>"),
+    };
+    pieces.iter().map(piece).collect::<Vec<_>>().join(" ")
 }
 
 fn check_patterns(bytes: usize) -> Result<(), TextError> {
