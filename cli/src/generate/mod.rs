@@ -4,9 +4,10 @@ mod chat;
 
 use crate::grpc::{Last, Message, Options, Prompt, Question};
 use crate::router::{RouterArgs, RouterChannel, explain};
+use crate::stdout::harmless;
 use anyhow::{Context, ensure};
 use clap::Args;
-use std::io::Write;
+use std::io::{IsTerminal as _, Write};
 use std::time::{Duration, Instant};
 
 /// Arguments of `baton generate`.
@@ -120,13 +121,13 @@ async fn print(
     let sent = Instant::now();
     let timeout = Duration::from_secs(args.timeout_s);
     let mut answer = args.question(prompt).ask(channel, timeout).await.map_err(|s| explain(&s))?;
-    let mut first = None;
-    let mut last = None;
+    let (mut first, mut last) = (None, None);
+    let is_terminal = std::io::stdout().is_terminal();
     while let Some(part) = answer.next().await.map_err(|s| explain(&s))? {
         if part.tokens > 0 {
             first.get_or_insert_with(|| sent.elapsed());
         }
-        print!("{}", part.text);
+        print!("{}", if is_terminal { harmless(&part.text) } else { part.text.as_str().into() });
         std::io::stdout().flush()?;
         text.push_str(&part.text);
         last = part.last.or(last);

@@ -190,7 +190,7 @@ impl ModelText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::text::byte_bundle;
+    use crate::testing::text::{byte_bundle, byte_bundle_of};
     use baton_text::{Role, bundle};
 
     const ANY: PromptBounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
@@ -211,6 +211,19 @@ mod tests {
                 Err(error.message)
             }
         }
+    }
+
+    #[test]
+    fn a_form_opens_a_message_where_answers_are_messages() {
+        let opens = |template: &str| {
+            let controls = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"];
+            let bundle = bundle::decode(&byte_bundle_of(template.to_owned(), &controls)).unwrap();
+            ModelText::load(&bundle).unwrap().opens_content().unwrap()
+        };
+        let harmony = "{{ '<|start|><|channel|><|constrain|><|message|>' }}";
+        let expected: Vec<TokenId> = [257].into_iter().chain("final".bytes().map(TokenId::from)).chain([259]).collect();
+        assert_eq!(opens(harmony), expected);
+        assert!(opens("<|start|>{{ messages[0].content }}").is_empty());
     }
 
     #[test]

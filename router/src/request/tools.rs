@@ -128,3 +128,37 @@ impl Tools {
         })))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn control_tokens_of_a_notation_are_tokens_of_its_grammar() {
+        let tool = |name: &str| Tool { name: name.into(), schema: json!({"type": "object"}), ..Tool::default() };
+        let tools = |choice| Tools { list: Arc::new(vec![tool("get"), tool("put")]), choice, is_parallel: true };
+        let text = |text: &str| GrammarPiece::Text(text.to_owned());
+        let id = |spelling: &str| Some(spelling.len() as TokenId);
+        let of = |format, choice| match tools(choice).grammar(format, id) {
+            Ok(Some(Grammar::Calls(calls))) => calls,
+            other => panic!("{other:?}"),
+        };
+        let harmony = of(CallFormat::Harmony, ToolChoice::Required);
+        let (channel, constrain, message) = (GrammarPiece::Token(11), GrammarPiece::Token(13), GrammarPiece::Token(11));
+        let open = |name: &str| {
+            let to = text(&format!("commentary to=functions.{name} "));
+            vec![channel.clone(), to, constrain.clone(), text("json"), message.clone()]
+        };
+        assert_eq!((&harmony.open, &harmony.separator, &harmony.close), (&vec![], &None, &vec![]));
+        assert_eq!([&harmony.calls[0].open, &harmony.calls[1].open], [&open("get"), &open("put")]);
+        let mistral = of(CallFormat::Mistral, ToolChoice::Required);
+        assert_eq!(mistral.open, [GrammarPiece::Token(12), text(" [")]);
+        assert_eq!((mistral.separator, mistral.close), (Some(vec![text(", ")]), vec![text("]")]));
+        let named = of(CallFormat::Hermes, ToolChoice::Named("put".into()));
+        assert_eq!((named.calls.len(), named.separator), (1, None));
+        let refused = tools(ToolChoice::Required).grammar(CallFormat::DeepSeek, |_| None).unwrap_err();
+        assert!(refused.message.contains("<｜tool▁call"), "{refused}");
+        assert!(tools(ToolChoice::Auto).grammar(CallFormat::DeepSeek, |_| None).unwrap().is_none());
+    }
+}

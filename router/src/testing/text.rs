@@ -20,18 +20,25 @@ fn alphabet() -> impl Iterator<Item = char> {
 
 /// Bytes of a bundle with ids 0 to 255 for bytes and 256 for `<|end|>`. `name` makes it differ from others.
 pub(crate) fn byte_bundle(name: &str) -> Vec<u8> {
-    let mut vocab: Map<String, Value> = alphabet().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
-    vocab.insert("<|end|>".into(), json!(256));
+    let template = format!("{name}{{% for m in messages %}}[{{{{ m.role }}}}]{{{{ m.content }}}}<|end|>{{% endfor %}}");
+    byte_bundle_of(template, &["<|end|>"])
+}
+
+/// The same with another template, and with these control tokens from id 256 on.
+pub(crate) fn byte_bundle_of(template: String, controls: &[&str]) -> Vec<u8> {
+    let bytes = alphabet().map(|c| c.to_string());
+    let spellings = bytes.chain(controls.iter().map(|&control| control.to_owned()));
+    let vocab: Map<String, Value> = spellings.enumerate().map(|(id, of)| (of, json!(id))).collect();
+    let added = |(at, content): (usize, &&str)| json!({"id": 256 + at, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let added: Vec<Value> = controls.iter().enumerate().map(added).collect();
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [{"id": 256, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true}],
+        "added_tokens": added,
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
     });
-    let template = format!("{name}{{% for m in messages %}}[{{{{ m.role }}}}]{{{{ m.content }}}}<|end|>{{% endfor %}}");
     bundle::encode(&TextBundle {
         tokenizer_json: tokenizer.to_string(),
         chat_template: Some(template),
