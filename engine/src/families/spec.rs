@@ -57,6 +57,8 @@ pub struct ExpertsSpec {
     pub used: usize,
     /// Whether the weights of those that are chosen are divided by their sum.
     pub renormalize: bool,
+    /// Whether a bias is added to the router's logits, and to gates, ups and downs.
+    pub biases: bool,
 }
 
 /// Where a layer's RMSNorms are, those of heads aside.
@@ -96,6 +98,10 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Bound of the scores, after the factor: `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// Whether each query head has a sink: a score that joins the softmax, and has no value.
+    pub sinks: bool,
+    /// Whether a bias is added to the output.
+    pub output_bias: bool,
     /// The norm of queries and keys, after the biases and before the rotary embedding.
     pub query_key_norm: Option<QueryKeyNorm>,
     /// The rotary embedding of queries and keys; `None`: they stay as they are, and the mask alone tells their order (Kazemnejad et al.,
@@ -143,6 +149,8 @@ pub enum RopeScaling {
         beta_fast: f32,
         /// Pairs with fewer turns are divided by `factor`.
         beta_slow: f32,
+        /// Whether the first and the last pair of those between are whole numbers, as in the authors' code.
+        truncate: bool,
         /// Factor of all queries and keys (`attention_factor`).
         amplitude: f32,
     },
@@ -166,6 +174,8 @@ impl AttentionSpec {
             qkv_bias: false,
             scale: attention_scale(head_dim),
             soft_cap: None,
+            sinks: false,
+            output_bias: false,
             query_key_norm: None,
             rope: Some(rope),
         }
@@ -293,6 +303,10 @@ impl LayerSpec {
         positive("rms_eps", self.rms_eps)?;
         positive("residual factor", self.residual_factor)?;
         positive("factor of the scores", attention.scale)?;
+        if let Activation::ClampedSwiglu { alpha, limit } = self.activation {
+            positive("factor of the gate", alpha)?;
+            positive("bound of gate and up", limit)?;
+        }
         attention.soft_cap.map_or(Ok(()), |cap| positive("soft cap of scores", cap))?;
         if self.experts.is_some() && self.norms != LayerNorms::Before {
             return Err("experts with norms behind them are not implemented".into());
@@ -336,7 +350,7 @@ impl RopeScaling {
                 }
                 Ok(())
             }
-            Self::Yarn { factor, original_context, beta_fast, beta_slow, amplitude } => {
+            Self::Yarn { factor, original_context, beta_fast, beta_slow, amplitude, truncate: _ } => {
                 positive("rope scaling factor", *factor)?;
                 positive("rope beta_fast", *beta_fast)?;
                 positive("rope beta_slow", *beta_slow)?;

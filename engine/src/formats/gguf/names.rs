@@ -16,10 +16,13 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("attn_v.bias", LayerTensor::ValueBias),
     ("attn_q_norm.weight", LayerTensor::QueryNorm),
     ("attn_k_norm.weight", LayerTensor::KeyNorm),
+    ("attn_sinks.weight", LayerTensor::Sinks),
     ("attn_output.weight", LayerTensor::AttentionOutput),
+    ("attn_output.bias", LayerTensor::AttentionOutputBias),
     ("post_attention_norm.weight", LayerTensor::AttentionOutputNorm),
     ("ffn_norm.weight", LayerTensor::MlpNorm),
     ("ffn_gate_inp.weight", LayerTensor::Router),
+    ("ffn_gate_inp.bias", LayerTensor::RouterBias),
     ("ffn_gate.weight", LayerTensor::Gate),
     ("ffn_up.weight", LayerTensor::Up),
     ("ffn_down.weight", LayerTensor::Down),
@@ -31,6 +34,9 @@ const EXPERTS: [(&str, ExpertTensor); ExpertTensor::ALL.len()] = [
     ("ffn_gate_exps.weight", ExpertTensor::Gate),
     ("ffn_up_exps.weight", ExpertTensor::Up),
     ("ffn_down_exps.weight", ExpertTensor::Down),
+    ("ffn_gate_exps.bias", ExpertTensor::GateBias),
+    ("ffn_up_exps.bias", ExpertTensor::UpBias),
+    ("ffn_down_exps.bias", ExpertTensor::DownBias),
 ];
 
 /// Layer and matrix, if this is a tensor of all experts.

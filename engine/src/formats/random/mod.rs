@@ -35,6 +35,9 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `qk_norm` | none | `heads`: each head of queries and keys passes an RMSNorm; `all`: all heads together |
 /// | `norms` | `before` | where the RMSNorms of attention and MLP are: `before`, `behind` or `both` |
 /// | `experts`, `used` | none, 2 | experts in place of every layer's MLP, and how many of them are used for a token |
+/// | `biases` | `false` | whether all linears of attention, and experts with their router, have biases |
+/// | `sinks` | `false` | whether each query head has an attention sink |
+/// | `clamp` | none | bound of gpt-oss's gated unit, in place of SiLU |
 /// | `gelu` | `false` | GELU instead of SiLU |
 /// | `factor` | 1 | of the embedding, of what each layer adds, and of the logits |
 /// | `soft_cap` | none | bound of scores and logits |

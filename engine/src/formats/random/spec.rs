@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, experts, used, gelu, factor, soft_cap, rope_dim, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -82,11 +82,25 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         None => None,
     };
     let factor = pairs.get("factor", "number", 1.0)?;
+    let biases = pairs.get("biases", "true or false", false)?;
+    let activation = match (pairs.get("gelu", "true or false", false)?, pairs.get("clamp", "number", 0.0)?) {
+        (gelu, 0.0) => {
+            if gelu {
+                Activation::GeluTanh
+            } else {
+                Activation::Silu
+            }
+        }
+        (false, limit) => Activation::ClampedSwiglu { alpha: 1.702, limit },
+        (true, _) => return Err(refuse("gelu and clamp exclude each other".into())),
+    };
     let attention = AttentionSpec {
         window,
-        qkv_bias: pairs.get("bias", "true or false", false)?,
+        qkv_bias: pairs.get("bias", "true or false", false)? || biases,
         query_key_norm: pairs.one_of("qk_norm", &[("heads", QueryKeyNorm::OfHeads), ("all", QueryKeyNorm::OfAll)])?,
         soft_cap,
+        sinks: pairs.get("sinks", "true or false", false)?,
+        output_bias: biases,
         ..AttentionSpec::llama(heads, pairs.size("kv_heads", heads)?, head_dim, rope)
     };
     let norms = [("before", LayerNorms::Before), ("behind", LayerNorms::Behind), ("both", LayerNorms::Both)];
@@ -95,9 +109,9 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         residual_factor: factor,
         experts: match pairs.size("experts", 0)? {
             0 => None,
-            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true }),
+            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true, biases }),
         },
-        activation: if pairs.get("gelu", "true or false", false)? { Activation::GeluTanh } else { Activation::Silu },
+        activation,
         ..LayerSpec::llama(attention, pairs.size("ffn", hidden.saturating_mul(2))?, rms_eps)
     };
     let mut layers = DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?;
@@ -168,7 +182,7 @@ mod tests {
         };
         assert_eq!(parse(spec).unwrap(), (expected, 7));
         let experts = |spec: &str| parse(spec).unwrap().0.layers[1].experts;
-        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true });
+        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true, biases: false });
         assert_eq!(
             ["random:", "random:experts=4", "random:experts=9,used=3"].map(experts),
             [None, expected(4, 2), expected(9, 3)]
@@ -220,6 +234,9 @@ mod tests {
         check("random:qk_norm=true", "qk_norm=true is none of heads, all");
         check("random:soft_cap=0", "soft cap of logits is 0");
         check("random:factor=-1", "embedding factor is -1");
+        check("random:clamp=-1", "bound of gate and up is -1");
+        check("random:clamp=2,gelu=true", "gelu and clamp exclude each other");
+        check("random:sinks=1", "sinks=1 is no true or false");
         check("random:head_dim=8,rope_dim=9", "rotated elements of a head is 9");
         check("random:head_dim=8,rope_dim=3", "needs pairs");
     }
