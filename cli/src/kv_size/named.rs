@@ -77,8 +77,7 @@ pub(super) fn find(name: &str) -> Option<(ModelSize, bool)> {
         Window::All(tokens) => Some(SlidingWindow { tokens, layers: (0..named.layers).collect() }),
         Window::AllBut(tokens, every) => Some(all_but(tokens, every, named.layers)),
     };
-    let windows = window.into_iter().collect();
-    let attention = Attention { layers: named.layers, kv: named.kv, windows };
+    let attention = Attention::alike(named.layers, named.kv, window.as_ref());
     let parameters = named.parameters_millions * 1_000_000;
     Some((ModelSize { attention, parameters, context: named.context }, named.served))
 }

@@ -30,6 +30,7 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `tied` | `false` | whether the output matrix is the embedding |
 /// | `window` | none | tokens of a sliding window in every layer, the newest included |
 /// | `full_every` | none | the last layer of each so many has no window |
+/// | `full_head_dim`, `full_kv_heads` | `head_dim`, `kv_heads` | the same of layers that `full_every` leaves without a window |
 /// | `nope_every` | none | the last layer of each so many has no rotary embedding |
 /// | `bias` | `false` | whether queries, keys and values have biases |
 /// | `qk_norm` | none | `heads`: each head of queries and keys passes an RMSNorm; `all`: all heads together |

@@ -242,6 +242,7 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=3,used=3",
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,sinks=true,biases=true,clamp=1",
         "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=3,used=3,sinks=true,biases=true,clamp=1",
+        "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,full_head_dim=20,full_kv_heads=1",
     ] {
         check_forward_pass(&random(spec));
     }
