@@ -6,6 +6,7 @@ use baton_engine::families::{
     Activation, DecoderSpec, ExpertTensor, ExpertsSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName,
 };
 use baton_engine::formats::{GgufModel, ModelSource};
+use baton_kernels::storage::StorageFormat;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -356,6 +357,7 @@ fn gpt_oss_has_sinks_biases_and_windows_in_every_other_layer() {
 /// The two forms of experts, of the same values.
 #[test]
 fn mxfp4_has_the_values_of_bf16() {
+    use StorageFormat::{Bf16, Q8_0};
     let (folder, mut plain) = (Folder::of(&fixture("gpt_oss_mxfp4")), Folder::of(&fixture("gpt_oss_mxfp4")));
     let packed = folder.open().unwrap();
     let spec = packed.spec().clone();
@@ -397,6 +399,19 @@ fn mxfp4_has_the_values_of_bf16() {
         f.add(&scales, "BF16", &[3, 32, 1], &[0; 192]);
     };
     wrong(&of_bf16, &[&scales, "BF16", "U8"]);
+    // In the fixture all scales are those of Q8_0.
+    let format = |folder: &Folder, layer| {
+        let name = TensorName::Expert(layer, 1, ExpertTensor::Down);
+        folder.open().unwrap().stored(name).unwrap().format
+    };
+    let mut small = Folder::of(&fixture("gpt_oss_mxfp4"));
+    small.replace(&scales, "U8", &[90; 96]);
+    assert_eq!([format(&folder, 2), format(&small, 1), format(&small, 2)], [Q8_0, Q8_0, Bf16]);
+    let values = |folder: &Folder| folder.open().unwrap().tensor(TensorName::Expert(2, 1, ExpertTensor::Down)).unwrap();
+    let powers =
+        values(&folder).into_iter().zip(values(&small)).filter(|(x, _)| *x != 0.0).map(|(x, y)| (x / y).log2());
+    // 122 to 125 in place of 90.
+    assert!(powers.map(|power| power as i32).all(|power| (32..36).contains(&power)));
     let mut not_a_number = Folder::of(&fixture("gpt_oss_mxfp4"));
     not_a_number.drop_tensor(&scales);
     not_a_number.add(&scales, "U8", &[3, 32, 1], &[255; 96]);

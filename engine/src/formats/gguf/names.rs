@@ -30,13 +30,10 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
 ];
 
 /// Names of tensors that hold one matrix of all experts of a layer, after `blk.N.`.
-const EXPERTS: [(&str, ExpertTensor); ExpertTensor::ALL.len()] = [
+const EXPERTS: [(&str, ExpertTensor); ExpertTensor::MATRICES.len()] = [
     ("ffn_gate_exps.weight", ExpertTensor::Gate),
     ("ffn_up_exps.weight", ExpertTensor::Up),
     ("ffn_down_exps.weight", ExpertTensor::Down),
-    ("ffn_gate_exps.bias", ExpertTensor::GateBias),
-    ("ffn_up_exps.bias", ExpertTensor::UpBias),
-    ("ffn_down_exps.bias", ExpertTensor::DownBias),
 ];
 
 /// Layer and matrix, if this is a tensor of all experts.

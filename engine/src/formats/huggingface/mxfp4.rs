@@ -2,48 +2,65 @@
 //!
 //! An element is 0, 0.5, 1, 1.5, 2, 3, 4 or 6, with a sign in its highest bit; a scale `s` is `2^(s - 127)`. In Hugging Face's files a block is
 //! 16 bytes, the earlier of two elements in the low bits.
+//!
+//! Two formats that kernels know have these values exactly. Q8_0 has integers and a scale in f16 for each 32: twice an element is an integer,
+//! and f16 has the powers of two from -24 to 15. bf16 has all of them, in twice the memory.
 
-use half::bf16;
-use std::sync::LazyLock;
+use crate::formats::StoredTensor;
+use baton_kernels::storage::StorageFormat;
+use half::{bf16, f16};
+use std::ops::RangeInclusive;
 
 /// Elements that share a scale.
 pub(super) const BLOCK: usize = 32;
 /// Bytes of their elements.
 pub(super) const BLOCK_BYTES: usize = BLOCK / 2;
+
 /// Largest scale with which every element is finite: 6 times its power of two is below 2^128.
 const SCALE_MAX: u8 = 252;
+/// Scales with which half of an integer is that of Q8_0.
+const OF_Q8_0: RangeInclusive<u8> = 128 - 24..=128 + 15;
 
-const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+/// Twice each element. Both zeros are one.
+const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Bits in bf16 of each element with each scale. All are exact: two bits of significand, and at least 2^-128.
-static WORDS: LazyLock<Vec<[[u8; 2]; 16]>> = LazyLock::new(|| {
-    let words = |scale: u8| {
-        let power = 2f64.powi(i32::from(scale) - 127);
-        std::array::from_fn(|code| {
-            let magnitude = f64::from(MAGNITUDES[code & 7]) * power;
-            bf16::from_f64(if code & 8 == 0 { magnitude } else { -magnitude }).to_le_bytes()
-        })
-    };
-    (0..=SCALE_MAX).map(words).collect()
-});
+/// The power of two of twice an element.
+fn power(scale: u8) -> f64 {
+    2f64.powi(i32::from(scale) - 128)
+}
 
-/// Appends blocks as bf16, of equal value.
+/// Rows as a format that has their values: Q8_0 if it has all scales of the matrix, or else bf16.
 ///
 /// # Errors
 /// With a scale that makes elements infinite or not a number.
 ///
 /// # Panics
-/// If the bytes are not those of as many blocks as there are scales.
-pub(super) fn expand(blocks: &[u8], scales: &[u8], out: &mut Vec<u8>) -> Result<(), u8> {
-    assert_eq!(blocks.len(), scales.len() * BLOCK_BYTES);
-    for (block, scale) in blocks.chunks_exact(BLOCK_BYTES).zip(scales) {
-        let words = WORDS.get(usize::from(*scale)).ok_or(*scale)?;
-        for pair in block {
-            out.extend_from_slice(&words[usize::from(pair & 15)]);
-            out.extend_from_slice(&words[usize::from(pair >> 4)]);
+/// If a row has not as many bytes of blocks as its scales need.
+pub(super) fn convert<'a>(
+    rows: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone,
+) -> Result<StoredTensor<'static>, u8> {
+    let scales = rows.clone().flat_map(|(_, scales)| scales);
+    if let Some(scale) = scales.clone().find(|scale| **scale > SCALE_MAX) {
+        return Err(*scale);
+    }
+    let fits = scales.clone().all(|scale| OF_Q8_0.contains(scale));
+    let format = if fits { StorageFormat::Q8_0 } else { StorageFormat::Bf16 };
+    let each = format.row_bytes(BLOCK).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(scales.count() * each);
+    for (blocks, scales) in rows {
+        assert_eq!(blocks.len(), scales.len() * BLOCK_BYTES);
+        for (block, scale) in blocks.chunks_exact(BLOCK_BYTES).zip(scales) {
+            let doubled = block.iter().flat_map(|pair| [pair & 15, pair >> 4]).map(|code| DOUBLED[usize::from(code)]);
+            let power = power(*scale);
+            if fits {
+                bytes.extend(f16::from_f64(power).to_le_bytes());
+                bytes.extend(doubled.map(|q| q as u8));
+            } else {
+                bytes.extend(doubled.flat_map(|q| bf16::from_f64(f64::from(q) * power).to_le_bytes()));
+            }
         }
     }
-    Ok(())
+    Ok(StoredTensor { format, bytes: bytes.into() })
 }
 
 #[cfg(test)]
@@ -52,24 +69,29 @@ mod tests {
 
     #[test]
     fn every_element_is_exact_with_every_scale() {
-        let all: Vec<u8> = (0..16).map(|pair| pair * 16 + 15 - pair).collect();
+        const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let codes: Vec<u8> = (0..BLOCK as u8).map(|i| i % 16).collect();
+        let block: Vec<u8> = codes.chunks_exact(2).map(|pair| pair[0] | pair[1] << 4).collect();
+        let value = |code: u8, scale: u8| {
+            let magnitude = MAGNITUDES[usize::from(code & 7)] * 2f64.powi(i32::from(scale) - 127);
+            if code & 8 == 0 { magnitude } else { -magnitude }
+        };
+        let check = |scales: &[u8], format: StorageFormat| {
+            let blocks = block.repeat(scales.len());
+            let tensor = convert(std::iter::once((&blocks[..], scales))).unwrap();
+            assert_eq!(tensor.format, format, "{scales:?}");
+            let mut got = vec![0.0; scales.len() * BLOCK];
+            tensor.format.expand(&tensor.bytes, &mut got);
+            let want = scales.iter().flat_map(|scale| codes.iter().map(|code| value(*code, *scale)));
+            assert!(got.iter().map(|x| f64::from(*x)).eq(want), "{scales:?}: {got:?}");
+        };
         for scale in 0..=SCALE_MAX {
-            let mut out = Vec::new();
-            expand(&all, &[scale], &mut out).unwrap();
-            let value = |code: u8| {
-                let magnitude = f64::from(MAGNITUDES[usize::from(code & 7)]);
-                (if code & 8 == 0 { magnitude } else { -magnitude }) * 2f64.powi(i32::from(scale) - 127)
-            };
-            let want: Vec<f64> = all.iter().flat_map(|pair| [value(pair & 15), value(pair >> 4)]).collect();
-            let got: Vec<f64> =
-                out.chunks_exact(2).map(|b| f64::from(bf16::from_le_bytes([b[0], b[1]]).to_f32())).collect();
-            assert_eq!(got.len(), BLOCK);
-            for (got, want) in got.iter().zip(&want) {
-                assert_eq!(got.to_bits(), want.to_bits(), "{got} is not {want}, scale {scale}");
-            }
+            check(&[scale], if (104..=143).contains(&scale) { StorageFormat::Q8_0 } else { StorageFormat::Bf16 });
         }
+        check(&[104, 143, 120], StorageFormat::Q8_0);
+        check(&[120, 103], StorageFormat::Bf16);
         for scale in [253, 254, 255] {
-            assert_eq!(expand(&all, &[scale], &mut Vec::new()), Err(scale));
+            assert_eq!(convert(std::iter::once((&block[..], &[scale][..]))).unwrap_err(), scale);
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::mxfp4;
 use super::tensors::TensorPlace;
 use crate::families::{ConfigFamily, DecoderSpec, StackedTensor, TensorName, layer_index};
+use crate::formats::StoredTensor;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, HashMap};
 
@@ -173,15 +174,15 @@ impl Slice {
         out
     }
 
-    /// Rows of MXFP4, as bf16 of equal value. Fails with a scale that is none.
-    pub(super) fn expand(&self, blocks: &[u8], scales: &[u8]) -> Result<Vec<u8>, u8> {
+    /// Rows of MXFP4, in a format that has their values. Fails with a scale that is none.
+    pub(super) fn convert(&self, blocks: &[u8], scales: &[u8]) -> Result<StoredTensor<'static>, u8> {
         let Self { part, parts, rows, columns, .. } = *self;
         let each = columns / mxfp4::BLOCK;
-        let mut out = Vec::with_capacity(rows * columns * 2);
-        for row in (0..rows).map(|row| row * parts + part) {
-            let blocks = &blocks[row * each * mxfp4::BLOCK_BYTES..(row + 1) * each * mxfp4::BLOCK_BYTES];
-            mxfp4::expand(blocks, &scales[row * each..(row + 1) * each], &mut out)?;
-        }
-        Ok(out)
+        let of_row = |row| {
+            let at = row * parts + part;
+            let blocks = &blocks[at * each * mxfp4::BLOCK_BYTES..(at + 1) * each * mxfp4::BLOCK_BYTES];
+            (blocks, &scales[at * each..(at + 1) * each])
+        };
+        mxfp4::convert((0..rows).map(of_row))
     }
 }

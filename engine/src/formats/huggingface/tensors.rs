@@ -151,7 +151,7 @@ impl Tensors {
         }
     }
 
-    /// One tensor as it is stored, if it is there; MXFP4 as bf16.
+    /// One tensor as it is stored, if it is there; MXFP4 in a format that has its values.
     pub(super) fn stored(&self, name: TensorName) -> Result<Option<StoredTensor<'_>>, WeightsError> {
         if let Some(place) = self.places.get(&name) {
             return Ok(Some(StoredTensor { format: format(place.dtype), bytes: self.bytes(place).into() }));
@@ -163,12 +163,11 @@ impl Tensors {
                 StoredTensor { format, bytes: slice.gather(self.bytes(place), format.block().1).into() }
             }
             Form::Mxfp4 { blocks, scales } => {
-                let bytes = slice.expand(self.bytes(blocks), self.bytes(scales)).map_err(|scale| {
-                    let message =
-                        format!("tensor {name} has a scale of 2^{}, which no number has", i32::from(scale) - 127);
+                slice.convert(self.bytes(blocks), self.bytes(scales)).map_err(|scale| {
+                    let power = i32::from(scale) - 127;
+                    let message = format!("tensor {name} has a scale of 2^{power}, with which it has no finite values");
                     WeightsError::damaged(self.shards[scales.shard].1.path(), message)
-                })?;
-                StoredTensor { format: StorageFormat::Bf16, bytes: bytes.into() }
+                })?
             }
         }))
     }
