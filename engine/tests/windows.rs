@@ -3,7 +3,7 @@
 
 mod common;
 
-use baton_engine::formats::{HuggingFaceModel, ModelSource};
+use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_engine::{
     Engine, EngineConfig, EngineHandle, LogitObserver, Model, PrefixUse, Run, SequenceEvent, SequenceRequest,
     SpeculationConfig, SpeculationMethod,
@@ -12,7 +12,7 @@ use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kv_cache::PrefixHasher;
+use baton_kv_cache::{Fill, PoolShape, PrefixHasher, Reserve, SharedPool};
 use baton_memory::PoolMemory;
 use baton_types::{BlockTables, Digest, Dtype, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use common::{Kept, Sink};
@@ -305,5 +305,40 @@ fn a_sequence_that_is_handed_over_has_the_bits_it_has_alone() {
             bits.remove(&tokens.len());
             assert!(sink.take_bits() == bits, "{family}");
         }
+    }
+}
+
+/// Sequences of so many tokens that a pool holds at once, each in decode.
+fn sequences_in(map: &KvPoolMap, tokens: usize) -> usize {
+    let pool = SharedPool::try_new(PoolShape::from(map)).unwrap();
+    let decoding = || {
+        let (fill, now) = (Fill::Received { peer_block_tokens: None }, Instant::now());
+        pool.try_reserve(Reserve { hashes: &[], reuse_tokens_max: 0, tokens, fill, keep_free: &[], now })
+    };
+    std::iter::from_fn(decoding).collect::<Vec<_>>().len()
+}
+
+/// Layers, heads and windows of gpt-oss-20b, in the memory of half as many sequences as run at once.
+#[test]
+fn a_pool_of_gpt_oss_holds_nearly_twice_the_sequences_of_uniform_blocks() {
+    let shape =
+        "random:layers=24,heads=64,kv_heads=8,head_dim=64,hidden=64,vocab=300,window=128,full_every=2,context=131072";
+    let model = RandomModel::parse(shape).unwrap();
+    let layout = model.spec().kv_layout(16, Dtype::Bf16).unwrap();
+    let layers: Vec<_> = layout.groups().iter().map(|group| (group.kind, group.layers.len())).collect();
+    assert_eq!(layers, [(GroupKind::Full, 12), (GroupKind::Window(128), 12)]);
+    for tokens in [8_192, 32_768, 131_072] {
+        let config = EngineConfig { model_len_max: tokens, ..EngineConfig::default() };
+        let uniform = config.running_max / 2;
+        let kv_cache_bytes = (uniform * tokens * layout.bytes_per_token()) as u64;
+        let config = EngineConfig { kv_cache_bytes, ..config };
+        let pool = config.pool_map(layout.clone()).unwrap();
+        assert!(pool.bytes() as u64 <= kv_cache_bytes);
+        // The same memory with as many blocks in each group.
+        let blocks = u32::try_from(kv_cache_bytes / layout.bytes_per_block() as u64).unwrap();
+        let of_uniform = KvPoolMap::with_blocks(layout.clone(), vec![blocks; 2]).unwrap();
+        assert_eq!(sequences_in(&of_uniform, tokens), uniform, "{tokens} tokens");
+        let held = sequences_in(&pool, tokens);
+        assert!(held as f64 >= 1.9 * uniform as f64, "{held} sequences of {tokens} tokens, not {uniform}");
     }
 }

@@ -16,7 +16,7 @@ const KV_HEADS: usize = 3;
 const HEADS: usize = 9;
 const DIM: usize = 64;
 const BLOCK: usize = 16;
-const SCORES: Scores = Scores { scale: 0.125, window: None, soft_cap: None };
+const SCORES: Scores<'_> = Scores { scale: 0.125, window: None, soft_cap: None, sinks: None };
 
 /// Time for the calls of one shape. The fastest call of each is printed, since other processes disturb.
 const MEASURE: Duration = Duration::from_millis(1500);

@@ -117,7 +117,12 @@ impl<K: HostKernels> Batch<K> {
 
     fn attend(&mut self) -> &[f32] {
         let step = KvStep { kv: &self.kv, layer: 0, segments: &self.segments };
-        self.kernels.attend(step, &self.q, Scores { scale: 0.125, window: None, soft_cap: None }, &mut self.out);
+        self.kernels.attend(
+            step,
+            &self.q,
+            Scores { scale: 0.125, window: None, soft_cap: None, sinks: None },
+            &mut self.out,
+        );
         &self.out
     }
 }

@@ -71,7 +71,7 @@ fn program(device: &dyn Device, format: StorageFormat) -> Program {
         if layer + 1 == LAYERS {
             ops.push(Op::Select);
         }
-        ops.push(Op::Attend(Attend { layer, scale: 0.125, window: None, soft_cap: None }));
+        ops.push(Op::Attend(Attend { layer, scale: 0.125, window: None, soft_cap: None, sinks: None }));
         ops.push(Op::Out(Project::plain(load(Role::Out, HEADS * DIM, &[HIDDEN]))));
         let weight = load(Role::GateUp, HIDDEN, &[FFN, FFN]);
         ops.push(Op::GateUp(GateUp { norm: Some(norm()), weight, activation: Activation::Silu }));

@@ -53,7 +53,8 @@
 //! `e_j = exp(s_j - m)`; `l` = lane sum of `e_j`; `o_d` from `+0` by `fma(e_j, v_j[d], o_d)` with j ascending. The first slab is the running
 //! state `(M, L, O)`; each later slab merges in order: `M' = max(M, m)`, `a = exp(M - M')`, `b = exp(m - M')`, `L = fma(l, b, L * a)`,
 //! `O_d = fma(o_d, b, O_d * a)`. Result: `O_d / L`. With a window of `w` tokens, tokens before `p + 1 - w` are left out: the slabs stay where
-//! they are, `e_j` of a token that is left out counts as `+0` in its lane, and a slab of such tokens alone does not exist.
+//! they are, `e_j` of a token that is left out counts as `+0` in its lane, and a slab of such tokens alone does not exist. A sink joins the state
+//! of all slabs, see `docs/numerics.md`.
 //!
 //! **SwiGLU.** `(g / (1 + exp(-g))) * up`, every operation rounded.
 

@@ -109,7 +109,7 @@ impl HostKernels for Mutant {
         self.reference.rope_store(step, rope, q, k, v);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         let class = self.numerics();
         let f32fma = matches!(class, Numerics::F32Fma { .. });
         match self.kind {

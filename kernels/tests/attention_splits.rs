@@ -21,7 +21,7 @@ struct Case {
     group: usize,
     dim: usize,
     block: usize,
-    scores: Scores,
+    scores: Scores<'static>,
     /// Position and rows.
     segments: Vec<(usize, usize)>,
     values: Values,
@@ -108,7 +108,7 @@ impl Batch {
     }
 
     /// All rows in one step.
-    fn run(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32])) -> Vec<u32> {
+    fn run(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores<'_>, &mut [f32])) -> Vec<u32> {
         self.step(&self.segments, &self.q.concat(), attend)
     }
 
@@ -116,7 +116,7 @@ impl Batch {
         &self,
         segments: &[StepSegment],
         q: &[f32],
-        attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32]),
+        attend: impl Fn(KvStep<'_>, &[f32], Scores<'_>, &mut [f32]),
     ) -> Vec<u32> {
         let mut out = vec![f32::NAN; q.len()];
         attend(KvStep { kv: &self.kv, layer: 0, segments }, q, self.case.scores, &mut out);
@@ -124,7 +124,7 @@ impl Batch {
     }
 
     /// Every row in a step of its own.
-    fn one_by_one(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32])) -> Vec<u32> {
+    fn one_by_one(&self, attend: impl Fn(KvStep<'_>, &[f32], Scores<'_>, &mut [f32])) -> Vec<u32> {
         let cols = self.case.kv_heads * self.case.group * self.case.dim;
         let mut out = Vec::new();
         for (segment, q) in self.segments.iter().zip(&self.q) {
@@ -206,7 +206,8 @@ fn check_batch(batch: &Batch) {
     let levels: &[_] = if case.numerics == Numerics::Bf16x32 { &OF_BF16X32 } else { &OF_TENSOR_CORES };
     for &(level, threads) in levels {
         let Some(cpu) = cpu(threads, level, case.numerics) else { continue };
-        let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| cpu.attend(step, q, scores, out);
+        let attend =
+            |step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]| cpu.attend(step, q, scores, out);
         equal(case, &want, &batch.run(attend), &format!("{level:?}, {threads} threads"));
         if level != SimdLevel::Portable {
             equal(case, &want, &batch.one_by_one(attend), &format!("{level:?}, {threads} threads, one by one"));
@@ -240,7 +241,7 @@ const PLAIN: Case = Case {
     group: 3,
     dim: 64,
     block: 16,
-    scores: Scores { scale: 0.125, window: None, soft_cap: None },
+    scores: Scores { scale: 0.125, window: None, soft_cap: None, sinks: None },
     segments: Vec::new(),
     values: Values::Plain,
     seed: 1,
@@ -254,6 +255,31 @@ fn rows_around_the_ends_of_blocks_and_splits() {
             check_all(&Case { scores: Scores { window, ..PLAIN.scores }, segments, values, ..PLAIN });
         }
     }
+}
+
+/// Far below and above the scores, and among them; the first is of no effect.
+const SINKS: [f32; 27] = {
+    let some = [f32::NEG_INFINITY, -60.0, -1.0, 0.5, 3.0, 70.0, 0.0];
+    let (mut all, mut head) = ([0.0; 27], 0);
+    while head < all.len() {
+        all[head] = some[head % some.len()];
+        head += 1;
+    }
+    all
+};
+
+#[test]
+fn sinks_join_behind_all_splits() {
+    let sinks = Some(&SINKS[..]);
+    for window in [None, Some(1), Some(100), Some(513)] {
+        for values in [Values::Plain, Values::Negative, Values::Sharp, Values::Special] {
+            let segments = vec![(60, 9), (505, 12), (1020, 1), (0, 3), (2100, 1)];
+            check_all(&Case { scores: Scores { window, sinks, ..PLAIN.scores }, segments, values, ..PLAIN });
+        }
+    }
+    // Divided between threads, in heads of another size.
+    let scores = Scores { sinks, ..PLAIN.scores };
+    check_all(&Case { scores, segments: vec![(9_000, 1), (40, 2)], kv_heads: 1, dim: 10, ..PLAIN });
 }
 
 #[test]
@@ -320,7 +346,8 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
             let score =
                 |token| (0..dim).map(|d| q[d] * element(0, token, head, d)).sum::<f64>() * f64::from(scores.scale);
             let weights: Vec<f64> = (first..=position).map(|token| score(token).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = scores.sinks.map_or(0.0, |sinks| f64::from(sinks[i % (kv_heads * group)]).exp());
+            let sum = weights.iter().sum::<f64>() + sink;
             out.extend((0..dim).map(|d| {
                 let of = |f: fn(f64) -> f64| {
                     weights.iter().zip(first..).map(|(w, t)| w * f(element(1, t, head, d))).sum::<f64>() / sum
@@ -336,7 +363,8 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
 fn the_reference_computes_softmax_attention() {
     let windows = [None, Some(1), Some(20), Some(64), Some(100), Some(530)];
     for (window, numerics) in windows.into_iter().flat_map(|window| CLASSES.map(|numerics| (window, numerics))) {
-        let scores = Scores { scale: 0.3, window, soft_cap: None };
+        let sinks = (window != Some(64)).then_some(&SINKS[1..]);
+        let scores = Scores { scale: 0.3, window, soft_cap: None, sinks };
         let batch =
             Batch::new(Case { numerics, dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
         let reference = common::reference(numerics);
@@ -372,14 +400,15 @@ fn cases() -> impl Strategy<Value = Case> {
     let windows = prop::sample::select(vec![None, None, Some(1), Some(30), Some(64), Some(100), Some(600)]);
     let block = prop::sample::select(vec![16usize, 32, 64, 128]);
     let scale = prop::sample::select(vec![0.125f32, 1.0, 0.3]);
+    let windows = (windows, any::<bool>().prop_map(|some| some.then_some(&SINKS[..])));
     (heads, prop::collection::vec(segment, 1..4), values, windows, block, scale, any::<u64>(), classes()).prop_map(
-        |((kv_heads, group, dim), segments, values, window, block, scale, seed, numerics)| Case {
+        |((kv_heads, group, dim), segments, values, (window, sinks), block, scale, seed, numerics)| Case {
             numerics,
             kv_heads,
             group,
             dim,
             block,
-            scores: Scores { scale, window, soft_cap: None },
+            scores: Scores { scale, window, soft_cap: None, sinks },
             segments,
             values,
             seed,
@@ -394,15 +423,16 @@ fn decodes() -> impl Strategy<Value = Case> {
     let positions = prop::collection::vec(0usize..1100, 1..7);
     let values = prop::sample::select(vec![Values::Plain, Values::Sharp, Values::Tiny, Values::Special]);
     let window = prop_oneof![Just(None), (1usize..700).prop_map(Some)];
+    let window = (window, any::<bool>().prop_map(|some| some.then_some(&SINKS[..])));
     let block = prop::sample::select(vec![16usize, 32, 64]);
     (heads, positions, values, window, block, any::<u64>(), classes()).prop_map(
-        |((kv_heads, group, dim), positions, values, window, block, seed, numerics)| Case {
+        |((kv_heads, group, dim), positions, values, (window, sinks), block, seed, numerics)| Case {
             numerics,
             kv_heads,
             group,
             dim,
             block,
-            scores: Scores { window, ..PLAIN.scores },
+            scores: Scores { window, sinks, ..PLAIN.scores },
             segments: positions.into_iter().map(|position| (position, 1)).collect(),
             values,
             seed,

@@ -29,12 +29,19 @@ struct Sequence {
     values: Vec<f32>,
     scale: f32,
     window: Option<usize>,
+    /// Of the only head.
+    sink: Option<f32>,
 }
 
 impl Sequence {
     /// All scores and values alike.
     fn new(tokens: usize, score: f32, value: f32) -> Self {
-        Self { scores: vec![score; tokens], values: vec![value; tokens], scale: LN_2, window: None }
+        Self { scores: vec![score; tokens], values: vec![value; tokens], scale: LN_2, window: None, sink: None }
+    }
+
+    fn sink(mut self, sink: f32) -> Self {
+        self.sink = Some(sink);
+        self
     }
 
     fn scores(mut self, scores: &[(usize, f32)]) -> Self {
@@ -71,7 +78,12 @@ impl Sequence {
             let segments =
                 [StepSegment { position: seen - before - 1, rows, table: BlockTable::from_start(Vec::clone(&blocks)) }];
             let step = KvStep { kv: &kv, layer: 0, segments: &segments };
-            let scores = Scores { scale: self.scale, window: self.window, soft_cap: None };
+            let scores = Scores {
+                scale: self.scale,
+                window: self.window,
+                soft_cap: None,
+                sinks: self.sink.as_ref().map(std::slice::from_ref),
+            };
             let q = [1.0, 0.0].repeat(rows);
             let check = |name: &str, attend: &dyn Fn(&mut [f32])| {
                 let mut out = vec![f32::NAN; q.len()];
@@ -247,4 +259,14 @@ fn products_are_flushed() {
         let a = exp(0.0 - 4.0 * LN_2);
         tiny * a / 1.0f32.mul_add(a, 1.0)
     });
+}
+
+#[test]
+fn a_sink_joins_behind_the_last_split() {
+    // Beside 1, less than 2^-24 is lost; two of them are not if they are added to each other first.
+    let small = -24.5f32;
+    let sequence = Sequence::new(600, NOTHING, 0.0).scores(&[(0, 0.0), (512, small)]).values(&[(0, 1.0)]);
+    sequence.sink(small * LN_2).check(600, 1.0);
+    Sequence::new(64, 0.0, 1.0).sink(0.0).check(2, 2.0 / 3.0);
+    Sequence::new(600, 0.0, 1.0).sink(400.0).check(600, 0.0);
 }

@@ -22,6 +22,8 @@ struct Heads {
     dim: usize,
     sign: Sign,
     window: Option<usize>,
+    /// Of the heads, if they have some.
+    sinks: Option<[f32; 3]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +58,17 @@ fn rows(kernels: &dyn Kernels, heads: Heads, seen: std::ops::RangeInclusive<usiz
     let count = tokens - first;
     let (q, mut data) = (values(count, cols, 1.0), vec![0.0; count * cols]);
     let step = KvStep { kv: &kv, layer: 0, segments: &segments(first, count) };
-    kernels.attend(step, &q, Scores { scale: 0.3, window: heads.window, soft_cap: None }, &mut data);
+    kernels.attend(
+        step,
+        &q,
+        Scores {
+            scale: 0.3,
+            window: heads.window,
+            soft_cap: None,
+            sinks: heads.sinks.as_ref().map(|sinks| &sinks[..]),
+        },
+        &mut data,
+    );
     assert!(data.iter().all(|x| !x.is_nan()), "{heads:?}");
     data.chunks_exact(cols).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
 }
@@ -73,7 +85,8 @@ fn rows_around_the_end_of_a_slab_merge_the_slabs_that_they_see() {
     assert_eq!(512 % ATTENTION_SLAB, 0, "the rows are chosen around the end of a slab");
     let shapes = [(1, 16), (3, 10)].into_iter().flat_map(|shape| [(shape, Sign::Any), (shape, Sign::Negative)]);
     for (((group, dim), sign), window) in shapes.flat_map(|shape| [None, Some(100), Some(449)].map(|w| (shape, w))) {
-        let heads = Heads { group, dim, sign, window };
+        let sinks = (window != Some(100)).then_some([0.5, -2.0, 9.0]);
+        let heads = Heads { group, dim, sign, window, sinks };
         let want = rows(&*reference(F32), heads, AROUND);
         for (name, ops) in backends() {
             let together = rows(&*ops, heads, AROUND);
@@ -86,7 +99,7 @@ fn rows_around_the_end_of_a_slab_merge_the_slabs_that_they_see() {
 
 #[test]
 fn a_row_alone_around_the_end_of_a_slab_has_the_same_bits() {
-    let heads = Heads { group: 2, dim: 12, sign: Sign::Negative, window: None };
+    let heads = Heads { group: 2, dim: 12, sign: Sign::Negative, window: None, sinks: Some([-1.0, 3.0, 0.0]) };
     for seen in AROUND {
         let want = rows(&*reference(F32), heads, seen..=seen);
         for (name, ops) in backends() {
@@ -100,7 +113,7 @@ fn heads_of_one_size_leave_nothing_to_those_of_another() {
     // 16 fills the buffers; 10 and 12 are padded to 16 with zeros that must be there again.
     for (name, ops) in backends() {
         for dim in [16, 10, 16, 12, 6, 12] {
-            let heads = Heads { group: 3, dim, sign: Sign::Any, window: None };
+            let heads = Heads { group: 3, dim, sign: Sign::Any, window: None, sinks: None };
             assert!(rows(&*ops, heads, 60..=70) == rows(&*reference(F32), heads, 60..=70), "{name}: heads of {dim}");
         }
     }

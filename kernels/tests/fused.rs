@@ -50,6 +50,8 @@ struct More {
     behind: bool,
     /// Factors of embedding, layers and logits, a cap of logits, and GELU.
     scaled: bool,
+    /// Biases of outputs and experts, and the clamped gated unit.
+    biased: bool,
 }
 
 /// Position and rows of each sequence.
@@ -76,8 +78,13 @@ fn classes() -> impl Strategy<Value = (Numerics, [StorageFormat; 2])> {
 fn shapes() -> impl Strategy<Value = Shape> {
     let heads = (1usize..=3, 1usize..=2, prop::sample::select(vec![8usize, 10, 32, 48, 64, 80]));
     let sizes = (1usize..=9, 1usize..=9, 3usize..200, 0usize..32);
-    let more =
-        any::<[bool; 4]>().prop_map(|[of_all_heads, bare, behind, scaled]| More { of_all_heads, bare, behind, scaled });
+    let more = any::<[bool; 5]>().prop_map(|[of_all_heads, bare, behind, scaled, biased]| More {
+        of_all_heads,
+        bare,
+        behind,
+        scaled,
+        biased,
+    });
     (classes(), heads, sizes, any::<bool>(), more, any::<u64>()).prop_map(
         |((numerics, formats), heads, sizes, rich, more, seed)| {
             let (kv_heads, group, head_dim) = heads;
@@ -194,7 +201,13 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
     let norm = NormOf { gain: &gain, eps: 1e-5 };
     let before = (!s.more.bare).then_some(norm);
     let factor = if s.more.scaled { 0.22 } else { 1.0 };
-    let activation = if s.more.scaled { Activation::GeluTanh } else { Activation::Silu };
+    let activation = match s.more {
+        More { biased: true, .. } => Activation::ClampedSwiglu { alpha: 1.702, limit: 1.5 },
+        More { scaled: true, .. } => Activation::GeluTanh,
+        _ => Activation::Silu,
+    };
+    let [out_bias, router_bias, gate_up_bias, down_bias] =
+        [s.hidden, EXPERTS, 2 * EXPERTS * s.ffn, EXPERTS * s.hidden].map(|cols| random.floats(cols, 0.5));
     let op = QkvOf {
         norm: before,
         bias: s.rich.then_some(&bias[..]),
@@ -213,7 +226,14 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
     kernels.qkv(&w.qkv, &op, KvStep { kv: &kv, layer: 1, segments: &segments }, &residual, &mut q, &mut scratch);
     let (attended, gated) = (random.floats(rows * query, 1.0), random.floats(rows * s.ffn, 1.0));
     let behind = s.more.behind.then_some(norm);
-    let project = |role| ProjectOf { role, partitions: s.partitions, rows, norm: behind, factor };
+    let project = |role| ProjectOf {
+        role,
+        partitions: s.partitions,
+        rows,
+        bias: s.more.biased.then_some(&out_bias[..]),
+        norm: behind,
+        factor,
+    };
     kernels.project(&w.out, &project(Role::Out), &attended, &mut residual, &mut scratch);
     let out = residual.clone();
     let mut inner = vec![0.0; rows * s.ffn];
@@ -232,6 +252,7 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         renormalize: s.rich,
         activation,
         partitions: 1,
+        biases: s.more.biased.then_some([&router_bias[..], &gate_up_bias, &down_bias]),
         factor,
         rows,
     };

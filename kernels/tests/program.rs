@@ -7,7 +7,7 @@ use baton_kernels::cpu::{CpuConfig, CpuDevice, CpuKernels, SimdLevel};
 use baton_kernels::device::{Bounds, Device, DeviceError, Role, RopeTable, STEPS_MAX, StoredRows, WeightSpec};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::program::{Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use baton_kernels::program::{Activation, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
 use baton_kernels::storage::StorageFormat;
@@ -247,6 +247,20 @@ fn programs_that_do_not_fit_are_refused() {
             let Op::Out(op) = &mut ops[3] else { panic!("the fourth operation") };
             op.norm = Some(norm(21));
         });
+        check("attend", &|ops| {
+            let Op::Attend(op) = &mut ops[2] else { panic!("the third operation") };
+            op.sinks = Some(norm(3).gain);
+        });
+        check("out", &|ops| {
+            let Op::Out(op) = &mut ops[3] else { panic!("the fourth operation") };
+            op.bias = Some(norm(21).gain);
+        });
+        for (alpha, limit) in [(0.0, 7.0), (1.702, 0.0), (1.702, f32::INFINITY)] {
+            check("gate_up", &|ops| {
+                let Op::GateUp(op) = &mut ops[4] else { panic!("the fifth operation") };
+                op.activation = Activation::ClampedSwiglu { alpha, limit };
+            });
+        }
         check("down", &|ops| {
             let Op::Down(op) = &mut ops[5] else { panic!("the sixth operation") };
             op.factor = f32::NAN;

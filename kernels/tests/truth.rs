@@ -82,9 +82,11 @@ fn rope_and_grouped_causal_attention() {
         let high = (0..half).map(|i| head[i + half] * turn(i).1 + head[i] * turn(i).0);
         low.chain(high).collect()
     };
-    for window in [None, Some(1), Some(20), Some(64), Some(100)] {
+    let sinks = [-1.0, 0.5, 2.0, -40.0, 0.0, 50.0];
+    let windows = [None, Some(1), Some(20), Some(64), Some(100)];
+    for (window, sinks) in windows.into_iter().flat_map(|window| [(window, None), (window, Some(&sinks[..]))]) {
         let mut got = vec![0.0; tokens * heads * dim];
-        kernels.attend(step, &turned_q, Scores { scale: 0.4, window, soft_cap: None }, &mut got);
+        kernels.attend(step, &turned_q, Scores { scale: 0.4, window, soft_cap: None, sinks }, &mut got);
         let mut want = Vec::new();
         for t in 0..tokens {
             let first = window.map_or(0, |window: usize| (t + 1).saturating_sub(window));
@@ -92,13 +94,14 @@ fn rope_and_grouped_causal_attention() {
                 let query = rotated(&q, heads, t, h);
                 let score = |j| query.iter().zip(rotated(&k, kv_heads, j, h / group)).map(|(a, b)| a * b).sum::<f64>();
                 let weights: Vec<f64> = (first..=t).map(|j| (0.4 * score(j)).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let sink = sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                let sum = weights.iter().sum::<f64>() + sink;
                 let value = |j: usize, d: usize| f64::from(v[(j * kv_heads + h / group) * dim + d]);
                 want.extend(
                     (0..dim).map(|d| weights.iter().zip(first..).map(|(w, j)| w * value(j, d)).sum::<f64>() / sum),
                 );
             }
         }
-        close(&format!("attention, window {window:?}"), &got, &want);
+        close(&format!("attention, window {window:?}, sinks {sinks:?}"), &got, &want);
     }
 }

@@ -29,37 +29,58 @@ pub struct SlidingWindow {
     pub layers: Vec<u32>,
 }
 
+/// Layers that store the same per token, and attend to the same part of the past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionGroup {
+    /// The layers, ascending.
+    pub layers: Vec<u32>,
+    /// Tokens that a token attends to, including itself; `None`: all before it.
+    pub window: Option<u32>,
+    /// What each of the layers stores per token.
+    pub kv: TokenKv,
+}
+
 /// The properties of a model's attention that decide the size of its KV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// Layers that store KV.
-    pub layers: u32,
-    /// What each of them stores per token.
-    pub kv: TokenKv,
-    /// Layers with a window, by window. No layer has two.
-    pub windows: Vec<SlidingWindow>,
+    /// Groups that attend to every token, then those with a window; each in the order of their first layers. No layer is in two.
+    pub groups: Vec<AttentionGroup>,
 }
 
 impl Attention {
-    /// The layout with this block size and element type. Layers that attend to every token form one group, and those of each window another.
-    pub fn layout(&self, block_tokens: u32, dtype: Dtype) -> Result<KvLayout, LayoutError> {
-        let (whole, planes) = match self.kv {
-            TokenKv::Heads { kv_heads, head_dim } => {
-                let plane = |name| KvPlane::try_new(name, kv_heads, head_dim, dtype);
-                (GroupKind::Full, vec![plane("k")?, plane("v")?])
+    /// Of what each layer attends to and stores, in the order of the layers.
+    pub fn of_layers(layers: impl IntoIterator<Item = (Option<u32>, TokenKv)>) -> Self {
+        let mut groups: Vec<AttentionGroup> = Vec::new();
+        for (layer, (window, kv)) in (0..).zip(layers) {
+            match groups.iter_mut().find(|group| (group.window, group.kv) == (window, kv)) {
+                Some(group) => group.layers.push(layer),
+                None => groups.push(AttentionGroup { layers: vec![layer], window, kv }),
             }
-            TokenKv::Latent { dim } => (GroupKind::Latent, vec![KvPlane::try_new("latent", 1, dim, dtype)?]),
+        }
+        // The sort keeps the order of those that are alike.
+        groups.sort_by_key(|group| group.window.is_some());
+        Self { groups }
+    }
+
+    /// Of so many layers that all store the same, some of them with a window.
+    pub fn alike(layers: u32, kv: TokenKv, window: Option<&SlidingWindow>) -> Self {
+        let of = |layer| window.filter(|window| window.layers.contains(&layer)).map(|window| window.tokens);
+        Self::of_layers((0..layers).map(|layer| (of(layer), kv)))
+    }
+
+    /// The layout with this block size and element type, with the same groups.
+    pub fn layout(&self, block_tokens: u32, dtype: Dtype) -> Result<KvLayout, LayoutError> {
+        let group = |AttentionGroup { layers, window, kv }: &AttentionGroup| {
+            let (whole, planes) = match *kv {
+                TokenKv::Heads { kv_heads, head_dim } => {
+                    let plane = |name| KvPlane::try_new(name, kv_heads, head_dim, dtype);
+                    (GroupKind::Full, vec![plane("k")?, plane("v")?])
+                }
+                TokenKv::Latent { dim } => (GroupKind::Latent, vec![KvPlane::try_new("latent", 1, dim, dtype)?]),
+            };
+            Ok(KvGroup { kind: window.map_or(whole, GroupKind::Window), layers: layers.clone(), planes })
         };
-        let has_window = |layer: &u32| self.windows.iter().any(|window| window.layers.contains(layer));
-        let mut groups = Vec::new();
-        let layers: Vec<u32> = (0..self.layers).filter(|layer| !has_window(layer)).collect();
-        if !layers.is_empty() {
-            groups.push(KvGroup { kind: whole, layers, planes: planes.clone() });
-        }
-        for SlidingWindow { tokens, layers } in self.windows.clone() {
-            groups.push(KvGroup { kind: GroupKind::Window(tokens), layers, planes: planes.clone() });
-        }
-        KvLayout::try_new(block_tokens, groups)
+        KvLayout::try_new(block_tokens, self.groups.iter().map(group).collect::<Result<_, LayoutError>>()?)
     }
 }
 
@@ -67,33 +88,45 @@ impl Attention {
 mod tests {
     use super::*;
 
+    const HEADS: TokenKv = TokenKv::Heads { kv_heads: 2, head_dim: 8 };
+
+    fn groups(attention: &Attention) -> Vec<(GroupKind, Vec<u32>, u32)> {
+        let layout = attention.layout(16, Dtype::Bf16).unwrap();
+        layout.groups().iter().map(|g| (g.kind, g.layers.clone(), g.planes[0].dim())).collect()
+    }
+
     #[test]
     fn layers_with_a_window_form_a_group_of_their_own() {
-        let heads = TokenKv::Heads { kv_heads: 2, head_dim: 8 };
-        let attention = |layers: &[u32]| Attention {
-            layers: 4,
-            kv: heads,
-            windows: vec![SlidingWindow { tokens: 64, layers: layers.to_vec() }],
-        };
-        let groups = |a: Attention| {
-            let layout = a.layout(16, Dtype::Bf16).unwrap();
-            layout.groups().iter().map(|g| (g.kind, g.layers.clone())).collect::<Vec<_>>()
+        let attention = |layers: &[u32]| {
+            let window = SlidingWindow { tokens: 64, layers: layers.to_vec() };
+            Attention::alike(4, HEADS, Some(&window))
         };
         let (full, window) = (GroupKind::Full, GroupKind::Window(64));
-        assert_eq!(groups(attention(&[0, 2])), [(full, vec![1, 3]), (window, vec![0, 2])]);
-        assert_eq!(groups(attention(&[0, 1, 2, 3])), [(window, vec![0, 1, 2, 3])]);
-        let mut two = attention(&[1]);
-        two.windows.push(SlidingWindow { tokens: 8, layers: vec![0, 3] });
-        assert_eq!(groups(two), [(full, vec![2]), (window, vec![1]), (GroupKind::Window(8), vec![0, 3])]);
-        let plain = Attention { windows: Vec::new(), ..attention(&[]) };
+        assert_eq!(groups(&attention(&[0, 2])), [(full, vec![1, 3], 8), (window, vec![0, 2], 8)]);
+        assert_eq!(groups(&attention(&[0, 1, 2, 3])), [(window, vec![0, 1, 2, 3], 8)]);
+        assert_eq!(groups(&attention(&[])), [(full, vec![0, 1, 2, 3], 8)]);
+        let plain = Attention::alike(4, HEADS, None);
         assert_eq!(plain.layout(16, Dtype::Bf16), KvLayout::llama(16, 4, 2, 8, Dtype::Bf16));
-        assert!(attention(&[]).layout(16, Dtype::Bf16).is_err(), "a window without layers");
+        assert!(Attention::alike(0, HEADS, None).layout(16, Dtype::Bf16).is_err(), "no layers");
+    }
+
+    #[test]
+    fn layers_that_store_another_size_form_a_group_of_their_own() {
+        let wide = TokenKv::Heads { kv_heads: 1, head_dim: 32 };
+        let layers = [(Some(8), HEADS), (None, wide), (Some(64), HEADS), (None, HEADS), (Some(8), HEADS), (None, wide)];
+        let attention = Attention::of_layers(layers);
+        let (full, window) = (GroupKind::Full, GroupKind::Window);
+        let expected =
+            [(full, vec![1, 5], 32), (full, vec![3], 8), (window(8), vec![0, 4], 8), (window(64), vec![2], 8)];
+        assert_eq!(groups(&attention), expected);
+        // k and v, of 2 bytes: 2 layers of 32 elements, 4 of 2 * 8.
+        assert_eq!(attention.layout(16, Dtype::Bf16).unwrap().bytes_per_token(), 2 * 2 * (2 * 32 + 4 * 16));
     }
 
     #[test]
     fn a_latent_is_one_plane_whatever_the_heads() {
         // DeepSeek-V3: rank 512 and 64 rotated dimensions, 2 bytes each, in 61 layers.
-        let attention = Attention { layers: 61, kv: TokenKv::Latent { dim: 512 + 64 }, windows: Vec::new() };
+        let attention = Attention::alike(61, TokenKv::Latent { dim: 512 + 64 }, None);
         let layout = attention.layout(16, Dtype::Bf16).unwrap();
         assert_eq!((layout.groups()[0].kind, layout.groups()[0].planes.len()), (GroupKind::Latent, 1));
         assert_eq!(layout.bytes_per_token(), 61 * 576 * 2);

@@ -26,15 +26,22 @@ impl KvGroup {
 
     /// Blocks that are of use to sequences that run at once; `None` if there is no limit.
     ///
-    /// A window group has what the windows of all running sequences can hold at once, and a quarter more for cached prefixes: a hit needs the
-    /// window before its end, and nothing of the rest. A group of states has one for each sequence, and as many for checkpoints.
+    /// A window group has the windows of all running sequences, and a quarter more for cached prefixes: a hit needs the window before its end,
+    /// and nothing of the rest. Beyond its window a sequence needs the positions that are computed at once, which all sequences share: those
+    /// of one, and as many for the next, which has its blocks before it is computed. A group of states has one for each sequence, and as
+    /// many for checkpoints.
     fn blocks_of_use(&self, demand: &PoolDemand, block_tokens: u32) -> Option<u64> {
         let PoolDemand { sequences, tokens_max, chunk_max, watermark } = *demand;
-        let one = self.kind.blocks_at_once(tokens_max, chunk_max, block_tokens as usize) as u64;
+        let at_once = |chunk| self.kind.blocks_at_once(tokens_max, chunk, block_tokens as usize) as u64;
+        let one = at_once(1);
         let running = one.saturating_mul(sequences as u64);
+        let computed = (at_once(chunk_max) - one).saturating_mul(2);
         match self.kind {
             GroupKind::Full | GroupKind::Latent => None,
-            GroupKind::Window(_) => Some(running.saturating_add(running.div_ceil(4)).saturating_add(watermark as u64)),
+            GroupKind::Window(_) => {
+                let windows = running.saturating_add(running.div_ceil(4));
+                Some(windows.saturating_add(computed).saturating_add(watermark as u64))
+            }
             GroupKind::State => Some(running.saturating_mul(2).saturating_add(watermark as u64)),
         }
     }
@@ -123,14 +130,15 @@ mod tests {
     /// A block of one of these groups takes 256 bytes, one state 16.
     #[test]
     fn memory_divides_by_what_each_group_can_use() {
-        // A window of 33 and a chunk of 64 tokens: at most 7 blocks a sequence; 28 for four, 7 for cached prefixes, the watermark.
+        // A window of 33 tokens: at most 3 blocks a sequence, 12 for four, 3 for cached prefixes; with a chunk of 64 tokens 4 more, twice; the
+        // watermark.
         let window = GroupKind::Window(33);
         let cases: [(&[GroupKind], u64, &[u32]); 8] = [
             (&[GroupKind::Full], 2_560, &[10]),
             (&[GroupKind::Full, window], 20 * 256, &[10, 10]),
-            (&[GroupKind::Full, window], 78 * 256, &[39, 39]),
-            (&[GroupKind::Full, window], 1_039 * 256 + 255, &[1_000, 39]),
-            (&[window, GroupKind::Latent, window], 1_078 * 256, &[39, 1_000, 39]),
+            (&[GroupKind::Full, window], 54 * 256, &[27, 27]),
+            (&[GroupKind::Full, window], 1_027 * 256 + 255, &[1_000, 27]),
+            (&[window, GroupKind::Latent, window], 1_054 * 256, &[27, 1_000, 27]),
             (&[window], 1_000 * 256, &[1_000]),
             (&[GroupKind::Full, GroupKind::State], 1_000 * 256 + 12 * 16, &[1_000, 12]),
             (&[GroupKind::Full, window], 511, &[0, 0]),

@@ -180,6 +180,8 @@ impl LayoutError {
 impl KvLayout {
     /// Granularity of checksums, prefix hashes and quantization groups: every block size is a multiple of it.
     pub const GRANULE_TOKENS: u32 = 16;
+    /// Most groups.
+    pub const GROUPS_MAX: usize = 8;
     /// Largest block size in tokens.
     pub const BLOCK_TOKENS_MAX: u32 = 128;
 
@@ -191,7 +193,7 @@ impl KvLayout {
         {
             return Err(LayoutError::BlockTokens(block_tokens));
         }
-        if groups.is_empty() || groups.len() > 8 {
+        if groups.is_empty() || groups.len() > Self::GROUPS_MAX {
             return Err(LayoutError::Groups(format!("{} groups", groups.len())));
         }
         let mut seen = std::collections::BTreeSet::new();
@@ -226,7 +228,7 @@ impl KvLayout {
         head_dim: u32,
         dtype: Dtype,
     ) -> Result<Self, LayoutError> {
-        Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, windows: Vec::new() }.layout(block_tokens, dtype)
+        Attention::alike(layers, TokenKv::Heads { kv_heads, head_dim }, None).layout(block_tokens, dtype)
     }
 
     pub fn block_tokens(&self) -> u32 {

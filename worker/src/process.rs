@@ -284,7 +284,8 @@ fn record(
 ) -> InstanceRecord {
     let layout = loaded.map.layout().clone();
     let layers = layout.groups().iter().map(|g| g.layers.len() as u32).sum();
-    let kv_heads = layout.groups()[0].planes[0].heads();
+    let planes = layout.groups().iter().flat_map(|group| &group.planes);
+    let kv_heads = planes.map(|plane| plane.heads()).max().unwrap_or(0);
     let grammars = loaded.engine.has_grammars().then(|| grammar::REVISION.to_owned());
     InstanceRecord {
         party: party.clone(),

@@ -57,7 +57,7 @@ fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
     };
     let window = window(keys, model_type, layers)?;
     let context = size(keys, &["max_position_embeddings"])?.map_or(0, u64::from);
-    Ok((Attention { layers, kv, windows: window.into_iter().collect() }, context))
+    Ok((Attention::alike(layers, kv, window.as_ref()), context))
 }
 
 /// A size under the first of these names that is present; null counts as absent.
@@ -181,7 +181,9 @@ mod tests {
         let types = ["full_attention", "sliding_attention", "full_attention"];
         let config = json!({"model_type": "gemma2", "num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 64,
             "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 128, "layer_types": types});
-        assert_eq!(read(config.clone()).unwrap().0.windows, [SlidingWindow { tokens: 128, layers: vec![1] }]);
+        let window = SlidingWindow { tokens: 128, layers: vec![1] };
+        let kv = TokenKv::Heads { kv_heads: 1, head_dim: 32 };
+        assert_eq!(read(config.clone()).unwrap().0, Attention::alike(3, kv, Some(&window)));
         let mut other = config;
         other["layer_types"] = json!(["full_attention"]);
         assert!(read(other).unwrap_err().contains("1 layers of 3"));
@@ -191,7 +193,8 @@ mod tests {
     fn what_is_not_known_is_refused_by_name() {
         let base = json!({"model_type": "mistral", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64,
             "num_key_value_heads": 2, "sliding_window": null});
-        assert_eq!(read(base.clone()).unwrap().0.windows, []);
+        let kv = TokenKv::Heads { kv_heads: 2, head_dim: 32 };
+        assert_eq!(read(base.clone()).unwrap().0, Attention::alike(2, kv, None));
         let check = |key: &str, value: Value, expected: &str| {
             let mut config = base.clone();
             config[key] = value;

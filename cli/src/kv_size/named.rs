@@ -36,7 +36,7 @@ const fn heads(
 }
 
 const fn sliding(window: Window, named: Named) -> Named {
-    Named { served: matches!(window, Window::All(_)), window, ..named }
+    Named { window, ..named }
 }
 
 /// A model whose architecture the engine does not support.
@@ -58,11 +58,13 @@ const NAMED: &[Named] = &[
     heads("llama-3.2-3b", [28, 8, 128], 3_213, 131_072),
     sliding(Window::All(4_096), heads("mistral-7b-v0.1", [32, 8, 128], 7_242, 32_768)),
     heads("mistral-7b-v0.3", [32, 8, 128], 7_248, 32_768),
-    other(heads("mixtral-8x7b", [32, 8, 128], 46_703, 32_768)),
-    other(heads("qwen2.5-7b", [28, 4, 128], 7_616, 32_768)),
-    other(heads("qwen3-8b", [36, 8, 128], 8_191, 40_960)),
+    heads("mixtral-8x7b", [32, 8, 128], 46_703, 32_768),
+    heads("qwen2.5-7b", [28, 4, 128], 7_616, 32_768),
+    heads("qwen3-8b", [36, 8, 128], 8_191, 40_960),
     sliding(Window::AllBut(4_096, 2), heads("gemma-2-9b", [42, 8, 256], 9_242, 8_192)),
     sliding(Window::AllBut(512, 6), heads("gemma-3-1b", [26, 1, 256], 1_000, 32_768)),
+    sliding(Window::AllBut(128, 2), heads("gpt-oss-20b", [24, 8, 64], 20_915, 131_072)),
+    sliding(Window::AllBut(128, 2), heads("gpt-oss-120b", [36, 8, 64], 116_829, 131_072)),
     other(heads("falcon-7b", [32, 1, 64], 6_922, 2_048)),
     Named { kv: TokenKv::Latent { dim: 512 + 64 }, ..other(heads("deepseek-v3", [61, 1, 1], 671_026, 163_840)) },
 ];
@@ -75,8 +77,7 @@ pub(super) fn find(name: &str) -> Option<(ModelSize, bool)> {
         Window::All(tokens) => Some(SlidingWindow { tokens, layers: (0..named.layers).collect() }),
         Window::AllBut(tokens, every) => Some(all_but(tokens, every, named.layers)),
     };
-    let windows = window.into_iter().collect();
-    let attention = Attention { layers: named.layers, kv: named.kv, windows };
+    let attention = Attention::alike(named.layers, named.kv, window.as_ref());
     let parameters = named.parameters_millions * 1_000_000;
     Some((ModelSize { attention, parameters, context: named.context }, named.served))
 }
@@ -138,6 +139,8 @@ mod tests {
         // Gemma-2-9B: 2 * 8 heads * 256 elements * 2 bytes = 8 KiB a layer; 21 of its 42 layers attend to 4,096 tokens (257 blocks), 21
         // to all of the 2,048 blocks: 21 * 8 KiB * 16 * (257 + 2,048).
         assert_eq!(sizes("gemma-2-9b"), (42 * 8 * KIB, 21 * 8 * KIB * 16 * (257 + 2_048)));
+        // gpt-oss-20b: 2 * 8 heads * 64 elements * 2 bytes = 2 KiB a layer; 12 of its 24 layers attend to 128 tokens (9 blocks).
+        assert_eq!(sizes("gpt-oss-20b"), (24 * 2 * KIB, 12 * 2 * KIB * 16 * (9 + 2_048)));
         // Gemma-3-1B: 2 * 1 head * 256 * 2 bytes = 1 KiB a layer; layers 5, 11, 17 and 23 attend to every token, the other 22 to 512
         // tokens.
         assert_eq!(sizes("gemma-3-1b"), (26 * KIB, 16 * KIB * (22 * 33 + 4 * 2_048)));
@@ -160,7 +163,8 @@ mod tests {
         assert!(
             served("llama-3-8b")
                 && served("mistral-7b-v0.1")
-                && !served("gemma-2-9b")
+                && served("gemma-2-9b")
+                && served("gpt-oss-20b")
                 && !served("falcon-7b")
                 && !served("deepseek-v3")
         );

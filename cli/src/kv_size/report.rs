@@ -140,12 +140,12 @@ mod tests {
             contexts: vec![8_192],
             refused: None,
         };
-        // (1,023 + 256 - 1) / 16 + 1 = 81 blocks of a window and a chunk, for 64 sequences; a quarter for cached prefixes; the watermark.
-        let window = 64 * 81 * 5 / 4 + 4;
+        // 1,023 / 16 + 1 = 65 blocks of a window, for 64 sequences; a quarter for cached prefixes; 81 - 65 for a chunk, twice; the watermark.
+        let window = 64 * 65 * 5 / 4 + 2 * 16 + 4;
         let full = (1 << 30) / 256 - window;
         let json = report.json();
         assert_eq!((&json["groups"][0]["blocks"], &json["groups"][1]["blocks"]), (&full.into(), &window.into()));
-        assert!(report.table().contains("  window of 1,024 tokens: 6,484 blocks of 256 B"), "{}", report.table());
+        assert!(report.table().contains("  window of 1,024 tokens: 5,236 blocks of 256 B"), "{}", report.table());
     }
 
     #[test]

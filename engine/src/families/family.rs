@@ -14,26 +14,34 @@ pub(crate) struct Family {
 /// Name and parts of a matrix that is several.
 pub(crate) type FusedTensor = (&'static str, &'static [LayerTensor]);
 
+/// Name, behind the layer's number, and parts of a tensor that has those of all experts, `[experts, columns, rows]`: the rows of the parts
+/// take turns. Of biases it is `[experts, columns]`.
+pub(crate) type StackedTensor = (&'static str, &'static [ExpertTensor]);
+
 /// How a family's files name the matrices of experts: `FOLDER.EXPERT.MATRIX`, behind the layer's number.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertNames {
     pub(crate) folder: &'static str,
-    /// In the order of [`ExpertTensor::ALL`].
-    pub(crate) matrices: [&'static str; 3],
+    /// In the order of [`ExpertTensor::ALL`]. Biases have these names in messages alone: files store them as one tensor of all experts.
+    pub(crate) tensors: [&'static str; 6],
 }
 
 impl ExpertNames {
-    pub(crate) const QWEN: Self =
-        Self { folder: "mlp.experts", matrices: ["gate_proj.weight", "up_proj.weight", "down_proj.weight"] };
+    pub(crate) const QWEN: Self = Self::of("mlp.experts", ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]);
+
+    /// Of matrices with these names.
+    pub(crate) const fn of(folder: &'static str, [gate, up, down]: [&'static str; 3]) -> Self {
+        Self { folder, tensors: [gate, up, down, "gate_proj.bias", "up_proj.bias", "down_proj.bias"] }
+    }
 
     pub(crate) fn spelled(&self, expert: usize, tensor: ExpertTensor) -> String {
-        format!("{}.{expert}.{}", self.folder, self.matrices[tensor as usize])
+        format!("{}.{expert}.{}", self.folder, self.tensors[tensor as usize])
     }
 
     /// Expert and matrix of a name behind the layer's number.
     pub(crate) fn parse(&self, name: &str) -> Option<(usize, ExpertTensor)> {
         let (expert, matrix) = name.strip_prefix(self.folder)?.strip_prefix('.')?.split_once('.')?;
-        let tensor = ExpertTensor::ALL.into_iter().zip(self.matrices).find(|(_, name)| *name == matrix)?.0;
+        let tensor = ExpertTensor::MATRICES.into_iter().zip(self.tensors).find(|(_, name)| *name == matrix)?.0;
         Some((layer_index(expert)?, tensor))
     }
 }
@@ -50,6 +58,9 @@ pub(crate) struct ConfigFamily {
     pub(crate) names: &'static [(LayerTensor, &'static str)],
     /// The matrices of experts.
     pub(crate) experts: ExpertNames,
+    /// Tensors of experts that are stored as one for a layer. Matrices may be there as MXFP4 instead, in two tensors that end with `_blocks` and
+    /// `_scales`. A family that has some stores no expert by itself.
+    pub(crate) stacked: &'static [StackedTensor],
     /// Matrices of a layer that are stored as one, by their name after the layer's number, with the parts in the order of their rows. A family
     /// that has some stores no part by itself.
     pub(crate) fused: &'static [FusedTensor],
@@ -70,6 +81,7 @@ impl ConfigFamily {
         keys: &[],
         names: &[],
         experts: ExpertNames::QWEN,
+        stacked: &[],
         fused: &[],
         gain_offset: 0.0,
         rope: JsonObject::rope,
@@ -87,7 +99,9 @@ impl ConfigFamily {
         match name {
             TensorName::Layer(layer, tensor) => format!("model.layers.{layer}.{}", self.layer_name(tensor)),
             TensorName::Expert(layer, expert, tensor) => {
-                format!("model.layers.{layer}.{}", self.experts.spelled(expert, tensor))
+                let stacked = self.stacked.iter().find(|(_, parts)| parts.contains(&tensor));
+                let name = stacked.map_or_else(|| self.experts.spelled(expert, tensor), |(name, _)| (*name).to_owned());
+                format!("model.layers.{layer}.{name}")
             }
             other => other.to_string(),
         }

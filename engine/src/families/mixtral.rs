@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
             "sliding_window",
         ],
         names: &[(LayerTensor::Router, "block_sparse_moe.gate.weight")],
-        experts: ExpertNames { folder: "block_sparse_moe.experts", matrices: ["w1.weight", "w3.weight", "w2.weight"] },
+        experts: ExpertNames::of("block_sparse_moe.experts", ["w1.weight", "w3.weight", "w2.weight"]),
         read: |config, spec| {
             let size = |key: &str| config.need(key, config.size(key)?);
             let (count, used) = (size("num_local_experts")?, size("num_experts_per_tok")?);
@@ -29,7 +29,7 @@ pub(super) const FAMILY: Family = Family {
             let window = config.window("sliding_window")?;
             for layer in &mut spec.layers {
                 layer.attention.window = window;
-                layer.experts = Some(ExpertsSpec { count, used, renormalize: true });
+                layer.experts = Some(ExpertsSpec { count, used, renormalize: true, biases: false });
             }
             Ok(())
         },
@@ -54,7 +54,7 @@ pub(super) fn read_experts(
     let used = config.own_size("expert_used_count")?;
     for layer in &mut spec.layers {
         layer.ffn = config.own_size_or("expert_feed_forward_length", layer.ffn)?;
-        layer.experts = Some(ExpertsSpec { count, used, renormalize });
+        layer.experts = Some(ExpertsSpec { count, used, renormalize, biases: false });
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 mod family;
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mistral;
@@ -22,7 +23,7 @@ mod spec;
 mod tensors;
 
 pub use baton_kernels::program::Activation;
-pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows};
+pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
 pub(crate) use spec::attention_scale;
 pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
 pub(crate) use tensors::layer_index;

@@ -69,7 +69,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     for (l, layer) in spec.layers.iter_mut().enumerate() {
         if (l + 1) % step == 0 && !dense.iter().any(|number| number.as_u64() == Some(l as u64)) {
             layer.ffn = ffn;
-            layer.experts = Some(ExpertsSpec { count, used, renormalize });
+            layer.experts = Some(ExpertsSpec { count, used, renormalize, biases: false });
         }
     }
     read_windows(config, spec)

@@ -1,12 +1,13 @@
 //! The table of families.
 
 use super::family::{ConfigFamily, Family, GgufFamily};
-use super::{gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3};
+use super::{gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3};
 
 /// Every supported family.
 const FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gpt_oss::FAMILY,
     &granite::FAMILY,
     &llama::FAMILY,
     &mistral::FAMILY,

@@ -1,7 +1,7 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
 use baton_kernels::program::Activation;
-use baton_types::{Attention, Dtype, KvLayout, LayoutError, SlidingWindow, TokenKv};
+use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
 use std::sync::Arc;
 
 /// Dimensions and constants of a decoder: an embedding, layers around an f32 residual stream, RMSNorm, and the output matrix.
@@ -57,6 +57,8 @@ pub struct ExpertsSpec {
     pub used: usize,
     /// Whether the weights of those that are chosen are divided by their sum.
     pub renormalize: bool,
+    /// Whether a bias is added to the router's logits, and to gates, ups and downs.
+    pub biases: bool,
 }
 
 /// Where a layer's RMSNorms are, those of heads aside.
@@ -96,6 +98,10 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Bound of the scores, after the factor: `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// Whether each query head has a sink: a score that joins the softmax, and has no value.
+    pub sinks: bool,
+    /// Whether a bias is added to the output.
+    pub output_bias: bool,
     /// The norm of queries and keys, after the biases and before the rotary embedding.
     pub query_key_norm: Option<QueryKeyNorm>,
     /// The rotary embedding of queries and keys; `None`: they stay as they are, and the mask alone tells their order (Kazemnejad et al.,
@@ -143,6 +149,8 @@ pub enum RopeScaling {
         beta_fast: f32,
         /// Pairs with fewer turns are divided by `factor`.
         beta_slow: f32,
+        /// Whether the first and the last pair of those between are whole numbers, as in the authors' code.
+        truncate: bool,
         /// Factor of all queries and keys (`attention_factor`).
         amplitude: f32,
     },
@@ -166,6 +174,8 @@ impl AttentionSpec {
             qkv_bias: false,
             scale: attention_scale(head_dim),
             soft_cap: None,
+            sinks: false,
+            output_bias: false,
             query_key_norm: None,
             rope: Some(rope),
         }
@@ -192,33 +202,19 @@ impl DecoderSpec {
     /// Most experts of a layer: several times those of published models.
     pub const EXPERTS_MAX: usize = 1 << 12;
 
-    /// Most sizes of windows: with the layers that have none, they are the groups of a KV layout.
-    pub const WINDOWS_MAX: usize = 7;
-
     /// A spec of `count` layers that are alike. Checks the count, which may come from a damaged file, before it takes memory.
     pub(crate) fn uniform_layers(layer: LayerSpec, count: usize) -> Result<Vec<LayerSpec>, String> {
         in_range("layers", count, Self::LAYERS_MAX)?;
         Ok(vec![layer; count])
     }
 
-    /// What attention stores, and in which layers it has a window.
-    ///
-    /// # Panics
-    /// If there are no layers.
+    /// What attention stores and attends to, by groups of layers that are alike.
     pub fn attention(&self) -> Attention {
-        // `check`: all layers store the same per token.
-        let AttentionSpec { kv_heads, head_dim, .. } = self.layers[0].attention;
-        let kv = TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 };
-        let layers = self.layers.len() as u32;
-        let mut windows: Vec<SlidingWindow> = Vec::new();
-        for (layer, spec) in (0..).zip(&self.layers) {
-            let Some(tokens) = spec.attention.window else { continue };
-            match windows.iter_mut().find(|window| window.tokens == tokens) {
-                Some(window) => window.layers.push(layer),
-                None => windows.push(SlidingWindow { tokens, layers: vec![layer] }),
-            }
-        }
-        Attention { layers, kv, windows }
+        let layers = self.layers.iter().map(|layer| {
+            let AttentionSpec { kv_heads, head_dim, window, .. } = layer.attention;
+            (window, TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 })
+        });
+        Attention::of_layers(layers)
     }
 
     /// The KV layout with this block size: groups with planes `k` and `v`, see [`Attention::layout`].
@@ -241,20 +237,13 @@ impl DecoderSpec {
         positive("logit factor", self.logit_factor)?;
         self.logit_soft_cap.map_or(Ok(()), |cap| positive("soft cap of logits", cap))?;
         self.layers.iter().try_for_each(LayerSpec::check)?;
-        let windows = self.attention().windows.len();
-        if windows > Self::WINDOWS_MAX {
-            return Err(format!("windows of {windows} sizes; {} are possible", Self::WINDOWS_MAX));
-        }
-        let kv = |layer: &LayerSpec| (layer.attention.kv_heads, layer.attention.head_dim);
-        match self.layers.iter().find(|layer| kv(layer) != kv(&self.layers[0])) {
-            None => Ok(()),
-            Some(layer) => {
-                let (a, b) = (kv(&self.layers[0]), kv(layer));
-                Err(format!(
-                    "layers of {} kv heads of {} beside {} of {}: a KV block holds one size",
-                    a.0, a.1, b.0, b.1
-                ))
-            }
+        let groups = self.attention().groups.len();
+        match groups <= KvLayout::GROUPS_MAX {
+            true => Ok(()),
+            false => Err(format!(
+                "{groups} groups of layers with a window and a size of keys of their own; {} are possible",
+                KvLayout::GROUPS_MAX
+            )),
         }
     }
 }
@@ -293,6 +282,10 @@ impl LayerSpec {
         positive("rms_eps", self.rms_eps)?;
         positive("residual factor", self.residual_factor)?;
         positive("factor of the scores", attention.scale)?;
+        if let Activation::ClampedSwiglu { alpha, limit } = self.activation {
+            positive("factor of the gate", alpha)?;
+            positive("bound of gate and up", limit)?;
+        }
         attention.soft_cap.map_or(Ok(()), |cap| positive("soft cap of scores", cap))?;
         if self.experts.is_some() && self.norms != LayerNorms::Before {
             return Err("experts with norms behind them are not implemented".into());
@@ -336,7 +329,7 @@ impl RopeScaling {
                 }
                 Ok(())
             }
-            Self::Yarn { factor, original_context, beta_fast, beta_slow, amplitude } => {
+            Self::Yarn { factor, original_context, beta_fast, beta_slow, amplitude, truncate: _ } => {
                 positive("rope scaling factor", *factor)?;
                 positive("rope beta_fast", *beta_fast)?;
                 positive("rope beta_slow", *beta_slow)?;
@@ -378,20 +371,29 @@ mod tests {
     use baton_types::{Dtype, GroupKind};
 
     #[test]
-    fn layers_of_each_window_form_a_group() {
-        let model = RandomModel::parse("random:layers=8,window=9,full_every=2").unwrap();
+    fn layers_of_each_window_and_size_form_a_group() {
+        let model = RandomModel::parse("random:layers=9,window=9,full_every=2").unwrap();
         let mut spec = model.spec().clone();
         let groups = |spec: &super::DecoderSpec| {
             let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
             layout.groups().iter().map(|group| (group.kind, group.layers.clone())).collect::<Vec<_>>()
         };
-        let halves = [(GroupKind::Full, vec![1, 3, 5, 7]), (GroupKind::Window(9), vec![0, 2, 4, 6])];
-        assert_eq!((groups(&spec), spec.check()), (halves.to_vec(), Ok(())));
-        for (layer, window) in spec.layers.iter_mut().zip(1..).skip(1) {
+        let (full, window) = (GroupKind::Full, GroupKind::Window(9));
+        assert_eq!(
+            (groups(&spec), spec.check()),
+            (vec![(full, vec![1, 3, 5, 7]), (window, vec![0, 2, 4, 6, 8])], Ok(()))
+        );
+        spec.layers[5].attention.head_dim = 4;
+        spec.layers[8].attention.kv_heads = 2;
+        let expected = vec![(full, vec![1, 3, 7]), (full, vec![5]), (window, vec![0, 2, 4, 6]), (window, vec![8])];
+        assert_eq!(groups(&spec), expected);
+        let mut spec = model.spec().clone();
+        for (layer, window) in spec.layers.iter_mut().zip(1..) {
             layer.attention.window = Some(window);
         }
-        assert_eq!(spec.check(), Err("windows of 8 sizes; 7 are possible".into()));
-        spec.layers[0].attention.window = None;
+        let message = spec.check().unwrap_err();
+        assert!(message.contains("9 groups") && message.contains("8 are possible"), "{message}");
+        spec.layers[0].attention.window = Some(9);
         assert_eq!((groups(&spec).len(), spec.check()), (8, Ok(())));
     }
 }

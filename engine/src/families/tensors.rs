@@ -14,11 +14,11 @@ pub enum TensorName {
     Output,
     /// A tensor of one layer.
     Layer(usize, LayerTensor),
-    /// A matrix of one of a layer's experts: layer, expert, matrix.
+    /// A tensor of one of a layer's experts: layer, expert, tensor.
     Expert(usize, usize, ExpertTensor),
 }
 
-/// Matrices of one expert.
+/// Tensors of one expert. The order gives the random model's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ExpertTensor {
     /// `[ffn, hidden]`
@@ -27,11 +27,24 @@ pub enum ExpertTensor {
     Up,
     /// `[hidden, ffn]`
     Down,
+    /// `[ffn]`; with [`biases`](super::ExpertsSpec::biases), as the next two.
+    GateBias,
+    /// `[ffn]`
+    UpBias,
+    /// `[hidden]`
+    DownBias,
 }
 
 impl ExpertTensor {
-    /// All, in the order of computation.
-    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
+    /// Matrices, then their biases.
+    pub const ALL: [Self; 6] = [Self::Gate, Self::Up, Self::Down, Self::GateBias, Self::UpBias, Self::DownBias];
+
+    /// Those that every expert has, in the order of computation.
+    pub const MATRICES: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
+
+    fn is_bias(self) -> bool {
+        !Self::MATRICES.contains(&self)
+    }
 }
 
 /// Tensors of one decoder layer. The order gives the random model's numbers: new ones go to the end.
@@ -71,11 +84,17 @@ pub enum LayerTensor {
     MlpOutputNorm,
     /// Matrix of the logits by which experts are chosen, `[experts, hidden]`; with [`experts`](LayerSpec::experts).
     Router,
+    /// `[experts]`; with [`biases`](super::ExpertsSpec::biases).
+    RouterBias,
+    /// `[hidden]`; with [`output_bias`](super::AttentionSpec::output_bias).
+    AttentionOutputBias,
+    /// A score of each query head, `[heads]`; with [`sinks`](super::AttentionSpec::sinks).
+    Sinks,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::AttentionNorm,
         Self::Query,
         Self::Key,
@@ -85,10 +104,13 @@ impl LayerTensor {
         Self::ValueBias,
         Self::QueryNorm,
         Self::KeyNorm,
+        Self::Sinks,
         Self::AttentionOutput,
+        Self::AttentionOutputBias,
         Self::AttentionOutputNorm,
         Self::MlpNorm,
         Self::Router,
+        Self::RouterBias,
         Self::Gate,
         Self::Up,
         Self::Down,
@@ -107,7 +129,9 @@ impl LayerTensor {
             Self::ValueBias => "self_attn.v_proj.bias",
             Self::QueryNorm => "self_attn.q_norm.weight",
             Self::KeyNorm => "self_attn.k_norm.weight",
+            Self::Sinks => "self_attn.sinks",
             Self::AttentionOutput => "self_attn.o_proj.weight",
+            Self::AttentionOutputBias => "self_attn.o_proj.bias",
             Self::AttentionOutputNorm => "post_self_attn_layernorm.weight",
             Self::MlpNorm => "post_attention_layernorm.weight",
             Self::Gate => "mlp.gate_proj.weight",
@@ -115,6 +139,7 @@ impl LayerTensor {
             Self::Down => "mlp.down_proj.weight",
             Self::MlpOutputNorm => "post_feedforward_layernorm.weight",
             Self::Router => "mlp.gate.weight",
+            Self::RouterBias => "mlp.gate.bias",
         }
     }
 }
@@ -135,12 +160,19 @@ impl TensorName {
 
     /// Whether this is a bias.
     pub fn is_bias(self) -> bool {
-        matches!(self, Self::Layer(_, LayerTensor::QueryBias | LayerTensor::KeyBias | LayerTensor::ValueBias))
+        use LayerTensor::{AttentionOutputBias, KeyBias, QueryBias, RouterBias, ValueBias};
+        match self {
+            Self::Layer(_, tensor) => {
+                matches!(tensor, QueryBias | KeyBias | ValueBias | AttentionOutputBias | RouterBias)
+            }
+            Self::Expert(_, _, tensor) => tensor.is_bias(),
+            Self::Embedding | Self::FinalNorm | Self::Output => false,
+        }
     }
 
     /// Whether files store this as a vector; all other tensors are matrices.
     pub fn is_vector(self) -> bool {
-        self.is_norm() || self.is_bias()
+        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, LayerTensor::Sinks))
     }
 }
 
@@ -169,14 +201,17 @@ impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputNorm, Down, Gate, KeyBias, KeyNorm, MlpNorm, MlpOutputNorm, QueryBias,
-            QueryNorm, Router, Up, ValueBias,
+            AttentionNorm, AttentionOutputBias, AttentionOutputNorm, Down, Gate, KeyBias, KeyNorm, MlpNorm,
+            MlpOutputNorm, QueryBias, QueryNorm, Router, RouterBias, Sinks, Up, ValueBias,
         };
         match tensor {
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
             QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
             Gate | Up | Down => self.experts.is_none(),
             Router => self.experts.is_some(),
+            RouterBias => self.experts.is_some_and(|experts| experts.biases),
+            AttentionOutputBias => self.attention.output_bias,
+            Sinks => self.attention.sinks,
             AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
             AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
             _ => true,
@@ -200,16 +235,23 @@ impl DecoderSpec {
             TensorName::FinalNorm => return [1, self.hidden],
             TensorName::Expert(layer, _, tensor) => {
                 let ffn = self.layers[layer].ffn;
-                return if tensor == ExpertTensor::Down { [self.hidden, ffn] } else { [ffn, self.hidden] };
+                return match tensor {
+                    ExpertTensor::Gate | ExpertTensor::Up => [ffn, self.hidden],
+                    ExpertTensor::Down => [self.hidden, ffn],
+                    ExpertTensor::GateBias | ExpertTensor::UpBias => [1, ffn],
+                    ExpertTensor::DownBias => [1, self.hidden],
+                };
             }
             TensorName::Layer(layer, tensor) => (&self.layers[layer], tensor),
         };
         let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
+        let experts = layer.experts.map_or(0, |experts| experts.count);
         match tensor {
             LayerTensor::AttentionNorm
             | LayerTensor::AttentionOutputNorm
             | LayerTensor::MlpNorm
-            | LayerTensor::MlpOutputNorm => [1, self.hidden],
+            | LayerTensor::MlpOutputNorm
+            | LayerTensor::AttentionOutputBias => [1, self.hidden],
             LayerTensor::Query => [q, self.hidden],
             LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
             LayerTensor::QueryBias => [1, q],
@@ -222,7 +264,9 @@ impl DecoderSpec {
             LayerTensor::AttentionOutput => [self.hidden, q],
             LayerTensor::Gate | LayerTensor::Up => [layer.ffn, self.hidden],
             LayerTensor::Down => [self.hidden, layer.ffn],
-            LayerTensor::Router => [layer.experts.map_or(0, |experts| experts.count), self.hidden],
+            LayerTensor::Router => [experts, self.hidden],
+            LayerTensor::RouterBias => [1, experts],
+            LayerTensor::Sinks => [1, layer.attention.heads],
         }
     }
 
@@ -230,9 +274,10 @@ impl DecoderSpec {
     pub fn tensor_names(&self) -> impl Iterator<Item = TensorName> + '_ {
         let layers = self.layers.iter().enumerate();
         let layers = layers.flat_map(|(l, layer)| {
-            let experts = 0..layer.experts.map_or(0, |experts| experts.count);
-            let of_expert = move |expert| ExpertTensor::ALL.map(|tensor| TensorName::Expert(l, expert, tensor));
-            layer.tensors().map(move |tensor| TensorName::Layer(l, tensor)).chain(experts.flat_map(of_expert))
+            let (experts, biases) = layer.experts.map_or((0, false), |experts| (experts.count, experts.biases));
+            let of_each = if biases { &ExpertTensor::ALL[..] } else { &ExpertTensor::MATRICES };
+            let of_expert = move |expert| of_each.iter().map(move |tensor| TensorName::Expert(l, expert, *tensor));
+            layer.tensors().map(move |tensor| TensorName::Layer(l, tensor)).chain((0..experts).flat_map(of_expert))
         });
         let output = (!self.tied).then_some(TensorName::Output);
         std::iter::once(TensorName::Embedding).chain(layers).chain([TensorName::FinalNorm]).chain(output)
@@ -243,9 +288,9 @@ impl DecoderSpec {
         match name {
             TensorName::Output => !self.tied,
             TensorName::Layer(layer, tensor) => self.layers.get(layer).is_some_and(|layer| layer.has_tensor(tensor)),
-            TensorName::Expert(layer, expert, _) => {
+            TensorName::Expert(layer, expert, tensor) => {
                 let experts = self.layers.get(layer).and_then(|layer| layer.experts);
-                experts.is_some_and(|experts| expert < experts.count)
+                experts.is_some_and(|experts| expert < experts.count && (experts.biases || !tensor.is_bias()))
             }
             TensorName::Embedding | TensorName::FinalNorm => true,
         }

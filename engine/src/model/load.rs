@@ -5,7 +5,9 @@ use crate::families::{AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, Lay
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
-use baton_kernels::program::{Attend, Embed, Experts, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use baton_kernels::program::{
+    Attend, Embed, ExpertBiases, Experts, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms,
+};
 use baton_kernels::storage::StorageFormat;
 
 /// Partitions of K of the two GEMMs whose K is split under tensor parallelism. In `f32fma`, the largest power of two up to
@@ -46,7 +48,9 @@ pub(super) fn program(
             norm: norm_if(before, &mut loader, LayerTensor::AttentionNorm)?,
             weight: loader.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
             bias: match attention.qkv_bias {
-                true => Some(loader.biases(l)?),
+                true => Some(
+                    loader.biases(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
+                ),
                 false => None,
             },
             heads: attention.heads,
@@ -65,14 +69,16 @@ pub(super) fn program(
             ops.push(Op::Select);
         }
         let AttentionSpec { scale, window, soft_cap, .. } = *attention;
-        ops.push(Op::Attend(Attend { layer, scale, window, soft_cap }));
+        let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
+        ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
         ops.push(Op::Out(Project {
             weight: loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?,
             partitions: partitions(numerics, attention.kv_heads),
+            bias: loader.vector_if(attention.output_bias, name(LayerTensor::AttentionOutputBias))?,
             norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
-        if let Some(ExpertsSpec { count, used, renormalize }) = layer_spec.experts {
+        if let Some(ExpertsSpec { count, used, renormalize, biases }) = layer_spec.experts {
             let of_experts = |tensors: &[ExpertTensor]| -> Vec<TensorName> {
                 let of_expert = |expert| tensors.iter().map(move |tensor| TensorName::Expert(l, expert, *tensor));
                 (0..count).flat_map(of_expert).collect()
@@ -82,6 +88,14 @@ pub(super) fn program(
                 router: loader.load(Role::Router, &[name(LayerTensor::Router)])?,
                 gate_up: loader.load(Role::GateUp, &of_experts(&[ExpertTensor::Gate, ExpertTensor::Up]))?,
                 down: loader.load(Role::Down, &of_experts(&[ExpertTensor::Down]))?,
+                biases: match biases {
+                    true => Some(ExpertBiases {
+                        router: loader.load(Role::Vector, &[name(LayerTensor::RouterBias)])?,
+                        gate_up: loader.biases(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
+                        down: loader.biases(&of_experts(&[ExpertTensor::DownBias]))?,
+                    }),
+                    false => None,
+                },
                 partitions: partitions(numerics, layer_spec.ffn),
                 used,
                 renormalize,
@@ -98,6 +112,7 @@ pub(super) fn program(
         ops.push(Op::Down(Project {
             weight: loader.load(Role::Down, &[name(LayerTensor::Down)])?,
             partitions: partitions(numerics, layer_spec.ffn),
+            bias: None,
             norm: norm_if(behind, &mut loader, LayerTensor::MlpOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
@@ -139,19 +154,22 @@ impl<'a> Loader<'a> {
         Ok(rope)
     }
 
-    /// Biases of query, key and value as one vector.
-    fn biases(&mut self, layer: usize) -> Result<Weight, ModelError> {
-        let names = [LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias];
+    fn vector_if(&mut self, holds: bool, name: TensorName) -> Result<Option<Weight>, ModelError> {
+        holds.then(|| self.load(Role::Vector, &[name])).transpose()
+    }
+
+    /// Biases as one vector.
+    fn biases(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
         let mut bytes = Vec::new();
-        for name in names.map(|tensor| TensorName::Layer(layer, tensor)) {
-            let stored = self.stored(name)?;
-            let mut values = vec![0.0; self.spec.tensor_dims(name)[1]];
+        for name in names {
+            let stored = self.stored(*name)?;
+            let mut values = vec![0.0; self.spec.tensor_dims(*name)[1]];
             stored.format.expand(&stored.bytes, &mut values);
             bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
         }
         let k = bytes.len() / size_of::<f32>();
         let rows = StoredRows { rows: 1, format: StorageFormat::F32, bytes: &bytes };
-        let name = format!("biases of layer {layer}");
+        let name = format!("{} and others", names[0]);
         Ok(self.device.load(&WeightSpec { name: &name, role: Role::Vector, k, parts: &[rows] })?)
     }
 

@@ -50,14 +50,17 @@ pub fn inverse_frequencies(rope: &Rope) -> Result<Vec<f64>, ModelError> {
             };
             base.map(|f| scaling.apply(f)).collect()
         }
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } => {
             // The pair that makes so many turns within the original context, as a real number.
             let pair_of = |turns: f32| {
                 let context = *original_context as f64;
                 dim as f64 * libm::log(context / (f64::from(turns) * TAU)) / (2.0 * libm::log(f64::from(rope.theta)))
             };
-            let low = libm::floor(pair_of(*beta_fast)).max(0.0);
-            let high = libm::ceil(pair_of(*beta_slow)).min((dim - 1) as f64);
+            let (mut low, mut high) = (pair_of(*beta_fast), pair_of(*beta_slow));
+            if *truncate {
+                (low, high) = (libm::floor(low), libm::ceil(high));
+            }
+            let (low, high) = (low.max(0.0), high.min((dim - 1) as f64));
             // As in the authors' code: no division by zero.
             let width = if high == low { 0.001 } else { high - low };
             let blend = |(i, f): (usize, f64)| {

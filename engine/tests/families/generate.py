@@ -19,6 +19,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 TOKENS = 40
 COMMON = dict(
@@ -42,8 +43,10 @@ def randomize(model, seed):
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
                 values = (0 if "Gemma" in type(model).__name__ else 1) + 0.3 * values
-            elif name.endswith(".bias"):
+            elif name.endswith(("_proj_bias", ".bias")):
                 values = 0.5 * values
+            elif name.endswith(".sinks"):
+                values = 2 * values
             elif name.endswith("embed_tokens.weight"):
                 pass
             else:
@@ -55,6 +58,10 @@ def randomize(model, seed):
 
 def record(folder, model, seed):
     randomize(model, seed)
+    return save(folder, model)
+
+
+def save(folder, model):
     model = model.float().eval()
     model.save_pretrained(folder)
     os.remove(os.path.join(folder, "generation_config.json"))
@@ -223,6 +230,65 @@ def qwen3_moe():
     write_gguf("qwen3_moe", record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), 12), arch="qwen3moe")
 
 
+def gpt_oss_config():
+    """A limit that gates reach."""
+    return transformers.GptOssConfig(
+        **COMMON,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        swiglu_limit=2.0,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 15e4,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
+def gpt_oss():
+    record("gpt_oss", transformers.GptOssForCausalLM(gpt_oss_config()), 13)
+
+
+def gpt_oss_mxfp4():
+    """Experts of 4 bits, the rest in bf16, as published. The logits are those of the values that transformers makes of them."""
+    folder, config = "gpt_oss_mxfp4", gpt_oss_config()
+    model = transformers.GptOssForCausalLM(config)
+    randomize(model, 14)
+    generator = torch.Generator().manual_seed(15)
+    packed = {}
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(tensor.bfloat16())
+        for name, tensor in model.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                experts, columns, rows = tensor.shape
+                blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+                scales = torch.randint(122, 126, (experts, rows, columns // 32), generator=generator, dtype=torch.uint8)
+                tensor.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+                packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save(folder, model)
+    path = os.path.join(folder, "model.safetensors")
+    plain = {name: tensor.bfloat16() for name, tensor in safetensors.torch.load_file(path).items()}
+    kept = {name: tensor for name, tensor in plain.items() if f"{name}_blocks" not in packed}
+    safetensors.torch.save_file(kept | packed, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["quantization_config"] = {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"}
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2, sort_keys=True)
+        file.write("\n")
+
+
 def phi4_mini():
     """Three quarters of a head are rotated."""
     config = transformers.Phi3Config(
@@ -289,6 +355,8 @@ def gemma3():
 
 gemma2()
 gemma3()
+gpt_oss()
+gpt_oss_mxfp4()
 granite()
 mistral()
 mixtral()

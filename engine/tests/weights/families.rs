@@ -2,8 +2,11 @@
 //! tests of the forward pass, on the same fixtures.
 
 use crate::folder::Folder;
-use baton_engine::families::{Activation, DecoderSpec, ExpertsSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName};
+use baton_engine::families::{
+    Activation, DecoderSpec, ExpertTensor, ExpertsSpec, LayerNorms, QueryKeyNorm, RopeScaling, TensorName,
+};
 use baton_engine::formats::{GgufModel, ModelSource};
+use baton_kernels::storage::StorageFormat;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -265,7 +268,7 @@ fn parts_of_heads_are_rotated() {
 #[test]
 fn experts_take_the_place_of_mlps() {
     let experts = |spec: &DecoderSpec| spec.layers.iter().map(|layer| layer.experts).collect::<Vec<_>>();
-    let of = |count, used, renormalize| Some(ExpertsSpec { count, used, renormalize });
+    let of = |count, used, renormalize| Some(ExpertsSpec { count, used, renormalize, biases: false });
     let spec = open("mixtral", |_| ()).unwrap();
     assert_eq!((experts(&spec), spec.layers[0].ffn), (vec![of(4, 2, true); 2], 24));
     refused("mixtral", |f| f.config("num_experts_per_tok", json!(5)), &["experts used is 5; 1 to 4"]);
@@ -288,4 +291,130 @@ fn experts_take_the_place_of_mlps() {
     refused("mixtral", |f| f.config("rope_parameters", json!(null)), &["rope_theta is missing"]);
     refused("qwen3_moe", |f| f.config("mlp_only_layers", json!(0)), &["mlp_only_layers is no list"]);
     refused("qwen3_moe", |f| f.config("decoder_sparse_step", json!(2)), &["layers.0.mlp.", "not supported"]);
+}
+
+#[test]
+fn gpt_oss_has_sinks_biases_and_windows_in_every_other_layer() {
+    let spec = open("gpt_oss", |_| ()).unwrap();
+    assert_eq!(windows(&spec), [Some(7), None, Some(7), None]);
+    for layer in &spec.layers {
+        let attention = &layer.attention;
+        assert!(attention.sinks && attention.qkv_bias && attention.output_bias);
+        assert_eq!(layer.activation, Activation::ClampedSwiglu { alpha: 1.702, limit: 2.0 });
+        assert_eq!(layer.experts, Some(ExpertsSpec { count: 3, used: 2, renormalize: true, biases: true }));
+        let scaling = &attention.rope.as_ref().unwrap().scaling;
+        assert!(matches!(scaling, RopeScaling::Yarn { truncate: false, .. }), "{scaling:?}");
+    }
+    // As the first files said it.
+    let old = open("gpt_oss", |f| {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+                          "original_max_position_embeddings": 64});
+        for (key, value) in [
+            ("rope_parameters", json!(null)),
+            ("rope_scaling", yarn),
+            ("rope_theta", json!(15e4)),
+            ("layer_types", json!(null)),
+            ("experts_per_token", json!(2)),
+            ("initial_context_length", json!(64)),
+        ] {
+            f.config(key, value);
+        }
+    });
+    assert_eq!(old.unwrap(), spec);
+    let published = open("gpt_oss", |f| {
+        f.config("swiglu_alpha", json!(null));
+        f.config("swiglu_limit", json!(null));
+    });
+    assert_eq!(published.unwrap().layers[0].activation, Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+
+    let wrong = |key: &'static str, value: Value, parts: &[&str]| {
+        refused("gpt_oss", |f| f.config(key, value), parts);
+    };
+    for key in ["head_dim", "num_key_value_heads", "num_local_experts", "num_experts_per_tok", "sliding_window"] {
+        wrong(key, json!(null), &[key, "is missing"]);
+    }
+    wrong("rope_parameters", json!(null), &["rope_theta is missing"]);
+    wrong("hidden_act", json!("gelu_pytorch_tanh"), &["hidden_act", "not supported"]);
+    wrong("experts_per_token", json!(3), &["num_experts_per_tok is 2 and experts_per_token 3"]);
+    wrong("swiglu_limit", json!(0), &["bound of gate and up is 0"]);
+    wrong("num_local_experts", json!(4), &["mlp.experts.down_proj has shape [3, 32, 32]", "[4, 32, 32]"]);
+    wrong("attention_bias", json!(false), &["self_attn.k_proj.bias", "not supported"]);
+    wrong("quantization_config", json!({"quant_method": "fp8"}), &["quantization_config", "`fp8`"]);
+    wrong("quantization_config", json!({}), &["quantization_config", "`?`"]);
+    let more = json!({"quant_method": "mxfp4", "activation_scheme": "dynamic"});
+    wrong("quantization_config", more, &["quantization_config: activation_scheme", "not supported"]);
+    // Of other families it is unknown.
+    let other = |f: &mut Folder| f.config("quantization_config", json!({"quant_method": "mxfp4"}));
+    refused("mixtral", other, &["quantization_config"]);
+    for tensor in ["self_attn.sinks", "self_attn.o_proj.bias", "mlp.router.bias", "mlp.experts.down_proj_bias"] {
+        let name = format!("model.layers.1.{tensor}");
+        refused("gpt_oss", |f| f.drop_tensor(&name), &[&name, "is missing"]);
+    }
+    let alone = "model.layers.0.mlp.experts.0.gate_proj.weight";
+    refused("gpt_oss", |f| f.add(alone, "F32", &[32, 32], &[0; 4096]), &[alone, "not supported"]);
+}
+
+/// The two forms of experts, of the same values.
+#[test]
+fn mxfp4_has_the_values_of_bf16() {
+    use StorageFormat::{Bf16, Q8_0};
+    let (folder, mut plain) = (Folder::of(&fixture("gpt_oss_mxfp4")), Folder::of(&fixture("gpt_oss_mxfp4")));
+    let packed = folder.open().unwrap();
+    let spec = packed.spec().clone();
+    plain.config("quantization_config", json!(null));
+    for layer in 0..spec.layers.len() {
+        for (name, parts) in
+            [("gate_up_proj", &[ExpertTensor::Gate, ExpertTensor::Up][..]), ("down_proj", &[ExpertTensor::Down])]
+        {
+            let name = format!("model.layers.{layer}.mlp.experts.{name}");
+            plain.drop_tensor(&format!("{name}_blocks"));
+            plain.drop_tensor(&format!("{name}_scales"));
+            let [rows, columns] = spec.tensor_dims(TensorName::Expert(layer, 0, parts[0]));
+            let count = spec.layers[layer].experts.unwrap().count;
+            let mut bytes = Vec::new();
+            for expert in 0..count {
+                let of = |tensor: &ExpertTensor| packed.tensor(TensorName::Expert(layer, expert, *tensor)).unwrap();
+                let values: Vec<Vec<f32>> = parts.iter().map(of).collect();
+                let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+                let turns = places.flat_map(|place| values.iter().map(move |values| values[place]));
+                bytes.extend(turns.flat_map(|x| x.to_le_bytes()[2..].to_vec()));
+            }
+            plain.add(&name, "BF16", &[count, columns, parts.len() * rows], &bytes);
+        }
+    }
+    let plain = plain.open().unwrap();
+    assert_eq!(plain.spec(), packed.spec());
+    assert_eq!(tensors(&plain), tensors(&packed));
+
+    let wrong = |change: &dyn Fn(&mut Folder), parts: &[&str]| {
+        refused("gpt_oss_mxfp4", change, parts);
+    };
+    let name = "model.layers.2.mlp.experts.down_proj";
+    let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
+    wrong(&|f| f.drop_tensor(&scales), &[&scales, "is missing"]);
+    wrong(&|f| f.drop_tensor(&blocks), &[&blocks, "is missing"]);
+    wrong(&|f| f.add(name, "BF16", &[3, 32, 32], &[0; 6144]), &[name, "both as elements and as MXFP4"]);
+    let of_bf16 = |f: &mut Folder| {
+        f.drop_tensor(&scales);
+        f.add(&scales, "BF16", &[3, 32, 1], &[0; 192]);
+    };
+    wrong(&of_bf16, &[&scales, "BF16", "U8"]);
+    // In the fixture all scales are those of Q8_0.
+    let format = |folder: &Folder, layer| {
+        let name = TensorName::Expert(layer, 1, ExpertTensor::Down);
+        folder.open().unwrap().stored(name).unwrap().format
+    };
+    let mut small = Folder::of(&fixture("gpt_oss_mxfp4"));
+    small.replace(&scales, "U8", &[90; 96]);
+    assert_eq!([format(&folder, 2), format(&small, 1), format(&small, 2)], [Q8_0, Q8_0, Bf16]);
+    let values = |folder: &Folder| folder.open().unwrap().tensor(TensorName::Expert(2, 1, ExpertTensor::Down)).unwrap();
+    let powers =
+        values(&folder).into_iter().zip(values(&small)).filter(|(x, _)| *x != 0.0).map(|(x, y)| (x / y).log2());
+    // 122 to 125 in place of 90.
+    assert!(powers.map(|power| power as i32).all(|power| (32..36).contains(&power)));
+    let mut not_a_number = Folder::of(&fixture("gpt_oss_mxfp4"));
+    not_a_number.drop_tensor(&scales);
+    not_a_number.add(&scales, "U8", &[3, 32, 1], &[255; 96]);
+    let error = not_a_number.open().unwrap().tensor(TensorName::Expert(2, 0, ExpertTensor::Down)).unwrap_err();
+    assert!(error.to_string().contains("scale of 2^128"), "{error}");
 }

@@ -129,16 +129,24 @@ fn rope() {
         rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         rope
     };
-    let scaled =
-        |amplitude| RopeScaling::Yarn { factor: 4.0, original_context: 64, beta_fast: 32.0, beta_slow: 1.0, amplitude };
+    let of = |truncate, amplitude| RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate,
+        amplitude,
+    };
+    let scaled = |amplitude| of(true, amplitude);
     // 1 + 0.1 ln 4
     check(json!({"rope_scaling": yarn(json!({}))}), scaled(1.138_629_4), 5e4);
     check(json!({"rope_scaling": yarn(json!({"attention_factor": 1.25, "truncate": true}))}), scaled(1.25), 5e4);
+    check(json!({"rope_scaling": yarn(json!({"attention_factor": 1.0, "truncate": false}))}), of(false, 1.0), 5e4);
     check(json!({"rope_scaling": yarn(json!({"mscale": 0.7, "mscale_all_dim": 0.7}))}), scaled(1.0), 5e4);
 
     let bad = |rope: Value, parts: &[&str]| refused(|f| f.config("rope_scaling", rope), parts);
     bad(json!({"rope_type": "yarn", "factor": 4.0}), &["original_max_position_embeddings is missing"]);
-    bad(yarn(json!({"truncate": false})), &["truncate"]);
+    bad(yarn(json!({"truncate": 1})), &["truncate is no boolean"]);
     bad(yarn(json!({"beta_fast": 1, "beta_slow": 32})), &["beta_fast"]);
     bad(yarn(json!({"long_factor": [1.0]})), &["long_factor"]);
     bad(json!({"type": "dynamic", "factor": 4.0}), &["dynamic"]);

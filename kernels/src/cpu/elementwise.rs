@@ -180,6 +180,12 @@ impl Kernel for ActivateGate<'_> {
         match self.activation {
             Activation::Silu => activate_by(s, self.gate, self.up, silu, numerics::silu),
             Activation::GeluTanh => activate_by(s, self.gate, self.up, gelu_tanh, numerics::gelu_tanh),
+            // Scalar code: every element is independent, so the compiler's vectorization rounds alike.
+            Activation::ClampedSwiglu { alpha, limit } => {
+                for (gate, up) in self.gate.iter_mut().zip(self.up) {
+                    *gate = numerics::clamped_swiglu(*gate, *up, alpha, limit);
+                }
+            }
         }
     }
 }

@@ -241,7 +241,7 @@ impl HostKernels for CpuKernels {
         }
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         match self.numerics {
             Numerics::F32Fma { .. } => f32fma::attend(&self.threads, self.level, step, q, scores, out),
             Numerics::Bf16x32 | Numerics::I8x32 => {

@@ -129,6 +129,9 @@ impl CudaDevice {
     }
 
     fn projection(&self, op: &program::Project) -> Result<Matrix, DeviceError> {
+        if op.bias.is_some() {
+            return not_yet("biases of attention's output");
+        }
         if op.norm.is_some() {
             return not_yet("norms behind a layer's parts");
         }
@@ -188,6 +191,9 @@ impl CudaDevice {
                 }
                 if op.soft_cap.is_some() {
                     return not_yet("soft caps of scores");
+                }
+                if op.sinks.is_some() {
+                    return not_yet("attention sinks");
                 }
                 Op::Attend(Attention { layer: op.layer, factor, window: op.window.unwrap_or(0) })
             }

@@ -3,7 +3,7 @@
 use super::adapted::AdaptedRows;
 use super::{ExpertsOf, GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
 use crate::adapter::{Linear, PackedAdapter};
-use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable};
+use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable, Weight};
 use crate::kv::PoolBinding;
 use crate::program::check::{self, Sizes};
 use crate::program::{self, Activation, Op, Program};
@@ -19,10 +19,7 @@ enum Resolved<M> {
     /// With its factor.
     Embed(Arc<Loaded<M>>, f32),
     Qkv(Qkv<M>),
-    Attend {
-        layer: u32,
-        scores: Scores,
-    },
+    Attend(Attend),
     Out(Projection<M>),
     GateUp(GateUp<M>),
     Down(Projection<M>),
@@ -32,11 +29,17 @@ enum Resolved<M> {
     Sample,
 }
 
+struct Attend {
+    op: program::Attend,
+    sinks: Option<Vec<f32>>,
+}
+
 /// A projection of `k` columns that is added to the residual stream.
 struct Projection<M> {
     weight: Arc<Loaded<M>>,
     k: usize,
     partitions: usize,
+    bias: Option<Vec<f32>>,
     norm: Option<Norm>,
     factor: f32,
 }
@@ -53,6 +56,8 @@ struct Experts<M> {
     norm: Option<Norm>,
     /// Router, gate and up, and down.
     weights: [Arc<Loaded<M>>; 3],
+    /// Of the same.
+    biases: Option<[Vec<f32>; 3]>,
     op: program::Experts,
 }
 
@@ -187,7 +192,12 @@ impl<K: HostKernels> Shared<K> {
     fn projection(&self, op: &program::Project) -> Result<Projection<K::Matrix>, DeviceError> {
         let norm = self.norm_if(op.norm)?;
         let (weight, k) = (self.matrix(op.weight, 1)?, op.weight.k);
-        Ok(Projection { weight, k, partitions: op.partitions, norm, factor: op.factor })
+        let bias = self.vector_if(op.bias)?;
+        Ok(Projection { weight, k, partitions: op.partitions, bias, norm, factor: op.factor })
+    }
+
+    fn vector_if(&self, weight: Option<Weight>) -> Result<Option<Vec<f32>>, DeviceError> {
+        weight.map(|weight| self.vector(weight)).transpose()
     }
 
     fn resolve(&self, op: &Op) -> Result<Resolved<K::Matrix>, DeviceError> {
@@ -197,7 +207,7 @@ impl<K: HostKernels> Shared<K> {
                 layer: op.layer,
                 norm: self.norm_if(op.norm)?,
                 weight: self.matrix(op.weight, 3)?,
-                bias: op.bias.map(|bias| self.vector(bias)).transpose()?,
+                bias: self.vector_if(op.bias)?,
                 query: op.heads * op.head_dim,
                 kv: op.kv_heads * op.head_dim,
                 norms: match &op.norms {
@@ -206,14 +216,7 @@ impl<K: HostKernels> Shared<K> {
                 },
                 rope: self.rope(op.rope)?,
             }),
-            Op::Attend(op) => Resolved::Attend {
-                layer: op.layer,
-                scores: Scores {
-                    scale: op.scale,
-                    window: op.window.map(|tokens| tokens as usize),
-                    soft_cap: op.soft_cap,
-                },
-            },
+            Op::Attend(op) => Resolved::Attend(Attend { op: *op, sinks: self.vector_if(op.sinks)? }),
             Op::Out(op) => Resolved::Out(self.projection(op)?),
             Op::GateUp(op) => Resolved::GateUp(GateUp {
                 norm: self.norm_if(op.norm)?,
@@ -229,6 +232,12 @@ impl<K: HostKernels> Shared<K> {
                     self.matrix(op.gate_up, 2 * op.router.n)?,
                     self.matrix(op.down, op.router.n)?,
                 ],
+                biases: match op.biases {
+                    Some(program::ExpertBiases { router, gate_up, down }) => {
+                        Some([self.vector(router)?, self.vector(gate_up)?, self.vector(down)?])
+                    }
+                    None => None,
+                },
                 op: *op,
             }),
             Op::Select => Resolved::Select,
@@ -307,10 +316,10 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                         observer(op.layer, &self.fence);
                     }
                 }
-                Resolved::Attend { layer, scores } => {
-                    let step_of = kv.step(*layer, segments);
+                Resolved::Attend(op) => {
+                    let step_of = kv.step(op.op.layer, segments);
                     let len = rows * query;
-                    kernels.attend(step_of, &a.query[..len], *scores, &mut a.attended[..len]);
+                    kernels.attend(step_of, &a.query[..len], op.of(), &mut a.attended[..len]);
                 }
                 Resolved::Out(op) => {
                     let (w, of, x) = (op.weight.matrix(), op.of(Role::Out, rows), &a.attended[..rows * op.k]);
@@ -400,10 +409,18 @@ impl Norm {
     }
 }
 
+impl Attend {
+    fn of(&self) -> Scores<'_> {
+        let program::Attend { scale, window, soft_cap, .. } = self.op;
+        Scores { scale, window: window.map(|tokens| tokens as usize), soft_cap, sinks: self.sinks.as_deref() }
+    }
+}
+
 impl<M> Projection<M> {
     fn of(&self, role: Role, rows: usize) -> ProjectOf<'_> {
         let norm = self.norm.as_ref().map(Norm::of);
-        ProjectOf { role, partitions: self.partitions, rows, norm, factor: self.factor }
+        let bias = self.bias.as_deref();
+        ProjectOf { role, partitions: self.partitions, rows, bias, norm, factor: self.factor }
     }
 }
 
@@ -417,7 +434,9 @@ impl<M> Experts<M> {
     fn of(&self, rows: usize) -> ExpertsOf<'_> {
         let program::Experts { router, down, partitions, used, renormalize, activation, factor, .. } = self.op;
         let norm = self.norm.as_ref().map(Norm::of);
-        ExpertsOf { norm, experts: router.n, ffn: down.k, used, renormalize, activation, partitions, factor, rows }
+        let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(Vec::as_slice));
+        let (experts, ffn) = (router.n, down.k);
+        ExpertsOf { norm, experts, ffn, used, renormalize, activation, partitions, biases, factor, rows }
     }
 }
 

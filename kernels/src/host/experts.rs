@@ -1,6 +1,6 @@
 //! Experts of a layer: which rows use which of them, and their sum. The canonical order, literally: all kernels do it so.
 
-use super::parts::{Scratch, normed_input, room};
+use super::parts::{Scratch, add_bias, normed_input, room};
 use super::{ExpertsOf, HostKernels, Store};
 use crate::numerics::{exp, lanes};
 
@@ -46,6 +46,9 @@ pub(super) fn experts<K: HostKernels>(
     let h = normed_input(kernels, router, op.norm, residual, op.rows, normed, input);
     let logits = room(up, op.rows * op.experts);
     kernels.linear(input, router, 0, 1, Store::Set, &mut [&mut *logits]);
+    // The bias of matrix `i` of a role, all of height `n`.
+    let bias_of = |role: usize, i: usize, n: usize| op.biases.map(|biases| &biases[role][i * n..(i + 1) * n]);
+    bias_of(0, 0, op.experts).into_iter().for_each(|bias| add_bias(logits, bias));
     kernels.numerics().round_products(logits);
     let uses = choose(logits, op);
     let total = room(added, residual.len());
@@ -59,11 +62,15 @@ pub(super) fn experts<K: HostKernels>(
         kernels.input(x, rows, gate_up, input);
         let (gate, up) = (room(gate, rows * op.ffn), room(up, rows * op.ffn));
         kernels.linear(input, gate_up, 2 * expert, 1, Store::Set, &mut [&mut *gate, &mut *up]);
-        [&mut *gate, &mut *up].into_iter().for_each(|x| kernels.numerics().round_products(x));
+        for (i, x) in [&mut *gate, &mut *up].into_iter().enumerate() {
+            bias_of(1, 2 * expert + i, op.ffn).into_iter().for_each(|bias| add_bias(x, bias));
+            kernels.numerics().round_products(x);
+        }
         kernels.activate(op.activation, gate, up);
         kernels.input(gate, rows, down, input);
         let y = room(gathered, rows * hidden);
         kernels.linear(input, down, expert, op.partitions, Store::Set, &mut [&mut *y]);
+        bias_of(2, expert, hidden).into_iter().for_each(|bias| add_bias(y, bias));
         kernels.numerics().round_products(y);
         for (y, of) in y.chunks_exact(hidden).zip(uses) {
             let total = &mut total[of.row * hidden..(of.row + 1) * hidden];
@@ -90,6 +97,7 @@ mod tests {
                 renormalize,
                 activation,
                 partitions: 1,
+                biases: None,
                 factor: 1.0,
                 rows,
             };

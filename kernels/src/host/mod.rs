@@ -90,18 +90,26 @@ impl KvStep<'_> {
     }
 }
 
-/// Which tokens attention sees, and what makes scores of dot products.
+/// Which tokens attention sees, what makes scores of dot products, and which scores join them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scores {
+pub struct Scores<'a> {
     /// Factor of the dot products.
     pub scale: f32,
     /// Positions that a row attends to, its own included; `None`: all.
     pub window: Option<usize>,
     /// Bound of the scaled products, see [`Attend::soft_cap`](crate::program::Attend::soft_cap).
     pub soft_cap: Option<f32>,
+    /// Of each query head, see [`Attend::sinks`](crate::program::Attend::sinks).
+    pub sinks: Option<&'a [f32]>,
 }
 
-impl Scores {
+impl Scores<'_> {
+    /// The sink of a query head.
+    #[inline(always)]
+    pub(crate) fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.map(|sinks| sinks[head])
+    }
+
     /// The first position that the row at `position` attends to.
     pub(crate) fn first(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
@@ -158,6 +166,8 @@ pub struct ProjectOf<'a> {
     pub partitions: usize,
     /// Rows of the step.
     pub rows: usize,
+    /// Added to the products.
+    pub bias: Option<&'a [f32]>,
     /// Of the products of a row.
     pub norm: Option<NormOf<'a>>,
     /// Of what is added.
@@ -167,7 +177,7 @@ pub struct ProjectOf<'a> {
 impl ProjectOf<'_> {
     /// Whether products are added as they are.
     pub(crate) fn is_plain(&self) -> bool {
-        self.norm.is_none() && self.factor == 1.0
+        self.bias.is_none() && self.norm.is_none() && self.factor == 1.0
     }
 }
 
@@ -199,6 +209,8 @@ pub struct ExpertsOf<'a> {
     pub activation: Activation,
     /// Of K of the down projections.
     pub partitions: usize,
+    /// Of router, gates and ups, and downs, as in [`ExpertBiases`](crate::program::ExpertBiases).
+    pub biases: Option<[&'a [f32]; 3]>,
     /// Of what is added.
     pub factor: f32,
     /// Rows of the step.
@@ -278,7 +290,7 @@ pub trait HostKernels: Send + Sync + 'static {
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
 
     /// Causal attention of `q`, rows of `q.len() / step.rows()`.
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]);
 
     /// Adds the adapters' changes of a linear to its output: `x` is the linear's input, before it is rounded for a class. Both have all rows.
     fn adapt(&self, x: &[f32], changes: Changes<'_>, y: &mut [f32]);

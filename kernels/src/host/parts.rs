@@ -31,6 +31,11 @@ pub(super) fn room(data: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut data[..len]
 }
 
+/// Adds a bias to all rows.
+pub(super) fn add_bias(x: &mut [f32], bias: &[f32]) {
+    x.chunks_exact_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
+}
+
 pub(crate) fn scale(x: &mut [f32], factor: f32) {
     if factor != 1.0 {
         x.iter_mut().for_each(|x| *x *= factor);
@@ -93,7 +98,7 @@ pub(crate) fn qkv<K: HostKernels>(
         let (of_query, rest) = bias.split_at(op.query);
         let (of_key, of_value) = rest.split_at(op.kv);
         for (x, bias) in [(&mut *q, of_query), (&mut *k, of_key), (&mut *v, of_value)] {
-            x.chunks_exact_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
+            add_bias(x, bias);
         }
     }
     [&mut *q, &mut *k, &mut *v].into_iter().for_each(|x| kernels.numerics().round_products(x));
@@ -131,6 +136,9 @@ pub(crate) fn project<K: HostKernels>(
     kernels.linear(input, w, 0, op.partitions, Store::Set, &mut [&mut *added]);
     if let Some((adapted, linear)) = adapted {
         adapted.add(kernels, linear, x, added);
+    }
+    if let Some(bias) = op.bias {
+        add_bias(added, bias);
     }
     kernels.numerics().round_products(added);
     match op.norm {

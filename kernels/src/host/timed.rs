@@ -83,7 +83,7 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.rope_store(step, rope, q, k, v);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         self.times.of("attend", || self.inner.attend(step, q, scores, out));
     }
 

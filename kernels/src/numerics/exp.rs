@@ -61,9 +61,34 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-(x * (x * x).mul_add(GELU_CUBE, GELU_LINE))))
 }
 
+/// `(up + 1) * gate / (1 + exp(-(alpha * gate)))`, with the gate bounded by `limit` from above and `up` from both sides (gpt-oss).
+#[inline(always)]
+pub fn clamped_swiglu(gate: f32, up: f32, alpha: f32, limit: f32) -> f32 {
+    // Comparisons with NaN are false, so that NaN stays.
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up > limit { limit } else { up };
+    let up = if up < -limit { -limit } else { up };
+    (up + 1.0) * (gate / (1.0 + exp(-(alpha * gate))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clamped_unit_is_its_definition() {
+        let (alpha, limit) = (1.702f32, 7.0f32);
+        for gate in (-400..=400).map(|step| step as f32 * 0.05) {
+            for up in [-20.0f32, -7.0, -1.0, 0.0, 0.3, 6.9, 7.1] {
+                let g = f64::from(gate.min(limit));
+                let want = (f64::from(up.clamp(-limit, limit)) + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp());
+                let error = (f64::from(clamped_swiglu(gate, up, alpha, limit)) - want).abs();
+                assert!(error <= want.abs() * 3e-6 + 1e-12, "{gate}, {up}: {error:e}");
+            }
+        }
+        assert!(clamped_swiglu(f32::NAN, 1.0, alpha, limit).is_nan());
+        assert!(clamped_swiglu(1.0, f32::NAN, alpha, limit).is_nan());
+    }
 
     #[test]
     fn gelu_is_close_to_its_definition() {

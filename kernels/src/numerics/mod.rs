@@ -6,12 +6,14 @@ mod exp2;
 pub mod flushed;
 pub mod lanes;
 pub mod round;
+mod sink;
 mod soft_cap;
 pub mod tensor_core;
 
 pub use class::Numerics;
-pub use exp::{exp, gelu_tanh, silu};
+pub use exp::{clamped_swiglu, exp, gelu_tanh, silu};
 pub use exp2::exp2;
+pub use sink::{join_sink, join_sink_by_exp2};
 pub use soft_cap::{soft_cap, soft_cap_by_exp2};
 pub use tensor_core::{Half, TensorCore};
 

@@ -1,6 +1,6 @@
 //! The rules of a program: the order of its operations, and shapes that fit each other, the bounds and the pool.
 
-use super::{Experts, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use super::{Activation, ExpertBiases, Experts, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
 use crate::device::{Bounds, DeviceError, Weight};
 use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::PARTITIONS_MAX;
@@ -54,8 +54,8 @@ impl Program {
         bounds.adapters.check()?;
         let mut sizes = Sizes::default();
         let (mut expected, mut selected, mut layer) = (Expected::Embed, false, 0);
-        // Columns of query and inner of the current layer.
-        let (mut query, mut inner) = (0, 0);
+        // Query heads, and columns of query and inner, of the current layer.
+        let (mut heads, mut query, mut inner) = (0, 0, 0);
         for op in &self.ops {
             expected = match (op, expected) {
                 (Op::Embed(op), Expected::Embed) => {
@@ -68,7 +68,7 @@ impl Program {
                     require("qkv", op.layer == layer, || format!("layer {} follows layer {layer}", op.layer))?;
                     layer += 1;
                     op.check(sizes.hidden, bounds)?;
-                    query = op.heads * op.head_dim;
+                    (heads, query) = (op.heads, op.heads * op.head_dim);
                     sizes.query = sizes.query.max(query);
                     sizes.kv = sizes.kv.max(op.kv_heads * op.head_dim);
                     Expected::Attend
@@ -82,6 +82,7 @@ impl Program {
                     require("attend", same, || format!("layer {} after the KV of layer {}", op.layer, layer - 1))?;
                     require("attend", op.window != Some(0), || "a window of 0 tokens".into())?;
                     soft_cap("attend", op.soft_cap)?;
+                    vector("attend", op.sinks, heads)?;
                     Expected::Out
                 }
                 (Op::Out(op), Expected::Out) => {
@@ -93,6 +94,7 @@ impl Program {
                     matrix("gate_up", op.weight, op.weight.n, sizes.hidden)?;
                     let n = op.weight.n;
                     require("gate_up", n.is_multiple_of(2), || format!("gate and up have {n} rows together"))?;
+                    activation("gate_up", op.activation)?;
                     inner = n / 2;
                     sizes.ffn = sizes.ffn.max(inner);
                     Expected::Down
@@ -158,6 +160,17 @@ fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
     })
 }
 
+/// A vector that need not be there.
+fn vector(op: &'static str, weight: Option<Weight>, cols: usize) -> Check {
+    weight.map_or(Ok(()), |weight| matrix(op, weight, 1, cols))
+}
+
+fn activation(op: &'static str, activation: Activation) -> Check {
+    let Activation::ClampedSwiglu { alpha, limit } = activation else { return Ok(()) };
+    let positive = |x: f32| x.is_finite() && x > 0.0;
+    require(op, positive(alpha) && positive(limit), || format!("{activation:?}"))
+}
+
 impl Norm {
     fn check(&self, op: &'static str, cols: usize) -> Check {
         matrix(op, self.gain, 1, cols)
@@ -191,6 +204,12 @@ impl Experts {
         matrix(op, router, experts, hidden)?;
         matrix(op, gate_up, 2 * experts * ffn, hidden)?;
         matrix(op, down, experts * hidden, ffn)?;
+        if let Some(ExpertBiases { router, gate_up, down }) = self.biases {
+            matrix(op, router, 1, experts)?;
+            matrix(op, gate_up, 1, 2 * experts * ffn)?;
+            matrix(op, down, 1, experts * hidden)?;
+        }
+        activation(op, self.activation)?;
         check_partitions(op, partitions, ffn)?;
         factor(op, self.factor)
     }
@@ -205,6 +224,7 @@ fn check_partitions(op: &'static str, parts: usize, input: usize) -> Check {
 impl Project {
     fn check(&self, op: &'static str, input: usize, hidden: usize) -> Check {
         matrix(op, self.weight, hidden, input)?;
+        vector(op, self.bias, hidden)?;
         self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
         factor(op, self.factor)?;
         check_partitions(op, self.partitions, input)
@@ -221,9 +241,7 @@ impl Qkv {
         })?;
         let n = (heads + 2 * kv_heads) * head_dim;
         matrix(op, self.weight, n, hidden)?;
-        if let Some(bias) = self.bias {
-            matrix(op, bias, 1, n)?;
-        }
+        vector(op, self.bias, n)?;
         if let Some(QueryKeyNorms { query, key }) = self.norms {
             // Of each head, or of all.
             let of_all = query.gain.k != head_dim || key.gain.k != head_dim;

@@ -79,15 +79,19 @@ pub struct Attend {
     pub window: Option<u32>,
     /// Bound of the scores: `cap * tanh(score / cap)`, after [`Attend::scale`] and before the softmax.
     pub soft_cap: Option<f32>,
+    /// `[1, heads]`: a score of each query head that joins its softmax, and has no value.
+    pub sinks: Option<Weight>,
 }
 
-/// A projection that is added to the residual stream: `residual += factor * norm(x * w^T)`.
+/// A projection that is added to the residual stream: `residual += factor * norm(x * w^T + bias)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Project {
     /// `[hidden, k]`
     pub weight: Weight,
     /// Contiguous parts of K, merged in a fixed binary tree (tensor parallelism).
     pub partitions: usize,
+    /// `[1, hidden]`, added to the products.
+    pub bias: Option<Weight>,
     /// Of the products of a row.
     pub norm: Option<Norm>,
     /// Of what is added.
@@ -97,17 +101,25 @@ pub struct Project {
 impl Project {
     /// Adds the products as they are, of K in one piece.
     pub fn plain(weight: Weight) -> Self {
-        Self { weight, partitions: 1, norm: None, factor: 1.0 }
+        Self { weight, partitions: 1, bias: None, norm: None, factor: 1.0 }
     }
 }
 
 /// The function of an MLP's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, the approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
     GeluTanh,
+    /// `x / (1 + exp(-(alpha * x)))` of the gate, at most `limit`; one is added to `up`, bounded by `limit` on both sides, before the two are
+    /// multiplied (gpt-oss).
+    ClampedSwiglu {
+        /// Factor of the gate in the sigmoid.
+        alpha: f32,
+        /// Positive.
+        limit: f32,
+    },
 }
 
 /// Norm, gate and up projection, and activation: `residual -> inner`, `inner = activation(gate) * up`.
@@ -124,7 +136,7 @@ pub struct GateUp {
 /// A layer's experts in place of its MLP: `residual += factor * sum_e p_e * expert_e(h)` over the experts that are used for a row, with
 /// `h = norm(residual)` and `expert_e(h) = (activation(h * gate_e^T) * (h * up_e^T)) * down_e^T`.
 ///
-/// The router's logits are `h * router^T`. The experts of the largest logits are used, of equal ones those with lower numbers; `p` is the softmax over
+/// The router's logits are `h * router^T`. Where there are biases, each is added to its matrix's products. The experts of the largest logits are used, of equal ones those with lower numbers; `p` is the softmax over
 /// all experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
@@ -136,6 +148,8 @@ pub struct Experts {
     pub gate_up: Weight,
     /// `[hidden, ffn]` of each expert, one part for each.
     pub down: Weight,
+    /// Of router, gates and ups, and downs: all or none.
+    pub biases: Option<ExpertBiases>,
     /// Of the K of `down`, see [`Project`].
     pub partitions: usize,
     /// Experts used for a row.
@@ -146,6 +160,17 @@ pub struct Experts {
     pub activation: Activation,
     /// Of what is added.
     pub factor: f32,
+}
+
+/// Biases of experts and of their router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertBiases {
+    /// `[1, experts]`
+    pub router: Weight,
+    /// `[1, 2 * experts * ffn]`: of gate and up of each expert, as the parts of [`Experts::gate_up`].
+    pub gate_up: Weight,
+    /// `[1, experts * hidden]`
+    pub down: Weight,
 }
 
 /// Norm and output matrix: `residual -> logits`, `logits = soft_cap(factor * (norm(residual) * w^T))`.

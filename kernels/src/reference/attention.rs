@@ -1,7 +1,7 @@
 //! Paged attention in the canonical order.
 
 use crate::host::{KvStep, Scores};
-use crate::numerics::{exp, lanes, round, soft_cap};
+use crate::numerics::{exp, join_sink, lanes, round, soft_cap};
 use crate::step::StepSegment;
 use baton_types::BlockTable;
 use std::ops::Range;
@@ -44,7 +44,7 @@ pub(super) fn load(step: KvStep<'_>, plane: usize, table: &BlockTable, tokens: R
 pub(crate) fn attend(
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
     starts_slab: impl Fn(&StepSegment, usize) -> bool,
 ) {
@@ -71,7 +71,11 @@ pub(crate) fn attend(
                     state = Some(state.map_or_else(|| slab.clone(), |running: Partial| running.merge(&slab)));
                     (start, origin) = (end, end);
                 }
-                let Some(Partial { sum, o, .. }) = state else { continue };
+                let Some(state) = state else { continue };
+                let Partial { sum, o, .. } = match scores.sink(head) {
+                    Some(sink) => state.join(sink),
+                    None => state,
+                };
                 out.iter_mut().zip(o).for_each(|(out, o)| *out = o / sum);
             }
         }
@@ -92,7 +96,7 @@ impl Partial {
         q: &[f32],
         keys: impl Iterator<Item = &'a [f32]>,
         values: impl Iterator<Item = &'a [f32]>,
-        of: Scores,
+        of: Scores<'_>,
         left_out: usize,
     ) -> Self {
         let capped = |score: f32| of.soft_cap.map_or(score, |cap| soft_cap(score, cap));
@@ -112,5 +116,12 @@ impl Partial {
         let (a, b) = (exp(self.max - max), exp(slab.max - max));
         self.o.iter_mut().zip(&slab.o).for_each(|(o, s)| *o = s.mul_add(b, *o * a));
         Self { max, sum: slab.sum.mul_add(b, self.sum * a), o: self.o }
+    }
+
+    /// With a score that has no value.
+    fn join(mut self, sink: f32) -> Self {
+        let [a, sum] = join_sink(self.max, self.sum, sink);
+        self.o.iter_mut().for_each(|o| *o *= a);
+        Self { sum, ..self }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::device::RopeTable;
 use crate::host::KvStep;
-use crate::numerics::{Numerics, gelu_tanh, lanes, silu};
+use crate::numerics::{Numerics, clamped_swiglu, gelu_tanh, lanes, silu};
 use crate::program::Activation;
 
 /// With the lanes of the class.
@@ -38,10 +38,10 @@ pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
 
 pub(crate) fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
-        let activated = match activation {
-            Activation::Silu => silu(*gate),
-            Activation::GeluTanh => gelu_tanh(*gate),
+        *gate = match activation {
+            Activation::Silu => silu(*gate) * up,
+            Activation::GeluTanh => gelu_tanh(*gate) * up,
+            Activation::ClampedSwiglu { alpha, limit } => clamped_swiglu(*gate, *up, alpha, limit),
         };
-        *gate = activated * up;
     }
 }

@@ -164,7 +164,7 @@ impl HostKernels for ReferenceKernels {
         attention::store(step, [k, v]);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         match self.numerics {
             Numerics::F32Fma { .. } => {
                 attention::attend(step, q, scores, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));

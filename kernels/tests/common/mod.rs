@@ -50,7 +50,7 @@ pub trait Kernels {
     /// All rows of `x`, into as many of `out`.
     fn linear(&self, x: &[f32], w: &Packed, partitions: usize, store: Store, out: &mut [f32]);
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]);
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]);
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]);
 }
 
@@ -73,7 +73,7 @@ impl<K: HostKernels> Kernels for K {
     fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
         HostKernels::rope_store(self, step, rope, q, k, v);
     }
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         HostKernels::attend(self, step, q, scores, out);
     }
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
@@ -237,7 +237,8 @@ impl Layer {
         let (mut x, mut h, mut q, mut a) = (zeros(s.hidden), zeros(s.hidden), zeros(s.q_cols()), zeros(s.q_cols()));
         let (mut k, mut v, mut gate, mut up) = (zeros(s.kv_cols()), zeros(s.kv_cols()), zeros(s.ffn), zeros(s.ffn));
         let [wq, wk, wv, wo, wg, wu, wd] = &self.weights;
-        let scores = Scores { scale: (s.head_dim as f32).powf(-0.5), window: s.window, soft_cap: s.soft_cap };
+        let scores =
+            Scores { scale: (s.head_dim as f32).powf(-0.5), window: s.window, soft_cap: s.soft_cap, sinks: None };
 
         x.chunks_exact_mut(s.hidden).zip(ids).for_each(|(row, id)| kernels.row(&self.table, id, row));
         for layer in 0..LAYERS {

@@ -121,7 +121,7 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
             ops.push(Op::Select);
         }
         let window = (rich && layer + 1 == LAYERS).then_some(9);
-        ops.push(Op::Attend(Attend { layer, scale: 0.35, window, soft_cap: None }));
+        ops.push(Op::Attend(Attend { layer, scale: 0.35, window, soft_cap: None, sinks: None }));
         let weight = linear(layer, Role::Out, query, &[hidden], &[Linear::Out], random);
         ops.push(Op::Out(Project { partitions, ..Project::plain(weight) }));
         let weight = linear(layer, Role::GateUp, hidden, &[ffn, ffn], &[Linear::Gate, Linear::Up], random);

@@ -219,7 +219,13 @@ impl Loader<'_> {
                 ops.push(Op::Select);
             }
             let window = shape.window.filter(|_| last);
-            ops.push(Op::Attend(Attend { layer, scale: (head_dim as f32).powf(-0.5), window, soft_cap: None }));
+            ops.push(Op::Attend(Attend {
+                layer,
+                scale: (head_dim as f32).powf(-0.5),
+                window,
+                soft_cap: None,
+                sinks: None,
+            }));
             ops.extend([out, gate_up, down]);
         }
         ops.push(Op::Head(Head::plain(self.norm(hidden)?, self.matrix(Role::Head, hidden, &[vocab])?)));

@@ -1,7 +1,7 @@
 //! Every model family: however a request is served, it has the bits that it has alone. That these are the family's logits is shown by the
 //! engine's tests, on the same checkpoints.
 
-use baton_engine::formats::{HuggingFaceModel, ModelSource as _};
+use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_kernels::numerics::Numerics;
 use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
 use baton_types::{Dtype, TokenId};
@@ -20,12 +20,12 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-fn check(folder: &Path, class: Numerics, seed: u64) -> Coverage {
-    let model = HuggingFaceModel::open(folder, None).unwrap();
+fn check(model: Arc<dyn ModelSource>, class: Numerics, seed: u64) -> Coverage {
+    let name = model.name().to_owned();
     let vocab = model.spec().vocab;
     // The second begins with tokens of the first, which a cache has then.
     let prompts = LENGTHS.map(|len| (0..len).map(|i| ((i * i + i / 7) % vocab) as TokenId).collect());
-    let world = World::new(Family::Cpu, class, Arc::new(model), prompts.to_vec(), 6);
+    let world = World::new(Family::Cpu, class, model, prompts.to_vec(), 6);
     let truth = Truth::compute(world).unwrap();
     let (sizes, mut dealer) = (truth.sizes(), Dealer::new(seed));
     let made = [
@@ -37,7 +37,7 @@ fn check(folder: &Path, class: Numerics, seed: u64) -> Coverage {
     let mut coverage = Coverage::default();
     for case in made.into_iter().chain(dealt) {
         let observed = truth.observe(&case).unwrap();
-        let compared = observed.equal.unwrap_or_else(|differ| panic!("{differ}\n{class}, {folder:?}\n{case:?}"));
+        let compared = observed.equal.unwrap_or_else(|differ| panic!("{differ}\n{class}, {name}\n{case:?}"));
         coverage.merge(&observed.coverage);
         coverage.add("equal", "rows of logits", compared.rows);
     }
@@ -47,11 +47,12 @@ fn check(folder: &Path, class: Numerics, seed: u64) -> Coverage {
 #[test]
 fn every_family_has_the_same_bits_however_it_is_served() {
     let folders = folders();
-    assert!(folders.len() >= 12, "{folders:?}");
+    assert!(folders.len() >= 14, "{folders:?}");
     let mut coverage = Coverage::default();
     for (folder, seed) in folders.iter().zip(1..) {
         for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
-            coverage.merge(&check(folder, class, seed));
+            let model = HuggingFaceModel::open(folder, None).unwrap();
+            coverage.merge(&check(Arc::new(model), class, seed));
         }
     }
     println!("{coverage}");
@@ -62,4 +63,24 @@ fn every_family_has_the_same_bits_however_it_is_served() {
         ("requests", &["Remote fresh", "Got fresh", "Local fresh"]),
     ];
     assert_eq!(coverage.missing(&wanted), []);
+}
+
+/// A model whose layers have keys of two sizes, and windows: four groups of a pool.
+#[test]
+fn several_sizes_of_heads_have_the_same_bits_however_they_are_served() {
+    let shape = "random:hidden=48,layers=5,heads=4,kv_heads=4,head_dim=16,ffn=64,window=20,full_every=2,full_head_dim=32,\
+                 full_kv_heads=2,sinks=true";
+    let mut spec = RandomModel::parse(shape).unwrap().spec().clone();
+    // The last of the two full layers, and one with a window, as the others' counterparts.
+    (spec.layers[3].attention.kv_heads, spec.layers[4].attention.kv_heads) = (1, 2);
+    spec.check().unwrap();
+    let kinds = spec.kv_layout(16, Dtype::Bf16).unwrap();
+    assert_eq!(kinds.groups().len(), 4);
+    for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
+        let coverage = check(Arc::new(RandomModel::new(spec.clone(), 5)), class, 21);
+        println!("{coverage}");
+        let wanted: [(_, &[_]); 2] =
+            [("P block", &["16"]), ("requests", &["Remote fresh", "Got fresh", "Local fresh"])];
+        assert_eq!(coverage.missing(&wanted), []);
+    }
 }

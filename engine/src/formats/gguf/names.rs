@@ -16,10 +16,13 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("attn_v.bias", LayerTensor::ValueBias),
     ("attn_q_norm.weight", LayerTensor::QueryNorm),
     ("attn_k_norm.weight", LayerTensor::KeyNorm),
+    ("attn_sinks.weight", LayerTensor::Sinks),
     ("attn_output.weight", LayerTensor::AttentionOutput),
+    ("attn_output.bias", LayerTensor::AttentionOutputBias),
     ("post_attention_norm.weight", LayerTensor::AttentionOutputNorm),
     ("ffn_norm.weight", LayerTensor::MlpNorm),
     ("ffn_gate_inp.weight", LayerTensor::Router),
+    ("ffn_gate_inp.bias", LayerTensor::RouterBias),
     ("ffn_gate.weight", LayerTensor::Gate),
     ("ffn_up.weight", LayerTensor::Up),
     ("ffn_down.weight", LayerTensor::Down),
@@ -27,7 +30,7 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
 ];
 
 /// Names of tensors that hold one matrix of all experts of a layer, after `blk.N.`.
-const EXPERTS: [(&str, ExpertTensor); ExpertTensor::ALL.len()] = [
+const EXPERTS: [(&str, ExpertTensor); ExpertTensor::MATRICES.len()] = [
     ("ffn_gate_exps.weight", ExpertTensor::Gate),
     ("ffn_up_exps.weight", ExpertTensor::Up),
     ("ffn_down_exps.weight", ExpertTensor::Down),

@@ -4,7 +4,9 @@ mod config;
 mod generation;
 mod json;
 mod keys;
+mod mxfp4;
 mod rope;
+mod stacked;
 mod tensors;
 mod text;
 
@@ -93,7 +95,7 @@ impl ModelSource for HuggingFaceModel {
     }
 
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
-        let stored = self.tensors.stored(name).ok_or_else(|| {
+        let stored = self.tensors.stored(name)?.ok_or_else(|| {
             WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name)))
         })?;
         if !name.is_norm() || self.family.gain_offset == 0.0 {

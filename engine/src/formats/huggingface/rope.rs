@@ -114,9 +114,6 @@ const YARN: &[&str] = &[
 
 fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
     let original = "original_max_position_embeddings";
-    if rope.bool("truncate")? == Some(false) {
-        return Err(rope.unsupported("truncate = false with rope_type `yarn`", "only whole pairs are implemented"));
-    }
     // The paper's formula for the temperature of attention; DeepSeek's configurations give it two scales.
     let scale = |of: f32| if factor > 1.0 { 0.1 * f64::from(of) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 };
     let amplitude = match (rope.float("attention_factor")?, rope.float("mscale")?, rope.float("mscale_all_dim")?) {
@@ -129,6 +126,7 @@ fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
         original_context: rope.need(original, rope.size(original)?)?,
         beta_fast: rope.float("beta_fast")?.unwrap_or(32.0),
         beta_slow: rope.float("beta_slow")?.unwrap_or(1.0),
+        truncate: rope.bool("truncate")?.unwrap_or(true),
         amplitude,
     })
 }

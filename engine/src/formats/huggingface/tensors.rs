@@ -1,6 +1,7 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
+use super::stacked::{AllStacked, Form, Slice, Stacked};
 use crate::families::{ConfigFamily, DecoderSpec, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
 use crate::formats::{StoredTensor, WeightsError};
@@ -28,27 +29,33 @@ pub(super) struct Tensors {
     /// Each file with its name.
     shards: Vec<(String, MappedFile)>,
     places: HashMap<TensorName, TensorPlace>,
+    /// Of experts that are stored as one tensor.
+    slices: HashMap<TensorName, Slice>,
 }
 
-struct TensorPlace {
-    shard: usize,
-    dtype: Dtype,
-    bytes: Range<usize>,
+/// Where a tensor is, or a part of one.
+#[derive(Clone)]
+pub(super) struct TensorPlace {
+    pub(super) shard: usize,
+    pub(super) dtype: Dtype,
+    pub(super) bytes: Range<usize>,
 }
 
 impl Tensors {
     /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, as the family stores them.
     pub(super) fn open(folder: &Path, spec: &DecoderSpec, family: &ConfigFamily) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
-        let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
+        let mut tensors = Self { shards: Vec::new(), places: HashMap::new(), slices: HashMap::new() };
+        let mut stacked = AllStacked::default();
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, spec, family, index.as_ref())?;
+            tensors.add(name, file, spec, family, index.as_ref(), &mut stacked)?;
         }
+        let damaged = |message| WeightsError::damaged(&folder.display().to_string(), message);
+        tensors.slices = stacked.slices(spec).map_err(damaged)?;
         for name in spec.tensor_names() {
-            if !tensors.places.contains_key(&name) {
-                let folder = folder.display().to_string();
-                return Err(WeightsError::damaged(&folder, format!("tensor {} is missing", family.spelled(name))));
+            if !tensors.places.contains_key(&name) && !tensors.slices.contains_key(&name) {
+                return Err(damaged(format!("tensor {} is missing", family.spelled(name))));
             }
         }
         tensors.drop_tied_copy(spec)?;
@@ -63,6 +70,7 @@ impl Tensors {
         spec: &DecoderSpec,
         family: &ConfigFamily,
         index: Option<&Index>,
+        all_stacked: &mut AllStacked,
     ) -> Result<(), WeightsError> {
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
         let bytes = file.bytes();
@@ -76,18 +84,26 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let parts = parts_of(&name, family)
-                .ok_or_else(|| WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT))?;
-            check_tensor(file.path(), &name, info, spec, &parts)?;
+            let at = |bytes: Range<usize>| TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
             let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
+            if let Some(stacked) = Stacked::parse(&name, family) {
+                let (dtypes, shape) = stacked.expected(spec).ok_or_else(|| no_such(file.path(), &name))?;
+                check_type(file.path(), &name, info, dtypes)?;
+                check_shape(file.path(), &name, info, &shape)?;
+                if !all_stacked.add(&stacked, at(begin..end)) {
+                    return Err(damaged(format!("tensor {name} is there twice")));
+                }
+                continue;
+            }
+            let parts = parts_of(&name, family).ok_or_else(|| no_such(file.path(), &name))?;
+            check_tensor(file.path(), &name, info, spec, &parts)?;
             // Of equal columns, so bytes are as rows.
             let rows_of = |part: &TensorName| spec.tensor_dims(*part)[0];
             let row_bytes = (end - begin) / parts.iter().map(rows_of).sum::<usize>();
             for part in parts {
                 let bytes = begin..begin + rows_of(&part) * row_bytes;
                 begin = bytes.end;
-                let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
-                if self.places.insert(part, place).is_some() {
+                if self.places.insert(part, at(bytes)).is_some() {
                     return Err(damaged(format!("tensor {name} is there twice")));
                 }
             }
@@ -127,21 +143,66 @@ impl Tensors {
 
     /// Gives memory back that holds a tensor.
     pub(super) fn release(&self, name: TensorName) {
-        if let Some(place) = self.places.get(&name) {
-            self.shards[place.shard].1.release(place.bytes.clone());
+        let release = |place: &TensorPlace| self.shards[place.shard].1.release(place.bytes.clone());
+        match (self.places.get(&name), self.slices.get(&name).map(|slice| &slice.form)) {
+            (Some(place), _) | (_, Some(Form::Elements(place))) => release(place),
+            (_, Some(Form::Mxfp4 { blocks, scales })) => [blocks, scales].into_iter().for_each(release),
+            (None, None) => {}
         }
     }
 
-    /// One tensor as it is stored.
-    pub(super) fn stored(&self, name: TensorName) -> Option<StoredTensor<'_>> {
-        let place = self.places.get(&name)?;
-        let format = match place.dtype {
-            Dtype::F32 => StorageFormat::F32,
-            Dtype::F16 => StorageFormat::F16,
-            _ => StorageFormat::Bf16,
-        };
-        Some(StoredTensor { format, bytes: self.bytes(place).into() })
+    /// One tensor as it is stored, if it is there; MXFP4 in a format that has its values.
+    pub(super) fn stored(&self, name: TensorName) -> Result<Option<StoredTensor<'_>>, WeightsError> {
+        if let Some(place) = self.places.get(&name) {
+            return Ok(Some(StoredTensor { format: format(place.dtype), bytes: self.bytes(place).into() }));
+        }
+        let Some(slice) = self.slices.get(&name) else { return Ok(None) };
+        Ok(Some(match &slice.form {
+            Form::Elements(place) => {
+                let format = format(place.dtype);
+                StoredTensor { format, bytes: slice.gather(self.bytes(place), format.block().1).into() }
+            }
+            Form::Mxfp4 { blocks, scales } => {
+                slice.convert(self.bytes(blocks), self.bytes(scales)).map_err(|scale| {
+                    let power = i32::from(scale) - 127;
+                    let message = format!("tensor {name} has a scale of 2^{power}, with which it has no finite values");
+                    WeightsError::damaged(self.shards[scales.shard].1.path(), message)
+                })?
+            }
+        }))
     }
+}
+
+/// The format of elements of a type that was checked.
+fn format(dtype: Dtype) -> StorageFormat {
+    match dtype {
+        Dtype::F32 => StorageFormat::F32,
+        Dtype::F16 => StorageFormat::F16,
+        _ => StorageFormat::Bf16,
+    }
+}
+
+/// The refusal of a tensor that the computation does not use.
+fn no_such(path: &str, name: &str) -> WeightsError {
+    WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
+}
+
+fn check_type(path: &str, name: &str, info: &TensorInfo, dtypes: &[Dtype]) -> Result<(), WeightsError> {
+    if dtypes.contains(&info.dtype) {
+        return Ok(());
+    }
+    let what = format!("tensor {name} of type {:?}", info.dtype);
+    let names: Vec<_> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
+    Err(WeightsError::unsupported(path, what, format!("{} are implemented", names.join(", "))))
+}
+
+fn check_shape(path: &str, name: &str, info: &TensorInfo, expected: &[usize]) -> Result<(), WeightsError> {
+    let found = &info.shape;
+    if found == expected {
+        return Ok(());
+    }
+    let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
+    Err(WeightsError::damaged(path, message))
 }
 
 /// Checks that a tensor of these parts belongs to the model, and its type and shape.
@@ -156,24 +217,16 @@ fn check_tensor(
     if let Some(missing) = parts.iter().find(|part| !spec.has_tensor(**part) && **part != TensorName::Output) {
         return Err(match missing {
             TensorName::Layer(layer, _) | TensorName::Expert(layer, ..) if *layer < spec.layers.len() => {
-                WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT)
+                no_such(path, name)
             }
             _ => WeightsError::damaged(path, format!("tensor {name} is of no layer that num_hidden_layers knows")),
         });
     }
-    if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-        let what = format!("tensor {name} of type {:?}", info.dtype);
-        return Err(WeightsError::unsupported(path, what, "F32, F16 and BF16 are implemented"));
-    }
+    check_type(path, name, info, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
     let columns = spec.tensor_dims(parts[0])[1];
     let rows = parts.iter().map(|part| spec.tensor_dims(*part)[0]).sum();
     let expected = if parts[0].is_vector() { vec![columns] } else { vec![rows, columns] };
-    let found = &info.shape;
-    if *found != expected {
-        let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
-        return Err(WeightsError::damaged(path, message));
-    }
-    Ok(())
+    check_shape(path, name, info, &expected)
 }
 
 /// Tensor name to file name.
@@ -232,7 +285,7 @@ fn parts_of(name: &str, family: &ConfigFamily) -> Option<Vec<TensorName>> {
     }
     let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
-    if let Some((expert, tensor)) = family.experts.parse(of_layer) {
+    if let Some((expert, tensor)) = family.experts.parse(of_layer).filter(|_| family.stacked.is_empty()) {
         return Some(vec![TensorName::Expert(layer, expert, tensor)]);
     }
     let fused = family.fused;

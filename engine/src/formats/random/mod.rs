@@ -30,11 +30,15 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `tied` | `false` | whether the output matrix is the embedding |
 /// | `window` | none | tokens of a sliding window in every layer, the newest included |
 /// | `full_every` | none | the last layer of each so many has no window |
+/// | `full_head_dim`, `full_kv_heads` | `head_dim`, `kv_heads` | the same of layers that `full_every` leaves without a window |
 /// | `nope_every` | none | the last layer of each so many has no rotary embedding |
 /// | `bias` | `false` | whether queries, keys and values have biases |
 /// | `qk_norm` | none | `heads`: each head of queries and keys passes an RMSNorm; `all`: all heads together |
 /// | `norms` | `before` | where the RMSNorms of attention and MLP are: `before`, `behind` or `both` |
 /// | `experts`, `used` | none, 2 | experts in place of every layer's MLP, and how many of them are used for a token |
+/// | `biases` | `false` | whether all linears of attention, and experts with their router, have biases |
+/// | `sinks` | `false` | whether each query head has an attention sink |
+/// | `clamp` | none | bound of gpt-oss's gated unit, in place of SiLU |
 /// | `gelu` | `false` | GELU instead of SiLU |
 /// | `factor` | 1 | of the embedding, of what each layer adds, and of the logits |
 /// | `soft_cap` | none | bound of scores and logits |

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, nope_every, bias, qk_norm, norms, experts, used, gelu, factor, soft_cap, rope_dim, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -72,22 +72,34 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         None => None,
     };
     let rms_eps = 1e-5;
-    let rope = Rope {
-        dim: pairs.size("rope_dim", head_dim)?,
-        theta: pairs.get("theta", "number", 10_000.0)?,
-        scaling: RopeScaling::None,
-    };
+    let kv_heads = pairs.size("kv_heads", heads)?;
+    let theta = pairs.get("theta", "number", 10_000.0)?;
+    let rope = |head_dim| Ok(Rope { dim: pairs.size("rope_dim", head_dim)?, theta, scaling: RopeScaling::None });
     let soft_cap = match pairs.values.get("soft_cap") {
         Some(_) => Some(pairs.get("soft_cap", "number", 0.0)?),
         None => None,
     };
     let factor = pairs.get("factor", "number", 1.0)?;
+    let biases = pairs.get("biases", "true or false", false)?;
+    let activation = match (pairs.get("gelu", "true or false", false)?, pairs.get("clamp", "number", 0.0)?) {
+        (gelu, 0.0) => {
+            if gelu {
+                Activation::GeluTanh
+            } else {
+                Activation::Silu
+            }
+        }
+        (false, limit) => Activation::ClampedSwiglu { alpha: 1.702, limit },
+        (true, _) => return Err(refuse("gelu and clamp exclude each other".into())),
+    };
     let attention = AttentionSpec {
         window,
-        qkv_bias: pairs.get("bias", "true or false", false)?,
+        qkv_bias: pairs.get("bias", "true or false", false)? || biases,
         query_key_norm: pairs.one_of("qk_norm", &[("heads", QueryKeyNorm::OfHeads), ("all", QueryKeyNorm::OfAll)])?,
         soft_cap,
-        ..AttentionSpec::llama(heads, pairs.size("kv_heads", heads)?, head_dim, rope)
+        sinks: pairs.get("sinks", "true or false", false)?,
+        output_bias: biases,
+        ..AttentionSpec::llama(heads, kv_heads, head_dim, rope(head_dim)?)
     };
     let norms = [("before", LayerNorms::Before), ("behind", LayerNorms::Behind), ("both", LayerNorms::Both)];
     let layer = LayerSpec {
@@ -95,15 +107,21 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         residual_factor: factor,
         experts: match pairs.size("experts", 0)? {
             0 => None,
-            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true }),
+            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true, biases }),
         },
-        activation: if pairs.get("gelu", "true or false", false)? { Activation::GeluTanh } else { Activation::Silu },
+        activation,
         ..LayerSpec::llama(attention, pairs.size("ffn", hidden.saturating_mul(2))?, rms_eps)
     };
     let mut layers = DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?;
     // The last layer of each so many has no window.
     if let full_every @ 1.. = pairs.size("full_every", 0)? {
-        layers.iter_mut().skip(full_every - 1).step_by(full_every).for_each(|layer| layer.attention.window = None);
+        let head_dim = pairs.size("full_head_dim", head_dim)?;
+        let kv_heads = pairs.size("full_kv_heads", kv_heads)?;
+        for layer in layers.iter_mut().skip(full_every - 1).step_by(full_every) {
+            let AttentionSpec { scale, rope, .. } = AttentionSpec::llama(heads, kv_heads, head_dim, rope(head_dim)?);
+            layer.attention =
+                AttentionSpec { head_dim, kv_heads, scale, rope, window: None, ..layer.attention.clone() };
+        }
     }
     // Of each so many, the last layer has no rotary embedding.
     if let nope_every @ 1.. = pairs.size("nope_every", 0)? {
@@ -168,7 +186,7 @@ mod tests {
         };
         assert_eq!(parse(spec).unwrap(), (expected, 7));
         let experts = |spec: &str| parse(spec).unwrap().0.layers[1].experts;
-        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true });
+        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true, biases: false });
         assert_eq!(
             ["random:", "random:experts=4", "random:experts=9,used=3"].map(experts),
             [None, expected(4, 2), expected(9, 3)]
@@ -184,6 +202,20 @@ mod tests {
         assert_eq!(windows("random:layers=5,window=9,full_every=2"), [Some(9), None, Some(9), None, Some(9)]);
         assert_eq!(windows("random:layers=2,window=9,full_every=3"), [Some(9); 2]);
         assert_eq!(windows("random:layers=2,window=9,full_every=1"), [None; 2]);
+    }
+
+    #[test]
+    fn layers_without_a_window_may_have_heads_of_their_own() {
+        let spec =
+            "random:layers=4,heads=4,kv_heads=4,head_dim=8,window=9,full_every=2,full_head_dim=16,full_kv_heads=2";
+        let (decoder, _) = parse(spec).unwrap();
+        let of = |layer: usize| {
+            let attention = &decoder.layers[layer].attention;
+            let rotated = attention.rope.as_ref().map(|rope| rope.dim);
+            (attention.window, attention.kv_heads, attention.head_dim, rotated, attention.scale)
+        };
+        assert_eq!([of(0), of(2)], [(Some(9), 4, 8, Some(8), 8f32.powf(-0.5)); 2]);
+        assert_eq!([of(1), of(3)], [(None, 2, 16, Some(16), 0.25); 2]);
     }
 
     #[test]
@@ -220,6 +252,9 @@ mod tests {
         check("random:qk_norm=true", "qk_norm=true is none of heads, all");
         check("random:soft_cap=0", "soft cap of logits is 0");
         check("random:factor=-1", "embedding factor is -1");
+        check("random:clamp=-1", "bound of gate and up is -1");
+        check("random:clamp=2,gelu=true", "gelu and clamp exclude each other");
+        check("random:sinks=1", "sinks=1 is no true or false");
         check("random:head_dim=8,rope_dim=9", "rotated elements of a head is 9");
         check("random:head_dim=8,rope_dim=3", "needs pairs");
     }

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 const FAMILIES: &[&str] = &[
     "gemma2",
     "gemma3",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "granite",
     "mistral",
     "mixtral",

@@ -22,6 +22,25 @@ fn plus(x: Vec<f64>, y: &[f64]) -> Vec<f64> {
     x.iter().zip(y).map(|(a, b)| a + b).collect()
 }
 
+/// A matrix and its bias.
+struct Linear {
+    matrix: Matrix,
+    bias: Vec<f64>,
+}
+
+impl Linear {
+    /// Without a bias it is zero.
+    fn new(model: &dyn ModelSource, name: TensorName, bias: TensorName) -> Self {
+        let [rows, columns] = model.spec().tensor_dims(name);
+        let bias = if model.spec().has_tensor(bias) { matrix(model, bias, rows).remove(0) } else { vec![0.0; rows] };
+        Self { matrix: matrix(model, name, columns), bias }
+    }
+
+    fn of(&self, x: &[f64]) -> Vec<f64> {
+        plus(times(&self.matrix, x), &self.bias)
+    }
+}
+
 fn rms_norm(x: &[f64], gain: &Matrix, eps: f64) -> Vec<f64> {
     let mean_square = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     x.iter().zip(&gain[0]).map(|(v, g)| v / (mean_square + eps).sqrt() * g).collect()
@@ -64,7 +83,13 @@ fn capped(x: f64, cap: Option<f32>) -> f64 {
 }
 
 /// Softmax attention of the last position over `keys` and `values`, or over the window's last ones, head by head.
-fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &AttentionSpec) -> Vec<f64> {
+fn attend(
+    query: &[f64],
+    keys: &[Vec<f64>],
+    values: &[Vec<f64>],
+    attention: &AttentionSpec,
+    sinks: Option<&[f64]>,
+) -> Vec<f64> {
     let from = attention.window.map_or(0, |window| keys.len().saturating_sub(window as usize));
     let (keys, values) = (&keys[from..], &values[from..]);
     let d = attention.head_dim;
@@ -74,16 +99,16 @@ fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], attention: &Att
         let dot = |k: &Vec<f64>| q.iter().zip(&k[at..at + d]).map(|(a, b)| a * b).sum::<f64>();
         let score = |k: &Vec<f64>| capped(dot(k) * f64::from(attention.scale), attention.soft_cap);
         let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum = weights.iter().sum::<f64>() + sinks.map_or(0.0, |sinks| sinks[h].exp());
         out.extend((0..d).map(|i| weights.iter().zip(values).map(|(w, v)| w / sum * v[at + i]).sum::<f64>()));
     }
     out
 }
 
 /// Which experts a row uses, and their shares; one MLP counts as an expert.
-fn shares(router: &Option<(ExpertsSpec, Matrix)>, h: &[f64]) -> Vec<(usize, f64)> {
+fn shares(router: &Option<(ExpertsSpec, Linear)>, h: &[f64]) -> Vec<(usize, f64)> {
     let Some((ExpertsSpec { used, renormalize, .. }, router)) = router else { return vec![(0, 1.0)] };
-    let powers: Vec<f64> = times(router, h).into_iter().map(f64::exp).collect();
+    let powers: Vec<f64> = router.of(h).into_iter().map(f64::exp).collect();
     let mut order: Vec<usize> = (0..powers.len()).collect();
     order.sort_by(|a, b| powers[*b].total_cmp(&powers[*a]));
     order.truncate(*used);
@@ -98,7 +123,7 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
     let embed = |id: TokenId| embedding[id as usize].iter().map(|x| x * f64::from(spec.embedding_factor)).collect();
     let mut x: Matrix = ids.iter().map(|&id| embed(id)).collect();
     for (l, layer) in spec.layers.iter().enumerate() {
-        let LayerSpec { attention, ffn, activation, rms_eps, residual_factor, .. } = layer;
+        let LayerSpec { attention, activation, rms_eps, residual_factor, .. } = layer;
         let (eps, factor) = (f64::from(*rms_eps), f64::from(*residual_factor));
         let w = |tensor, columns| matrix(model, TensorName::Layer(l, tensor), columns);
         let norm_of = |tensor| layer.has_tensor(tensor).then(|| w(tensor, hidden));
@@ -108,55 +133,65 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
         };
         let (input_norm, attended_norm) =
             (norm_of(LayerTensor::AttentionNorm), norm_of(LayerTensor::AttentionOutputNorm));
-        let (wq, wk, wv) = (w(LayerTensor::Query, hidden), w(LayerTensor::Key, hidden), w(LayerTensor::Value, hidden));
-        let (q_dim, kv_dim) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
-        let bias = |tensor, dim| if attention.qkv_bias { w(tensor, dim).remove(0) } else { vec![0.0; dim] };
-        let bq = bias(LayerTensor::QueryBias, q_dim);
-        let (bk, bv) = (bias(LayerTensor::KeyBias, kv_dim), bias(LayerTensor::ValueBias, kv_dim));
+        let linear = |tensor, bias| Linear::new(model, TensorName::Layer(l, tensor), TensorName::Layer(l, bias));
+        let wq = linear(LayerTensor::Query, LayerTensor::QueryBias);
+        let wk = linear(LayerTensor::Key, LayerTensor::KeyBias);
+        let wv = linear(LayerTensor::Value, LayerTensor::ValueBias);
+        let wo = linear(LayerTensor::AttentionOutput, LayerTensor::AttentionOutputBias);
+        let sinks = attention.sinks.then(|| w(LayerTensor::Sinks, attention.heads).remove(0));
         let gain = |tensor| {
             let columns = spec.tensor_dims(TensorName::Layer(l, tensor))[1];
             layer.has_tensor(tensor).then(|| w(tensor, columns))
         };
         let (q_norm, k_norm) = (gain(LayerTensor::QueryNorm), gain(LayerTensor::KeyNorm));
-        let wo = w(LayerTensor::AttentionOutput, q_dim);
         let (mlp_norm, inner_norm) = (norm_of(LayerTensor::MlpNorm), norm_of(LayerTensor::MlpOutputNorm));
-        let experts: Vec<[Matrix; 3]> = match layer.experts {
-            None => vec![[w(LayerTensor::Gate, hidden), w(LayerTensor::Up, hidden), w(LayerTensor::Down, *ffn)]],
+        let experts: Vec<[Linear; 3]> = match layer.experts {
+            // MLPs have no biases.
+            None => vec![
+                [LayerTensor::Gate, LayerTensor::Up, LayerTensor::Down]
+                    .map(|tensor| linear(tensor, LayerTensor::RouterBias)),
+            ],
             Some(ExpertsSpec { count, .. }) => {
-                let matrix_of = |expert, tensor, columns| matrix(model, TensorName::Expert(l, expert, tensor), columns);
                 let of = |expert| {
-                    [(ExpertTensor::Gate, hidden), (ExpertTensor::Up, hidden), (ExpertTensor::Down, *ffn)]
-                        .map(|(tensor, columns)| matrix_of(expert, tensor, columns))
+                    use ExpertTensor::{Down, DownBias, Gate, GateBias, Up, UpBias};
+                    [(Gate, GateBias), (Up, UpBias), (Down, DownBias)].map(|(tensor, bias)| {
+                        Linear::new(model, TensorName::Expert(l, expert, tensor), TensorName::Expert(l, expert, bias))
+                    })
                 };
                 (0..count).map(of).collect()
             }
         };
-        let router = layer.experts.map(|of| (of, w(LayerTensor::Router, hidden)));
-        let act = match activation {
-            Activation::Silu => |g: f64| g / (1.0 + (-g).exp()),
-            Activation::GeluTanh => |g: f64| {
+        let router = layer.experts.map(|of| (of, linear(LayerTensor::Router, LayerTensor::RouterBias)));
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let gated = |g: f64, u: f64| match activation {
+            Activation::Silu => g * sigmoid(g) * u,
+            Activation::GeluTanh => {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
-                g / 2.0 * (1.0 + inner.tanh())
-            },
+                g / 2.0 * (1.0 + inner.tanh()) * u
+            }
+            Activation::ClampedSwiglu { alpha, limit } => {
+                let (g, limit) = (g.min(f64::from(*limit)), f64::from(*limit));
+                g * sigmoid(f64::from(*alpha) * g) * (u.clamp(-limit, limit) + 1.0)
+            }
         };
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in x.iter_mut().enumerate() {
             let h = normed(x, &input_norm);
-            let (mut q, mut k) = (plus(times(&wq, &h), &bq), plus(times(&wk, &h), &bk));
+            let (mut q, mut k) = (wq.of(&h), wk.of(&h));
             q_norm.iter().for_each(|gain| norm_heads(&mut q, gain, eps));
             k_norm.iter().for_each(|gain| norm_heads(&mut k, gain, eps));
             rotate(&mut q, position, attention);
             rotate(&mut k, position, attention);
             keys.push(k);
-            values.push(plus(times(&wv, &h), &bv));
-            let attended = times(&wo, &attend(&q, &keys, &values, attention));
+            values.push(wv.of(&h));
+            let attended = wo.of(&attend(&q, &keys, &values, attention, sinks.as_deref()));
             x.iter_mut().zip(normed(&attended, &attended_norm)).for_each(|(x, a)| *x += factor * a);
             let h = normed(x, &mlp_norm);
             let mut sum = vec![0.0; hidden];
             for (expert, share) in shares(&router, &h) {
                 let [gate, up, down] = &experts[expert];
-                let inner: Vec<f64> = times(gate, &h).iter().zip(times(up, &h)).map(|(&g, u)| act(g) * u).collect();
-                sum.iter_mut().zip(times(down, &inner)).for_each(|(sum, y)| *sum += share * y);
+                let inner: Vec<f64> = gate.of(&h).iter().zip(up.of(&h)).map(|(&g, u)| gated(g, u)).collect();
+                sum.iter_mut().zip(down.of(&inner)).for_each(|(sum, y)| *sum += share * y);
             }
             let added = normed(&sum, &inner_norm);
             x.iter_mut().zip(added).for_each(|(x, m)| *x += factor * m);
@@ -205,6 +240,9 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=2,heads=4,kv_heads=1,head_dim=12,ffn=72,vocab=131,norms=both,gelu=true,soft_cap=4,tied=true",
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,factor=0.7,window=9,full_every=3",
         "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=3,used=3",
+        "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,sinks=true,biases=true,clamp=1",
+        "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=3,used=3,sinks=true,biases=true,clamp=1",
+        "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,full_head_dim=20,full_kv_heads=1",
     ] {
         check_forward_pass(&random(spec));
     }

@@ -38,6 +38,7 @@ fn yarn_divides_pairs_by_their_turns() {
         original_context,
         beta_fast,
         beta_slow,
+        truncate: true,
         amplitude: 1.5,
     };
     // Pairs with 32 and with 1 turns: 8 ln(8192 / 32 TAU) / 2 ln 10000 = 1.61, so 1, and 3.12, so 4: the third is divided by a third, the
@@ -45,6 +46,18 @@ fn yarn_divides_pairs_by_their_turns() {
     check(yarn(8192, 32.0, 1.0), 8, &[1.0, 0.1, 0.01 * (0.25 / 3.0 + 2.0 / 3.0), 0.001 * (0.5 / 3.0 + 1.0 / 3.0)]);
     // 0.2 and 1.7: from the first to the second.
     check(yarn(320, 32.0, 1.0), 8, &[1.0, 0.1 * 0.625, 0.0025, 0.00025]);
+    // Without whole numbers, as transformers computes them: 64 tokens, from pair -1.0 to pair 2.02 of 8.
+    let exact = RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: false,
+        amplitude: 1.0,
+    };
+    let of_16 =
+        [1.0, 0.198_583_520_2, 0.025_595_245_89, 0.007_905_694_15, 0.0025, 7.905_694_15e-4, 2.5e-4, 7.905_694_15e-5];
+    check(exact, 16, &of_16);
     let mut attention =
         RandomModel::parse("random:hidden=8,heads=2,head_dim=4").unwrap().spec().layers[0].attention.clone();
     attention.rope = Some(Rope { dim: 4, theta: 10_000.0, scaling: yarn(8192, 32.0, 1.0) });

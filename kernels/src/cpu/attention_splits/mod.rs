@@ -42,7 +42,7 @@ pub(super) struct Rows<'a> {
     pub(super) step: KvStep<'a>,
     /// Rows of `q.len() / step.rows()`.
     pub(super) q: &'a [f32],
-    pub(super) scores: Scores,
+    pub(super) scores: Scores<'a>,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -79,7 +79,7 @@ pub(super) fn attend(
     level: SimdLevel,
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
 ) {
     let rows = Rows { step, q, scores };

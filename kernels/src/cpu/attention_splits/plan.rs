@@ -51,10 +51,14 @@ impl Heads {
         query % self.queries(item) / self.group
     }
 
+    /// The query head of a query of an item.
+    pub(super) fn head(self, item: &Item, query: usize) -> usize {
+        (item.kv_heads.start + query / self.queries(item)) * self.group + query % self.group
+    }
+
     /// Offset of a query of an item in q and out.
     pub(super) fn offset(self, item: &Item, query: usize) -> usize {
-        let head = (item.kv_heads.start + query / self.queries(item)) * self.group + query % self.group;
-        (item.row + self.row(item, query)) * self.cols + head * self.dim
+        (item.row + self.row(item, query)) * self.cols + self.head(item, query) * self.dim
     }
 }
 
@@ -221,7 +225,7 @@ mod tests {
         let segments: Vec<_> = segments.iter().map(segment).collect();
         let q = vec![0.0; rows_of(&segments) * kv_heads * GROUP_HEADS * DIM];
         let step = KvStep { kv: &kv, layer: 0, segments: &segments };
-        let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None, soft_cap: None } };
+        let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None, soft_cap: None, sinks: None } };
         let mut plan = Plan::new();
         plan.fill(&rows, Heads::new(&rows), THREADS, whole, together);
         for (index, item) in plan.items.iter().enumerate() {

@@ -13,6 +13,6 @@ pub(super) fn run(task: &Task<'_>) {
         let (position, at) = (item.position + heads.row(item, query), heads.offset(item, query));
         // SAFETY: the item's rows and heads lie in the output and belong to this task.
         let out = unsafe { std::slice::from_raw_parts_mut(task.out.add(at), heads.dim) };
-        head.attend(&rows.q[at..at + heads.dim], position, out);
+        head.attend(&rows.q[at..at + heads.dim], position, at % heads.cols / heads.dim, out);
     }
 }

@@ -3,7 +3,7 @@
 use super::Rows;
 use super::plan::{Heads, Item};
 use super::work::Kernels;
-use crate::numerics::{ATTENTION_SPLIT, EXP_LO, exp};
+use crate::numerics::{ATTENTION_SPLIT, EXP_LO, exp, join_sink};
 
 /// Maximum and sum of a softmax state.
 #[derive(Clone, Copy)]
@@ -43,14 +43,28 @@ pub(super) fn merge(o: &mut [f32], state: &mut Softmax, later: &[f32], part: Sof
     *state = Softmax { max, sum: part.sum.mul_add(b, state.sum * a) };
 }
 
-/// Divides by the sum and stores.
+/// Takes the sink of a query's head into the state of all its splits, divides by the sum and stores.
 ///
 /// # Safety
-/// `out` is writable for `dim` f32.
+/// The query's head lies in `out`, and nobody else stores it.
 #[inline(always)]
-pub(super) unsafe fn finish<K: Kernels>(o: &[f32], sum: f32, out: *mut f32, dim: usize) {
+pub(super) unsafe fn finish<K: Kernels>(
+    rows: &Rows<'_>,
+    heads: Heads,
+    item: &Item,
+    query: usize,
+    o: &mut [f32],
+    state: Softmax,
+    out: *mut f32,
+) {
+    let mut sum = state.sum;
+    if let Some(sink) = rows.scores.sink(heads.head(item, query)) {
+        let [a, of_all] = join_sink(state.max, sum, sink);
+        o.iter_mut().for_each(|o| *o *= a);
+        sum = of_all;
+    }
     // SAFETY: the caller's promise.
-    K::finish(o, sum, unsafe { std::slice::from_raw_parts_mut(out, dim) });
+    K::finish(o, sum, unsafe { std::slice::from_raw_parts_mut(out.add(heads.offset(item, query)), heads.dim) });
 }
 
 /// Merges the splits of a divided item, in order, and finishes it. Inlined as [`super::work::run`].
@@ -80,7 +94,7 @@ pub(super) unsafe fn merge_item<K: Kernels>(
             for part in later.chunks_exact(size) {
                 merge(o, &mut state, &part[..padded], Softmax { max: part[padded], sum: part[padded + 1] });
             }
-            finish::<K>(o, state.sum, out.add(heads.offset(item, query)), heads.dim);
+            finish::<K>(rows, heads, item, query, o, state, out);
         }
     }
 }

@@ -468,7 +468,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 let last = position < start + ATTENTION_SPLIT;
                 let starts_here = self.task.rows.scores.first(position) >= start;
                 if starts_here && last {
-                    finish::<K>(o, softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                    finish::<K>(&self.task.rows, heads, item, query, o, softmax, self.task.out);
                     continue;
                 }
                 let total = std::slice::from_raw_parts_mut(before.add(query * padded), padded);
@@ -480,7 +480,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 }
                 merge(total, total_softmax, o, softmax);
                 if last {
-                    finish::<K>(total, total_softmax.sum, self.task.out.add(heads.offset(item, query)), heads.dim);
+                    finish::<K>(&self.task.rows, heads, item, query, total, *total_softmax, self.task.out);
                 }
             }
         }

@@ -42,7 +42,7 @@ impl Attention {
     /// If there is no memory for keys and values.
     pub(in crate::cpu) fn all_right(
         cases: &[Self],
-        attend: impl Fn(KvStep<'_>, &[f32], Scores, &mut [f32]),
+        attend: impl Fn(KvStep<'_>, &[f32], Scores<'_>, &mut [f32]),
     ) -> Result<bool, DeviceError> {
         for case in cases {
             if case.digest(&attend)? != case.expected {
@@ -58,9 +58,9 @@ impl Attention {
     /// As [`Attention::all_right`].
     pub(in crate::cpu) fn digest(
         &self,
-        attend: impl FnOnce(KvStep<'_>, &[f32], Scores, &mut [f32]),
+        attend: impl FnOnce(KvStep<'_>, &[f32], Scores<'_>, &mut [f32]),
     ) -> Result<u64, DeviceError> {
-        let scores = Scores { scale: 0.3, window: self.window, soft_cap: None };
+        let scores = Scores { scale: 0.3, window: self.window, soft_cap: None, sinks: None };
         let mut numbers = Numbers(1);
         let (kv, table) = self.pool(scores, &mut numbers)?;
         let q: Vec<f32> = (0..self.rows * HEADS).flat_map(|_| self.query(&mut numbers)).collect();
@@ -73,7 +73,7 @@ impl Attention {
     }
 
     /// Keys and values of the blocks that the rows attend to.
-    fn pool(&self, scores: Scores, numbers: &mut Numbers) -> Result<(KvBinding, BlockTable), DeviceError> {
+    fn pool(&self, scores: Scores<'_>, numbers: &mut Numbers) -> Result<(KvBinding, BlockTable), DeviceError> {
         let (seen, end) = (scores.first(self.position), self.position + self.rows);
         let (first, blocks) = (seen / BLOCK, end.div_ceil(BLOCK) - seen / BLOCK);
         let map = KvLayout::llama(BLOCK as u32, 1, 1, self.dim as u32, self.dtype)

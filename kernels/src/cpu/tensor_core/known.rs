@@ -53,7 +53,7 @@ pub(in crate::cpu) fn known_answers(level: SimdLevel) -> Result<bool, DeviceErro
     let (threads, width) = (Threads::none(), Width::of(level));
     for Known { cores, half, products: expected, attention: cases } in ALL {
         let arithmetic = Arithmetic { cores, half, width };
-        let attend = |step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]| {
+        let attend = |step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]| {
             attention::attend(&threads, arithmetic, step, q, scores, out);
         };
         if products(arithmetic) != expected || !Attention::all_right(cases, attend)? {

@@ -135,7 +135,7 @@ impl HostKernels for TensorCoreKernels {
         self.cpu.rope_store(step, rope, q, k, v);
     }
 
-    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
         attention::attend(&self.cpu.threads, self.arithmetic, step, q, scores, out);
     }
 

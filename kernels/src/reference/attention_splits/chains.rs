@@ -2,18 +2,18 @@
 
 use super::{BlockOf, Merged, Order};
 use crate::host::Scores;
-use crate::numerics::{exp, flushed, lanes, soft_cap};
+use crate::numerics::{exp, flushed, join_sink, lanes, soft_cap};
 use half::bf16;
 
 /// Lanes of the sum of a block's weights.
 const SUM_LANES: usize = 16;
 
 /// The order, with what makes its scores.
-pub(super) struct Chains {
-    pub(super) scores: Scores,
+pub(super) struct Chains<'a> {
+    pub(super) scores: Scores<'a>,
 }
 
-impl Order for Chains {
+impl Order for Chains<'_> {
     type State = Merged;
 
     fn empty(&self, dim: usize) -> Merged {
@@ -48,6 +48,12 @@ impl Order for Chains {
         let (a, b) = (exp(earlier.max - max), exp(later.max - max));
         earlier.o.iter_mut().zip(&later.o).for_each(|(o, part)| *o = part.mul_add(b, *o * a));
         Merged { max, sum: later.sum.mul_add(b, earlier.sum * a), o: earlier.o }
+    }
+
+    fn join(&self, mut merged: Merged, sink: f32) -> Merged {
+        let [a, sum] = join_sink(merged.max, merged.sum, sink);
+        merged.o.iter_mut().for_each(|o| *o *= a);
+        Merged { sum, ..merged }
     }
 
     fn result(&self, merged: &Merged, out: &mut [f32]) {

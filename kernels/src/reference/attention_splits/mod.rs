@@ -17,7 +17,7 @@ use tensor_core::Tensor;
 ///
 /// # Panics
 /// If the class has no splits, or the planes k and v are not of its type.
-pub(crate) fn attend(numerics: Numerics, step: KvStep<'_>, q: &[f32], scores: Scores, out: &mut [f32]) {
+pub(crate) fn attend(numerics: Numerics, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
     attend_cut(numerics, step, q, scores, out, |_| Cut::default());
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn attend_cut(
     numerics: Numerics,
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
     cut: impl Fn(&StepSegment) -> Cut,
 ) {
@@ -74,6 +74,9 @@ trait Order {
 
     /// Two neighbouring runs of splits.
     fn merge(&self, earlier: Merged, later: Merged) -> Merged;
+
+    /// The state of all splits, with a score that has no value.
+    fn join(&self, merged: Merged, sink: f32) -> Merged;
 
     /// The weighted mean.
     fn result(&self, merged: &Merged, out: &mut [f32]);
@@ -116,7 +119,7 @@ fn attend_by<O: Order>(
     half: Half,
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
     cut: impl Fn(&StepSegment) -> Cut,
 ) {
@@ -132,9 +135,11 @@ fn attend_by<O: Order>(
                 let position = segment.position + row;
                 let at = (first_row + row) * cols + kv_head * group_cols;
                 let queries = q[at..at + group_cols].chunks_exact(dim);
-                for (q, out) in queries.zip(out[at..at + group_cols].chunks_exact_mut(dim)) {
+                let group = group_cols / dim;
+                for (i, (q, out)) in queries.zip(out[at..at + group_cols].chunks_exact_mut(dim)).enumerate() {
                     let q: Vec<u16> = q.iter().map(|x| half.from_f32(*x)).collect();
-                    head.attend(order, &q, scores.first(position)..position + 1, out);
+                    let sink = scores.sink(kv_head * group + i);
+                    head.attend(order, &q, scores.first(position)..position + 1, sink, out);
                 }
             }
         }
@@ -143,25 +148,25 @@ fn attend_by<O: Order>(
 }
 
 /// One KV head of a segment in the order of `bf16x32` and `i8x32`.
-pub(crate) struct ChainsHead {
-    order: Chains,
-    scores: Scores,
+pub(crate) struct ChainsHead<'a> {
+    order: Chains<'a>,
+    scores: Scores<'a>,
     kv: HeadKv,
 }
 
-impl ChainsHead {
+impl<'a> ChainsHead<'a> {
     /// # Panics
     /// If the planes k and v are not bf16.
-    pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, kv_head: usize, scores: Scores) -> Self {
+    pub(crate) fn load(step: KvStep<'_>, segment: &StepSegment, kv_head: usize, scores: Scores<'a>) -> Self {
         let first = scores.first(segment.position);
         let kv = HeadKv::load(Half::Bf16, step, segment, kv_head, first, Cut::default());
         Self { order: Chains { scores }, scores, kv }
     }
 
-    /// Attention of one query of the row at `position`.
-    pub(crate) fn attend(&self, q: &[f32], position: usize, out: &mut [f32]) {
+    /// Attention of one query of the row at `position`; `head` is that of the query.
+    pub(crate) fn attend(&self, q: &[f32], position: usize, head: usize, out: &mut [f32]) {
         let q: Vec<u16> = q.iter().map(|x| Half::Bf16.from_f32(*x)).collect();
-        self.kv.attend(&self.order, &q, self.scores.first(position)..position + 1, out);
+        self.kv.attend(&self.order, &q, self.scores.first(position)..position + 1, self.scores.sink(head), out);
     }
 }
 
@@ -203,11 +208,15 @@ impl HeadKv {
     }
 
     /// Attention of one query over `tokens`.
-    fn attend<O: Order>(&self, order: &O, q: &[u16], tokens: Range<usize>, out: &mut [f32]) {
+    fn attend<O: Order>(&self, order: &O, q: &[u16], tokens: Range<usize>, sink: Option<f32>, out: &mut [f32]) {
         let lead = self.cut.lead;
         let places = tokens.start + lead..tokens.end + lead;
         let splits = self.cut.splits(&places).map(|split| self.split(order, q, &places, split));
         if let Some(merged) = splits.reduce(|earlier, later| order.merge(earlier, later)) {
+            let merged = match sink {
+                Some(sink) => order.join(merged, sink),
+                None => merged,
+            };
             order.result(&merged, out);
         }
     }

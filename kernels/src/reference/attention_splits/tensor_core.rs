@@ -3,7 +3,7 @@
 use super::{BlockOf, Merged, Order};
 use crate::host::Scores;
 use crate::numerics::lanes::{LANES, merge};
-use crate::numerics::{Half, TensorCore, exp2, soft_cap_by_exp2};
+use crate::numerics::{Half, TensorCore, exp2, join_sink_by_exp2, soft_cap_by_exp2};
 use std::f32::consts::LOG2_E;
 
 /// The order, with the factor of its scores as a power of two.
@@ -16,7 +16,7 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    pub(super) fn new(cores: TensorCore, half: Half, scores: Scores) -> Self {
+    pub(super) fn new(cores: TensorCore, half: Half, scores: Scores<'_>) -> Self {
         let Scores { scale, soft_cap, .. } = scores;
         let factor = if soft_cap.is_some() { LOG2_E } else { scale * LOG2_E };
         Self { cap: soft_cap.map(|cap| (scale, cap)), ..Self::with_factor(cores, half, factor) }
@@ -80,6 +80,12 @@ impl Order for Tensor {
         let (a, b) = (self.decay(earlier.max, max), self.decay(later.max, max));
         earlier.o.iter_mut().zip(&later.o).for_each(|(o, part)| *o = part.mul_add(b, *o * a));
         Merged { max, sum: later.sum.mul_add(b, earlier.sum * a), o: earlier.o }
+    }
+
+    fn join(&self, mut merged: Merged, sink: f32) -> Merged {
+        let [a, sum] = join_sink_by_exp2(merged.max, self.factor, merged.sum, sink);
+        merged.o.iter_mut().for_each(|o| *o *= a);
+        Merged { sum, ..merged }
     }
 
     fn result(&self, merged: &Merged, out: &mut [f32]) {

@@ -85,7 +85,7 @@ pub(in crate::cpu) fn attend(
     level: Level,
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
 ) {
     let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     /// All rows and KV heads, those with the most tokens to read first.
-    fn collect_items(&mut self, step: KvStep<'_>, kv_heads: usize, scores: Scores) {
+    fn collect_items(&mut self, step: KvStep<'_>, kv_heads: usize, scores: Scores<'_>) {
         self.items.clear();
         let mut first = 0;
         for (segment, s) in step.segments.iter().enumerate() {

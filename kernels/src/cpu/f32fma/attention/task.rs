@@ -5,7 +5,7 @@ use super::{Heads, Item};
 use crate::cpu::pool_memory::HeadSource;
 use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::host::{KvStep, Scores};
-use crate::numerics::{ATTENTION_SLAB, exp};
+use crate::numerics::{ATTENTION_SLAB, exp, join_sink};
 use std::ops::Range;
 
 /// Buffers that a thread keeps between tasks.
@@ -34,7 +34,7 @@ pub(super) struct SlabTask<'a> {
     pub(super) item: &'a Item,
     pub(super) slabs: Range<usize>,
     pub(super) q: &'a [f32],
-    pub(super) scores: Scores,
+    pub(super) scores: Scores<'a>,
     /// Where to store the state of each slab, `[query][slab of the item]`; `None`: merge and finish here.
     pub(super) keep: Option<*mut f32>,
     /// The whole output; only this task stores the item's rows and heads.
@@ -115,7 +115,10 @@ impl Kernel for SlabTask<'_> {
         if keep.is_none() {
             for query in 0..queries {
                 // SAFETY: the item's rows and heads lie in the output and belong to this task.
-                unsafe { finish(s, heads, item, query, &scratch.states[query * size..(query + 1) * size], out) };
+                unsafe {
+                    let state = &mut scratch.states[query * size..(query + 1) * size];
+                    finish(s, heads, item, query, scores, state, out);
+                }
             }
         }
     }
@@ -149,11 +152,16 @@ fn gather(heads: Heads, item: &Item, q: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The query head of a query.
+#[inline(always)]
+fn head_of(heads: Heads, item: &Item, query: usize) -> usize {
+    item.kv_head * heads.group + query % heads.group
+}
+
 /// Offset of a query's head in q and out.
 #[inline(always)]
 fn offset(heads: Heads, item: &Item, query: usize) -> usize {
-    let (row, head) = (item.row + query / heads.group, item.kv_head * heads.group + query % heads.group);
-    row * heads.cols + head * heads.dim
+    (item.row + query / heads.group) * heads.cols + head_of(heads, item, query) * heads.dim
 }
 
 /// States of one slab for `pair` queries from `query`, into `scratch.slab` (zeros before).
@@ -169,7 +177,7 @@ unsafe fn compute<S: Simd>(
     query: usize,
     pair: usize,
     tokens: &[Range<usize>; 2],
-    of: Scores,
+    of: Scores<'_>,
 ) {
     let (stride, size) = (heads.stride, heads.state());
     let mut weights: [SlabScores; 2] = [[0.0; ATTENTION_SLAB]; 2];
@@ -225,17 +233,30 @@ fn merge<S: Simd>(s: S, state: &mut [f32], slab: &[f32]) {
     state[stride] = max;
 }
 
-/// Divides by the sum and stores.
+/// Takes the sink of the query's head into the state, divides by the sum and stores.
 ///
 /// # Safety
 /// The query's head lies in `out` and nobody else stores it.
 #[inline(always)]
-unsafe fn finish<S: Simd>(_: S, heads: Heads, item: &Item, query: usize, state: &[f32], out: *mut f32) {
-    let sum = state[heads.stride + 1];
+unsafe fn finish<S: Simd>(
+    _: S,
+    heads: Heads,
+    item: &Item,
+    query: usize,
+    scores: Scores<'_>,
+    state: &mut [f32],
+    out: *mut f32,
+) {
+    let mut sum = state[heads.stride + 1];
+    if let Some(sink) = scores.sink(head_of(heads, item, query)) {
+        let [a, of_all] = join_sink(state[heads.stride], sum, sink);
+        state[..heads.dim].iter_mut().for_each(|o| *o *= a);
+        sum = of_all;
+    }
     // SAFETY: the caller's promise.
     let out = unsafe { std::slice::from_raw_parts_mut(out.add(offset(heads, item, query)), heads.dim) };
     for (out, o) in out.iter_mut().zip(state) {
-        *out = o / sum;
+        *out = *o / sum;
     }
 }
 
@@ -243,7 +264,7 @@ unsafe fn finish<S: Simd>(_: S, heads: Heads, item: &Item, query: usize, state: 
 pub(super) struct Merge<'a> {
     pub(super) heads: Heads,
     pub(super) item: &'a Item,
-    pub(super) scores: Scores,
+    pub(super) scores: Scores<'a>,
     /// Softmax states as `[query][slab]`, each of [`Heads::state`] elements.
     pub(super) states: &'a mut [f32],
     /// The whole output; only this task stores the item's rows and heads.
@@ -266,7 +287,7 @@ impl Kernel for Merge<'_> {
                 merge(s, running, slab);
             }
             // SAFETY: the item's rows and heads lie in the output and belong to this task.
-            unsafe { finish(s, self.heads, self.item, query, running, self.out) };
+            unsafe { finish(s, self.heads, self.item, query, self.scores, running, self.out) };
         }
     }
 }

@@ -40,7 +40,7 @@ struct Attention<'a> {
     /// Rows of `cols`.
     q: &'a [f32],
     cols: usize,
-    scores: Scores,
+    scores: Scores<'a>,
     /// Of scores, as a power of two.
     factor: f32,
 }
@@ -54,7 +54,7 @@ pub(super) fn attend(
     arithmetic: Arithmetic,
     step: KvStep<'_>,
     q: &[f32],
-    scores: Scores,
+    scores: Scores<'_>,
     out: &mut [f32],
 ) {
     let rows = step.rows();
@@ -138,6 +138,10 @@ impl Attention<'_> {
             if (start + ATTENTION_BLOCK).is_multiple_of(ATTENTION_SPLIT) || index + 1 == blocks.end {
                 arithmetic.width.run(states.end_split(self.factor));
             }
+        }
+        if self.scores.sinks.is_some() {
+            let first = task.head * self.group();
+            arithmetic.width.run(states.join(self.scores, first..first + self.group(), self.factor));
         }
         states.results(dim)
     }

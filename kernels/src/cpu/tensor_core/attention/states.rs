@@ -4,7 +4,7 @@ use super::super::step::LANES;
 use crate::cpu::simd::{Pass, Wide};
 use crate::host::Scores;
 use crate::numerics::lanes::{self, merge};
-use crate::numerics::{ATTENTION_BLOCK, exp2};
+use crate::numerics::{ATTENTION_BLOCK, exp2, join_sink_by_exp2};
 use std::ops::Range;
 
 /// A state within a split, but for its output.
@@ -66,6 +66,11 @@ impl States {
         EndSplit { states: self, factor }
     }
 
+    /// Takes the sinks of `heads` into the states; queries are `[row][head]`.
+    pub(super) fn join<'a>(&'a mut self, of: Scores<'a>, heads: Range<usize>, factor: f32) -> Join<'a> {
+        Join { states: self, of, heads, factor }
+    }
+
     /// The weighted means, `[query][dim]`.
     pub(super) fn results(&self, dim: usize) -> Vec<f32> {
         let (queries, mut results) = (self.merged.len(), Vec::with_capacity(self.merged.len() * dim));
@@ -92,7 +97,7 @@ fn max_or_nan(a: f32, b: f32) -> f32 {
 
 /// Bounds the scores of a block.
 pub(super) struct Cap<'a> {
-    pub(super) of: Scores,
+    pub(super) of: Scores<'a>,
     pub(super) scores: &'a mut [f32; ATTENTION_BLOCK],
 }
 
@@ -146,6 +151,32 @@ impl Pass for Weigh<'_> {
         }
         *max = top;
         a
+    }
+}
+
+/// See [`States::join`].
+pub(super) struct Join<'a> {
+    states: &'a mut States,
+    of: Scores<'a>,
+    heads: Range<usize>,
+    factor: f32,
+}
+
+impl Pass for Join<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<W: Wide>(self, _: W) {
+        let Self { states: States { merged, merged_outputs, .. }, of, heads, factor } = self;
+        let queries = merged.len();
+        for (query, merged) in merged.iter_mut().enumerate() {
+            let (Some(merged), Some(sink)) = (merged, of.sink(heads.start + query % heads.len())) else { continue };
+            let [a, sum] = join_sink_by_exp2(merged.max, factor, merged.sum, sink);
+            merged.sum = sum;
+            for output in merged_outputs.iter_mut().skip(query).step_by(queries) {
+                output.iter_mut().for_each(|o| *o *= a);
+            }
+        }
     }
 }
 
