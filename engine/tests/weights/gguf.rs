@@ -212,7 +212,7 @@ fn tensors_that_do_not_fit_are_refused() {
     refused(|f| f.tensor("blk.0.ffn_down.weight").dims.reverse(), &["blk.0.ffn_down.weight has dim"]);
     refused(|f| f.tensor("blk.0.attn_norm.weight").dims = vec![2, 4], &["blk.0.attn_norm.weight has dimensions"]);
     refused(|f| f.add("rope_freqs.weight", &[3]), &["3 rope factors for 2 frequencies"]);
-    refused(|f| f.tensor("blk.0.attn_q.weight").kind = 10, &["blk.0.attn_q.weight of type Q2_K", "Q4_K"]);
+    refused(|f| f.tensor("blk.0.attn_q.weight").kind = 34, &["blk.0.attn_q.weight of type ternary", "Q4_K"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 99, &["blk.0.attn_q.weight of type GGML type 99"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 8, &["blk.0.attn_q.weight", "block of 32"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").dims = vec![8; 5], &["blk.0.attn_q.weight has 5 dimensions"]);
