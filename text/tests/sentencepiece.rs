@@ -109,19 +109,17 @@ fn symbols_of_the_user_are_found_in_a_text_with_a_space_in_front() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let cases: [(&dyn Fn(&mut GgufTokenizer), &str); 5] = [
-        (&|gguf| gguf.scores.truncate(3), "900 tokens, but 3 scores"),
-        (&|gguf| gguf.scores[300] = f32::NAN, "not a number"),
-        (&|gguf| gguf.token_types.truncate(3), "3 token types"),
-        (&|gguf| gguf.bos = None, "begin token but names none"),
-        (&|gguf| gguf.tokens[300] = gguf.tokens[301].clone(), "occurs twice"),
-    ];
-    for (change, says) in cases {
+    let refused = |change: fn(&mut GgufTokenizer), says: &str| {
         let mut gguf = gguf(LLAMA[0]);
         change(&mut gguf);
         let error = bundle::from_gguf(&gguf).unwrap_err().to_string();
         assert!(error.contains(says), "{says:?} is not in: {error}");
-    }
+    };
+    refused(|gguf| gguf.scores.truncate(3), "900 tokens, but 3 scores");
+    refused(|gguf| gguf.scores[300] = f32::NAN, "not a number");
+    refused(|gguf| gguf.token_types.truncate(3), "3 token types");
+    refused(|gguf| gguf.bos = None, "begin token but names none");
+    refused(|gguf| gguf.tokens[300] = gguf.tokens[301].clone(), "occurs twice");
 }
 
 proptest! {

@@ -4,6 +4,7 @@ mod config;
 mod generation;
 mod json;
 mod keys;
+mod quantized;
 mod rope;
 mod tensors;
 mod text;
@@ -39,7 +40,7 @@ impl HuggingFaceModel {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
         let (spec, family) = config::read(&config)?;
-        let tensors = Tensors::open(folder, &spec, family)?;
+        let tensors = Tensors::open(folder, &spec, family, quantized::Scheme::read(&config)?)?;
         let text = text::read(folder)?;
         let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
@@ -93,8 +94,8 @@ impl ModelSource for HuggingFaceModel {
     }
 
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
-        let stored = self.tensors.stored(name).ok_or_else(|| {
-            WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name)))
+        let stored = self.tensors.stored(name).unwrap_or_else(|| {
+            Err(WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name))))
         })?;
         if !name.is_norm() || self.family.gain_offset == 0.0 {
             return Ok(stored);
@@ -103,6 +104,10 @@ impl ModelSource for HuggingFaceModel {
         stored.format.expand(&stored.bytes, &mut gain);
         let bytes = gain.into_iter().flat_map(|gain| (gain + self.family.gain_offset).to_le_bytes());
         Ok(StoredTensor { format: StorageFormat::F32, bytes: bytes.collect::<Vec<_>>().into() })
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.tensors.has_integers()
     }
 
     fn fingerprint(&self) -> Digest {

@@ -1,6 +1,7 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
+use super::quantized::{Linear, Parts, Scheme};
 use crate::families::{ConfigFamily, DecoderSpec, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
 use crate::formats::{StoredTensor, WeightsError};
@@ -28,22 +29,51 @@ pub(super) struct Tensors {
     /// Each file with its name.
     shards: Vec<(String, MappedFile)>,
     places: HashMap<TensorName, TensorPlace>,
+    /// The quantized ones, with the names of their weights.
+    linears: Vec<(String, Linear)>,
 }
 
-struct TensorPlace {
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
     shard: usize,
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
     bytes: Range<usize>,
+}
+
+enum TensorPlace {
+    /// As it is stored.
+    Plain { shard: usize, dtype: Dtype, bytes: Range<usize> },
+    /// Rows of a quantized linear.
+    Quantized { linear: usize, rows: Range<usize> },
+}
+
+/// What a folder has to hold.
+struct Expected<'a> {
+    spec: &'a DecoderSpec,
+    family: &'a ConfigFamily,
+    scheme: Option<Scheme>,
 }
 
 impl Tensors {
     /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, as the family stores them.
-    pub(super) fn open(folder: &Path, spec: &DecoderSpec, family: &ConfigFamily) -> Result<Self, WeightsError> {
+    pub(super) fn open(
+        folder: &Path,
+        spec: &DecoderSpec,
+        family: &ConfigFamily,
+        scheme: Option<Scheme>,
+    ) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
-        let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
+        let mut tensors = Self { shards: Vec::new(), places: HashMap::new(), linears: Vec::new() };
+        let expected = Expected { spec, family, scheme };
+        let mut quantized = BTreeMap::new();
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, spec, family, index.as_ref())?;
+            tensors.add(name, file, &expected, index.as_ref(), &mut quantized)?;
+        }
+        if let Some(scheme) = scheme {
+            tensors.add_linears(folder, &expected, scheme, quantized)?;
         }
         for name in spec.tensor_names() {
             if !tensors.places.contains_key(&name) {
@@ -60,10 +90,11 @@ impl Tensors {
         &mut self,
         shard: String,
         file: MappedFile,
-        spec: &DecoderSpec,
-        family: &ConfigFamily,
+        expected: &Expected<'_>,
         index: Option<&Index>,
+        quantized: &mut BTreeMap<String, Parts>,
     ) -> Result<(), WeightsError> {
+        let Expected { spec, family, scheme } = *expected;
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
         let bytes = file.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
@@ -76,17 +107,28 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
+            let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
+            if let Some((weight, component)) = scheme.and_then(|scheme| scheme.component(&name, info.dtype)) {
+                let (shard, dtype, shape) = (self.shards.len(), info.dtype, info.shape.clone());
+                let slot = Slot { shard, dtype, shape, bytes: begin..end };
+                if !quantized.entry(weight).or_default().add(component, slot) {
+                    return Err(damaged(format!("tensor {name} is there twice")));
+                }
+                continue;
+            }
+            if scheme.is_some() && is_empty_bias(&name, spec, family, &bytes[begin..end]) {
+                continue;
+            }
             let parts = parts_of(&name, family)
                 .ok_or_else(|| WeightsError::unsupported(file.path(), format!("tensor {name}"), LEFT_OUT))?;
             check_tensor(file.path(), &name, info, spec, &parts)?;
-            let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
             // Of equal columns, so bytes are as rows.
             let rows_of = |part: &TensorName| spec.tensor_dims(*part)[0];
             let row_bytes = (end - begin) / parts.iter().map(rows_of).sum::<usize>();
             for part in parts {
                 let bytes = begin..begin + rows_of(&part) * row_bytes;
                 begin = bytes.end;
-                let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
+                let place = TensorPlace::Plain { shard: self.shards.len(), dtype: info.dtype, bytes };
                 if self.places.insert(part, place).is_some() {
                     return Err(damaged(format!("tensor {name} is there twice")));
                 }
@@ -102,22 +144,58 @@ impl Tensors {
         Ok(())
     }
 
+    /// Adds the quantized linears, whose tensors may be in several files.
+    fn add_linears(
+        &mut self,
+        folder: &Path,
+        expected: &Expected<'_>,
+        scheme: Scheme,
+        quantized: BTreeMap<String, Parts>,
+    ) -> Result<(), WeightsError> {
+        let path = &folder.display().to_string();
+        for (name, tensors) in quantized {
+            let parts = parts_of(&name, expected.family)
+                .ok_or_else(|| WeightsError::unsupported(path, format!("tensor {name}"), LEFT_OUT))?;
+            let linear = tensors.linear(scheme);
+            let linear =
+                linear.map_err(|reason| WeightsError::damaged(path, format!("quantized tensor {name}: {reason}")))?;
+            let shape = vec![linear.n, linear.k()];
+            let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (0, 0) };
+            check_tensor(path, &name, &info, expected.spec, &parts)?;
+            let mut begin = 0;
+            for part in parts {
+                let rows = begin..begin + expected.spec.tensor_dims(part)[0];
+                begin = rows.end;
+                let place = TensorPlace::Quantized { linear: self.linears.len(), rows };
+                if self.places.insert(part, place).is_some() {
+                    return Err(WeightsError::damaged(path, format!("tensor {name} is there twice")));
+                }
+            }
+            self.linears.push((name, linear));
+        }
+        Ok(())
+    }
+
     /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
     fn drop_tied_copy(&mut self, spec: &DecoderSpec) -> Result<(), WeightsError> {
-        if !spec.tied {
-            return Ok(());
-        }
-        let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
-        let embedding = &self.places[&TensorName::Embedding];
-        if copy.dtype == embedding.dtype && self.bytes(&copy) == self.bytes(embedding) {
+        if !spec.tied || self.places.remove(&TensorName::Output).is_none_or(|copy| self.is_embedding(&copy)) {
             return Ok(());
         }
         let message = "tensor lm_head.weight differs from the embedding, though config.json says tie_word_embeddings";
-        Err(WeightsError::damaged(self.shards[copy.shard].1.path(), message))
+        Err(WeightsError::damaged(self.shards[0].1.path(), message))
     }
 
-    fn bytes(&self, place: &TensorPlace) -> &[u8] {
-        &self.shards[place.shard].1.bytes()[place.bytes.clone()]
+    fn is_embedding(&self, copy: &TensorPlace) -> bool {
+        match (copy, &self.places[&TensorName::Embedding]) {
+            (TensorPlace::Plain { shard, dtype, bytes }, TensorPlace::Plain { shard: s, dtype: d, bytes: b }) => {
+                dtype == d && self.bytes(*shard, bytes) == self.bytes(*s, b)
+            }
+            _ => false,
+        }
+    }
+
+    fn bytes(&self, shard: usize, bytes: &Range<usize>) -> &[u8] {
+        &self.shards[shard].1.bytes()[bytes.clone()]
     }
 
     /// The files, by name.
@@ -125,23 +203,49 @@ impl Tensors {
         &self.shards
     }
 
+    /// Whether linears are stored as integers.
+    pub(super) fn has_integers(&self) -> bool {
+        self.linears.iter().any(|(_, linear)| linear.is_integers())
+    }
+
     /// Gives memory back that holds a tensor.
     pub(super) fn release(&self, name: TensorName) {
-        if let Some(place) = self.places.get(&name) {
-            self.shards[place.shard].1.release(place.bytes.clone());
+        match self.places.get(&name) {
+            Some(TensorPlace::Plain { shard, bytes, .. }) => self.shards[*shard].1.release(bytes.clone()),
+            Some(TensorPlace::Quantized { linear, .. }) => {
+                let weight = self.linears[*linear].1.weight();
+                self.shards[weight.shard].1.release(weight.bytes.clone());
+            }
+            None => {}
         }
     }
 
-    /// One tensor as it is stored.
-    pub(super) fn stored(&self, name: TensorName) -> Option<StoredTensor<'_>> {
-        let place = self.places.get(&name)?;
-        let format = match place.dtype {
-            Dtype::F32 => StorageFormat::F32,
-            Dtype::F16 => StorageFormat::F16,
-            _ => StorageFormat::Bf16,
-        };
-        Some(StoredTensor { format, bytes: self.bytes(place).into() })
+    /// One tensor as it is stored, or in a format that holds what is stored.
+    pub(super) fn stored(&self, name: TensorName) -> Option<Result<StoredTensor<'_>, WeightsError>> {
+        Some(match self.places.get(&name)? {
+            TensorPlace::Plain { shard, dtype, bytes } => {
+                let format = match dtype {
+                    Dtype::F32 => StorageFormat::F32,
+                    Dtype::F16 => StorageFormat::F16,
+                    _ => StorageFormat::Bf16,
+                };
+                Ok(StoredTensor { format, bytes: self.bytes(*shard, bytes).into() })
+            }
+            TensorPlace::Quantized { linear, rows } => {
+                let (name, linear) = &self.linears[*linear];
+                linear.read(rows.clone(), |slot| self.bytes(slot.shard, &slot.bytes)).map_err(|reason| {
+                    let path = self.shards[linear.weight().shard].1.path();
+                    WeightsError::damaged(path, format!("quantized tensor {name}: {reason}"))
+                })
+            }
+        })
     }
+}
+
+/// Whether this is a bias of zeros that the model does not have: quantizers write one for each linear.
+fn is_empty_bias(name: &str, spec: &DecoderSpec, family: &ConfigFamily, bytes: &[u8]) -> bool {
+    let unknown = || parts_of(name, family).is_none_or(|parts| parts.iter().any(|part| !spec.has_tensor(*part)));
+    name.ends_with(".bias") && unknown() && bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Checks that a tensor of these parts belongs to the model, and its type and shape.
