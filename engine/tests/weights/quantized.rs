@@ -103,7 +103,9 @@ fn schemes_that_are_not_implemented_are_refused_by_name() {
         ("compressed_fp8", "config_groups", json!({"group_0": {"weights": {"num_bits": 8, "type": "int"}}})),
     ];
     for (name, key, value) in cases {
-        let told = changed(name, |f| set(f, key, value.clone())).open().map(drop).unwrap_err().to_string();
+        let folder = changed(name, |f| set(f, key, value.clone()));
+        let told = folder.open().map(drop).unwrap_err().to_string();
+        assert_eq!(HuggingFaceModel::read_spec(folder.path()).unwrap_err().to_string(), told, "without weights");
         let named = match key {
             "quant_method" if value == json!("awq") => "damp_percent",
             "config_groups" if value == json!({}) => "config_groups",

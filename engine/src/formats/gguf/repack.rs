@@ -20,8 +20,8 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 /// Whole blocks of `from` in a format that devices take.
 pub(super) fn repack(from: Repacked, bytes: &[u8]) -> StoredTensor<'static> {
     let blocks = bytes.chunks_exact(from.block().1);
-    let mut out = Vec::new();
-    let mut f32s = |values: &[f32]| out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+    let mut out = Vec::with_capacity(2 * bytes.len());
+    let mut f32s = |values: &[f32]| values.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes()));
     let format = match from {
         Repacked::Q5_1 => {
             blocks.for_each(|b| f32s(&q5_1(b)));

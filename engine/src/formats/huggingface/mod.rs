@@ -66,7 +66,10 @@ impl HuggingFaceModel {
 
     /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
     pub fn read_spec(folder: &Path) -> Result<DecoderSpec, WeightsError> {
-        Ok(config::read(&Self::config(&folder.join("config.json"), folder)?)?.0)
+        let config = Self::config(&folder.join("config.json"), folder)?;
+        let (spec, _) = config::read(&config)?;
+        quantized::Scheme::read(&config)?;
+        Ok(spec)
     }
 
     /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.

@@ -178,11 +178,19 @@ impl Tensors {
 
     /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
     fn drop_tied_copy(&mut self, spec: &DecoderSpec) -> Result<(), WeightsError> {
-        if !spec.tied || self.places.remove(&TensorName::Output).is_none_or(|copy| self.is_embedding(&copy)) {
+        if !spec.tied {
             return Ok(());
         }
+        let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
+        if self.is_embedding(&copy) {
+            return Ok(());
+        }
+        let shard = match copy {
+            TensorPlace::Plain { shard, .. } => shard,
+            TensorPlace::Quantized { linear, .. } => self.linears[linear].1.weight().shard,
+        };
         let message = "tensor lm_head.weight differs from the embedding, though config.json says tie_word_embeddings";
-        Err(WeightsError::damaged(self.shards[0].1.path(), message))
+        Err(WeightsError::damaged(self.shards[shard].1.path(), message))
     }
 
     fn is_embedding(&self, copy: &TensorPlace) -> bool {

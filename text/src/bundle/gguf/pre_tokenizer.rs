@@ -51,11 +51,18 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
             plain(sequence(vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]))
         }
         "llama-bpe" | "llama3" | "llama-v3" => whole_words(by(LLAMA3)),
+        // Llama 3's without a begin token: SmolLM3's.
+        "smaug-bpe" => PreTokenizer { ignore_merges: true, ..plain(by(LLAMA3)) },
         // OLMo 2's files say `dbrx`.
         "dbrx" => plain(by(LLAMA3)),
         "qwen2" => PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(by(QWEN2)) },
         "tekken" => whole_words(by(TEKKEN)),
         "gpt-4o" => plain(by(O200K)),
+        "deepseek-coder" => {
+            let splits = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u{800}-一가-\u{d7ff}]+"];
+            let digits = json!({"type": "Digits", "individual_digits": true});
+            plain(sequence(splits.into_iter().map(split).chain([digits, byte_level(false)]).collect()))
+        }
         "deepseek-v3" => {
             let kana = "[一-龥\u{3040}-ゟ゠-ヿ]+";
             plain(sequence(vec![split(r"\p{N}{1,3}"), split(kana), split(DEEPSEEK3), byte_level(false)]))
@@ -64,7 +71,7 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
             return Err(TextError::Unsupported {
                 what: "pre-tokenizer",
                 name: name.to_owned(),
-                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, dbrx, qwen2, tekken, gpt-4o, deepseek-v3",
+                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, tekken, gpt-4o, deepseek-coder, deepseek-v3",
             });
         }
     })

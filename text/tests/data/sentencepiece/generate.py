@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes the fixtures of SentencePiece tokenizers with the reference implementations:
-`pip install sentencepiece==0.2.3 transformers==5.24.0 protobuf`.
+`pip install sentencepiece==0.2.3 transformers==5.24.0 protobuf gguf==0.19.0 numpy==2.4.6`.
 
 llama.json, gemma.json     the GGUF metadata of two small models, as llama.cpp's converter writes it
 llama.jsonl, gemma.jsonl   texts, and their ids and text by SentencePiece
+llama.gguf, gemma.gguf     the metadata in the smallest models that can be opened
 
 The first is as Llama 2's tokenizer (a space in front, tokens of bytes), the second as Gemma's (no space in front, symbols of the user's own:
 runs of spaces and of line ends, tags). For the first it prints how many texts transformers' tokenizer of the same model encodes otherwise:
@@ -15,6 +16,8 @@ import os
 import random
 import tempfile
 
+import gguf
+import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as proto
 from transformers import LlamaTokenizer
@@ -96,6 +99,36 @@ def record(name, model, keys, rng, reference=None):
     with open(f"{name}.json", "w") as out:
         json.dump(keys, out, ensure_ascii=False)
         out.write("\n")
+    write_gguf(name, keys)
+
+
+def write_gguf(name, keys):
+    writer = gguf.GGUFWriter(f"{name}.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(4)
+    writer.add_feed_forward_length(4)
+    writer.add_head_count(1)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(keys["tokens"])
+    writer.add_token_scores(keys["scores"])
+    writer.add_token_types(keys["token_types"])
+    writer.add_bos_token_id(keys["bos"])
+    writer.add_eos_token_id(keys["eos"])
+    writer.add_add_bos_token(True)
+    if "add_space_prefix" in keys:
+        writer.add_add_space_prefix(keys["add_space_prefix"])
+    shapes = {"token_embd": (len(keys["tokens"]), 4), "output_norm": (4,), "blk.0.attn_norm": (4,), "blk.0.ffn_norm": (4,)}
+    shapes |= {f"blk.0.{matrix}": (4, 4) for matrix in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]}
+    for tensor, shape in shapes.items():
+        writer.add_tensor(f"{tensor}.weight", np.zeros(shape, np.float16 if len(shape) == 2 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def llama():

@@ -40,17 +40,20 @@ pub(super) fn read(
 ) -> Result<StoredTensor<'static>, String> {
     let numbers: [f32; 256] = std::array::from_fn(|byte| e4m3(byte as u8));
     let across = k.div_ceil(block_columns);
-    let mut out = Vec::with_capacity(rows.len() * k * size_of::<f32>());
-    for row in rows {
+    let mut out = vec![0; rows.len() * k * size_of::<f32>()];
+    for (row, out) in rows.zip(out.chunks_exact_mut(k * size_of::<f32>())) {
         let first = row / block_rows * across;
-        for (block, values) in weight[row * k..(row + 1) * k].chunks(block_columns).enumerate() {
+        let blocks = weight[row * k..(row + 1) * k].chunks(block_columns);
+        for (block, (bytes, out)) in blocks.zip(out.chunks_mut(block_columns * size_of::<f32>())).enumerate() {
             let scale = scales.at(first + block);
-            for byte in values {
+            let mut finite = true;
+            for (byte, out) in bytes.iter().zip(out.chunks_exact_mut(size_of::<f32>())) {
                 let value = numbers[usize::from(*byte)] * scale;
-                if !value.is_finite() {
-                    return Err(format!("row {row} has a value that is not finite"));
-                }
-                out.extend(value.to_le_bytes());
+                finite &= value.is_finite();
+                out.copy_from_slice(&value.to_le_bytes());
+            }
+            if !finite {
+                return Err(format!("row {row} has a value that is not finite"));
             }
         }
     }

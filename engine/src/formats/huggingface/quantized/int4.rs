@@ -93,6 +93,27 @@ impl Matrix<'_> {
         (word >> (4 * place)) as u8 & 15
     }
 
+    /// Those of 32 input features.
+    fn ints(&self, block: usize, n: usize) -> [u8; BLOCK] {
+        let mut ints = [0; BLOCK];
+        match self.packing {
+            Packing::Gptq { .. } => {
+                for (i, ints) in ints.chunks_exact_mut(PER_WORD).enumerate() {
+                    let word = word(self.weight, (block * BLOCK / PER_WORD + i) * self.n + n);
+                    ints.iter_mut().enumerate().for_each(|(place, int)| *int = (word >> (4 * place)) as u8 & 15);
+                }
+            }
+            Packing::Awq => {
+                let (words, shift) = (self.n / PER_WORD, 4 * AWQ_PLACES[n % PER_WORD]);
+                let first = block * BLOCK * words + n / PER_WORD;
+                ints.iter_mut().enumerate().for_each(|(i, int)| {
+                    *int = (word(self.weight, first + i * words) >> shift) as u8 & 15;
+                });
+            }
+        }
+        ints
+    }
+
     fn zero_point(&self, group: usize, n: usize) -> u8 {
         let word = word(self.zero_points, group * (self.n / PER_WORD) + n / PER_WORD);
         match self.packing {
@@ -163,12 +184,13 @@ impl Matrix<'_> {
             for (row, n) in rows.clone().enumerate() {
                 let to = &mut out[(row * row_blocks + block) * size..][..size];
                 to[..2].copy_from_slice(&f16::from_f32(self.scale(group, n)).to_le_bytes());
-                let int = |i: usize| self.int(block * BLOCK + i, n);
+                let ints = self.ints(block, n);
                 if format == StorageFormat::Q4_0 {
-                    to[2..].iter_mut().enumerate().for_each(|(i, to)| *to = int(i) | int(i + 16) << 4);
+                    let (low, high) = ints.split_at(BLOCK / 2);
+                    to[2..].iter_mut().zip(low.iter().zip(high)).for_each(|(to, (low, high))| *to = low | high << 4);
                 } else {
                     let zero = self.zero_point(group, n);
-                    to[2..].iter_mut().enumerate().for_each(|(i, to)| *to = int(i).wrapping_sub(zero));
+                    to[2..].iter_mut().zip(ints).for_each(|(to, int)| *to = int.wrapping_sub(zero));
                 }
             }
         }
