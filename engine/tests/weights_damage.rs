@@ -94,18 +94,20 @@ fn damaged_files_neither_panic_nor_allocate() {
     let tiny = std::fs::read(fixture("tiny.gguf")).unwrap();
     damage("tiny.gguf", &tiny, 3000, &mut open_gguf);
 
-    let mut tiny = folder::Folder::tiny();
-    let weights = tiny.read("model.safetensors");
-    let config = tiny.read("config.json");
-    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
-    damage("model.safetensors", &weights, header, |bytes, what| {
-        tiny.write("model.safetensors", bytes);
-        open(tiny.path(), bytes.len() + config.len(), what)
-    });
-    tiny.write("model.safetensors", &weights);
-    let trimmed = config.trim_ascii_end();
-    damage("config.json", trimmed, trimmed.len(), |bytes, what| {
-        tiny.write("config.json", bytes);
-        open(tiny.path(), bytes.len() + weights.len(), what)
-    });
+    let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families/gptq");
+    for (name, mut folder) in [("tiny", folder::Folder::tiny()), ("gptq", folder::Folder::of(&quantized))] {
+        let weights = folder.read("model.safetensors");
+        let config = folder.read("config.json");
+        let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+        damage(&format!("{name}/model.safetensors"), &weights, header, |bytes, what| {
+            folder.write("model.safetensors", bytes);
+            open(folder.path(), bytes.len() + config.len(), what)
+        });
+        folder.write("model.safetensors", &weights);
+        let trimmed = config.trim_ascii_end();
+        damage(&format!("{name}/config.json"), trimmed, trimmed.len(), |bytes, what| {
+            folder.write("config.json", bytes);
+            open(folder.path(), bytes.len() + weights.len(), what)
+        });
+    }
 }

@@ -22,7 +22,7 @@ pub struct TextBundle {
 /// The tokenizer metadata of a GGUF file, as read; `text` turns it into a [`TextBundle`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufTokenizer {
-    /// `tokenizer.ggml.model`, e.g. `gpt2` for byte-level BPE.
+    /// `tokenizer.ggml.model`, e.g. `gpt2` for byte-level BPE, `llama` for BPE of SentencePiece.
     pub model: String,
     /// `tokenizer.ggml.pre`, e.g. `smollm`, `llama-bpe`.
     pub pre: String,
@@ -40,6 +40,8 @@ pub struct GgufTokenizer {
     pub eos: Option<TokenId>,
     /// `tokenizer.ggml.add_bos_token`: whether a text gets the begin token.
     pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`: whether a text gets a space in front (SentencePiece).
+    pub add_space_prefix: Option<bool>,
     /// `tokenizer.chat_template`, the source in Jinja.
     pub chat_template: Option<String>,
 }

@@ -51,3 +51,27 @@ pub(crate) fn load(source: &dyn ModelSource) -> Result<Option<ModelText>, Worker
     };
     Ok(Some(ModelText { bundle: bytes, grammars }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_engine::formats::GgufModel;
+    use baton_text::Specials;
+    use std::path::Path;
+
+    #[test]
+    fn tokenizers_of_sentencepiece_are_loaded_from_gguf_files() {
+        for (name, bos, word) in [("llama", Some(1), " people"), ("gemma", Some(2), " people")] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/data/sentencepiece");
+            let model = GgufModel::open(&folder.join(name).with_extension("gguf"), None).unwrap();
+            let text = load(&model).unwrap().expect("it has a tokenizer");
+            assert!(text.grammars.is_some(), "{name}");
+            let tokenizer = Tokenizer::from_bundle(&bundle::decode(&text.bundle).unwrap()).unwrap();
+            assert_eq!((tokenizer.bos(), tokenizer.vocab_size()), (bos, 900), "{name}");
+            let ids = tokenizer.encode(word, Specials::AsText).unwrap();
+            assert_eq!(tokenizer.decode(&ids, true), word, "{name}");
+            // Only the first puts a space in front.
+            assert_eq!(tokenizer.token_bytes(ids[0]), Some(if name == "llama" { "  " } else { " people" }.as_bytes()));
+        }
+    }
+}

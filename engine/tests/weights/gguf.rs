@@ -120,6 +120,31 @@ fn sampling_and_end_tokens() {
 }
 
 #[test]
+fn what_a_tokenizer_adds_to_a_text_is_read_or_refused() {
+    let with = |key: &str, value: Meta| {
+        let mut file = File::llama();
+        file.set("tokenizer.ggml.model", Meta::Text("llama"));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(["a", "b", "c", "d", "e"].map(str::to_owned).to_vec()));
+        file.set(key, value);
+        file.open()
+    };
+    let added = |key, value| match with(key, value).unwrap().text() {
+        TextSource::Gguf(tokenizer) => (tokenizer.add_bos, tokenizer.add_space_prefix),
+        _ => panic!("there is a tokenizer"),
+    };
+    assert_eq!(added("tokenizer.ggml.add_bos_token", Meta::Bool(true)), (Some(true), None));
+    assert_eq!(added("tokenizer.ggml.add_space_prefix", Meta::Bool(false)), (None, Some(false)));
+    assert_eq!(added("tokenizer.ggml.add_eos_token", Meta::Bool(false)), (None, None));
+    let error = |key: &str, value| with(key, value).map(drop).unwrap_err().to_string();
+    for key in ["add_bos_token", "add_eos_token", "add_space_prefix"].map(|key| format!("tokenizer.ggml.{key}")) {
+        let told = error(&key, Meta::Text("yes"));
+        assert!(told.contains(&format!("{key} is no boolean")), "{told}");
+    }
+    let told = error("tokenizer.ggml.add_eos_token", Meta::Bool(true));
+    assert!(told.contains("tokenizer.ggml.add_eos_token = true is not supported"), "{told}");
+}
+
+#[test]
 fn keys_that_change_the_mathematics_are_refused() {
     for (key, value) in [
         ("llama.attention.sliding_window", Meta::U32(4096)),
@@ -187,7 +212,7 @@ fn tensors_that_do_not_fit_are_refused() {
     refused(|f| f.tensor("blk.0.ffn_down.weight").dims.reverse(), &["blk.0.ffn_down.weight has dim"]);
     refused(|f| f.tensor("blk.0.attn_norm.weight").dims = vec![2, 4], &["blk.0.attn_norm.weight has dimensions"]);
     refused(|f| f.add("rope_freqs.weight", &[3]), &["3 rope factors for 2 frequencies"]);
-    refused(|f| f.tensor("blk.0.attn_q.weight").kind = 10, &["blk.0.attn_q.weight of type Q2_K", "Q4_K"]);
+    refused(|f| f.tensor("blk.0.attn_q.weight").kind = 34, &["blk.0.attn_q.weight of type ternary", "Q4_K"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 99, &["blk.0.attn_q.weight of type GGML type 99"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 8, &["blk.0.attn_q.weight", "block of 32"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").dims = vec![8; 5], &["blk.0.attn_q.weight has 5 dimensions"]);

@@ -178,7 +178,7 @@ fn keys_that_change_the_mathematics_are_refused() {
         ("use_rope", json!(null)),
         ("sliding_window", json!(4096)),
         ("hidden_act", json!("gelu")),
-        ("quantization_config", json!({"quant_method": "awq"})),
+        ("quantization_config", json!({"quant_method": "bitsandbytes"})),
         ("partial_rotary_factor", json!(0.5)),
         ("partial_rotary_factor", json!(0)),
         ("rope_interleaved", json!(true)),

@@ -6,4 +6,5 @@ mod folder;
 mod gguf;
 mod huggingface;
 mod quant;
+mod quantized;
 mod support;

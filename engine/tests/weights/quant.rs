@@ -50,5 +50,5 @@ fn types_expand_to_the_reference_bits() {
         assert_eq!(bits, expected, "GGML type {kind}");
         kinds.push(kind);
     }
-    assert_eq!(kinds, [0, 1, 30, 8, 2, 3, 12, 13, 14]);
+    assert_eq!(kinds, [0, 1, 30, 8, 2, 3, 12, 13, 14, 6, 7, 10, 11, 20, 23, 39, 39]);
 }

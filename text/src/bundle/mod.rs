@@ -2,7 +2,6 @@
 
 mod gguf;
 mod ids;
-mod pre_tokenizer;
 
 use baton_types::{Digest, TextBundle};
 

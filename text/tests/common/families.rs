@@ -64,19 +64,12 @@ fn sequence(steps: Vec<Value>) -> Value {
 
 /// Families that the fast path supports; SmolLM2's own first.
 pub(crate) fn fast() -> Vec<Family> {
-    let o200k = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    let deepseek = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
-    let mut families: Vec<Family> = ["smollm", "gpt-2", "llama-bpe", "qwen2"].map(gguf).into();
-    families.push(changed("gpt-4o", |json| {
-        json["pre_tokenizer"] = sequence(vec![split(o200k, "Removed", true), byte_level(false, false)]);
-    }));
-    families.push(changed("deepseek, merges as lines", |json| {
-        json["pre_tokenizer"] = sequence(vec![
-            split(r"\p{N}{1,3}", "Isolated", false),
-            split("[一-龥぀-ゟ゠-ヿ]+", "Isolated", false),
-            split(deepseek, "Isolated", false),
-            byte_level(false, false),
-        ]);
+    let mut families: Vec<Family> =
+        ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o", "deepseek-coder", "deepseek-v3"]
+            .map(gguf)
+            .into();
+    families.push(changed("what matches alone, merges as lines", |json| {
+        json["pre_tokenizer"] = sequence(vec![split(r"\p{L}+|\P{L}+", "Removed", true), byte_level(false, false)]);
         let line = |pair: &Value| json!(format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()));
         let lines: Vec<Value> = json["model"]["merges"].as_array().unwrap().iter().map(line).collect();
         json["model"]["merges"] = json!(lines);

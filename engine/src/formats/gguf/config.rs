@@ -83,6 +83,10 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         WeightsError::damaged(self.path, message)
     }
 
+    pub(super) fn unsupported(&self, what: impl Into<String>, hint: &str) -> WeightsError {
+        WeightsError::unsupported(self.path, what, hint)
+    }
+
     pub(super) fn get(&self, key: &str) -> Option<Value<'a>> {
         self.header.metadata.get(key).copied()
     }

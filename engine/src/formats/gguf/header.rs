@@ -3,10 +3,9 @@
 //! Layout: `ggml/docs/gguf.md`. Versions 2 and 3, little-endian.
 
 use super::cursor::{Cursor, Reason};
-use super::format::from_number;
+use super::format::{FileFormat, NAMES};
 use super::value::Value;
 use crate::formats::WeightsError;
-use baton_kernels::storage::StorageFormat;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -30,7 +29,7 @@ pub(super) struct Header<'a> {
 pub(super) struct TensorEntry {
     /// GGML's order: the first dimension is contiguous.
     pub(super) dims: Vec<usize>,
-    pub(super) format: StorageFormat,
+    pub(super) format: FileFormat,
     /// Bytes in the file.
     pub(super) bytes: Range<usize>,
 }
@@ -62,8 +61,8 @@ impl<'a> Header<'a> {
         let data_start = (cursor.position() as u64).next_multiple_of(alignment);
         let mut tensors = BTreeMap::new();
         for RawTensor { name, dims, kind, offset } in raw {
-            let format = from_number(kind).map_err(|kind| {
-                let hint = "re-quantize to one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K";
+            let format = FileFormat::from_number(kind).map_err(|kind| {
+                let hint = format!("re-quantize to one of {NAMES}");
                 WeightsError::unsupported(path, format!("tensor {name} of type {kind}"), hint)
             })?;
             let place = TensorPlace { data_start, alignment, file: bytes.len() as u64 };
@@ -129,14 +128,14 @@ struct TensorPlace {
 }
 
 impl TensorPlace {
-    fn locate(&self, dims: Vec<u64>, format: StorageFormat, offset: u64) -> Result<TensorEntry, Reason> {
+    fn locate(&self, dims: Vec<u64>, format: FileFormat, offset: u64) -> Result<TensorEntry, Reason> {
         let (block, block_bytes) = format.block();
         let absurd = || format!("dimensions {dims:?} are absurd");
         if dims.contains(&0) {
             return Err(absurd());
         }
         if !dims[0].is_multiple_of(block as u64) {
-            return Err(format!("rows of {} elements are not a multiple of {format:?}'s block of {block}", dims[0]));
+            return Err(format!("rows of {} elements are not a multiple of the format's block of {block}", dims[0]));
         }
         let elements = dims.iter().try_fold(1u64, |all, &d| all.checked_mul(d)).ok_or_else(absurd)?;
         let size = (elements / block as u64).checked_mul(block_bytes as u64).ok_or_else(absurd)?;
@@ -169,11 +168,12 @@ fn check_overlap(tensors: &BTreeMap<&str, TensorEntry>) -> Result<(), Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_kernels::storage::StorageFormat;
 
     #[test]
     fn an_absurd_offset_is_named() {
         let place = TensorPlace { data_start: 64, alignment: 32, file: 1 << 20 };
-        let reason = place.locate(vec![8, 8], StorageFormat::F32, u64::MAX - 31).unwrap_err();
+        let reason = place.locate(vec![8, 8], FileFormat::Stored(StorageFormat::F32), u64::MAX - 31).unwrap_err();
         assert_eq!(reason, "its 256 bytes at offset 18446744073709551584 end past every file");
     }
 }

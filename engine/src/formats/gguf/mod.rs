@@ -5,6 +5,7 @@ mod cursor;
 mod format;
 mod header;
 mod names;
+mod repack;
 mod text;
 mod value;
 
@@ -14,6 +15,7 @@ use crate::families::{DecoderSpec, LayerTensor, RotaryRows, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 pub(crate) use config::GgufConfig;
+use format::FileFormat;
 use header::{Header, TensorEntry};
 use std::collections::HashMap;
 use std::path::Path;
@@ -103,7 +105,7 @@ fn matrices(
 }
 
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
-    if entry.format != StorageFormat::F32 || entry.dims.len() != 1 {
+    if entry.format != FileFormat::Stored(StorageFormat::F32) || entry.dims.len() != 1 {
         return Err(WeightsError::damaged(file.path(), format!("tensor {} is not a vector of F32", names::ROPE_FREQS)));
     }
     let mut factors = vec![0.0; entry.dims[0]];
@@ -154,21 +156,22 @@ impl ModelSource for GgufModel {
         let entry = entry.ok_or_else(|| {
             WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
         })?;
-        let bytes = &self.file.bytes()[entry.bytes.clone()];
-        let bytes = match name {
+        let mut stored = entry.format.read(&self.file.bytes()[entry.bytes.clone()]);
+        match name {
             TensorName::Layer(layer, LayerTensor::Query | LayerTensor::Key)
                 if self.rotary_rows == RotaryRows::Neighbours =>
             {
                 let [rows, _] = self.spec.tensor_dims(name);
-                split_half_rows(bytes, bytes.len() / rows, self.spec.layers[layer].attention.head_dim).into()
+                let (bytes, head_dim) = (&stored.bytes, self.spec.layers[layer].attention.head_dim);
+                stored.bytes = split_half_rows(bytes, bytes.len() / rows, head_dim).into();
             }
-            _ => bytes.into(),
-        };
-        Ok(StoredTensor { format: entry.format, bytes })
+            _ => {}
+        }
+        Ok(stored)
     }
 
     fn is_quantized(&self) -> bool {
-        self.tensors.iter().any(|(name, entry)| !name.is_norm() && entry.format.is_quantized())
+        self.tensors.iter().any(|(name, entry)| !name.is_norm() && entry.format.stays_quantized())
     }
 
     fn fingerprint(&self) -> Digest {

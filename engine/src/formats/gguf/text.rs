@@ -35,11 +35,10 @@ pub(super) fn tokenizer(config: &GgufConfig<'_, '_>, vocab: usize) -> Result<Opt
             return Err(config.damaged(format!("tokenizer.ggml.{key} has {length} entries for {vocab} tokens")));
         }
     }
-    let add_bos = match config.get("tokenizer.ggml.add_bos_token") {
-        None => None,
-        Some(Value::Bool(add)) => Some(add),
-        Some(_) => return Err(config.damaged("tokenizer.ggml.add_bos_token is no boolean")),
-    };
+    const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+    if flag(config, ADD_EOS)? == Some(true) {
+        return Err(config.unsupported(format!("{ADD_EOS} = true"), "a prompt does not end with an end token"));
+    }
     Ok(Some(GgufTokenizer {
         model,
         pre: text(config, "tokenizer.ggml.pre")?.unwrap_or_default(),
@@ -49,7 +48,8 @@ pub(super) fn tokenizer(config: &GgufConfig<'_, '_>, vocab: usize) -> Result<Opt
         merges: list(config, "tokenizer.ggml.merges", Array::strings)?,
         bos: token(config, "tokenizer.ggml.bos_token_id", vocab)?,
         eos: token(config, "tokenizer.ggml.eos_token_id", vocab)?,
-        add_bos,
+        add_bos: flag(config, "tokenizer.ggml.add_bos_token")?,
+        add_space_prefix: flag(config, "tokenizer.ggml.add_space_prefix")?,
         chat_template: text(config, "tokenizer.chat_template")?,
     }))
 }
@@ -80,6 +80,14 @@ fn text(config: &GgufConfig<'_, '_>, key: &str) -> Result<Option<String>, Weight
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.to_owned())),
         Some(_) => Err(config.damaged(format!("{key} is not a string"))),
+    }
+}
+
+fn flag(config: &GgufConfig<'_, '_>, key: &str) -> Result<Option<bool>, WeightsError> {
+    match config.get(key) {
+        None => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(flag)),
+        Some(_) => Err(config.damaged(format!("{key} is no boolean"))),
     }
 }
 

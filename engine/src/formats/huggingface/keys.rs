@@ -7,7 +7,7 @@
 use super::json::{JsonObject, is_off};
 use crate::formats::WeightsError;
 
-/// Read by `config.rs` and `rope.rs`, for every family.
+/// Read by `config.rs`, `rope.rs` and `quantized`, for every family.
 const READ: &[&str] = &[
     "architectures",
     "head_dim",
@@ -19,6 +19,7 @@ const READ: &[&str] = &[
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
+    "quantization_config",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -98,7 +99,6 @@ const ON: &[&str] = &["causal", "is_causal", "rope", "use_causal_mask", "use_rms
 /// Advice for unsupported keys that occur in real models.
 fn hint(key: &str) -> &'static str {
     match key {
-        "quantization_config" => "use the unquantized model in F32, F16 or BF16, or a GGUF file of it",
         "sliding_window" => "this family has no sliding window",
         "attention_bias" | "mlp_bias" => "such biases are not implemented",
         "auto_map" => "the model brings its own code, which is never run",

@@ -5,6 +5,7 @@ mod generation;
 mod json;
 mod keys;
 mod mxfp4;
+mod quantized;
 mod rope;
 mod stacked;
 mod tensors;
@@ -41,7 +42,7 @@ impl HuggingFaceModel {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
         let (spec, family) = config::read(&config)?;
-        let tensors = Tensors::open(folder, &spec, family)?;
+        let tensors = Tensors::open(folder, &spec, family, quantized::Scheme::read(&config, family)?)?;
         let text = text::read(folder)?;
         let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
@@ -67,7 +68,10 @@ impl HuggingFaceModel {
 
     /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
     pub fn read_spec(folder: &Path) -> Result<DecoderSpec, WeightsError> {
-        Ok(config::read(&Self::config(&folder.join("config.json"), folder)?)?.0)
+        let config = Self::config(&folder.join("config.json"), folder)?;
+        let (spec, family) = config::read(&config)?;
+        quantized::Scheme::read(&config, family)?;
+        Ok(spec)
     }
 
     /// BLAKE3 over the names and digests of `config.json` and of the safetensors files in order of their names.
@@ -95,8 +99,8 @@ impl ModelSource for HuggingFaceModel {
     }
 
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
-        let stored = self.tensors.stored(name)?.ok_or_else(|| {
-            WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name)))
+        let stored = self.tensors.stored(name).unwrap_or_else(|| {
+            Err(WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name))))
         })?;
         if !name.is_norm() || self.family.gain_offset == 0.0 {
             return Ok(stored);
@@ -105,6 +109,10 @@ impl ModelSource for HuggingFaceModel {
         stored.format.expand(&stored.bytes, &mut gain);
         let bytes = gain.into_iter().flat_map(|gain| (gain + self.family.gain_offset).to_le_bytes());
         Ok(StoredTensor { format: StorageFormat::F32, bytes: bytes.collect::<Vec<_>>().into() })
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.tensors.has_integers()
     }
 
     fn fingerprint(&self) -> Digest {

@@ -1,7 +1,7 @@
 //! Experts whose tensors are one for a layer, as elements or as MXFP4; see [`ConfigFamily::stacked`].
 
 use super::mxfp4;
-use super::tensors::TensorPlace;
+use super::tensors::Stored;
 use crate::families::{ConfigFamily, DecoderSpec, StackedTensor, TensorName, layer_index};
 use crate::formats::StoredTensor;
 use safetensors::Dtype;
@@ -68,9 +68,9 @@ fn is_vector(tensor: &StackedTensor) -> bool {
 /// Where the tensors of all experts of a layer are.
 #[derive(Default)]
 struct Found {
-    elements: Option<TensorPlace>,
-    blocks: Option<TensorPlace>,
-    scales: Option<TensorPlace>,
+    elements: Option<Stored>,
+    blocks: Option<Stored>,
+    scales: Option<Stored>,
 }
 
 /// All that were found in files, by layer and name behind the layer's number.
@@ -81,7 +81,7 @@ pub(super) struct AllStacked {
 
 impl AllStacked {
     /// Adds a tensor of a checked shape. `false`: it is there already.
-    pub(super) fn add(&mut self, stacked: &Stacked, place: TensorPlace) -> bool {
+    pub(super) fn add(&mut self, stacked: &Stacked, place: Stored) -> bool {
         let (_, found) =
             self.found.entry((stacked.layer, stacked.tensor.0)).or_insert_with(|| (stacked.tensor, Found::default()));
         let to = match stacked.kind {
@@ -128,16 +128,16 @@ impl AllStacked {
 /// One expert's part of such tensors.
 #[derive(Clone)]
 pub(super) enum Form {
-    Elements(TensorPlace),
-    Mxfp4 { blocks: TensorPlace, scales: TensorPlace },
+    Elements(Stored),
+    Mxfp4 { blocks: Stored, scales: Stored },
 }
 
 impl Form {
     fn of(&self, expert: usize, experts: usize) -> Self {
-        let of = |place: &TensorPlace| {
+        let of = |place: &Stored| {
             let each = place.bytes.len() / experts;
             let start = place.bytes.start + expert * each;
-            TensorPlace { bytes: start..start + each, ..*place }
+            Stored { bytes: start..start + each, ..*place }
         };
         match self {
             Self::Elements(place) => Self::Elements(of(place)),

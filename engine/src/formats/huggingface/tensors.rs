@@ -1,6 +1,7 @@
 //! Tensors of one or several safetensors files, checked against the spec and against each other.
 
 use super::json::JsonObject;
+use super::quantized::{Linear, Parts, Scheme};
 use super::stacked::{AllStacked, Form, Slice, Stacked};
 use crate::families::{ConfigFamily, DecoderSpec, LayerTensor, TensorName, layer_index};
 use crate::formats::mmap::MappedFile;
@@ -29,32 +30,75 @@ pub(super) struct Tensors {
     /// Each file with its name.
     shards: Vec<(String, MappedFile)>,
     places: HashMap<TensorName, TensorPlace>,
-    /// Of experts that are stored as one tensor.
-    slices: HashMap<TensorName, Slice>,
+    /// The quantized ones, with the names of their weights.
+    linears: Vec<(String, Linear)>,
 }
 
-/// Where a tensor is, or a part of one.
-#[derive(Clone)]
-pub(super) struct TensorPlace {
+/// Bytes of a file: a tensor, or a part of one.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
     pub(super) shard: usize,
     pub(super) dtype: Dtype,
     pub(super) bytes: Range<usize>,
 }
 
+/// A tensor of a quantized linear.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    stored: Stored,
+}
+
+/// How one of the model's tensors is read.
+enum TensorPlace {
+    /// As it is stored.
+    Plain(Stored),
+    /// Rows of a quantized linear.
+    Quantized { linear: usize, rows: Range<usize> },
+    /// Of an expert, whose tensors are one with those of the others.
+    Slice(Slice),
+}
+
+/// Tensors that are read once all files are known, since they may be in several.
+#[derive(Default)]
+struct Unfinished {
+    /// By the names of the weights.
+    quantized: BTreeMap<String, Parts>,
+    stacked: AllStacked,
+}
+
+/// What a folder has to hold.
+struct Expected<'a> {
+    spec: &'a DecoderSpec,
+    family: &'a ConfigFamily,
+    scheme: Option<Scheme>,
+}
+
 impl Tensors {
     /// Maps the files of `folder` and checks that they hold exactly the tensors of `spec`, as the family stores them.
-    pub(super) fn open(folder: &Path, spec: &DecoderSpec, family: &ConfigFamily) -> Result<Self, WeightsError> {
+    pub(super) fn open(
+        folder: &Path,
+        spec: &DecoderSpec,
+        family: &ConfigFamily,
+        scheme: Option<Scheme>,
+    ) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
-        let mut tensors = Self { shards: Vec::new(), places: HashMap::new(), slices: HashMap::new() };
-        let mut stacked = AllStacked::default();
+        let mut tensors = Self { shards: Vec::new(), places: HashMap::new(), linears: Vec::new() };
+        let expected = Expected { spec, family, scheme };
+        let mut unfinished = Unfinished::default();
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
-            tensors.add(name, file, spec, family, index.as_ref(), &mut stacked)?;
+            tensors.add(name, file, &expected, index.as_ref(), &mut unfinished)?;
+        }
+        if let Some(scheme) = scheme {
+            tensors.add_linears(folder, &expected, scheme, unfinished.quantized)?;
         }
         let damaged = |message| WeightsError::damaged(&folder.display().to_string(), message);
-        tensors.slices = stacked.slices(spec).map_err(damaged)?;
+        let slices = unfinished.stacked.slices(spec).map_err(damaged)?;
+        tensors.places.extend(slices.into_iter().map(|(name, slice)| (name, TensorPlace::Slice(slice))));
         for name in spec.tensor_names() {
-            if !tensors.places.contains_key(&name) && !tensors.slices.contains_key(&name) {
+            if !tensors.places.contains_key(&name) {
                 return Err(damaged(format!("tensor {} is missing", family.spelled(name))));
             }
         }
@@ -67,11 +111,11 @@ impl Tensors {
         &mut self,
         shard: String,
         file: MappedFile,
-        spec: &DecoderSpec,
-        family: &ConfigFamily,
+        expected: &Expected<'_>,
         index: Option<&Index>,
-        all_stacked: &mut AllStacked,
+        unfinished: &mut Unfinished,
     ) -> Result<(), WeightsError> {
+        let Expected { spec, family, scheme } = *expected;
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
         let bytes = file.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
@@ -84,15 +128,26 @@ impl Tensors {
             if is_derived(&name) {
                 continue;
             }
-            let at = |bytes: Range<usize>| TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
+            let at = |bytes: Range<usize>| Stored { shard: self.shards.len(), dtype: info.dtype, bytes };
+            let twice = || damaged(format!("tensor {name} is there twice"));
             let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
+            if let Some((weight, component)) = scheme.and_then(|scheme| scheme.component(&name, info.dtype)) {
+                let slot = Slot { dtype: info.dtype, shape: info.shape.clone(), stored: at(begin..end) };
+                if !unfinished.quantized.entry(weight).or_default().add(component, slot) {
+                    return Err(twice());
+                }
+                continue;
+            }
             if let Some(stacked) = Stacked::parse(&name, family) {
                 let (dtypes, shape) = stacked.expected(spec).ok_or_else(|| no_such(file.path(), &name))?;
                 check_type(file.path(), &name, info, dtypes)?;
                 check_shape(file.path(), &name, info, &shape)?;
-                if !all_stacked.add(&stacked, at(begin..end)) {
-                    return Err(damaged(format!("tensor {name} is there twice")));
+                if !unfinished.stacked.add(&stacked, at(begin..end)) {
+                    return Err(twice());
                 }
+                continue;
+            }
+            if scheme.is_some() && is_empty_bias(&name, spec, family, &bytes[begin..end]) {
                 continue;
             }
             let parts = parts_of(&name, family).ok_or_else(|| no_such(file.path(), &name))?;
@@ -103,8 +158,8 @@ impl Tensors {
             for part in parts {
                 let bytes = begin..begin + rows_of(&part) * row_bytes;
                 begin = bytes.end;
-                if self.places.insert(part, at(bytes)).is_some() {
-                    return Err(damaged(format!("tensor {name} is there twice")));
+                if self.places.insert(part, TensorPlace::Plain(at(bytes))).is_some() {
+                    return Err(twice());
                 }
             }
         }
@@ -118,22 +173,73 @@ impl Tensors {
         Ok(())
     }
 
+    /// Adds the quantized linears, whose tensors may be in several files.
+    fn add_linears(
+        &mut self,
+        folder: &Path,
+        expected: &Expected<'_>,
+        scheme: Scheme,
+        quantized: BTreeMap<String, Parts>,
+    ) -> Result<(), WeightsError> {
+        let path = &folder.display().to_string();
+        for (name, tensors) in quantized {
+            let parts = parts_of(&name, expected.family).ok_or_else(|| no_such(path, &name))?;
+            let linear = tensors.linear(scheme);
+            let linear =
+                linear.map_err(|reason| WeightsError::damaged(path, format!("quantized tensor {name}: {reason}")))?;
+            let shape = vec![linear.n, linear.k()];
+            let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (0, 0) };
+            check_tensor(path, &name, &info, expected.spec, &parts)?;
+            let mut begin = 0;
+            for part in parts {
+                let rows = begin..begin + expected.spec.tensor_dims(part)[0];
+                begin = rows.end;
+                let place = TensorPlace::Quantized { linear: self.linears.len(), rows };
+                if self.places.insert(part, place).is_some() {
+                    return Err(WeightsError::damaged(path, format!("tensor {name} is there twice")));
+                }
+            }
+            self.linears.push((name, linear));
+        }
+        Ok(())
+    }
+
     /// Some tied models also store the embedding as output matrix. Equal bits are accepted; different ones are refused.
     fn drop_tied_copy(&mut self, spec: &DecoderSpec) -> Result<(), WeightsError> {
         if !spec.tied {
             return Ok(());
         }
         let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
-        let embedding = &self.places[&TensorName::Embedding];
-        if copy.dtype == embedding.dtype && self.bytes(&copy) == self.bytes(embedding) {
+        if self.is_embedding(&copy) {
             return Ok(());
         }
         let message = "tensor lm_head.weight differs from the embedding, though config.json says tie_word_embeddings";
-        Err(WeightsError::damaged(self.shards[copy.shard].1.path(), message))
+        Err(WeightsError::damaged(self.shards[self.all_of(&copy)[0].shard].1.path(), message))
     }
 
-    fn bytes(&self, place: &TensorPlace) -> &[u8] {
-        &self.shards[place.shard].1.bytes()[place.bytes.clone()]
+    fn is_embedding(&self, copy: &TensorPlace) -> bool {
+        match (copy, &self.places[&TensorName::Embedding]) {
+            (TensorPlace::Plain(copy), TensorPlace::Plain(own)) => {
+                copy.dtype == own.dtype && self.bytes(copy) == self.bytes(own)
+            }
+            _ => false,
+        }
+    }
+
+    fn bytes(&self, stored: &Stored) -> &[u8] {
+        &self.shards[stored.shard].1.bytes()[stored.bytes.clone()]
+    }
+
+    /// What is stored of a tensor, the largest first.
+    fn all_of<'a>(&'a self, place: &'a TensorPlace) -> Vec<&'a Stored> {
+        match place {
+            TensorPlace::Plain(stored) => vec![stored],
+            TensorPlace::Quantized { linear, .. } => vec![&self.linears[*linear].1.weight().stored],
+            TensorPlace::Slice(slice) => match &slice.form {
+                Form::Elements(stored) => vec![stored],
+                Form::Mxfp4 { blocks, scales } => vec![blocks, scales],
+            },
+        }
     }
 
     /// The files, by name.
@@ -141,35 +247,46 @@ impl Tensors {
         &self.shards
     }
 
+    /// Whether linears are stored as integers.
+    pub(super) fn has_integers(&self) -> bool {
+        self.linears.iter().any(|(_, linear)| linear.is_integers())
+    }
+
     /// Gives memory back that holds a tensor.
     pub(super) fn release(&self, name: TensorName) {
-        let release = |place: &TensorPlace| self.shards[place.shard].1.release(place.bytes.clone());
-        match (self.places.get(&name), self.slices.get(&name).map(|slice| &slice.form)) {
-            (Some(place), _) | (_, Some(Form::Elements(place))) => release(place),
-            (_, Some(Form::Mxfp4 { blocks, scales })) => [blocks, scales].into_iter().for_each(release),
-            (None, None) => {}
+        for stored in self.places.get(&name).into_iter().flat_map(|place| self.all_of(place)) {
+            self.shards[stored.shard].1.release(stored.bytes.clone());
         }
     }
 
-    /// One tensor as it is stored, if it is there; MXFP4 in a format that has its values.
-    pub(super) fn stored(&self, name: TensorName) -> Result<Option<StoredTensor<'_>>, WeightsError> {
-        if let Some(place) = self.places.get(&name) {
-            return Ok(Some(StoredTensor { format: format(place.dtype), bytes: self.bytes(place).into() }));
-        }
-        let Some(slice) = self.slices.get(&name) else { return Ok(None) };
-        Ok(Some(match &slice.form {
-            Form::Elements(place) => {
-                let format = format(place.dtype);
-                StoredTensor { format, bytes: slice.gather(self.bytes(place), format.block().1).into() }
+    /// One tensor as it is stored, or in a format that holds what is stored; `None` if it is not there.
+    pub(super) fn stored(&self, name: TensorName) -> Option<Result<StoredTensor<'_>, WeightsError>> {
+        Some(match self.places.get(&name)? {
+            TensorPlace::Plain(stored) => {
+                Ok(StoredTensor { format: format(stored.dtype), bytes: self.bytes(stored).into() })
             }
-            Form::Mxfp4 { blocks, scales } => {
-                slice.convert(self.bytes(blocks), self.bytes(scales)).map_err(|scale| {
-                    let power = i32::from(scale) - 127;
-                    let message = format!("tensor {name} has a scale of 2^{power}, with which it has no finite values");
-                    WeightsError::damaged(self.shards[scales.shard].1.path(), message)
-                })?
+            TensorPlace::Quantized { linear, rows } => {
+                let (name, linear) = &self.linears[*linear];
+                linear.read(rows.clone(), |slot| self.bytes(&slot.stored)).map_err(|reason| {
+                    let path = self.shards[linear.weight().stored.shard].1.path();
+                    WeightsError::damaged(path, format!("quantized tensor {name}: {reason}"))
+                })
             }
-        }))
+            TensorPlace::Slice(slice) => match &slice.form {
+                Form::Elements(stored) => {
+                    let format = format(stored.dtype);
+                    Ok(StoredTensor { format, bytes: slice.gather(self.bytes(stored), format.block().1).into() })
+                }
+                Form::Mxfp4 { blocks, scales } => {
+                    slice.convert(self.bytes(blocks), self.bytes(scales)).map_err(|scale| {
+                        let power = i32::from(scale) - 127;
+                        let message =
+                            format!("tensor {name} has a scale of 2^{power}, with which it has no finite values");
+                        WeightsError::damaged(self.shards[scales.shard].1.path(), message)
+                    })
+                }
+            },
+        })
     }
 }
 
@@ -203,6 +320,12 @@ fn check_shape(path: &str, name: &str, info: &TensorInfo, expected: &[usize]) ->
     }
     let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
     Err(WeightsError::damaged(path, message))
+}
+
+/// Whether this is a bias of zeros that the model does not have: quantizers write one for each linear.
+fn is_empty_bias(name: &str, spec: &DecoderSpec, family: &ConfigFamily, bytes: &[u8]) -> bool {
+    let unknown = || parts_of(name, family).is_none_or(|parts| parts.iter().any(|part| !spec.has_tensor(*part)));
+    name.ends_with(".bias") && unknown() && bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Checks that a tensor of these parts belongs to the model, and its type and shape.
@@ -285,7 +408,7 @@ fn parts_of(name: &str, family: &ConfigFamily) -> Option<Vec<TensorName>> {
     }
     let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
-    if let Some((expert, tensor)) = family.experts.parse(of_layer).filter(|_| family.stacked.is_empty()) {
+    if let Some((expert, tensor)) = family.experts.parse(of_layer) {
         return Some(vec![TensorName::Expert(layer, expert, tensor)]);
     }
     let fused = family.fused;

@@ -27,6 +27,9 @@ const FAMILIES: &[&str] = &[
     "smollm3",
 ];
 
+/// Folders of quantized models, whose logits are those of the dequantized weights (`tests/families/quantized.py`).
+const QUANTIZED: &[&str] = &["awq", "compressed_fp8", "fp8_block", "fp8_tensor", "gptq", "gptq_order"];
+
 fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)
 }
@@ -54,7 +57,7 @@ fn relative_difference(got: &[Vec<f64>], recorded: &[Vec<f64>]) -> f64 {
 
 #[test]
 fn what_is_read_computes_the_recorded_logits() {
-    for family in FAMILIES {
+    for family in FAMILIES.iter().chain(QUANTIZED) {
         let model = open(family);
         let (tokens, logits) = recorded(family, model.spec().vocab);
         assert!(tokens.len() >= 40);
@@ -67,7 +70,7 @@ fn what_is_read_computes_the_recorded_logits() {
 /// The forward pass in f32 against the same logits.
 #[test]
 fn the_forward_pass_computes_the_recorded_logits() {
-    for family in FAMILIES {
+    for family in FAMILIES.iter().chain(QUANTIZED) {
         let model = open(family);
         let (tokens, logits) = recorded(family, model.spec().vocab);
         let mut rig = Rig::new(&model, &*reference(Dtype::F32), Dtype::F32, 16);

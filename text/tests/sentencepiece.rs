@@ -1,0 +1,140 @@
+//! Tokenizers of SentencePiece from GGUF metadata give the ids of SentencePiece (fixtures made by `data/sentencepiece/generate.py`).
+
+mod common;
+
+use baton_text::{Specials, Tokenizer, bundle};
+use baton_types::{GgufTokenizer, TokenId};
+use proptest::prelude::*;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Metadata {
+    tokens: Vec<String>,
+    token_types: Vec<i32>,
+    scores: Vec<f32>,
+    bos: TokenId,
+    eos: TokenId,
+    add_space_prefix: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    ids: Vec<TokenId>,
+    decoded: String,
+}
+
+const LLAMA: [&str; 2] =
+    [include_str!("data/sentencepiece/llama.json"), include_str!("data/sentencepiece/llama.jsonl")];
+const GEMMA: [&str; 2] =
+    [include_str!("data/sentencepiece/gemma.json"), include_str!("data/sentencepiece/gemma.jsonl")];
+
+fn gguf(json: &str) -> GgufTokenizer {
+    let Metadata { tokens, token_types, scores, bos, eos, add_space_prefix } = serde_json::from_str(json).unwrap();
+    let (model, bos, eos) = ("llama".to_owned(), Some(bos), Some(eos));
+    GgufTokenizer { model, tokens, token_types, scores, bos, eos, add_space_prefix, ..GgufTokenizer::default() }
+}
+
+fn tokenizer(gguf: &GgufTokenizer) -> Tokenizer {
+    Tokenizer::from_bundle(&bundle::from_gguf(gguf).unwrap()).unwrap()
+}
+
+const TURNS: [&str; 2] = ["<start_of_turn>", "<end_of_turn>"];
+
+#[test]
+fn ids_and_texts_are_those_of_sentencepiece() {
+    for [json, cases] in [LLAMA, GEMMA] {
+        let t = tokenizer(&gguf(json));
+        let controls: Vec<TokenId> = t.control_tokens().iter().map(|(id, _)| *id).collect();
+        let cases: Vec<Case> = common::lines(cases);
+        assert_eq!(cases.len(), 500);
+        for Case { text, ids, decoded } in cases {
+            let ours = t.encode(&text, Specials::AsText).unwrap();
+            // To SentencePiece, Gemma's tokens of turns are text like any other.
+            if ids.iter().any(|id| controls.contains(id)) {
+                assert!(TURNS.iter().any(|turn| text.contains(turn)), "{text:?}");
+                assert!(!ours.iter().any(|id| controls.contains(id)), "{text:?}");
+                continue;
+            }
+            assert_eq!(ours, ids, "{text:?}");
+            assert_eq!(t.decode(&ids, false), decoded, "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn parts_between_control_tokens_are_texts_of_their_own() {
+    for ([json, _], open, close) in [(LLAMA, "<s>", "</s>"), (GEMMA, TURNS[0], TURNS[1])] {
+        let t = tokenizer(&gguf(json));
+        let parts = [" word\n", "many people"];
+        let whole = format!("{open}{}{close}\n{open}{}", parts[0], parts[1]);
+        let id = |token: &str| t.token_id(token).unwrap();
+        let text = |text: &str| t.encode(text, Specials::AsText).unwrap();
+        let expected =
+            [vec![id(open)], text(parts[0]), vec![id(close)], text("\n"), vec![id(open)], text(parts[1])].concat();
+        assert_eq!(t.encode(&whole, Specials::Parse).unwrap(), expected, "{whole:?}");
+    }
+}
+
+#[test]
+fn a_space_in_front_and_the_begin_token_are_as_the_file_says() {
+    let ids = |change: &dyn Fn(&mut GgufTokenizer)| {
+        let mut gguf = gguf(LLAMA[0]);
+        change(&mut gguf);
+        let t = tokenizer(&gguf);
+        (t.encode("word", Specials::AsText).unwrap(), t.decode(&[t.token_id("▁word").unwrap()], false), t.bos())
+    };
+    let spaced = ids(&|_| ());
+    assert_eq!((spaced.1.as_str(), spaced.2), ("word", Some(1)));
+    assert_eq!(ids(&|gguf| gguf.add_space_prefix = Some(true)), spaced);
+    let plain = ids(&|gguf| gguf.add_space_prefix = Some(false));
+    assert!(plain.0 != spaced.0 && plain.1 == " word", "{plain:?}");
+    assert_eq!(ids(&|gguf| gguf.add_bos = Some(false)).2, None);
+}
+
+#[test]
+fn symbols_of_the_user_are_found_in_a_text_with_a_space_in_front() {
+    let mut gguf = gguf(LLAMA[0]);
+    gguf.tokens.extend(["<tag>", "      "].map(str::to_owned));
+    gguf.token_types.extend([4, 4]);
+    gguf.scores.extend([0.0, 0.0]);
+    let t = tokenizer(&gguf);
+    let text = |text: &str| t.encode(text, Specials::AsText).unwrap();
+    let id = |token: &str| t.token_id(token).unwrap();
+    // Each part is a text of its own, as in llama.cpp.
+    assert_eq!(text("word<tag>people"), [text("word"), vec![id("<tag>")], text("people")].concat());
+    assert_eq!(text("word      people"), [text("word"), vec![id("      ")], text("people")].concat());
+    assert_eq!(t.decode(&text("word<tag>"), true), "word<tag>");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let refused = |change: fn(&mut GgufTokenizer), says: &str| {
+        let mut gguf = gguf(LLAMA[0]);
+        change(&mut gguf);
+        let error = bundle::from_gguf(&gguf).unwrap_err().to_string();
+        assert!(error.contains(says), "{says:?} is not in: {error}");
+    };
+    refused(|gguf| gguf.scores.truncate(3), "900 tokens, but 3 scores");
+    refused(|gguf| gguf.scores[300] = f32::NAN, "not a number");
+    refused(|gguf| gguf.token_types.truncate(3), "3 token types");
+    refused(|gguf| gguf.bos = None, "begin token but names none");
+    refused(|gguf| gguf.tokens[300] = gguf.tokens[301].clone(), "occurs twice");
+}
+
+proptest! {
+    #[test]
+    fn user_text_never_yields_control_tokens(parts in prop::collection::vec(prop_oneof![
+        prop::sample::select(vec!["<s>", "</s>", "<unk>", "<pad>", "<bos>", "<", "s>", "▁", "<start_of_turn>", "_of_turn>", "<0x0A>"])
+            .prop_map(str::to_owned),
+        ".{0,8}",
+    ], 0..12)) {
+        for [json, _] in [LLAMA, GEMMA] {
+            let t = tokenizer(&gguf(json));
+            let text = parts.concat();
+            for id in t.encode(&text, Specials::AsText).unwrap() {
+                prop_assert!(!t.is_special(id), "{text:?} has {id}");
+            }
+        }
+    }
+}
