@@ -55,5 +55,5 @@ pub use model::{Model, ModelConfig, ModelError, StepInput, StepOutput};
 #[doc(hidden)] // See `Driven`.
 pub use runner::Turn;
 pub use scheduler::Awaited;
-pub use speculation::{SpeculationConfig, SpeculationMethod};
+pub use speculation::{SpeculationConfig, SpeculationMethod, StepTime};
 pub use step_model::StepModel;

@@ -5,17 +5,15 @@ mod common;
 
 use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Load, Model, ModelError, PrefixUse, Run, SequenceControl, SequenceEvent,
-    SequenceRequest, SpeculationConfig, SpeculationMethod, StepInput, StepModel, StepOutput,
+    Engine, EngineConfig, EngineHandle, Load, Model, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
+    SpeculationConfig, SpeculationMethod, StepTime,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kv_cache::{ForkCopy, PrefixHasher};
-use baton_types::{
-    Digest, Dtype, Fence, FinishReason, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId,
-};
+use baton_kv_cache::PrefixHasher;
+use baton_types::{Digest, Dtype, FinishReason, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use common::Sink;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,27 +23,8 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
 const FOREVER: Duration = Duration::from_secs(120);
 
-/// A model whose steps take long beside their rows, so that every likely proposal gets one.
-struct Steady(Model);
-
-impl StepModel for Steady {
-    fn vocab(&self) -> usize {
-        self.0.spec().vocab
-    }
-    fn is_asynchronous(&self) -> bool {
-        self.0.is_asynchronous()
-    }
-    fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
-        self.0.launch(step, observer)
-    }
-    fn finish(&mut self) -> Result<StepOutput, ModelError> {
-        std::thread::sleep(Duration::from_millis(1));
-        self.0.finish()
-    }
-    fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
-        self.0.copy(copy)
-    }
-}
+/// Steps take long beside their rows, so that every likely proposal gets one.
+const STEP_TIME: StepTime = StepTime { first: Duration::from_millis(1), row: Duration::from_micros(10) };
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -70,13 +49,17 @@ fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
         chunk_tokens_max: setup.chunk,
         running_max: setup.running,
         watermark_blocks: 0,
-        speculation: SpeculationConfig { method: setup.method, ..SpeculationConfig::default() },
+        speculation: SpeculationConfig {
+            method: setup.method,
+            step_time: Some(STEP_TIME),
+            ..SpeculationConfig::default()
+        },
         ..EngineConfig::default()
     };
     let numerics = if kv == Dtype::F32 { Numerics::F32Fma { weights: Dtype::F32 } } else { Numerics::default() };
     let cpu = CpuDevice::new(CpuConfig { threads: 2, simd: None, numerics }).unwrap();
     let device: Arc<dyn Device> = if setup.lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
-    let mut model = Model::load(source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
+    let model = Model::load(source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
     let layout = model.layout(setup.block_tokens).unwrap();
     let blocks = layout.groups().iter().map(|group| match group.kind {
         GroupKind::Window(_) => setup.blocks[1],
@@ -86,8 +69,7 @@ fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
     // NaN everywhere: reading what was never stored cannot pass.
     let memory = device.alloc_pool(&map).unwrap();
     memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
-    model.bind(memory, &map).unwrap();
-    Engine::start_with(Steady(model), &map, config).unwrap()
+    Engine::start(model, memory, &map, config).unwrap()
 }
 
 /// A token with the bits of its log-probability and of the best others.

@@ -18,7 +18,7 @@ pub struct SpeculationSettings {
 
 impl Default for SpeculationSettings {
     fn default() -> Self {
-        let SpeculationConfig { method, tokens_max } = SpeculationConfig::default();
+        let SpeculationConfig { method, tokens_max, step_time: _ } = SpeculationConfig::default();
         Self { method, tokens_max }
     }
 }
@@ -36,7 +36,7 @@ impl SpeculationSettings {
 
     /// As the engine's type.
     pub(crate) fn config(&self) -> SpeculationConfig {
-        SpeculationConfig { method: self.method, tokens_max: self.tokens_max }
+        SpeculationConfig { method: self.method, tokens_max: self.tokens_max, step_time: None }
     }
 }
 

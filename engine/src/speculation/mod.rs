@@ -40,11 +40,28 @@ pub struct SpeculationConfig {
     pub method: SpeculationMethod,
     /// Most proposed tokens of one sequence in one step.
     pub tokens_max: usize,
+    /// Times of steps in place of those measured, so that proposals do not depend on the machine: for tests.
+    pub step_time: Option<StepTime>,
+}
+
+/// How long steps take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTime {
+    /// One of a single row.
+    pub first: Duration,
+    /// Each further row.
+    pub row: Duration,
+}
+
+impl StepTime {
+    fn of(self, rows: usize) -> Duration {
+        self.first + self.row * u32::try_from(rows.saturating_sub(1)).unwrap_or(u32::MAX)
+    }
 }
 
 impl SpeculationConfig {
     /// Without proposals.
-    pub const OFF: Self = Self { method: SpeculationMethod::Off, tokens_max: 1 };
+    pub const OFF: Self = Self { method: SpeculationMethod::Off, tokens_max: 1, step_time: None };
 
     /// Most that [`SpeculationConfig::tokens_max`] may be: further proposals are hardly ever accepted, and a step's blocks grow with them.
     pub const TOKENS_MAX: usize = 16;
@@ -57,7 +74,7 @@ impl SpeculationConfig {
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
-        Self { method: SpeculationMethod::Ngram, tokens_max: 8 }
+        Self { method: SpeculationMethod::Ngram, tokens_max: 8, step_time: None }
     }
 }
 
@@ -68,6 +85,7 @@ pub(crate) struct Speculation {
     /// Most rows of a step, all of which sample.
     rows_max: usize,
     cost: StepCost,
+    step_time: Option<StepTime>,
     /// Over all sequences: what a new one begins with.
     odds: Odds,
     proposed: u64,
@@ -79,7 +97,8 @@ impl Speculation {
     pub(crate) fn new(config: &SpeculationConfig, rows_max: usize) -> Option<Self> {
         let drafts_max = config.drafts_max();
         let (cost, odds) = (StepCost::default(), Odds::default());
-        (drafts_max > 0).then_some(Self { drafts_max, rows_max, cost, odds, proposed: 0, accepted: 0 })
+        let step_time = config.step_time;
+        (drafts_max > 0).then_some(Self { drafts_max, rows_max, cost, step_time, odds, proposed: 0, accepted: 0 })
     }
 
     /// The drafter of a new sequence that may become so many tokens long.
@@ -99,7 +118,7 @@ impl Speculation {
 
     /// A step of so many decode rows, proposals included, and no other rows, took this long.
     pub(crate) fn took(&mut self, rows: usize, elapsed: Duration) {
-        self.cost.add(rows, elapsed);
+        self.cost.add(rows, self.step_time.map_or(elapsed, |time| time.of(rows)));
     }
 
     /// How many tokens to propose for each sequence of a batch, given the chances that all of its first proposals are accepted.

@@ -408,7 +408,7 @@ fn parts_of(name: &str, family: &ConfigFamily) -> Option<Vec<TensorName>> {
     }
     let (layer, of_layer) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let layer = layer_index(layer)?;
-    if let Some((expert, tensor)) = family.experts.parse(of_layer) {
+    if let Some((expert, tensor)) = family.experts.parse(of_layer).filter(|_| family.stacked.is_empty()) {
         return Some(vec![TensorName::Expert(layer, expert, tensor)]);
     }
     let fused = family.fused;
