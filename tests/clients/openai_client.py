@@ -119,6 +119,26 @@ def completion_of_tokens(client):
     assert all(len(top) == 2 for top in logprobs.top_logprobs), logprobs
 
 
+def several_prompts(client):
+    prompts = ["The capital of France is", "One, two, three,", "The capital of France is a city"]
+    drawn = {"model": MODEL, "temperature": 1, "seed": 5, "max_tokens": 6}
+    alone = [client.completions.create(prompt=prompt, n=2, **drawn) for prompt in prompts]
+    texts = [choice.text for answer in alone for choice in answer.choices]
+    whole = client.completions.create(prompt=prompts, n=2, extra_body={"return_token_ids": True}, **drawn)
+    assert [choice.index for choice in whole.choices] == list(range(6)), whole
+    assert [choice.text for choice in whole.choices] == texts, (whole, texts)
+    assert whole.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone), whole.usage
+    assert whole.usage.completion_tokens == 36, whole.usage
+    ids = [whole.choices[2 * prompt].prompt_token_ids for prompt in range(3)]
+    for policy in ("remote", "local"):
+        streamed = [""] * 6
+        asked = {"prompt": ids, "n": 2, "stream": True, "extra_body": {"prefill_policy": policy}}
+        for chunk in client.completions.create(**asked, **drawn):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+        assert streamed == texts, (policy, streamed, texts)
+
+
 def stops(client):
     for stop in ("Paris", ["nothing like it", "Paris"]):
         answer = client.chat.completions.create(messages=FRANCE, stop=stop, **GREEDY).choices[0]
@@ -164,7 +184,7 @@ def refuses(client):
     other = {"type": "function", "function": {"name": "g"}}
     check(bad, chat, "tool_choice", messages=FRANCE, tools=[tool], tool_choice=other)
     check(bad, completion, "prompt", says="vocabulary", prompt=[1_000_000])
-    check(bad, completion, "prompt", unsupported, prompt=["a", "b"])
+    check(bad, completion, "prompt[1]", says="vocabulary", prompt=[[1], [1_000_000]])
     check(bad, completion, "max_tokens", "context_length_exceeded", prompt="x", max_tokens=100_000)
     check(openai.NotFoundError, chat, "model", "model_not_found", "nobody", messages=FRANCE, model="nobody")
     # Without effect on tokens, so ignored.

@@ -5,7 +5,7 @@ use super::logprobs::{Logprobs, TextOfToken};
 use super::parts::{self, reason_name};
 use super::shapes::{Body, Choice, ChoiceContent, UsageField};
 use super::stream::Chunks;
-use crate::output::{Delta, Finished, Total};
+use crate::output::{Choices, Delta, Finished, Total};
 use crate::wire::serialize::length;
 use crate::wire::{Ended, Form, Parts};
 use baton_node::intake::Hold;
@@ -22,6 +22,15 @@ pub(crate) enum Endpoint {
     Completions,
 }
 
+/// What answers show of a prompt.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PromptShown {
+    /// How many tokens it has.
+    pub(crate) tokens: usize,
+    /// Them, for `return_token_ids`.
+    pub(crate) ids: Arc<[TokenId]>,
+}
+
 /// What all parts of one answer share.
 #[derive(Clone)]
 pub(crate) struct AnswerHead {
@@ -34,11 +43,9 @@ pub(crate) struct AnswerHead {
     pub(crate) created: u64,
     /// What the client asked for.
     pub(crate) options: AnswerOptions,
-    /// Tokens of the prompt, for `return_token_ids`.
-    pub(crate) prompt_token_ids: Arc<[TokenId]>,
-    /// How many tokens the prompt has.
-    pub(crate) prompt_tokens: usize,
-    /// Number of choices in the answer.
+    /// At least one.
+    pub(crate) prompts: Vec<PromptShown>,
+    /// Number of choices of each prompt.
     pub(crate) samples: u32,
     /// Seed used, given or drawn.
     pub(crate) seed: u64,
@@ -97,11 +104,19 @@ impl AnswerHead {
     }
 
     pub(super) fn add_prompt_tokens<'a>(&'a self, body: &mut Body<'a>) {
-        let ids = Some(&*self.prompt_token_ids);
         match self.endpoint {
-            Endpoint::Chat => body.prompt_token_ids = ids,
-            Endpoint::Completions => body.choices.iter_mut().for_each(|choice| choice.prompt_token_ids = ids),
+            Endpoint::Chat => body.prompt_token_ids = Some(&self.prompt_of(0).ids),
+            Endpoint::Completions => {
+                for choice in &mut body.choices {
+                    choice.prompt_token_ids = Some(&self.prompt_of(choice.index).ids);
+                }
+            }
         }
+    }
+
+    /// The prompt of a choice.
+    pub(super) fn prompt_of(&self, choice: u32) -> &PromptShown {
+        &self.prompts[self.choices().prompt_of(choice)]
     }
 
     pub(super) fn token_ids<'a>(&self, delta: &'a Delta) -> Option<&'a [TokenId]> {
@@ -121,17 +136,17 @@ impl Form for AnswerHead {
         self.options.stream
     }
 
-    fn samples(&self) -> u32 {
-        self.samples
+    fn choices(&self) -> Choices {
+        Choices { prompts: self.prompts.len() as u32, samples: self.samples }
     }
 
     fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
+        self.prompts.iter().map(|prompt| prompt.tokens).sum()
     }
 
     /// Prompt token ids are kept and written once, before a client reads any of them.
     fn opening_bytes(&self) -> u64 {
-        if self.options.return_token_ids { self.prompt_tokens as u64 * ID_COSTS } else { 0 }
+        if self.options.return_token_ids { self.prompt_tokens() as u64 * ID_COSTS } else { 0 }
     }
 
     /// The fields of a choice are beside the list of choices if there is one choice, and
@@ -156,9 +171,9 @@ impl Form for AnswerHead {
     }
 
     fn bytes_before(&self) -> u64 {
-        let prompt = if self.options.return_token_ids { length(&self.prompt_token_ids) } else { 0 };
+        let prompts: u64 = self.prompts.iter().map(|prompt| length(&prompt.ids)).sum();
         let names = (self.id.len() + self.model.len()) as u64;
-        CHOICE_BYTES + names + u64::from(self.samples) * (CHOICE_BYTES + prompt)
+        CHOICE_BYTES + names + u64::from(self.choices().count()) * CHOICE_BYTES + u64::from(self.samples) * prompts
     }
 
     fn bytes_of(&self, delta: &Delta) -> u64 {

@@ -20,5 +20,5 @@ mod tools;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answer::{AnswerHead, Endpoint};
+pub(crate) use answer::{AnswerHead, Endpoint, PromptShown};
 pub(crate) use common::{AnswerOptions, Common};

@@ -26,6 +26,10 @@ pub(crate) const PRIORITY_MAX: i32 = 100;
 const TENANT_LABEL: &str = "baton 2026-11-24 fair share, label of a tenant";
 /// Most samples of one request.
 pub(crate) const SAMPLES_MAX: u32 = 128;
+/// Most prompts of one call.
+pub(crate) const PROMPTS_MAX: usize = 256;
+/// Most answers of one call: each prompt has as many as there are samples.
+pub(crate) const ANSWERS_MAX: u32 = 1024;
 /// Most messages of one chat.
 pub(crate) const MESSAGES_MAX: usize = 4096;
 
@@ -92,8 +96,8 @@ impl Parameters {
         }
     }
 
-    /// Checks everything that does not depend on the model.
-    pub(crate) fn check(&self) -> Result<(), RequestError> {
+    /// Checks everything that does not depend on the model, for so many prompts.
+    pub(crate) fn check(&self, prompts: u32) -> Result<(), RequestError> {
         self.sampling.check()?;
         let (priority, samples) = (self.priority, self.samples);
         if !(-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) {
@@ -102,6 +106,13 @@ impl Parameters {
         }
         if !(1..=SAMPLES_MAX).contains(&samples) {
             return Err(RequestError::invalid("n", format!("n must be 1 to {SAMPLES_MAX}, got {samples}")));
+        }
+        let answers = prompts.saturating_mul(samples);
+        if answers > ANSWERS_MAX {
+            let message = format!(
+                "{prompts} prompts of n = {samples} answers make {answers}; a call has at most {ANSWERS_MAX}: send several"
+            );
+            return Err(RequestError::invalid("prompt", message));
         }
         Ok(())
     }

@@ -18,6 +18,8 @@ pub enum Prompt {
     },
     /// Text and token ids, in order.
     Segments(Vec<Segment>),
+    /// Several prompts of one call, each a segment of its own.
+    List(Vec<Segment>),
 }
 
 /// What counts of a chat besides the bytes of texts and names.
@@ -67,6 +69,14 @@ impl Count {
 }
 
 impl Prompt {
+    /// How many prompts it is.
+    pub(crate) fn count(&self) -> u32 {
+        match self {
+            Self::Chat { .. } | Self::Segments(_) => 1,
+            Self::List(prompts) => prompts.len() as u32,
+        }
+    }
+
     /// The part of [`Prompt::bytes`] for parsed JSON: tools, and what messages have besides their content.
     pub(crate) fn value_bytes(&self) -> u64 {
         let Self::Chat { messages, tools, .. } = self else { return 0 };
@@ -79,7 +89,7 @@ impl Prompt {
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
             Self::Chat { messages, tools, template_kwargs } => MEMORY.chat(messages, tools.as_ref(), template_kwargs),
-            Self::Segments(segments) => segments
+            Self::Segments(segments) | Self::List(segments) => segments
                 .iter()
                 .map(|segment| {
                     size_of::<Segment>()

@@ -137,7 +137,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "prompt",
-        r#"{"anyOf": [{"type": "string"}, {"type": "array"}], "description": "A text, a list of one text, or token ids"}"#,
+        r#"{"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}], "description": "A text, token ids, or a list of at most 256 of these"}"#,
     ),
     ("instructions", r#"{"type": "string", "description": "A system message before the input"}"#),
     (

@@ -201,14 +201,23 @@ fn chat_parts_and_roles() {
 
 #[test]
 fn completion_prompts() {
-    let text = |s: &str| Some(Segment::Text(s.into()));
+    let text = |s: &str| Segment::Text(s.into());
+    let one = |segment| Some(Prompt::Segments(vec![segment]));
+    let ids = |ids: &[u32]| Segment::Tokens(ids.to_vec());
     let cases = [
-        (json!("a"), text("a")),
-        (json!(["a"]), text("a")),
-        (json!([1, 2]), Some(Segment::Tokens(vec![1, 2]))),
-        (json!([[1, 2]]), Some(Segment::Tokens(vec![1, 2]))),
-        (json!(["a", "b"]), None),
-        (json!([[1], [2]]), None),
+        (json!("a"), one(text("a"))),
+        (json!(["a"]), one(text("a"))),
+        (json!([1, 2]), one(ids(&[1, 2]))),
+        (json!([[1, 2]]), one(ids(&[1, 2]))),
+        (json!(["a", "b"]), Some(Prompt::List(vec![text("a"), text("b")]))),
+        (json!([[1], [2, 3]]), Some(Prompt::List(vec![ids(&[1]), ids(&[2, 3])]))),
+        (json!(vec!["a"; 256]), Some(Prompt::List(vec![text("a"); 256]))),
+        (json!(vec!["a"; 257]), None),
+        (json!([[1], []]), None),
+        (json!(["a", 1]), None),
+        (json!([1, "a"]), None),
+        (json!([[1], ["a"]]), None),
+        (json!([[[1]]]), None),
         (json!([]), None),
         (json!([-1]), None),
         (json!({}), None),
@@ -216,14 +225,18 @@ fn completion_prompts() {
     for (value, expected) in cases {
         let parsed = completions::parse(&with(completion(), "prompt", value.clone()));
         match (parsed, expected) {
-            (Ok((prompt, common)), Some(segment)) => {
-                assert_eq!(prompt, Prompt::Segments(vec![segment]));
+            (Ok((prompt, common)), Some(expected)) => {
+                assert_eq!(prompt, expected);
                 assert_eq!(common.parameters.sampling.max_tokens_default, Some(16));
             }
             (Err(error), None) => assert_eq!(error.param.as_deref(), Some("prompt"), "{value}"),
             (parsed, _) => panic!("{value}: {parsed:?}"),
         }
     }
+}
+
+fn shown() -> PromptShown {
+    PromptShown { tokens: 2, ids: [7, 8].into() }
 }
 
 pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
@@ -233,8 +246,7 @@ pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
         model: "m".into(),
         created: 0,
         options: AnswerOptions::default(),
-        prompt_token_ids: [].into(),
-        prompt_tokens: 3,
+        prompts: vec![PromptShown { tokens: 3, ids: [].into() }],
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
@@ -423,7 +435,7 @@ fn generated() -> crate::output::Delta {
 fn whole_answers_have_their_shape() {
     let check = |endpoint, ids: bool, samples: u32, expected: String| {
         let options = AnswerOptions { return_token_ids: ids, ..Default::default() };
-        let head = AnswerHead { options, samples, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let head = AnswerHead { options, samples, prompts: vec![shown()], ..head(endpoint) };
         let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
         let total = total();
         let whole = head.whole(&all, &total);
@@ -474,7 +486,7 @@ fn whole_answers_have_their_shape() {
 fn streams_carry_what_whole_answers_do() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
-        let head = AnswerHead { options, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let head = AnswerHead { options, prompts: vec![shown()], ..head(endpoint) };
         let (mut chunks, delta) = (Chunks::new(head), generated());
         let first = &opening(&mut chunks)[0];
         let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };
