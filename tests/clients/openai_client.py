@@ -139,6 +139,40 @@ def several_prompts(client):
         assert streamed == texts, (policy, streamed, texts)
 
 
+def best_of(client):
+    drawn = {"model": MODEL, "prompt": "One day", "temperature": 1, "seed": 5, "max_tokens": 6}
+    every = client.completions.create(n=5, logprobs=0, **drawn)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    texts = [choice.text for choice in sorted(every.choices, key=mean, reverse=True)]
+    best = client.completions.create(n=2, best_of=5, **drawn)
+    assert [choice.text for choice in best.choices] == texts[:2], (best, texts)
+    assert best.choices[0].logprobs is None and best.usage.completion_tokens == every.usage.completion_tokens, best
+
+
+def continued(client):
+    begun = FRANCE + [{"role": "assistant", "content": "The capital of France is"}]
+    whole = client.chat.completions.create(messages=FRANCE, **GREEDY).choices[0].message.content
+    rest = client.chat.completions.create(messages=begun, extra_body={"continue_final_message": True}, **GREEDY)
+    assert begun[-1]["content"] + rest.choices[0].message.content == whole, (rest, whole)
+    bare = client.chat.completions.create(
+        messages=FRANCE, max_tokens=1, extra_body={"add_generation_prompt": False}, **GREEDY
+    )
+    assert bare.usage.prompt_tokens == 37 - 3, bare.usage
+
+
+def truncated(client):
+    ids = {"return_token_ids": True}
+    whole = client.completions.create(prompt="Now, the capital of France is", max_tokens=4, extra_body=ids, **GREEDY)
+    kept = whole.choices[0].prompt_token_ids[-5:]
+    cut = {"truncate_prompt_tokens": 5, **ids}
+    short = client.completions.create(prompt="Now, the capital of France is", max_tokens=4, extra_body=cut, **GREEDY)
+    assert short.choices[0].prompt_token_ids == kept and short.usage.prompt_tokens == 5, short
+    assert short.choices[0].text == client.completions.create(prompt=kept, max_tokens=4, **GREEDY).choices[0].text
+
+
 def stops(client):
     for stop in ("Paris", ["nothing like it", "Paris"]):
         answer = client.chat.completions.create(messages=FRANCE, stop=stop, **GREEDY).choices[0]
@@ -304,7 +338,8 @@ def deadline(client):
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
-    checks += [completion_of_tokens, stops, sampling, refuses, unknown_fields, logits, forms, tools, deadline]
+    checks += [completion_of_tokens, several_prompts, best_of, continued, truncated, stops, sampling, refuses]
+    checks += [unknown_fields, logits, forms, tools, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

@@ -321,6 +321,16 @@ pub struct GenerateRequest {
     pub n: ::core::option::Option<u32>,
     #[prost(message, optional, tag = "17")]
     pub grammar: ::core::option::Option<Grammar>,
+    /// Chats: false ends the prompt with the last message, without the beginning of an answer. Unset: true, unless continue_final_message is set.
+    #[prost(bool, optional, tag = "25")]
+    pub add_generation_prompt: ::core::option::Option<bool>,
+    /// Chats: the answer continues the last message.
+    #[prost(bool, tag = "26")]
+    pub continue_final_message: bool,
+    /// Of a longer prompt, only so many of its last tokens are kept; -1: as many as the context has beside the answer. Unset: a prompt that does
+    /// not fit is refused.
+    #[prost(sint64, optional, tag = "27")]
+    pub truncate_prompt_tokens: ::core::option::Option<i64>,
 }
 /// How a request uses prefix caches. Unset fields take the router's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

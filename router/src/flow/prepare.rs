@@ -135,6 +135,14 @@ fn require_calls(parameters: &mut Parameters, model: &ServedModel) -> Result<(),
     Ok(())
 }
 
+/// Drops what the request does not keep of long prompts.
+fn truncate(parameters: &Parameters, prompts: &mut [Vec<TokenId>], model: &ServedModel) {
+    let Some(truncate) = parameters.truncate else { return };
+    for tokens in prompts {
+        truncate.apply(tokens, &parameters.sampling, model.tokens_max);
+    }
+}
+
 /// The error of one of several prompts tells which.
 pub(super) fn of_prompt(at: usize, prompts: u32, error: RequestError) -> RequestError {
     match error.param.as_deref() {
@@ -183,9 +191,10 @@ impl Core {
         require_calls(&mut request.parameters, &model)?;
         check_ends(&request, &model.card)?;
         let grammar = request.sampling.grammar.clone();
-        let work = Work { prompt, grammar };
+        let work = Work { prompt, grammar, truncates: request.truncate.is_some() };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
-        let (tokenized, slots) = tokenized.instrument(tokenize).await?;
+        let (mut tokenized, slots) = tokenized.instrument(tokenize).await?;
+        truncate(&request.parameters, &mut tokenized, &model);
         let random = self.runtime.random();
         let resolve = |(at, tokens): (usize, &Vec<TokenId>)| {
             let resolved = check_tokens(tokens, &model.card)
@@ -220,16 +229,17 @@ impl Core {
     /// The tokens of a prompt that is not run, and the model that they are for.
     pub(crate) async fn tokens_of(
         &self,
-        model: &str,
+        parameters: &Parameters,
         prompt: Prompt,
         deadline: Instant,
     ) -> Result<(Vec<TokenId>, Arc<ServedModel>), RequestError> {
         if prompt.count() != 1 {
             return Err(RequestError::invalid("prompt", "prompt must be one prompt here; send a call for each"));
         }
-        let model = self.served_model(model, deadline).await?;
-        let work = Work { prompt, grammar: None };
-        let (tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
+        let model = self.served_model(&parameters.model, deadline).await?;
+        let work = Work { prompt, grammar: None, truncates: parameters.truncate.is_some() };
+        let (mut tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
+        truncate(parameters, &mut tokens, &model);
         Ok((tokens.into_iter().flatten().collect(), model))
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Tokenizing {
 pub(super) struct Work {
     pub(super) prompt: Prompt,
     pub(super) grammar: Option<AskedGrammar>,
+    /// Whether only the end of a prompt that is too long is kept.
+    pub(super) truncates: bool,
 }
 
 /// A thread, and memory.
@@ -66,12 +68,13 @@ impl Tokenizing {
         deadline: Instant,
         mut slots: Vec<Slot>,
     ) -> Result<(Vec<Vec<TokenId>>, Vec<Slot>), RequestError> {
-        let Work { mut prompt, grammar } = work;
+        let Work { mut prompt, grammar, truncates } = work;
         let Some(text) = &model.text else { return Ok((without_text(&prompt, grammar.as_ref())?, slots)) };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory.most() };
+        let tokens_max = if truncates { u64::MAX } else { model.tokens_max };
+        let bounds = PromptBounds { tokens_max, memory_max: self.memory.most() };
         if let Some(asked) = grammar {
             let turn = runtime.until(deadline, self.grammars.clone().acquire_owned()).await.ok_or_else(late)?;
             let check = move || {
@@ -115,8 +118,8 @@ fn encode(text: &ModelText, prompt: &Prompt, bounds: PromptBounds, share: u64) -
             };
             prompts.iter().enumerate().map(encode).collect::<Result<_, _>>().map(Encoded::Tokens)
         }
-        Prompt::Chat { messages, tools, template_kwargs } => {
-            let rendered = text.render(messages, tools.as_ref(), template_kwargs, bounds)?;
+        Prompt::Chat { messages, tools, template_kwargs, ending } => {
+            let rendered = text.render(messages, tools.as_ref(), template_kwargs, *ending, bounds)?;
             let takes = text.takes(rendered.text().len());
             if takes > share {
                 Ok(Encoded::Takes(takes))
@@ -165,7 +168,7 @@ mod tests {
     use crate::testing::text::byte_bundle;
     use crate::workers::ModelKey;
     use baton_node::runtime::TokioRuntime;
-    use baton_text::{Message, Role, bundle};
+    use baton_text::{Ending, Message, Role, bundle};
     use futures::FutureExt as _;
     use std::time::Duration;
 
@@ -202,6 +205,7 @@ mod tests {
         let before = "x".repeat(10 * CHAT_BYTES_MIN);
         let text = ModelText::load(&bundle::decode(&byte_bundle(&before)).unwrap()).unwrap();
         let chat = || Prompt::Chat {
+            ending: Ending::Answer,
             tools: None,
             messages: vec![Message::text(Role::User, "hi")],
             template_kwargs: serde_json::Map::new(),
@@ -219,7 +223,7 @@ mod tests {
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
         let (tokens, slots) = tokenizing
-            .run(&runtime, Work { prompt: chat(), grammar: None }, &model, deadline, Vec::new())
+            .run(&runtime, Work { prompt: chat(), grammar: None, truncates: false }, &model, deadline, Vec::new())
             .await
             .unwrap();
         assert_eq!((tokens.len(), tokens[0].len(), slots.len()), (1, len, 0));

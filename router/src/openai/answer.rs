@@ -89,7 +89,13 @@ impl AnswerHead {
         }
     }
 
-    fn whole_choice<'a>(&'a self, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
+    /// The answers that are shown, in the order of their indices.
+    fn shown<'a>(&self, samples: &'a [(Delta, Finished)]) -> Vec<&'a (Delta, Finished)> {
+        let Some(best) = self.options.best else { return samples.iter().collect() };
+        samples.chunks(self.samples as usize).flat_map(|of_prompt| best.of(of_prompt)).collect()
+    }
+
+    fn whole_choice<'a>(&'a self, index: u32, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
         let (content, has_calls) = match (self.endpoint, &self.parts) {
             (Endpoint::Chat, Some(parts)) => parts::whole(parts, &answer.text, &self.id, finished.sample),
             (Endpoint::Chat, None) => (ChoiceContent::all(&answer.text), false),
@@ -99,7 +105,7 @@ impl AnswerHead {
             logprobs: self.logprobs(answer, 0),
             finish_reason: Some(reason_name(finished.reason, finished.reason_name(), has_calls)),
             token_ids: self.token_ids(answer),
-            ..self.choice(finished.sample, content)
+            ..self.choice(index, content)
         }
     }
 
@@ -107,8 +113,9 @@ impl AnswerHead {
         match self.endpoint {
             Endpoint::Chat => body.prompt_token_ids = Some(&self.prompt_of(0).ids),
             Endpoint::Completions => {
+                let shown = self.options.best.map_or(self.samples, |best| best.shown);
                 for choice in &mut body.choices {
-                    choice.prompt_token_ids = Some(&self.prompt_of(choice.index).ids);
+                    choice.prompt_token_ids = Some(&self.prompts[(choice.index / shown) as usize].ids);
                 }
             }
         }
@@ -125,7 +132,8 @@ impl AnswerHead {
 
     pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
         let (endpoint, token_text) = (self.endpoint, &self.token_text);
-        (!delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
+        let are_shown = self.options.best.is_none_or(|best| best.logprobs);
+        (are_shown && !delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
     }
 }
 
@@ -152,13 +160,15 @@ impl Form for AnswerHead {
     /// The fields of a choice are beside the list of choices if there is one choice, and
     /// inside each choice if there are several.
     fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
-        let choices = samples.iter().map(|(answer, finished)| self.whole_choice(answer, finished)).collect();
+        let samples = self.shown(samples);
+        let choices = samples.iter().enumerate();
+        let choices = choices.map(|(at, (answer, finished))| self.whole_choice(at as u32, answer, finished)).collect();
         let mut body = self.body(false, choices);
         if self.options.return_token_ids {
             self.add_prompt_tokens(&mut body);
         }
         body.usage = Some(UsageField::of(total));
-        match samples {
+        match &samples[..] {
             [(_, finished)] => body.ended = Some(Ended::new(finished)),
             _ => {
                 for (choice, (_, finished)) in body.choices.iter_mut().zip(samples) {

@@ -1,7 +1,8 @@
 //! `POST /v1/completions`: the request.
 
+use super::best::Best;
 use super::common::{COMMON, Common, SHARED, take_common};
-use crate::request::{PROMPTS_MAX, Prompt, Segment};
+use crate::request::{PROMPTS_MAX, Parameters, Prompt, SAMPLES_MAX, Segment};
 use crate::wire::fields::{Fields, Policy, Row, only_false, only_null};
 use crate::wire::json;
 use baton_types::RequestError;
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
+    ("best_of", Policy::Supported),
     ("echo", only_false()),
     ("suffix", only_null()),
     ("add_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
@@ -23,8 +25,31 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.parameters.sampling.logprobs = fields.take("logprobs")?;
+    take_best(&mut fields, &mut common)?;
     let asked = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
     Ok((prompt(asked.get())?, common))
+}
+
+/// `best_of`: more answers are made than shown, and their log-probabilities tell which are.
+fn take_best(fields: &mut Fields<'_>, common: &mut Common) -> Result<(), RequestError> {
+    let Parameters { samples, sampling, .. } = &mut common.parameters;
+    let refuse = |message: String| Err(RequestError::invalid("best_of", message));
+    match fields.take::<u32>("best_of")? {
+        Some(best_of) if best_of < *samples => refuse(format!("best_of {best_of} is less than n {samples}")),
+        Some(best_of) if best_of > SAMPLES_MAX => {
+            refuse(format!("best_of must be at most {SAMPLES_MAX}, got {best_of}"))
+        }
+        Some(best_of) if best_of > *samples => {
+            if common.options.stream {
+                return refuse("best_of over n cannot be streamed: the best answers are known at the end".into());
+            }
+            common.options.best = Some(Best { shown: *samples, logprobs: sampling.logprobs.is_some() });
+            *samples = best_of;
+            sampling.logprobs = sampling.logprobs.or(Some(0));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A string, a list of token ids, or a list of these: one prompt, or several.

@@ -4,6 +4,7 @@
 //! name.
 
 pub(crate) mod answer;
+mod best;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;

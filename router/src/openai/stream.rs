@@ -286,6 +286,7 @@ mod tests {
                 include_usage: random.random(),
                 continuous_usage: random.random_bool(0.2),
                 return_token_ids: random.random_bool(0.2),
+                best: None,
             };
             let head = AnswerHead {
                 id: any_text(&mut random),

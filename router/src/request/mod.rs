@@ -4,12 +4,14 @@
 mod prompt;
 mod sampling;
 mod tools;
+mod truncate;
 
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::{AskedGrammar, Sampling};
 pub use tools::Tools;
 pub(crate) use tools::{Tool, ToolChoice};
+pub(crate) use truncate::Truncate;
 
 use crate::auth::Key;
 use crate::cache_scope::CacheOptions;
@@ -64,6 +66,8 @@ pub struct Parameters {
     pub cache: CacheOptions,
     /// Tools that a chat's answer may call.
     pub tools: Option<Tools>,
+    /// How much of a long prompt is kept; `None`: a prompt that does not fit is refused.
+    pub truncate: Option<Truncate>,
 }
 
 impl Default for Parameters {
@@ -78,6 +82,7 @@ impl Default for Parameters {
             priority: 0,
             cache: CacheOptions::default(),
             tools: None,
+            truncate: None,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Several prompts in one call, each with scripted workers of its own.
 
 use crate::testing::cluster::Cluster;
-use crate::testing::fake::{DecodeCall, Fake, first};
+use crate::testing::fake::{DecodeCall, Fake, first, token};
 use crate::testing::http::{post, send};
-use baton_proto::v1::FinishReason::Length;
+use baton_proto::v1::{FinishReason::Length, Logprobs};
 use baton_types::Role;
 use futures::FutureExt as _;
 use serde_json::{Value, json};
@@ -144,4 +144,76 @@ async fn a_client_that_goes_cancels_all_its_prompts() {
     for call in &mut calls {
         call.cancelled().await;
     }
+}
+
+#[tokio::test]
+async fn the_best_answers_of_each_prompt_are_shown() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    // By the mean of two tokens, not by the sum: of the first prompt 2, then 0; of the second 0, then 1, which is as good as 2.
+    let means = [[-1.0, -3.0, -0.5], [-0.1, -0.2, -0.2]];
+    let workers = async {
+        for (at, call) in calls(&d, &PROMPTS, 3).await.iter().enumerate() {
+            assert_eq!(call.sequence().sampling.as_ref().unwrap().logprobs, Some(0), "workers report what is compared");
+            call.claimed().await;
+            let logprobs = |chosen| Some(Logprobs { chosen, ..Default::default() });
+            let mean: f32 = means[at / 3][at % 3];
+            let begin = first(u32::from(b'a') + at as u32, (0, 0), None);
+            call.send_token(baton_proto::v1::Token { logprobs: logprobs(2.0 * mean), ..begin }).await;
+            call.send_token(baton_proto::v1::Token { logprobs: logprobs(0.0), ..token(u32::from(b'z'), Some(Length)) })
+                .await;
+        }
+    };
+    let body = json!({"prompt": PROMPTS, "n": 2, "best_of": 3, "max_tokens": 2, "return_token_ids": true});
+    let (answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/completions", &body), workers);
+    let answer = answer.json().await;
+    let choices = answer["choices"].as_array().unwrap();
+    let texts: Vec<_> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["cz", "az", "dz", "ez"]);
+    for (at, choice) in choices.iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["logprobs"]), (&json!(at), &Value::Null));
+        assert_eq!(choice["prompt_token_ids"], json!(PROMPTS[at / 2]));
+    }
+    assert_eq!(answer["usage"]["completion_tokens"], 12, "what was not shown was computed, too");
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_cut_to_its_end() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let to = cluster.router.http_addr;
+    let long = format!("{}end", "x".repeat(20_000));
+    for (truncate, max_tokens, kept) in [(3, 1, 3), (-1, 100, 8092), (8191, 1, 8191)] {
+        let body = json!({"prompt": long, "max_tokens": max_tokens, "truncate_prompt_tokens": truncate});
+        let worker = async {
+            let call = d.decode().await;
+            assert!(call.sequence().tokens.len() == kept && call.sequence().tokens.ends_with(&[101, 110, 100]));
+            call.claimed().await;
+            call.last(u32::from(b'z'), Length).await;
+        };
+        let (answer, ()) = tokio::join!(post(to, "/v1/completions", &body), worker);
+        assert_eq!(answer.json().await["usage"]["prompt_tokens"], kept);
+        let tokens = post(to, "/tokenize", &body).await.json().await;
+        assert_eq!(tokens["count"], kept);
+    }
+    let body = json!({"prompt": long, "truncate_prompt_tokens": 9000});
+    let answer = post(to, "/v1/completions", &body).await;
+    assert_eq!((answer.status, &answer.json().await["error"]["code"]), (400, &json!("context_length_exceeded")));
+}
+
+#[tokio::test]
+async fn a_chat_ends_with_an_answer_begun_or_not() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so "}]);
+    let text = async |more: Value| {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let tokens = post(cluster.router.http_addr, "/tokenize", &body).await.json().await["tokens"].clone();
+        let text = post(cluster.router.http_addr, "/detokenize", &json!({"tokens": tokens})).await.json().await;
+        text["prompt"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(text(json!({"add_generation_prompt": false})).await, "[user]hi<|end|>[assistant]so <|end|>");
+    assert_eq!(text(json!({"continue_final_message": true})).await, "[user]hi<|end|>[assistant]so ");
 }
