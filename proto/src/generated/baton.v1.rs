@@ -102,6 +102,12 @@ pub struct SamplingParams {
     /// Only to workers with the capability sampling-min-p.
     #[prost(float, tag = "16")]
     pub min_p: f32,
+    /// Unset: all tokens. Only to workers with the capability sampling-typical-p.
+    #[prost(float, optional, tag = "17")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// Only to workers with the capability sampling-bad-words.
+    #[prost(message, repeated, tag = "18")]
+    pub bad_words: ::prost::alloc::vec::Vec<TokenIds>,
 }
 /// What the text of an answer matches, whole.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -415,6 +421,13 @@ pub struct Sampling {
     /// Tokens less likely than this part of the most likely one are not drawn. 0 to 1; unset or 0: all are.
     #[prost(float, optional, tag = "15")]
     pub min_p: ::core::option::Option<f32>,
+    /// Of what the other filters keep, only the tokens whose information is nearest to the entropy and that together have this part of the
+    /// probability are drawn. Over 0 and at most 1; unset or 1: all.
+    #[prost(float, optional, tag = "16")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// Words that the answer does not have, with and without a space before them. At most 128, of at most 127 bytes.
+    #[prost(string, repeated, tag = "17")]
+    pub bad_words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {
