@@ -119,6 +119,60 @@ def completion_of_tokens(client):
     assert all(len(top) == 2 for top in logprobs.top_logprobs), logprobs
 
 
+def several_prompts(client):
+    prompts = ["The capital of France is", "One, two, three,", "The capital of France is a city"]
+    drawn = {"model": MODEL, "temperature": 1, "seed": 5, "max_tokens": 6}
+    alone = [client.completions.create(prompt=prompt, n=2, **drawn) for prompt in prompts]
+    texts = [choice.text for answer in alone for choice in answer.choices]
+    whole = client.completions.create(prompt=prompts, n=2, extra_body={"return_token_ids": True}, **drawn)
+    assert [choice.index for choice in whole.choices] == list(range(6)), whole
+    assert [choice.text for choice in whole.choices] == texts, (whole, texts)
+    assert whole.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone), whole.usage
+    assert whole.usage.completion_tokens == 36, whole.usage
+    ids = [whole.choices[2 * prompt].prompt_token_ids for prompt in range(3)]
+    for policy in ("remote", "local"):
+        streamed = [""] * 6
+        asked = {"prompt": ids, "n": 2, "stream": True, "extra_body": {"prefill_policy": policy}}
+        for chunk in client.completions.create(**asked, **drawn):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+        assert streamed == texts, (policy, streamed, texts)
+
+
+def best_of(client):
+    drawn = {"model": MODEL, "prompt": "One day", "temperature": 1, "seed": 5, "max_tokens": 6}
+    every = client.completions.create(n=5, logprobs=0, **drawn)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    texts = [choice.text for choice in sorted(every.choices, key=mean, reverse=True)]
+    best = client.completions.create(n=2, best_of=5, **drawn)
+    assert [choice.text for choice in best.choices] == texts[:2], (best, texts)
+    assert best.choices[0].logprobs is None and best.usage.completion_tokens == every.usage.completion_tokens, best
+
+
+def continued(client):
+    begun = FRANCE + [{"role": "assistant", "content": "The capital of France is"}]
+    whole = client.chat.completions.create(messages=FRANCE, **GREEDY).choices[0].message.content
+    rest = client.chat.completions.create(messages=begun, extra_body={"continue_final_message": True}, **GREEDY)
+    assert begun[-1]["content"] + rest.choices[0].message.content == whole, (rest, whole)
+    bare = client.chat.completions.create(
+        messages=FRANCE, max_tokens=1, extra_body={"add_generation_prompt": False}, **GREEDY
+    )
+    assert bare.usage.prompt_tokens == 37 - 3, bare.usage
+
+
+def truncated(client):
+    ids = {"return_token_ids": True}
+    whole = client.completions.create(prompt="Now, the capital of France is", max_tokens=4, extra_body=ids, **GREEDY)
+    kept = whole.choices[0].prompt_token_ids[-5:]
+    cut = {"truncate_prompt_tokens": 5, **ids}
+    short = client.completions.create(prompt="Now, the capital of France is", max_tokens=4, extra_body=cut, **GREEDY)
+    assert short.choices[0].prompt_token_ids == kept and short.usage.prompt_tokens == 5, short
+    assert short.choices[0].text == client.completions.create(prompt=kept, max_tokens=4, **GREEDY).choices[0].text
+
+
 def stops(client):
     for stop in ("Paris", ["nothing like it", "Paris"]):
         answer = client.chat.completions.create(messages=FRANCE, stop=stop, **GREEDY).choices[0]
@@ -164,7 +218,7 @@ def refuses(client):
     other = {"type": "function", "function": {"name": "g"}}
     check(bad, chat, "tool_choice", messages=FRANCE, tools=[tool], tool_choice=other)
     check(bad, completion, "prompt", says="vocabulary", prompt=[1_000_000])
-    check(bad, completion, "prompt", unsupported, prompt=["a", "b"])
+    check(bad, completion, "prompt[1]", says="vocabulary", prompt=[[1], [1_000_000]])
     check(bad, completion, "max_tokens", "context_length_exceeded", prompt="x", max_tokens=100_000)
     check(openai.NotFoundError, chat, "model", "model_not_found", "nobody", messages=FRANCE, model="nobody")
     # Without effect on tokens, so ignored.
@@ -284,7 +338,8 @@ def deadline(client):
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
-    checks += [completion_of_tokens, stops, sampling, refuses, unknown_fields, logits, forms, tools, deadline]
+    checks += [completion_of_tokens, several_prompts, best_of, continued, truncated, stops, sampling, refuses]
+    checks += [unknown_fields, logits, forms, tools, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

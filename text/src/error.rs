@@ -33,6 +33,9 @@ pub enum TextError {
     /// The template exceeded its limits.
     #[error("the model's chat template takes more than {0} on these messages; send fewer or shorter ones")]
     TemplateTooLong(&'static str),
+    /// The last message cannot be continued.
+    #[error("continue_final_message: the last message cannot be continued: {0}")]
+    NotContinued(&'static str),
     /// A template argument that the server itself sets.
     #[error("`{0}` cannot be set by chat_template_kwargs")]
     ReservedArgument(String),
@@ -63,6 +66,7 @@ impl From<TextError> for RequestError {
             | TextError::Refused(_)
             | TextError::TemplateFailed(_)
             | TextError::TemplateTooLong(_)
+            | TextError::NotContinued(_)
             | TextError::Ambiguous => Self::invalid("messages", message),
             TextError::ReservedArgument(_) => Self::invalid("chat_template_kwargs", message),
             TextError::Encode(_) => Self::new(ErrorKind::InvalidRequest, message),

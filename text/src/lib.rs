@@ -22,7 +22,7 @@ mod stop;
 pub mod tokenizer;
 
 pub use baton_types::TextBundle;
-pub use chat::{ChatRequest, ChatTemplate, Content, Message, Role};
+pub use chat::{ChatRequest, ChatTemplate, Content, Ending, Message, Role};
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

@@ -3,7 +3,9 @@
 mod common;
 
 use baton_text::answer::{AnswerFormat, CallFormat};
-use baton_text::{ChatRequest, ChatTemplate, Content, Message, Prompt, Role, Specials, TextError, Tokenizer, bundle};
+use baton_text::{
+    ChatRequest, ChatTemplate, Content, Ending, Message, Prompt, Role, Specials, TextError, Tokenizer, bundle,
+};
 use baton_types::{GgufTokenizer, TextBundle};
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -48,7 +50,7 @@ fn render(template: &ChatTemplate, messages: &[Message], arguments: Value) -> Re
     let arguments = arguments.as_object().unwrap();
     // 2026-11-21 08:30:00 UTC.
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_249_800);
-    template.render(&ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now })
+    template.render(&ChatRequest { messages, tools: None, ending: Ending::Answer, arguments, now })
 }
 
 fn user(text: &str) -> Message {
@@ -84,7 +86,7 @@ fn ordinary_chats_are_rendered_and_tokenized_as_elsewhere() {
         let request = ChatRequest {
             messages: &messages,
             tools: case.tools.as_ref(),
-            add_generation_prompt: case.generate,
+            ending: if case.generate { Ending::Answer } else { Ending::Messages },
             arguments: &case.arguments,
             now: SystemTime::UNIX_EPOCH,
         };
@@ -101,6 +103,61 @@ fn ordinary_chats_are_rendered_and_tokenized_as_elsewhere() {
         }
     }
     assert!(compared >= 40, "{compared}");
+}
+
+/// One line of `continued_cases.jsonl`, rendered by transformers 5.24 with `continue_final_message`.
+#[derive(Deserialize)]
+struct Continued {
+    template: String,
+    messages: Vec<Map<String, Value>>,
+    expected: Option<String>,
+}
+
+#[test]
+fn the_last_message_is_continued_as_elsewhere() {
+    let (mut compared, mut tokens) = (0, 0);
+    let nothing = Map::new();
+    for (i, case) in common::lines::<Continued>(include_str!("data/continued_cases.jsonl")).into_iter().enumerate() {
+        let role = |m: &Map<String, Value>| Role::from_name(m["role"].as_str().unwrap()).unwrap();
+        let messages: Vec<_> =
+            case.messages.iter().map(|m| Message::text(role(m), m["content"].as_str().unwrap())).collect();
+        let ask = |messages| {
+            let now = SystemTime::UNIX_EPOCH;
+            let request = ChatRequest { messages, tools: None, ending: Ending::Continued, arguments: &nothing, now };
+            named(&case.template).render(&request)
+        };
+        let name = format!("{} in line {}", case.template, i + 1);
+        match (ask(&messages), case.expected) {
+            (Ok(prompt), Some(expected)) => {
+                assert_eq!(prompt.text(), expected, "{name}");
+                compared += 1;
+                let last = case.messages.last().unwrap()["content"].as_str().unwrap();
+                if !last.contains("<|") {
+                    let whole = TOKENIZER.encode(&expected, Specials::Parse).unwrap();
+                    assert_eq!(TOKENIZER.encode_prompt(&prompt).unwrap(), whole, "{name}");
+                    tokens += 1;
+                } else {
+                    assert!(prompt.controls().last().is_none_or(|c| c.end <= expected.len() - last.len()), "{name}");
+                }
+            }
+            (Err(_), None) => {}
+            (got, expected) => panic!("{name}: got {got:?}, expected {expected:?}"),
+        }
+    }
+    assert!(compared >= 45 && tokens >= 40, "{compared} {tokens}");
+    let ask = |content| {
+        let messages = [Message { content, ..user("") }];
+        let now = SystemTime::UNIX_EPOCH;
+        let request =
+            ChatRequest { messages: &messages, tools: None, ending: Ending::Continued, arguments: &nothing, now };
+        named("smollm2").render(&request).map(|prompt| prompt.text().rsplit('\n').next().map(str::to_owned))
+    };
+    assert!(matches!(ask(None), Err(TextError::NotContinued(_))));
+    let parts = Content::Parts(vec!["a".into(), "b ".into()]);
+    assert_eq!(ask(Some(parts)).unwrap().as_deref(), Some("b "));
+    // Characters that serve as marks elsewhere.
+    let private = Content::Text("\u{10_0000}\u{10_0050}\u{10_0011} x".into());
+    assert_eq!(ask(Some(private.clone())).unwrap().map(Content::Text), Some(private));
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub struct SamplingParams {
     pub top_k: u32,
     /// Keep tokens whose probability, after the temperature, is at least this part of the most likely one's; 0 keeps all. 0 to 1.
     pub min_p: f32,
+    /// Keep, of what the other filters keep, the tokens whose information is nearest to the entropy and that together have this part of the
+    /// probability (arXiv:2202.00666). (0, 1]; 1 keeps all.
+    pub typical_p: f32,
     /// Subtracted once from the logit of every token already *generated*. -2 to 2.
     pub presence_penalty: f32,
     /// Subtracted per earlier occurrence from the logit of every token already *generated*. -2 to 2.
@@ -36,6 +39,8 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The only tokens that are drawn; empty: all.
     pub allowed_token_ids: Vec<TokenId>,
+    /// Words, as tokens, that the answer does not have: the last token of one is not drawn where the answer ends in its others.
+    pub bad_words: Vec<Vec<TokenId>>,
     /// What the text of the answer must match.
     pub grammar: Option<Arc<Grammar>>,
     /// Report the log-probability of each chosen token and of this many most likely ones.
@@ -49,6 +54,7 @@ impl Default for SamplingParams {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            typical_p: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             repetition_penalty: 1.0,
@@ -59,6 +65,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             logit_bias: Vec::new(),
             allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
             grammar: None,
             logprobs: None,
         }
@@ -70,6 +77,12 @@ pub const SAMPLING_CONSTRAINTS: &str = "sampling-constraints";
 
 /// Capability of workers that know `min_p`.
 pub const SAMPLING_MIN_P: &str = "sampling-min-p";
+
+/// Capability of workers whose device knows `typical_p`.
+pub const SAMPLING_TYPICAL_P: &str = "sampling-typical-p";
+
+/// Capability of workers whose device knows `bad_words`.
+pub const SAMPLING_BAD_WORDS: &str = "sampling-bad-words";
 
 /// A parameter out of its range.
 #[allow(missing_docs, reason = "the names of fields say it")]
@@ -92,6 +105,10 @@ impl SamplingParams {
     pub const LOGIT_BIAS_MAX: usize = 1024;
     /// Most tokens of `allowed_token_ids`.
     pub const ALLOWED_TOKEN_IDS_MAX: usize = 8192;
+    /// Most token sequences of `bad_words`.
+    pub const BAD_WORDS_MAX: usize = 256;
+    /// Most tokens of one of them.
+    pub const BAD_WORD_TOKENS_MAX: usize = 128;
 
     /// Checks every field and returns the parameters, or the first field out of range.
     pub fn try_new(self) -> Result<Self, SamplingError> {
@@ -103,6 +120,8 @@ impl SamplingParams {
         in_range("temperature", "0 to 2", t, (0.0..=2.0).contains(&t))?;
         in_range("top_p", "over 0 and at most 1", p, p > 0.0 && p <= 1.0)?;
         in_range("min_p", "0 to 1", self.min_p, (0.0..=1.0).contains(&self.min_p))?;
+        let typical = self.typical_p;
+        in_range("typical_p", "over 0 and at most 1", typical, typical > 0.0 && typical <= 1.0)?;
         in_range("presence_penalty", "-2 to 2", pp, (-2.0..=2.0).contains(&pp))?;
         in_range("frequency_penalty", "-2 to 2", fp, (-2.0..=2.0).contains(&fp))?;
         in_range("repetition_penalty", "over 0 and at most 10", r, r > 0.0 && r <= 10.0)?;
@@ -132,6 +151,12 @@ impl SamplingParams {
             .try_for_each(|&(_, bias)| in_range("logit_bias", "-100 to 100", bias, (-100.0..=100.0).contains(&bias)))?;
         if self.allowed_token_ids.len() > Self::ALLOWED_TOKEN_IDS_MAX {
             return refuse("allowed_token_ids", "at most 8192 ids", self.allowed_token_ids.len().to_string());
+        }
+        if self.bad_words.len() > Self::BAD_WORDS_MAX {
+            return refuse("bad_words", "at most 256 sequences of tokens", self.bad_words.len().to_string());
+        }
+        if let Some(word) = self.bad_words.iter().find(|word| !(1..=Self::BAD_WORD_TOKENS_MAX).contains(&word.len())) {
+            return refuse("bad_words", "words of 1 to 128 tokens", word.len().to_string());
         }
         if self.grammar.is_some() && !self.allowed_token_ids.is_empty() {
             return refuse("allowed_token_ids", "left out where the answer has a grammar", "both".into());
@@ -190,6 +215,12 @@ mod tests {
         check("top_p", |p| p.top_p = 0.0);
         check("min_p", |p| p.min_p = 1.1);
         check("min_p", |p| p.min_p = f32::NAN);
+        check("typical_p", |p| p.typical_p = 0.0);
+        check("typical_p", |p| p.typical_p = 1.1);
+        check("typical_p", |p| p.typical_p = f32::NAN);
+        check("bad_words", |p| p.bad_words = vec![vec![1]; 257]);
+        check("bad_words", |p| p.bad_words = vec![vec![]]);
+        check("bad_words", |p| p.bad_words = vec![vec![1; 129]]);
         check("presence_penalty", |p| p.presence_penalty = -2.1);
         check("frequency_penalty", |p| p.frequency_penalty = 3.0);
         check("repetition_penalty", |p| p.repetition_penalty = 0.0);

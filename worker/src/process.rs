@@ -286,7 +286,9 @@ fn record(
     let layers = layout.groups().iter().map(|g| g.layers.len() as u32).sum();
     let planes = layout.groups().iter().flat_map(|group| &group.planes);
     let kv_heads = planes.map(|plane| plane.heads()).max().unwrap_or(0);
-    let grammars = loaded.engine.has_grammars().then(|| grammar::REVISION.to_owned());
+    let grammars = loaded.engine.has_grammars().then_some(grammar::REVISION);
+    let of_all = [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P].into_iter();
+    let capabilities = of_all.chain(loaded.device.info().sampling.iter().copied()).chain(grammars);
     InstanceRecord {
         party: party.clone(),
         role,
@@ -305,6 +307,6 @@ fn record(
             layers: 0..layers,
             kv_heads: 0..kv_heads,
         }],
-        capabilities: [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P].map(str::to_owned).into_iter().chain(grammars).collect(),
+        capabilities: capabilities.map(str::to_owned).collect(),
     }
 }

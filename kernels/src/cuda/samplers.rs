@@ -72,6 +72,9 @@ impl Samplers {
         if biased > BIASES_MAX {
             return Err(DeviceError::Step(format!("{biased} tokens have a bias, {BIASES_MAX} fit")));
         }
+        if join.sampling.typical_p < 1.0 || !join.sampling.bad_words.is_empty() {
+            return Err(DeviceError::Step("typical_p and bad_words are not implemented on GPUs".into()));
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::device::{
 };
 use crate::program::{Program, check};
 use baton_memory::{HostPool, PoolMemory};
-use baton_types::{KvPoolMap, MemoryKind};
+use baton_types::{KvPoolMap, MemoryKind, SAMPLING_BAD_WORDS, SAMPLING_TYPICAL_P};
 use std::sync::Arc;
 
 impl<K: HostKernels> Device for HostDevice<K> {
@@ -19,6 +19,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
             kernel_revision: kernels.revision(),
             memory: MemoryKind::Host,
             asynchronous: false,
+            sampling: &[SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS],
         }
     }
 

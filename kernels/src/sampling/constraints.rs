@@ -69,13 +69,15 @@ impl TokenSet {
     }
 }
 
-/// Bias and allowed tokens of one draw.
+/// Bias, allowed and barred tokens of one draw.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Constraints<'a> {
     /// Added to the logits of these tokens, before the penalties; each token at most once.
     pub bias: &'a [(TokenId, f32)],
     /// Only tokens in both sets may be drawn; `None` is every token.
     pub allowed: [Option<&'a TokenSet>; 2],
+    /// These tokens may not be drawn.
+    pub barred: &'a [TokenId],
 }
 
 impl Constraints<'_> {
@@ -90,16 +92,25 @@ impl Constraints<'_> {
 
     /// Gives every other token the logit `-inf`, so the weight 0.
     pub(super) fn keep_allowed(&self, logits: &mut [f32]) -> Result<(), SampleError> {
-        if self.allowed == [None, None] {
-            return Ok(());
+        let mut kept = if self.allowed == [None, None] { logits.len() } else { self.keep_sets(logits) };
+        for token in self.barred {
+            if let Some(logit) = logits.get_mut(*token as usize).filter(|logit| logit.is_finite()) {
+                *logit = f32::NEG_INFINITY;
+                kept -= 1;
+            }
         }
+        if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }
+    }
+
+    /// Keeps what is in both sets. Returns how many tokens these are.
+    fn keep_sets(&self, logits: &mut [f32]) -> usize {
         let mut kept = 0;
         for (at, logits) in logits.chunks_mut(WORD).enumerate() {
             // Bits behind the vocabulary count for nothing.
             let there = u64::MAX >> (WORD - logits.len());
             let word = |set: &&TokenSet| set.words.get(at).copied().unwrap_or(0);
             let allowed = self.allowed.iter().flatten().map(word).fold(there, |all, word| all & word);
-            kept += allowed.count_ones();
+            kept += allowed.count_ones() as usize;
             if allowed == 0 {
                 logits.fill(f32::NEG_INFINITY);
             } else if allowed != there {
@@ -108,7 +119,7 @@ impl Constraints<'_> {
                 }
             }
         }
-        if kept == 0 { Err(SampleError::NothingAllowed) } else { Ok(()) }
+        kept
     }
 }
 

@@ -1,17 +1,20 @@
-//! Temperature, min-p, top-k, top-p and the draw.
+//! Temperature, min-p, top-k, top-p, typical tokens and the draw.
 //!
 //! Shares ([`super::shares`]) are never normalized: top-p is cut at a part of their sum, and a draw walks their running sum by ascending
-//! id. Min-p, top-k and top-p each give a smallest key that is kept; the last two by a radix selection. Nothing here depends on an order of adding.
+//! id. Min-p, top-k and top-p each give a smallest key that is kept; the last two by a radix selection. Typical tokens ([`super::typical`]) are
+//! chosen among those kept. Nothing here depends on an order of adding.
 
 use super::order::{keys, least_of_largest, most_likely};
-use super::shares::{least_share, shares};
+use super::shares::{least_share, part, shares};
+use super::typical;
 use baton_types::{SamplingParams, TokenId};
 
 /// Draws a token with the uniform number `uniform`, a multiple of 2^-53 in `[0, 1)`. `logits` must have a finite largest one, the
 /// temperature must be positive.
 pub(super) fn draw(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId {
-    let SamplingParams { temperature, top_p, top_k, min_p, .. } = *params;
-    let shares = shares(logits, logits[most_likely(logits) as usize], temperature);
+    let SamplingParams { temperature, top_p, top_k, min_p, typical_p, .. } = *params;
+    let best = logits[most_likely(logits) as usize];
+    let mut shares = shares(logits, best, temperature);
     let top_k = Some(top_k as usize).filter(|k| (1..logits.len()).contains(k));
     let keys = if top_k.is_some() || top_p < 1.0 || min_p > 0.0 { keys(logits) } else { Vec::new() };
     let mut least = top_k.map_or(0, |k| least_of_largest(&keys, |_| 1, k as u64));
@@ -25,14 +28,13 @@ pub(super) fn draw(params: &SamplingParams, logits: &[f32], uniform: f64) -> Tok
         let share = |token: usize| if keys[token] >= least { shares[token] } else { 0 };
         let sum: u64 = (0..keys.len()).map(share).sum();
         // The shortest run of tokens, most likely first, whose shares reach this, at least one token (Holtzman et al., arXiv:1904.09751).
-        let enough = (f64::from(top_p) * sum as f64).ceil() as u64;
-        least = least_of_largest(&keys, share, enough.max(1));
+        least = least_of_largest(&keys, share, part(top_p, sum));
     }
-    let kept = shares.iter().enumerate().map(|(token, share)| match keys.get(token) {
-        Some(key) if *key < least => 0,
-        _ => *share,
-    });
-    pick(kept, uniform)
+    shares.iter_mut().zip(&keys).filter(|(_, key)| **key < least).for_each(|(share, _)| *share = 0);
+    if typical_p < 1.0 {
+        typical::keep(typical_p, |token| typical::depth(logits[token], best, temperature), &mut shares);
+    }
+    pick(shares.into_iter(), uniform)
 }
 
 /// Token `i` with probability `shares[i] / sum`: the first whose running sum exceeds `floor(uniform * sum)`.

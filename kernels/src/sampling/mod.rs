@@ -1,7 +1,8 @@
 //! Samples the next token from logits. Pure: the same logits, parameters, history and position give the same token on every host.
 //!
 //! Order of the steps, each documented in its module: bias, repetition penalty over prompt and output, frequency and presence penalties over
-//! the output (`history`), allowed tokens (`constraints`), temperature, min-p, top-k, top-p, draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
+//! the output (`history`), allowed tokens and barred ones (`constraints`, `words`), temperature, min-p, top-k, top-p, typical tokens (`typical`),
+//! draw (`distribution`). Random numbers are counter-based (`random`), so replay, preemption
 //! and migration need no sampler state besides the tokens. Log-probabilities (`logprobs`) describe the model: whole vocabulary, before
 //! bias, penalties and temperature.
 //!
@@ -21,11 +22,14 @@ pub(crate) mod random;
 pub(crate) mod shares;
 #[cfg(test)]
 mod tests;
+pub(crate) mod typical;
+mod words;
 
 pub use constraints::{Constraints, TokenSet};
 pub use history::History;
 pub(crate) use logprobs::log_total;
 pub use logprobs::{log_sum_exp, token_logprobs};
+pub use words::Words;
 
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
 use std::borrow::Cow;
@@ -106,11 +110,11 @@ impl Draw<'_> {
 
     /// Whether [`Draw::adjust`] may change anything.
     pub(crate) fn adjusts(&self) -> bool {
-        let Constraints { bias, allowed } = self.constraints;
-        !bias.is_empty() || allowed != [None, None] || History::is_needed(self.params)
+        let Constraints { bias, allowed, barred } = self.constraints;
+        !bias.is_empty() || allowed != [None, None] || !barred.is_empty() || History::is_needed(self.params)
     }
 
-    /// Bias, penalties, then allowed tokens.
+    /// Bias, penalties, then allowed and barred tokens.
     pub(crate) fn adjust(&self, logits: &mut [f32]) -> Result<(), SampleError> {
         self.constraints.add_bias(logits);
         self.history.penalize(self.params, logits);

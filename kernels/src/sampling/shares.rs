@@ -17,6 +17,11 @@ pub(crate) fn least_share(min_p: f32) -> u64 {
     (f64::from(min_p) * ONE as f64).ceil() as u64
 }
 
+/// What the shares of top-p and of typical tokens reach: this part of a sum, at least 1.
+pub(crate) fn part(p: f32, sum: u64) -> u64 {
+    ((f64::from(p) * sum as f64).ceil() as u64).max(1)
+}
+
 /// `floor(weight * 2^40)` of a weight of at most 1, by 32-bit conversions, of which processors have vectors. Every step is exact.
 #[inline(always)]
 fn share(weight: f32) -> u64 {

@@ -1,7 +1,7 @@
 //! What sampling needs of each slot: the operation `Sample` of devices that compute on the host, and of models in tests.
 
 use super::{Delta, Join, LateMask, Logits, RowId, SlotOutput, StepInput, StepOutput};
-use crate::sampling::{Constraints, Draw, History, SampleError, Sampled, TokenSet};
+use crate::sampling::{Constraints, Draw, History, SampleError, Sampled, TokenSet, Words};
 use baton_types::{SamplingParams, TokenId};
 use std::sync::{Arc, OnceLock};
 
@@ -36,6 +36,7 @@ struct Sampler {
     allowed: Option<Arc<TokenSet>>,
     /// Empty where there are no penalties.
     history: History,
+    words: Words,
     last: TokenId,
     /// Why a row yielded no token. The sequence goes no further: a row launched behind it has computed another one.
     failed: Option<SampleError>,
@@ -51,8 +52,10 @@ impl From<&Join> for Sampler {
         } else {
             History::default()
         };
+        let words = Words::rebuild(&params.bad_words, &join.tokens[join.prompt_len.min(join.tokens.len())..]);
         Self {
             params,
+            words,
             sample_index: join.sample_index,
             bias: join.bias.clone(),
             allowed: join.allowed.clone(),
@@ -74,12 +77,17 @@ impl Sampler {
     ) -> Result<Sampled, SampleError> {
         self.failed.map_or(Ok(()), Err)?;
         let late = mask.map(LateMask::wait).transpose()?;
+        let barred: Vec<TokenId> = self.words.barred(&self.params.bad_words).collect();
         let draw = Draw {
             params: &self.params,
             history: &self.history,
             position: position as u64 + 1,
             sample_index: self.sample_index,
-            constraints: Constraints { bias: &self.bias, allowed: [self.allowed.as_deref(), late.as_deref()] },
+            constraints: Constraints {
+                bias: &self.bias,
+                allowed: [self.allowed.as_deref(), late.as_deref()],
+                barred: &barred,
+            },
         };
         rows.sample(&draw, logits)
     }
@@ -91,6 +99,7 @@ impl Sampler {
                 if History::is_needed(&self.params) {
                     self.history.push(*token);
                 }
+                self.words.push(*token);
                 self.last = *token;
                 Some(*token)
             }

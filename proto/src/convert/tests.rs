@@ -14,23 +14,27 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
-    let floats = (0.0f32..=2.0, 0.001f32..=1.0, 0.0f32..=1.0, -2.0f32..=2.0, -2.0f32..=2.0, 0.1f32..=10.0);
+    let floats =
+        (0.0f32..=2.0, 0.001f32..=1.0, 0.0f32..=1.0, 0.001f32..=1.0, -2.0f32..=2.0, -2.0f32..=2.0, 0.1f32..=10.0);
     let ids = || vec(any::<u32>(), 0..4);
-    let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids(), grammar());
+    let words = vec(vec(any::<u32>(), 1..4), 0..3);
+    let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids(), words, grammar());
     (floats, any::<(u32, u64, bool)>(), 1u32.., ids(), proptest::option::of(0u32..=20), constraints).prop_map(
         |(
-            (temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty),
+            (temperature, top_p, min_p, typical_p, presence_penalty, frequency_penalty, repetition_penalty),
             (top_k, seed, ignore_eos),
             max_tokens,
             stop_token_ids,
             logprobs,
-            (min_tokens, logit_bias, allowed_token_ids, grammar),
+            (min_tokens, logit_bias, allowed_token_ids, bad_words, grammar),
         )| {
             SamplingParams {
                 temperature,
                 top_p,
                 top_k,
                 min_p,
+                typical_p,
+                bad_words,
                 presence_penalty,
                 frequency_penalty,
                 repetition_penalty,

@@ -102,6 +102,12 @@ pub struct SamplingParams {
     /// Only to workers with the capability sampling-min-p.
     #[prost(float, tag = "16")]
     pub min_p: f32,
+    /// Unset: all tokens. Only to workers with the capability sampling-typical-p.
+    #[prost(float, optional, tag = "17")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// Only to workers with the capability sampling-bad-words.
+    #[prost(message, repeated, tag = "18")]
+    pub bad_words: ::prost::alloc::vec::Vec<TokenIds>,
 }
 /// What the text of an answer matches, whole.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -340,6 +346,16 @@ pub struct GenerateRequest {
     pub n: ::core::option::Option<u32>,
     #[prost(message, optional, tag = "17")]
     pub grammar: ::core::option::Option<Grammar>,
+    /// Chats: false ends the prompt with the last message, without the beginning of an answer. Unset: true, unless continue_final_message is set.
+    #[prost(bool, optional, tag = "25")]
+    pub add_generation_prompt: ::core::option::Option<bool>,
+    /// Chats: the answer continues the last message.
+    #[prost(bool, tag = "26")]
+    pub continue_final_message: bool,
+    /// Of a longer prompt, only so many of its last tokens are kept; -1: as many as the context has beside the answer. Unset: a prompt that does
+    /// not fit is refused.
+    #[prost(sint64, optional, tag = "27")]
+    pub truncate_prompt_tokens: ::core::option::Option<i64>,
 }
 /// How a request uses prefix caches. Unset fields take the router's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -424,6 +440,13 @@ pub struct Sampling {
     /// Tokens less likely than this part of the most likely one are not drawn. 0 to 1; unset or 0: all are.
     #[prost(float, optional, tag = "15")]
     pub min_p: ::core::option::Option<f32>,
+    /// Of what the other filters keep, only the tokens whose information is nearest to the entropy and that together have this part of the
+    /// probability are drawn. Over 0 and at most 1; unset or 1: all.
+    #[prost(float, optional, tag = "16")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// Words that the answer does not have, with and without a space before them. At most 128, of at most 127 bytes.
+    #[prost(string, repeated, tag = "17")]
+    pub bad_words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {

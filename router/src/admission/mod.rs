@@ -209,8 +209,10 @@ impl Admission {
         share: Share,
     ) -> Result<Vec<Slot>, RequestError> {
         if samples as usize > self.0.inside_max {
-            let message =
-                format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
+            let message = format!(
+                "the number of prompts times n must be at most {}: so many may run or wait here; got {samples}",
+                self.0.inside_max
+            );
             return Err(RequestError::invalid("n", message));
         }
         let mut state = self.0.state.lock();

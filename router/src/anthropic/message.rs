@@ -1,7 +1,7 @@
 //! Answers in one body.
 
 use super::stream::MessageStream;
-use crate::output::{Delta, Finished, Total};
+use crate::output::{Choices, Delta, Finished, Total};
 use crate::wire::serialize::length;
 use crate::wire::{Ended, Form, Parts, PartsReader, Spent};
 use baton_node::intake::Hold;
@@ -163,8 +163,8 @@ impl Form for MessageForm {
         self.is_stream
     }
 
-    fn samples(&self) -> u32 {
-        1
+    fn choices(&self) -> Choices {
+        Choices::of_one(1)
     }
 
     fn prompt_tokens(&self) -> usize {

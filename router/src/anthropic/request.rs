@@ -6,7 +6,7 @@ use crate::openai::common::{Common, SHARED, take_common};
 use crate::request::{AskedGrammar, MESSAGES_MAX, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_null};
 use crate::wire::{Chat, json};
-use baton_text::{Role, STOPS_MAX, StopMatcher};
+use baton_text::{Ending, Role, STOPS_MAX, StopMatcher};
 use baton_types::{ErrorKind, Grammar, RequestError};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -66,7 +66,7 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
         template_kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
     }
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
-    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs }, common))
+    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs, ending: Ending::Answer }, common))
 }
 
 fn take_messages(fields: &mut Fields<'_>, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {

@@ -21,7 +21,7 @@ fn ask(more: Value) -> Result<Asked, RequestError> {
     let (prompt, common) = parse(body.to_string().as_bytes())?;
     match prompt {
         Prompt::Chat { messages, template_kwargs, .. } => Ok((messages, template_kwargs, common)),
-        Prompt::Segments(_) => panic!("not a chat"),
+        Prompt::Segments(_) | Prompt::List(_) => panic!("not a chat"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::core::Core;
 use super::job::Job;
+use super::sample::Sample;
 use crate::output::{Delta, Event, EventResult, Finished};
 use baton_text::{Detokenizer, StopMatcher};
 use baton_types::events::TransferReport;
@@ -17,6 +18,8 @@ pub(super) struct Answer<'a> {
     job: &'a Job,
     /// Index of its sample.
     sample: u32,
+    /// Most tokens that it has.
+    max_tokens: u32,
     out: &'a mpsc::Sender<EventResult>,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
@@ -37,11 +40,13 @@ pub(super) struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub(super) fn new(core: &'a Core, job: &'a Job, sample: u32, out: &'a mpsc::Sender<EventResult>) -> Self {
+    pub(super) fn new(core: &'a Core, sample: &Sample<'a>, out: &'a mpsc::Sender<EventResult>) -> Self {
+        let (job, prompt, sample) = (sample.job, sample.prompt(), sample.index);
         Self {
             core,
             job,
             sample,
+            max_tokens: prompt.max_tokens,
             out,
             detokenizer: job.model.text.as_deref().map(|text| text.detokenizer(job.marks())),
             stops: job.stops.clone(),
@@ -49,7 +54,7 @@ impl<'a> Answer<'a> {
             last: None,
             stalled: Duration::ZERO,
             timings: PhaseTimings::default(),
-            usage: Usage { prompt_tokens: job.tokens.len() as u32, ..Usage::default() },
+            usage: Usage { prompt_tokens: prompt.tokens.len() as u32, ..Usage::default() },
             tokens: Vec::new(),
             carried: 0,
             classes: Vec::new(),
@@ -141,7 +146,7 @@ impl<'a> Answer<'a> {
         }
         self.usage.completion_tokens += 1;
         self.tokens.push(token.id);
-        let spent = self.usage.completion_tokens >= self.job.sampling.max_tokens;
+        let spent = self.usage.completion_tokens >= self.max_tokens;
         let mut finish = token.finish.or(spent.then_some(FinishReason::Length));
         let mut text = String::new();
         if let Some(detokenizer) = &mut self.detokenizer {

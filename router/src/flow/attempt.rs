@@ -13,8 +13,8 @@ use crate::recovery::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
 use crate::status::OpenHandoff;
 use crate::workers::WorkerHandle;
 use baton_types::{
-    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime, SequenceSpec,
-    TransferReport, seeded,
+    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime,
+    SamplingParams, SequenceSpec, TransferReport, seeded,
 };
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -102,14 +102,14 @@ impl Attempt<'_> {
 
     /// The prompt and what was generated so far: samplers rebuild their state from the tokens.
     fn sequence(&self, answer: &Answer<'_>) -> SequenceSpec {
-        let job = self.sample.job;
+        let (job, prompt) = (self.sample.job, self.sample.prompt());
         let replayed_as_prompt = if seeded!(ReplayAsPrompt) { answer.tokens().len() } else { 0 };
         SequenceSpec {
             request_id: attempt_id(&job.id, &*self.core.runtime),
-            tokens: [&job.tokens, answer.tokens()].concat(),
-            prompt_len: job.tokens.len() + replayed_as_prompt,
-            sampling: job.sampling.clone(),
-            sample_index: self.sample.index,
+            tokens: [&prompt.tokens, answer.tokens()].concat(),
+            prompt_len: prompt.tokens.len() + replayed_as_prompt,
+            sampling: SamplingParams { max_tokens: prompt.max_tokens, ..job.sampling.clone() },
+            sample_index: self.sample.of_prompt(),
             priority: job.priority,
             cache: job.cache.clone(),
             share: job.share(),

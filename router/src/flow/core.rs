@@ -192,7 +192,7 @@ impl Core {
     /// router knows.
     #[doc(hidden)] // For simulations.
     pub fn known_of(&self, request: &Prepared) -> Vec<(Party, usize)> {
-        let found = self.prefixes.lookup(&request.hashes, &*self.runtime);
+        let found = self.prefixes.lookup(request.hashes(), &*self.runtime);
         let mut known: Vec<_> = found.all().map(|(party, tokens)| (party.clone(), tokens)).collect();
         known.sort();
         known

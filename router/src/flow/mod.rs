@@ -68,7 +68,7 @@ impl Core {
         let received = request.received;
         let started = async {
             let admitted = self.prepare(request, prompt, &span).await?;
-            let (out, events) = mpsc::channel(self.limits.events_max(admitted.request.samples));
+            let (out, events) = mpsc::channel(self.limits.events_max(admitted.request.choices().count()));
             let request = admitted.request.clone();
             let metrics = self.metrics.of(&request.model.card.id, received);
             run::start(self, Job::new(request.clone(), span.clone(), metrics), admitted, out);

@@ -102,7 +102,7 @@ impl Sample<'_> {
         let _entered = span.enter();
         let now = core.runtime.now();
         let demand = self.demand(core, answer, now);
-        let found = core.prefixes.lookup(&self.job.hashes, &*core.runtime);
+        let found = core.prefixes.lookup(&self.prompt().hashes, &*core.runtime);
         let search = Search { demand, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
@@ -177,9 +177,9 @@ impl Sample<'_> {
         let standing = core.admission.standing(share);
         let (longest, slowness) = core.experience.times(model, share.tenant, standing, now);
         Demand {
-            prompt_tokens: (self.job.tokens.len() + answer.tokens().len()) as u64,
-            total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
-            answer_tokens: core.experience.answer_tokens(model, share.tenant, self.job.sampling.max_tokens),
+            prompt_tokens: (self.prompt().tokens.len() + answer.tokens().len()) as u64,
+            total_tokens: self.prompt().tokens.len() as u64 + u64::from(self.prompt().max_tokens),
+            answer_tokens: core.experience.answer_tokens(model, share.tenant, self.prompt().max_tokens),
             slowness,
             longest,
             standing,
@@ -244,7 +244,7 @@ impl Sample<'_> {
         };
         let mut candidates = self.candidates(core, demand.standing, fits, *now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, set));
-        core.prefixes.fill(&self.job.hashes, found, &mut candidates.view, *now);
+        core.prefixes.fill(&self.prompt().hashes, found, &mut candidates.view, *now);
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
         {
@@ -267,7 +267,7 @@ impl Sample<'_> {
         let predicted = decision.predicted;
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
-        let coming = core.prefixes.coming(computes, &self.job.hashes, *now + time.min(COMING_MAX));
+        let coming = core.prefixes.coming(computes, &self.prompt().hashes, *now + time.min(COMING_MAX));
         Ok(Chosen {
             decode,
             prefill,

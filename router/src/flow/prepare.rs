@@ -5,6 +5,7 @@ use super::hashes::prompt_hashes;
 use super::tokenize::Work;
 use crate::admission::Slot;
 use crate::models::{Named, lookup};
+use crate::output::Choices;
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
@@ -23,13 +24,11 @@ pub struct Prepared {
     pub(crate) model: Arc<ServedModel>,
     /// The adapter that computes it, by the digest that was served when it came: every attempt has this one.
     pub(crate) adapter: Option<AdapterCard>,
-    /// Tokens of its prompt.
-    pub tokens: Arc<[TokenId]>,
-    /// Hashes of the cacheable blocks of its prompt.
-    pub(crate) hashes: Arc<[PrefixHash]>,
+    /// Its prompts, at least one. Each has as many answers as there are samples.
+    pub(crate) prompts: Vec<PreparedPrompt>,
     /// How it uses prefix caches; `None` shares nothing.
     pub(crate) cache: Option<CacheUse>,
-    /// Complete, including the drawn seed if none was given.
+    /// Complete, including the drawn seed if none was given. Its `max_tokens` are those of the first prompt.
     pub sampling: SamplingParams,
     /// Where its prompt is prefilled.
     pub(crate) policy: PrefillPolicy,
@@ -37,11 +36,42 @@ pub struct Prepared {
     pub(crate) placed: OnceLock<Reason>,
 }
 
+/// One prompt of a request.
+#[derive(Debug)]
+pub(crate) struct PreparedPrompt {
+    pub(crate) tokens: Arc<[TokenId]>,
+    /// Hashes of its cacheable blocks.
+    pub(crate) hashes: Arc<[PrefixHash]>,
+    /// Most tokens of each of its answers.
+    pub(crate) max_tokens: u32,
+}
+
 impl Prepared {
-    /// Hashes of the cacheable blocks of its prompt.
+    /// The prompt; of several, the first.
+    pub(crate) fn prompt(&self) -> &PreparedPrompt {
+        &self.prompts[0]
+    }
+
+    /// How its answers are counted.
+    pub(crate) fn choices(&self) -> Choices {
+        Choices { prompts: self.prompts.len() as u32, samples: self.samples }
+    }
+
+    /// Tokens of all its prompts.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
+
+    /// Tokens of its prompt; of several, those of the first.
+    #[doc(hidden)] // For simulations.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.prompt().tokens
+    }
+
+    /// Hashes of the cacheable blocks of its prompt; of several, those of the first.
     #[doc(hidden)] // For simulations.
     pub fn hashes(&self) -> &[PrefixHash] {
-        &self.hashes
+        &self.prompt().hashes
     }
 
     /// The name of what answers: the adapter, or the model's id.
@@ -75,7 +105,7 @@ impl Deref for Prepared {
 #[derive(Debug)]
 pub(super) struct Admitted {
     pub(super) request: Arc<Prepared>,
-    /// One for each sample.
+    /// One for each answer.
     pub(super) slots: Vec<Slot>,
     pub(super) quota: Quota,
 }
@@ -105,6 +135,22 @@ fn require_calls(parameters: &mut Parameters, model: &ServedModel) -> Result<(),
     Ok(())
 }
 
+/// Drops what the request does not keep of long prompts.
+fn truncate(parameters: &Parameters, prompts: &mut [Vec<TokenId>], model: &ServedModel) {
+    let Some(truncate) = parameters.truncate else { return };
+    for tokens in prompts {
+        truncate.apply(tokens, &parameters.sampling, model.tokens_max);
+    }
+}
+
+/// The error of one of several prompts tells which.
+pub(super) fn of_prompt(at: usize, prompts: u32, error: RequestError) -> RequestError {
+    match error.param.as_deref() {
+        Some("prompt") if prompts > 1 => error.param(format!("prompt[{at}]")),
+        _ => error,
+    }
+}
+
 impl Core {
     /// Checks, admits and tokenizes.
     pub(super) async fn prepare(
@@ -121,12 +167,14 @@ impl Core {
             let message = "the deadline had passed when the request came";
             return Err(RequestError::new(ErrorKind::DeadlineExceeded, message));
         }
-        request.check()?;
+        let prompts = prompt.count();
+        request.check(prompts)?;
+        let answers = prompts * request.samples;
         let cache = self.cache.resolve(&request.tenant, &request.cache)?;
         let key = request.key.as_ref();
-        let mut quota = self.quotas.enter(key, request.samples, request.priority)?;
+        let mut quota = self.quotas.enter(key, answers, request.priority)?;
         let key = key.map(|key| key.id);
-        let slots = self.admission.enter_all(request.samples, request.priority, key, request.share())?;
+        let slots = self.admission.enter_all(answers, request.priority, key, request.share())?;
 
         let Named { model, adapter } = self.named(&request.model, request.deadline).await?;
         let served = adapter.as_ref().map_or(&model.card.id, |adapter| &adapter.name);
@@ -145,41 +193,60 @@ impl Core {
         let grammar = request.sampling.grammar.clone();
         let is_form = grammar.as_ref().is_some_and(|asked| !matches!(*asked.grammar, Grammar::Calls(_)));
         let opens_content = is_form && matches!(prompt, Prompt::Chat { .. });
-        let work = Work { prompt, grammar };
+        let work = Work { prompt, grammar, truncates: request.truncate.is_some() };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
-        let (mut tokens, slots) = tokenized.instrument(tokenize).await?;
+        let (mut tokenized, slots) = tokenized.instrument(tokenize).await?;
         if let Some(text) = model.text.as_ref().filter(|_| opens_content) {
-            tokens.extend(text.opens_content()?);
+            let opening = text.opens_content()?;
+            tokenized.iter_mut().for_each(|tokens| tokens.extend_from_slice(&opening));
         }
-        check_tokens(&tokens, &model.card)?;
+        truncate(&request.parameters, &mut tokenized, &model);
         let random = self.runtime.random();
-        let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random)?;
+        let resolve = |(at, tokens): (usize, &Vec<TokenId>)| {
+            let resolved = check_tokens(tokens, &model.card)
+                .and_then(|()| request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random));
+            resolved.map_err(|error| of_prompt(at, prompts, error))
+        };
+        let resolved = tokenized.iter().enumerate().map(resolve).collect::<Result<Vec<_>, _>>()?;
+        let most: Vec<u32> = resolved.iter().map(|sampling| sampling.max_tokens).collect();
+        let no_prompt = || RequestError::invalid("prompt", "the prompt is empty; give at least one token");
+        let sampling = resolved.into_iter().next().ok_or_else(no_prompt)?;
         sampling.check_ends(&model.card.end_tokens)?;
-        quota.add_tokens(tokens.len() as u64 + u64::from(request.samples) * u64::from(sampling.max_tokens))?;
-        span.record("gen_ai.request.max_tokens", sampling.max_tokens);
+        let takes =
+            |(tokens, max): (&Vec<TokenId>, &u32)| tokens.len() as u64 + u64::from(request.samples) * u64::from(*max);
+        quota.add_tokens(tokenized.iter().zip(&most).map(takes).sum())?;
+        span.record("gen_ai.request.max_tokens", most.iter().copied().max());
         span.record("gen_ai.request.temperature", f64::from(sampling.temperature));
         span.record("gen_ai.request.top_p", f64::from(sampling.top_p));
         span.record("gen_ai.request.seed", sampling.seed);
-        let tokens: Arc<[TokenId]> = tokens.into();
         let (fingerprint, digest) = (&model.card.fingerprint, adapter.as_ref().map(|adapter| adapter.digest));
-        let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), fingerprint, digest, &tokens).await?;
+        let mut prompts = Vec::with_capacity(tokenized.len());
+        for (tokens, max_tokens) in tokenized.into_iter().zip(most) {
+            let tokens: Arc<[TokenId]> = tokens.into();
+            let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), fingerprint, digest, &tokens).await?;
+            prompts.push(PreparedPrompt { tokens, hashes, max_tokens });
+        }
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         let placed = OnceLock::new();
-        let request = Arc::new(Prepared { request, model, adapter, tokens, hashes, cache, sampling, policy, placed });
+        let request = Arc::new(Prepared { request, model, adapter, prompts, cache, sampling, policy, placed });
         Ok(Admitted { request, slots, quota })
     }
 
     /// The tokens of a prompt that is not run, and the model that they are for.
     pub(crate) async fn tokens_of(
         &self,
-        model: &str,
+        parameters: &Parameters,
         prompt: Prompt,
         deadline: Instant,
     ) -> Result<(Vec<TokenId>, Arc<ServedModel>), RequestError> {
-        let model = self.served_model(model, deadline).await?;
-        let work = Work { prompt, grammar: None };
-        let (tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
-        Ok((tokens, model))
+        if prompt.count() != 1 {
+            return Err(RequestError::invalid("prompt", "prompt must be one prompt here; send a call for each"));
+        }
+        let model = self.served_model(&parameters.model, deadline).await?;
+        let work = Work { prompt, grammar: None, truncates: parameters.truncate.is_some() };
+        let (mut tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
+        truncate(parameters, &mut tokens, &model);
+        Ok((tokens.into_iter().flatten().collect(), model))
     }
 
     /// The requested model, or that of the requested adapter.

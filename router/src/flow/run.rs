@@ -6,7 +6,7 @@ use super::end;
 use super::job::Job;
 use super::prepare::Admitted;
 use super::sample::Sample;
-use crate::output::{Event, EventResult, Finished, Total, usage_of_all};
+use crate::output::{Event, EventResult, Finished, Total, usage_of_all, usage_of_prompts};
 use baton_types::{ErrorKind, RequestError};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
@@ -30,7 +30,7 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
     // off.
     let mut ends: Vec<_> = slots.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
     let samples: Vec<Sample<'_>> = (0..slots.len() as u32).map(|index| Sample::new(&job, index)).collect();
-    let mut answers: Vec<_> = samples.iter().map(|sample| Answer::new(&core, &job, sample.index, &out)).collect();
+    let mut answers: Vec<_> = samples.iter().map(|sample| Answer::new(&core, sample, &out)).collect();
     let running = samples.iter().zip(&mut answers).zip(slots);
     let running: FuturesUnordered<_> =
         running.map(|((sample, answer), slot)| sample.run(&core, slot, answer)).collect();
@@ -43,8 +43,10 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
         }
         result = all(running, &mut ends) => result,
     };
-    let usage = usage_of_all(answers.iter().filter(|answer| answer.has_started()).map(Answer::usage));
-    let usage = usage.unwrap_or_else(|| answers.first().map(Answer::usage).unwrap_or_default());
+    let usage = usage_of_prompts(answers.chunks(job.samples as usize).map(|answers| {
+        let started = usage_of_all(answers.iter().filter(|answer| answer.has_started()).map(Answer::usage));
+        started.unwrap_or_else(|| answers.first().map(Answer::usage).unwrap_or_default())
+    }));
     let cost = core.prices.cost(&job.model.card.id, &usage);
     let summary = end::Summary {
         usage,

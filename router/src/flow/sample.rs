@@ -4,6 +4,7 @@ use super::answer::Answer;
 use super::attempt::{Attempt, Failed};
 use super::core::Core;
 use super::job::Job;
+use super::prepare::PreparedPrompt;
 use crate::admission::Slot;
 use crate::output::Finished;
 use crate::placement::{Ended, Prediction, Standing};
@@ -18,9 +19,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use tracing::Instrument;
 
-/// A sample of a request.
+/// A sample of a prompt of a request.
 pub(super) struct Sample<'a> {
     pub(super) job: &'a Job,
+    /// Its number among the answers of all prompts.
     pub(super) index: u32,
     queued: OnceLock<Duration>,
     /// When the first attempt began, and its predicted time; `None` after a second attempt.
@@ -47,6 +49,16 @@ impl<'a> Sample<'a> {
         let predicted = Mutex::default();
         let moved = AtomicBool::new(false);
         Self { job, index, queued, predicted, standing, moved }
+    }
+
+    /// The prompt that it answers.
+    pub(super) fn prompt(&self) -> &'a PreparedPrompt {
+        &self.job.prompts[self.job.choices().prompt_of(self.index)]
+    }
+
+    /// Its number among the answers of its prompt: with the seed, it gives the random numbers.
+    pub(super) fn of_prompt(&self) -> u32 {
+        self.index % self.job.samples
     }
 
     /// Feeds the measured times back. If the client did not read, the workers paused, so that time is not theirs.

@@ -2,6 +2,7 @@
 //! the request's deadline.
 
 use super::memory::{Memory, Share};
+use super::prepare::of_prompt;
 use crate::admission::Slot;
 use crate::models::{ModelText, PromptBounds};
 use crate::request::{AskedGrammar, Prompt, Segment};
@@ -29,13 +30,16 @@ pub(crate) struct Tokenizing {
 pub(super) struct Work {
     pub(super) prompt: Prompt,
     pub(super) grammar: Option<AskedGrammar>,
+    /// Whether only the end of a prompt that is too long is kept.
+    pub(super) truncates: bool,
 }
 
 /// A thread, and memory.
 type Turn = (Share, OwnedSemaphorePermit);
 
 enum Encoded {
-    Tokens(Vec<TokenId>),
+    /// Of each prompt.
+    Tokens(Vec<Vec<TokenId>>),
     /// The template made more text than there is memory for in this turn: this many bytes are needed.
     Takes(u64),
 }
@@ -54,7 +58,7 @@ impl Tokenizing {
         (share, self.threads.clone().acquire_owned().await.expect("nothing closes it"))
     }
 
-    /// The prompt's tokens, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
+    /// The tokens of each prompt, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
     /// done, so cancelled requests do not admit more work of the same kind.
     pub(super) async fn run(
         &self,
@@ -63,13 +67,14 @@ impl Tokenizing {
         model: &ServedModel,
         deadline: Instant,
         mut slots: Vec<Slot>,
-    ) -> Result<(Vec<TokenId>, Vec<Slot>), RequestError> {
-        let Work { mut prompt, grammar } = work;
+    ) -> Result<(Vec<Vec<TokenId>>, Vec<Slot>), RequestError> {
+        let Work { mut prompt, grammar, truncates } = work;
         let Some(text) = &model.text else { return Ok((without_text(&prompt, grammar.as_ref())?, slots)) };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let bounds = PromptBounds { tokens_max: model.tokens_max, memory_max: self.memory.most() };
+        let tokens_max = if truncates { u64::MAX } else { model.tokens_max };
+        let bounds = PromptBounds { tokens_max, memory_max: self.memory.most() };
         if let Some(asked) = grammar {
             let turn = runtime.until(deadline, self.grammars.clone().acquire_owned()).await.ok_or_else(late)?;
             let check = move || {
@@ -103,11 +108,24 @@ impl Tokenizing {
 /// The tokens, if they take no more than `share` bytes of memory.
 fn encode(text: &ModelText, prompt: &Prompt, bounds: PromptBounds, share: u64) -> Result<Encoded, RequestError> {
     match prompt {
-        Prompt::Segments(segments) => text.encode_segments(segments, bounds).map(Encoded::Tokens),
-        Prompt::Chat { messages, tools, template_kwargs } => {
-            let rendered = text.render(messages, tools.as_ref(), template_kwargs, bounds)?;
+        Prompt::Segments(segments) => {
+            text.encode_segments(segments, bounds).map(|tokens| Encoded::Tokens(vec![tokens]))
+        }
+        Prompt::List(prompts) => {
+            let encode = |(at, prompt)| {
+                let tokens = text.encode_segments(std::slice::from_ref(prompt), bounds);
+                tokens.map_err(|error| of_prompt(at, prompts.len() as u32, error))
+            };
+            prompts.iter().enumerate().map(encode).collect::<Result<_, _>>().map(Encoded::Tokens)
+        }
+        Prompt::Chat { messages, tools, template_kwargs, ending } => {
+            let rendered = text.render(messages, tools.as_ref(), template_kwargs, *ending, bounds)?;
             let takes = text.takes(rendered.text().len());
-            if takes > share { Ok(Encoded::Takes(takes)) } else { text.encode(&rendered).map(Encoded::Tokens) }
+            if takes > share {
+                Ok(Encoded::Takes(takes))
+            } else {
+                text.encode(&rendered).map(|tokens| Encoded::Tokens(vec![tokens]))
+            }
         }
     }
 }
@@ -116,7 +134,7 @@ fn encode(text: &ModelText, prompt: &Prompt, bounds: PromptBounds, share: u64) -
 fn text_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Chat { .. } => usize::try_from(prompt.bytes()).unwrap_or(usize::MAX).max(CHAT_BYTES_MIN),
-        Prompt::Segments(segments) => {
+        Prompt::Segments(segments) | Prompt::List(segments) => {
             segments.iter().map(|segment| if let Segment::Text(text) = segment { text.len() } else { 0 }).sum()
         }
     }
@@ -127,20 +145,19 @@ fn check_grammar(asked: &AskedGrammar) -> Result<(), RequestError> {
     baton_text::grammar::check(grammar).map_err(|error| RequestError { param: Some((*param).into()), ..error.into() })
 }
 
-fn without_text(prompt: &Prompt, grammar: Option<&AskedGrammar>) -> Result<Vec<TokenId>, RequestError> {
+fn without_text(prompt: &Prompt, grammar: Option<&AskedGrammar>) -> Result<Vec<Vec<TokenId>>, RequestError> {
     if let Some(AskedGrammar { param, .. }) = grammar {
         return Err(RequestError::invalid(*param, "this model has no tokenizer, so its answers can follow no grammar"));
     }
-    let refuse = |param| Err(RequestError::invalid(param, "this model has no tokenizer; send token ids"));
+    let refuse = |param| RequestError::invalid(param, "this model has no tokenizer; send token ids");
+    let ids = |segment| match segment {
+        &Segment::Text(_) => Err(refuse("prompt")),
+        Segment::Tokens(ids) => Ok(&ids[..]),
+    };
     match prompt {
-        Prompt::Chat { .. } => refuse("messages"),
-        Prompt::Segments(segments) => segments.iter().try_fold(Vec::new(), |mut tokens, segment| match segment {
-            Segment::Text(_) => refuse("prompt"),
-            Segment::Tokens(ids) => {
-                tokens.extend_from_slice(ids);
-                Ok(tokens)
-            }
-        }),
+        Prompt::Chat { .. } => Err(refuse("messages")),
+        Prompt::Segments(segments) => Ok(vec![segments.iter().map(ids).collect::<Result<Vec<_>, _>>()?.concat()]),
+        Prompt::List(prompts) => prompts.iter().map(|prompt| ids(prompt).map(<[TokenId]>::to_vec)).collect(),
     }
 }
 
@@ -151,7 +168,7 @@ mod tests {
     use crate::testing::text::byte_bundle;
     use crate::workers::ModelKey;
     use baton_node::runtime::TokioRuntime;
-    use baton_text::{Message, Role, bundle};
+    use baton_text::{Ending, Message, Role, bundle};
     use futures::FutureExt as _;
     use std::time::Duration;
 
@@ -188,6 +205,7 @@ mod tests {
         let before = "x".repeat(10 * CHAT_BYTES_MIN);
         let text = ModelText::load(&bundle::decode(&byte_bundle(&before)).unwrap()).unwrap();
         let chat = || Prompt::Chat {
+            ending: Ending::Answer,
             tools: None,
             messages: vec![Message::text(Role::User, "hi")],
             template_kwargs: serde_json::Map::new(),
@@ -195,7 +213,7 @@ mod tests {
         let (len, takes) = (before.len() + "[user]hi".len() + 1, text.takes(before.len() + "[user]hi<|end|>".len()));
         let bounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
         let at = |share| match encode(&text, &chat(), bounds, share).unwrap() {
-            Encoded::Tokens(tokens) => Ok(tokens.len()),
+            Encoded::Tokens(tokens) => Ok(tokens[0].len()),
             Encoded::Takes(bytes) => Err(bytes),
         };
         assert_eq!((at(takes - 1), at(takes)), (Err(takes), Ok(len)));
@@ -205,9 +223,9 @@ mod tests {
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
         let (tokens, slots) = tokenizing
-            .run(&runtime, Work { prompt: chat(), grammar: None }, &model, deadline, Vec::new())
+            .run(&runtime, Work { prompt: chat(), grammar: None, truncates: false }, &model, deadline, Vec::new())
             .await
             .unwrap();
-        assert_eq!((tokens.len(), slots.len()), (len, 0));
+        assert_eq!((tokens.len(), tokens[0].len(), slots.len()), (1, len, 0));
     }
 }

@@ -2,13 +2,16 @@
 
 use crate::cache_scope::CacheOptions;
 use crate::flow::Prepared;
+use crate::openai::chat::ending;
 use crate::output::{Event, Total};
-use crate::request::{AskedGrammar, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use crate::request::{
+    AskedGrammar, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, Truncate, request_id,
+};
 use crate::wire::json::kwargs;
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
 use baton_proto::convert::{finish_reason_code, grammar, logit_bias};
 use baton_proto::v1;
-use baton_text::{Message, Role, StopMatcher};
+use baton_text::{Ending, Message, Role, StopMatcher};
 use baton_types::{RequestError, RequestId};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -37,7 +40,8 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
     let policy = v1::PrefillPolicy::try_from(message.prefill_policy).map_err(|_| {
         RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")
     })?;
-    let prompt = prompt(message.prompt, &message.chat_template_kwargs)?;
+    let ending = ending(message.add_generation_prompt, message.continue_final_message)?;
+    let prompt = prompt(message.prompt, &message.chat_template_kwargs, ending)?;
     let grammar = message.grammar.map(grammar).transpose()?;
     let grammar = grammar.map(|grammar| AskedGrammar { grammar: Arc::new(grammar), param: "grammar" });
     let parameters = Parameters {
@@ -54,6 +58,7 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
         priority: message.priority,
         cache: cache(message.cache_salt, message.cache.unwrap_or_default()),
         tools: None,
+        truncate: message.truncate_prompt_tokens.map(Truncate::try_new).transpose()?,
     };
     Ok((parameters, prompt))
 }
@@ -96,7 +101,7 @@ fn cache(salt: Option<String>, options: v1::CacheOptions) -> CacheOptions {
     CacheOptions { salt, ttl_ms, pin_ms, off, cold, ..CacheOptions::default() }
 }
 
-fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {
+fn prompt(segments: Vec<v1::Segment>, kwargs: &str, ending: Ending) -> Result<Prompt, RequestError> {
     use v1::segment::Kind;
     if segments.is_empty() || segments.len() > SEGMENTS_MAX {
         return Err(RequestError::invalid(
@@ -116,7 +121,11 @@ fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestErr
         }
     }
     match (messages.is_empty(), plain.is_empty()) {
-        (false, true) => Ok(Prompt::Chat { messages, tools: None, template_kwargs: object(kwargs)? }),
+        (false, true) => Ok(Prompt::Chat { messages, tools: None, template_kwargs: object(kwargs)?, ending }),
+        (true, false) if ending != Ending::Answer => {
+            let message = "add_generation_prompt and continue_final_message need chat messages";
+            Err(RequestError::invalid("add_generation_prompt", message))
+        }
         (true, false) if kwargs.is_empty() => Ok(Prompt::Segments(plain)),
         (true, false) => Err(RequestError::invalid("chat_template_kwargs", "chat_template_kwargs needs chat messages")),
         _ => Err(RequestError::invalid("prompt", "segments are all messages, or text and tokens")),
@@ -172,7 +181,8 @@ mod tests {
     use v1::segment::Kind;
 
     fn check(kinds: Vec<Option<Kind>>, kwargs: &str) -> Result<Prompt, Option<String>> {
-        prompt(kinds.into_iter().map(|kind| v1::Segment { kind }).collect(), kwargs).map_err(|e| e.param)
+        prompt(kinds.into_iter().map(|kind| v1::Segment { kind }).collect(), kwargs, Ending::Answer)
+            .map_err(|e| e.param)
     }
 
     fn message(role: &str) -> Option<Kind> {
@@ -187,7 +197,7 @@ mod tests {
         assert_eq!(check(vec![text(), tokens()], ""), Ok(mixed));
         let chat = check(vec![message("system"), message("user")], r#"{"a": 1}"#);
         assert!(
-            matches!(chat, Ok(Prompt::Chat { messages, template_kwargs, tools: None }) if messages.len() == 2 && template_kwargs["a"] == 1)
+            matches!(chat, Ok(Prompt::Chat { messages, template_kwargs, tools: None, ending: Ending::Answer }) if messages.len() == 2 && template_kwargs["a"] == 1)
         );
         let refused = [
             (vec![], "", "prompt"),

@@ -41,14 +41,14 @@ impl InferenceService {
     /// The answer with what its first token reports. If the first token takes longer than the head may wait, the answer
     /// is opened without it.
     async fn answer(&self, mut generation: Generation, room: Hold) -> Result<Response<Responses>, RequestError> {
-        let mut opening = Opening::new(generation.request.samples, &generation.events, 0, room)?;
+        let mut opening = Opening::new(generation.request.choices(), &generation.events, 0, room)?;
         if self.head_max > Duration::ZERO
             && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
         {
             read?;
         }
         let (first, cached_tokens) = opening.done();
-        let percent = cached_tokens.map(|cached| cache_hit_percent(cached, generation.request.tokens.len()));
+        let percent = cached_tokens.map(|cached| cache_hit_percent(cached, generation.request.prompt_tokens()));
         let mut response = Response::new(responses(first, generation));
         if let Some(percent) = percent {
             response.metadata_mut().insert(CACHE_HIT, percent.into());

@@ -9,7 +9,7 @@ use crate::flow::{Generation, Prepared};
 use crate::openai::logprobs::TextOfToken;
 use crate::openai::responses::{self, ResponseForm};
 use crate::openai::{
-    AnswerHead, AnswerOptions, Common, Endpoint, chat as chat_request, completions as completions_request,
+    AnswerHead, AnswerOptions, Common, Endpoint, PromptShown, chat as chat_request, completions as completions_request,
 };
 use crate::output::{Opening, cache_hit_percent};
 use crate::request::{Prompt, Request, ToolChoice, Tools};
@@ -178,7 +178,7 @@ async fn respond(
     let prompt_tokens = form.prompt_tokens();
     // An error before the first token still gets its status code. After a long queue the client gets an open stream
     // with keepalives instead.
-    let mut opening = Opening::new(form.samples(), &generation.events, form.opening_bytes(), room)?;
+    let mut opening = Opening::new(form.choices(), &generation.events, form.opening_bytes(), room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
@@ -203,7 +203,7 @@ fn parts(request: &Prepared) -> Option<Parts> {
         Some(Grammar::Calls(_)) => (AnswerFormat { reasons: false, ..format }, tools),
         Some(_) => return None,
     };
-    let parser = AnswerParser::new(format, tools, &text.tail(&request.tokens));
+    let parser = AnswerParser::new(format, tools, &text.tail(&request.prompt().tokens));
     (!parser.is_plain()).then_some(Parts { parser, format: format.calls })
 }
 
@@ -222,9 +222,15 @@ fn openai_form(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
         id: format!("{prefix}-{}", request.id),
         model: request.served_name().to_owned(),
         created: now(),
-        prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
+        prompts: request
+            .prompts
+            .iter()
+            .map(|prompt| PromptShown {
+                tokens: prompt.tokens.len(),
+                ids: if options.return_token_ids { prompt.tokens.clone() } else { Arc::default() },
+            })
+            .collect(),
         options,
-        prompt_tokens: request.tokens.len(),
         samples: request.samples,
         seed: request.sampling.seed,
         parts: (endpoint == Endpoint::Chat).then(|| parts(request)).flatten(),
@@ -244,7 +250,7 @@ fn response_form(is_stream: bool, request: &Prepared) -> ResponseForm {
         model: request.model.card.id.clone(),
         created: now(),
         is_stream,
-        prompt_tokens: request.tokens.len(),
+        prompt_tokens: request.prompt_tokens(),
         max_tokens: request.parameters.sampling.max_tokens,
         temperature: request.sampling.temperature,
         top_p: request.sampling.top_p,
@@ -261,7 +267,7 @@ fn message_form(is_stream: bool, request: &Prepared) -> MessageForm {
         id: format!("msg_{}", request.id),
         model: request.model.card.id.clone(),
         is_stream,
-        prompt_tokens: request.tokens.len() as u32,
+        prompt_tokens: request.prompt_tokens() as u32,
         seed: request.sampling.seed,
         parts: parts(request),
     }

@@ -34,7 +34,7 @@ pub(super) async fn count(state: State<HttpState>, caller: Extension<Caller>, ca
     answer(state.0, caller.0, call, async |state, received| {
         let Received { head, body, hold } = received;
         let ((prompt, Common { parameters, .. }), _hold) = parse(body, anthropic::parse_counted, hold).await?;
-        let (tokens, _) = state.core.tokens_of(&parameters.model, prompt, head.deadline).await?;
+        let (tokens, _) = state.core.tokens_of(&parameters, prompt, head.deadline).await?;
         Ok(json!({"input_tokens": tokens.len()}))
     })
     .await
@@ -64,7 +64,7 @@ async fn tokens(state: &HttpState, received: Received) -> Result<Value, RequestE
     let asked = request::kind(&body)?;
     let read = if asked.is_chat { chat::parse } else { completions::parse };
     let ((prompt, Common { parameters, .. }), hold) = parse(body, read, hold).await?;
-    let (tokens, model) = state.core.tokens_of(&parameters.model, prompt, deadline).await?;
+    let (tokens, model) = state.core.tokens_of(&parameters, prompt, deadline).await?;
     drop(hold);
     let mut room = state.core.answers.hold(client);
     room.grow(tokens.len() as u64 * TOKEN_COSTS).map_err(no_room)?;

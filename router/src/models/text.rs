@@ -3,7 +3,9 @@
 use crate::request::{Segment, chat_text_bytes};
 use baton_text::answer::{AnswerFormat, NotationPart};
 use baton_text::chat::describe_tools;
-use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Prompt, Specials, TextBundle, TextError, Tokenizer};
+use baton_text::{
+    ChatRequest, ChatTemplate, Detokenizer, Ending, Message, Prompt, Specials, TextBundle, TextError, Tokenizer,
+};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -65,6 +67,7 @@ impl ModelText {
         messages: &[Message],
         tools: Option<&Value>,
         arguments: &Map<String, Value>,
+        ending: Ending,
         bounds: PromptBounds,
     ) -> Result<Prompt, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
@@ -87,7 +90,7 @@ impl ModelText {
             tools => (messages, tools),
         };
         let now = SystemTime::now();
-        let chat = ChatRequest { messages, tools, add_generation_prompt: true, arguments, now };
+        let chat = ChatRequest { messages, tools, ending, arguments, now };
         let prompt = template.render(&chat)?;
         self.check_bytes(prompt.text().len(), bounds, "messages")?;
         Ok(prompt)
@@ -288,7 +291,7 @@ mod tests {
         let bounds = PromptBounds { tokens_max: 10, ..ANY };
         let chat = |text: &ModelText, first: usize| {
             let messages = [Message::text(Role::User, "x".repeat(first)), Message::text(Role::User, "hi")];
-            text.encode(&text.render(&messages, None, &Map::new(), bounds)?).map(|tokens| tokens.len())
+            text.encode(&text.render(&messages, None, &Map::new(), Ending::Answer, bounds)?).map(|tokens| tokens.len())
         };
         let kind = |result: Result<usize, RequestError>| result.map_err(|error| error.kind);
         let refuses = text("null", "{{ raise_exception('rendered') }}");
@@ -309,7 +312,7 @@ mod tests {
     fn all_that_reaches_the_template_counts_before_it_is_rendered() {
         let refuses = text("null", "{{ raise_exception('rendered') }}");
         let kind = |message: &Message, arguments: &Map<String, Value>, bounds| {
-            refuses.render(std::slice::from_ref(message), None, arguments, bounds).unwrap_err().kind
+            refuses.render(std::slice::from_ref(message), None, arguments, Ending::Answer, bounds).unwrap_err().kind
         };
         let of = |bytes: usize| [("a".to_owned(), Value::from("x".repeat(bytes)))].into_iter().collect::<Map<_, _>>();
         let (plain, nothing) = (Message::text(Role::User, "hi"), Map::new());

@@ -5,7 +5,7 @@ use super::logprobs::{Logprobs, TextOfToken};
 use super::parts::{self, reason_name};
 use super::shapes::{Body, Choice, ChoiceContent, UsageField};
 use super::stream::Chunks;
-use crate::output::{Delta, Finished, Total};
+use crate::output::{Choices, Delta, Finished, Total};
 use crate::wire::serialize::length;
 use crate::wire::{Ended, Form, Parts};
 use baton_node::intake::Hold;
@@ -22,6 +22,15 @@ pub(crate) enum Endpoint {
     Completions,
 }
 
+/// What answers show of a prompt.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PromptShown {
+    /// How many tokens it has.
+    pub(crate) tokens: usize,
+    /// Them, for `return_token_ids`.
+    pub(crate) ids: Arc<[TokenId]>,
+}
+
 /// What all parts of one answer share.
 #[derive(Clone)]
 pub(crate) struct AnswerHead {
@@ -34,11 +43,9 @@ pub(crate) struct AnswerHead {
     pub(crate) created: u64,
     /// What the client asked for.
     pub(crate) options: AnswerOptions,
-    /// Tokens of the prompt, for `return_token_ids`.
-    pub(crate) prompt_token_ids: Arc<[TokenId]>,
-    /// How many tokens the prompt has.
-    pub(crate) prompt_tokens: usize,
-    /// Number of choices in the answer.
+    /// At least one.
+    pub(crate) prompts: Vec<PromptShown>,
+    /// Number of choices of each prompt.
     pub(crate) samples: u32,
     /// Seed used, given or drawn.
     pub(crate) seed: u64,
@@ -82,7 +89,13 @@ impl AnswerHead {
         }
     }
 
-    fn whole_choice<'a>(&'a self, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
+    /// The answers that are shown, in the order of their indices.
+    fn shown<'a>(&self, samples: &'a [(Delta, Finished)]) -> Vec<&'a (Delta, Finished)> {
+        let Some(best) = self.options.best else { return samples.iter().collect() };
+        samples.chunks(self.samples as usize).flat_map(|of_prompt| best.of(of_prompt)).collect()
+    }
+
+    fn whole_choice<'a>(&'a self, index: u32, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
         let (content, has_calls) = match (self.endpoint, &self.parts) {
             (Endpoint::Chat, Some(parts)) => parts::whole(parts, &answer.text, &self.id, finished.sample),
             (Endpoint::Chat, None) => (ChoiceContent::all(&answer.text), false),
@@ -92,16 +105,25 @@ impl AnswerHead {
             logprobs: self.logprobs(answer, 0),
             finish_reason: Some(reason_name(finished.reason, finished.reason_name(), has_calls)),
             token_ids: self.token_ids(answer),
-            ..self.choice(finished.sample, content)
+            ..self.choice(index, content)
         }
     }
 
     pub(super) fn add_prompt_tokens<'a>(&'a self, body: &mut Body<'a>) {
-        let ids = Some(&*self.prompt_token_ids);
         match self.endpoint {
-            Endpoint::Chat => body.prompt_token_ids = ids,
-            Endpoint::Completions => body.choices.iter_mut().for_each(|choice| choice.prompt_token_ids = ids),
+            Endpoint::Chat => body.prompt_token_ids = Some(&self.prompt_of(0).ids),
+            Endpoint::Completions => {
+                let shown = self.options.best.map_or(self.samples, |best| best.shown);
+                for choice in &mut body.choices {
+                    choice.prompt_token_ids = Some(&self.prompts[(choice.index / shown) as usize].ids);
+                }
+            }
         }
+    }
+
+    /// The prompt of a choice.
+    pub(super) fn prompt_of(&self, choice: u32) -> &PromptShown {
+        &self.prompts[self.choices().prompt_of(choice)]
     }
 
     pub(super) fn token_ids<'a>(&self, delta: &'a Delta) -> Option<&'a [TokenId]> {
@@ -110,7 +132,8 @@ impl AnswerHead {
 
     pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
         let (endpoint, token_text) = (self.endpoint, &self.token_text);
-        (!delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
+        let are_shown = self.options.best.is_none_or(|best| best.logprobs);
+        (are_shown && !delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
     }
 }
 
@@ -121,29 +144,31 @@ impl Form for AnswerHead {
         self.options.stream
     }
 
-    fn samples(&self) -> u32 {
-        self.samples
+    fn choices(&self) -> Choices {
+        Choices { prompts: self.prompts.len() as u32, samples: self.samples }
     }
 
     fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
+        self.prompts.iter().map(|prompt| prompt.tokens).sum()
     }
 
     /// Prompt token ids are kept and written once, before a client reads any of them.
     fn opening_bytes(&self) -> u64 {
-        if self.options.return_token_ids { self.prompt_tokens as u64 * ID_COSTS } else { 0 }
+        if self.options.return_token_ids { self.prompt_tokens() as u64 * ID_COSTS } else { 0 }
     }
 
     /// The fields of a choice are beside the list of choices if there is one choice, and
     /// inside each choice if there are several.
     fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
-        let choices = samples.iter().map(|(answer, finished)| self.whole_choice(answer, finished)).collect();
+        let samples = self.shown(samples);
+        let choices = samples.iter().enumerate();
+        let choices = choices.map(|(at, (answer, finished))| self.whole_choice(at as u32, answer, finished)).collect();
         let mut body = self.body(false, choices);
         if self.options.return_token_ids {
             self.add_prompt_tokens(&mut body);
         }
         body.usage = Some(UsageField::of(total));
-        match samples {
+        match &samples[..] {
             [(_, finished)] => body.ended = Some(Ended::new(finished)),
             _ => {
                 for (choice, (_, finished)) in body.choices.iter_mut().zip(samples) {
@@ -156,9 +181,9 @@ impl Form for AnswerHead {
     }
 
     fn bytes_before(&self) -> u64 {
-        let prompt = if self.options.return_token_ids { length(&self.prompt_token_ids) } else { 0 };
+        let prompts: u64 = self.prompts.iter().map(|prompt| length(&prompt.ids)).sum();
         let names = (self.id.len() + self.model.len()) as u64;
-        CHOICE_BYTES + names + u64::from(self.samples) * (CHOICE_BYTES + prompt)
+        CHOICE_BYTES + names + u64::from(self.choices().count()) * CHOICE_BYTES + u64::from(self.samples) * prompts
     }
 
     fn bytes_of(&self, delta: &Delta) -> u64 {

@@ -3,9 +3,9 @@
 use super::common::{COMMON, Common, SHARED, take_common};
 use super::tools::{NESTED, take_tools, tool_calls};
 use crate::request::{MESSAGES_MAX, Prompt, Tools};
-use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
+use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
 use crate::wire::json;
-use baton_text::{Content, Message, Role};
+use baton_text::{Content, Ending, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -32,8 +32,9 @@ pub(crate) const CHAT: &[Row] = &[
     ("chat_template", only_null()),
     ("documents", only_empty()),
     ("echo", only_false()),
-    ("add_generation_prompt", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
-    ("continue_final_message", only_false()),
+    ("add_generation_prompt", Policy::Supported),
+    ("continue_final_message", Policy::Supported),
+    ("best_of", only_one()),
 ];
 
 fn is_none_or_auto(value: &Value) -> bool {
@@ -66,7 +67,25 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
     let template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
-    Ok((Prompt::Chat { messages, tools, template_kwargs }, common))
+    let ending = take_ending(&mut fields)?;
+    Ok((Prompt::Chat { messages, tools, template_kwargs, ending }, common))
+}
+
+fn take_ending(fields: &mut Fields<'_>) -> Result<Ending, RequestError> {
+    ending(fields.take("add_generation_prompt")?, fields.take("continue_final_message")?.unwrap_or(false))
+}
+
+/// How a chat's prompt ends. An answer that continues the last message does not begin anew.
+pub(crate) fn ending(begins: Option<bool>, continues: bool) -> Result<Ending, RequestError> {
+    match (begins, continues) {
+        (Some(true), true) => {
+            let message = "continue_final_message excludes add_generation_prompt: leave that out, or set it to false";
+            Err(RequestError::invalid("continue_final_message", message))
+        }
+        (_, true) => Ok(Ending::Continued),
+        (Some(false), false) => Ok(Ending::Messages),
+        (Some(true) | None, false) => Ok(Ending::Answer),
+    }
 }
 
 fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {

@@ -1,8 +1,9 @@
 //! Fields that chat and plain completions share.
 
+use super::best::Best;
 use super::grammar::take_grammar;
 use crate::cache_scope::CacheOptions;
-use crate::request::{Parameters, Sampling};
+use crate::request::{Parameters, Sampling, Truncate};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
 use crate::wire::json;
 use baton_text::{STOPS_MAX, StopMatcher};
@@ -20,6 +21,7 @@ pub(crate) const SHARED: &[Row] = &[
     ("presence_penalty", Policy::Supported),
     ("frequency_penalty", Policy::Supported),
     ("repetition_penalty", Policy::Supported),
+    ("repeat_penalty", Policy::Supported),
     ("seed", Policy::Supported),
     ("stop_token_ids", Policy::Supported),
     ("ignore_eos", Policy::Supported),
@@ -48,13 +50,12 @@ pub(crate) const COMMON: &[Row] = &[
     ("safety_identifier", Policy::Ignored),
     ("prompt_cache_key", Policy::Ignored),
     ("prompt_cache_retention", Policy::Ignored),
-    ("best_of", only_one()),
     ("use_beam_search", only_false()),
     ("length_penalty", only_one()),
     ("skip_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
     ("include_stop_str_in_output", only_false()),
     ("prompt_logprobs", only_null()),
-    ("truncate_prompt_tokens", only_null()),
+    ("truncate_prompt_tokens", Policy::Supported),
     ("logits_processors", only_empty()),
     ("response_format", Policy::Supported),
     ("structured_outputs", Policy::Supported),
@@ -78,6 +79,8 @@ pub(crate) struct AnswerOptions {
     pub(crate) continuous_usage: bool,
     /// Token ids of prompt and answer besides the text.
     pub(crate) return_token_ids: bool,
+    /// The best of each prompt's answers are shown.
+    pub(crate) best: Option<Best>,
 }
 
 #[derive(Default, Deserialize)]
@@ -141,7 +144,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         min_p: fields.take("min_p")?,
         presence_penalty: fields.take("presence_penalty")?,
         frequency_penalty: fields.take("frequency_penalty")?,
-        repetition_penalty: fields.take("repetition_penalty")?,
+        repetition_penalty: take_repetition(fields)?,
         seed: take_seed(fields)?,
         max_tokens: fields.take("max_tokens")?,
         max_tokens_default: None,
@@ -163,15 +166,34 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             priority: fields.take("priority")?.unwrap_or(0),
             cache: take_cache(fields)?,
             tools: None,
+            truncate: take_truncate(fields)?,
         },
         options: AnswerOptions {
             stream,
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+            best: None,
         },
         unknown: fields.take_unknown(),
     })
+}
+
+/// The factor under its two names.
+fn take_repetition(fields: &mut Fields<'_>) -> Result<Option<f32>, RequestError> {
+    let (named, other) = (fields.take::<f32>("repetition_penalty")?, fields.take::<f32>("repeat_penalty")?);
+    match (named, other) {
+        (Some(named), Some(other)) if named != other => {
+            let message = "repeat_penalty is another name of repetition_penalty, and they differ: leave one out";
+            Err(RequestError::invalid("repeat_penalty", message))
+        }
+        _ => Ok(named.or(other)),
+    }
+}
+
+/// The number of tokens, or -1.
+fn take_truncate(fields: &mut Fields<'_>) -> Result<Option<Truncate>, RequestError> {
+    fields.take::<i64>("truncate_prompt_tokens")?.map(Truncate::try_new).transpose()
 }
 
 fn take_cache(fields: &mut Fields<'_>) -> Result<CacheOptions, RequestError> {

@@ -1,14 +1,16 @@
 //! `POST /v1/completions`: the request.
 
+use super::best::Best;
 use super::common::{COMMON, Common, SHARED, take_common};
-use crate::request::{Prompt, Segment};
+use crate::request::{PROMPTS_MAX, Parameters, Prompt, SAMPLES_MAX, Segment};
 use crate::wire::fields::{Fields, Policy, Row, only_false, only_null};
 use crate::wire::json;
-use baton_types::{ErrorKind, RequestError};
+use baton_types::RequestError;
 use serde_json::Value;
 
 pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
+    ("best_of", Policy::Supported),
     ("echo", only_false()),
     ("suffix", only_null()),
     ("add_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
@@ -23,35 +25,66 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.parameters.sampling.logprobs = fields.take("logprobs")?;
-    let prompt = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
-    let segment = segment(prompt.get())?;
-    if matches!(&segment, Segment::Tokens(t) if t.is_empty()) {
-        return Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"));
-    }
-    Ok((Prompt::Segments(vec![segment]), common))
+    take_best(&mut fields, &mut common)?;
+    let asked = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
+    Ok((prompt(asked.get())?, common))
 }
 
-/// A string, a list of token ids, or a list of one of these. The first character decides the type, so a long list is
-/// parsed once.
-fn segment(prompt: &str) -> Result<Segment, RequestError> {
-    let shape =
-        || RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
-    let first = |list: &str| list.strip_prefix('[').and_then(|items| items.trim_ascii_start().chars().next());
-    let (prompt, several) = match first(prompt) {
-        Some('"' | '[') => match json::items(prompt, 1).map_err(|_| shape())?.as_deref() {
-            Some([one]) => (one.get(), false),
-            _ => (prompt, true),
-        },
-        _ => (prompt, false),
-    };
-    if several {
-        let message = "several prompts in one request are not supported: send one request for each";
-        return Err(RequestError::new(ErrorKind::Unsupported, message).param("prompt"));
+/// `best_of`: more answers are made than shown, and their log-probabilities tell which are.
+fn take_best(fields: &mut Fields<'_>, common: &mut Common) -> Result<(), RequestError> {
+    let Parameters { samples, sampling, .. } = &mut common.parameters;
+    let refuse = |message: String| Err(RequestError::invalid("best_of", message));
+    match fields.take::<u32>("best_of")? {
+        Some(best_of) if best_of < *samples => refuse(format!("best_of {best_of} is less than n {samples}")),
+        Some(best_of) if best_of > SAMPLES_MAX => {
+            refuse(format!("best_of must be at most {SAMPLES_MAX}, got {best_of}"))
+        }
+        Some(best_of) if best_of > *samples => {
+            if common.options.stream {
+                return refuse("best_of over n cannot be streamed: the best answers are known at the end".into());
+            }
+            common.options.best = Some(Best { shown: *samples, logprobs: sampling.logprobs.is_some() });
+            *samples = best_of;
+            sampling.logprobs = sampling.logprobs.or(Some(0));
+            Ok(())
+        }
+        _ => Ok(()),
     }
-    match first(prompt) {
-        None if prompt.starts_with('"') => serde_json::from_str(prompt).map(Segment::Text).map_err(|_| shape()),
+}
+
+/// A string, a list of token ids, or a list of these: one prompt, or several.
+fn prompt(json: &str) -> Result<Prompt, RequestError> {
+    if !matches!(first(json), Some('"' | '[')) {
+        return Ok(Prompt::Segments(vec![segment(json)?]));
+    }
+    let too_many =
+        || RequestError::invalid("prompt", format!("prompt takes at most {PROMPTS_MAX} prompts; send several calls"));
+    let prompts = json::items(json, PROMPTS_MAX).map_err(|_| shape())?.ok_or_else(too_many)?;
+    let prompts = prompts.into_iter().map(|prompt| segment(prompt.get())).collect::<Result<Vec<_>, _>>()?;
+    Ok(if prompts.len() == 1 { Prompt::Segments(prompts) } else { Prompt::List(prompts) })
+}
+
+/// The first character in a list: it tells the type of its items, so a long list is parsed once.
+fn first(json: &str) -> Option<char> {
+    json.strip_prefix('[').and_then(|items| items.trim_ascii_start().chars().next())
+}
+
+fn shape() -> RequestError {
+    RequestError::invalid("prompt", "prompt must be a string, a list of token ids, or a list of these")
+}
+
+/// A string, or a list of token ids that is not empty.
+fn segment(prompt: &str) -> Result<Segment, RequestError> {
+    let segment = match first(prompt) {
+        None if prompt.starts_with('"') => serde_json::from_str(prompt).map(Segment::Text),
         // The error message would repeat a text among the numbers.
-        Some(_) if !prompt.contains('"') => serde_json::from_str(prompt).map(Segment::Tokens).map_err(|_| shape()),
-        _ => Err(shape()),
+        Some(_) if !prompt.contains('"') => serde_json::from_str(prompt).map(Segment::Tokens),
+        _ => return Err(shape()),
+    };
+    match segment.map_err(|_| shape())? {
+        Segment::Tokens(ids) if ids.is_empty() => {
+            Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"))
+        }
+        segment => Ok(segment),
     }
 }

@@ -4,6 +4,7 @@
 //! name.
 
 pub(crate) mod answer;
+mod best;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
@@ -20,5 +21,5 @@ mod tools;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answer::{AnswerHead, Endpoint};
+pub(crate) use answer::{AnswerHead, Endpoint, PromptShown};
 pub(crate) use common::{AnswerOptions, Common};

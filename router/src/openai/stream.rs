@@ -9,7 +9,7 @@ use super::parts::{reason_name, tool_call};
 use super::shapes::{Body, Choice, ChoiceContent, UsageField};
 use crate::output::{Delta, Finished};
 use crate::wire::serialize::not_written;
-use crate::wire::{Ended, StreamForm, event};
+use crate::wire::{Ended, Form as _, StreamForm, event};
 use baton_text::answer::{AnswerParser, Part};
 use baton_types::RequestError;
 use std::io::Write as _;
@@ -43,12 +43,12 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Nothing was sent yet.
     pub(crate) fn new(head: AnswerHead) -> Self {
-        let options = &head.options;
+        let (options, choices) = (&head.options, head.choices().count() as usize);
         let says_more = options.return_token_ids || options.continuous_usage || head.parts.is_some();
         let parser = head.parts.as_ref().map(|parts| parts.parser.clone());
-        let parsers = parser.map_or(Vec::new(), |parser| vec![parser; head.samples as usize]);
+        let parsers = parser.map_or(Vec::new(), |parser| vec![parser; choices]);
         let plain = if says_more { None } else { Plain::of(&head) };
-        Self { shown: vec![Shown::default(); head.samples as usize], parsers, plain, head }
+        Self { shown: vec![Shown::default(); choices], parsers, plain, head }
     }
 
     /// A chunk for each part. Log-probabilities and token ids of `delta` are in the first, which may have nothing else.
@@ -90,7 +90,7 @@ impl StreamForm for Chunks {
     const KEEPALIVE: &'static [u8] = b": keepalive\n\n";
 
     fn samples(&self) -> u32 {
-        self.head.samples
+        self.head.choices().count()
     }
 
     /// The chunk that opens a choice, if the format has one.
@@ -171,7 +171,7 @@ fn text<'a>(head: &AnswerHead, text: &'a str) -> ChoiceContent<'a> {
 /// A chunk of a choice after what `shown` counts.
 fn chunk<'a>(head: &'a AnswerHead, choice: Choice<'a>, shown: Shown) -> Body<'a> {
     let usage = if head.options.continuous_usage {
-        Some(UsageField::so_far(head.prompt_tokens, shown.tokens))
+        Some(UsageField::so_far(head.prompt_of(choice.index).tokens, shown.tokens))
     } else {
         // Every chunk but the last has the field, as in OpenAI's API.
         head.options.include_usage.then_some(UsageField::None)
@@ -267,7 +267,7 @@ mod tests {
         let logprobs = head.logprobs(delta, shown.chars);
         shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
         let usage = match (head.options.continuous_usage, head.options.include_usage) {
-            (true, _) => Some(UsageField::so_far(head.prompt_tokens, shown.tokens)),
+            (true, _) => Some(UsageField::so_far(head.prompt_tokens(), shown.tokens)),
             (_, true) => Some(UsageField::None),
             _ => None,
         };
@@ -286,6 +286,7 @@ mod tests {
                 include_usage: random.random(),
                 continuous_usage: random.random_bool(0.2),
                 return_token_ids: random.random_bool(0.2),
+                best: None,
             };
             let head = AnswerHead {
                 id: any_text(&mut random),

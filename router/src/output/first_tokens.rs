@@ -1,8 +1,8 @@
 //! What is read before the head of an answer is sent.
 
-use super::Event;
 use super::budget::{DOUBLES, make_room, no_room};
 use super::events::{Events, lost};
+use super::{Choices, Event};
 use baton_node::intake::Hold;
 use baton_types::RequestError;
 use futures::StreamExt as _;
@@ -18,7 +18,9 @@ pub(crate) struct Opening {
     events: Opened,
     kept: u64,
     missing: u32,
-    cached_tokens: u32,
+    choices: Choices,
+    /// Of each prompt, what no sample computed so far.
+    cached_tokens: Vec<u32>,
 }
 
 /// The events read before the head was sent, in order, and the memory held for them. The rest of the hold is for output
@@ -45,16 +47,17 @@ impl Iterator for Opened {
 }
 
 impl Opening {
-    /// For an answer with this many samples. It holds `head` bytes, and memory for the most events that can wait until
+    /// For these answers. It holds `head` bytes, and memory for the most events that can wait until
     /// they are read, even if the answer has ended.
     ///
     /// # Errors
     /// If the budget has no room.
-    pub(crate) fn new(samples: u32, events: &Events, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
+    pub(crate) fn new(choices: Choices, events: &Events, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
         let unread = head + EVENT_BYTES * events.max() as u64;
         hold.set(unread).map_err(no_room)?;
         let events = Opened { events: VecDeque::new(), hold, unread };
-        Ok(Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX })
+        let cached_tokens = vec![u32::MAX; choices.prompts as usize];
+        Ok(Self { events, kept: 0, missing: choices.count(), choices, cached_tokens })
     }
 
     /// Reads until the cached share is known, or the budget has no room. If this call is cancelled, what was read is
@@ -66,7 +69,9 @@ impl Opening {
                 self.kept += (DOUBLES * size_of::<Event>()) as u64 + delta.bytes();
                 if let Some(cached) = delta.cached_tokens {
                     self.missing -= 1;
-                    self.cached_tokens = self.cached_tokens.min(cached);
+                    if let Some(known) = self.cached_tokens.get_mut(self.choices.prompt_of(delta.sample)) {
+                        *known = cached.min(*known);
+                    }
                 }
             }
             self.events.events.push_back(event);
@@ -77,8 +82,8 @@ impl Opening {
         Ok(())
     }
 
-    /// What was read, and the cached tokens of the prompt if known.
+    /// What was read, and the cached tokens of all prompts if known.
     pub(crate) fn done(self) -> (Opened, Option<u32>) {
-        (self.events, (self.missing == 0).then_some(self.cached_tokens))
+        (self.events, (self.missing == 0).then(|| self.cached_tokens.iter().sum()))
     }
 }

@@ -80,7 +80,43 @@ pub struct Total {
     pub cost: Option<Cost>,
 }
 
-/// Usage of several samples together. The prompt counts once: prompt tokens that any sample computed count as computed
+/// How the answers of a request are counted: all samples of its first prompt, then those of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choices {
+    pub(crate) prompts: u32,
+    /// Of each prompt, at least 1.
+    pub(crate) samples: u32,
+}
+
+impl Choices {
+    /// Answers of a request with one prompt.
+    pub(crate) const fn of_one(samples: u32) -> Self {
+        Self { prompts: 1, samples }
+    }
+
+    /// How many there are.
+    pub(crate) const fn count(self) -> u32 {
+        self.prompts * self.samples
+    }
+
+    /// The prompt of an answer.
+    pub(crate) const fn prompt_of(self, answer: u32) -> usize {
+        (answer / self.samples) as usize
+    }
+}
+
+/// Usage of several prompts together.
+pub(crate) fn usage_of_prompts(prompts: impl Iterator<Item = Usage>) -> Usage {
+    prompts.fold(Usage::default(), |a, b| Usage {
+        prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
+        completion_tokens: a.completion_tokens.saturating_add(b.completion_tokens),
+        cached_tokens: a.cached_tokens.saturating_add(b.cached_tokens),
+        cache_write_tokens: a.cache_write_tokens.saturating_add(b.cache_write_tokens),
+        recomputed_tokens: a.recomputed_tokens.saturating_add(b.recomputed_tokens),
+    })
+}
+
+/// Usage of several samples of one prompt together. The prompt counts once: prompt tokens that any sample computed count as computed
 /// for the request.
 pub(crate) fn usage_of_all(started: impl Iterator<Item = Usage>) -> Option<Usage> {
     started.reduce(|a, b| Usage {

@@ -103,7 +103,7 @@ async fn a_head_waits_as_long_as_there_is_room() {
     other.set(MIB - MIB / 8).unwrap();
     let text = || Ok(Event::Delta(Delta { text: "x".repeat(20 << 10), ..Delta::default() }));
     let mut all = events(vec![text(), text(), delta(0, Some(48))]);
-    let mut opening = Opening::new(1, &all, 0, room(&intake)).unwrap();
+    let mut opening = Opening::new(Choices::of_one(1), &all, 0, room(&intake)).unwrap();
     opening.read(&mut all).await.unwrap();
     let (mut read, cached) = opening.done();
     assert_eq!((read.by_ref().count(), cached), (2, None), "it goes without what it would have waited for");
@@ -117,12 +117,12 @@ async fn the_head_waits_for_the_first_token_of_each_sample() {
     let intake = Intake::new(MIB, MIB);
     let mut all =
         events(vec![delta(0, Some(48)), delta(0, None), finished(0, None), delta(1, Some(32)), delta(1, None)]);
-    let mut opening = Opening::new(2, &all, 0, room(&intake)).unwrap();
+    let mut opening = Opening::new(Choices::of_one(2), &all, 0, room(&intake)).unwrap();
     opening.read(&mut all).await.unwrap();
     let (read, cached) = opening.done();
     assert_eq!((read.count(), cached), (4, Some(32)));
     let mut all = events(vec![delta(0, Some(48)), refused()]);
-    let mut opening = Opening::new(2, &all, 0, room(&intake)).unwrap();
+    let mut opening = Opening::new(Choices::of_one(2), &all, 0, room(&intake)).unwrap();
     assert!(opening.read(&mut all).await.is_err());
     let (read, cached) = opening.done();
     assert_eq!((read.count(), cached), (1, None), "what was read is not lost");
@@ -132,9 +132,9 @@ async fn the_head_waits_for_the_first_token_of_each_sample() {
 fn what_a_client_may_leave_unread_has_room_or_is_refused() {
     let intake = Intake::new(MIB, MIB);
     let all = events(vec![]);
-    let (opened, _) = Opening::new(1, &all, MIB / 2, room(&intake)).unwrap().done();
+    let (opened, _) = Opening::new(Choices::of_one(1), &all, MIB / 2, room(&intake)).unwrap().done();
     assert_eq!(intake.used(), MIB / 2 + 10 * EVENT_BYTES);
-    let refused = Opening::new(1, &all, MIB / 2, room(&intake)).unwrap_err();
+    let refused = Opening::new(Choices::of_one(1), &all, MIB / 2, room(&intake)).unwrap_err();
     assert!(refused.kind == ErrorKind::Overloaded && refused.message.contains("read those"), "{refused:?}");
     drop(opened);
     assert_eq!(intake.used(), 0);

@@ -4,12 +4,14 @@
 mod prompt;
 mod sampling;
 mod tools;
+mod truncate;
 
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::{AskedGrammar, Sampling};
 pub use tools::Tools;
 pub(crate) use tools::{Tool, ToolChoice};
+pub(crate) use truncate::Truncate;
 
 use crate::auth::Key;
 use crate::cache_scope::CacheOptions;
@@ -26,6 +28,10 @@ pub(crate) const PRIORITY_MAX: i32 = 100;
 const TENANT_LABEL: &str = "baton 2026-11-24 fair share, label of a tenant";
 /// Most samples of one request.
 pub(crate) const SAMPLES_MAX: u32 = 128;
+/// Most prompts of one call.
+pub(crate) const PROMPTS_MAX: usize = 256;
+/// Most answers of one call: each prompt has as many as there are samples.
+pub(crate) const ANSWERS_MAX: u32 = 1024;
 /// Most messages of one chat.
 pub(crate) const MESSAGES_MAX: usize = 4096;
 
@@ -60,6 +66,8 @@ pub struct Parameters {
     pub cache: CacheOptions,
     /// Tools that a chat's answer may call.
     pub tools: Option<Tools>,
+    /// How much of a long prompt is kept; `None`: a prompt that does not fit is refused.
+    pub truncate: Option<Truncate>,
 }
 
 impl Default for Parameters {
@@ -74,6 +82,7 @@ impl Default for Parameters {
             priority: 0,
             cache: CacheOptions::default(),
             tools: None,
+            truncate: None,
         }
     }
 }
@@ -92,8 +101,8 @@ impl Parameters {
         }
     }
 
-    /// Checks everything that does not depend on the model.
-    pub(crate) fn check(&self) -> Result<(), RequestError> {
+    /// Checks everything that does not depend on the model, for so many prompts.
+    pub(crate) fn check(&self, prompts: u32) -> Result<(), RequestError> {
         self.sampling.check()?;
         let (priority, samples) = (self.priority, self.samples);
         if !(-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) {
@@ -102,6 +111,13 @@ impl Parameters {
         }
         if !(1..=SAMPLES_MAX).contains(&samples) {
             return Err(RequestError::invalid("n", format!("n must be 1 to {SAMPLES_MAX}, got {samples}")));
+        }
+        let answers = prompts.saturating_mul(samples);
+        if answers > ANSWERS_MAX {
+            let message = format!(
+                "{prompts} prompts of n = {samples} answers make {answers}; a call has at most {ANSWERS_MAX}: send several"
+            );
+            return Err(RequestError::invalid("prompt", message));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Prompts as received, and their memory.
 
-use baton_text::{Content, Message};
+use baton_text::{Content, Ending, Message};
 use baton_types::TokenId;
 use serde_json::{Map, Value};
 
@@ -15,9 +15,13 @@ pub enum Prompt {
         tools: Option<Value>,
         /// Passed to the template besides the messages.
         template_kwargs: Map<String, Value>,
+        /// What comes after the messages.
+        ending: Ending,
     },
     /// Text and token ids, in order.
     Segments(Vec<Segment>),
+    /// Several prompts of one call, each a segment of its own.
+    List(Vec<Segment>),
 }
 
 /// What counts of a chat besides the bytes of texts and names.
@@ -67,6 +71,14 @@ impl Count {
 }
 
 impl Prompt {
+    /// How many prompts it is.
+    pub(crate) fn count(&self) -> u32 {
+        match self {
+            Self::Chat { .. } | Self::Segments(_) => 1,
+            Self::List(prompts) => prompts.len() as u32,
+        }
+    }
+
     /// The part of [`Prompt::bytes`] for parsed JSON: tools, and what messages have besides their content.
     pub(crate) fn value_bytes(&self) -> u64 {
         let Self::Chat { messages, tools, .. } = self else { return 0 };
@@ -78,8 +90,10 @@ impl Prompt {
     /// Approximate memory of the prompt, plus that of its intermediate forms during tokenization.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
-            Self::Chat { messages, tools, template_kwargs } => MEMORY.chat(messages, tools.as_ref(), template_kwargs),
-            Self::Segments(segments) => segments
+            Self::Chat { messages, tools, template_kwargs, ending: _ } => {
+                MEMORY.chat(messages, tools.as_ref(), template_kwargs)
+            }
+            Self::Segments(segments) | Self::List(segments) => segments
                 .iter()
                 .map(|segment| {
                     size_of::<Segment>()
@@ -116,12 +130,15 @@ pub enum Segment {
 mod tests {
     use super::*;
 
+    fn chat_of(messages: Vec<Message>, tools: Option<Value>, template_kwargs: Map<String, Value>) -> Prompt {
+        Prompt::Chat { messages, tools, template_kwargs, ending: Ending::Answer }
+    }
+
     #[test]
     fn a_prompt_counts_for_all_that_it_keeps() {
         const LONG: usize = 1 << 20;
         let long = || "x".repeat(LONG);
-        let chat =
-            |message: Message| Prompt::Chat { messages: vec![message], tools: None, template_kwargs: Map::new() };
+        let chat = |message: Message| chat_of(vec![message], None, Map::new());
         let with = |name: &str, value: Value| {
             let mut message = Message::text(baton_text::Role::User, "x");
             message.extra.insert(name.into(), value);
@@ -134,20 +151,20 @@ mod tests {
             ("the name of a field", with(&long(), Value::Null)),
             ("nested", with("tool_calls", serde_json::json!([{"function": {"arguments": [long()]}}]))),
             ("many", with("tool_calls", serde_json::json!(vec![0; LONG / 32]))),
-            ("arguments of the template", Prompt::Chat { messages: vec![], tools: None, template_kwargs: kwargs }),
+            ("arguments of the template", chat_of(vec![], None, kwargs)),
             ("segments", Prompt::Segments(vec![Segment::Text(String::new()); LONG / size_of::<Segment>()])),
             ("tokens", Prompt::Segments(vec![Segment::Tokens(vec![0; LONG / 4])])),
         ] {
             let bytes = prompt.bytes();
             assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
-            if let Prompt::Chat { messages, tools, template_kwargs } = &prompt {
+            if let Prompt::Chat { messages, tools, template_kwargs, .. } = &prompt {
                 let text = chat_text_bytes(messages, tools.as_ref(), template_kwargs);
                 let least = if what == "many" { LONG / 32 * TEXT.scalar } else { LONG };
                 assert!((least..least + 100).contains(&text), "{what}: {text}");
             }
         }
         let tools = Some(serde_json::json!([long()]));
-        let tools = Prompt::Chat { messages: vec![], tools, template_kwargs: Map::new() };
+        let tools = chat_of(vec![], tools, Map::new());
         let three = 6 * LONG as u64;
         assert!((three..three + 1000).contains(&tools.bytes()) && tools.value_bytes() == tools.bytes());
     }

@@ -20,6 +20,7 @@ mod messages;
 mod openapi;
 mod page;
 mod port;
+mod prompts;
 mod recovery;
 mod remote;
 mod responses;

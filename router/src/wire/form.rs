@@ -1,6 +1,6 @@
 //! What the HTTP front needs of each API to send an answer.
 
-use crate::output::{Delta, Finished, Total};
+use crate::output::{Choices, Delta, Finished, Total};
 use baton_node::intake::Hold;
 use baton_types::RequestError;
 use serde::Serialize;
@@ -11,9 +11,9 @@ pub(crate) trait Form: Send + 'static {
 
     /// Whether the client asked for a stream.
     fn is_stream(&self) -> bool;
-    /// How many samples the answer has.
-    fn samples(&self) -> u32;
-    /// Tokens of the prompt.
+    /// How its choices are counted.
+    fn choices(&self) -> Choices;
+    /// Tokens of all prompts.
     fn prompt_tokens(&self) -> usize;
 
     /// Bytes of the head of a stream that are kept and written for each prompt token, in all.

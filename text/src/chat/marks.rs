@@ -18,7 +18,8 @@ use crate::{Content, Prompt, TextError};
 /// The private-use planes, 15 and 16.
 const PLANES: [(u32, u32); 2] = [(0x10_0000, 0x10_FFFD), (0xF_0000, 0xF_FFFD)];
 
-/// A run of private-use characters: sentinels by index of the control token, then shadows by character.
+/// A run of private-use characters: sentinels by index of the control token, then shadows by character, then one for the
+/// end of a message that is continued.
 #[derive(Debug)]
 pub(super) struct Marks {
     base: u32,
@@ -33,7 +34,7 @@ impl Marks {
         let mut alphabet: Vec<char> = controls.tokens().iter().flat_map(|(_, spelling)| spelling.chars()).collect();
         alphabet.sort_unstable();
         alphabet.dedup();
-        let len = (controls.tokens().len() + alphabet.len()).max(1) as u32;
+        let len = (controls.tokens().len() + alphabet.len() + 1) as u32;
         let mut taken: Vec<u32> = text.chars().map(u32::from).filter(|c| *c >= PLANES[1].0).collect();
         taken.sort_unstable();
         let free = |base: &u32| taken.partition_point(|c| c < base) == taken.partition_point(|c| *c < base + len);
@@ -49,10 +50,22 @@ impl Marks {
 
     /// Whether any text of the request contains one of these characters.
     pub(super) fn occur_in(&self, request: &ChatRequest<'_>) -> bool {
-        let end = self.base + self.controls + self.alphabet.len() as u32;
+        let all = self.base..=u32::from(self.end());
         let mut found = false;
-        visit(request, &mut |text| found |= text.chars().any(|c| (self.base..end).contains(&u32::from(c))));
+        visit(request, &mut |text| found |= text.chars().any(|c| all.contains(&u32::from(c))));
         found
+    }
+
+    /// Marks the end of a message that is continued.
+    pub(super) fn end(&self) -> char {
+        let at = self.base + self.controls + self.alphabet.len() as u32;
+        char::from_u32(at).unwrap_or(char::REPLACEMENT_CHARACTER)
+    }
+
+    /// The character that a shadow stands for; any other one itself.
+    pub(super) fn original(&self, c: char) -> char {
+        let shadow = u32::from(c).checked_sub(self.base + self.controls);
+        shadow.and_then(|i| self.alphabet.get(i as usize)).copied().unwrap_or(c)
     }
 
     /// `text` with a sentinel for every control token that it spells.

@@ -7,6 +7,7 @@
 //! out in letters is text, unless the template composed it from pieces (`'<|' + role + '|>'`); the file `marks.rs`
 //! describes how the two are distinguished.
 
+mod continued;
 mod environment;
 mod json;
 mod marks;
@@ -48,12 +49,24 @@ pub struct ChatRequest<'a> {
     pub messages: &'a [Message],
     /// Tools in OpenAI's form, if there are any.
     pub tools: Option<&'a serde_json::Value>,
-    /// Whether the prompt ends with the beginning of the assistant's answer.
-    pub add_generation_prompt: bool,
+    /// What comes after the messages.
+    pub ending: Ending,
     /// Further template arguments (`chat_template_kwargs`).
     pub arguments: &'a Map<String, serde_json::Value>,
     /// The current time for the template, in UTC.
     pub now: SystemTime,
+}
+
+/// How the prompt of a chat ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// With the beginning of the assistant's answer (`add_generation_prompt`).
+    #[default]
+    Answer,
+    /// With the last message.
+    Messages,
+    /// Within the last message, after its text, which the answer continues.
+    Continued,
 }
 
 /// A model's chat template, ready to render.
@@ -103,6 +116,18 @@ impl ChatTemplate {
     }
 
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
+        if request.ending != Ending::Continued {
+            return self.render_any(request);
+        }
+        let last =
+            request.messages.last().and_then(continued::text).ok_or(TextError::NotContinued("it has no text"))?;
+        let prompt = self.render_any(request)?;
+        let is_whole = prompt.text().contains(last.trim());
+        let part = TextError::NotContinued("the model's chat template leaves out a part of it");
+        if is_whole { Ok(prompt) } else { Err(part) }
+    }
+
+    fn render_any(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         if let Some(name) = request.arguments.keys().find(|name| RESERVED.contains(&name.as_str())) {
             return Err(TextError::ReservedArgument(name.clone()));
         }
@@ -117,7 +142,11 @@ impl ChatTemplate {
 
     fn render_with(&self, compiled: &Compiled, marks: &Marks, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         let controls = self.tokenizer.controls();
-        let output = compiled.render(self.arguments(marks, request, &str::to_owned), request.now)?;
+        let render = |text: &dyn Fn(&str) -> String| {
+            let output = compiled.render(self.arguments(marks, request, text), request.now)?;
+            if request.ending == Ending::Continued { continued::cut(output, marks) } else { Ok(output) }
+        };
+        let output = render(&str::to_owned)?;
         let prompt = marks.resolve(&output, controls, false);
         if !marks.spells_controls(&output, controls) {
             return Ok(prompt);
@@ -125,7 +154,7 @@ impl ChatTemplate {
         // A control token is spelled out: by a message, or by the template from pieces. Render again with messages that
         // cannot spell any, and check which remain.
         let shadowed = |text: &str| marks.shadow(text, &self.comparable);
-        let Ok(shadow) = compiled.render(self.arguments(marks, request, &shadowed), request.now) else {
+        let Ok(shadow) = render(&shadowed) else {
             return Err(TextError::Ambiguous);
         };
         if !marks.spells_controls(&shadow, controls) {
@@ -143,12 +172,17 @@ impl ChatTemplate {
         text: &dyn Fn(&str) -> String,
     ) -> Vec<(Value, Value)> {
         let controls = self.tokenizer.controls();
-        let messages: Value = request.messages.iter().map(|m| m.to_template(self.forms, text)).collect();
+        let mut messages: Vec<Value> = request.messages.iter().map(|m| m.to_template(self.forms, text)).collect();
+        if request.ending == Ending::Continued
+            && let (Some(value), Some(last)) = (messages.last_mut(), request.messages.last())
+        {
+            *value = continued::marked(last, marks).to_template(self.forms, text);
+        }
         let set = [
-            ("messages", messages),
+            ("messages", Value::from(messages)),
             ("tools", request.tools.map_or(Value::from(()), |tools| json::to_template(tools, text))),
             ("documents", Value::from(())),
-            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+            ("add_generation_prompt", Value::from(request.ending == Ending::Answer)),
             ("bos_token", Value::from(marks.mark(&self.bos_token, controls))),
             ("eos_token", Value::from(marks.mark(&self.eos_token, controls))),
         ];
@@ -163,7 +197,7 @@ impl ChatTemplate {
     /// The rendering of these messages; none if it fails.
     fn probe(&self, messages: Vec<Value>) -> Option<String> {
         let (now, nothing) = (SystemTime::UNIX_EPOCH, Map::new());
-        let empty = ChatRequest { messages: &[], tools: None, add_generation_prompt: true, arguments: &nothing, now };
+        let empty = ChatRequest { messages: &[], tools: None, ending: Ending::Answer, arguments: &nothing, now };
         let mut arguments = self.arguments(&self.marks, &empty, &str::to_owned);
         arguments[0].1 = Value::from(messages);
         self.compiled.render(arguments, now).ok()

@@ -3,6 +3,8 @@
 use super::passes::{BLOCK, Gather, Parts, Scale, Shares};
 use crate::cpu::simd::{WIDEST, Width};
 use crate::sampling::order::{key, ordered};
+use crate::sampling::shares::part;
+use crate::sampling::typical;
 use std::ops::Range;
 
 /// Exponents, in units of the temperature below the best, at which the search for a limit goes on if the tokens above it are not enough.
@@ -148,6 +150,55 @@ impl Candidates {
         let kept = ring.filter(|at| self.shares[*at] >= least).map(|at| self.logits[at]);
         // Equal logits have equal shares.
         Limit { logit: kept.fold(f32::INFINITY, f32::min), token: u32::MAX }
+    }
+
+    /// Makes every token with a share a candidate. The limit keeps all.
+    pub(super) fn all(&mut self, width: Width, row: Row<'_>, scale: Scale) -> Limit {
+        self.clear(row.logits.len());
+        let ring = self.gather(width, row, row.best - LAST * scale.temperature, f32::INFINITY);
+        self.share(width, scale, ring);
+        Limit::NONE
+    }
+
+    /// Removes the shares of candidates within the limit that are not typical, as [`typical`] says.
+    pub(super) fn keep_typical(&mut self, limit: Limit, scale: Scale, typical_p: f32) {
+        let (mut members, mut distances) = (std::mem::take(&mut self.members), std::mem::take(&mut self.parts));
+        let (mut count, mut sum, mut weighted) = (0, 0, 0);
+        for at in self.kept(limit).filter(|at| self.shares[*at] > 0) {
+            let depth = typical::depth(self.logits[at], scale.best, scale.temperature);
+            (members[count], distances[at]) = (at as u32, depth);
+            count += 1;
+            sum += self.shares[at];
+            weighted += u128::from(self.shares[at]) * u128::from(depth);
+        }
+        let (members_there, mean) = (&members[..count], typical::mean(weighted, sum));
+        members_there.iter().for_each(|at| distances[*at as usize] = distances[*at as usize].abs_diff(mean));
+        let farthest = self.farthest(members_there, &distances, part(typical_p, sum));
+        members_there
+            .iter()
+            .map(|at| *at as usize)
+            .filter(|at| distances[*at] > farthest)
+            .for_each(|at| self.shares[at] = 0);
+        (self.members, self.parts) = (members, distances);
+    }
+
+    /// The least distance up to which the shares reach `enough`, which all together do. A radix selection, from the upper digit.
+    fn farthest(&self, members: &[u32], distances: &[u32], enough: u64) -> u32 {
+        let (mut found, mut known, mut reached) = (0, 0, 0);
+        for shift in (0..u32::BITS / DIGIT).rev().map(|digit| digit * DIGIT) {
+            let mut sums = [0; 1 << DIGIT];
+            for at in members.iter().map(|at| *at as usize).filter(|at| distances[*at] & known == found) {
+                sums[(distances[at] >> shift) as usize % sums.len()] += self.shares[at];
+            }
+            let mut digit = 0;
+            while digit + 1 < sums.len() && reached + sums[digit] < enough {
+                reached += sums[digit];
+                digit += 1;
+            }
+            found |= (digit as u32) << shift;
+            known |= (sums.len() as u32 - 1) << shift;
+        }
+        found
     }
 
     /// The sum of the shares within the limit, which are there.

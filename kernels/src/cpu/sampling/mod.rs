@@ -1,7 +1,7 @@
 //! Sampling on the CPU: the bits of [`crate::sampling`], with vectors, without sorting a vocabulary, and rows shared among threads.
 //!
 //! Shares are whole numbers, so their sums are exact in any order: a row is summed by blocks, and a draw first finds its block. Min-p, top-k and
-//! top-p look at the tokens near the best only, and at more if those do not suffice.
+//! top-p look at the tokens near the best only, and at more if those do not suffice; typical tokens are found among all that these keep.
 
 mod candidates;
 mod passes;
@@ -10,7 +10,7 @@ mod tests;
 
 use super::simd::Width;
 use super::{CpuKernels, Threads};
-use crate::sampling::shares::least_share;
+use crate::sampling::shares::{least_share, part};
 use crate::sampling::{Draw, SampleError, Sampled, check_finite, log_total};
 use crate::step::RowSampler;
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
@@ -130,35 +130,39 @@ impl Work<'_> {
 
     /// The token of a draw, and the sum of all shares where it was needed.
     fn draw(&mut self, params: &SamplingParams, row: Row<'_>, uniform: f64) -> (TokenId, Option<u64>) {
-        let SamplingParams { temperature, top_p, top_k, min_p, .. } = *params;
+        let SamplingParams { temperature, top_p, top_k, min_p, typical_p, .. } = *params;
         let (scale, vocab) = (Scale { best: row.best, temperature }, row.logits.len());
-        let reach = |sum: u64| ((f64::from(top_p) * sum as f64).ceil() as u64).max(1);
         let top_k = Some(top_k as usize).filter(|k| (1..vocab).contains(k));
-        if min_p > 0.0 {
+        let (limit, sum) = if min_p > 0.0 {
             let mut limit = self.candidates.limit_least(self.width, row, scale, min_p, least_share(min_p));
             if let Some(k) = top_k {
                 limit = self.candidates.limit_within(limit, Measure::Count, k as u64);
             }
             if top_p < 1.0 {
                 let kept = self.candidates.kept_share(limit);
-                limit = self.candidates.limit_within(limit, Measure::Share, reach(kept));
+                limit = self.candidates.limit_within(limit, Measure::Share, part(top_p, kept));
             }
-            return (self.candidates.pick(vocab, limit, uniform), None);
-        }
-        if let Some(k) = top_k {
+            (limit, None)
+        } else if let Some(k) = top_k {
             let mut limit = self.candidates.limit(self.width, row, temperature, Measure::Count, k as u64);
             let kept = self.candidates.share_all(self.width, scale, limit);
             if top_p < 1.0 {
-                limit = self.candidates.limit_within(limit, Measure::Share, reach(kept));
+                limit = self.candidates.limit_within(limit, Measure::Share, part(top_p, kept));
             }
-            return (self.candidates.pick(vocab, limit, uniform), None);
+            (limit, None)
+        } else if top_p < 1.0 {
+            let sum = self.sum(row, scale);
+            (self.candidates.limit(self.width, row, temperature, Measure::Share, part(top_p, sum)), Some(sum))
+        } else if typical_p < 1.0 {
+            (self.candidates.all(self.width, row, scale), None)
+        } else {
+            let sum = self.sum(row, scale);
+            return (self.pick(row, scale, target(sum, uniform)), Some(sum));
+        };
+        if typical_p < 1.0 {
+            self.candidates.keep_typical(limit, scale, typical_p);
         }
-        let sum = self.sum(row, scale);
-        if top_p < 1.0 {
-            let limit = self.candidates.limit(self.width, row, temperature, Measure::Share, reach(sum));
-            return (self.candidates.pick(vocab, limit, uniform), Some(sum));
-        }
-        (self.pick(row, scale, target(sum, uniform)), Some(sum))
+        (self.candidates.pick(vocab, limit, uniform), sum)
     }
 
     /// The token of a draw from all shares, whose sums by block are there.

@@ -49,6 +49,7 @@ fn params(rng: &mut StdRng, vocab: usize) -> SamplingParams {
         top_p: *[1.0, 1.0, f32::MIN_POSITIVE, 1e-4, 0.3, 0.9, 0.95, 0.999, near_one].choose(rng).unwrap(),
         top_k: *[0, 0, 0, 1, 2, 20, 40, 1000, k / 2, k - 1, k, k + 9].choose(rng).unwrap(),
         min_p: *[0.0, 0.0, f32::MIN_POSITIVE, 1e-6, 0.02, 0.1, 0.5, near_one, 1.0].choose(rng).unwrap(),
+        typical_p: *[1.0, 1.0, 1.0, f32::MIN_POSITIVE, 0.2, 0.5, 0.9, 0.95, near_one].choose(rng).unwrap(),
         logprobs: *[None, None, Some(0), Some(1), Some(20)].choose(rng).unwrap(),
         seed: rng.random(),
         ..SamplingParams::default()
@@ -148,7 +149,8 @@ fn adjusted_rows_are_those_of_the_reference() {
         let any: TokenSet = (0..vocab as TokenId).filter(|_| rng.random_bool(share)).collect();
         let one: TokenSet = std::iter::once(token(&mut rng)).collect();
         let allowed = [[None, None], [Some(&any), None], [None, Some(&one)], [Some(&any), Some(&one)]][case / 16 % 4];
-        let constraints = Constraints { bias: &bias, allowed };
+        let barred: Vec<TokenId> = (0..[0, 0, 1, 3][case / 8 % 4]).map(|_| token(&mut rng)).collect();
+        let constraints = Constraints { bias: &bias, allowed, barred: &barred };
         let draw = Draw { params: &params, history: &history, position: 40, sample_index: 0, constraints };
         let wanted = draw.sample(&logits);
         for (width, scratch) in &mut scratches {

@@ -52,6 +52,7 @@ fn draws_are_as_recorded() {
     check(penalties, none, expect!["[773, 751, 699, 799, 988, 914, 608, 564]"]);
     let even: TokenSet = (0..1000).filter(|token| token % 2 == 0).collect();
     let low: TokenSet = (0..500).collect();
-    let constraints = Constraints { bias: &[(4, 9.5), (5, 40.0), (800, 40.0)], allowed: [Some(&even), Some(&low)] };
+    let constraints =
+        Constraints { bias: &[(4, 9.5), (5, 40.0), (800, 40.0)], allowed: [Some(&even), Some(&low)], barred: &[] };
     check(SamplingParams { top_p: 0.9, ..warm() }, constraints, expect!["[292, 4, 260, 4, 478, 324, 4, 216]"]);
 }

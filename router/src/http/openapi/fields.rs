@@ -48,6 +48,10 @@ pub(super) const ALL: &[Field] = &[
         "repetition_penalty",
         r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 10, "description": "Divides the logits of tokens that occurred"}"#,
     ),
+    (
+        "repeat_penalty",
+        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 10, "description": "The same as repetition_penalty"}"#,
+    ),
     ("seed", r#"{"type": "integer", "description": "Of the random numbers; drawn and reported if absent"}"#),
     (
         "stop_token_ids",
@@ -101,6 +105,22 @@ pub(super) const ALL: &[Field] = &[
         r#"{"type": "boolean", "default": false, "description": "Token ids of prompt and answer, too"}"#,
     ),
     (
+        "truncate_prompt_tokens",
+        r#"{"type": "integer", "minimum": -1, "description": "Only so many of the last tokens of a longer prompt are kept; -1: as many as fit"}"#,
+    ),
+    (
+        "best_of",
+        r#"{"type": "integer", "minimum": 1, "maximum": 128, "description": "So many answers are generated, and the n best are shown; not in streams"}"#,
+    ),
+    (
+        "add_generation_prompt",
+        r#"{"type": "boolean", "default": true, "description": "Whether the prompt ends with the beginning of an answer"}"#,
+    ),
+    (
+        "continue_final_message",
+        r#"{"type": "boolean", "default": false, "description": "The answer continues the last message"}"#,
+    ),
+    (
         "response_format",
         r#"{"type": "object", "description": "Form of the answer: type text, json_object or json_schema"}"#,
     ),
@@ -137,7 +157,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "prompt",
-        r#"{"anyOf": [{"type": "string"}, {"type": "array"}], "description": "A text, a list of one text, or token ids"}"#,
+        r#"{"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}], "description": "A text, token ids, or a list of at most 256 of these"}"#,
     ),
     ("instructions", r#"{"type": "string", "description": "A system message before the input"}"#),
     (

@@ -3,7 +3,7 @@
 use super::items::{Item, Status};
 use super::stream::ResponseStream;
 use crate::openai::logprobs::TextOfToken;
-use crate::output::{Delta, Finished, Total};
+use crate::output::{Choices, Delta, Finished, Total};
 use crate::request::ToolChoice;
 use crate::wire::serialize::length;
 use crate::wire::{Ended, Form, Parts, PartsReader, Spent};
@@ -248,8 +248,8 @@ impl Form for ResponseForm {
         self.is_stream
     }
 
-    fn samples(&self) -> u32 {
-        1
+    fn choices(&self) -> Choices {
+        Choices::of_one(1)
     }
 
     fn prompt_tokens(&self) -> usize {

@@ -7,7 +7,7 @@ use crate::openai::tools::{FLAT, take_tools};
 use crate::request::{AskedGrammar, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
 use crate::wire::{Chat, json};
-use baton_text::Role;
+use baton_text::{Ending, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -75,7 +75,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let input = fields.take_raw("input").ok_or_else(|| RequestError::invalid("input", "input is required"))?;
     input::read(input, &mut chat)?;
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
-    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs }, common))
+    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs, ending: Ending::Answer }, common))
 }
 
 /// The form of the answer. How verbose it is to be changes nothing.

@@ -82,7 +82,7 @@ fn calls_and_results_in_messages_are_read() {
         let messages = json!([{"role": "user", "content": "Hi"}, message]);
         chat::parse(json!({"messages": messages}).to_string().as_bytes()).map(|(prompt, _)| match prompt {
             Prompt::Chat { mut messages, .. } => messages.remove(1),
-            Prompt::Segments(_) => panic!("not a chat"),
+            Prompt::Segments(_) | Prompt::List(_) => panic!("not a chat"),
         })
     };
     let call = json!({"id": "1", "type": "function", "function": {"name": "get", "arguments": "{\"a\": 1}"}});

@@ -2,9 +2,9 @@ mod calls;
 
 use super::stream::Chunks;
 use super::*;
-use crate::request::{Prompt, Segment};
+use crate::request::{Prompt, Segment, Truncate};
 use crate::wire::{Form as _, Parts, StreamForm as _, serialize};
-use baton_text::{Content, Message, Role};
+use baton_text::{Content, Ending, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::{Value, json};
 
@@ -52,13 +52,11 @@ fn what_is_asked_of_logits_is_read() {
 #[test]
 fn every_unsupported_field_names_itself() {
     let both = [
-        ("best_of", json!(2), json!(1)),
         ("use_beam_search", json!(true), json!(false)),
         ("length_penalty", json!(0.5), json!(1.0)),
         ("skip_special_tokens", json!(false), json!(true)),
         ("include_stop_str_in_output", json!(true), json!(false)),
         ("prompt_logprobs", json!(1), Value::Null),
-        ("truncate_prompt_tokens", json!(9), Value::Null),
         ("logits_processors", json!(["x"]), json!([])),
         ("guided_whitespace_pattern", json!("a"), Value::Null),
         ("echo", json!(true), json!(false)),
@@ -74,8 +72,7 @@ fn every_unsupported_field_names_itself() {
         ("verbosity", json!("low"), Value::Null),
         ("chat_template", json!("x"), Value::Null),
         ("documents", json!([{}]), json!([])),
-        ("add_generation_prompt", json!(false), json!(true)),
-        ("continue_final_message", json!(true), json!(false)),
+        ("best_of", json!(2), json!(1)),
     ];
     let completions_only = [("suffix", json!("x"), Value::Null), ("add_special_tokens", json!(false), json!(true))];
     let check =
@@ -90,6 +87,65 @@ fn every_unsupported_field_names_itself() {
     for (name, bad, good) in both.iter().chain(&completions_only) {
         let (bad, good) = (with(completion(), name, bad.clone()), with(completion(), name, good.clone()));
         check(name, bad, good, |b| completions::parse(b).map(drop));
+    }
+}
+
+#[test]
+fn the_end_of_a_chat_is_read() {
+    let ending = |more: Value| {
+        let mut body = chat();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        match chat::parse(body.to_string().as_bytes()) {
+            Ok((Prompt::Chat { ending, .. }, _)) => Ok(ending),
+            Ok(_) => panic!("not a chat"),
+            Err(error) => Err(error.param),
+        }
+    };
+    assert_eq!(ending(json!({})), Ok(Ending::Answer));
+    assert_eq!(ending(json!({"add_generation_prompt": true, "continue_final_message": false})), Ok(Ending::Answer));
+    assert_eq!(ending(json!({"add_generation_prompt": false})), Ok(Ending::Messages));
+    assert_eq!(ending(json!({"continue_final_message": true})), Ok(Ending::Continued));
+    assert_eq!(ending(json!({"add_generation_prompt": false, "continue_final_message": true})), Ok(Ending::Continued));
+    let both = json!({"add_generation_prompt": true, "continue_final_message": true});
+    assert_eq!(ending(both), Err(Some("continue_final_message".into())));
+}
+
+#[test]
+fn penalties_have_two_names_and_prompts_are_cut() {
+    let parse = |more: Value| {
+        let mut body = completion();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let parsed = completions::parse(body.to_string().as_bytes());
+        parsed.map(|(_, common)| common.parameters).map_err(|error| error.param.unwrap())
+    };
+    let penalty = |more| parse(more).map(|parameters| parameters.sampling.repetition_penalty);
+    assert_eq!(penalty(json!({"repeat_penalty": 1.5})), Ok(Some(1.5)));
+    assert_eq!(penalty(json!({"repetition_penalty": 1.5, "repeat_penalty": 1.5})), Ok(Some(1.5)));
+    assert_eq!(penalty(json!({"repetition_penalty": 1.5, "repeat_penalty": 1.4})), Err("repeat_penalty".into()));
+    let truncate = |n| parse(json!({"truncate_prompt_tokens": n})).map(|parameters| parameters.truncate);
+    assert_eq!(truncate(-1), Ok(Some(Truncate::ToContext)));
+    assert_eq!(truncate(5), Ok(Some(Truncate::try_new(5).unwrap())));
+    assert_eq!(truncate(0), Err("truncate_prompt_tokens".into()));
+}
+
+#[test]
+fn best_of_makes_more_answers_than_it_shows() {
+    let parse = |more: Value| {
+        let mut body = completion();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let parsed = completions::parse(body.to_string().as_bytes());
+        let asks = |(_, common): (_, Common)| {
+            let best = common.options.best.map(|best| (best.shown, best.logprobs));
+            (common.parameters.samples, best, common.parameters.sampling.logprobs)
+        };
+        parsed.map(asks).map_err(|error| error.param.unwrap())
+    };
+    assert_eq!(parse(json!({"best_of": 1})), Ok((1, None, None)));
+    assert_eq!(parse(json!({"best_of": 3, "n": 3, "stream": true})), Ok((3, None, None)));
+    assert_eq!(parse(json!({"best_of": 3, "n": 2})), Ok((3, Some((2, false)), Some(0))));
+    assert_eq!(parse(json!({"best_of": 3, "logprobs": 2})), Ok((3, Some((1, true)), Some(2))));
+    for wrong in [json!({"best_of": 2, "n": 3}), json!({"best_of": 129}), json!({"best_of": 2, "stream": true})] {
+        assert_eq!(parse(wrong), Err("best_of".into()));
     }
 }
 
@@ -201,14 +257,23 @@ fn chat_parts_and_roles() {
 
 #[test]
 fn completion_prompts() {
-    let text = |s: &str| Some(Segment::Text(s.into()));
+    let text = |s: &str| Segment::Text(s.into());
+    let one = |segment| Some(Prompt::Segments(vec![segment]));
+    let ids = |ids: &[u32]| Segment::Tokens(ids.to_vec());
     let cases = [
-        (json!("a"), text("a")),
-        (json!(["a"]), text("a")),
-        (json!([1, 2]), Some(Segment::Tokens(vec![1, 2]))),
-        (json!([[1, 2]]), Some(Segment::Tokens(vec![1, 2]))),
-        (json!(["a", "b"]), None),
-        (json!([[1], [2]]), None),
+        (json!("a"), one(text("a"))),
+        (json!(["a"]), one(text("a"))),
+        (json!([1, 2]), one(ids(&[1, 2]))),
+        (json!([[1, 2]]), one(ids(&[1, 2]))),
+        (json!(["a", "b"]), Some(Prompt::List(vec![text("a"), text("b")]))),
+        (json!([[1], [2, 3]]), Some(Prompt::List(vec![ids(&[1]), ids(&[2, 3])]))),
+        (json!(vec!["a"; 256]), Some(Prompt::List(vec![text("a"); 256]))),
+        (json!(vec!["a"; 257]), None),
+        (json!([[1], []]), None),
+        (json!(["a", 1]), None),
+        (json!([1, "a"]), None),
+        (json!([[1], ["a"]]), None),
+        (json!([[[1]]]), None),
         (json!([]), None),
         (json!([-1]), None),
         (json!({}), None),
@@ -216,14 +281,18 @@ fn completion_prompts() {
     for (value, expected) in cases {
         let parsed = completions::parse(&with(completion(), "prompt", value.clone()));
         match (parsed, expected) {
-            (Ok((prompt, common)), Some(segment)) => {
-                assert_eq!(prompt, Prompt::Segments(vec![segment]));
+            (Ok((prompt, common)), Some(expected)) => {
+                assert_eq!(prompt, expected);
                 assert_eq!(common.parameters.sampling.max_tokens_default, Some(16));
             }
             (Err(error), None) => assert_eq!(error.param.as_deref(), Some("prompt"), "{value}"),
             (parsed, _) => panic!("{value}: {parsed:?}"),
         }
     }
+}
+
+fn shown() -> PromptShown {
+    PromptShown { tokens: 2, ids: [7, 8].into() }
 }
 
 pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
@@ -233,8 +302,7 @@ pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
         model: "m".into(),
         created: 0,
         options: AnswerOptions::default(),
-        prompt_token_ids: [].into(),
-        prompt_tokens: 3,
+        prompts: vec![PromptShown { tokens: 3, ids: [].into() }],
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
@@ -423,7 +491,7 @@ fn generated() -> crate::output::Delta {
 fn whole_answers_have_their_shape() {
     let check = |endpoint, ids: bool, samples: u32, expected: String| {
         let options = AnswerOptions { return_token_ids: ids, ..Default::default() };
-        let head = AnswerHead { options, samples, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let head = AnswerHead { options, samples, prompts: vec![shown()], ..head(endpoint) };
         let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
         let total = total();
         let whole = head.whole(&all, &total);
@@ -474,7 +542,7 @@ fn whole_answers_have_their_shape() {
 fn streams_carry_what_whole_answers_do() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
-        let head = AnswerHead { options, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let head = AnswerHead { options, prompts: vec![shown()], ..head(endpoint) };
         let (mut chunks, delta) = (Chunks::new(head), generated());
         let first = &opening(&mut chunks)[0];
         let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };

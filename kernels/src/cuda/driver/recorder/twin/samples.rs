@@ -143,7 +143,7 @@ fn one(a: &Sample, row: usize, slot: usize, memory: &Memory) -> SampleRecord {
         history: &history,
         position: memory.read(a.positions, row, 1)[0] as u64 + 1,
         sample_index: of.sample_index,
-        constraints: Constraints { bias: &bias, allowed: [allowed.as_ref(), late.as_ref()] },
+        constraints: Constraints { bias: &bias, allowed: [allowed.as_ref(), late.as_ref()], barred: &[] },
     };
     let token = match draw.sample(&logits) {
         Ok(sampled) => sampled.token,
