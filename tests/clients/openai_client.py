@@ -160,7 +160,8 @@ def continued(client):
     bare = client.chat.completions.create(
         messages=FRANCE, max_tokens=1, extra_body={"add_generation_prompt": False}, **GREEDY
     )
-    assert bare.usage.prompt_tokens == 37 - 3, bare.usage
+    # Without the control token, the two tokens of "assistant" and the line break.
+    assert bare.usage.prompt_tokens == 37 - 4, bare.usage
 
 
 def truncated(client):
@@ -219,6 +220,7 @@ def refuses(client):
     check(bad, chat, "tool_choice", messages=FRANCE, tools=[tool], tool_choice=other)
     check(bad, completion, "prompt", says="vocabulary", prompt=[1_000_000])
     check(bad, completion, "prompt[1]", says="vocabulary", prompt=[[1], [1_000_000]])
+    check(bad, completion, "suffix", unsupported, "fills in the middle", prompt="x", suffix="y")
     check(bad, completion, "max_tokens", "context_length_exceeded", prompt="x", max_tokens=100_000)
     check(openai.NotFoundError, chat, "model", "model_not_found", "nobody", messages=FRANCE, model="nobody")
     # Without effect on tokens, so ignored.
@@ -238,6 +240,21 @@ def logits(client):
     allowed = {"allowed_token_ids": [198, 28725], "min_tokens": 4, "return_token_ids": True}
     among = client.completions.create(prompt="One", max_tokens=4, extra_body=allowed, **GREEDY)
     assert set(among.choices[0].token_ids) <= {198, 28725}, among
+
+
+def words(client):
+    asked = {"prompt": "The capital of France is", "max_tokens": 8, **GREEDY}
+    assert "Paris" in client.completions.create(**asked).choices[0].text
+    for policy in ("remote", "local"):
+        extra = {"bad_words": ["Paris", "the city"], "typical_p": 0.9, "prefill_policy": policy}
+        text = client.completions.create(extra_body=extra, **asked).choices[0].text
+        assert "Paris" not in text and "the city" not in text, (policy, text)
+    drawn = {"prompt": "Once upon a time", "max_tokens": 12, "model": MODEL, "temperature": 1, "seed": 3}
+    typical = [
+        client.completions.create(extra_body={"typical_p": 0.3, "prefill_policy": policy}, **drawn).choices[0].text
+        for policy in ("remote", "local")
+    ]
+    assert typical[0] == typical[1] != client.completions.create(**drawn).choices[0].text, typical
 
 
 class Person(pydantic.BaseModel):
@@ -339,7 +356,7 @@ def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
     checks += [completion_of_tokens, several_prompts, best_of, continued, truncated, stops, sampling, refuses]
-    checks += [unknown_fields, logits, forms, tools, deadline]
+    checks += [unknown_fields, logits, words, forms, tools, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

@@ -230,3 +230,44 @@ impl SlotSamplers {
         StepOutput { sampled: outputs, logits: Logits::new(self.vocab, requested) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::SlotRows;
+
+    /// The tokens that a sequence generates where 3 is the likeliest token, then 2, then 1. Each step proposes `drafts`.
+    fn generated(words: &[&[TokenId]], answer: &[TokenId], drafts: &[TokenId]) -> Vec<TokenId> {
+        let bad_words = words.iter().map(|word| word.to_vec()).collect();
+        let mut samplers = SlotSamplers::new(1, 4);
+        let mut tokens = [&[3, 3], answer].concat();
+        let sampling = SamplingParams { bad_words, ..SamplingParams::default() };
+        let join = Join { tokens: tokens.clone(), prompt_len: 2, sampling, ..Join::default() };
+        let mut deltas = vec![Delta::Join(Box::new(join))];
+        while tokens.len() < 12 {
+            let rows = 1 + drafts.len();
+            let ids = tokens.last().into_iter().chain(drafts).map(|token| RowId::Token(*token)).collect();
+            let segment = SlotRows { slot: 0, position: tokens.len() - 1, rows, samples: rows, masks: Vec::new() };
+            let deltas = std::mem::take(&mut deltas);
+            let step = StepInput { deltas, ids, segments: vec![segment], ..StepInput::default() };
+            samplers.begin(&step, &mut Vec::new());
+            let output = samplers.sample(&step, &[0.0, 1.0, 2.0, 3.0].repeat(rows));
+            tokens.extend(output.sampled[0].rows.iter().map(|row| row.as_ref().unwrap().token));
+        }
+        tokens[2..12].to_vec()
+    }
+
+    #[test]
+    fn words_are_barred_in_answers_only_and_across_drafts_and_replays() {
+        let whole = [3, 2, 3, 2, 3, 2, 3, 2, 3, 2];
+        for drafts in [&[][..], &[2], &[2, 3], &[3, 3, 3]] {
+            assert_eq!(generated(&[], &[], drafts), [3; 10]);
+            assert_eq!(generated(&[&[3]], &[], drafts), [2; 10]);
+            // The prompt ends in 3, and is no part of the answer.
+            assert_eq!(generated(&[&[3, 3]], &[], drafts), whole);
+            assert_eq!(generated(&[&[3, 3]], &whole[..3], drafts), whole, "a replay goes on with the same tokens");
+            assert_eq!(generated(&[&[3, 3], &[3, 2]], &[], drafts), [3, 1, 3, 1, 3, 1, 3, 1, 3, 1]);
+            assert_eq!(generated(&[&[3, 3, 3]], &[], drafts), [3, 3, 2, 3, 3, 2, 3, 3, 2, 3]);
+        }
+    }
+}

@@ -9,7 +9,10 @@ use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Candidates, Placed, WorkerHandle};
 use baton_text::grammar;
-use baton_types::{ErrorKind, NumericsClass, RequestError, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P};
+use baton_types::{
+    ErrorKind, NumericsClass, RequestError, Role, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P,
+    SAMPLING_TYPICAL_P,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -153,7 +156,7 @@ impl Sample<'_> {
         let lacking = self.capabilities().find(lacks).filter(|_| !ready.handles.is_empty())?;
         let message = format!(
             "no ready decode worker of this model has the capability {lacking}, which this request needs: they are of \
-             another release; try again when the cluster is upgraded"
+             another release, or their devices have no such sampler; leave the parameter out, or ask a cluster that has it"
         );
         Some(RequestError::new(ErrorKind::Unavailable, message))
     }
@@ -168,7 +171,10 @@ impl Sample<'_> {
         let sampling = &self.job.sampling;
         let constraints = sampling.has_constraints().then_some(SAMPLING_CONSTRAINTS);
         let min_p = (sampling.min_p > 0.0).then_some(SAMPLING_MIN_P);
-        constraints.into_iter().chain(min_p).chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
+        let typical_p = (sampling.typical_p < 1.0).then_some(SAMPLING_TYPICAL_P);
+        let bad_words = (!sampling.bad_words.is_empty()).then_some(SAMPLING_BAD_WORDS);
+        let filters = constraints.into_iter().chain(min_p).chain(typical_p).chain(bad_words);
+        filters.chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
     }
 
     /// What the rest of the answer needs.

@@ -187,6 +187,8 @@ impl Core {
         check_vocab("allowed_token_ids", allowed_token_ids, &model.card)?;
         check_vocab("logit_bias", &logit_bias.iter().map(|(token, _)| *token).collect::<Vec<_>>(), &model.card)?;
 
+        let bad_words = request.sampling.bad_words.tokens(model.text.as_deref())?;
+
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         require_calls(&mut request.parameters, &model)?;
         check_ends(&request, &model.card)?;
@@ -210,7 +212,7 @@ impl Core {
         let resolved = tokenized.iter().enumerate().map(resolve).collect::<Result<Vec<_>, _>>()?;
         let most: Vec<u32> = resolved.iter().map(|sampling| sampling.max_tokens).collect();
         let no_prompt = || RequestError::invalid("prompt", "the prompt is empty; give at least one token");
-        let sampling = resolved.into_iter().next().ok_or_else(no_prompt)?;
+        let sampling = SamplingParams { bad_words, ..resolved.into_iter().next().ok_or_else(no_prompt)? }.try_new()?;
         sampling.check_ends(&model.card.end_tokens)?;
         let takes =
             |(tokens, max): (&Vec<TokenId>, &u32)| tokens.len() as u64 + u64::from(request.samples) * u64::from(*max);

@@ -5,7 +5,7 @@ use crate::flow::Prepared;
 use crate::openai::chat::ending;
 use crate::output::{Event, Total};
 use crate::request::{
-    AskedGrammar, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, Truncate, request_id,
+    AskedGrammar, BadWords, MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, Truncate, request_id,
 };
 use crate::wire::json::kwargs;
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
@@ -46,7 +46,7 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
     let grammar = grammar.map(|grammar| AskedGrammar { grammar: Arc::new(grammar), param: "grammar" });
     let parameters = Parameters {
         model: message.model,
-        sampling: Sampling { grammar, ..sampling(message.sampling.unwrap_or_default()) },
+        sampling: Sampling { grammar, ..sampling(message.sampling.unwrap_or_default())? },
         samples: message.n.unwrap_or(1),
         stops: StopMatcher::new(&message.stop)?,
         prefill_policy: match policy {
@@ -153,12 +153,14 @@ fn object(json: &str) -> Result<Map<String, Value>, RequestError> {
     kwargs(json).map_err(|e| RequestError::invalid("chat_template_kwargs", e))
 }
 
-fn sampling(s: v1::Sampling) -> Sampling {
-    Sampling {
+fn sampling(s: v1::Sampling) -> Result<Sampling, RequestError> {
+    Ok(Sampling {
         temperature: s.temperature,
         top_p: s.top_p,
         top_k: s.top_k,
         min_p: s.min_p,
+        typical_p: s.typical_p,
+        bad_words: BadWords::try_new(s.bad_words)?,
         presence_penalty: s.presence_penalty,
         frequency_penalty: s.frequency_penalty,
         repetition_penalty: s.repetition_penalty,
@@ -172,7 +174,7 @@ fn sampling(s: v1::Sampling) -> Sampling {
         logit_bias: logit_bias(s.logit_bias),
         allowed_token_ids: s.allowed_token_ids,
         grammar: None,
-    }
+    })
 }
 
 #[cfg(test)]

@@ -123,6 +123,11 @@ impl ModelText {
         Ok(tokens)
     }
 
+    /// Tokens of a short text on its own.
+    pub(crate) fn encode_word(&self, word: &str) -> Result<Vec<TokenId>, RequestError> {
+        Ok(self.tokenizer.encode(word, Specials::AsText)?)
+    }
+
     fn check_bytes(&self, bytes: usize, bounds: PromptBounds, param: &str) -> Result<(), RequestError> {
         let PromptBounds { tokens_max, memory_max } = bounds;
         let refuse = |message| Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param));

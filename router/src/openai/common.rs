@@ -3,7 +3,7 @@
 use super::best::Best;
 use super::grammar::take_grammar;
 use crate::cache_scope::CacheOptions;
-use crate::request::{Parameters, Sampling, Truncate};
+use crate::request::{BadWords, Parameters, Sampling, Truncate};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
 use crate::wire::json;
 use baton_text::{STOPS_MAX, StopMatcher};
@@ -33,6 +33,8 @@ pub(crate) const SHARED: &[Row] = &[
     ("service_tier", Policy::Ignored),
     ("logit_bias", Policy::Supported),
     ("min_p", Policy::Supported),
+    ("typical_p", Policy::Supported),
+    ("bad_words", Policy::Supported),
     ("min_tokens", Policy::Supported),
     ("allowed_token_ids", Policy::Supported),
 ];
@@ -142,6 +144,8 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         top_p: fields.take("top_p")?,
         top_k: take_top_k(fields)?,
         min_p: fields.take("min_p")?,
+        typical_p: fields.take("typical_p")?,
+        bad_words: BadWords::try_new(fields.take("bad_words")?.unwrap_or_default())?,
         presence_penalty: fields.take("presence_penalty")?,
         frequency_penalty: fields.take("frequency_penalty")?,
         repetition_penalty: take_repetition(fields)?,

@@ -1,11 +1,13 @@
 //! The common request of both fronts: the parameters of the body, the caller, and the deadline. `flow` later adds the
 //! model, the tokens and the resolved sampling.
 
+mod bad_words;
 mod prompt;
 mod sampling;
 mod tools;
 mod truncate;
 
+pub(crate) use bad_words::BadWords;
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::{AskedGrammar, Sampling};

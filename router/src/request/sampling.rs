@@ -1,5 +1,6 @@
 //! Sampling parameters of clients, and their resolution against a model card.
 
+use super::BadWords;
 use baton_types::{ErrorKind, Grammar, RequestError, SamplingDefaults, SamplingError, SamplingParams, TokenId};
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub struct Sampling {
     pub top_k: Option<u32>,
     /// From 0 to 1; 0 keeps all tokens.
     pub min_p: Option<f32>,
+    /// Over 0 and at most 1; 1 keeps all tokens.
+    pub typical_p: Option<f32>,
     /// From -2 to 2.
     pub presence_penalty: Option<f32>,
     /// From -2 to 2.
@@ -46,6 +49,8 @@ pub struct Sampling {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The only tokens that are drawn; empty: all.
     pub allowed_token_ids: Vec<TokenId>,
+    /// Words that the answer does not have.
+    pub bad_words: BadWords,
     /// What the text of the answer must match.
     pub grammar: Option<AskedGrammar>,
 }
@@ -93,6 +98,9 @@ impl Sampling {
             top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
             top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
             min_p: self.min_p.unwrap_or(0.0),
+            typical_p: self.typical_p.unwrap_or(1.0),
+            // A model's tokens: they come with its text.
+            bad_words: Vec::new(),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
@@ -117,6 +125,7 @@ impl Sampling {
             top_p: self.top_p.unwrap_or(d.top_p),
             top_k: self.top_k.unwrap_or(d.top_k),
             min_p: self.min_p.unwrap_or(d.min_p),
+            typical_p: self.typical_p.unwrap_or(d.typical_p),
             presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),

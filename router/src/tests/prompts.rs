@@ -4,7 +4,7 @@ use crate::testing::cluster::Cluster;
 use crate::testing::fake::{DecodeCall, Fake, first, token};
 use crate::testing::http::{post, send};
 use baton_proto::v1::{FinishReason::Length, Logprobs};
-use baton_types::Role;
+use baton_types::{Role, SAMPLING_BAD_WORDS, SAMPLING_TYPICAL_P};
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -216,4 +216,32 @@ async fn a_chat_ends_with_an_answer_begun_or_not() {
     };
     assert_eq!(text(json!({"add_generation_prompt": false})).await, "[user]hi<|end|>[assistant]so <|end|>");
     assert_eq!(text(json!({"continue_final_message": true})).await, "[user]hi<|end|>[assistant]so ");
+}
+
+#[tokio::test]
+async fn words_and_typical_tokens_go_to_workers_whose_device_knows_them() {
+    let cluster = Cluster::start(|_| ()).await;
+    let of_gpu = |name: &String| ![SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS].contains(&&**name);
+    let _gpu = cluster.worker_with(Role::Decode, "gpu", |record| record.capabilities.retain(of_gpu)).await;
+    let to = cluster.router.http_addr;
+    let asked = [("typical_p", json!(0.5), SAMPLING_TYPICAL_P), ("bad_words", json!(["ab"]), SAMPLING_BAD_WORDS)];
+    for (field, value, capability) in &asked {
+        let answer = post(to, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1, *field: value})).await;
+        assert_eq!(answer.status, 503);
+        let error = answer.json().await["error"].take();
+        assert!(error["message"].as_str().is_some_and(|message| message.contains(capability)), "{error}");
+    }
+    let cpu = cluster.worker(Role::Decode, "cpu").await;
+    for _ in 0..3 {
+        let worker = async {
+            let call = cpu.decode().await;
+            call.claimed().await;
+            call.last(u32::from(b'O'), Length).await;
+            call.sequence().sampling.clone().unwrap()
+        };
+        let body = json!({"prompt": "x", "max_tokens": 1, "typical_p": 0.5, "bad_words": ["ab"]});
+        let (answer, sampling) = tokio::join!(post(to, "/v1/completions", &body), worker);
+        let words: Vec<_> = sampling.bad_words.into_iter().map(|word| word.ids).collect();
+        assert_eq!((answer.status, sampling.typical_p, words), (200, Some(0.5), vec![vec![97, 98], vec![32, 97, 98]]));
+    }
 }

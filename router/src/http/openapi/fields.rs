@@ -83,6 +83,14 @@ pub(super) const ALL: &[Field] = &[
         r#"{"type": "number", "minimum": 0, "maximum": 1, "description": "Tokens less likely than this part of the likeliest one are not drawn"}"#,
     ),
     (
+        "typical_p",
+        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 1, "description": "Share of the probability that the tokens nearest to the entropy have, which are drawn from"}"#,
+    ),
+    (
+        "bad_words",
+        r#"{"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 127}, "maxItems": 128, "description": "Words that the answer does not have, with and without a space before them"}"#,
+    ),
+    (
         "min_tokens",
         r#"{"type": "integer", "minimum": 0, "default": 0, "description": "Before so many tokens, none ends the answer"}"#,
     ),

@@ -1,10 +1,11 @@
 mod calls;
+mod options;
 
 use super::stream::Chunks;
 use super::*;
-use crate::request::{Prompt, Segment, Truncate};
+use crate::request::{Prompt, Segment};
 use crate::wire::{Form as _, Parts, StreamForm as _, serialize};
-use baton_text::{Content, Ending, Message, Role};
+use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, RequestError};
 use serde_json::{Value, json};
 
@@ -27,26 +28,6 @@ fn the_last_one_of_a_name_counts_and_null_is_none() {
     let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.parameters.samples;
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": 3}"#), 3);
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": null}"#), 1);
-}
-
-#[test]
-fn what_is_asked_of_logits_is_read() {
-    let parse = |field: &str, value: Value| {
-        let parsed = completions::parse(json!({"prompt": "x", field: value}).to_string().as_bytes());
-        parsed.map(|(_, common)| common.parameters.sampling).map_err(|error| error.param)
-    };
-    assert_eq!(parse("logit_bias", json!({"5": -100, "0": 1.5})).unwrap().logit_bias, [(5, -100.0), (0, 1.5)]);
-    assert_eq!(parse("logit_bias", json!({})).unwrap().logit_bias, []);
-    assert_eq!(parse("allowed_token_ids", json!([3, 1])).unwrap().allowed_token_ids, [3, 1]);
-    assert_eq!(parse("min_tokens", json!(3)).unwrap().min_tokens, 3);
-    for bias in [json!([[5, 1]]), json!({"-5": 1}), json!({"five": 1}), json!({"5": "1"}), json!(5)] {
-        assert_eq!(parse("logit_bias", bias), Err(Some("logit_bias".into())));
-    }
-    assert_eq!(parse("allowed_token_ids", json!([])), Err(Some("allowed_token_ids".into())));
-    // One too many is told by its number, and all others are not read.
-    let many: serde_json::Map<_, _> = (0..9_000).map(|token| (token.to_string(), json!(1))).collect();
-    let read = parse("logit_bias", Value::Object(many)).unwrap();
-    assert_eq!((read.logit_bias.len(), read.check().unwrap_err().name), (1025, "logit_bias"));
 }
 
 #[test]
@@ -74,7 +55,7 @@ fn every_unsupported_field_names_itself() {
         ("documents", json!([{}]), json!([])),
         ("best_of", json!(2), json!(1)),
     ];
-    let completions_only = [("suffix", json!("x"), Value::Null), ("add_special_tokens", json!(false), json!(true))];
+    let completions_only = [("suffix", json!("x"), json!("")), ("add_special_tokens", json!(false), json!(true))];
     let check =
         |name: &str, refused: Vec<u8>, accepted: Vec<u8>, parse: fn(&[u8]) -> Result<(), baton_types::RequestError>| {
             let error = parse(&refused).unwrap_err();
@@ -87,65 +68,6 @@ fn every_unsupported_field_names_itself() {
     for (name, bad, good) in both.iter().chain(&completions_only) {
         let (bad, good) = (with(completion(), name, bad.clone()), with(completion(), name, good.clone()));
         check(name, bad, good, |b| completions::parse(b).map(drop));
-    }
-}
-
-#[test]
-fn the_end_of_a_chat_is_read() {
-    let ending = |more: Value| {
-        let mut body = chat();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        match chat::parse(body.to_string().as_bytes()) {
-            Ok((Prompt::Chat { ending, .. }, _)) => Ok(ending),
-            Ok(_) => panic!("not a chat"),
-            Err(error) => Err(error.param),
-        }
-    };
-    assert_eq!(ending(json!({})), Ok(Ending::Answer));
-    assert_eq!(ending(json!({"add_generation_prompt": true, "continue_final_message": false})), Ok(Ending::Answer));
-    assert_eq!(ending(json!({"add_generation_prompt": false})), Ok(Ending::Messages));
-    assert_eq!(ending(json!({"continue_final_message": true})), Ok(Ending::Continued));
-    assert_eq!(ending(json!({"add_generation_prompt": false, "continue_final_message": true})), Ok(Ending::Continued));
-    let both = json!({"add_generation_prompt": true, "continue_final_message": true});
-    assert_eq!(ending(both), Err(Some("continue_final_message".into())));
-}
-
-#[test]
-fn penalties_have_two_names_and_prompts_are_cut() {
-    let parse = |more: Value| {
-        let mut body = completion();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let parsed = completions::parse(body.to_string().as_bytes());
-        parsed.map(|(_, common)| common.parameters).map_err(|error| error.param.unwrap())
-    };
-    let penalty = |more| parse(more).map(|parameters| parameters.sampling.repetition_penalty);
-    assert_eq!(penalty(json!({"repeat_penalty": 1.5})), Ok(Some(1.5)));
-    assert_eq!(penalty(json!({"repetition_penalty": 1.5, "repeat_penalty": 1.5})), Ok(Some(1.5)));
-    assert_eq!(penalty(json!({"repetition_penalty": 1.5, "repeat_penalty": 1.4})), Err("repeat_penalty".into()));
-    let truncate = |n| parse(json!({"truncate_prompt_tokens": n})).map(|parameters| parameters.truncate);
-    assert_eq!(truncate(-1), Ok(Some(Truncate::ToContext)));
-    assert_eq!(truncate(5), Ok(Some(Truncate::try_new(5).unwrap())));
-    assert_eq!(truncate(0), Err("truncate_prompt_tokens".into()));
-}
-
-#[test]
-fn best_of_makes_more_answers_than_it_shows() {
-    let parse = |more: Value| {
-        let mut body = completion();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let parsed = completions::parse(body.to_string().as_bytes());
-        let asks = |(_, common): (_, Common)| {
-            let best = common.options.best.map(|best| (best.shown, best.logprobs));
-            (common.parameters.samples, best, common.parameters.sampling.logprobs)
-        };
-        parsed.map(asks).map_err(|error| error.param.unwrap())
-    };
-    assert_eq!(parse(json!({"best_of": 1})), Ok((1, None, None)));
-    assert_eq!(parse(json!({"best_of": 3, "n": 3, "stream": true})), Ok((3, None, None)));
-    assert_eq!(parse(json!({"best_of": 3, "n": 2})), Ok((3, Some((2, false)), Some(0))));
-    assert_eq!(parse(json!({"best_of": 3, "logprobs": 2})), Ok((3, Some((1, true)), Some(2))));
-    for wrong in [json!({"best_of": 2, "n": 3}), json!({"best_of": 129}), json!({"best_of": 2, "stream": true})] {
-        assert_eq!(parse(wrong), Err("best_of".into()));
     }
 }
 
