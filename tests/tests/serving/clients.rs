@@ -1,5 +1,5 @@
-//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, and a gRPC client that knows
-//! nothing but an address.
+//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, LiteLLM, and a gRPC client
+//! that knows nothing but an address.
 
 use baton_tests::processes::{Up, python_client};
 
@@ -14,7 +14,8 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let anthropic = python_client("anthropic_client.py", &[&up.anthropic()?]);
     let schemas = python_client("schemas_client.py", &[&up.openai()?, "20"]);
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
-    println!("{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?);
+    let litellm = python_client("litellm_client.py", &[&up.anthropic()?]);
+    println!("{}{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?);
     up.stop()
 }
 
