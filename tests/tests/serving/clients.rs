@@ -1,5 +1,5 @@
-//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, LiteLLM, and a gRPC client
-//! that knows nothing but an address.
+//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, LiteLLM,
+//! Schemathesis, and a gRPC client that knows nothing but an address.
 
 use baton_tests::processes::{Up, python_client};
 
@@ -15,7 +15,8 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let schemas = python_client("schemas_client.py", &[&up.openai()?, "20"]);
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
     let litellm = python_client("litellm_client.py", &[&up.anthropic()?]);
-    println!("{}{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?);
+    let openapi = python_client("openapi_client.py", &[&up.anthropic()?, "20", "fuzzing"]);
+    println!("{}{}{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?, openapi?);
     up.stop()
 }
 
@@ -24,5 +25,13 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
 fn answers_of_300_schemas_are_valid() -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
     println!("{}", python_client("schemas_client.py", &[&up.openai()?, "300"])?);
+    up.stop()
+}
+
+#[test]
+#[ignore = "takes two minutes"]
+fn answers_are_those_of_the_openapi_document() -> anyhow::Result<()> {
+    let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
+    println!("{}", python_client("openapi_client.py", &[&up.anthropic()?, "100", "coverage,fuzzing"])?);
     up.stop()
 }
