@@ -7,7 +7,7 @@ BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 # Most tests wait for processes and deadlines more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' "$$(nproc)")
 
-.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients browser charts cuda cubins gpu-bundle
+.PHONY: up test test-full test-k8s chaos lint bench bench-peers dist shipped setup model clients further-clients browser charts cuda cubins gpu-bundle
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -18,7 +18,7 @@ test: setup model clients browser charts cubins ## Everything a change must pass
 	$(CARGO) test --release --workspace
 	tests/gpu/check dry-run
 
-test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
+test-full: test further-clients ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
 	scripts/build-jaeger target/jaeger
 	$(CARGO) test --release --workspace -- --ignored
 	WHOLE=1 tests/gpu/check dry-run
@@ -70,6 +70,9 @@ model: setup ## Fetches the default model into the user's cache.
 clients: setup ## The real clients and servers that tests talk with.
 	scripts/setup-clients $(VENV)
 	scripts/setup-etcd target/etcd
+
+further-clients: setup ## Load generators, lm-eval and clients of gRPC, for `make test-full`: ten minutes and 8 GB, once.
+	scripts/setup-further-clients target/clients
 
 browser: clients ## A browser for the test of the router's page.
 	scripts/setup-browser $(VENV)

@@ -68,9 +68,18 @@ pub fn baton_with(arguments: &[&str], variables: &[(&str, &str)]) -> anyhow::Res
 
 /// Runs the Python client `tests/clients/{script}` to its end; an error shows all that it printed.
 pub fn python_client(script: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    python_client_in("target/python", "make clients", script, arguments)
+}
+
+/// The same in `target/clients/{environment}`, which only `make test-full` makes.
+pub fn further_client(environment: &str, script: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    python_client_in(&format!("target/clients/{environment}"), "make further-clients", script, arguments)
+}
+
+fn python_client_in(environment: &str, made_by: &str, script: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let python = here.join("../target/python/bin/python");
-    ensure!(python.exists(), "{} is missing: run `make clients` first, as `make test` does", python.display());
+    let python = here.join("..").join(environment).join("bin/python");
+    ensure!(python.exists(), "{} is missing: run `{made_by}` first", python.display());
     let script = here.join("clients").join(script);
     let output = Command::new(python).arg(&script).args(arguments).stdin(Stdio::null()).output()?;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

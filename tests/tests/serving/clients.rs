@@ -1,7 +1,7 @@
-//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, and a gRPC client that knows
-//! nothing but an address.
+//! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, LiteLLM,
+//! Schemathesis, and a gRPC client that knows nothing but an address.
 
-use baton_tests::processes::{Up, python_client};
+use baton_tests::processes::{Up, further_client, python_client};
 
 #[test]
 fn real_clients_get_answers() -> anyhow::Result<()> {
@@ -14,7 +14,9 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let anthropic = python_client("anthropic_client.py", &[&up.anthropic()?]);
     let schemas = python_client("schemas_client.py", &[&up.openai()?, "20"]);
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
-    println!("{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?);
+    let litellm = python_client("litellm_client.py", &[&up.anthropic()?]);
+    let openapi = python_client("openapi_client.py", &[&up.anthropic()?, "20", "fuzzing"]);
+    println!("{}{}{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?, openapi?);
     up.stop()
 }
 
@@ -23,5 +25,33 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
 fn answers_of_300_schemas_are_valid() -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
     println!("{}", python_client("schemas_client.py", &[&up.openai()?, "300"])?);
+    up.stop()
+}
+
+#[test]
+#[ignore = "takes two minutes"]
+fn answers_are_those_of_the_openapi_document() -> anyhow::Result<()> {
+    let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
+    println!("{}", python_client("openapi_client.py", &[&up.anthropic()?, "100", "coverage,fuzzing"])?);
+    up.stop()
+}
+
+#[test]
+#[ignore = "needs `make further-clients`"]
+fn load_generators_and_grpc_tools_get_answers() -> anyhow::Result<()> {
+    let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
+    let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/clients/bin");
+    let grpc = python_client("grpc_tools.py", &[&up.grpc()?, tools]);
+    let load = further_client("guidellm", "load_client.py", &[&up.anthropic()?]);
+    let lm_eval = further_client("lm-eval", "lm_eval_client.py", &[&up.openai()?, "generate"]);
+    println!("{}{}{}", grpc?, load?, lm_eval?);
+    up.stop()
+}
+
+#[test]
+#[ignore = "waits for `echo` with `logprobs` in /v1/completions, and for several prompts; needs `make further-clients`"]
+fn lm_eval_scores_continuations() -> anyhow::Result<()> {
+    let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
+    println!("{}", further_client("lm-eval", "lm_eval_client.py", &[&up.openai()?, "loglikelihood"])?);
     up.stop()
 }

@@ -1,0 +1,96 @@
+"""Asks a cluster what its own OpenAPI document allows, and what it does not, through Schemathesis. Arguments: address, e.g.
+http://127.0.0.1:8000, the number of drawn requests of each operation, and Schemathesis' phases: fuzzing draws, coverage takes each limit of
+the document in turn.
+
+No answer may be a 5xx, and each has a status, a type of content and a form that the document has. Requests are the same in each run.
+Schemathesis loads this file for its hooks too.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import schemathesis
+
+MODEL = "smollm2-135m-instruct"
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
+# A stream that does not end, and two paths whose 404 the document lacks.
+LEFT_OUT = ("/cluster/events", "/cluster/requests/{id}", "/v1/models/{model}")
+CHAT = {"messages": [{"role": "user", "content": "Say hello."}]}
+# Requests that are served, for each operation with a body.
+SERVED = {
+    "/v1/chat/completions": {**CHAT, "max_tokens": 4},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 4},
+    "/v1/responses": {"input": "Say hello.", "max_output_tokens": 4},
+    "/v1/messages": {**CHAT, "max_tokens": 4},
+    "/v1/messages/count_tokens": CHAT,
+    "/tokenize": CHAT,
+    "/detokenize": {"tokens": [9906]},
+}
+# Fewest of each operation that must have been served, as a part of the drawn ones: else only refusals would have been tested.
+SERVED_MIN = 0.1
+# What a small machine generates in a moment; larger numbers below the limits would only take longer.
+SMALL = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 8, "n": 3, "best_of": 3}
+LIMIT = {"n": 128, "best_of": 128}
+CONTEXT = 8192
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """A third of the requests stays as it was drawn. The others become what would be served, with one of the drawn fields."""
+    body = case.body
+    if not isinstance(body, dict) or case.operation.path not in SERVED:
+        return
+    draw = random.Random(json.dumps(body, sort_keys=True, default=str))
+    if draw.random() < 2 / 3:
+        kept = draw.sample(sorted(body), min(1, len(body)))
+        case.body = body = {**SERVED[case.operation.path], **{name: body[name] for name in kept}}
+        case.headers = {}
+    if isinstance(body.get("model"), str):
+        body["model"] = MODEL
+    for name, small in SMALL.items():
+        value = body.get(name)
+        if isinstance(value, (int, float)) and small < value <= LIMIT.get(name, CONTEXT):
+            body[name] = small
+    # Without one the answer could fill the context.
+    bound = next((name for name in SMALL if name in SERVED[case.operation.path]), None)
+    if bound and body.get(bound) is None:
+        body[bound] = SMALL[bound]
+
+
+def main():
+    address, examples, phases = sys.argv[1:]
+    tool = pathlib.Path(sys.executable).with_name("schemathesis")
+    here = pathlib.Path(__file__)
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "requests.ndjson")
+        command = [tool, "run", f"{address}/openapi.json", "--url", address, "--checks", CHECKS]
+        command += [flag for path in LEFT_OUT for flag in ("--exclude-path", path)]
+        command += ["--phases", phases, "--max-examples", examples, "--generation-deterministic", "--continue-on-failure"]
+        command += ["--request-timeout", "60", "--no-color", "--report", "ndjson", "--report-ndjson-path", report]
+        command += ["--output-sanitize", "false", "--output-truncate", "false", "--warnings", "off"]
+        hooks = {"SCHEMATHESIS_HOOKS": here.stem, "PYTHONPATH": str(here.parent)}
+        ran = subprocess.run(command, env={**os.environ, **hooks}, cwd=folder, stdout=subprocess.PIPE, text=True)
+        assert ran.returncode == 0, ran.stdout
+        answers = collections.Counter()
+        for event in map(json.loads, report.open()):
+            for kind, said in event.items():
+                if kind == "ScenarioFinished":
+                    for sent in said["recorder"]["interactions"].values():
+                        answers[said["recorder"]["label"], (sent["response"] or {}).get("status_code")] += 1
+    for path in SERVED:
+        served = answers[f"POST {path}", 200]
+        assert served >= SERVED_MIN * int(examples), (path, served, answers)
+    statuses = collections.Counter()
+    for (_, status), count in answers.items():
+        statuses[status] += count
+    print(f"openapi: {sum(statuses.values())} requests, answers {dict(sorted(statuses.items()))}")
+
+
+if __name__ == "__main__":
+    main()
