@@ -8,7 +8,7 @@ use anyhow::ensure;
 use baton_engine::AdapterUse;
 use baton_node::TokioRuntime;
 use baton_tests::adapters::write_peft_folder;
-use baton_types::{AdapterCard, Runtime};
+use baton_types::{AdapterCard, Runtime, TenantLabel};
 use baton_worker::bring_up;
 use baton_worker::lora::{Adapters, LoraSettings};
 use baton_worker::settings::{EngineSettings, ModelSettings};
@@ -36,7 +36,9 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let adapters = adapters.ok_or_else(|| anyhow::anyhow!("the folder is set"))?;
     let cards = adapters.cards().borrow().clone();
     ensure!(cards.len() == ADAPTERS, "{} adapters", cards.len());
-    let hold = |card: &AdapterCard| tokio.block_on(adapters.hold(card.digest, Instant::now() + WAIT_MAX));
+    let hold = |card: &AdapterCard| {
+        tokio.block_on(adapters.hold(card.digest, TenantLabel::default(), Instant::now() + WAIT_MAX))
+    };
 
     let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
     let run = |held: Vec<Option<AdapterUse>>| -> anyhow::Result<Vec<Output>> {
