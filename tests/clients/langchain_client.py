@@ -34,6 +34,9 @@ def structured(model):
             bound = model.with_structured_output(Person, method=method, strict=strict)
             person = bound.invoke("Invent a person.")
             assert isinstance(person, Person), (method, person)
+        # Streamed, the last of the growing values is the whole one.
+        *_, last = model.with_structured_output(Person.model_json_schema(), method=method, strict=True).stream("Invent a person.")
+        assert Person.model_validate(last), (method, last)
     # This method promises JSON, of any form.
     try:
         bound = model.with_structured_output(Person, method="json_mode", include_raw=True)
@@ -55,6 +58,8 @@ def tools(model):
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])], streamed
     result = ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])
     after = model.bind_tools([weather]).invoke([*asked, answer, result])
+    forced = model.bind_tools([weather], tool_choice="any").invoke(asked)
+    assert forced.tool_calls and not forced.invalid_tool_calls, forced
     assert after.usage_metadata["input_tokens"] > answer.usage_metadata["input_tokens"], after
 
 

@@ -41,7 +41,7 @@ fn answers_are_those_of_the_openapi_document() -> anyhow::Result<()> {
 fn load_generators_and_grpc_tools_get_answers() -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
     let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/clients/bin");
-    let grpc = python_client("grpc_tools.py", &[&up.grpc()?, tools]);
+    let grpc = python_client("grpcurl_client.py", &[&up.grpc()?, tools]);
     let load = further_client("guidellm", "load_client.py", &[&up.anthropic()?]);
     let lm_eval = further_client("lm-eval", "lm_eval_client.py", &[&up.openai()?, "generate"]);
     println!("{}{}{}", grpc?, load?, lm_eval?);
