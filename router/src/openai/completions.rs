@@ -5,14 +5,18 @@ use super::common::{COMMON, Common, SHARED, take_common};
 use crate::request::{PROMPTS_MAX, Parameters, Prompt, SAMPLES_MAX, Segment};
 use crate::wire::fields::{Fields, Policy, Row, only_false};
 use crate::wire::json;
-use baton_types::{ErrorKind, RequestError};
+use baton_types::RequestError;
 use serde_json::Value;
 
 pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
     ("best_of", Policy::Supported),
     ("echo", only_false()),
-    ("suffix", Policy::Supported),
+    // It needs a model with control tokens around prefix and suffix. None of the served families is known to have them.
+    (
+        "suffix",
+        Policy::Only { accepts: |v| v == &Value::from(""), values: "\"\", since no served model fills in the middle" },
+    ),
     ("add_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
 ];
 
@@ -26,21 +30,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.parameters.sampling.logprobs = fields.take("logprobs")?;
     take_best(&mut fields, &mut common)?;
-    check_suffix(&mut fields)?;
     let asked = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
     Ok((prompt(asked.get())?, common))
-}
-
-/// `suffix` needs a model that was trained to fill in the middle, with control tokens around prefix and suffix. None of the
-/// served families is known to have them.
-fn check_suffix(fields: &mut Fields<'_>) -> Result<(), RequestError> {
-    match fields.take::<String>("suffix")? {
-        Some(suffix) if !suffix.is_empty() => {
-            let message = "suffix is not supported: no served model fills in the middle; leave it out, or put both sides into a prompt";
-            Err(RequestError::new(ErrorKind::Unsupported, message).param("suffix"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// `best_of`: more answers are made than shown, and their log-probabilities tell which are.

@@ -35,7 +35,7 @@ pub(super) fn cut(mut output: String, marks: &Marks) -> Result<String, TextError
     let shown = || TextError::NotContinued("the model's chat template does not show its text");
     let (before, behind) = output.rsplit_once(marks.end()).ok_or_else(shown)?;
     let is_space = |c: char| marks.original(c).is_whitespace();
-    let is_trimmed = !behind.chars().next().is_some_and(|c| marks.original(c) == ' ');
+    let is_trimmed = behind.chars().next().is_none_or(|c| marks.original(c) != ' ');
     let end = if is_trimmed { before.trim_end_matches(is_space).len() } else { before.len() };
     output.truncate(end);
     Ok(output)
