@@ -147,6 +147,7 @@ fn document() -> Value {
         }
         if let Some((_, name)) = path.split_once('{') {
             let name = name.trim_end_matches('}');
+            read["responses"]["404"] = json!({"description": "there is none of that name"});
             read["parameters"] = json!([{"name": name, "in": "path", "required": true, "schema": {"type": "string"}}]);
         }
         paths.insert((*path).into(), json!({"get": read}));
