@@ -54,7 +54,7 @@ async fn answers_are_those_of_one_engine_with_the_adapter_alone() -> anyhow::Res
     }
     // Three adapters took turns in two slots.
     for worker in cluster.workers() {
-        ensure!(worker.adapters().is_some_and(|adapters| adapters.loaded().0 == 2), "both slots are in use");
+        ensure!(worker.adapters().is_some_and(|adapters| adapters.counts().loaded == 2), "both slots are in use");
     }
 
     let api = Api::new(cluster.http());

@@ -40,7 +40,7 @@ async fn each_of_64_adapters_answers_as_alone_with_8_in_a_batch() -> anyhow::Res
             }
         }
     }
-    let loaded: Vec<usize> = cluster.workers().filter_map(|w| w.adapters()).map(|a| a.loaded().0).collect();
+    let loaded: Vec<usize> = cluster.workers().filter_map(|w| w.adapters()).map(|a| a.counts().loaded).collect();
     ensure!(loaded == [BATCH, BATCH], "{loaded:?}");
     until_quiet(&cluster).await?;
     cluster.stop().await;
