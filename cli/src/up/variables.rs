@@ -7,8 +7,20 @@ use baton_node::environment;
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 5] = ["admin", "drain", "grpc", "identity", "telemetry"];
 /// Sections of routers. Workers have a `membership` section too, but here flags set all of it except etcd's part.
-const ROUTER: [&str; 10] =
-    ["auth", "cache", "cluster", "http", "limits", "membership", "page", "placement", "prices", "retry"];
+const ROUTER: [&str; 12] = [
+    "auth",
+    "cache",
+    "cluster",
+    "http",
+    "limits",
+    "membership",
+    "metrics",
+    "page",
+    "placement",
+    "prices",
+    "retry",
+    "tls",
+];
 /// Sections that only workers have.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
