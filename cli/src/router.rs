@@ -17,6 +17,8 @@ use tonic::{Code, Request, Status};
 const DEFAULT: &str = "http://127.0.0.1:50051";
 /// What the gRPC library says of an answer in plain HTTP.
 const NOT_GRPC: [&str; 2] = ["grpc-status header missing", "invalid compression flag"];
+/// What it says of an answer in TLS, or of none.
+const NOT_CLEAR: [&str; 2] = ["h2 protocol error", "transport error"];
 /// Default address of a router for operators.
 const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 
@@ -146,6 +148,9 @@ pub(crate) fn explain(status: &Status) -> anyhow::Error {
         _ if NOT_GRPC.iter().any(|said| message.contains(said)) => anyhow::anyhow!(
             "this is the HTTP port: --server takes the router's gRPC port (by default {DEFAULT}; `baton up` prints it)"
         ),
+        _ if NOT_CLEAR.iter().any(|said| message.contains(said)) => anyhow::anyhow!(
+            "{message}: no gRPC in the clear is spoken there; if the router has TLS, say --server https://HOST:PORT"
+        ),
         _ => anyhow::anyhow!("{message} ({code:?})"),
     }
 }
@@ -161,5 +166,6 @@ mod tests {
         assert_eq!(told(Status::not_found("no worker")), "no worker (NotFound)");
         let http = "protocol error: received message with invalid compression flag: 123";
         assert!(told(Status::internal(http)).contains("--server takes the router's gRPC port"));
+        assert!(told(Status::unknown("h2 protocol error: http2 error")).contains("--server https://"));
     }
 }
