@@ -14,7 +14,7 @@ use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
-use baton_node::identity::{Identity, IdentityError, Role, ServerTls};
+use baton_node::identity::{ClientProtocol, Identity, IdentityError, Role, ServerTls};
 use baton_node::listen::{BindError, Callers, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::membership::embedded::LeaseConfig;
@@ -90,7 +90,8 @@ impl Router {
     ) -> Result<RunningRouter, RouterError> {
         let stop = CancellationToken::new();
         let identity = Identity::start(&config.identity, Role::Router).await?;
-        let clients = Callers::Clients(ServerTls::start(&config.tls).await?);
+        let tls = ServerTls::start(&config.tls).await?;
+        let clients = |protocol| Callers::Clients(tls.clone(), protocol);
         let auth_metrics = metrics.register(AuthMetrics::register);
         let access = Access::start(&config.auth, !identity.is_set(), auth_metrics, stop.clone()).await?;
         let grpc_listener = grpc::bind(&config.grpc).await?;
@@ -151,7 +152,7 @@ impl Router {
             .add_service(services::guarded_admin(admin.clone(), access.clone()))
             .add_service(health.clone());
         let grpc_router = grpc::with_reflection(grpc_router, &[services::INFERENCE, services::ADMIN]);
-        let grpc_server = grpc::serve(grpc_router, grpc_listener, clients.clone(), stop.clone());
+        let grpc_server = grpc::serve(grpc_router, grpc_listener, clients(ClientProtocol::Grpc), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
         // Without client certificates, operators use keys on the other port.
@@ -198,7 +199,13 @@ impl Router {
         }
         let open = page.into_iter().fold(open, axum::Router::merge);
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
-        let server = serve_http(http_listener, clients, routes(state, meter, open), idle_max, stop.clone());
+        let server = serve_http(
+            http_listener,
+            clients(ClientProtocol::Http),
+            routes(state, meter, open),
+            idle_max,
+            stop.clone(),
+        );
         servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, cluster = %cluster_addr, "listens");
         Ok(RunningRouter { grpc_addr, cluster_addr, http_addr, admin_addr, core, membership, ready, servers, stop })

@@ -34,7 +34,7 @@ pub use files::FolderSetting;
 pub use roles::{Role, Roles};
 pub(crate) use rules::GuardLayer;
 pub use rules::may_call;
-pub use server_tls::{ServerTls, ServerTlsConfig};
+pub use server_tls::{ClientProtocol, ServerTls, ServerTlsConfig};
 pub use tls::Protocol;
 pub use trust::{TrustError, client_tls};
 

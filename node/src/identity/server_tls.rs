@@ -14,8 +14,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Protocols of an API: over HTTP/1.1 there is no gRPC, and clients know that.
-const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// What a port for clients speaks.
+#[derive(Clone, Copy, Debug)]
+pub enum ClientProtocol {
+    /// gRPC, over HTTP/2.
+    Grpc,
+    /// HTTP/1.1. Over HTTP/2 some clients do not read an answer that comes before the end of their request, such as a refused key.
+    Http,
+}
+
+impl ClientProtocol {
+    const fn alpn(self) -> &'static [u8] {
+        match self {
+            Self::Grpc => b"h2",
+            Self::Http => b"http/1.1",
+        }
+    }
+}
 
 /// The certificate of the client ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +56,14 @@ impl Check for ServerTlsConfig {
     }
 }
 
-/// The configuration of new connections; the default has none. Clones share it.
+/// The configurations of new connections; the default has none. Clones share them.
 #[derive(Clone, Default)]
-pub struct ServerTls(Option<Arc<Followed<Arc<ServerConfig>>>>);
+pub struct ServerTls(Option<Arc<Followed<Configs>>>);
+
+struct Configs {
+    grpc: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
+}
 
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,21 +79,29 @@ impl ServerTls {
     pub async fn start(config: &ServerTlsConfig) -> Result<Self, IdentityError> {
         let Some(dir) = &config.dir else { return Ok(Self::default()) };
         let every = Duration::from_millis(config.reread_ms);
-        Ok(Self(Some(Followed::start(FolderSetting::Tls, dir, every, server).await?)))
+        Ok(Self(Some(Followed::start(FolderSetting::Tls, dir, every, configs).await?)))
     }
 
-    /// The current configuration; `None`: no TLS.
-    pub fn now(&self) -> Option<Arc<ServerConfig>> {
-        self.0.as_ref().map(|followed| Arc::clone(&**followed.now()))
+    /// The current configuration of a port; `None`: no TLS.
+    pub fn now(&self, protocol: ClientProtocol) -> Option<Arc<ServerConfig>> {
+        let configs = self.0.as_ref()?.now();
+        Some(match protocol {
+            ClientProtocol::Grpc => configs.grpc.clone(),
+            ClientProtocol::Http => configs.http.clone(),
+        })
     }
 }
 
-fn server(files: &Files) -> Result<Arc<ServerConfig>, IdentityError> {
+fn configs(files: &Files) -> Result<Configs, IdentityError> {
     let unusable = |source| IdentityError::Unusable { dir: files.dir().into(), source };
     let provider = Arc::new(default_provider());
     let own = CertifiedKey::from_der(files.chain()?, files.key()?, &provider).map_err(unusable)?;
     let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).map_err(unusable)?;
-    let mut server = server.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
-    server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-    Ok(Arc::new(server))
+    let server = server.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
+    let of = |protocol: ClientProtocol| {
+        let mut server = server.clone();
+        server.alpn_protocols = vec![protocol.alpn().to_vec()];
+        Arc::new(server)
+    };
+    Ok(Configs { grpc: of(ClientProtocol::Grpc), http: of(ClientProtocol::Http) })
 }

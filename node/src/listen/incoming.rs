@@ -2,7 +2,7 @@
 
 use super::handshakes::Handshakes;
 use super::{Connection, Listener};
-use crate::identity::{Identity, Protocol, ServerTls};
+use crate::identity::{ClientProtocol, Identity, Protocol, ServerTls};
 use rustls::ServerConfig;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ pub enum Callers {
     /// Processes of this cluster, which prove it if there is an identity.
     Peers(Identity),
     /// Anyone. They see a certificate, if there is one.
-    Clients(ServerTls),
+    Clients(ServerTls, ClientProtocol),
 }
 
 /// Anyone, in the clear.
 impl Default for Callers {
     fn default() -> Self {
-        Self::Clients(ServerTls::default())
+        Self::Clients(ServerTls::default(), ClientProtocol::Http)
     }
 }
 
@@ -31,7 +31,7 @@ impl Callers {
     fn tls(&self) -> Option<Arc<ServerConfig>> {
         match self {
             Self::Peers(identity) => identity.server(Protocol::Grpc),
-            Self::Clients(tls) => tls.now(),
+            Self::Clients(tls, protocol) => tls.now(*protocol),
         }
     }
 }
@@ -86,7 +86,7 @@ impl Failed {
             Callers::Peers(_) => {
                 tracing::warn!(refused, %error, "refuses connections that do not prove to be of this cluster");
             }
-            Callers::Clients(_) => {
+            Callers::Clients(..) => {
                 tracing::warn!(refused, %error, "refuses clients without TLS 1.3: the scheme of this port is https");
             }
         }

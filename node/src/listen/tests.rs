@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::grpc::{self, GrpcConfig};
-use crate::identity::{ServerTls, ServerTlsConfig};
+use crate::identity::{ClientProtocol, ServerTls, ServerTlsConfig};
 use crate::testing::certificates::certificates;
 use axum::Router;
 use axum::routing::get;
@@ -313,12 +313,12 @@ async fn clients_see_the_certificate_that_is_in_the_folder_now() {
     let (listener, stop) = (listener(10).await, CancellationToken::new());
     let address = listener.address();
     let routes = Router::new().route("/", get(|| async { "ok" }));
-    tokio::spawn(serve_http(listener, Callers::Clients(tls), routes, LONG, stop.clone()));
+    tokio::spawn(serve_http(listener, Callers::Clients(tls, ClientProtocol::Http), routes, LONG, stop.clone()));
 
     let (agreed, said) = ask_over_tls(address, first.path(), b"http/1.1").await.unwrap();
     assert!(agreed.as_deref() == Some(b"http/1.1") && said.ends_with("ok"), "{agreed:?} {said}");
-    ask_over_tls(address, first.path(), b"baton-kv").await.expect_err("a protocol that this port does not have");
-    ask_over_tls(address, second.path(), b"h2").await.expect_err("a client that trusts another authority");
+    ask_over_tls(address, first.path(), b"h2").await.expect_err("a protocol that this port does not have");
+    ask_over_tls(address, second.path(), b"http/1.1").await.expect_err("a client that trusts another authority");
     // Without TLS nothing is answered.
     let mut clear = TcpStream::connect(address).await.unwrap();
     clear.write_all(ASKED).await.unwrap();
@@ -329,7 +329,7 @@ async fn clients_see_the_certificate_that_is_in_the_folder_now() {
     // Half of a new pair changes nothing; the whole pair does.
     std::fs::copy(second.path().join("node.pem"), dir.path().join("tls.crt")).unwrap();
     sleep(SHORT).await;
-    ask_over_tls(address, first.path(), b"h2").await.expect("the pair before");
+    ask_over_tls(address, first.path(), b"http/1.1").await.expect("the pair before");
     install(second.path(), dir.path());
     let until = Instant::now() + LONG;
     while ask_over_tls(address, second.path(), b"http/1.1").await.is_err() {
