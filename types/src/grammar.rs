@@ -63,10 +63,10 @@ pub enum GrammarPiece {
 }
 
 impl GrammarPiece {
-    /// What it counts as, in bytes.
+    /// What it counts as, in bytes: an empty one takes memory too.
     fn bytes(&self) -> usize {
         match self {
-            Self::Text(text) => text.len(),
+            Self::Text(text) => text.len().max(size_of::<TokenId>()),
             Self::Token(_) => size_of::<TokenId>(),
         }
     }
@@ -146,6 +146,9 @@ mod tests {
             let open = vec![GrammarPiece::Token(7), GrammarPiece::Text(long(1))];
             Grammar::Calls(CallsGrammar { open, calls: vec![call; count], separator: None, close: piece() })
         };
+        let call = CallGrammar { open: vec![], schema: long(1), close: vec![] };
+        let open = vec![GrammarPiece::Text(String::new()); Grammar::SCHEMA_BYTES_MAX];
+        let empty_pieces = Grammar::Calls(CallsGrammar { open, calls: vec![call], separator: None, close: vec![] });
         let fits = [
             Grammar::JsonSchema(long(Grammar::SCHEMA_BYTES_MAX)),
             Grammar::Regex(long(Grammar::PATTERN_BYTES_MAX)),
@@ -165,6 +168,7 @@ mod tests {
             calls(0, 1),
             calls(Grammar::CALLS_MAX + 1, 1),
             calls(2, Grammar::SCHEMA_BYTES_MAX / 2),
+            empty_pieces,
         ];
         fits.iter().for_each(|grammar| assert_eq!(grammar.check(), Ok(())));
         fits_not.iter().for_each(|grammar| assert!(grammar.check().is_err(), "{grammar:.99?}"));

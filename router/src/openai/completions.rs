@@ -39,6 +39,7 @@ fn take_best(fields: &mut Fields<'_>, common: &mut Common) -> Result<(), Request
     let Parameters { samples, sampling, .. } = &mut common.parameters;
     let refuse = |message: String| Err(RequestError::invalid("best_of", message));
     match fields.take::<u32>("best_of")? {
+        Some(_) if *samples == 0 => Err(RequestError::invalid("n", "n must be at least 1")),
         Some(best_of) if best_of < *samples => refuse(format!("best_of {best_of} is less than n {samples}")),
         Some(best_of) if best_of > SAMPLES_MAX => {
             refuse(format!("best_of must be at most {SAMPLES_MAX}, got {best_of}"))

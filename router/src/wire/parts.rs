@@ -27,6 +27,9 @@ impl Parts {
     }
 }
 
+/// A whole answer is read in such pieces: for each mark, what was not read yet is searched.
+const PIECE_BYTES: usize = 1 << 10;
+
 /// Reads the parts of one answer, which is all content if it has none.
 pub(crate) struct PartsReader(Option<AnswerParser>);
 
@@ -56,8 +59,15 @@ impl PartsReader {
 
     /// The parts of a whole answer: of neighbours of one kind, only calls stay apart.
     pub(crate) fn whole(mut self, text: &str) -> Vec<Part> {
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            parts.extend(self.push(piece));
+            rest = after;
+        }
+        parts.extend(self.finish());
         let mut whole: Vec<Part> = Vec::new();
-        for part in self.push(text).into_iter().chain(self.finish()) {
+        for part in parts {
             match (whole.last_mut(), part) {
                 (Some(Part::Content(before)), Part::Content(text)) => before.push_str(&text),
                 (Some(Part::Reasoning(before)), Part::Reasoning(text)) => before.push_str(&text),
