@@ -100,7 +100,7 @@ impl Router {
         let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
-        if config.auth.keys_file.is_some() && config.cache.enabled && config.cache.secret.is_none() {
+        if config.auth.has_keys() && config.cache.enabled && config.cache.secret.is_none() {
             tracing::warn!(
                 "cache.secret is unset: who reaches workers past the routers can work out the salts of tenants"
             );

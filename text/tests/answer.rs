@@ -59,6 +59,11 @@ fn hermes() {
     check(HERMES, "", &format!("Let me see.\n{one}\nSo."), &[content("Let me see.\n"), get(), content("So.")]);
     let inside = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"</tool_call>\"}}</tool_call>";
     check(HERMES, "", inside, &[call("get", "{\"a\": \"</tool_call>\"}")]);
+    let many = |marks: usize| format!("{{\"a\": \"{}\"}}", "</tool_call>".repeat(marks));
+    let inside = format!("<tool_call>{{\"name\": \"get\", \"arguments\": {}}}</tool_call>", many(64));
+    check(HERMES, "", &inside, &[call("get", &many(64))]);
+    let inside = format!("<tool_call>{{\"name\": \"get\", \"arguments\": {}}}</tool_call>", many(65));
+    check(HERMES, "", &inside, &[content(&inside)]);
     check(HERMES, "", "a < b <tool", &[content("a < b <tool")]);
     check(HERMES, "", "\n\nplain \n", &[content("\n\nplain \n")]);
     check(HERMES, "", " \n", &[]);
@@ -173,8 +178,10 @@ fn harmony() {
     ] {
         check(HARMONY, prompt, no_call, &[content(no_call)]);
     }
-    // Half of a header says nothing, and a prompt may have begun the message.
+    // Half of a header says nothing, a word is one, and a prompt may have begun the message.
     check(HARMONY, prompt, "<|channel|>fin", &[]);
+    check(HARMONY, prompt, "assist", &[content("assist")]);
+    check(HARMONY, prompt, " to=", &[content(" to=")]);
     let open = format!("{prompt}<|channel|>final<|message|>");
     check(HARMONY, &open, "{\"a\": 1}", &[content("{\"a\": 1}")]);
     let open = format!("{prompt}<|channel|>analysis<|message|>Hm");

@@ -102,6 +102,23 @@ impl Grammar {
     /// Most tools that may be called (OpenAI's limit).
     pub const CALLS_MAX: usize = 128;
 
+    /// Memory that it takes, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let pieces =
+            |of: &[GrammarPiece]| of.iter().map(|piece| size_of::<GrammarPiece>() + piece.bytes()).sum::<usize>();
+        match self {
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(choices) => choices.iter().map(|choice| size_of::<String>() + choice.len()).sum(),
+            Self::Calls(CallsGrammar { open, calls, separator, close }) => {
+                let around = pieces(open) + pieces(close) + separator.as_deref().map_or(0, pieces);
+                let of = |call: &CallGrammar| {
+                    size_of::<CallGrammar>() + pieces(&call.open) + call.schema.len() + pieces(&call.close)
+                };
+                around + calls.iter().map(of).sum::<usize>()
+            }
+        }
+    }
+
     /// Checks the sizes.
     ///
     /// # Errors
@@ -168,9 +185,10 @@ mod tests {
             calls(0, 1),
             calls(Grammar::CALLS_MAX + 1, 1),
             calls(2, Grammar::SCHEMA_BYTES_MAX / 2),
-            empty_pieces,
+            empty_pieces.clone(),
         ];
         fits.iter().for_each(|grammar| assert_eq!(grammar.check(), Ok(())));
+        assert!(empty_pieces.memory_bytes() >= Grammar::SCHEMA_BYTES_MAX * size_of::<GrammarPiece>());
         fits_not.iter().for_each(|grammar| assert!(grammar.check().is_err(), "{grammar:.99?}"));
     }
 }

@@ -6,6 +6,7 @@ use super::followed::Followed;
 use crate::config::{Check, Checker};
 use rustls::ServerConfig;
 use rustls::crypto::ring::default_provider;
+use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,9 @@ fn configs(files: &Files) -> Result<Configs, IdentityError> {
     let of = |protocol: ClientProtocol| {
         let mut server = server.clone();
         server.alpn_protocols = vec![protocol.alpn().to_vec()];
+        // No session is resumed: each connection sees the certificate of its time.
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
         Arc::new(server)
     };
     Ok(Configs { grpc: of(ClientProtocol::Grpc), http: of(ClientProtocol::Http) })

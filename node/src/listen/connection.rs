@@ -1,12 +1,11 @@
 //! A connection: its bytes, its place among the open ones, a time limit on its first bytes, and the roles that its peer
 //! has proven.
 
+use super::incoming::Terms;
 use super::socket::Socket;
 use crate::identity::Roles;
-use rustls::ServerConfig;
 use std::io::{Error, ErrorKind, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -42,7 +41,8 @@ pub struct Connection {
 #[derive(Debug)]
 enum Bytes {
     Clear(Socket),
-    Tls(Box<TlsStream<Socket>>),
+    /// With the roles that the peer has proven; `None` where no proof is asked for.
+    Tls(Box<TlsStream<Socket>>, Option<Roles>),
 }
 
 /// State until the first protocol bytes are complete.
@@ -73,14 +73,16 @@ impl Connection {
         Self { bytes: Bytes::Clear(socket.clone()), socket, hello: Some(Hello { come: 0, until }), room }
     }
 
-    /// The connection with TLS, once the peer has presented what `tls` demands. One time limit covers
+    /// The connection with TLS, once the peer has presented what `terms` demand. One time limit covers
     /// both the handshake and the first bytes after it.
-    pub(crate) async fn secured(self, tls: Arc<ServerConfig>) -> std::io::Result<Self> {
+    pub(crate) async fn secured(self, terms: Terms) -> std::io::Result<Self> {
         let Self { socket, hello, room, bytes: _ } = self;
         let until = hello.as_ref().map_or_else(Instant::now, |hello| hello.until.deadline());
-        let accept = TlsAcceptor::from(tls).accept(socket.clone());
+        let accept = TlsAcceptor::from(terms.tls).accept(socket.clone());
         let stream = timeout_at(until, accept).await.map_err(|_| silent())??;
-        Ok(Self { socket, bytes: Bytes::Tls(Box::new(stream)), hello, room })
+        let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let roles = terms.proves_roles.then(|| Roles::of(presented));
+        Ok(Self { socket, bytes: Bytes::Tls(Box::new(stream), roles), hello, room })
     }
 
     /// The socket, to watch while a server owns the connection.
@@ -91,7 +93,7 @@ impl Connection {
     fn roles(&self) -> Option<Roles> {
         match &self.bytes {
             Bytes::Clear(_) => None,
-            Bytes::Tls(stream) => stream.get_ref().1.peer_certificates().map(Roles::of),
+            Bytes::Tls(_, roles) => roles.clone(),
         }
     }
 }
@@ -102,7 +104,7 @@ impl AsyncRead for Connection {
         let known = buf.filled().len();
         let read = match &mut this.bytes {
             Bytes::Clear(socket) => Pin::new(socket).poll_read(cx, buf),
-            Bytes::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Bytes::Tls(stream, _) => Pin::new(stream).poll_read(cx, buf),
         };
         let Some(hello) = &mut this.hello else { return read };
         if read.is_pending() {
@@ -120,7 +122,7 @@ impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
         match &mut self.get_mut().bytes {
             Bytes::Clear(socket) => Pin::new(socket).poll_write(cx, buf),
-            Bytes::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Bytes::Tls(stream, _) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -131,28 +133,28 @@ impl AsyncWrite for Connection {
     ) -> Poll<std::io::Result<usize>> {
         match &mut self.get_mut().bytes {
             Bytes::Clear(socket) => Pin::new(socket).poll_write_vectored(cx, bufs),
-            Bytes::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Bytes::Tls(stream, _) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
         match &self.bytes {
             Bytes::Clear(socket) => socket.is_write_vectored(),
-            Bytes::Tls(stream) => stream.is_write_vectored(),
+            Bytes::Tls(stream, _) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         match &mut self.get_mut().bytes {
             Bytes::Clear(socket) => Pin::new(socket).poll_flush(cx),
-            Bytes::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Bytes::Tls(stream, _) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         match &mut self.get_mut().bytes {
             Bytes::Clear(socket) => Pin::new(socket).poll_shutdown(cx),
-            Bytes::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Bytes::Tls(stream, _) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

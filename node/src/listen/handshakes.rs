@@ -2,12 +2,11 @@
 //! the places of peers. When all places are taken, the client with the most handshakes loses its oldest one.
 
 use super::Connection;
+use super::incoming::Terms;
 use crate::intake::Client;
 use baton_types::places::place_to_free;
-use rustls::ServerConfig;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::Arc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tonic::transport::server::Connected as _;
 
@@ -40,7 +39,7 @@ impl Handshakes {
     }
 
     /// Starts a handshake; if no place is free, another one is aborted.
-    pub(super) fn begin(&mut self, connection: Connection, tls: Arc<ServerConfig>) {
+    pub(super) fn begin(&mut self, connection: Connection, terms: Terms) {
         if self.places.len() >= self.max
             && let Some((oldest, _)) =
                 place_to_free(self.places.iter().map(|(number, handshake)| (*number, &handshake.client)))
@@ -49,7 +48,7 @@ impl Handshakes {
             self.forget(oldest);
         }
         let client = connection.connect_info().addresses.remote_addr().map(|address| Client::at(address.ip()));
-        let task = self.tasks.spawn(connection.secured(tls));
+        let task = self.tasks.spawn(connection.secured(terms));
         self.begun += 1;
         self.by_task.insert(task.id(), self.begun);
         self.places.insert(self.begun, Handshake { client, task });

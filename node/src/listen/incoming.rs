@@ -20,6 +20,13 @@ pub enum Callers {
     Clients(ServerTls, ClientProtocol),
 }
 
+/// What a handshake asks for.
+pub(crate) struct Terms {
+    pub(super) tls: Arc<ServerConfig>,
+    /// Whether the peer proves its roles: one that does not has none.
+    pub(super) proves_roles: bool,
+}
+
 /// Anyone, in the clear.
 impl Default for Callers {
     fn default() -> Self {
@@ -28,10 +35,10 @@ impl Default for Callers {
 }
 
 impl Callers {
-    fn tls(&self) -> Option<Arc<ServerConfig>> {
+    fn terms(&self) -> Option<Terms> {
         match self {
-            Self::Peers(identity) => identity.server(Protocol::Grpc),
-            Self::Clients(tls, protocol) => tls.now(*protocol),
+            Self::Peers(identity) => identity.server(Protocol::Grpc).map(|tls| Terms { tls, proves_roles: true }),
+            Self::Clients(tls, protocol) => tls.now(*protocol).map(|tls| Terms { tls, proves_roles: false }),
         }
     }
 }
@@ -54,9 +61,9 @@ impl Incoming {
     pub(crate) async fn next(&mut self) -> Connection {
         loop {
             tokio::select! {
-                connection = self.listener.accept() => match self.callers.tls() {
+                connection = self.listener.accept() => match self.callers.terms() {
                     None => return connection,
-                    Some(tls) => self.handshakes.begin(connection, tls),
+                    Some(terms) => self.handshakes.begin(connection, terms),
                 },
                 Some(done) = self.handshakes.next() => match done {
                     Ok(Ok(connection)) => return connection,

@@ -79,6 +79,9 @@ fn calls_from(calls: v1::CallsGrammar) -> Result<CallsGrammar, ConvertError> {
 
 fn pieces_from(pieces: Vec<v1::GrammarPiece>) -> Result<Vec<GrammarPiece>, ConvertError> {
     let piece = |piece: v1::GrammarPiece| match piece.kind {
+        Some(grammar_piece::Kind::Text(text)) if text.is_empty() => {
+            Err(ConvertError::invalid("grammar", "a piece of calls is not empty"))
+        }
         Some(grammar_piece::Kind::Text(text)) => Ok(GrammarPiece::Text(text)),
         Some(grammar_piece::Kind::TokenId(token)) => Ok(GrammarPiece::Token(token)),
         None => Err(ConvertError::invalid("grammar", "a piece of calls is a text or a token_id")),

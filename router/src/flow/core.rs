@@ -132,7 +132,7 @@ impl Core {
         let (tail, verdicts) = Tail::new(&config.telemetry, traces, metrics.register(TailMetrics::register));
         runtime.spawn(deliver(runtime.clone(), verdicts, tail.lost()).boxed());
         // With keys, callers without a key can read the metrics on the clients' port.
-        let shows_cache = config.auth.keys_file.is_none() || config.admin.listen.is_some();
+        let shows_cache = !config.auth.has_keys() || config.admin.listen.is_some();
         let cache_metrics = CacheMetrics::new(shows_cache);
         let vllm = |registry: &mut Registry| VllmMetrics::register(registry, shows_cache);
         let vllm = config.metrics.vllm_names.then(|| metrics.register_as_named(vllm));

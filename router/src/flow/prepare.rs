@@ -2,13 +2,15 @@
 
 use super::core::Core;
 use super::hashes::prompt_hashes;
-use super::tokenize::Work;
+use super::tokenize::{Tokenized, Work};
 use crate::admission::Slot;
 use crate::models::{Named, lookup};
 use crate::output::Choices;
 use crate::placement::Reason;
 use crate::quotas::Quota;
-use crate::request::{AskedGrammar, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab};
+use crate::request::{
+    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab,
+};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
 use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId};
@@ -187,17 +189,16 @@ impl Core {
         check_vocab("allowed_token_ids", allowed_token_ids, &model.card)?;
         check_vocab("logit_bias", &logit_bias.iter().map(|(token, _)| *token).collect::<Vec<_>>(), &model.card)?;
 
-        let bad_words = request.sampling.bad_words.tokens(model.text.as_deref())?;
-
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         require_calls(&mut request.parameters, &model)?;
         check_ends(&request, &model.card)?;
         let grammar = request.sampling.grammar.clone();
         let is_form = grammar.as_ref().is_some_and(|asked| !matches!(*asked.grammar, Grammar::Calls(_)));
         let opens_content = is_form && matches!(prompt, Prompt::Chat { .. });
-        let work = Work { prompt, grammar, truncates: request.truncate.is_some() };
+        let bad_words = std::mem::take(&mut request.parameters.sampling.bad_words);
+        let work = Work { prompt, grammar, bad_words, truncates: request.truncate.is_some() };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
-        let (mut tokenized, slots) = tokenized.instrument(tokenize).await?;
+        let Tokenized { prompts: mut tokenized, bad_words, slots } = tokenized.instrument(tokenize).await?;
         if let Some(text) = model.text.as_ref().filter(|_| opens_content) {
             let opening = text.opens_content()?;
             tokenized.iter_mut().for_each(|tokens| tokens.extend_from_slice(&opening));
@@ -245,10 +246,12 @@ impl Core {
             return Err(RequestError::invalid("prompt", "prompt must be one prompt here; send a call for each"));
         }
         let model = self.served_model(&parameters.model, deadline).await?;
-        let work = Work { prompt, grammar: None, truncates: parameters.truncate.is_some() };
-        let (mut tokens, _) = self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
-        truncate(parameters, &mut tokens, &model);
-        Ok((tokens.into_iter().flatten().collect(), model))
+        let work =
+            Work { prompt, grammar: None, bad_words: BadWords::default(), truncates: parameters.truncate.is_some() };
+        let Tokenized { mut prompts, .. } =
+            self.tokenizing.run(&*self.runtime, work, &model, deadline, Vec::new()).await?;
+        truncate(parameters, &mut prompts, &model);
+        Ok((prompts.into_iter().flatten().collect(), model))
     }
 
     /// The requested model, or that of the requested adapter.

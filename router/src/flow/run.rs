@@ -43,10 +43,14 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
         }
         result = all(running, &mut ends) => result,
     };
-    let usage = usage_of_prompts(answers.chunks(job.samples as usize).map(|answers| {
-        let started = usage_of_all(answers.iter().filter(|answer| answer.has_started()).map(Answer::usage));
-        started.unwrap_or_else(|| answers.first().map(Answer::usage).unwrap_or_default())
-    }));
+    // Prompts count that ran; if none did, the request is told how long the first one was.
+    let ran =
+        |answers: &[Answer<'_>]| usage_of_all(answers.iter().filter(|answer| answer.has_started()).map(Answer::usage));
+    let mut usages: Vec<_> = answers.chunks(job.samples as usize).filter_map(ran).collect();
+    if usages.is_empty() {
+        usages.extend(answers.first().map(Answer::usage));
+    }
+    let usage = usage_of_prompts(usages.into_iter());
     let cost = core.prices.cost(&job.model.card.id, &usage);
     let summary = end::Summary {
         usage,

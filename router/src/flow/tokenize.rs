@@ -5,7 +5,7 @@ use super::memory::{Memory, Share};
 use super::prepare::of_prompt;
 use crate::admission::Slot;
 use crate::models::{ModelText, PromptBounds};
-use crate::request::{AskedGrammar, Prompt, Segment};
+use crate::request::{AskedGrammar, BadWords, Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
@@ -25,17 +25,28 @@ pub(crate) struct Tokenizing {
     memory: Memory,
 }
 
-/// What is done before a request is placed: its prompt to tokens, and a check of its grammar.
+/// What is done before a request is placed: its texts to tokens, and a check of its grammar.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) prompt: Prompt,
     pub(super) grammar: Option<AskedGrammar>,
+    pub(super) bad_words: BadWords,
     /// Whether only the end of a prompt that is too long is kept.
     pub(super) truncates: bool,
 }
 
 /// A thread, and memory.
 type Turn = (Share, OwnedSemaphorePermit);
+
+/// What became of [`Work`].
+#[derive(Debug, Default)]
+pub(super) struct Tokenized {
+    /// Of each prompt.
+    pub(super) prompts: Vec<Vec<TokenId>>,
+    pub(super) bad_words: Vec<Vec<TokenId>>,
+    /// As they were given.
+    pub(super) slots: Vec<Slot>,
+}
 
 enum Encoded {
     /// Of each prompt.
@@ -58,7 +69,7 @@ impl Tokenizing {
         (share, self.threads.clone().acquire_owned().await.expect("nothing closes it"))
     }
 
-    /// The tokens of each prompt, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
+    /// The tokens of all texts, and `slots` again; refuses a grammar that does not compile. If the request ends first, the tokenizer keeps the slots until it is
     /// done, so cancelled requests do not admit more work of the same kind.
     pub(super) async fn run(
         &self,
@@ -67,14 +78,16 @@ impl Tokenizing {
         model: &ServedModel,
         deadline: Instant,
         mut slots: Vec<Slot>,
-    ) -> Result<(Vec<Vec<TokenId>>, Vec<Slot>), RequestError> {
-        let Work { mut prompt, grammar, truncates } = work;
-        let Some(text) = &model.text else { return Ok((without_text(&prompt, grammar.as_ref())?, slots)) };
+    ) -> Result<Tokenized, RequestError> {
+        let Work { mut prompt, grammar, bad_words, truncates } = work;
+        let Some(text) = &model.text else {
+            let bad_words = bad_words.tokens(None)?;
+            return Ok(Tokenized { prompts: without_text(&prompt, grammar.as_ref())?, bad_words, slots });
+        };
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let tokens_max = if truncates { u64::MAX } else { model.tokens_max };
-        let bounds = PromptBounds { tokens_max, memory_max: self.memory.most() };
+        let bounds = PromptBounds { tokens_max: model.tokens_max, truncates, memory_max: self.memory.most() };
         if let Some(asked) = grammar {
             let turn = runtime.until(deadline, self.grammars.clone().acquire_owned()).await.ok_or_else(late)?;
             let check = move || {
@@ -86,20 +99,25 @@ impl Tokenizing {
             checked?;
             slots = kept;
         }
-        let mut takes = text.takes(text_bytes(&prompt));
+        let (mut takes, mut bad_words) = (text.takes(text_bytes(&prompt) + bad_words.bytes()), bad_words);
         loop {
             let turn = runtime.until(deadline, self.turn(takes)).await.ok_or_else(late)?;
             let text = text.clone();
             let work = move || {
                 let _turn = turn;
-                (encode(&text, &prompt, bounds, takes), prompt, slots)
+                let encoded = encode(&text, &prompt, bounds, takes).and_then(|encoded| {
+                    let more = matches!(encoded, Encoded::Takes(_));
+                    let words = if more { Vec::new() } else { bad_words.tokens(Some(&text))? };
+                    Ok((encoded, words))
+                });
+                (encoded, (prompt, bad_words, slots))
             };
             let encoded = runtime.until(deadline, blocking(runtime, work)).await.ok_or_else(late)?;
-            let (encoded, same, kept) = encoded.ok_or_else(failed)?;
+            let (encoded, kept) = encoded.ok_or_else(failed)?;
             match encoded? {
-                Encoded::Tokens(tokens) => return Ok((tokens, kept)),
+                (Encoded::Tokens(prompts), bad_words) => return Ok(Tokenized { prompts, bad_words, slots: kept.2 }),
                 // Rendered again: a turn that waited for more memory could wait for others that do so.
-                Encoded::Takes(bytes) => (takes, prompt, slots) = (bytes, same, kept),
+                (Encoded::Takes(bytes), _) => (takes, (prompt, bad_words, slots)) = (bytes, kept),
             }
         }
     }
@@ -211,7 +229,7 @@ mod tests {
             template_kwargs: serde_json::Map::new(),
         };
         let (len, takes) = (before.len() + "[user]hi".len() + 1, text.takes(before.len() + "[user]hi<|end|>".len()));
-        let bounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
+        let bounds = PromptBounds { tokens_max: u64::MAX, truncates: false, memory_max: u64::MAX };
         let at = |share| match encode(&text, &chat(), bounds, share).unwrap() {
             Encoded::Tokens(tokens) => Ok(tokens[0].len()),
             Encoded::Takes(bytes) => Err(bytes),
@@ -222,10 +240,10 @@ mod tests {
         let model = ServedModel { key: ModelKey::from(&card), card, text, tokens_max: u64::MAX, adapters, since };
         let (tokenizing, runtime) = (Tokenizing::new(384 * MIB), TokioRuntime::current());
         let deadline = Instant::now() + Duration::from_secs(60);
-        let (tokens, slots) = tokenizing
-            .run(&runtime, Work { prompt: chat(), grammar: None, truncates: false }, &model, deadline, Vec::new())
-            .await
-            .unwrap();
-        assert_eq!((tokens.len(), tokens[0].len(), slots.len()), (1, len, 0));
+        let bad_words = BadWords::try_new(vec!["no".into()]).unwrap();
+        let work = Work { prompt: chat(), grammar: None, bad_words, truncates: false };
+        let tokenized = tokenizing.run(&runtime, work, &model, deadline, Vec::new()).await.unwrap();
+        assert_eq!((tokenized.prompts.len(), tokenized.prompts[0].len(), tokenized.slots.len()), (1, len, 0));
+        assert_eq!(tokenized.bad_words.len(), 2, "with a space before it, and without");
     }
 }

@@ -109,7 +109,8 @@ impl Inference for InferenceService {
 
 /// A request that was parsed needs no more memory than parsing it.
 fn hold_less(held: Option<&MessageHold>, request: &Request, prompt: &Prompt) {
-    let bytes = prompt.bytes() + request.model.len() as u64;
+    let grammar = request.sampling.grammar.as_ref().map_or(0, |asked| asked.grammar.memory_bytes());
+    let bytes = prompt.bytes() + (request.model.len() + grammar) as u64;
     let less = held.map(|held| held.with(|hold| hold.set(bytes.min(hold.bytes())))).transpose();
     debug_assert!(less.is_ok());
 }

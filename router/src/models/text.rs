@@ -26,6 +26,8 @@ const TAIL_TOKENS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptBounds {
     pub(crate) tokens_max: u64,
+    /// Whether a prompt with more tokens is cut, not refused.
+    pub(crate) truncates: bool,
     /// Memory for tokenizing one prompt.
     pub(crate) memory_max: u64,
 }
@@ -129,10 +131,10 @@ impl ModelText {
     }
 
     fn check_bytes(&self, bytes: usize, bounds: PromptBounds, param: &str) -> Result<(), RequestError> {
-        let PromptBounds { tokens_max, memory_max } = bounds;
+        let PromptBounds { tokens_max, truncates, memory_max } = bounds;
         let refuse = |message| Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param));
         let tokens = self.tokenizer.token_bytes_max().map_or(0, |longest| (bytes / longest.max(1)) as u64);
-        if tokens >= tokens_max {
+        if tokens >= tokens_max && !truncates {
             return refuse(format!(
                 "This model's maximum context length is {tokens_max} tokens. The prompt's {bytes} bytes are at least {tokens} tokens. Shorten it"
             ));
@@ -201,7 +203,7 @@ mod tests {
     use crate::testing::text::{byte_bundle, byte_bundle_of};
     use baton_text::{Role, bundle};
 
-    const ANY: PromptBounds = PromptBounds { tokens_max: u64::MAX, memory_max: u64::MAX };
+    const ANY: PromptBounds = PromptBounds { tokens_max: u64::MAX, truncates: false, memory_max: u64::MAX };
 
     /// Every byte is a token of it, except in `<|end|>`, which has 7. `before` comes before its template.
     fn text(normalizer: &str, before: &str) -> ModelText {

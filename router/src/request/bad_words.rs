@@ -37,6 +37,11 @@ impl BadWords {
         }
     }
 
+    /// Bytes of their texts, with a space before each and without.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.iter().map(|word| 2 * word.len() + 1).sum()
+    }
+
     /// Their tokens, each sequence once.
     ///
     /// # Errors

@@ -50,9 +50,15 @@ fn drain(up: &Up, worker: &str, more: &[&str]) -> anyhow::Result<(bool, String)>
 async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Result<()> {
     let up = Up::start_with(&[&format!("--model={SLOW}"), "--decode=2", "--prefill=1", "--threads=1"], &[IN_TURN])?;
     let (mut asked, right) = ask_four(&up).await?;
+    // One at each worker runs until its client leaves, so that the drain has not ended before it is asked for again.
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let api = Api::new(up.openai()?);
+        kept.push(tokio::spawn(async move { api.post("completions", body(4_000)).await }));
+    }
     let busy = async |name: &str| find(&up.metrics(name)?, "baton_sequences_running", &[]).await;
     let deadline = Instant::now() + MAX;
-    while busy("decode-0").await? + busy("decode-1").await? < 4.0 {
+    while busy("decode-0").await? + busy("decode-1").await? < 6.0 {
         ensure!(Instant::now() < deadline, "they do not run");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -68,6 +74,7 @@ async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Re
     ensure!(begun.starts_with("decode-0 drains: ") && begun.contains("request"), "{begun}");
     let again = drain(&up, "decode-0", &[])?;
     ensure!(!again.0 && again.1.contains("drains already"), "{}", again.1);
+    kept.iter().for_each(JoinHandle::abort);
     let mut last = begun;
     for line in lines {
         last = line?;

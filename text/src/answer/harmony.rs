@@ -53,12 +53,14 @@ pub(super) struct HarmonyParser {
     tools: Arc<[String]>,
     state: State,
     held: String,
+    /// Bytes of `held` in which no end of a message is.
+    searched: usize,
     has_calls: bool,
 }
 
 impl HarmonyParser {
     pub(super) fn new(tools: Arc<[String]>, prompt: &str) -> Self {
-        let mut parser = Self { tools, state: State::Header, held: String::new(), has_calls: false };
+        let mut parser = Self { tools, state: State::Header, held: String::new(), searched: 0, has_calls: false };
         // The prompt may end within a message.
         let last = prompt.rsplit(START).next().unwrap_or_default();
         if let Some((header, _)) = last.split_once(MESSAGE).filter(|_| !ENDS.iter().any(|end| last.contains(end))) {
@@ -89,8 +91,8 @@ impl HarmonyParser {
     pub(super) fn finish(&mut self) -> Vec<Part> {
         let (mut parts, held) = (Vec::new(), std::mem::take(&mut self.held));
         match std::mem::replace(&mut self.state, State::Header) {
-            // A header without its message says nothing.
-            State::Header if is_header(&held) => {}
+            // A header without its message says nothing; a word that could begin one is what the model said.
+            State::Header if is_header(&held) && (held.contains(START) || held.contains(CHANNEL)) => {}
             State::Header | State::Content => content(held, &mut parts),
             State::Reasoning => reasoning(held, &mut parts),
             State::Call { name, header } => self.call(name, &header, &held, &mut parts),
@@ -101,8 +103,9 @@ impl HarmonyParser {
     /// Consumes what can be decided; `false` if more text is needed.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         if self.state == State::Header {
-            let end = self.held.find(MESSAGE);
-            if !is_header(&self.held) || end.unwrap_or(self.held.len()) > HEADER_BYTES_MAX {
+            let beginning = &self.held[..self.held.floor_char_boundary(HEADER_BYTES_MAX + MESSAGE.len())];
+            let end = beginning.find(MESSAGE);
+            if !is_header(beginning) || end.unwrap_or(self.held.len()) > HEADER_BYTES_MAX {
                 self.state = State::Content;
                 if self.held.starts_with(START) {
                     content(self.held.drain(..START.len()).collect(), parts);
@@ -120,8 +123,8 @@ impl HarmonyParser {
             }
             return true;
         }
-        let end = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, *end))).min();
-        if let Some((at, end)) = end {
+        if let Some((at, end)) = self.first_end() {
+            self.searched = 0;
             let rest = self.held.split_off(at);
             let body = std::mem::replace(&mut self.held, rest);
             if end != START {
@@ -135,6 +138,8 @@ impl HarmonyParser {
             return !self.held.is_empty();
         }
         if matches!(self.state, State::Call { .. }) {
+            let longest = ENDS.iter().map(|end| end.len()).max().unwrap_or(0);
+            self.searched = self.held.floor_char_boundary((self.held.len() + 1).saturating_sub(longest));
             return false;
         }
         let text = std::mem::take(&mut self.held);
@@ -147,6 +152,13 @@ impl HarmonyParser {
             content(ready, parts)
         }
         false
+    }
+
+    /// Where the message ends, and with what.
+    fn first_end(&self) -> Option<(usize, &'static str)> {
+        let ends_at = |at: usize| ENDS.iter().find(|end| self.held[at..].starts_with(**end));
+        let mut marks = self.held[self.searched..].match_indices("<|").map(|(at, _)| self.searched + at);
+        marks.find_map(|at| Some((at, *ends_at(at)?)))
     }
 
     /// What the message behind this header is.

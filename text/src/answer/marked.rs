@@ -7,6 +7,9 @@ use std::sync::Arc;
 pub(super) const THOUGHT: &str = "</think>";
 pub(super) const THINKS: &str = "<think>";
 
+/// Most marks of its end in the texts of one call; at each, all of it is read again.
+const MARKS_IN_CALL_MAX: u32 = 64;
+
 /// Parses one answer, piece by piece. Text is held back only while it may be the beginning of a mark, and in a call.
 #[derive(Clone, Debug)]
 pub(super) struct MarkedParser {
@@ -17,6 +20,8 @@ pub(super) struct MarkedParser {
     held: String,
     /// Bytes of `held` in which the end of a call was looked for.
     searched: usize,
+    /// How often the mark of its end stood in the call's texts.
+    marks_in_call: u32,
     /// Whether content was given since the start or the last call: whitespace before the first is dropped beside calls.
     has_content: bool,
     has_calls: bool,
@@ -42,7 +47,16 @@ impl MarkedParser {
         let calls = (!tools.is_empty()).then_some(format.calls);
         let is_open = format.reasons && prompt.trim_end().ends_with(THINKS);
         let state = if is_open { State::Reasoning } else { State::Start { reasons: format.reasons } };
-        Self { calls, tools, state, held: String::new(), searched: 0, has_content: false, has_calls: false }
+        Self {
+            calls,
+            tools,
+            state,
+            held: String::new(),
+            searched: 0,
+            marks_in_call: 0,
+            has_content: false,
+            has_calls: false,
+        }
     }
 
     /// Whether it does nothing: all of the answer is content.
@@ -172,11 +186,13 @@ impl MarkedParser {
                     self.searched = self.searched.max(self.held.floor_char_boundary(searched));
                     return false;
                 };
-                if self.calls.is_some_and(|calls| calls.goes_on(&self.held[..at])) {
+                let may_go_on = self.marks_in_call < MARKS_IN_CALL_MAX;
+                if may_go_on && self.calls.is_some_and(|calls| calls.goes_on(&self.held[..at])) {
                     self.searched = at + closes.len();
+                    self.marks_in_call += 1;
                     return true;
                 }
-                self.searched = 0;
+                (self.searched, self.marks_in_call) = (0, 0);
                 let rest = self.held.split_off(at + closes.len());
                 self.held.truncate(at);
                 let call = std::mem::replace(&mut self.held, rest);

@@ -205,17 +205,20 @@ impl Adapters {
         let bytes = inner.known.lock().find(&digest).map(|known| known.bytes);
         let (shared, loads) = (&inner.slots, AtomicBool::new(false));
         let held = async {
-            let ticket = shared.slots.lock().enter(digest, tenant).ok_or_else(no_slot)?;
+            let ticket = shared.slots.lock().enter(digest, tenant, bytes.unwrap_or_default()).ok_or_else(no_slot)?;
             let place = Place { shared: shared.clone(), ticket };
             loop {
                 let mut changed = pin!(shared.changed.notified());
                 changed.as_mut().enable();
-                // One whose folder is gone serves on while it is loaded.
-                if bytes.is_none() && !shared.slots.lock().has(&digest) {
-                    let message = format!("this worker has no adapter {digest}: its folder is gone or has changed");
-                    return Err(RequestError::new(ErrorKind::Unavailable, message));
-                }
-                let answer = shared.slots.lock().ask(place.ticket, bytes.unwrap_or(u64::MAX));
+                let answer = {
+                    let mut slots = shared.slots.lock();
+                    // One whose folder is gone serves on while it is loaded.
+                    if bytes.is_none() && !slots.has(&digest) {
+                        let message = format!("this worker has no adapter {digest}: its folder is gone or has changed");
+                        return Err(RequestError::new(ErrorKind::Unavailable, message));
+                    }
+                    slots.ask(place.ticket)
+                };
                 match answer {
                     Answer::Use(slot) => {
                         let kept = Arc::new(Kept { shared: shared.clone(), slot, tenant });

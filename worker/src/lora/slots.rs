@@ -2,7 +2,7 @@
 //!
 //! Sequences share a loaded adapter. A slot whose adapter nobody uses is kept until another adapter needs it, or its memory; then the one
 //! used least recently goes. So that a stream of requests for loaded adapters starves nobody, an adapter takes no more users while a request
-//! whose turn is earlier waits for another one: the adapters that were loaded first are closed, one for each that waits.
+//! whose turn is earlier waits for another one: of the adapters that were loaded first, as many are closed as make room for it.
 //!
 //! Turns are fair: a tenant's first waiting request comes before the second one of any other, and slots that a tenant uses count like
 //! requests before its first. Among equals, who waits longest is first. No tenant takes more than half of the places that others leave.
@@ -48,6 +48,15 @@ pub(super) enum Answer {
 struct Waiting {
     digest: Digest,
     tenant: TenantLabel,
+    /// Memory of its adapter.
+    bytes: u64,
+}
+
+/// What the adapters need that wait for slots.
+#[derive(Clone, Copy, Debug, Default)]
+struct Need {
+    slots: usize,
+    bytes: u64,
 }
 
 /// All slots.
@@ -67,15 +76,15 @@ impl Slots {
         Self { slots, bytes_max, waiting_max, tickets: 0, waiting: BTreeMap::new(), now: 0 }
     }
 
-    /// A request of a tenant comes for an adapter; `None` if too many wait already, and it would wait too.
-    pub(super) fn enter(&mut self, digest: Digest, tenant: TenantLabel) -> Option<Ticket> {
+    /// A request of a tenant comes for an adapter, which takes `bytes`; `None` if too many wait already, and it would wait too.
+    pub(super) fn enter(&mut self, digest: Digest, tenant: TenantLabel, bytes: u64) -> Option<Ticket> {
         let own = self.waiting.values().filter(|waiting| waiting.tenant == tenant).count();
         let left = self.waiting_max.saturating_sub(self.waiting.len() - own);
         if own >= left.div_ceil(2) && !self.is_open(&digest) {
             return None;
         }
         self.tickets += 1;
-        self.waiting.insert(self.tickets, Waiting { digest, tenant });
+        self.waiting.insert(self.tickets, Waiting { digest, tenant, bytes });
         Some(self.tickets)
     }
 
@@ -84,14 +93,13 @@ impl Slots {
         self.waiting.remove(&ticket);
     }
 
-    /// What the request may do, whose adapter takes `bytes`.
-    pub(super) fn ask(&mut self, ticket: Ticket, bytes: u64) -> Answer {
+    /// What the request may do.
+    pub(super) fn ask(&mut self, ticket: Ticket) -> Answer {
         self.now += 1;
-        let Some(Waiting { digest, tenant }) = self.waiting.get(&ticket).copied() else { return Answer::Wait };
+        let Some(Waiting { digest, tenant, bytes }) = self.waiting.get(&ticket).copied() else { return Answer::Wait };
         let before = self.before(ticket);
-        let starving = self.starving(&before);
         if let Some(at) = self.slots.iter().position(|slot| of(slot).is_some_and(|of| of.digest == digest)) {
-            let closed = self.closed(starving.len()).contains(&at);
+            let closed = self.closed(self.need(&before, None)).contains(&at);
             return match &mut self.slots[at] {
                 Slot::Loaded(loaded) if !closed => {
                     *loaded.users.entry(tenant).or_default() += 1;
@@ -103,8 +111,10 @@ impl Slots {
         }
         let mut idle = self.idle(&before);
         let free = self.slots.iter().filter(|slot| **slot == Slot::Free).count();
-        let others = starving.iter().filter(|other| **other != digest).count();
-        if idle.len() + free <= others {
+        // What those before it need is left to them, though they may have to wait for more.
+        let others = self.need(&before, Some(&digest));
+        let available = self.free_bytes() + idle.iter().map(|idle| idle.bytes).sum::<u64>();
+        if idle.len() + free <= others.slots || available < others.bytes.saturating_add(bytes) {
             return Answer::Wait;
         }
         idle.sort_by_key(|idle| std::cmp::Reverse(idle.used));
@@ -149,7 +159,7 @@ impl Slots {
 
     /// Whether an adapter is loaded and takes users, whoever waits.
     fn is_open(&self, digest: &Digest) -> bool {
-        let closed = self.closed(self.starving(&self.turns()).len());
+        let closed = self.closed(self.need(&self.turns(), None));
         let is_it = |slot: &Slot| matches!(slot, Slot::Loaded(loaded) if loaded.digest == *digest);
         self.slots.iter().enumerate().any(|(at, slot)| is_it(slot) && !closed.contains(&at))
     }
@@ -189,27 +199,47 @@ impl Slots {
         self.turns().into_iter().take_while(|(other, _)| *other != ticket).collect()
     }
 
-    /// Adapters without a slot that these requests wait for.
-    fn starving(&self, turns: &[(Ticket, Waiting)]) -> BTreeSet<Digest> {
-        let have_slots: BTreeSet<Digest> = self.slots.iter().filter_map(of).map(|loaded| loaded.digest).collect();
-        turns.iter().map(|(_, waiting)| waiting.digest).filter(|digest| !have_slots.contains(digest)).collect()
+    fn free_bytes(&self) -> u64 {
+        self.bytes_max.saturating_sub(self.bytes())
     }
 
-    /// The slots whose adapters take no more users, while so many adapters wait.
-    fn closed(&self, starving: usize) -> Vec<usize> {
-        let mut loaded: Vec<(u64, usize)> = self
-            .slots
-            .iter()
-            .enumerate()
-            .filter_map(|(at, slot)| if let Slot::Loaded(loaded) = slot { Some((loaded.since, at)) } else { None })
-            .collect();
+    /// What the adapters need that have no slot, and that these requests wait for, `but` for one. One that can never fit needs nothing.
+    fn need(&self, turns: &[(Ticket, Waiting)], but: Option<&Digest>) -> Need {
+        let mut counted: BTreeSet<Digest> = self.slots.iter().filter_map(of).map(|loaded| loaded.digest).collect();
+        counted.extend(but);
+        let mut need = Need::default();
+        for (_, waiting) in turns {
+            if waiting.bytes <= self.bytes_max && counted.insert(waiting.digest) {
+                need = Need { slots: need.slots + 1, bytes: need.bytes.saturating_add(waiting.bytes) };
+            }
+        }
+        need
+    }
+
+    /// The slots whose adapters take no more users, while others need so much.
+    fn closed(&self, need: Need) -> Vec<usize> {
+        let loaded = |(at, slot): (usize, &Slot)| match slot {
+            Slot::Loaded(loaded) => Some((loaded.since, at, loaded.bytes)),
+            Slot::Free | Slot::Loading(_) => None,
+        };
+        let mut loaded: Vec<(u64, usize, u64)> = self.slots.iter().enumerate().filter_map(loaded).collect();
         loaded.sort_unstable();
-        loaded.into_iter().take(starving).map(|(_, at)| at).collect()
+        let mut slots = self.slots.iter().filter(|slot| **slot == Slot::Free).count();
+        let mut bytes = self.free_bytes();
+        let mut closed = Vec::new();
+        for (_, at, freed) in loaded {
+            if slots >= need.slots && bytes >= need.bytes {
+                break;
+            }
+            closed.push(at);
+            (slots, bytes) = (slots + 1, bytes + freed);
+        }
+        closed
     }
 
     /// Loaded adapters that nobody uses, and that none of the requests before waits for.
     fn idle(&self, before: &[(Ticket, Waiting)]) -> Vec<Idle> {
-        let closed = self.closed(self.starving(before).len());
+        let closed = self.closed(self.need(before, None));
         let wanted = |at: usize, digest: &Digest| {
             !closed.contains(&at) && before.iter().any(|(_, waiting)| waiting.digest == *digest)
         };
@@ -257,7 +287,7 @@ mod tests {
         }
 
         fn ask(&mut self, ticket: Ticket) -> Answer {
-            self.0.ask(ticket, 10)
+            self.0.ask(ticket)
         }
 
         fn enter(&mut self, adapter: u8) -> Ticket {
@@ -265,7 +295,7 @@ mod tests {
         }
 
         fn enter_as(&mut self, of: u8, adapter: u8) -> Ticket {
-            self.0.enter(digest(adapter), tenant(of)).expect("there is room to wait")
+            self.0.enter(digest(adapter), tenant(of), 10).expect("there is room to wait")
         }
 
         fn release(&mut self, slot: usize) {
@@ -304,22 +334,55 @@ mod tests {
     fn memory_is_bounded() {
         let mut slots = Slots::new(4, 100, 4);
         for (adapter, bytes) in [(1, 40), (2, 30), (3, 20)] {
-            let ticket = slots.enter(digest(adapter), tenant(1)).unwrap();
-            let Answer::Load { slot, evicted } = slots.ask(ticket, bytes) else { panic!() };
+            let ticket = slots.enter(digest(adapter), tenant(1), bytes).unwrap();
+            let Answer::Load { slot, evicted } = slots.ask(ticket) else { panic!() };
             assert!(evicted.is_empty());
             slots.loaded(slot, true);
-            assert_eq!(slots.ask(ticket, bytes), Answer::Use(slot));
+            assert_eq!(slots.ask(ticket), Answer::Use(slot));
             slots.leave(ticket);
             slots.release(slot, tenant(1));
         }
         assert_eq!(slots.loaded_bytes(), (3, 90));
-        let ticket = slots.enter(digest(4), tenant(1)).unwrap();
+        let ticket = slots.enter(digest(4), tenant(1), 70).unwrap();
         // The free slot takes it, and two others give their memory.
-        assert_eq!(slots.ask(ticket, 70), Answer::Load { slot: 3, evicted: vec![0, 1] });
+        assert_eq!(slots.ask(ticket), Answer::Load { slot: 3, evicted: vec![0, 1] });
         assert_eq!(slots.loaded_bytes(), (1, 90));
         slots.loaded(3, false);
         assert_eq!(slots.loaded_bytes(), (1, 20));
-        assert_eq!(slots.ask(ticket, 200), Answer::Wait, "it can never fit");
+        slots.leave(ticket);
+        let never = slots.enter(digest(5), tenant(1), 200).unwrap();
+        assert_eq!(slots.ask(never), Answer::Wait, "it can never fit");
+        let behind = slots.enter(digest(3), tenant(1), 20).unwrap();
+        assert_eq!(slots.ask(behind), Answer::Use(2), "and keeps nobody out");
+    }
+
+    #[test]
+    fn an_adapter_that_needs_the_memory_of_two_gets_it() {
+        let mut slots = Slots::new(4, 100, 8);
+        let load = |slots: &mut Slots, adapter: u8, bytes: u64| {
+            let ticket = slots.enter(digest(adapter), tenant(1), bytes).unwrap();
+            let Answer::Load { slot, .. } = slots.ask(ticket) else { panic!() };
+            slots.loaded(slot, true);
+            assert_eq!(slots.ask(ticket), Answer::Use(slot));
+            slots.leave(ticket);
+        };
+        for adapter in [1, 2, 3] {
+            load(&mut slots, adapter, 30);
+        }
+        let large = slots.enter(digest(4), tenant(1), 60).unwrap();
+        assert_eq!(slots.ask(large), Answer::Wait);
+        // The first two are closed, the third is not: 10 bytes are free.
+        let behind = [1, 2, 3].map(|adapter| slots.enter(digest(adapter), tenant(1), 30).unwrap());
+        assert_eq!(behind.map(|ticket| slots.ask(ticket)), [Answer::Wait, Answer::Wait, Answer::Use(2)]);
+        slots.release(0, tenant(1));
+        assert_eq!(slots.ask(large), Answer::Wait, "one is not enough");
+        assert_eq!(slots.ask(behind[0]), Answer::Wait);
+        // What is free is kept for it, too.
+        let small = slots.enter(digest(5), tenant(1), 10).unwrap();
+        assert_eq!(slots.ask(small), Answer::Wait);
+        slots.release(1, tenant(1));
+        assert_eq!(slots.ask(large), Answer::Load { slot: 3, evicted: vec![0, 1] });
+        assert_eq!(slots.loaded_bytes(), (1, 90));
     }
 
     #[test]
@@ -347,14 +410,14 @@ mod tests {
     fn no_more_wait_than_there_is_room_for() {
         let mut world = World::new(1);
         let tickets = [1, 2, 3, 4].map(|adapter| world.enter(adapter));
-        assert_eq!(world.0.enter(digest(1), tenant(1)), None, "half of the places are left for others");
+        assert_eq!(world.0.enter(digest(1), tenant(1), 10), None, "half of the places are left for others");
         let others = [1, 2].map(|adapter| world.enter_as(2, adapter));
-        assert_eq!(world.0.enter(digest(1), tenant(2)), None);
+        assert_eq!(world.0.enter(digest(1), tenant(2), 10), None);
         world.enter_as(3, 1);
         world.0.leave(tickets[2]);
         world.0.leave(others[0]);
-        assert!(world.0.enter(digest(1), tenant(1)).is_none(), "others have taken places besides");
-        assert!(world.0.enter(digest(1), tenant(2)).is_some());
+        assert!(world.0.enter(digest(1), tenant(1), 10).is_none(), "others have taken places besides");
+        assert!(world.0.enter(digest(1), tenant(2), 10).is_some());
     }
 
     #[test]
