@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn an_adapter_that_needs_the_memory_of_two_gets_it() {
-        let mut slots = Slots::new(4, 100, 8);
+        let mut slots = Slots::new(4, 100, 16);
         let load = |slots: &mut Slots, adapter: u8, bytes: u64| {
             let ticket = slots.enter(digest(adapter), tenant(1), bytes).unwrap();
             let Answer::Load { slot, .. } = slots.ask(ticket) else { panic!() };
