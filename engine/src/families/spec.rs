@@ -154,6 +154,28 @@ pub enum RopeScaling {
         /// Factor of all queries and keys (`attention_factor`).
         amplitude: f32,
     },
+    /// LongRoPE (Ding et al., arXiv:2402.13753): a divisor per frequency, `[dim / 2]`.
+    Long {
+        /// Where no longer context than the original one is served.
+        short: Arc<[f32]>,
+        /// Where a longer one is.
+        long: Arc<[f32]>,
+        /// `original_max_position_embeddings`: the context that the model was first trained for, in tokens.
+        original_context: usize,
+        /// Factor of all queries and keys (`attention_factor`).
+        amplitude: f32,
+        /// The context that is served, see [`DecoderSpec::serve`].
+        served_context: usize,
+    },
+    /// Dynamic NTK: a larger base for a longer context.
+    Dynamic {
+        /// How many times the original context may become.
+        factor: f32,
+        /// `max_position_embeddings`: the context that the model was trained for, in tokens.
+        original_context: usize,
+        /// The context that is served, see [`DecoderSpec::serve`].
+        served_context: usize,
+    },
     /// A divisor per frequency, `[dim / 2]` (GGUF's `rope_freqs.weight`). Shared, since each layer refers to it.
     Factors(Arc<[f32]>),
 }
@@ -193,6 +215,13 @@ impl AttentionSpec {
 }
 
 impl DecoderSpec {
+    /// Says that sequences have at most `context` tokens. Rotary embeddings that depend on the context are those of this one, whatever the
+    /// length of a sequence: the KV of a token never changes. Returns by what they are told apart from those of other contexts.
+    pub(crate) fn serve(&mut self, context: usize) -> Option<usize> {
+        let ropes = self.layers.iter_mut().filter_map(|layer| layer.attention.rope.as_mut());
+        ropes.filter_map(|rope| rope.serve(context)).max()
+    }
+
     /// Largest dimension. Larger numbers in a header mean damage, and below this limit products of three fit a `u64`.
     pub const DIMENSION_MAX: usize = 1 << 21;
 
@@ -304,10 +333,35 @@ impl Rope {
     /// The context that its scaling is for, where it says so.
     pub(crate) fn scaled_context(&self) -> usize {
         match self.scaling {
-            RopeScaling::Yarn { factor, original_context, .. } => {
+            RopeScaling::Yarn { factor, original_context, .. }
+            | RopeScaling::Dynamic { factor, original_context, .. } => {
                 (f64::from(factor) * original_context as f64) as usize
             }
             _ => 0,
+        }
+    }
+
+    /// Factor of all queries and keys.
+    pub(crate) fn amplitude(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { amplitude, .. } | RopeScaling::Long { amplitude, .. } => amplitude,
+            _ => 1.0,
+        }
+    }
+
+    /// See [`DecoderSpec::serve`].
+    fn serve(&mut self, context: usize) -> Option<usize> {
+        match &mut self.scaling {
+            RopeScaling::Long { original_context, served_context, .. } => {
+                // All longer ones are alike.
+                *served_context = context.clamp(*original_context, *original_context + 1);
+                Some(*served_context)
+            }
+            RopeScaling::Dynamic { original_context, served_context, .. } => {
+                *served_context = context.max(*original_context);
+                Some(*served_context)
+            }
+            _ => None,
         }
     }
 }
@@ -341,14 +395,31 @@ impl RopeScaling {
                 }
                 Ok(())
             }
-            Self::Factors(factors) => {
-                if factors.len() != dim / 2 {
-                    return Err(format!("{} rope factors for {} frequencies", factors.len(), dim / 2));
+            Self::Long { short, long, original_context, amplitude, served_context: _ } => {
+                positive("rope attention_factor", *amplitude)?;
+                if *original_context == 0 {
+                    return Err("longrope needs an original context".into());
                 }
-                factors.iter().try_for_each(|&f| positive("rope factor", f))
+                check_factors(short, dim)?;
+                check_factors(long, dim)
             }
+            Self::Dynamic { factor, original_context, served_context: _ } => {
+                positive("rope scaling factor", *factor)?;
+                if *factor < 1.0 || *original_context == 0 || dim <= 2 {
+                    return Err("dynamic rope scaling needs a factor of at least 1, a context and two pairs".into());
+                }
+                Ok(())
+            }
+            Self::Factors(factors) => check_factors(factors, dim),
         }
     }
+}
+
+fn check_factors(factors: &[f32], dim: usize) -> Result<(), String> {
+    if factors.len() != dim / 2 {
+        return Err(format!("{} rope factors for {} frequencies", factors.len(), dim / 2));
+    }
+    factors.iter().try_for_each(|&f| positive("rope factor", f))
 }
 
 fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {

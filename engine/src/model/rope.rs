@@ -8,7 +8,7 @@ use crate::families::{AttentionSpec, Rope, RopeScaling};
 use baton_kernels::device::RopeTable;
 use std::f64::consts::TAU;
 
-/// `a * cos(p * f[i])` and `a * sin(p * f[i])`, `a` being YaRN's amplitude or 1, for positions `0 .. positions` and the inverse frequencies `f`, `[positions, dim / 2]`.
+/// `a * cos(p * f[i])` and `a * sin(p * f[i])`, `a` being the amplitude of YaRN or LongRoPE or 1, for positions `0 .. positions` and the inverse frequencies `f`, `[positions, dim / 2]`.
 ///
 /// Without a rotary embedding all angles are 0: `x * 1 - y * 0` is `x`.
 pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTable, ModelError> {
@@ -17,10 +17,7 @@ pub fn rope_table(attention: &AttentionSpec, positions: usize) -> Result<RopeTab
         Some(rope) => inverse_frequencies(rope)?,
         None => vec![0.0; dim / 2],
     };
-    let amplitude = match &attention.rope {
-        Some(Rope { scaling: RopeScaling::Yarn { amplitude, .. }, .. }) => f64::from(*amplitude),
-        _ => 1.0,
-    };
+    let amplitude = attention.rope.as_ref().map_or(1.0, |rope| f64::from(rope.amplitude()));
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
     let table = |f: fn(f64) -> f64| {
         // The iterator does not know its length: without a capacity the vector could take twice its size.
@@ -69,12 +66,26 @@ pub fn inverse_frequencies(rope: &Rope) -> Result<Vec<f64>, ModelError> {
             };
             base.enumerate().map(blend).collect()
         }
-        RopeScaling::Factors(factors) if factors.len() != dim / 2 => {
-            let expected = format!("{} numbers, one for each rotated pair", dim / 2);
-            return Err(ModelError::Config { name: "rope factors", expected, got: factors.len() });
+        RopeScaling::Long { short, long, original_context, served_context, .. } => {
+            divided(base, if served_context > original_context { long } else { short }, dim)?
         }
-        RopeScaling::Factors(factors) => base.zip(factors.iter()).map(|(f, factor)| f / f64::from(*factor)).collect(),
+        RopeScaling::Dynamic { factor, original_context, served_context } => {
+            // theta grows so that the slowest pair makes as many turns in the served context as it made in the original one.
+            let longer = (*served_context).max(*original_context) as f64 / *original_context as f64;
+            let growth = f64::from(*factor) * longer - (f64::from(*factor) - 1.0);
+            let theta = f64::from(rope.theta) * libm::pow(growth, dim as f64 / (dim as f64 - 2.0));
+            (0..dim / 2).map(|i| libm::pow(theta, -((2 * i) as f64) / dim as f64)).collect()
+        }
+        RopeScaling::Factors(factors) => divided(base, factors, dim)?,
     })
+}
+
+fn divided(base: impl Iterator<Item = f64>, factors: &[f32], dim: usize) -> Result<Vec<f64>, ModelError> {
+    if factors.len() != dim / 2 {
+        let expected = format!("{} numbers, one for each rotated pair", dim / 2);
+        return Err(ModelError::Config { name: "rope factors", expected, got: factors.len() });
+    }
+    Ok(base.zip(factors).map(|(f, factor)| f / f64::from(*factor)).collect())
 }
 
 /// Llama 3.1's scaling by wavelength, as `rope_type: llama3` is defined in Hugging Face configurations. Frequencies with many turns within

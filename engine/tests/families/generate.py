@@ -302,6 +302,48 @@ def phi4_mini():
     record("phi4_mini", transformers.Phi3ForCausalLM(config), 6)
 
 
+def long_rope(original):
+    """With 40 tokens, more or fewer than the original context."""
+    divisors = [1.0, 1.25, 2.0]
+    return transformers.Phi3Config(
+        **COMMON,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        original_max_position_embeddings=original,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": original,
+            "short_factor": divisors,
+            "long_factor": [4 * divisor for divisor in divisors],
+        },
+    )
+
+
+def phi4_long():
+    record("phi4_long", transformers.Phi3ForCausalLM(long_rope(24)), 16)
+
+
+def phi4_short():
+    record("phi4_short", transformers.Phi3ForCausalLM(long_rope(64)), 17)
+
+
+def llama_dynamic():
+    """A base for 40 tokens, of a model that was trained for 32."""
+    config = transformers.LlamaConfig(
+        **(COMMON | dict(max_position_embeddings=32)),
+        intermediate_size=48,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
+    )
+    record("llama_dynamic", transformers.LlamaForCausalLM(config), 18)
+
+
 def granite():
     config = transformers.GraniteConfig(
         **COMMON,
@@ -358,11 +400,14 @@ gemma3()
 gpt_oss()
 gpt_oss_mxfp4()
 granite()
+llama_dynamic()
 mistral()
 mixtral()
 olmo2()
 phi3()
+phi4_long()
 phi4_mini()
+phi4_short()
 qwen2()
 qwen3()
 qwen3_moe()

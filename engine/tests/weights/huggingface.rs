@@ -149,7 +149,17 @@ fn rope() {
     bad(yarn(json!({"truncate": 1})), &["truncate is no boolean"]);
     bad(yarn(json!({"beta_fast": 1, "beta_slow": 32})), &["beta_fast"]);
     bad(yarn(json!({"long_factor": [1.0]})), &["long_factor"]);
-    bad(json!({"type": "dynamic", "factor": 4.0}), &["dynamic"]);
+    bad(json!({"type": "dynamic", "factor": 0.5}), &["dynamic", "at least 1"]);
+    bad(json!({"type": "dynamic"}), &["factor is missing"]);
+    bad(json!({"type": "ntk", "factor": 2}), &["rope_type `ntk`"]);
+    let long = json!({"type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0], "long_factor": [2.0]});
+    bad(long.clone(), &["1 rope factors"]);
+    bad(with(long.clone(), "short_factor", json!(["a"])), &["short_factor is no list of numbers"]);
+    bad(
+        with(long.clone(), "original_max_position_embeddings", json!(null)),
+        &["original_max_position_embeddings is missing"],
+    );
+    bad(with(long, "original_max_position_embeddings", json!(1)), &["attention_factor"]);
     bad(json!({"factor": 4.0}), &["rope_type is missing"]);
     bad(json!({"rope_type": "linear"}), &["factor is missing"]);
     bad(json!({"rope_type": "linear", "factor": 0}), &["factor is 0"]);
@@ -310,4 +320,20 @@ fn the_fingerprint_covers_configuration_and_weights() {
     assert_eq!(base, HuggingFaceModel::open(&fixture("tiny"), None).unwrap().fingerprint(), "the place does not count");
     assert_ne!(base, open(|f| f.config("rope_theta", json!(1e4))).fingerprint());
     assert_ne!(base, open(|f| f.replace("model.norm.weight", "F32", &[0; 128])).fingerprint());
+}
+
+/// Its KV has other bits.
+#[test]
+fn a_model_of_another_rotary_embedding_has_another_fingerprint() {
+    let served = |rope: Value, context: usize| open(|f| f.config("rope_scaling", rope)).serving(context).fingerprint();
+    let long = || json!({"type": "longrope", "original_max_position_embeddings": 64, "short_factor": vec![1; 8], "long_factor": vec![2; 8]});
+    assert_eq!(served(long(), 0), served(long(), 128));
+    assert_eq!(served(long(), 1), served(long(), 64));
+    assert_ne!(served(long(), 0), served(long(), 64));
+    let dynamic = || json!({"type": "dynamic", "factor": 4});
+    assert_eq!(served(dynamic(), 0), served(dynamic(), 512));
+    assert_eq!(served(dynamic(), 1), served(dynamic(), 128));
+    assert_ne!(served(dynamic(), 300), served(dynamic(), 301));
+    let yarn = || json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 64});
+    assert_eq!(served(yarn(), 0), served(yarn(), 64));
 }

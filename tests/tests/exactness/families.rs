@@ -47,7 +47,7 @@ fn check(model: Arc<dyn ModelSource>, class: Numerics, seed: u64) -> Coverage {
 #[test]
 fn every_family_has_the_same_bits_however_it_is_served() {
     let folders = folders();
-    assert!(folders.len() >= 14, "{folders:?}");
+    assert!(folders.len() >= 23, "{folders:?}");
     let mut coverage = Coverage::default();
     for (folder, seed) in folders.iter().zip(1..) {
         for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {

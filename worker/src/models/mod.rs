@@ -31,11 +31,11 @@ pub type Progress<'a> = &'a (dyn Fn(&str, f32) + Sync);
 pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn ModelSource>, ModelsError> {
     Ok(match ModelSpec::parse(&settings.model)? {
         ModelSpec::Random(spec) => Arc::new(RandomModel::parse(&spec)?),
-        ModelSpec::Path(path) => open_path(&path, None)?,
-        ModelSpec::Default => open_path(&default_model::find(&cache_dir(settings)?)?, Some(DEFAULT_MODEL))?,
+        ModelSpec::Path(path) => open_path(&path, None, settings)?,
+        ModelSpec::Default => open_path(&default_model::find(&cache_dir(settings)?)?, Some(DEFAULT_MODEL), settings)?,
         ModelSpec::Hub(id) => {
             let folder = hub::fetch(&id, &hub_settings(settings)?, progress)?;
-            open_path(&folder, Some(&id.repository()))?
+            open_path(&folder, Some(&id.repository()), settings)?
         }
     })
 }
@@ -58,9 +58,9 @@ pub fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), 
     }
 }
 
-fn open_path(path: &Path, name: Option<&str>) -> Result<Arc<dyn ModelSource>, ModelsError> {
+fn open_path(path: &Path, name: Option<&str>, settings: &ModelSettings) -> Result<Arc<dyn ModelSource>, ModelsError> {
     Ok(if path.is_dir() {
-        Arc::new(HuggingFaceModel::open(path, name)?)
+        Arc::new(HuggingFaceModel::open(path, name)?.serving(settings.max_model_len as usize))
     } else {
         Arc::new(GgufModel::open(path, name)?)
     })

@@ -41,6 +41,7 @@ pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigF
     };
     (family.read)(config, &mut spec)?;
     spec.check().map_err(|reason| config.damaged(reason))?;
+    spec.serve(spec.context);
     Ok((spec, family))
 }
 

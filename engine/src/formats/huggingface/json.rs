@@ -97,6 +97,11 @@ impl JsonObject {
         self.typed(key, "number", |value| value.as_f64().map(|x| x as f32))
     }
 
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>, WeightsError> {
+        let number = |value: &Value| value.as_f64().map(|x| x as f32);
+        self.typed(key, "list of numbers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
     pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, WeightsError> {
         self.typed(key, "boolean", Value::as_bool)
     }

@@ -32,6 +32,8 @@ pub struct HuggingFaceModel {
     end_tokens: Vec<TokenId>,
     sampling: SamplingDefaults,
     bundle: Option<TextBundle>,
+    /// By what its rotary embeddings are told apart from those of other contexts.
+    served_context: Option<usize>,
     fingerprint: OnceLock<Digest>,
 }
 
@@ -62,8 +64,20 @@ impl HuggingFaceModel {
             end_tokens,
             sampling,
             bundle: text.map(|text| text.bundle),
+            served_context: None,
             fingerprint: OnceLock::new(),
         })
+    }
+
+    /// The same for sequences of at most `context` tokens; 0 is all of its context. With LongRoPE and dynamic scaling this is another model: the
+    /// KV of a token depends on it.
+    #[must_use]
+    pub fn serving(mut self, context: usize) -> Self {
+        if (1..self.spec.context).contains(&context) {
+            self.served_context = self.spec.serve(context);
+            self.fingerprint = OnceLock::new();
+        }
+        self
     }
 
     /// The spec from `config.json` of `folder`, checked as [`HuggingFaceModel::open`] does; needs no weights.
@@ -82,6 +96,9 @@ impl HuggingFaceModel {
         for (name, digest) in std::iter::once(("config.json", self.config_digest)).chain(shards) {
             // Names contain no line breaks, so the record is unambiguous.
             hasher.update(format!("{name} {digest}\n").as_bytes());
+        }
+        if let Some(context) = self.served_context {
+            hasher.update(format!("rotary embedding of {context} tokens\n").as_bytes());
         }
         Digest(*hasher.finalize().as_bytes())
     }

@@ -44,7 +44,7 @@ impl JsonObject {
         let theta = same("rope_theta")?;
         let partial = if is_partial { same("partial_rotary_factor")? } else { None };
         let scaling = match old.or(new.clone()) {
-            Some(rope) => scaling(&rope, is_partial)?,
+            Some(rope) => self.scaling(&rope, is_partial)?,
             None => RopeScaling::None,
         };
         Ok(Rope { dim: rotated(head_dim, partial), theta: theta.unwrap_or(THETA_DEFAULT), scaling })
@@ -53,67 +53,91 @@ impl JsonObject {
     /// As [`JsonObject::rope`], of an object that has the parameters of some layers.
     pub(crate) fn rope_parameters(&self, head_dim: usize) -> Result<Rope, WeightsError> {
         let theta = self.need("rope_theta", self.float("rope_theta")?)?;
-        Ok(Rope { dim: head_dim, theta, scaling: scaling(self, false)? })
+        Ok(Rope { dim: head_dim, theta, scaling: self.scaling(self, false)? })
+    }
+
+    /// The scaling in `rope`, of a model with this configuration.
+    fn scaling(&self, rope: &Self, is_partial: bool) -> Result<RopeScaling, WeightsError> {
+        let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
+        if let (Some(a), Some(b)) = (kind, legacy)
+            && a != b
+        {
+            return Err(rope.damaged(format!("rope_type is `{a}` and type `{b}`")));
+        }
+        let kind = rope.need("rope_type", kind.or(legacy))?;
+        let factor = || rope.need("factor", rope.float("factor")?);
+        let (scaling, known): (_, &[&str]) = match kind {
+            "default" => (RopeScaling::None, &[]),
+            "linear" => (RopeScaling::Linear { factor: factor()? }, &["factor"]),
+            "llama3" => {
+                let scaling = RopeScaling::Llama3 {
+                    factor: factor()?,
+                    low_freq_factor: rope.need("low_freq_factor", rope.float("low_freq_factor")?)?,
+                    high_freq_factor: rope.need("high_freq_factor", rope.float("high_freq_factor")?)?,
+                    original_context: rope.need(ORIGINAL, rope.size(ORIGINAL)?)?,
+                };
+                (scaling, &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL])
+            }
+            "yarn" => (yarn(rope, factor()?)?, YARN),
+            // The name of Phi-3's first release.
+            "longrope" | "su" => (self.long(rope)?, LONG),
+            "dynamic" => {
+                let original_context = self.need("max_position_embeddings", self.size("max_position_embeddings")?)?;
+                (RopeScaling::Dynamic { factor: factor()?, original_context, served_context: 0 }, &["factor"])
+            }
+            other => {
+                let hint = "`default`, `linear`, `llama3`, `yarn`, `longrope` and `dynamic` are implemented";
+                return Err(rope.unsupported(format!("rope_type `{other}`"), hint));
+            }
+        };
+        for (key, value) in rope.keys() {
+            let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
+            let partial = key == "partial_rotary_factor" && (is_partial || value.as_f64() == Some(1.0));
+            if !(known || partial || value.is_null()) {
+                let hint = "delete it if it has no meaning";
+                return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), hint));
+            }
+        }
+        Ok(scaling)
+    }
+
+    fn long(&self, rope: &Self) -> Result<RopeScaling, WeightsError> {
+        let original_context = match (self.size(ORIGINAL)?, rope.size(ORIGINAL)?) {
+            (Some(outer), Some(inner)) if outer != inner => {
+                return Err(self.damaged(format!("{ORIGINAL} is {outer} and for the rotary embedding {inner}")));
+            }
+            (outer, inner) => self.need(ORIGINAL, outer.or(inner))?,
+        };
+        let stated = self.need("max_position_embeddings", self.size("max_position_embeddings")?)?;
+        let factor = rope.float("factor")?.map_or(stated as f64 / original_context as f64, f64::from);
+        // The paper's formula for what attention over a longer context needs.
+        let amplitude = match rope.float("attention_factor")? {
+            Some(stated) => stated,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + libm::log(factor) / libm::log(original_context as f64)).sqrt() as f32,
+        };
+        let factors = |key: &str| rope.need(key, rope.floats(key)?);
+        let (short, long) = (factors("short_factor")?.into(), factors("long_factor")?.into());
+        Ok(RopeScaling::Long { short, long, original_context, amplitude, served_context: 0 })
     }
 }
+
+/// The context that a model was first trained for.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Keys of [`JsonObject::long`].
+const LONG: &[&str] = &["attention_factor", "factor", "long_factor", ORIGINAL, "short_factor"];
 
 /// Elements that are rotated, cut as in transformers.
 fn rotated(head_dim: usize, partial: Option<f32>) -> usize {
     partial.map_or(head_dim, |factor| (head_dim as f64 * f64::from(factor)) as usize)
 }
 
-fn scaling(rope: &JsonObject, is_partial: bool) -> Result<RopeScaling, WeightsError> {
-    let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
-    if let (Some(a), Some(b)) = (kind, legacy)
-        && a != b
-    {
-        return Err(rope.damaged(format!("rope_type is `{a}` and type `{b}`")));
-    }
-    let kind = rope.need("rope_type", kind.or(legacy))?;
-    let factor = || rope.need("factor", rope.float("factor")?);
-    let (scaling, known): (_, &[&str]) = match kind {
-        "default" => (RopeScaling::None, &[]),
-        "linear" => (RopeScaling::Linear { factor: factor()? }, &["factor"]),
-        "llama3" => {
-            let original = "original_max_position_embeddings";
-            let scaling = RopeScaling::Llama3 {
-                factor: factor()?,
-                low_freq_factor: rope.need("low_freq_factor", rope.float("low_freq_factor")?)?,
-                high_freq_factor: rope.need("high_freq_factor", rope.float("high_freq_factor")?)?,
-                original_context: rope.need(original, rope.size(original)?)?,
-            };
-            (scaling, &["factor", "low_freq_factor", "high_freq_factor", original])
-        }
-        "yarn" => (yarn(rope, factor()?)?, YARN),
-        other => {
-            let hint = "`default`, `linear`, `llama3` and `yarn` are implemented";
-            return Err(rope.unsupported(format!("rope_type `{other}`"), hint));
-        }
-    };
-    for (key, value) in rope.keys() {
-        let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
-        let partial = key == "partial_rotary_factor" && (is_partial || value.as_f64() == Some(1.0));
-        if !(known || partial || value.is_null()) {
-            return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), "delete it if it has no meaning"));
-        }
-    }
-    Ok(scaling)
-}
-
 /// Keys of [`yarn`].
-const YARN: &[&str] = &[
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "factor",
-    "mscale",
-    "mscale_all_dim",
-    "original_max_position_embeddings",
-    "truncate",
-];
+const YARN: &[&str] =
+    &["attention_factor", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", ORIGINAL, "truncate"];
 
 fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
-    let original = "original_max_position_embeddings";
     // The paper's formula for the temperature of attention; DeepSeek's configurations give it two scales.
     let scale = |of: f32| if factor > 1.0 { 0.1 * f64::from(of) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 };
     let amplitude = match (rope.float("attention_factor")?, rope.float("mscale")?, rope.float("mscale_all_dim")?) {
@@ -123,7 +147,7 @@ fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
     };
     Ok(RopeScaling::Yarn {
         factor,
-        original_context: rope.need(original, rope.size(original)?)?,
+        original_context: rope.need(ORIGINAL, rope.size(ORIGINAL)?)?,
         beta_fast: rope.float("beta_fast")?.unwrap_or(32.0),
         beta_slow: rope.float("beta_slow")?.unwrap_or(1.0),
         truncate: rope.bool("truncate")?.unwrap_or(true),

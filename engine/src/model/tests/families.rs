@@ -16,11 +16,14 @@ const FAMILIES: &[&str] = &[
     "gpt_oss",
     "gpt_oss_mxfp4",
     "granite",
+    "llama_dynamic",
     "mistral",
     "mixtral",
     "olmo2",
     "phi3",
+    "phi4_long",
     "phi4_mini",
+    "phi4_short",
     "qwen2",
     "qwen3",
     "qwen3_moe",
@@ -34,8 +37,11 @@ fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family)
 }
 
+/// For the context of the prompt: transformers scales by the length of what it computes.
 fn open(family: &str) -> HuggingFaceModel {
-    HuggingFaceModel::open(&folder(family), None).unwrap()
+    let tokens: Vec<TokenId> =
+        serde_json::from_slice(&std::fs::read(folder(family).join("tokens.json")).unwrap()).unwrap();
+    HuggingFaceModel::open(&folder(family), None).unwrap().serving(tokens.len())
 }
 
 /// The prompt, and the logits of each of its positions.

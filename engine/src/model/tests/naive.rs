@@ -63,10 +63,7 @@ fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
         // Written once: what transformers recorded checks it.
         _ => inverse_frequencies(rope).unwrap(),
     };
-    let amplitude = match rope.scaling {
-        RopeScaling::Yarn { amplitude, .. } => f64::from(amplitude),
-        _ => 1.0,
-    };
+    let amplitude = f64::from(rope.amplitude());
     for head in x.chunks_exact_mut(d) {
         for i in 0..r / 2 {
             let angle = position as f64 * turned[i];
