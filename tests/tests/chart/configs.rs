@@ -236,6 +236,10 @@ fn values_reach_the_processes() -> anyhow::Result<()> {
                 "ttl_ms = 900000",
                 "pinned_percent_max = 40",
                 "pinned_percent_of_one_max = 10",
+                "folder = \"/weights/loras\"",
+                "max_loras = 4",
+                "max_rank = 64",
+                "memory_bytes_max = \"512MiB\"",
             ],
         ),
         (

@@ -143,3 +143,12 @@ fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
 ";
     check(one_name, &["decode pool", "of model \"a-b\"", "of model \"a\"", "baton-decode-a-b-c"])
 }
+
+#[test]
+fn adapters_that_no_worker_could_read_are_refused() -> anyhow::Result<()> {
+    let model = |more: &str| format!("models: [{{name: m, source: x, adapters: {{folder: loras}}, {more}}}]");
+    check(&model("decode: [{name: d}]"), &["loras", "weights.claim"])?;
+    let on_gpu = "weights: {claim: {name: c}}, decode: [{name: d, engine: {device: cuda}, gpu: {count: 1}}]";
+    check(&model(on_gpu), &["adapters of", "computed on CPUs"])?;
+    check(&model("adapter: {}, decode: [{name: d}]"), &["/models/0", "adapter"])
+}

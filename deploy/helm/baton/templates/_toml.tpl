@@ -97,11 +97,30 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" (prepend .model.servedNames .model.name | uniq) "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
 {{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax "prefix_cache" (include "baton.config.prefixCache" $engine.prefixCache | fromJson) "packed_cache" (dict "bytes_max" 0)) -}}
 {{- if eq $engine.device "cuda" -}}{{- $_ := set $config.engine "gpu_memory_utilization" $engine.gpuMemoryUtilization -}}{{- end -}}
+{{- with include "baton.config.adapters" . -}}{{- $_ := set $config.engine "lora" (fromJson .) -}}{{- end -}}
 {{- $transfer := dict "transport" (ternary "ucx" "auto" (not (empty .pool.rdma.resource))) -}}
 {{- with .pool.rdma.lanes -}}{{- $_ := set $transfer "ucx_tls" . -}}{{- end -}}
 {{- with .pool.rdma.devices -}}{{- $_ := set $transfer "ucx_net_devices" . -}}{{- end -}}
 {{- $_ := set $config "transfer" $transfer -}}
 {{- include "baton.toml" (dict "tree" (mergeOverwrite $config (deepCopy .model.config) (deepCopy .pool.config)) "path" "") -}}
+{{- end -}}
+
+{{- /* Adapters of the model; empty if it has none. */ -}}
+{{- define "baton.config.adapters" -}}
+{{- $adapters := .model.adapters -}}
+{{- if $adapters.folder -}}
+{{- if eq .pool.engine.device "cuda" -}}
+{{- fail (printf "models: adapters of %q: they are computed on CPUs, and pool %q is on a GPU" .model.name .pool.name) -}}
+{{- end -}}
+{{- $folder := $adapters.folder -}}
+{{- if not (hasPrefix "/" $folder) -}}
+{{- if not (or .model.weights.claim .model.weights.image) -}}
+{{- fail (printf "models: adapters of %q: the folder %q is a path on the volume of the weights, and there is none: give weights.claim, weights.image, or an absolute path of extraVolumeMounts" .model.name $folder) -}}
+{{- end -}}
+{{- $folder = printf "/weights/%s" $folder -}}
+{{- end -}}
+{{- dict "folder" $folder "max_loras" $adapters.loadedMax "max_rank" $adapters.rankMax "memory_bytes_max" $adapters.bytesMax | toJson -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.config.prefixCache" -}}
@@ -128,7 +147,7 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $seen := dict -}}
 {{- $objects := dict -}}
 {{- range $given := $root.Values.models -}}
-{{- $model := mergeOverwrite (dict "servedNames" list "maxModelLen" 0 "weights" dict "engine" dict "config" dict "prefill" list) (deepCopy $given) -}}
+{{- $model := mergeOverwrite (dict "servedNames" list "maxModelLen" 0 "weights" dict "adapters" (dict "folder" "" "loadedMax" 8 "rankMax" 64 "bytesMax" "1GiB") "engine" dict "config" dict "prefill" list) (deepCopy $given) -}}
 {{- if eq (get $seen $model.name) $model.name -}}{{- fail (printf "models: two are named %q" $model.name) -}}{{- end -}}
 {{- range $served := prepend $model.servedNames $model.name | uniq -}}
 {{- with get $seen $served -}}{{- fail (printf "models: %q and %q would both be served as %q: names and servedNames must differ" . $model.name $served) -}}{{- end -}}
