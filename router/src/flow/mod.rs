@@ -29,7 +29,7 @@ pub use prepare::Prepared;
 
 use crate::metrics::Outcome;
 use crate::output::Events;
-use crate::request::{Prompt, Request};
+use crate::request::{Prompt, Request, spelled};
 use crate::traces::End;
 use baton_types::RequestError;
 use job::Job;
@@ -65,7 +65,7 @@ impl Core {
         let span = request_span(&request, &prompt, headers);
         let trace_id = baton_node::telemetry::trace_id_of(&span).unwrap_or_default();
         let log = baton_node::telemetry::log_span(request.id.as_str(), &trace_id);
-        let received = request.received;
+        let (received, spellings) = (request.received, request.spellings.clone());
         let started = async {
             let admitted = self.prepare(request, prompt, &span).await?;
             let (out, events) = mpsc::channel(self.limits.events_max(admitted.request.choices().count()));
@@ -77,6 +77,7 @@ impl Core {
         match started.instrument(log).await {
             Ok((request, events)) => Ok(Generation { request, trace_id, events }),
             Err(error) => {
+                let error = spelled(&spellings, error);
                 end::failed(&span, &error);
                 self.metrics.refused(Outcome::Failed(error.kind));
                 let took = self.runtime.now().saturating_duration_since(received);

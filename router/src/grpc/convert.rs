@@ -58,6 +58,7 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
         priority: message.priority,
         cache: cache(message.cache_salt, message.cache.unwrap_or_default()),
         tools: None,
+        spellings: Vec::new(),
         truncate: message.truncate_prompt_tokens.map(Truncate::try_new).transpose()?,
     };
     Ok((parameters, prompt))

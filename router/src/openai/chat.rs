@@ -2,7 +2,7 @@
 
 use super::common::{COMMON, Common, SHARED, take_common};
 use super::tools::{NESTED, take_tools, tool_calls};
-use crate::request::{MESSAGES_MAX, Prompt, Tools};
+use crate::request::{MESSAGES_MAX, Prompt, Spelling, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
 use crate::wire::json;
 use baton_text::{Content, Ending, Message, Role};
@@ -50,10 +50,15 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     // The newer name wins, as in OpenAI's API.
     if let Some(max) = fields.take("max_completion_tokens")? {
         common.parameters.sampling.max_tokens = Some(max);
+        let spelling = Spelling { checked: "max_tokens", given: "max_completion_tokens" };
+        common.parameters.spellings.push(spelling);
     }
     let top = fields.take::<u32>("top_logprobs")?;
     common.parameters.sampling.logprobs = match (fields.take::<bool>("logprobs")?.unwrap_or(false), top) {
-        (true, top) => Some(top.unwrap_or(0)),
+        (true, top) => {
+            common.parameters.spellings.push(Spelling { checked: "logprobs", given: "top_logprobs" });
+            Some(top.unwrap_or(0))
+        }
         (false, None | Some(0)) => None,
         (false, Some(_)) => {
             return Err(RequestError::invalid("top_logprobs", "top_logprobs needs logprobs: true"));

@@ -3,7 +3,7 @@
 use super::best::Best;
 use super::grammar::take_grammar;
 use crate::cache_scope::CacheOptions;
-use crate::request::{BadWords, Parameters, Sampling, Truncate};
+use crate::request::{BadWords, Parameters, Sampling, Spelling, Truncate};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null, only_one};
 use crate::wire::json;
 use baton_text::{STOPS_MAX, StopMatcher};
@@ -139,6 +139,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         return Err(RequestError::invalid("stream_options", message));
     }
     let stops = StopMatcher::new(&take_stop(fields)?)?;
+    let mut spellings = Vec::new();
     let sampling = Sampling {
         temperature: fields.take("temperature")?,
         top_p: fields.take("top_p")?,
@@ -148,7 +149,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         bad_words: BadWords::try_new(fields.take("bad_words")?.unwrap_or_default())?,
         presence_penalty: fields.take("presence_penalty")?,
         frequency_penalty: fields.take("frequency_penalty")?,
-        repetition_penalty: take_repetition(fields)?,
+        repetition_penalty: take_repetition(fields, &mut spellings)?,
         seed: take_seed(fields)?,
         max_tokens: fields.take("max_tokens")?,
         max_tokens_default: None,
@@ -171,6 +172,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             cache: take_cache(fields)?,
             tools: None,
             truncate: take_truncate(fields)?,
+            spellings,
         },
         options: AnswerOptions {
             stream,
@@ -184,14 +186,18 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
 }
 
 /// The factor under its two names.
-fn take_repetition(fields: &mut Fields<'_>) -> Result<Option<f32>, RequestError> {
+fn take_repetition(fields: &mut Fields<'_>, spellings: &mut Vec<Spelling>) -> Result<Option<f32>, RequestError> {
     let (named, other) = (fields.take::<f32>("repetition_penalty")?, fields.take::<f32>("repeat_penalty")?);
     match (named, other) {
         (Some(named), Some(other)) if named != other => {
             let message = "repeat_penalty is another name of repetition_penalty, and they differ: leave one out";
             Err(RequestError::invalid("repeat_penalty", message))
         }
-        _ => Ok(named.or(other)),
+        (None, Some(other)) => {
+            spellings.push(Spelling { checked: "repetition_penalty", given: "repeat_penalty" });
+            Ok(Some(other))
+        }
+        (named, _) => Ok(named),
     }
 }
 

@@ -4,6 +4,7 @@
 mod bad_words;
 mod prompt;
 mod sampling;
+mod spelling;
 mod tools;
 mod truncate;
 
@@ -11,6 +12,7 @@ pub(crate) use bad_words::BadWords;
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::{AskedGrammar, Sampling};
+pub(crate) use spelling::{Spelling, spelled};
 pub use tools::Tools;
 pub(crate) use tools::{Tool, ToolChoice};
 pub(crate) use truncate::Truncate;
@@ -70,6 +72,8 @@ pub struct Parameters {
     pub tools: Option<Tools>,
     /// How much of a long prompt is kept; `None`: a prompt that does not fit is refused.
     pub truncate: Option<Truncate>,
+    /// Fields that the client named otherwise than the checks do.
+    pub spellings: Vec<Spelling>,
 }
 
 impl Default for Parameters {
@@ -85,6 +89,7 @@ impl Default for Parameters {
             cache: CacheOptions::default(),
             tools: None,
             truncate: None,
+            spellings: Vec::new(),
         }
     }
 }

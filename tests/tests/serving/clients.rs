@@ -9,6 +9,7 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let (openai, grpc) = (up.openai()?, up.grpc()?);
     // All of them, so that a failure of one does not hide the others'.
     let openai = python_client("openai_client.py", &[&openai]);
+    let cases = python_client("openai_cases.py", &[&up.openai()?]);
     let grpc = python_client("reflection_client.py", &[&grpc]);
     let responses = python_client("responses_client.py", &[&up.openai()?]);
     let anthropic = python_client("anthropic_client.py", &[&up.anthropic()?]);
@@ -16,7 +17,10 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
     let litellm = python_client("litellm_client.py", &[&up.anthropic()?]);
     let openapi = python_client("openapi_client.py", &[&up.anthropic()?, "20", "fuzzing"]);
-    println!("{}{}{}{}{}{}{}{}", openai?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?, openapi?);
+    println!(
+        "{}{}{}{}{}{}{}{}{}",
+        openai?, cases?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?, openapi?
+    );
     up.stop()
 }
 

@@ -4,7 +4,7 @@ use super::input;
 use crate::openai::common::{Common, SHARED, take_common};
 use crate::openai::grammar::text_format;
 use crate::openai::tools::{FLAT, take_tools};
-use crate::request::{AskedGrammar, Prompt, Tools};
+use crate::request::{AskedGrammar, Prompt, Spelling, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
 use crate::wire::{Chat, json};
 use baton_text::{Ending, Role};
@@ -58,6 +58,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     let parameters = &mut common.parameters;
     parameters.sampling.max_tokens = fields.take("max_output_tokens")?;
+    parameters.spellings.push(Spelling { checked: "max_tokens", given: "max_output_tokens" });
     parameters.tools = take_tools(&mut fields, &FLAT)?;
     parameters.sampling.grammar = fields.take_raw("text").map(text).transpose()?.flatten();
     parameters.check_one_form()?;
