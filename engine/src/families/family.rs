@@ -114,6 +114,8 @@ pub(crate) struct GgufFamily {
     pub(crate) architecture: &'static str,
     /// Order of the rows of query and key matrices.
     pub(crate) rotary_rows: RotaryRows,
+    /// Names of a layer's tensors, behind the layer's number, that differ from those of most architectures.
+    pub(crate) names: &'static [(&'static str, LayerTensor)],
     /// Keys, without the prefix, that `read` reads beyond those of every family.
     pub(crate) keys: &'static [&'static str],
     /// Completes the spec, as [`ConfigFamily::read`] does.

@@ -46,6 +46,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "gemma2",
         rotary_rows: RotaryRows::Halves,
+        names: &[],
         keys: &["attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"],
         read: |config, spec| {
             common_of_gguf(config, spec, LAYERS_OF_27B, |layer| layer % 2 == 0)?;
@@ -108,8 +109,7 @@ pub(super) fn common_of_gguf(
     slides: impl Fn(usize) -> bool,
 ) -> Result<(), WeightsError> {
     of_every_layer(spec);
-    let window = config.own_size("attention.sliding_window")?;
-    let window = u32::try_from(window).map_err(|_| config.damaged(format!("a sliding window of {window} tokens")))?;
+    let window = config.own_window("attention.sliding_window")?;
     let (hidden, is_27b) = (spec.hidden, spec.layers.len() == layers_of_27b);
     for (l, layer) in spec.layers.iter_mut().enumerate() {
         layer.activation = Activation::GeluTanh;

@@ -2,9 +2,10 @@
 //!
 //! "gpt-oss-120b & gpt-oss-20b Model Card" (arXiv:2508.10925); the meaning of the keys: `configuration_gpt_oss.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family};
+use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
 use super::gemma2::windows;
-use super::{Activation, DecoderSpec, ExpertTensor, ExpertsSpec, LayerTensor};
+use super::mixtral::read_experts;
+use super::{Activation, DecoderSpec, ExpertTensor, ExpertsSpec, LayerTensor, Rope, RopeScaling};
 use crate::formats::{JsonObject, WeightsError};
 
 /// Of the gate in its sigmoid, and bound of gate and up, where a file says nothing: the published models have these.
@@ -43,7 +44,25 @@ pub(super) const FAMILY: Family = Family {
         read,
         ..ConfigFamily::LLAMA
     },
-    gguf: None,
+    gguf: Some(GgufFamily {
+        architecture: "gpt-oss",
+        rotary_rows: RotaryRows::Halves,
+        names: &[("post_attention_norm.weight", LayerTensor::MlpNorm)],
+        keys: &["attention.sliding_window", "expert_count", "expert_feed_forward_length", "expert_used_count"],
+        read: |config, spec| {
+            read_experts(config, spec, true)?;
+            let window = config.own_window("attention.sliding_window")?;
+            complete(spec, ALPHA, LIMIT, true);
+            for (l, layer) in spec.layers.iter_mut().enumerate() {
+                layer.attention.window = (l % 2 == 0).then_some(window);
+                // Files do not say it; so the models were trained.
+                if let Some(Rope { scaling: RopeScaling::Yarn { truncate, .. }, .. }) = &mut layer.attention.rope {
+                    *truncate = false;
+                }
+            }
+            Ok(())
+        },
+    }),
 };
 
 fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError> {
@@ -65,14 +84,23 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     let bias = config.bool("attention_bias")?.unwrap_or(true);
     let alpha = config.float("swiglu_alpha")?.unwrap_or(ALPHA);
     let limit = config.float("swiglu_limit")?.unwrap_or(LIMIT);
+    // A softmax over those that are chosen is that over all, divided by its sum.
+    let experts = Some(ExpertsSpec { count, used, renormalize: true, biases: true });
+    spec.layers.iter_mut().for_each(|layer| layer.experts = experts);
+    complete(spec, alpha, limit, bias);
+    windows(config, spec, |layer| layer % 2 == 0)
+}
+
+/// What is the same however a file says it.
+fn complete(spec: &mut DecoderSpec, alpha: f32, limit: f32, bias: bool) {
     for layer in &mut spec.layers {
         layer.activation = Activation::ClampedSwiglu { alpha, limit };
-        // A softmax over those that are chosen is that over all, divided by its sum.
-        layer.experts = Some(ExpertsSpec { count, used, renormalize: true, biases: true });
         layer.attention.sinks = true;
         (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias);
+        if let Some(experts) = &mut layer.experts {
+            experts.biases = true;
+        }
     }
-    windows(config, spec, |layer| layer % 2 == 0)
 }
 
 /// Refuses quantizations other than MXFP4, whose tensors name themselves.

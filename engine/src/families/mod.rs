@@ -24,7 +24,7 @@ mod tensors;
 
 pub use baton_kernels::program::Activation;
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
-pub(crate) use spec::attention_scale;
 pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
+pub(crate) use spec::{attention_scale, yarn_amplitude};
 pub(crate) use tensors::layer_index;
 pub use tensors::{ExpertTensor, LayerTensor, TensorName};

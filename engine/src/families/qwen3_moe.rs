@@ -38,6 +38,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "qwen3moe",
         rotary_rows: RotaryRows::Halves,
+        names: &[],
         keys: GGUF_KEYS,
         read: |config, spec| {
             head_norms(spec);

@@ -180,6 +180,11 @@ pub enum RopeScaling {
     Factors(Arc<[f32]>),
 }
 
+/// The paper's factor of queries and keys for the temperature of attention (arXiv:2309.00071, equation 22), with `scale` times its logarithm.
+pub(crate) fn yarn_amplitude(factor: f32, scale: f32) -> f64 {
+    if factor > 1.0 { 0.1 * f64::from(scale) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 }
+}
+
 /// The default of [`AttentionSpec::scale`].
 pub(crate) fn attention_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim as f64).sqrt()) as f32

@@ -42,7 +42,7 @@ impl ExpertTensor {
     /// Those that every expert has, in the order of computation.
     pub const MATRICES: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 
-    fn is_bias(self) -> bool {
+    pub(crate) fn is_bias(self) -> bool {
         !Self::MATRICES.contains(&self)
     }
 }

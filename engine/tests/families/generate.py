@@ -75,8 +75,28 @@ def save(folder, model):
     return model
 
 
+def of_gpt_oss(tensors):
+    """Its experts as converters write them: rows of the parts apart, and matrices `[experts, out, in]`."""
+    split = {}
+    for name, tensor in tensors.items():
+        if ".experts." not in name:
+            split[f"{name}.weight" if name.endswith(".sinks") else name] = tensor
+            continue
+        layer, matrix = name.split(".experts.")
+        suffix = "bias" if matrix.endswith("_bias") else "weight"
+        tensor = tensor if suffix == "bias" else tensor.transpose(1, 2)
+        if matrix.startswith("gate_up"):
+            split[f"{layer}.experts.gate_proj.{suffix}"] = tensor[:, ::2]
+            split[f"{layer}.experts.up_proj.{suffix}"] = tensor[:, 1::2]
+        else:
+            split[f"{layer}.experts.down_proj.{suffix}"] = tensor
+    return split
+
+
 def stacked(folder, model):
     """Tensors by name; those of experts one behind another, as converters write them, from the names in the file."""
+    if folder == "gpt_oss":
+        return of_gpt_oss(model.state_dict())
     tensors = {name: tensor for name, tensor in model.state_dict().items() if ".experts." not in name}
     experts = {}
     for name, tensor in safetensors.torch.load_file(os.path.join(folder, "model.safetensors")).items():
@@ -112,16 +132,20 @@ def write_gguf(name, model, arch=None):
         (writer.add_sliding_window, "sliding_window"),
     ]:
         # Converters write the window of these architectures alone.
-        if getattr(config, key, None) is not None and (key != "sliding_window" or arch.startswith("gemma")):
+        if getattr(config, key, None) is not None and (key != "sliding_window" or arch.startswith(("gemma", "gpt"))):
             add(getattr(config, key))
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if arch in ["llama", "qwen3moe"]:
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if arch in ["gpt-oss", "llama", "qwen3moe"]:
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config.num_hidden_layers)
     for tensor_name, tensor in stacked(name, model).items():
         if tensor_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -255,7 +279,7 @@ def gpt_oss_config():
 
 
 def gpt_oss():
-    record("gpt_oss", transformers.GptOssForCausalLM(gpt_oss_config()), 13)
+    write_gguf("gpt_oss", record("gpt_oss", transformers.GptOssForCausalLM(gpt_oss_config()), 13), arch="gpt-oss")
 
 
 def gpt_oss_mxfp4():

@@ -136,6 +136,17 @@ fn gguf_files_are_the_same_models() {
     }
 }
 
+/// Files do not say the limit of the gated unit: all published models have one.
+#[test]
+fn a_gguf_file_of_gpt_oss_has_the_same_tensors_and_the_published_limit() {
+    let gguf = GgufModel::open(&fixture("gpt_oss.gguf"), None).unwrap();
+    let mut folder = Folder::of(&fixture("gpt_oss"));
+    folder.config("swiglu_limit", json!(7.0));
+    let folder = folder.open().unwrap();
+    assert_eq!(gguf.spec(), folder.spec());
+    assert_eq!(tensors(&gguf), tensors(&folder));
+}
+
 #[test]
 fn granite_has_factors() {
     let spec = open("granite", |_| ()).unwrap();

@@ -91,6 +91,22 @@ fn rope_scaling() {
         },
         none,
     );
+    check(
+        |f| {
+            f.set("llama.rope.scaling.type", Meta::Text("yarn"));
+            f.set("llama.rope.scaling.factor", Meta::F32(4.0));
+            f.set("llama.rope.scaling.original_context_length", Meta::U32(64));
+            f.set("llama.rope.scaling.yarn_beta_slow", Meta::F32(2.0));
+        },
+        RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 64,
+            beta_fast: 32.0,
+            beta_slow: 2.0,
+            truncate: true,
+            amplitude: 1.138_629_4,
+        },
+    );
     check(|f| f.add("rope_freqs.weight", &[2]), RopeScaling::Factors([1.0, 2.0].into()));
     check(
         |f| {
@@ -154,7 +170,8 @@ fn keys_that_change_the_mathematics_are_refused() {
         ("llama.attention.max_alibi_bias", Meta::F32(8.0)),
         ("llama.use_parallel_residual", Meta::Bool(true)),
         ("llama.something.new", Meta::Text("on")),
-        ("llama.rope.scaling.type", Meta::Text("yarn")),
+        ("llama.rope.scaling.type", Meta::Text("longrope")),
+        ("llama.rope.scaling.yarn_ext_factor", Meta::F32(0.5)),
         ("llama.rope.scaling.attn_factor", Meta::F32(1.2)),
         ("llama.rope.dimension_count", Meta::U32(2)),
         ("llama.attention.value_length", Meta::U32(2)),

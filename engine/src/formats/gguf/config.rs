@@ -2,7 +2,9 @@
 
 use super::header::Header;
 use super::value::Value;
-use crate::families::{AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, registry};
+use crate::families::{
+    AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, registry, yarn_amplitude,
+};
 use crate::formats::{WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
 
@@ -24,6 +26,8 @@ const KNOWN: &[&str] = &[
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     // Which of two checkpoint layouts a converter read; the tensors are laid out the same.
     "tensor_data_layout",
     "vocab_size",
@@ -33,6 +37,8 @@ const KNOWN: &[&str] = &[
 const HARMLESS_AT: &[(&str, Value<'_>)] = &[
     ("attention.causal", Value::Bool(true)),
     ("rope.scaling.attn_factor", Value::Float(1.0)),
+    ("rope.scaling.yarn_attn_factor", Value::Float(1.0)),
+    ("rope.scaling.yarn_ext_factor", Value::Float(1.0)),
     ("logit_scale", Value::Float(1.0)),
     ("embedding_scale", Value::Float(1.0)),
     ("residual_scale", Value::Float(1.0)),
@@ -122,6 +128,12 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.size_or(name, Some(default))
     }
 
+    /// Tokens of a sliding window.
+    pub(crate) fn own_window(&self, name: &str) -> Result<u32, WeightsError> {
+        let window = self.own_size(name)?;
+        u32::try_from(window).map_err(|_| self.damaged(format!("a sliding window of {window} tokens")))
+    }
+
     /// A size of the architecture.
     pub(crate) fn own_size(&self, name: &str) -> Result<usize, WeightsError> {
         self.size_or(name, None)
@@ -187,7 +199,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
     }
 
     /// As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and per-frequency divisors multiply with the linear
-    /// one.
+    /// one. YaRN has the paper's temperature of attention.
     fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
         let key = self.key("rope.scaling.type");
         let kind = match self.get(&key) {
@@ -202,15 +214,30 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
                 let legacy = self.float(&self.key("rope.scale_linear"))?;
                 stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
             }
+            "yarn" if factors.is_none() => return self.yarn(),
             other => {
                 let what = format!("{key} `{other}`");
-                return Err(WeightsError::unsupported(self.path, what, "only `none` and `linear` are implemented"));
+                return Err(WeightsError::unsupported(self.path, what, "`none`, `linear` and `yarn` are implemented"));
             }
         };
         Ok(match factors {
             Some(factors) => RopeScaling::Factors(factors.into_iter().map(|f| f * factor).collect()),
             None if factor == 1.0 => RopeScaling::None,
             None => RopeScaling::Linear { factor },
+        })
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, WeightsError> {
+        let own = |name: &str| self.float(&self.key(name));
+        let key = self.key("rope.scaling.factor");
+        let factor = own("rope.scaling.factor")?.ok_or_else(|| self.damaged(format!("{key} is missing")))?;
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context: self.size_or("rope.scaling.original_context_length", None)?,
+            beta_fast: own("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: own("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            truncate: true,
+            amplitude: yarn_amplitude(factor, 1.0) as f32,
         })
     }
 

@@ -11,7 +11,7 @@ mod value;
 
 use super::mmap::MappedFile;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::families::{DecoderSpec, LayerTensor, RotaryRows, TensorName};
+use crate::families::{DecoderSpec, GgufFamily, LayerTensor, RotaryRows, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 pub(crate) use config::GgufConfig;
@@ -26,7 +26,7 @@ pub struct GgufModel {
     file: MappedFile,
     name: String,
     spec: DecoderSpec,
-    rotary_rows: RotaryRows,
+    family: &'static GgufFamily,
     tensors: HashMap<TensorName, TensorEntry>,
     end_tokens: Vec<TokenId>,
     sampling: SamplingDefaults,
@@ -47,10 +47,11 @@ impl GgufModel {
             if *name == names::ROPE_FREQS {
                 factors = Some(read_factors(&file, entry)?);
             } else if let Some((layer, tensor)) = names::of_experts(name) {
-                for (expert, entry) in matrices(&config, name, layer, entry)?.into_iter().enumerate() {
+                let each = if tensor.is_bias() { vectors } else { matrices };
+                for (expert, entry) in each(&config, name, layer, entry)?.into_iter().enumerate() {
                     tensors.insert(TensorName::Expert(layer, expert, tensor), entry);
                 }
-            } else if let Some(canonical) = names::canonical(name) {
+            } else if let Some(canonical) = names::canonical(config.family(), name) {
                 tensors.insert(canonical, entry.clone());
             } else {
                 return Err(left_out(&file, name));
@@ -67,8 +68,8 @@ impl GgufModel {
         let sampling = config.sampling()?;
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let name = name.map(str::to_owned).or(stem).unwrap_or_default();
-        let (rotary_rows, fingerprint) = (config.family().rotary_rows, OnceLock::new());
-        Ok(Self { file, name, spec, rotary_rows, tensors, end_tokens, sampling, tokenizer, fingerprint })
+        let (family, fingerprint) = (config.family(), OnceLock::new());
+        Ok(Self { file, name, spec, family, tensors, end_tokens, sampling, tokenizer, fingerprint })
     }
 }
 
@@ -85,23 +86,48 @@ fn matrices(
     layer: usize,
     entry: &TensorEntry,
 ) -> Result<Vec<TensorEntry>, WeightsError> {
-    let TensorEntry { dims, format, bytes } = entry;
+    match entry.dims[..] {
+        [columns, rows, count] => of_each_expert(config, name, layer, entry, count, &[columns, rows]),
+        _ => Err(config.damaged(format!("tensor {name} has dimensions {:?}; three are needed", entry.dims))),
+    }
+}
+
+/// The vectors of a tensor of two dimensions, one behind another.
+fn vectors(
+    config: &GgufConfig<'_, '_>,
+    name: &str,
+    layer: usize,
+    entry: &TensorEntry,
+) -> Result<Vec<TensorEntry>, WeightsError> {
+    match entry.dims[..] {
+        [columns, count] => of_each_expert(config, name, layer, entry, count, &[columns]),
+        _ => Err(config.damaged(format!("tensor {name} has dimensions {:?}; two are needed", entry.dims))),
+    }
+}
+
+/// The parts of these dimensions, one of each expert.
+fn of_each_expert(
+    config: &GgufConfig<'_, '_>,
+    name: &str,
+    layer: usize,
+    entry: &TensorEntry,
+    count: usize,
+    dims: &[usize],
+) -> Result<Vec<TensorEntry>, WeightsError> {
+    let TensorEntry { format, bytes, .. } = entry;
     let (experts, layers) = (config.own_size_or("expert_count", 0)?, config.own_size("block_count")?);
     if layer >= layers || experts > DecoderSpec::EXPERTS_MAX {
         return Err(config.damaged(format!("tensor {name} in a model of {layers} layers with {experts} experts")));
     }
-    let [columns, rows, count] = dims[..] else {
-        return Err(config.damaged(format!("tensor {name} has dimensions {dims:?}; three are needed")));
-    };
     if count != experts || count == 0 {
-        return Err(config.damaged(format!("tensor {name} has {count} matrices, the model {experts} experts")));
+        return Err(config.damaged(format!("tensor {name} is of {count} experts, the model has {experts}")));
     }
     let each = bytes.len() / count;
-    let matrix = |i: usize| {
+    let part = |i: usize| {
         let start = bytes.start + i * each;
-        TensorEntry { dims: vec![columns, rows], format: *format, bytes: start..start + each }
+        TensorEntry { dims: dims.to_vec(), format: *format, bytes: start..start + each }
     };
-    Ok((0..count).map(matrix).collect())
+    Ok((0..count).map(part).collect())
 }
 
 fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
@@ -122,7 +148,7 @@ fn check_tensors(
 ) -> Result<(), WeightsError> {
     let expected = spec.tensor_names().count();
     if let Some(extra) = tensors.keys().find(|name| !spec.has_tensor(**name)) {
-        let name = names::spelled(*extra);
+        let name = names::spelled(config.family(), *extra);
         return Err(match extra {
             TensorName::Layer(layer, _) | TensorName::Expert(layer, ..) if *layer < spec.layers.len() => {
                 left_out(file, &name)
@@ -132,13 +158,14 @@ fn check_tensors(
     }
     for name in spec.tensor_names() {
         let Some(entry) = tensors.get(&name) else {
-            return Err(config.damaged(format!("tensor {} is missing (of {expected})", names::spelled(name))));
+            let name = names::spelled(config.family(), name);
+            return Err(config.damaged(format!("tensor {name} is missing (of {expected})")));
         };
         let [rows, columns] = spec.tensor_dims(name);
         let found = &entry.dims;
         let expected = if name.is_vector() { vec![columns] } else { vec![columns, rows] };
         if *found != expected {
-            let name = names::spelled(name);
+            let name = names::spelled(config.family(), name);
             let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for {expected:?}");
             return Err(config.damaged(message));
         }
@@ -154,12 +181,12 @@ impl ModelSource for GgufModel {
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         let entry = self.tensors.get(&name);
         let entry = entry.ok_or_else(|| {
-            WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
+            WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(self.family, name)))
         })?;
         let mut stored = entry.format.read(&self.file.bytes()[entry.bytes.clone()]);
         match name {
             TensorName::Layer(layer, LayerTensor::Query | LayerTensor::Key)
-                if self.rotary_rows == RotaryRows::Neighbours =>
+                if self.family.rotary_rows == RotaryRows::Neighbours =>
             {
                 let [rows, _] = self.spec.tensor_dims(name);
                 let (bytes, head_dim) = (&stored.bytes, self.spec.layers[layer].attention.head_dim);

@@ -1,6 +1,6 @@
 //! llama.cpp's tensor names.
 
-use crate::families::{ExpertTensor, LayerTensor, TensorName, layer_index};
+use crate::families::{ExpertTensor, GgufFamily, LayerTensor, TensorName, layer_index};
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -29,14 +29,26 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("post_ffw_norm.weight", LayerTensor::MlpOutputNorm),
 ];
 
-/// Names of tensors that hold one matrix of all experts of a layer, after `blk.N.`.
-const EXPERTS: [(&str, ExpertTensor); ExpertTensor::MATRICES.len()] = [
+/// Names of tensors that hold one matrix or bias of all experts of a layer, after `blk.N.`.
+const EXPERTS: [(&str, ExpertTensor); ExpertTensor::ALL.len()] = [
     ("ffn_gate_exps.weight", ExpertTensor::Gate),
     ("ffn_up_exps.weight", ExpertTensor::Up),
     ("ffn_down_exps.weight", ExpertTensor::Down),
+    ("ffn_gate_exps.bias", ExpertTensor::GateBias),
+    ("ffn_up_exps.bias", ExpertTensor::UpBias),
+    ("ffn_down_exps.bias", ExpertTensor::DownBias),
 ];
 
-/// Layer and matrix, if this is a tensor of all experts.
+/// What a family calls a layer's tensor.
+fn layer_names(family: &GgufFamily) -> impl Iterator<Item = (&'static str, LayerTensor)> {
+    // A name of its own takes the place of the tensor's common name, and of what others call by that name.
+    let own = family.names;
+    let common = LAYER.into_iter();
+    let common = common.filter(move |(name, tensor)| !own.iter().any(|(of, its)| of == name || its == tensor));
+    own.iter().copied().chain(common)
+}
+
+/// Layer and tensor, if this is a tensor of all experts.
 pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
     let (_, tensor) = EXPERTS.into_iter().find(|(name, _)| *name == tensor)?;
@@ -44,7 +56,7 @@ pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
 }
 
 /// The canonical name, if this is a tensor that some decoder has.
-pub(super) fn canonical(name: &str) -> Option<TensorName> {
+pub(super) fn canonical(family: &GgufFamily, name: &str) -> Option<TensorName> {
     match name {
         "token_embd.weight" => return Some(TensorName::Embedding),
         "output_norm.weight" => return Some(TensorName::FinalNorm),
@@ -52,18 +64,18 @@ pub(super) fn canonical(name: &str) -> Option<TensorName> {
         _ => {}
     }
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (_, tensor) = LAYER.into_iter().find(|(name, _)| *name == tensor)?;
+    let (_, tensor) = layer_names(family).find(|(name, _)| *name == tensor)?;
     Some(TensorName::Layer(layer_index(layer)?, tensor))
 }
 
 /// Inverse of [`canonical`], for messages about a file.
-pub(super) fn spelled(name: TensorName) -> String {
+pub(super) fn spelled(family: &GgufFamily, name: TensorName) -> String {
     match name {
         TensorName::Embedding => "token_embd.weight".into(),
         TensorName::FinalNorm => "output_norm.weight".into(),
         TensorName::Output => "output.weight".into(),
         TensorName::Layer(layer, tensor) => {
-            let spelling = LAYER.into_iter().find(|(_, known)| *known == tensor);
+            let spelling = layer_names(family).find(|(_, known)| *known == tensor);
             format!("blk.{layer}.{}", spelling.map_or("?", |(name, _)| name))
         }
         TensorName::Expert(layer, expert, tensor) => {

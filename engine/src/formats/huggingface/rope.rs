@@ -3,7 +3,7 @@
 //! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
 
 use super::json::JsonObject;
-use crate::families::{Rope, RopeScaling};
+use crate::families::{Rope, RopeScaling, yarn_amplitude};
 use crate::formats::WeightsError;
 
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
@@ -138,8 +138,8 @@ const YARN: &[&str] =
     &["attention_factor", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", ORIGINAL, "truncate"];
 
 fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
-    // The paper's formula for the temperature of attention; DeepSeek's configurations give it two scales.
-    let scale = |of: f32| if factor > 1.0 { 0.1 * f64::from(of) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 };
+    // DeepSeek's configurations give the temperature of attention two scales.
+    let scale = |of: f32| yarn_amplitude(factor, of);
     let amplitude = match (rope.float("attention_factor")?, rope.float("mscale")?, rope.float("mscale_all_dim")?) {
         (Some(stated), _, _) => stated,
         (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => (scale(one) / scale(all)) as f32,
