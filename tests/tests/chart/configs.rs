@@ -239,7 +239,7 @@ fn values_reach_the_processes() -> anyhow::Result<()> {
                 "folder = \"/weights/loras\"",
                 "max_loras = 4",
                 "max_rank = 64",
-                "memory_bytes_max = \"512MiB\"",
+                "memory_bytes_max = 536870912",
             ],
         ),
         (
