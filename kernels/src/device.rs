@@ -212,6 +212,8 @@ pub struct DeviceInfo {
     pub memory: MemoryKind,
     /// Whether a launch returns before the step is computed: then launching the next step early hides the time between steps.
     pub asynchronous: bool,
+    /// Whether it computes latent attention.
+    pub latents: bool,
     /// Capabilities of its sampler that not every device has, by the names in which workers state them.
     pub sampling: &'static [&'static str],
 }

@@ -68,7 +68,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     for layer in &mut spec.layers {
         layer.activation = Activation::ClampedSwiglu { alpha, limit };
         // A softmax over those that are chosen is that over all, divided by its sum.
-        layer.experts = Some(ExpertsSpec { count, used, renormalize: true, biases: true });
+        layer.experts = Some(ExpertsSpec { biases: true, ..ExpertsSpec::softmax(count, used, true) });
         layer.attention.sinks = true;
         (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias);
     }

@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "olmo2",
         rotary_rows: RotaryRows::Halves,
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             norms(spec);

@@ -21,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "qwen2",
         rotary_rows: RotaryRows::Halves,
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             biases(spec);

@@ -24,6 +24,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "qwen3",
         rotary_rows: RotaryRows::Halves,
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             head_norms(spec);

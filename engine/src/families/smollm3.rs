@@ -25,6 +25,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "smollm3",
         rotary_rows: RotaryRows::Neighbours,
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             without_rope(spec, INTERVAL_DEFAULT);

@@ -58,6 +58,7 @@ impl Device for CudaDevice {
             kernel_revision: KERNEL_REVISION,
             memory: MemoryKind::Cuda(*ordinal),
             asynchronous: true,
+            latents: false,
             sampling: &[],
         }
     }

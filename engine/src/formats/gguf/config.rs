@@ -49,6 +49,9 @@ pub(crate) struct GgufConfig<'h, 'a> {
 }
 
 impl<'h, 'a> GgufConfig<'h, 'a> {
+    /// Of the logarithm of YaRN's factor, for the temperature of attention.
+    pub(crate) const YARN_LOG_MULTIPLIER: &'static str = "rope.scaling.yarn_log_multiplier";
+
     /// Checks the architecture and that every one of its keys is understood.
     pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
         const ARCHITECTURE: &str = "general.architecture";
@@ -83,7 +86,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         WeightsError::damaged(self.path, message)
     }
 
-    pub(super) fn unsupported(&self, what: impl Into<String>, hint: &str) -> WeightsError {
+    pub(crate) fn unsupported(&self, what: impl Into<String>, hint: &str) -> WeightsError {
         WeightsError::unsupported(self.path, what, hint)
     }
 
@@ -127,6 +130,15 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.size_or(name, None)
     }
 
+    /// A choice of the architecture, or what it is where the file does not say it.
+    pub(crate) fn own_bool_or(&self, name: &str, default: bool) -> Result<bool, WeightsError> {
+        match self.get(&self.key(name)) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(value),
+            Some(_) => Err(self.damaged(format!("{} is no true or false", self.key(name)))),
+        }
+    }
+
     fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
         let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is not a number")));
         self.get(key).map(read).transpose()
@@ -154,8 +166,10 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
             let what = format!("{} = {found} with heads of {head_dim}", self.key(name));
             Err(WeightsError::unsupported(self.path, what, hint))
         };
-        must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
-        if self.family.rotary_rows == RotaryRows::Neighbours {
+        if !self.family.reads_lengths {
+            must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
+        }
+        if self.family.rotary_rows == RotaryRows::Neighbours && !self.family.reads_lengths {
             must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
         }
         if self.size_or("vocab_size", Some(vocab))? != vocab {
@@ -202,6 +216,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
                 let legacy = self.float(&self.key("rope.scale_linear"))?;
                 stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
             }
+            "yarn" if self.family.keys.contains(&Self::YARN_LOG_MULTIPLIER) => return self.yarn(),
             other => {
                 let what = format!("{key} `{other}`");
                 return Err(WeightsError::unsupported(self.path, what, "only `none` and `linear` are implemented"));
@@ -211,6 +226,22 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
             Some(factors) => RopeScaling::Factors(factors.into_iter().map(|f| f * factor).collect()),
             None if factor == 1.0 => RopeScaling::None,
             None => RopeScaling::Linear { factor },
+        })
+    }
+
+    /// YaRN of models whose temperature of attention is a factor of the scores alone.
+    fn yarn(&self) -> Result<RopeScaling, WeightsError> {
+        let need = |name: &str| {
+            let value = self.own_float(name)?;
+            value.ok_or_else(|| self.damaged(format!("{} is missing", self.key(name))))
+        };
+        Ok(RopeScaling::Yarn {
+            factor: need("rope.scaling.factor")?,
+            original_context: self.own_size("rope.scaling.original_context_length")?,
+            beta_fast: self.own_float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.own_float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            truncate: true,
+            amplitude: 1.0,
         })
     }
 
