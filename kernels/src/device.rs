@@ -70,7 +70,7 @@ impl DeviceError {
 pub enum Role {
     /// Rows looked up by token id, `[vocab, hidden]`. Where a model ties them, it is the head too.
     Embedding,
-    /// Query, key and value, stacked: `[heads * head_dim + 2 * kv_heads * head_dim, hidden]`.
+    /// Query, key and value, stacked: `[heads * head_dim + 2 * kv_heads * head_dim, hidden]`; or the projections of latent attention.
     Qkv,
     /// Output of attention, `[hidden, heads * head_dim]`.
     Out,
@@ -78,6 +78,8 @@ pub enum Role {
     GateUp,
     /// Down projection of the MLP, `[hidden, ffn]`.
     Down,
+    /// A matrix for each head, stacked.
+    Heads,
     /// Matrix by which experts are chosen, `[experts, hidden]`.
     Router,
     /// Matrix of the logits, `[vocab, hidden]`.
@@ -210,6 +212,8 @@ pub struct DeviceInfo {
     pub memory: MemoryKind,
     /// Whether a launch returns before the step is computed: then launching the next step early hides the time between steps.
     pub asynchronous: bool,
+    /// Whether it computes latent attention.
+    pub latents: bool,
     /// Capabilities of its sampler that not every device has, by the names in which workers state them.
     pub sampling: &'static [&'static str],
 }

@@ -2,7 +2,7 @@
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::host::{Changes, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
 use crate::program::Activation;
 use crate::reference::attention_splits::Cut;
@@ -105,8 +105,12 @@ impl HostKernels for Mutant {
         self.reference.linear_in_slabs(x, &w[first..], partitions, slab, store, outs);
     }
 
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        self.reference.rope_store(step, rope, q, k, v);
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+        self.reference.rotate(step, rope, heads, x);
+    }
+
+    fn store(&self, step: KvStep<'_>, plane: usize, x: &[f32]) {
+        self.reference.store(step, plane, x);
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {

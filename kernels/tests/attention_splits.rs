@@ -8,7 +8,7 @@ use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{BlockId, BlockTable, KvLayout, KvPoolMap};
+use baton_types::{Attention, BlockId, BlockTable, KvLayout, KvPoolMap, TokenKv};
 use common::{Random, cpu, pool};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ struct Case {
     kv_heads: usize,
     group: usize,
     dim: usize,
+    /// One plane of one head, whose first elements are values, as many as this.
+    latent: Option<usize>,
     block: usize,
     scores: Scores<'static>,
     /// Position and rows.
@@ -32,6 +34,19 @@ impl Case {
     /// The type of keys and values.
     fn half(&self) -> Half {
         self.numerics.kv().and_then(Half::of).unwrap()
+    }
+
+    fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.dim)
+    }
+
+    fn layout(&self) -> KvLayout {
+        let (kv_heads, dim) = (self.kv_heads as u32, self.dim as u32);
+        let kv = match self.latent {
+            Some(_) => TokenKv::Latent { dim },
+            None => TokenKv::Heads { kv_heads, head_dim: dim },
+        };
+        Attention::alike(1, kv, None).layout(self.block as u32, self.half().dtype()).unwrap()
     }
 }
 
@@ -70,8 +85,8 @@ impl Batch {
     fn new(case: Case) -> Self {
         let mut random = Random(case.seed);
         let half = case.half();
-        let layout =
-            KvLayout::llama(case.block as u32, 1, case.kv_heads as u32, case.dim as u32, half.dtype()).unwrap();
+        let layout = case.layout();
+        let planes = layout.groups()[0].planes.len();
         let each: Vec<usize> = case.segments.iter().map(|(p, rows)| (p + rows).div_ceil(case.block)).collect();
         let total: usize = each.iter().sum();
         let (memory, map, kv) = pool(layout, total);
@@ -83,7 +98,7 @@ impl Batch {
         for (&(position, rows), each) in case.segments.iter().zip(&each) {
             let blocks: Vec<BlockId> = ids.by_ref().take(*each).collect();
             for token in 0..position + rows {
-                for plane in 0..2 {
+                for plane in 0..planes {
                     let at = (token % case.block) as u32;
                     let range = map.token_range(0, 0, blocks[token / case.block], plane, at..at + 1);
                     let bytes: Vec<u8> = (0..cols)
@@ -118,7 +133,7 @@ impl Batch {
         q: &[f32],
         attend: impl Fn(KvStep<'_>, &[f32], Scores<'_>, &mut [f32]),
     ) -> Vec<u32> {
-        let mut out = vec![f32::NAN; q.len()];
+        let mut out = vec![f32::NAN; q.len() / self.case.dim * self.case.value_dim()];
         attend(KvStep { kv: &self.kv, layer: 0, segments }, q, self.case.scores, &mut out);
         out.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
     }
@@ -216,7 +231,7 @@ fn check_batch(batch: &Batch) {
 }
 
 fn equal(case: &Case, want: &[u32], got: &[u32], what: &str) {
-    let cols = case.kv_heads * case.group * case.dim;
+    let cols = case.kv_heads * case.group * case.value_dim();
     let bad: Vec<String> = want
         .iter()
         .zip(got)
@@ -240,6 +255,7 @@ const PLAIN: Case = Case {
     kv_heads: 2,
     group: 3,
     dim: 64,
+    latent: None,
     block: 16,
     scores: Scores { scale: 0.125, window: None, soft_cap: None, sinks: None },
     segments: Vec::new(),
@@ -325,9 +341,24 @@ fn a_long_sequence_among_short_ones_is_divided() {
     check_all(&Case { segments, kv_heads: 1, dim: 6, ..PLAIN });
 }
 
+/// Queries of all heads share a key, whose first elements are the value: the shapes of DeepSeek, and others that fill no vector.
+#[test]
+fn values_are_the_beginning_of_keys() {
+    for (group, dim, rank) in [(16, 576, 512), (128, 576, 512), (5, 40, 32), (3, 26, 20), (7, 96, 33), (1, 10, 10)] {
+        let case = Case { kv_heads: 1, group, dim, latent: Some(rank), ..PLAIN };
+        let segments = if group == 128 { vec![(515, 2), (30, 1)] } else { vec![(60, 9), (505, 12), (1020, 1), (0, 3)] };
+        for (values, window) in [(Values::Plain, None), (Values::Special, Some(100)), (Values::Tiny, None)] {
+            check_all(&Case { scores: Scores { window, ..PLAIN.scores }, segments: segments.clone(), values, ..case });
+        }
+    }
+    // Divided between threads.
+    check_all(&Case { segments: vec![(9_000, 1), (40, 2)], kv_heads: 1, dim: 24, latent: Some(18), ..PLAIN });
+}
+
 /// Softmax attention over the rounded q, k and v, in f64: `[row][query head][element]`, and the same over magnitudes of values.
 fn truth(batch: &Batch) -> Vec<[f64; 2]> {
-    let Case { kv_heads, group, dim, scores, .. } = batch.case;
+    let Case { kv_heads, group, dim, scores, latent, .. } = batch.case;
+    let (value_dim, of_values) = (batch.case.value_dim(), usize::from(latent.is_none()));
     let half = batch.case.half();
     let block = batch.case.block;
     let mut out = Vec::new();
@@ -348,9 +379,9 @@ fn truth(batch: &Batch) -> Vec<[f64; 2]> {
             let weights: Vec<f64> = (first..=position).map(|token| score(token).exp()).collect();
             let sink = scores.sinks.map_or(0.0, |sinks| f64::from(sinks[i % (kv_heads * group)]).exp());
             let sum = weights.iter().sum::<f64>() + sink;
-            out.extend((0..dim).map(|d| {
+            out.extend((0..value_dim).map(|d| {
                 let of = |f: fn(f64) -> f64| {
-                    weights.iter().zip(first..).map(|(w, t)| w * f(element(1, t, head, d))).sum::<f64>() / sum
+                    weights.iter().zip(first..).map(|(w, t)| w * f(element(of_values, t, head, d))).sum::<f64>() / sum
                 };
                 [of(|x| x), of(f64::abs)]
             }));
@@ -365,8 +396,12 @@ fn the_reference_computes_softmax_attention() {
     for (window, numerics) in windows.into_iter().flat_map(|window| CLASSES.map(|numerics| (window, numerics))) {
         let sinks = (window != Some(64)).then_some(&SINKS[1..]);
         let scores = Scores { scale: 0.3, window, soft_cap: None, sinks };
-        let batch =
-            Batch::new(Case { numerics, dim: 10, segments: vec![(0, 70), (590, 3), (1100, 2)], scores, ..PLAIN });
+        let segments = vec![(0, 70), (590, 3), (1100, 2)];
+        let case = Case { numerics, dim: 10, segments, scores, ..PLAIN };
+        let batch = match window {
+            Some(100) => Batch::new(Case { kv_heads: 1, latent: Some(8), ..case }),
+            _ => Batch::new(case),
+        };
         let reference = common::reference(numerics);
         let got = batch.run(|step, q, scores, out| reference.attend(step, q, scores, out));
         let want = truth(&batch);
@@ -407,6 +442,7 @@ fn cases() -> impl Strategy<Value = Case> {
             kv_heads,
             group,
             dim,
+            latent: None,
             block,
             scores: Scores { scale, window, soft_cap: None, sinks },
             segments,
@@ -431,6 +467,7 @@ fn decodes() -> impl Strategy<Value = Case> {
             kv_heads,
             group,
             dim,
+            latent: None,
             block,
             scores: Scores { window, sinks, ..PLAIN.scores },
             segments: positions.into_iter().map(|position| (position, 1)).collect(),
@@ -440,11 +477,21 @@ fn decodes() -> impl Strategy<Value = Case> {
     )
 }
 
+/// The same of latents.
+fn latents() -> impl Strategy<Value = Case> {
+    (cases(), 1usize..=128).prop_map(|(case, rank)| Case { kv_heads: 1, latent: Some(rank.min(case.dim)), ..case })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn decode_equals_the_reference(case in decodes()) {
+        check(case);
+    }
+
+    #[test]
+    fn latents_equal_the_reference(case in latents()) {
         check(case);
     }
 

@@ -5,9 +5,11 @@ mod common;
 
 use baton_kernels::cpu::{CpuConfig, CpuKernels};
 use baton_kernels::device::{Role, RopeTable, StoredRows};
-use baton_kernels::host::{ExpertsOf, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch};
+use baton_kernels::host::{
+    ChoiceOf, ExpertMatrices, ExpertsOf, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scratch,
+};
 use baton_kernels::numerics::Numerics;
-use baton_kernels::program::Activation;
+use baton_kernels::program::{Activation, Choice, Scoring};
 use baton_kernels::quantize::halves;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
@@ -248,15 +250,27 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         norm: before,
         experts: EXPERTS,
         ffn: s.ffn,
-        used: 2,
-        renormalize: s.rich,
+        choice: ChoiceOf {
+            of: match s.more.scaled {
+                true => Choice { scoring: Scoring::Sigmoid, factor: 2.5, ..Choice::softmax(2, s.rich) },
+                false => Choice::softmax(2, s.rich),
+            },
+            bias: s.more.scaled.then_some(&router_bias[..]),
+        },
+        shared: s.more.behind.then_some([s.ffn, 1]),
         activation,
         partitions: 1,
         biases: s.more.biased.then_some([&router_bias[..], &gate_up_bias, &down_bias]),
         factor,
         rows,
     };
-    kernels.experts([&w.router, &w.experts_gate_up, &w.experts_down], &experts, &mut mixed, &mut scratch);
+    let matrices = ExpertMatrices {
+        router: &w.router,
+        gate_up: &w.experts_gate_up,
+        down: &w.experts_down,
+        shared: s.more.behind.then_some([&w.gate_up, &w.down]),
+    };
+    kernels.experts(&matrices, &experts, &mut mixed, &mut scratch);
 
     let mut stored = vec![0u8; map.bytes()];
     memory.copy_out(0, &mut stored);

@@ -66,6 +66,10 @@ pub(crate) struct ConfigFamily {
     pub(crate) fused: &'static [FusedTensor],
     /// Added to every stored gain of an RMSNorm.
     pub(crate) gain_offset: f32,
+    /// Order of the rows of queries and keys that are rotated.
+    pub(crate) rotary_rows: RotaryRows,
+    /// Keys with the number of layers behind the last one, which predict tokens after the next: their tensors are left out.
+    pub(crate) extra_layers: &'static [&'static str],
     /// Reads the rotary embedding of heads of this size; of the layers without a window, if there are two.
     pub(crate) rope: fn(&JsonObject, usize) -> Result<Rope, WeightsError>,
     /// Completes the spec, in which the keys of every family have been read: layers as in Llama. Refuses values that are not implemented, and
@@ -84,6 +88,8 @@ impl ConfigFamily {
         stacked: &[],
         fused: &[],
         gain_offset: 0.0,
+        rotary_rows: RotaryRows::Halves,
+        extra_layers: &[],
         rope: JsonObject::rope,
         read: |_, _| Ok(()),
     };
@@ -116,6 +122,8 @@ pub(crate) struct GgufFamily {
     pub(crate) rotary_rows: RotaryRows,
     /// Names of a layer's tensors, behind the layer's number, that differ from those of most architectures.
     pub(crate) names: &'static [(&'static str, LayerTensor)],
+    /// Whether `read` reads the lengths of keys and values, which are not one, and how much of them is rotated.
+    pub(crate) reads_lengths: bool,
     /// Keys, without the prefix, that `read` reads beyond those of every family.
     pub(crate) keys: &'static [&'static str],
     /// Completes the spec, as [`ConfigFamily::read`] does.

@@ -47,6 +47,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "gemma2",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: &["attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"],
         read: |config, spec| {
             common_of_gguf(config, spec, LAYERS_OF_27B, |layer| layer % 2 == 0)?;

@@ -51,6 +51,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "gemma3",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: &["attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"],
         read: |config, spec| {
             // llama.cpp computes this pattern, whatever the key says.

@@ -47,6 +47,7 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "gpt-oss",
         rotary_rows: RotaryRows::Halves,
+        reads_lengths: false,
         names: &[("post_attention_norm.weight", LayerTensor::MlpNorm)],
         keys: &["attention.sliding_window", "expert_count", "expert_feed_forward_length", "expert_used_count"],
         read: |config, spec| {
@@ -85,7 +86,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     let alpha = config.float("swiglu_alpha")?.unwrap_or(ALPHA);
     let limit = config.float("swiglu_limit")?.unwrap_or(LIMIT);
     // A softmax over those that are chosen is that over all, divided by its sum.
-    let experts = Some(ExpertsSpec { count, used, renormalize: true, biases: true });
+    let experts = Some(ExpertsSpec { biases: true, ..ExpertsSpec::softmax(count, used, true) });
     spec.layers.iter_mut().for_each(|layer| layer.experts = experts);
     complete(spec, alpha, limit, bias);
     windows(config, spec, |layer| layer % 2 == 0)

@@ -27,6 +27,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "granite",
         rotary_rows: RotaryRows::Neighbours,
         names: &[],
+        reads_lengths: false,
         keys: &["attention.scale", "embedding_scale", "logit_scale", "residual_scale"],
         read: |config, spec| {
             // As in llama.cpp, 0 means none.

@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "llama",
         rotary_rows: RotaryRows::Neighbours,
         names: &[],
+        reads_lengths: false,
         // Files of Mixtral have this architecture too.
         keys: GGUF_KEYS,
         read: |config, spec| read_experts(config, spec, true),

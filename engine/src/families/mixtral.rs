@@ -29,7 +29,7 @@ pub(super) const FAMILY: Family = Family {
             let window = config.window("sliding_window")?;
             for layer in &mut spec.layers {
                 layer.attention.window = window;
-                layer.experts = Some(ExpertsSpec { count, used, renormalize: true, biases: false });
+                layer.experts = Some(ExpertsSpec::softmax(count, used, true));
             }
             Ok(())
         },
@@ -54,7 +54,7 @@ pub(super) fn read_experts(
     let used = config.own_size("expert_used_count")?;
     for layer in &mut spec.layers {
         layer.ffn = config.own_size_or("expert_feed_forward_length", layer.ffn)?;
-        layer.experts = Some(ExpertsSpec { count, used, renormalize, biases: false });
+        layer.experts = Some(ExpertsSpec::softmax(count, used, renormalize));
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! it has in files, which keys it reads beyond the common ones, and what they change in the spec. The readers in [`crate::formats`] know no
 //! family by name; they refuse keys and tensors that the family does not state.
 
+mod deepseek;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -22,9 +23,11 @@ mod smollm3;
 mod spec;
 mod tensors;
 
-pub use baton_kernels::program::Activation;
+pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
-pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling};
+pub use spec::{
+    AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling,
+};
 pub(crate) use spec::{attention_scale, yarn_amplitude};
 pub(crate) use tensors::layer_index;
 pub use tensors::{ExpertTensor, LayerTensor, TensorName};

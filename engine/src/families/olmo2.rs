@@ -23,6 +23,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "olmo2",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             norms(spec);

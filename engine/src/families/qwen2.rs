@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "qwen2",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             biases(spec);

@@ -25,6 +25,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "qwen3",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             head_norms(spec);

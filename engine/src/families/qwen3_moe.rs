@@ -39,6 +39,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "qwen3moe",
         rotary_rows: RotaryRows::Halves,
         names: &[],
+        reads_lengths: false,
         keys: GGUF_KEYS,
         read: |config, spec| {
             head_norms(spec);
@@ -70,7 +71,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     for (l, layer) in spec.layers.iter_mut().enumerate() {
         if (l + 1) % step == 0 && !dense.iter().any(|number| number.as_u64() == Some(l as u64)) {
             layer.ffn = ffn;
-            layer.experts = Some(ExpertsSpec { count, used, renormalize, biases: false });
+            layer.experts = Some(ExpertsSpec::softmax(count, used, renormalize));
         }
     }
     read_windows(config, spec)

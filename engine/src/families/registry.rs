@@ -1,10 +1,14 @@
 //! The table of families.
 
 use super::family::{ConfigFamily, Family, GgufFamily};
-use super::{gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3};
+use super::{
+    deepseek, gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3,
+};
 
 /// Every supported family.
 const FAMILIES: &[&Family] = &[
+    &deepseek::V2,
+    &deepseek::V3,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gpt_oss::FAMILY,

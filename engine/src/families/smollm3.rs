@@ -26,6 +26,7 @@ pub(super) const FAMILY: Family = Family {
         architecture: "smollm3",
         rotary_rows: RotaryRows::Neighbours,
         names: &[],
+        reads_lengths: false,
         keys: &[],
         read: |_, spec| {
             without_rope(spec, INTERVAL_DEFAULT);

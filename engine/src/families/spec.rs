@@ -1,6 +1,6 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
-use baton_kernels::program::Activation;
+use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
 use std::sync::Arc;
 
@@ -47,18 +47,27 @@ pub struct LayerSpec {
     pub rms_eps: f32,
 }
 
-/// A layer's experts. A router chooses those of the largest logits for each token; their sum, weighted by a softmax over all logits, takes the place of
-/// the MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A layer's experts. A router chooses some for each token; their weighted sum takes the place of the MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
     /// How many there are.
     pub count: usize,
-    /// Chosen for a token.
-    pub used: usize,
-    /// Whether the weights of those that are chosen are divided by their sum.
-    pub renormalize: bool,
+    /// Which are used for a token, and their weights.
+    pub choice: Choice,
+    /// Whether a bias is added to the scores by which they are chosen.
+    pub choice_bias: bool,
+    /// Width of an expert that all tokens use with a weight of 1, if there is one.
+    pub shared_ffn: Option<usize>,
     /// Whether a bias is added to the router's logits, and to gates, ups and downs.
     pub biases: bool,
+}
+
+impl ExpertsSpec {
+    /// Weights by a softmax over all logits. `renormalize`: those of the experts used are divided by their sum.
+    pub fn softmax(count: usize, used: usize, renormalize: bool) -> Self {
+        let choice = Choice::softmax(used, renormalize);
+        Self { count, choice, choice_bias: false, shared_ffn: None, biases: false }
+    }
 }
 
 /// Where a layer's RMSNorms are, those of heads aside.
@@ -81,15 +90,31 @@ pub enum QueryKeyNorm {
     OfAll,
 }
 
-/// Causal grouped-query attention.
+/// Keys and values of all heads as products of one compressed vector (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434), which is all that is stored of a
+/// token, with a part of the key that is rotated and shared by all heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Elements of the compressed query; `None`: queries are not compressed.
+    pub query_rank: Option<usize>,
+    /// Elements of compressed keys and values.
+    pub rank: usize,
+    /// Elements of a head's value.
+    pub value_dim: usize,
+    /// Epsilon in the root mean square of the RMSNorms of compressed vectors.
+    pub rms_eps: f32,
+}
+
+/// Causal grouped-query attention, or latent attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads; divides `heads`.
+    /// Key/value heads; divides `heads`. As many as `heads` with latents.
     pub kv_heads: usize,
-    /// Elements of one head's query, key or value.
+    /// Elements of one head's query, key or value. With latents, of a query and a key, whose last ones are rotated.
     pub head_dim: usize,
+    /// Keys and values of latents.
+    pub latent: Option<LatentSpec>,
     /// Tokens that a token attends to, itself included: those at positions `p - window + 1 ..= p`. `None`: all tokens up to itself.
     pub window: Option<u32>,
     /// Whether a bias is added to queries, keys and values, before anything else.
@@ -112,7 +137,7 @@ pub struct AttentionSpec {
 /// Rotary embedding: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Elements of a head that are rotated, its first ones: even.
+    /// Elements of a head that are rotated, its first ones, or with latents its last ones: even.
     pub dim: usize,
     /// Base `theta` of the rotary frequencies.
     pub theta: f32,
@@ -197,6 +222,7 @@ impl AttentionSpec {
             heads,
             kv_heads,
             head_dim,
+            latent: None,
             window: None,
             qkv_bias: false,
             scale: attention_scale(head_dim),
@@ -211,6 +237,24 @@ impl AttentionSpec {
     /// Elements of all heads' queries.
     pub fn query_dim(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Elements that are rotated of a query, and of a key.
+    pub fn rotated(&self) -> usize {
+        self.rope.as_ref().map_or(0, |rope| rope.dim)
+    }
+
+    /// Elements of all heads' values, before the output.
+    pub fn attended_dim(&self) -> usize {
+        self.heads * self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// What is stored of a token.
+    fn token_kv(&self) -> TokenKv {
+        match self.latent {
+            Some(LatentSpec { rank, .. }) => TokenKv::Latent { dim: (rank + self.rotated()) as u32 },
+            None => TokenKv::Heads { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 },
+        }
     }
 
     /// Elements of all heads' keys, and of their values.
@@ -244,14 +288,10 @@ impl DecoderSpec {
 
     /// What attention stores and attends to, by groups of layers that are alike.
     pub fn attention(&self) -> Attention {
-        let layers = self.layers.iter().map(|layer| {
-            let AttentionSpec { kv_heads, head_dim, window, .. } = layer.attention;
-            (window, TokenKv::Heads { kv_heads: kv_heads as u32, head_dim: head_dim as u32 })
-        });
-        Attention::of_layers(layers)
+        Attention::of_layers(self.layers.iter().map(|layer| (layer.attention.window, layer.attention.token_kv())))
     }
 
-    /// The KV layout with this block size: groups with planes `k` and `v`, see [`Attention::layout`].
+    /// The KV layout with this block size: groups with planes `k` and `v`, or a plane `latent`, see [`Attention::layout`].
     ///
     /// # Panics
     /// If there are no layers.
@@ -296,10 +336,7 @@ impl LayerSpec {
         in_range("kv_heads", attention.kv_heads, max)?;
         in_range("head_dim", attention.head_dim, max)?;
         in_range("ffn", self.ffn, max)?;
-        if let Some(ExpertsSpec { count, used, .. }) = self.experts {
-            in_range("experts", count, DecoderSpec::EXPERTS_MAX)?;
-            in_range("experts used", used, count)?;
-        }
+        self.experts.map_or(Ok(()), |experts| experts.check())?;
         if attention.query_dim() > max {
             return Err(format!("heads * head_dim is over {max}"));
         }
@@ -324,6 +361,7 @@ impl LayerSpec {
         if self.experts.is_some() && self.norms != LayerNorms::Before {
             return Err("experts with norms behind them are not implemented".into());
         }
+        attention.check_latent()?;
         let Some(rope) = &attention.rope else { return Ok(()) };
         positive("rope theta", rope.theta)?;
         in_range("rotated elements of a head", rope.dim, attention.head_dim)?;
@@ -331,6 +369,53 @@ impl LayerSpec {
             return Err(format!("{} elements of a head are rotated; rotary embedding needs pairs", rope.dim));
         }
         rope.scaling.check(rope.dim)
+    }
+}
+
+impl AttentionSpec {
+    fn check_latent(&self) -> Result<(), String> {
+        let Some(LatentSpec { query_rank, rank, value_dim, rms_eps }) = self.latent else { return Ok(()) };
+        let (max, rotated) = (DecoderSpec::DIMENSION_MAX, self.rotated());
+        in_range("rank of compressed keys and values", rank, max)?;
+        in_range("elements of a value", value_dim, max)?;
+        query_rank.map_or(Ok(()), |rank| in_range("rank of the compressed query", rank, max))?;
+        positive("rms_eps of compressed vectors", rms_eps)?;
+        in_range("elements of all heads' values", self.heads.saturating_mul(value_dim), max)?;
+        in_range("latents of all heads", self.heads.saturating_mul(rank + rotated), max)?;
+        if rotated == 0 || rotated >= self.head_dim {
+            return Err(format!("{rotated} of {} elements are rotated; latents need some, and others", self.head_dim));
+        }
+        if self.kv_heads != self.heads {
+            return Err(format!("{} kv heads of {}; latents have as many", self.kv_heads, self.heads));
+        }
+        if self.qkv_bias || self.query_key_norm.is_some() {
+            return Err("biases and norms of queries and keys with latents are not implemented".into());
+        }
+        Ok(())
+    }
+}
+
+impl ExpertsSpec {
+    fn check(&self) -> Result<(), String> {
+        in_range("experts", self.count, DecoderSpec::EXPERTS_MAX)?;
+        let Choice { used, groups, factor, scoring, renormalize: _ } = self.choice;
+        in_range("experts used", used, self.count)?;
+        positive("factor of experts", factor)?;
+        self.shared_ffn
+            .map_or(Ok(()), |ffn| in_range("width of the shared expert", ffn, DecoderSpec::DIMENSION_MAX))?;
+        let Some(ExpertGroups { count, used: groups_used, best }) = groups else { return Ok(()) };
+        in_range("groups of experts", count, self.count)?;
+        in_range("groups of experts used", groups_used, count)?;
+        if !self.count.is_multiple_of(count) {
+            return Err(format!("{} experts do not divide among {count} groups", self.count));
+        }
+        let each = self.count / count;
+        in_range(
+            "experts by which a group is chosen",
+            best,
+            if scoring == Scoring::Softmax { 1 } else { each.min(2) },
+        )?;
+        in_range("experts used", used, groups_used * each)
     }
 }
 

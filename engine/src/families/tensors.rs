@@ -90,13 +90,40 @@ pub enum LayerTensor {
     AttentionOutputBias,
     /// A score of each query head, `[heads]`; with [`sinks`](super::AttentionSpec::sinks).
     Sinks,
+    /// `[query rank, hidden]`; with [`query_rank`](super::LatentSpec::query_rank), as the next two.
+    QueryDown,
+    /// Gain of the RMSNorm of the compressed query, `[query rank]`.
+    QueryDownNorm,
+    /// `[heads * head_dim, query rank]`
+    QueryUp,
+    /// Compressed keys and values, and the rotated part of the key, `[rank + rotated, hidden]`; with
+    /// [`latent`](super::AttentionSpec::latent), as the next two.
+    KvDown,
+    /// Gain of the RMSNorm of compressed keys and values, `[rank]`.
+    KvDownNorm,
+    /// Of each head the key's rows, then the value's, `[heads * (head_dim - rotated + value_dim), rank]`.
+    KvUp,
+    /// Added to the scores by which experts are chosen, `[experts]`; with [`choice_bias`](super::ExpertsSpec::choice_bias).
+    ChoiceBias,
+    /// `[shared ffn, hidden]`; with [`shared_ffn`](super::ExpertsSpec::shared_ffn), as the next two.
+    SharedGate,
+    /// `[shared ffn, hidden]`
+    SharedUp,
+    /// `[hidden, shared ffn]`
+    SharedDown,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 30] = [
         Self::AttentionNorm,
         Self::Query,
+        Self::QueryDown,
+        Self::KvDown,
+        Self::QueryDownNorm,
+        Self::QueryUp,
+        Self::KvDownNorm,
+        Self::KvUp,
         Self::Key,
         Self::Value,
         Self::QueryBias,
@@ -111,6 +138,10 @@ impl LayerTensor {
         Self::MlpNorm,
         Self::Router,
         Self::RouterBias,
+        Self::ChoiceBias,
+        Self::SharedGate,
+        Self::SharedUp,
+        Self::SharedDown,
         Self::Gate,
         Self::Up,
         Self::Down,
@@ -140,6 +171,16 @@ impl LayerTensor {
             Self::MlpOutputNorm => "post_feedforward_layernorm.weight",
             Self::Router => "mlp.gate.weight",
             Self::RouterBias => "mlp.gate.bias",
+            Self::QueryDown => "self_attn.q_a_proj.weight",
+            Self::QueryDownNorm => "self_attn.q_a_layernorm.weight",
+            Self::QueryUp => "self_attn.q_b_proj.weight",
+            Self::KvDown => "self_attn.kv_a_proj_with_mqa.weight",
+            Self::KvDownNorm => "self_attn.kv_a_layernorm.weight",
+            Self::KvUp => "self_attn.kv_b_proj.weight",
+            Self::ChoiceBias => "mlp.gate.e_score_correction_bias",
+            Self::SharedGate => "mlp.shared_experts.gate_proj.weight",
+            Self::SharedUp => "mlp.shared_experts.up_proj.weight",
+            Self::SharedDown => "mlp.shared_experts.down_proj.weight",
         }
     }
 }
@@ -147,9 +188,12 @@ impl LayerTensor {
 impl TensorName {
     /// Whether this is a gain of an RMSNorm.
     pub fn is_norm(self) -> bool {
-        use LayerTensor::{AttentionNorm, AttentionOutputNorm, KeyNorm, MlpNorm, MlpOutputNorm, QueryNorm};
+        use LayerTensor::{
+            AttentionNorm, AttentionOutputNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm, QueryNorm,
+        };
         let of_layer = |tensor| {
-            matches!(tensor, AttentionNorm | AttentionOutputNorm | MlpNorm | MlpOutputNorm | QueryNorm | KeyNorm)
+            let of_layer = [AttentionNorm, AttentionOutputNorm, MlpNorm, MlpOutputNorm];
+            of_layer.contains(&tensor) || [QueryNorm, KeyNorm, QueryDownNorm, KvDownNorm].contains(&tensor)
         };
         match self {
             Self::FinalNorm => true,
@@ -160,10 +204,10 @@ impl TensorName {
 
     /// Whether this is a bias.
     pub fn is_bias(self) -> bool {
-        use LayerTensor::{AttentionOutputBias, KeyBias, QueryBias, RouterBias, ValueBias};
+        use LayerTensor::{AttentionOutputBias, ChoiceBias, KeyBias, QueryBias, RouterBias, ValueBias};
         match self {
             Self::Layer(_, tensor) => {
-                matches!(tensor, QueryBias | KeyBias | ValueBias | AttentionOutputBias | RouterBias)
+                matches!(tensor, QueryBias | KeyBias | ValueBias | AttentionOutputBias | RouterBias | ChoiceBias)
             }
             Self::Expert(_, _, tensor) => tensor.is_bias(),
             Self::Embedding | Self::FinalNorm | Self::Output => false,
@@ -201,10 +245,19 @@ impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputBias, AttentionOutputNorm, Down, Gate, KeyBias, KeyNorm, MlpNorm,
-            MlpOutputNorm, QueryBias, QueryNorm, Router, RouterBias, Sinks, Up, ValueBias,
+            AttentionNorm, AttentionOutputBias, AttentionOutputNorm, ChoiceBias, Down, Gate, Key, KeyBias, KeyNorm,
+            KvDown, KvDownNorm, KvUp, MlpNorm, MlpOutputNorm, Query, QueryBias, QueryDown, QueryDownNorm, QueryNorm,
+            QueryUp, Router, RouterBias, SharedDown, SharedGate, SharedUp, Sinks, Up, Value, ValueBias,
         };
+        let latent = self.attention.latent;
+        let query_rank = latent.and_then(|latent| latent.query_rank);
         match tensor {
+            Query => query_rank.is_none(),
+            QueryDown | QueryDownNorm | QueryUp => query_rank.is_some(),
+            Key | Value => latent.is_none(),
+            KvDown | KvDownNorm | KvUp => latent.is_some(),
+            ChoiceBias => self.experts.is_some_and(|experts| experts.choice_bias),
+            SharedGate | SharedUp | SharedDown => self.experts.is_some_and(|experts| experts.shared_ffn.is_some()),
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
             QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
             Gate | Up | Down => self.experts.is_none(),
@@ -245,6 +298,12 @@ impl DecoderSpec {
             TensorName::Layer(layer, tensor) => (&self.layers[layer], tensor),
         };
         let (q, kv) = (layer.attention.query_dim(), layer.attention.kv_dim());
+        let attention = &layer.attention;
+        // Tensors that the layer does not have may be of no size.
+        let (query_rank, rank, value_dim) = attention
+            .latent
+            .map_or((0, 0, 0), |latent| (latent.query_rank.unwrap_or_default(), latent.rank, latent.value_dim));
+        let shared = layer.experts.and_then(|experts| experts.shared_ffn).unwrap_or_default();
         let experts = layer.experts.map_or(0, |experts| experts.count);
         match tensor {
             LayerTensor::AttentionNorm
@@ -261,11 +320,22 @@ impl DecoderSpec {
                 (Some(QueryKeyNorm::OfAll), _) => [1, kv],
                 _ => [1, layer.attention.head_dim],
             },
-            LayerTensor::AttentionOutput => [self.hidden, q],
+            LayerTensor::AttentionOutput => [self.hidden, attention.attended_dim()],
+            LayerTensor::QueryDown => [query_rank, self.hidden],
+            LayerTensor::QueryDownNorm => [1, query_rank],
+            LayerTensor::QueryUp => [q, query_rank],
+            LayerTensor::KvDown => [rank + attention.rotated(), self.hidden],
+            LayerTensor::KvDownNorm => [1, rank],
+            LayerTensor::KvUp => {
+                let plain = attention.head_dim.saturating_sub(attention.rotated());
+                [attention.heads * (plain + value_dim), rank]
+            }
+            LayerTensor::SharedGate | LayerTensor::SharedUp => [shared, self.hidden],
+            LayerTensor::SharedDown => [self.hidden, shared],
             LayerTensor::Gate | LayerTensor::Up => [layer.ffn, self.hidden],
             LayerTensor::Down => [self.hidden, layer.ffn],
             LayerTensor::Router => [experts, self.hidden],
-            LayerTensor::RouterBias => [1, experts],
+            LayerTensor::RouterBias | LayerTensor::ChoiceBias => [1, experts],
             LayerTensor::Sinks => [1, layer.attention.heads],
         }
     }

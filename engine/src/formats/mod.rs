@@ -70,6 +70,7 @@ mod huggingface;
 mod mmap;
 mod peft;
 mod random;
+mod rotary;
 mod sampling;
 
 pub use error::WeightsError;

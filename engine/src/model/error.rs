@@ -3,7 +3,7 @@
 use super::ModelConfig;
 use crate::families::{DecoderSpec, TensorName};
 use crate::formats::WeightsError;
-use baton_kernels::device::DeviceError;
+use baton_kernels::device::{DeviceError, DeviceInfo};
 use baton_types::LayoutError;
 
 /// Failures of loading, binding and stepping.
@@ -19,6 +19,13 @@ pub enum ModelError {
     /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The device does not compute a part of the model.
+    #[error("the model has {what}, which {device} does not compute yet; serve it with --device cpu")]
+    DeviceLacks {
+        what: &'static str,
+        /// Name of the device.
+        device: String,
+    },
     /// A setting that the model or the device does not support.
     #[error("{name} must be {expected}, got {got}")]
     Config {
@@ -65,6 +72,15 @@ pub(super) fn check_config(spec: &DecoderSpec, config: &ModelConfig) -> Result<(
         check("kv_heads", format!("a divisor of {} heads", attention.heads), attention.kv_heads, divides)?;
         let even = attention.head_dim > 0 && attention.head_dim.is_multiple_of(2);
         check("head_dim", "even: rotary embedding turns pairs".into(), attention.head_dim, even)?;
+    }
+    Ok(())
+}
+
+/// Checks that the device computes what the model has, where its kernels may lack it.
+pub(super) fn check_device(spec: &DecoderSpec, device: &DeviceInfo) -> Result<(), ModelError> {
+    let has_latents = spec.layers.iter().any(|layer| layer.attention.latent.is_some());
+    if has_latents && !device.latents {
+        return Err(ModelError::DeviceLacks { what: "latent attention", device: device.name.clone() });
     }
     Ok(())
 }

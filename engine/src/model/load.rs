@@ -1,12 +1,15 @@
 //! Loads a model's weights onto a device and writes its forward pass as a program.
 
 use super::{ModelError, rope_table};
-use crate::families::{AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, LayerNorms, LayerTensor, TensorName};
+use crate::families::{
+    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, LatentSpec, LayerNorms, LayerTensor, TensorName,
+};
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{
-    Attend, Embed, ExpertBiases, Experts, GateUp, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms,
+    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, Head, Latent, LatentQuery, Norm, Op, Program, Project, Qkv,
+    QueryKeyNorms, SharedExpert,
 };
 use baton_kernels::storage::StorageFormat;
 
@@ -43,34 +46,22 @@ pub(super) fn program(
             true => loader.norm(name(tensor), eps).map(Some),
             false => Ok(None),
         };
-        ops.push(Op::Qkv(Qkv {
-            layer,
-            norm: norm_if(before, &mut loader, LayerTensor::AttentionNorm)?,
-            weight: loader.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
-            bias: match attention.qkv_bias {
-                true => Some(
-                    loader.biases(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
-                ),
-                false => None,
-            },
-            heads: attention.heads,
-            kv_heads: attention.kv_heads,
-            head_dim: attention.head_dim,
-            norms: match attention.query_key_norm.is_some() {
-                true => Some(QueryKeyNorms {
-                    query: loader.norm(name(LayerTensor::QueryNorm), eps)?,
-                    key: loader.norm(name(LayerTensor::KeyNorm), eps)?,
-                }),
-                false => None,
-            },
-            rope: loader.rope(attention)?,
-        }));
+        let norm = norm_if(before, &mut loader, LayerTensor::AttentionNorm)?;
+        let mut expand = None;
+        if let Some(latent) = attention.latent {
+            let (projections, values) = loader.latent(l, attention, latent, norm)?;
+            ops.push(Op::Latent(projections));
+            expand = Some(Op::Expand(values));
+        } else {
+            ops.push(Op::Qkv(loader.qkv(l, attention, norm, eps)?));
+        }
         if l + 1 == spec.layers.len() {
             ops.push(Op::Select);
         }
         let AttentionSpec { scale, window, soft_cap, .. } = *attention;
         let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
         ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
+        ops.extend(expand);
         ops.push(Op::Out(Project {
             weight: loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?,
             partitions: partitions(numerics, attention.kv_heads),
@@ -78,7 +69,7 @@ pub(super) fn program(
             norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
-        if let Some(ExpertsSpec { count, used, renormalize, biases }) = layer_spec.experts {
+        if let Some(ExpertsSpec { count, choice, choice_bias, shared_ffn, biases }) = layer_spec.experts {
             let of_experts = |tensors: &[ExpertTensor]| -> Vec<TensorName> {
                 let of_expert = |expert| tensors.iter().map(move |tensor| TensorName::Expert(l, expert, *tensor));
                 (0..count).flat_map(of_expert).collect()
@@ -97,8 +88,17 @@ pub(super) fn program(
                     false => None,
                 },
                 partitions: partitions(numerics, layer_spec.ffn),
-                used,
-                renormalize,
+                choice,
+                choice_bias: loader.vector_if(choice_bias, name(LayerTensor::ChoiceBias))?,
+                shared: match shared_ffn {
+                    Some(ffn) => Some(SharedExpert {
+                        gate_up: loader
+                            .load(Role::GateUp, &[LayerTensor::SharedGate, LayerTensor::SharedUp].map(name))?,
+                        down: loader.load(Role::Down, &[name(LayerTensor::SharedDown)])?,
+                        partitions: partitions(numerics, ffn),
+                    }),
+                    None => None,
+                },
                 activation: layer_spec.activation,
                 factor: layer_spec.residual_factor,
             }));
@@ -158,6 +158,101 @@ impl<'a> Loader<'a> {
         holds.then(|| self.load(Role::Vector, &[name])).transpose()
     }
 
+    /// Projections of attention over keys and values.
+    fn qkv(&mut self, l: usize, attention: &'a AttentionSpec, norm: Option<Norm>, eps: f32) -> Result<Qkv, ModelError> {
+        let name = |tensor| TensorName::Layer(l, tensor);
+        Ok(Qkv {
+            layer: l as u32,
+            norm,
+            weight: self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            bias: match attention.qkv_bias {
+                true => Some(
+                    self.biases(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
+                ),
+                false => None,
+            },
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            norms: match attention.query_key_norm.is_some() {
+                true => Some(QueryKeyNorms {
+                    query: self.norm(name(LayerTensor::QueryNorm), eps)?,
+                    key: self.norm(name(LayerTensor::KeyNorm), eps)?,
+                }),
+                false => None,
+            },
+            rope: self.rope(attention)?,
+        })
+    }
+
+    /// Projections of latent attention, and values out of latents.
+    ///
+    /// A head's queries are multiplied with the matrix that makes keys of latents, and what it attends to with the one that makes values, so that keys
+    /// and values never exist: both are cut out of one tensor here, the first transposed.
+    fn latent(
+        &mut self,
+        l: usize,
+        attention: &'a AttentionSpec,
+        latent: LatentSpec,
+        norm: Option<Norm>,
+    ) -> Result<(Latent, Expand), ModelError> {
+        let LatentSpec { query_rank, rank, value_dim, rms_eps } = latent;
+        let (heads, rotated) = (attention.heads, attention.rotated());
+        let name = |tensor| TensorName::Layer(l, tensor);
+        let first = if query_rank.is_some() { LayerTensor::QueryDown } else { LayerTensor::Query };
+        let [columns, _] = self.spec.tensor_dims(name(first));
+        let weight = self.load_cut(Role::Qkv, &[first, LayerTensor::KvDown].map(name), &[columns, rank, rotated])?;
+        let query = match query_rank {
+            Some(_) => Some(LatentQuery {
+                norm: self.norm(name(LayerTensor::QueryDownNorm), rms_eps)?,
+                weight: self.load(Role::Qkv, &[name(LayerTensor::QueryUp)])?,
+            }),
+            None => None,
+        };
+        let kv_norm = self.norm(name(LayerTensor::KvDownNorm), rms_eps)?;
+        let rope = self.rope(attention)?;
+        let (up, plain) = (name(LayerTensor::KvUp), attention.head_dim - rotated);
+        let (keys_name, values_name) = (format!("{up} (keys)"), format!("{up} (values)"));
+        let keys_rows = vec![rank; heads];
+        let keys = WeightShape { name: &keys_name, role: Role::Heads, k: plain, rows: &keys_rows };
+        let values_rows = vec![value_dim; heads];
+        let values = WeightShape { name: &values_name, role: Role::Heads, k: rank, rows: &values_rows };
+        let (keys, values) = match (self.device.cached(&keys), self.device.cached(&values)) {
+            (Some(keys), Some(values)) => {
+                self.loaded(keys.n * keys.k + values.n * values.k);
+                (keys, values)
+            }
+            _ => {
+                let stored = self.stored(up)?;
+                let mut both = vec![0.0; heads * (plain + value_dim) * rank];
+                stored.format.expand(&stored.bytes, &mut both);
+                let of_heads = || both.chunks_exact((plain + value_dim) * rank);
+                let transposed = |head: &[f32]| {
+                    (0..rank).flat_map(|r| (0..plain).map(move |p| (p, r))).map(|(p, r)| head[p * rank + r]).collect()
+                };
+                let keys = self.load_heads(&keys, of_heads().map(transposed))?;
+                let values = self.load_heads(&values, of_heads().map(|head| head[plain * rank..].to_vec()))?;
+                self.source.release(up);
+                (keys, values)
+            }
+        };
+        let projections = Latent { layer: l as u32, norm, weight, query, kv_norm, keys, heads, rope };
+        Ok((projections, Expand { weight: values, heads }))
+    }
+
+    /// A matrix for each head.
+    fn load_heads(&self, shape: &WeightShape<'_>, heads: impl Iterator<Item = Vec<f32>>) -> Result<Weight, ModelError> {
+        let bytes: Vec<Vec<u8>> = heads.map(|head| head.into_iter().flat_map(f32::to_le_bytes).collect()).collect();
+        let parts: Vec<_> = shape
+            .rows
+            .iter()
+            .zip(&bytes)
+            .map(|(rows, bytes)| StoredRows { rows: *rows, format: StorageFormat::F32, bytes })
+            .collect();
+        let WeightShape { name, role, k, .. } = *shape;
+        Ok(self.device.load(&WeightSpec { name, role, k, parts: &parts })?)
+    }
+
     /// Biases as one vector.
     fn biases(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
         let mut bytes = Vec::new();
@@ -175,17 +270,28 @@ impl<'a> Loader<'a> {
 
     /// A weight of these tensors, stacked; all have the same number of columns. What the device has packed before is not read.
     fn load(&mut self, role: Role, names: &[TensorName]) -> Result<Weight, ModelError> {
+        let heights: Vec<usize> = names.iter().map(|name| self.spec.tensor_dims(*name)[0]).collect();
+        self.load_cut(role, names, &heights)
+    }
+
+    /// The same, cut into parts of these heights. No part has rows of two tensors.
+    fn load_cut(&mut self, role: Role, names: &[TensorName], heights: &[usize]) -> Result<Weight, ModelError> {
         let (name, k) = (names[0].to_string(), self.spec.tensor_dims(names[0])[1]);
-        let rows: Vec<usize> = names.iter().map(|name| self.spec.tensor_dims(*name)[0]).collect();
-        if let Some(weight) = self.device.cached(&WeightShape { name: &name, role, k, rows: &rows }) {
+        if let Some(weight) = self.device.cached(&WeightShape { name: &name, role, k, rows: heights }) {
             self.loaded(weight.n * weight.k);
             return Ok(weight);
         }
         let tensors = names.iter().map(|name| self.stored(*name)).collect::<Result<Vec<_>, _>>()?;
-        let mut parts = Vec::with_capacity(names.len());
+        let (mut parts, mut heights) = (Vec::with_capacity(heights.len()), heights.iter());
         for (name, stored) in names.iter().zip(&tensors) {
-            let [rows, _] = self.spec.tensor_dims(*name);
-            parts.push(StoredRows { rows, format: stored.format, bytes: &stored.bytes });
+            let [mut left, _] = self.spec.tensor_dims(*name);
+            let (row_bytes, mut bytes) = (stored.bytes.len() / left, &stored.bytes[..]);
+            while left > 0 {
+                let rows = *heights.next().expect("heights of all rows");
+                let (part, rest) = bytes.split_at(rows * row_bytes);
+                parts.push(StoredRows { rows, format: stored.format, bytes: part });
+                (left, bytes) = (left - rows, rest);
+            }
         }
         let weight = self.device.load(&WeightSpec { name: &name, role, k, parts: &parts })?;
         names.iter().for_each(|name| self.source.release(*name));

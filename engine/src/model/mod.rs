@@ -1,6 +1,6 @@
 //! A model on a device: its weights, its forward pass as a program, and the KV pool that it computes on.
 //!
-//! RMSNorm, rotary grouped-query attention and a SwiGLU MLP around an f32 residual stream; the architecture of
+//! RMSNorm, rotary grouped-query or latent attention and a SwiGLU MLP around an f32 residual stream; the architecture of
 //! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] computes one [`StepInput`] at a time: any mix of prefill chunks and decode rows,
 //! each row independent of its neighbours.
 //!
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Model {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl Model {
-    /// Loads every weight, one at a time, and compiles the forward pass. `progress` receives the finished fraction, 0 to 1, after each
+    /// Checks that the device computes the model, loads every weight, one at a time, and compiles the forward pass. `progress` receives the finished fraction, 0 to 1, after each
     /// weight.
     pub fn load(
         source: &dyn ModelSource,
@@ -73,6 +73,7 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let spec = source.spec().clone();
         error::check_config(&spec, &config)?;
+        error::check_device(&spec, &device.info())?;
         let program = load::program(source, device, config.model_len_max, progress)?;
         let ModelConfig { rows_max, logit_rows_max, slots_max, model_len_max: positions_max, adapters, .. } = config;
         let bounds = Bounds { rows_max, logit_rows_max, slots_max, positions_max, adapters };
@@ -119,7 +120,7 @@ impl Model {
         &self.config
     }
 
-    /// The KV layout with this block size: groups with planes `k` and `v`, one for each window and one for the other layers.
+    /// The KV layout with this block size: groups with planes `k` and `v` or a plane `latent`, one for each window and one for the other layers.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
         self.spec.kv_layout(block_tokens, self.config.kv)
     }

@@ -82,8 +82,8 @@ impl AdapterBounds {
 impl Program {
     /// Shape `[n, k]` of a linear.
     fn linear(&self, layer: u32, linear: Linear) -> Option<[usize; 2]> {
-        let of_layer = self.ops.iter().skip_while(|op| !matches!(op, Op::Qkv(op) if op.layer == layer));
-        of_layer.take_while(|op| !matches!(op, Op::Qkv(op) if op.layer != layer)).find_map(|op| match (op, linear) {
+        let of_layer = self.ops.iter().skip_while(|op| op.stores() != Some(layer));
+        of_layer.take_while(|op| op.stores().is_none_or(|other| other == layer)).find_map(|op| match (op, linear) {
             (Op::Qkv(op), Linear::Query) => Some([op.heads * op.head_dim, op.weight.k]),
             (Op::Qkv(op), Linear::Key | Linear::Value) => Some([op.kv_heads * op.head_dim, op.weight.k]),
             (Op::Out(op), Linear::Out) | (Op::Down(op), Linear::Down) => Some([op.weight.n, op.weight.k]),

@@ -85,6 +85,9 @@ impl PackedAdapter {
             let Some(LowRank { k, n, .. }) = change else { continue };
             let (layer, linear) = ((at / Linear::ALL.len()) as u32, Linear::ALL[at % Linear::ALL.len()]);
             match program.linear(layer, linear) {
+                None if layer < program.layers() => {
+                    return refuse(format!("{linear:?} of layer {layer}, which the model has not"));
+                }
                 None => return refuse(format!("layer {layer} of {}", program.layers())),
                 Some(shape) if shape != [*n, *k] => {
                     return refuse(format!(

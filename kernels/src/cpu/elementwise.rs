@@ -3,7 +3,7 @@
 use super::simd::{Kernel, LANES, Simd, gelu_tanh, silu};
 use super::{CpuKernels, Shared};
 use crate::device::RopeTable;
-use crate::host::{KvStep, NormOf, parts};
+use crate::host::{KvStep, NormOf, RotatedHeads, parts};
 use crate::numerics;
 use crate::program::Activation;
 
@@ -101,8 +101,8 @@ fn square_lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
     acc
 }
 
-/// Rotates every head of every row of the step.
-pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, table: &RopeTable, x: &mut [f32]) {
+/// Rotates a part of every head of every row of the step.
+pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, table: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
     let rows = step.rows();
     if rows == 0 {
         return;
@@ -113,7 +113,7 @@ pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, table: &RopeTable, x:
         // SAFETY: `pieces` gives each row to one task.
         let x = unsafe { rows_of(shared, cols, start, end) };
         for (row, position) in x.chunks_exact_mut(cols).zip(step.positions_of(start..end)) {
-            kernels.level.run(Rotate::new(row, step.kv.dim(), table, position));
+            kernels.level.run(Rotate::new(row, heads, table, position));
         }
     });
 }
@@ -121,17 +121,17 @@ pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, table: &RopeTable, x:
 /// Rotates the heads of a row.
 pub(super) struct Rotate<'a> {
     row: &'a mut [f32],
-    head_dim: usize,
+    heads: RotatedHeads,
     cos: &'a [f32],
     sin: &'a [f32],
 }
 
 impl<'a> Rotate<'a> {
     #[inline(always)]
-    pub(super) fn new(row: &'a mut [f32], head_dim: usize, table: &'a RopeTable, position: usize) -> Self {
+    pub(super) fn new(row: &'a mut [f32], heads: RotatedHeads, table: &'a RopeTable, position: usize) -> Self {
         let half = table.dim / 2;
         let at = position * half..(position + 1) * half;
-        Self { row, head_dim, cos: &table.cos[at.clone()], sin: &table.sin[at] }
+        Self { row, heads, cos: &table.cos[at.clone()], sin: &table.sin[at] }
     }
 }
 
@@ -143,8 +143,8 @@ impl Kernel for Rotate<'_> {
         // Scalar code: every element is independent, so the compiler's vectorization rounds alike.
         let half = self.cos.len();
         let sin = &self.sin[..half];
-        for head in self.row.chunks_exact_mut(self.head_dim) {
-            let (low, high) = head.split_at_mut(half);
+        for head in self.row.chunks_exact_mut(self.heads.dim) {
+            let (low, high) = head[self.heads.first..].split_at_mut(half);
             let high = &mut high[..half];
             for i in 0..half {
                 let (a, b) = (low[i], high[i]);

@@ -12,6 +12,7 @@ mod amx_scalar;
 mod attention_splits;
 mod bf16x32;
 mod buffer;
+mod by_head;
 mod elementwise;
 mod f32fma;
 #[cfg(target_arch = "x86_64")]
@@ -35,7 +36,8 @@ mod threads;
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::host::parts;
 use crate::host::{
-    Changes, GateUpOf, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store, Timed, Times,
+    Changes, GateUpOf, HeadProducts, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, RotatedHeads, Scores,
+    Scratch, Store, Timed, Times,
 };
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
@@ -233,12 +235,16 @@ impl HostKernels for CpuKernels {
         matrix::linear(self, x, w, first, partitions, store, outs);
     }
 
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        elementwise::rope(self, step, rope, q);
-        elementwise::rope(self, step, rope, k);
-        for (plane, data) in [&*k, v].into_iter().enumerate() {
-            self.level.run(StoreColumns { step, plane, rows: 0..step.rows(), first: 0, data });
-        }
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+        elementwise::rope(self, step, rope, heads, x);
+    }
+
+    fn store(&self, step: KvStep<'_>, plane: usize, data: &[f32]) {
+        self.level.run(StoreColumns { step, plane, rows: 0..step.rows(), first: 0, data });
+    }
+
+    fn by_head(&self, w: &Matrix, heads: HeadProducts, x: &[f32], out: &mut [f32], _: &mut Scratch<Input>) {
+        by_head::by_head(self, w, heads, x, out);
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {

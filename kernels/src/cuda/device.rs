@@ -58,6 +58,7 @@ impl Device for CudaDevice {
             kernel_revision: KERNEL_REVISION,
             memory: MemoryKind::Cuda(*ordinal),
             asynchronous: true,
+            latents: false,
             sampling: &[],
         }
     }
@@ -204,6 +205,7 @@ impl CudaDevice {
             }
             program::Op::GateUp(op) => Op::GateUp(self.norm_before(op.norm)?, self.weights.get(op.weight, false, 2)?),
             program::Op::Down(op) => Op::Down(self.projection(op)?),
+            program::Op::Latent(_) | program::Op::Expand(_) => return not_yet("latent attention"),
             program::Op::Experts(_) => return not_yet("experts"),
             program::Op::Select => Op::Select,
             program::Op::Head(op) if op.factor != 1.0 || op.soft_cap.is_some() => {

@@ -19,6 +19,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
             kernel_revision: kernels.revision(),
             memory: MemoryKind::Host,
             asynchronous: false,
+            latents: true,
             sampling: &[SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS],
         }
     }

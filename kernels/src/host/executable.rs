@@ -1,91 +1,19 @@
 //! A program on the host: the canonical orders of its operations, one after another.
 
 use super::adapted::AdaptedRows;
-use super::{ExpertsOf, GateUpOf, HostKernels, Loaded, NormOf, ProjectOf, QkvOf, Scores, Scratch, Shared, parts};
+use super::resolved::Resolved;
+use super::{HeadProducts, HostKernels, Scratch, Shared, parts};
 use crate::adapter::{Linear, PackedAdapter};
-use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role, RopeTable, Weight};
+use crate::device::{Bounds, DeviceError, Executable, LayerObserver, Role};
 use crate::kv::PoolBinding;
+use crate::program::Program;
 use crate::program::check::{self, Sizes};
-use crate::program::{self, Activation, Op, Program};
 use crate::step::{AdapterSlot, Launched, Segments, SlotSamplers, SlotTable, StepInput, StepOutput};
 use baton_memory::PoolMemory;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, KvPoolMap, MemoryKind, TokenId};
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// An operation with its weights.
-enum Resolved<M> {
-    /// With its factor.
-    Embed(Arc<Loaded<M>>, f32),
-    Qkv(Qkv<M>),
-    Attend(Attend),
-    Out(Projection<M>),
-    GateUp(GateUp<M>),
-    Down(Projection<M>),
-    Experts(Experts<M>),
-    Select,
-    Head(Head<M>),
-    Sample,
-}
-
-struct Attend {
-    op: program::Attend,
-    sinks: Option<Vec<f32>>,
-}
-
-/// A projection of `k` columns that is added to the residual stream.
-struct Projection<M> {
-    weight: Arc<Loaded<M>>,
-    k: usize,
-    partitions: usize,
-    bias: Option<Vec<f32>>,
-    norm: Option<Norm>,
-    factor: f32,
-}
-
-struct GateUp<M> {
-    norm: Option<Norm>,
-    weight: Arc<Loaded<M>>,
-    activation: Activation,
-    /// Columns of the gate.
-    ffn: usize,
-}
-
-struct Experts<M> {
-    norm: Option<Norm>,
-    /// Router, gate and up, and down.
-    weights: [Arc<Loaded<M>>; 3],
-    /// Of the same.
-    biases: Option<[Vec<f32>; 3]>,
-    op: program::Experts,
-}
-
-struct Head<M> {
-    norm: Norm,
-    weight: Arc<Loaded<M>>,
-    factor: f32,
-    soft_cap: Option<f32>,
-}
-
-struct Norm {
-    gain: Vec<f32>,
-    eps: f32,
-}
-
-struct Qkv<M> {
-    layer: u32,
-    norm: Option<Norm>,
-    weight: Arc<Loaded<M>>,
-    /// Of query, key and value.
-    bias: Option<Vec<f32>>,
-    /// Columns of query, and of key and value.
-    query: usize,
-    kv: usize,
-    /// Of query and key.
-    norms: Option<[Norm; 2]>,
-    rope: Arc<RopeTable>,
-}
 
 /// The activations of one step, at their largest size; an operation uses the rows of the step.
 struct Activations {
@@ -180,78 +108,6 @@ impl<K: HostKernels> HostExecutable<K> {
     }
 }
 
-impl<K: HostKernels> Shared<K> {
-    fn norm(&self, norm: &program::Norm) -> Result<Norm, DeviceError> {
-        Ok(Norm { gain: self.vector(norm.gain)?, eps: norm.eps })
-    }
-
-    fn norm_if(&self, norm: Option<program::Norm>) -> Result<Option<Norm>, DeviceError> {
-        norm.map(|norm| self.norm(&norm)).transpose()
-    }
-
-    fn projection(&self, op: &program::Project) -> Result<Projection<K::Matrix>, DeviceError> {
-        let norm = self.norm_if(op.norm)?;
-        let (weight, k) = (self.matrix(op.weight, 1)?, op.weight.k);
-        let bias = self.vector_if(op.bias)?;
-        Ok(Projection { weight, k, partitions: op.partitions, bias, norm, factor: op.factor })
-    }
-
-    fn vector_if(&self, weight: Option<Weight>) -> Result<Option<Vec<f32>>, DeviceError> {
-        weight.map(|weight| self.vector(weight)).transpose()
-    }
-
-    fn resolve(&self, op: &Op) -> Result<Resolved<K::Matrix>, DeviceError> {
-        Ok(match op {
-            Op::Embed(op) => Resolved::Embed(self.matrix(op.table, 1)?, op.factor),
-            Op::Qkv(op) => Resolved::Qkv(Qkv {
-                layer: op.layer,
-                norm: self.norm_if(op.norm)?,
-                weight: self.matrix(op.weight, 3)?,
-                bias: self.vector_if(op.bias)?,
-                query: op.heads * op.head_dim,
-                kv: op.kv_heads * op.head_dim,
-                norms: match &op.norms {
-                    Some(norms) => Some([self.norm(&norms.query)?, self.norm(&norms.key)?]),
-                    None => None,
-                },
-                rope: self.rope(op.rope)?,
-            }),
-            Op::Attend(op) => Resolved::Attend(Attend { op: *op, sinks: self.vector_if(op.sinks)? }),
-            Op::Out(op) => Resolved::Out(self.projection(op)?),
-            Op::GateUp(op) => Resolved::GateUp(GateUp {
-                norm: self.norm_if(op.norm)?,
-                weight: self.matrix(op.weight, 2)?,
-                activation: op.activation,
-                ffn: op.weight.n / 2,
-            }),
-            Op::Down(op) => Resolved::Down(self.projection(op)?),
-            Op::Experts(op) => Resolved::Experts(Experts {
-                norm: self.norm_if(op.norm)?,
-                weights: [
-                    self.matrix(op.router, 1)?,
-                    self.matrix(op.gate_up, 2 * op.router.n)?,
-                    self.matrix(op.down, op.router.n)?,
-                ],
-                biases: match op.biases {
-                    Some(program::ExpertBiases { router, gate_up, down }) => {
-                        Some([self.vector(router)?, self.vector(gate_up)?, self.vector(down)?])
-                    }
-                    None => None,
-                },
-                op: *op,
-            }),
-            Op::Select => Resolved::Select,
-            Op::Head(op) => Resolved::Head(Head {
-                norm: self.norm(&op.norm)?,
-                weight: self.matrix(op.weight, 1)?,
-                factor: op.factor,
-                soft_cap: op.soft_cap,
-            }),
-            Op::Sample => Resolved::Sample,
-        })
-    }
-}
-
 impl<K: HostKernels> Executable for HostExecutable<K> {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
         let pool = PoolBinding::try_new(memory, map, &self.program, self.bounds, self.sizes.vocab)?;
@@ -297,12 +153,14 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         let hidden = self.sizes.hidden;
         let (mut rows, mut segments) = (self.ids.len(), all.as_slice());
         let (mut query, mut output) = (0, StepOutput::default());
+        // Columns of what attention yields.
+        let mut attended = 0;
         for op in &self.ops {
             let residual = &mut a.residual[..rows * hidden];
             match op {
                 Resolved::Embed(table, factor) => kernels.embed(table.matrix(), *factor, &self.ids, residual),
                 Resolved::Qkv(op) => {
-                    query = op.query;
+                    (query, attended) = (op.query, op.query);
                     let step_of = kv.step(op.layer, segments);
                     layer = op.layer;
                     let (w, to) = (op.weight.matrix(), &mut a.query[..rows * query]);
@@ -316,10 +174,26 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                         observer(op.layer, &self.fence);
                     }
                 }
+                Resolved::Latent(op) => {
+                    (query, attended) = (op.op.heads * op.op.dim(), op.op.heads * op.op.rank());
+                    layer = op.op.layer;
+                    let step_of = kv.step(layer, segments);
+                    kernels.latent(&op.matrices(), &op.of(), step_of, residual, &mut a.query[..rows * query], scratch);
+                    if step.observed.contains(&layer) {
+                        observer(layer, &self.fence);
+                    }
+                }
                 Resolved::Attend(op) => {
                     let step_of = kv.step(op.op.layer, segments);
-                    let len = rows * query;
-                    kernels.attend(step_of, &a.query[..len], op.of(), &mut a.attended[..len]);
+                    let (q, to) = (&a.query[..rows * query], &mut a.attended[..rows * attended]);
+                    kernels.attend(step_of, q, op.of(), to);
+                }
+                Resolved::Expand(op) => {
+                    let of = HeadProducts { rows, heads: op.heads, k: op.rank, n: op.value, rest: 0 };
+                    let values = &mut a.query[..rows * op.heads * op.value];
+                    kernels.by_head(op.weight.matrix(), of, &a.attended[..rows * attended], values, scratch);
+                    kernels.numerics().round_products(values);
+                    std::mem::swap(&mut a.query, &mut a.attended);
                 }
                 Resolved::Out(op) => {
                     let (w, of, x) = (op.weight.matrix(), op.of(Role::Out, rows), &a.attended[..rows * op.k]);
@@ -347,8 +221,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                     }
                 }
                 Resolved::Experts(op) => {
-                    let matrices = op.weights.each_ref().map(|weight| weight.matrix());
-                    kernels.experts(matrices, &op.of(rows), residual, scratch);
+                    kernels.experts(&op.matrices(), &op.of(rows), residual, scratch);
                 }
                 Resolved::Select => {
                     if selected.is_empty() {
@@ -401,54 +274,4 @@ fn select(rows: &[usize], cols: usize, x: &mut [f32], scratch: &mut [f32]) {
         to.copy_from_slice(&x[row * cols..(row + 1) * cols]);
     }
     x[..rows.len() * cols].copy_from_slice(&scratch[..rows.len() * cols]);
-}
-
-impl Norm {
-    fn of(&self) -> NormOf<'_> {
-        NormOf { gain: &self.gain, eps: self.eps }
-    }
-}
-
-impl Attend {
-    fn of(&self) -> Scores<'_> {
-        let program::Attend { scale, window, soft_cap, .. } = self.op;
-        Scores { scale, window: window.map(|tokens| tokens as usize), soft_cap, sinks: self.sinks.as_deref() }
-    }
-}
-
-impl<M> Projection<M> {
-    fn of(&self, role: Role, rows: usize) -> ProjectOf<'_> {
-        let norm = self.norm.as_ref().map(Norm::of);
-        let bias = self.bias.as_deref();
-        ProjectOf { role, partitions: self.partitions, rows, bias, norm, factor: self.factor }
-    }
-}
-
-impl<M> GateUp<M> {
-    fn of(&self, rows: usize) -> GateUpOf<'_> {
-        GateUpOf { norm: self.norm.as_ref().map(Norm::of), activation: self.activation, rows }
-    }
-}
-
-impl<M> Experts<M> {
-    fn of(&self, rows: usize) -> ExpertsOf<'_> {
-        let program::Experts { router, down, partitions, used, renormalize, activation, factor, .. } = self.op;
-        let norm = self.norm.as_ref().map(Norm::of);
-        let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(Vec::as_slice));
-        let (experts, ffn) = (router.n, down.k);
-        ExpertsOf { norm, experts, ffn, used, renormalize, activation, partitions, biases, factor, rows }
-    }
-}
-
-impl<M> Qkv<M> {
-    fn of(&self) -> QkvOf<'_> {
-        QkvOf {
-            norm: self.norm.as_ref().map(Norm::of),
-            bias: self.bias.as_deref(),
-            query: self.query,
-            kv: self.kv,
-            norms: self.norms.as_ref().map(|norms| norms.each_ref().map(Norm::of)),
-            rope: &self.rope,
-        }
-    }
 }

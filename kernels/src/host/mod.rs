@@ -7,7 +7,10 @@ mod device;
 mod executable;
 mod experts;
 mod kept;
+mod latent;
+mod operations;
 pub(crate) mod parts;
+mod resolved;
 mod timed;
 
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
@@ -25,6 +28,10 @@ use std::sync::{Arc, Once};
 #[cfg(test)]
 pub(crate) use adapted::AdaptedRows;
 pub use adapted::Changes;
+pub use operations::{
+    ChoiceOf, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, LatentMatrices, LatentOf, NormOf, ProjectOf, QkvOf,
+    RotatedHeads,
+};
 pub use parts::Scratch;
 pub(crate) use timed::Timed;
 pub use timed::Times;
@@ -66,6 +73,18 @@ impl KvStep<'_> {
     /// Rows of the batch.
     pub fn rows(&self) -> usize {
         rows_of(self.segments)
+    }
+
+    /// Elements of each value that attention of `q` takes for `out`: in a latent group its first ones, elsewhere all.
+    ///
+    /// # Panics
+    /// If `out` has not as many heads as `q`, or another group's values are taken in part.
+    pub(crate) fn value_dim(&self, q: &[f32], out: &[f32]) -> usize {
+        let dim = self.kv.dim();
+        let value_dim = out.len() * dim / q.len().max(1);
+        assert!(value_dim * q.len() == out.len() * dim && value_dim <= dim, "{} of {} elements", out.len(), q.len());
+        assert!(value_dim == dim || self.kv.is_latent() || q.is_empty(), "values in part");
+        value_dim
     }
 
     /// The segments that `rows` belong to, each with their positions in it.
@@ -130,91 +149,6 @@ impl Scores<'_> {
         dots.iter_mut().for_each(|x| *x = soft_cap_by_exp2(*x * self.scale, cap));
         1.0
     }
-}
-
-/// RMSNorm of rows or heads as long as `gain`.
-#[allow(missing_docs, reason = "the names of fields say it")]
-#[derive(Clone, Copy, Debug)]
-pub struct NormOf<'a> {
-    pub gain: &'a [f32],
-    pub eps: f32,
-}
-
-/// All of [`Qkv`](crate::program::Qkv) but its matrix.
-#[derive(Clone, Copy, Debug)]
-pub struct QkvOf<'a> {
-    /// Of the residual stream.
-    pub norm: Option<NormOf<'a>>,
-    /// Of query, key and value.
-    pub bias: Option<&'a [f32]>,
-    /// Columns of the query.
-    pub query: usize,
-    /// Columns of the key, and of the value.
-    pub kv: usize,
-    /// Of query and key.
-    pub norms: Option<[NormOf<'a>; 2]>,
-    /// Rotates query and key.
-    pub rope: &'a RopeTable,
-}
-
-/// What `Out` or `Down` adds to the residual stream.
-#[derive(Clone, Copy, Debug)]
-pub struct ProjectOf<'a> {
-    /// [`Role::Out`] or [`Role::Down`].
-    pub role: Role,
-    /// Of K, see [`Project`](crate::program::Project).
-    pub partitions: usize,
-    /// Rows of the step.
-    pub rows: usize,
-    /// Added to the products.
-    pub bias: Option<&'a [f32]>,
-    /// Of the products of a row.
-    pub norm: Option<NormOf<'a>>,
-    /// Of what is added.
-    pub factor: f32,
-}
-
-impl ProjectOf<'_> {
-    /// Whether products are added as they are.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.bias.is_none() && self.norm.is_none() && self.factor == 1.0
-    }
-}
-
-/// All of [`GateUp`](crate::program::GateUp) but its matrix.
-#[derive(Clone, Copy, Debug)]
-pub struct GateUpOf<'a> {
-    /// Of the residual stream.
-    pub norm: Option<NormOf<'a>>,
-    /// Of the gate.
-    pub activation: Activation,
-    /// Rows of the step.
-    pub rows: usize,
-}
-
-/// All of [`Experts`](crate::program::Experts) but its matrices.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertsOf<'a> {
-    /// Of the residual stream.
-    pub norm: Option<NormOf<'a>>,
-    /// How many there are.
-    pub experts: usize,
-    /// Columns of an expert's gate.
-    pub ffn: usize,
-    /// Of a row.
-    pub used: usize,
-    /// Whether shares are divided by their sum.
-    pub renormalize: bool,
-    /// Of the gates.
-    pub activation: Activation,
-    /// Of K of the down projections.
-    pub partitions: usize,
-    /// Of router, gates and ups, and downs, as in [`ExpertBiases`](crate::program::ExpertBiases).
-    pub biases: Option<[&'a [f32]; 3]>,
-    /// Of what is added.
-    pub factor: f32,
-    /// Rows of the step.
-    pub rows: usize,
 }
 
 /// The arithmetic of a host device. Shapes are checked before a call; all activations are dense and row-major.
@@ -286,10 +220,37 @@ pub trait HostKernels: Send + Sync + 'static {
         outs: &mut [&mut [f32]],
     );
 
-    /// Rotates q and k in place and stores k and v; `v` as long as `k`.
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]);
+    /// Rotates a part of every head of every row in place.
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]);
 
-    /// Causal attention of `q`, rows of `q.len() / step.rows()`.
+    /// Stores rows of keys (0) or values (1) at their positions.
+    fn store(&self, step: KvStep<'_>, plane: usize, x: &[f32]);
+
+    /// Rotates q and k in place and stores k and v; `v` as long as `k`.
+    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
+        let heads = RotatedHeads { dim: step.kv.dim(), first: 0 };
+        self.rotate(step, rope, heads, q);
+        self.rotate(step, rope, heads, k);
+        self.store(step, 0, k);
+        self.store(step, 1, v);
+    }
+
+    /// Products of each head with the matrix of its own, see [`parts::by_head`].
+    fn by_head(
+        &self,
+        w: &Self::Matrix,
+        heads: HeadProducts,
+        x: &[f32],
+        out: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::by_head(self, w, heads, x, out, scratch);
+    }
+
+    /// Causal attention of `q`, rows of `q.len() / step.rows()`. In a latent group `out` may have fewer elements of a head than `q`: values are the
+    /// first elements of keys.
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]);
 
     /// Adds the adapters' changes of a linear to its output: `x` is the linear's input, before it is rounded for a class. Both have all rows.
@@ -346,6 +307,21 @@ pub trait HostKernels: Send + Sync + 'static {
         parts::project(self, w, op, x, residual, scratch, None);
     }
 
+    /// The operation [`Latent`](crate::program::Latent), of all rows of `residual`: the query is set, the latent is stored to the pool.
+    fn latent(
+        &self,
+        matrices: &LatentMatrices<'_, Self::Matrix>,
+        op: &LatentOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        query: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        latent::latent(self, matrices, op, step, residual, query, scratch);
+    }
+
     /// The operation `GateUp`, of all rows of `residual`.
     fn gate_up(
         &self,
@@ -360,10 +336,10 @@ pub trait HostKernels: Send + Sync + 'static {
         parts::gate_up(self, w, op, residual, inner, scratch, None);
     }
 
-    /// The operation `Experts`, of all rows of `residual`. The matrices are router, gate and up, and down.
+    /// The operation `Experts`, of all rows of `residual`.
     fn experts(
         &self,
-        matrices: [&Self::Matrix; 3],
+        matrices: &ExpertMatrices<'_, Self::Matrix>,
         op: &ExpertsOf<'_>,
         residual: &mut [f32],
         scratch: &mut Scratch<Self::Input>,

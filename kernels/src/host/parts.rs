@@ -1,7 +1,7 @@
 //! Operations of a program as their parts, one after another: the canonical order, literally.
 
 use super::adapted::AdaptedLayer;
-use super::{GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
+use super::{GateUpOf, HeadProducts, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
 use crate::adapter::Linear;
 use crate::numerics::soft_cap;
 
@@ -11,11 +11,13 @@ pub struct Scratch<I> {
     pub(super) input: I,
     /// Rows after a norm.
     pub(super) normed: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
+    pub(super) key: Vec<f32>,
+    pub(super) value: Vec<f32>,
     pub(super) up: Vec<f32>,
     /// Heads after their norm.
-    heads: Vec<f32>,
+    pub(super) heads: Vec<f32>,
+    /// Queries before they are multiplied into the space of latents.
+    pub(super) queries: Vec<f32>,
     /// Products before they are added to the residual stream.
     pub(super) added: Vec<f32>,
     /// Rows of one expert, and its gate.
@@ -110,6 +112,35 @@ pub(crate) fn qkv<K: HostKernels>(
         }
     }
     kernels.rope_store(step, op.rope, q, k, v);
+}
+
+/// Products of the first `k` elements of each head with the part of the matrix that has the head's number; the other elements follow as they are.
+/// `x` is `[rows, heads, k + rest]`, `out` `[rows, heads, n + rest]`.
+pub(crate) fn by_head<K: HostKernels>(
+    kernels: &K,
+    w: &K::Matrix,
+    of: HeadProducts,
+    x: &[f32],
+    out: &mut [f32],
+    scratch: &mut Scratch<K::Input>,
+) {
+    let HeadProducts { rows, heads, k, n, rest } = of;
+    let [columns, out_columns] = of.columns();
+    let Scratch { input, gathered, gate, .. } = scratch;
+    for head in 0..heads {
+        let gathered = room(gathered, rows * k);
+        for (row, to) in gathered.chunks_exact_mut(k).enumerate() {
+            to.copy_from_slice(&x[row * columns + head * (k + rest)..][..k]);
+        }
+        kernels.input(gathered, rows, w, input);
+        let products = room(gate, rows * n);
+        kernels.linear(input, w, head, 1, Store::Set, &mut [&mut *products]);
+        for (row, products) in products.chunks_exact(n).enumerate() {
+            let to = &mut out[row * out_columns + head * (n + rest)..][..n + rest];
+            to[..n].copy_from_slice(products);
+            to[n..].copy_from_slice(&x[row * columns + head * (k + rest) + k..][..rest]);
+        }
+    }
 }
 
 pub(crate) fn project<K: HostKernels>(

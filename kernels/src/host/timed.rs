@@ -1,6 +1,9 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
-use super::{Changes, ExpertsOf, GateUpOf, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Scores, Scratch, Store};
+use super::{
+    Changes, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, HostKernels, KvStep, LatentMatrices, LatentOf, NormOf,
+    ProjectOf, QkvOf, RotatedHeads, Scores, Scratch, Store,
+};
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
 use crate::program::Activation;
@@ -79,8 +82,16 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.linear(x, w, first, partitions, store, outs);
     }
 
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        self.inner.rope_store(step, rope, q, k, v);
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+        self.inner.rotate(step, rope, heads, x);
+    }
+
+    fn store(&self, step: KvStep<'_>, plane: usize, x: &[f32]) {
+        self.inner.store(step, plane, x);
+    }
+
+    fn by_head(&self, w: &K::Matrix, heads: HeadProducts, x: &[f32], out: &mut [f32], scratch: &mut Scratch<K::Input>) {
+        self.times.of("expand", || self.inner.by_head(w, heads, x, out, scratch));
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {
@@ -119,6 +130,18 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.times.of("qkv", || self.inner.qkv(w, op, step, residual, query, scratch));
     }
 
+    fn latent(
+        &self,
+        matrices: &LatentMatrices<'_, K::Matrix>,
+        op: &LatentOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        query: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("latent", || self.inner.latent(matrices, op, step, residual, query, scratch));
+    }
+
     fn project(
         &self,
         w: &K::Matrix,
@@ -144,7 +167,7 @@ impl<K: HostKernels> HostKernels for Timed<K> {
 
     fn experts(
         &self,
-        matrices: [&K::Matrix; 3],
+        matrices: &ExpertMatrices<'_, K::Matrix>,
         op: &ExpertsOf<'_>,
         residual: &mut [f32],
         scratch: &mut Scratch<K::Input>,

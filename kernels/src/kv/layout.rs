@@ -1,10 +1,13 @@
-//! Groups of a pool as kernels address them: planes `k` and `v`, and the place of each layer. Offsets, whatever memory they are in.
+//! Groups of a pool as kernels address them: planes of keys and of values, and the place of each layer. Offsets, whatever memory they are in.
 
 use crate::device::{Bounds, DeviceError};
 use crate::program::Program;
 use crate::step::{GroupLimits, StepLimits};
 use baton_types::{BlockId, BlockTable, Dtype, GroupKind, KvGroup, KvPoolMap};
 use std::ops::Range;
+
+/// The plane that is keys and values.
+const LATENT: &str = "latent";
 
 /// Contiguous tokens within one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +18,8 @@ pub(crate) struct Run {
     pub(crate) tokens: usize,
 }
 
-/// One group of a pool, checked to have what attention needs.
+/// One group of a pool, checked to have what attention needs: planes `k` and `v`, or a plane `latent`, which is both. Then a value is the
+/// beginning of its token's key.
 #[derive(Clone, Debug)]
 pub struct GroupLayout {
     map: KvPoolMap,
@@ -25,15 +29,23 @@ pub struct GroupLayout {
 }
 
 impl GroupLayout {
-    /// Checks that the group has what attention needs: it is full or has a window, and its planes `k` and `v` have equal heads and dim.
+    /// Checks that the group has what attention needs: positions, and planes `k` and `v` of equal heads and dim, or one plane `latent` of one head.
     ///
     /// # Panics
     /// If the layout has no such group.
     pub(crate) fn try_new(map: &KvPoolMap, group: usize) -> Result<Self, DeviceError> {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
         let KvGroup { kind, planes, .. } = &map.layout().groups()[group];
-        if !matches!(kind, GroupKind::Full | GroupKind::Window(_)) {
-            return refuse(format!("a group of kind {kind:?}: only attention over keys and values is implemented"));
+        if *kind == GroupKind::State {
+            return refuse(format!("a group of kind {kind:?}: only attention over tokens is implemented"));
+        }
+        if let [plane] = planes.as_slice()
+            && (plane.name(), plane.heads()) == (LATENT, 1)
+        {
+            return Ok(Self { map: map.clone(), group, k: 0, v: 0 });
+        }
+        if *kind == GroupKind::Latent {
+            return refuse(format!("group {group} needs one plane `{LATENT}` of one head"));
         }
         let plane = |name| planes.iter().position(|p| p.name() == name);
         let (Some(k), Some(v)) = (plane("k"), plane("v")) else {
@@ -60,9 +72,14 @@ impl GroupLayout {
         self.group().planes[self.k].heads() as usize
     }
 
-    /// Elements of one head's key or value.
+    /// Elements of one head's key, and of its value unless the group [is latent](GroupLayout::is_latent).
     pub fn dim(&self) -> usize {
         self.group().planes[self.k].dim() as usize
+    }
+
+    /// Whether one plane is keys and values.
+    pub(crate) fn is_latent(&self) -> bool {
+        self.k == self.v
     }
 
     /// Which positions its blocks keep.
@@ -84,9 +101,14 @@ impl GroupLayout {
         self.map.layout().block_tokens() as usize
     }
 
-    /// Planes k and v as [`GroupLayout::offset`] takes them.
+    /// Planes of keys and of values as [`GroupLayout::offset`] takes them.
     pub(crate) fn planes(&self) -> [usize; 2] {
         [self.k, self.v]
+    }
+
+    /// The same, each plane once.
+    pub(crate) fn distinct_planes(&self) -> impl Iterator<Item = usize> + use<> {
+        std::iter::once(self.k).chain((self.v != self.k).then_some(self.v))
     }
 
     pub(crate) fn dtype(&self, plane: usize) -> Dtype {

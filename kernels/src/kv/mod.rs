@@ -39,8 +39,8 @@ fn host(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Arc<HostPool>, D
 }
 
 impl KvBinding {
-    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what attention needs: it is full or has a window, and
-    /// its planes `k` and `v` have equal heads and dim.
+    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what attention needs: planes `k` and `v` of equal heads
+    /// and dim, or one plane `latent`.
     ///
     /// # Panics
     /// If the layout has no such group.
@@ -51,7 +51,7 @@ impl KvBinding {
     /// Copies the first `tokens` tokens of a block to another one.
     pub(crate) fn copy(&self, from: BlockId, to: BlockId, tokens: usize) {
         for layer in 0..self.layers() {
-            for plane in self.planes() {
+            for plane in self.distinct_planes() {
                 let mut rows = vec![0; tokens * self.token_stride(plane)];
                 self.memory.copy_out(self.offset(layer, plane, from, 0), &mut rows);
                 self.memory.copy_in(self.offset(layer, plane, to, 0), &rows);

@@ -6,7 +6,7 @@ use super::stream::{Job, LateFence, Stream, Work};
 use crate::adapter::PackedAdapter;
 use crate::device::{Bounds, DeviceError, Executable, LayerObserver};
 use crate::kv::PoolBinding;
-use crate::program::{Op, Program, check};
+use crate::program::{Program, check};
 use crate::step::{AdapterSlot, Delta, Launched, SlotTable, StepInput, StepOutput, StepSegment};
 use baton_memory::{PoolMemory, RemotePool};
 use baton_types::{BlockId, BlockTable, Fence, KvPoolMap, seeded};
@@ -137,11 +137,11 @@ impl Executable for LateExecutable {
         let job = self.push(segments.clone(), Work::Step(sent))?;
         self.reads.push(PendingRead { job, segments });
         for op in &self.program.ops {
-            if let Op::Qkv(op) = op
-                && step.observed.contains(&op.layer)
+            if let Some(layer) = op.stores()
+                && step.observed.contains(&layer)
             {
-                let fence: Fence = Arc::new(LateFence { stream: self.stream.clone(), job, layers: op.layer + 1 });
-                observer(op.layer, &fence);
+                let fence: Fence = Arc::new(LateFence { stream: self.stream.clone(), job, layers: layer + 1 });
+                observer(layer, &fence);
             }
         }
         Ok(())

@@ -21,7 +21,7 @@ pub(super) fn poison(pool: &PoolBinding, stores: &[Vec<StepSegment>]) {
     for (kv, segment) in pool.bindings().iter().zip(stores).flat_map(|(kv, of)| of.iter().map(move |s| (kv, s))) {
         for run in kv.runs(&segment.table, segment.position..segment.end()) {
             for layer in 0..kv.layers() {
-                for plane in kv.planes() {
+                for plane in kv.distinct_planes() {
                     let bytes = vec![NAN_BYTE; run.tokens * kv.token_stride(plane)];
                     kv.memory.copy_in(kv.offset(layer, plane, run.block, run.token), &bytes);
                 }

@@ -1,6 +1,9 @@
 //! The rules of a program: the order of its operations, and shapes that fit each other, the bounds and the pool.
 
-use super::{Activation, ExpertBiases, Experts, Head, Norm, Op, Program, Project, Qkv, QueryKeyNorms};
+use super::{
+    Activation, Choice, ExpertBiases, ExpertGroups, Experts, Head, Latent, LatentQuery, Norm, Op, Program, Project,
+    Qkv, QueryKeyNorms, Scoring, SharedExpert,
+};
 use crate::device::{Bounds, DeviceError, Weight};
 use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::PARTITIONS_MAX;
@@ -12,7 +15,7 @@ pub(crate) struct Sizes {
     pub(crate) vocab: usize,
     /// Residual stream.
     pub(crate) hidden: usize,
-    /// Query and attended, in the widest layer.
+    /// Query, attended, and values out of latents, in the widest layer.
     pub(crate) query: usize,
     /// Key, and value, in the widest layer.
     pub(crate) kv: usize,
@@ -33,6 +36,7 @@ enum Expected {
     /// The next layer, or the head.
     Qkv,
     Attend,
+    Expand,
     Out,
     GateUp,
     Down,
@@ -56,6 +60,8 @@ impl Program {
         let (mut expected, mut selected, mut layer) = (Expected::Embed, false, 0);
         // Query heads, and columns of query and inner, of the current layer.
         let (mut heads, mut query, mut inner) = (0, 0, 0);
+        // Rank of the current layer's latents, if it stores some.
+        let mut rank = None;
         for op in &self.ops {
             expected = match (op, expected) {
                 (Op::Embed(op), Expected::Embed) => {
@@ -68,9 +74,17 @@ impl Program {
                     require("qkv", op.layer == layer, || format!("layer {} follows layer {layer}", op.layer))?;
                     layer += 1;
                     op.check(sizes.hidden, bounds)?;
-                    (heads, query) = (op.heads, op.heads * op.head_dim);
+                    (heads, query, rank) = (op.heads, op.heads * op.head_dim, None);
                     sizes.query = sizes.query.max(query);
                     sizes.kv = sizes.kv.max(op.kv_heads * op.head_dim);
+                    Expected::Attend
+                }
+                (Op::Latent(op), Expected::Qkv) if !selected => {
+                    require("latent", op.layer == layer, || format!("layer {} follows layer {layer}", op.layer))?;
+                    layer += 1;
+                    op.check(sizes.hidden, bounds)?;
+                    (heads, rank) = (op.heads, Some(op.rank()));
+                    sizes.query = sizes.query.max(op.heads * op.dim());
                     Expected::Attend
                 }
                 (Op::Select, Expected::Attend) if !selected => {
@@ -83,6 +97,16 @@ impl Program {
                     require("attend", op.window != Some(0), || "a window of 0 tokens".into())?;
                     soft_cap("attend", op.soft_cap)?;
                     vector("attend", op.sinks, heads)?;
+                    if rank.is_some() { Expected::Expand } else { Expected::Out }
+                }
+                (Op::Expand(op), Expected::Expand) => {
+                    let (rank, n) = (rank.unwrap_or_default(), op.weight.n);
+                    require("expand", op.heads == heads && n.is_multiple_of(heads), || {
+                        format!("{n} rows for {} heads, the layer has {heads}", op.heads)
+                    })?;
+                    matrix("expand", op.weight, n, rank)?;
+                    query = n;
+                    sizes.query = sizes.query.max(n);
                     Expected::Out
                 }
                 (Op::Out(op), Expected::Out) => {
@@ -126,7 +150,7 @@ impl Program {
 
     /// Layers that it stores KV of.
     pub(crate) fn layers(&self) -> u32 {
-        self.ops.iter().filter(|op| matches!(op, Op::Qkv(_))).count() as u32
+        self.ops.iter().filter(|op| op.stores().is_some()).count() as u32
     }
 
     /// Checks that each layer's group has the heads that the program stores, and keeps what it attends to.
@@ -141,17 +165,24 @@ impl Program {
                     })?;
                 }
                 Op::Qkv(op) => {
-                    let group = pool.of_layer(op.layer);
-                    let (ours, theirs) = ((op.kv_heads, op.head_dim), (group.heads(), group.dim()));
-                    require("bind", ours == theirs, || {
-                        format!("{theirs:?} [heads, dim] in the pool, the model has {ours:?}")
-                    })?;
+                    stored(pool.of_layer(op.layer), (op.kv_heads, op.head_dim), false)?;
                 }
+                Op::Latent(op) => stored(pool.of_layer(op.layer), (1, op.dim()), true)?,
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Checks that a group has planes of so many heads and elements, or a latent of as many.
+fn stored(group: &GroupLayout, ours: (usize, usize), is_latent: bool) -> Check {
+    let theirs = (group.heads(), group.dim());
+    require("bind", ours == theirs && group.is_latent() == is_latent, || {
+        let name = |is_latent| if is_latent { "a latent" } else { "keys and values" };
+        let (pool, model) = (name(group.is_latent()), name(is_latent));
+        format!("{theirs:?} [heads, dim] of {pool} in the pool, the model has {ours:?} of {model}")
+    })
 }
 
 fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
@@ -197,10 +228,11 @@ impl Head {
 impl Experts {
     fn check(&self, hidden: usize) -> Check {
         let op = "experts";
-        let Self { router, gate_up, down, used, partitions, .. } = *self;
+        let Self { router, gate_up, down, choice, partitions, .. } = *self;
         self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
         let (experts, ffn) = (router.n, down.k);
-        require(op, experts > 0 && (1..=experts).contains(&used), || format!("{used} experts used of {experts}"))?;
+        choice.check(experts)?;
+        vector(op, self.choice_bias, experts)?;
         matrix(op, router, experts, hidden)?;
         matrix(op, gate_up, 2 * experts * ffn, hidden)?;
         matrix(op, down, experts * hidden, ffn)?;
@@ -209,9 +241,32 @@ impl Experts {
             matrix(op, gate_up, 1, 2 * experts * ffn)?;
             matrix(op, down, 1, experts * hidden)?;
         }
+        if let Some(SharedExpert { gate_up, down, partitions }) = self.shared {
+            matrix(op, gate_up, 2 * down.k, hidden)?;
+            matrix(op, down, hidden, down.k)?;
+            check_partitions(op, partitions, down.k)?;
+        }
         activation(op, self.activation)?;
         check_partitions(op, partitions, ffn)?;
         factor(op, self.factor)
+    }
+}
+
+impl Choice {
+    fn check(&self, experts: usize) -> Check {
+        let (op, used) = ("experts", self.used);
+        require(op, experts > 0 && (1..=experts).contains(&used), || format!("{used} experts used of {experts}"))?;
+        factor(op, self.factor)?;
+        let Some(ExpertGroups { count, used, best }) = self.groups else { return Ok(()) };
+        let fits = count > 0 && experts.is_multiple_of(count) && (1..=count).contains(&used);
+        // Of a softmax, scores are compared by their logits, whose sum says nothing.
+        let best_max = if self.scoring == Scoring::Softmax { 1 } else { 2 };
+        require(op, fits && (1..=best_max).contains(&best) && best <= experts / count, || {
+            format!("{used} of {count} groups of {experts} experts, by the best {best} of each")
+        })?;
+        require(op, self.used <= used * (experts / count), || {
+            format!("{} experts used of {used} groups of {}", self.used, experts / count)
+        })
     }
 }
 
@@ -249,6 +304,31 @@ impl Qkv {
             key.check(op, if of_all { kv_heads * head_dim } else { head_dim })?;
         }
         require(op, rope.dim <= head_dim, || format!("rope of {} in heads of {head_dim}", rope.dim))?;
+        let positions = bounds.positions_max;
+        require(op, positions <= rope.positions, || {
+            format!("{positions} positions, the rope table has {}", rope.positions)
+        })
+    }
+}
+
+impl Latent {
+    fn check(&self, hidden: usize, bounds: &Bounds) -> Check {
+        let op = "latent";
+        let Self { heads, rope, weight, keys, .. } = *self;
+        let (rank, plain) = (self.rank(), keys.k);
+        self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
+        self.kv_norm.check(op, rank)?;
+        require(op, heads > 0 && rank > 0 && plain > 0, || format!("{heads} heads of {plain}, latents of {rank}"))?;
+        let first = match self.query {
+            Some(LatentQuery { norm, weight }) => {
+                norm.check(op, weight.k)?;
+                matrix(op, weight, self.query_columns(), weight.k)?;
+                weight.k
+            }
+            None => self.query_columns(),
+        };
+        matrix(op, weight, first + self.dim(), hidden)?;
+        matrix(op, keys, heads * rank, plain)?;
         let positions = bounds.positions_max;
         require(op, positions <= rope.positions, || {
             format!("{positions} positions, the rope table has {}", rope.positions)

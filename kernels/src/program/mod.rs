@@ -68,7 +68,69 @@ pub struct Qkv {
     pub rope: Rope,
 }
 
-/// Causal attention over the pool: `query -> attended`. The row at position `p` attends to positions up to `p`.
+/// Norm, the projections of latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434), rotation, and the store of latents:
+/// `residual -> query, KV`.
+///
+/// With `h = norm(residual)`, the compressed query `c_q = h * w_0^T` is, or becomes by `query`, the queries of all heads, each of elements that
+/// stay and `rope.dim` that are rotated behind them. A head's first ones are multiplied with its part of `keys`, so that a query is `[rank]` and
+/// the rotated elements. What is stored of a token is `kv_norm(h * w_1^T)`, of `rank` elements, and `h * w_2^T`, rotated. All heads attend to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latent {
+    /// The layer, as reported to the observer. The pool's layout names its group.
+    pub layer: u32,
+    /// Of the residual stream; `None`: it is projected as it is.
+    pub norm: Option<Norm>,
+    /// Query or compressed query, compressed keys and values `[rank, hidden]`, and the key's rotated part `[rope.dim, hidden]`, as three parts.
+    pub weight: Weight,
+    /// The compressed query's norm and matrix, if it is compressed.
+    pub query: Option<LatentQuery>,
+    /// Of the compressed keys and values, `[1, rank]`.
+    pub kv_norm: Norm,
+    /// Keys out of latents, transposed: `[rank, plain elements of a head]` for each head.
+    pub keys: Weight,
+    /// Query heads.
+    pub heads: usize,
+    /// Rotates the last elements of each query, and the key's.
+    pub rope: Rope,
+}
+
+/// See [`Latent`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentQuery {
+    /// `[1, query rank]`
+    pub norm: Norm,
+    /// `[heads * (plain elements + rope.dim), query rank]`
+    pub weight: Weight,
+}
+
+impl Latent {
+    /// Elements of compressed keys and values.
+    pub fn rank(&self) -> usize {
+        self.kv_norm.gain.k
+    }
+
+    /// Elements that are stored of a token, and of a head's query.
+    pub fn dim(&self) -> usize {
+        self.rank() + self.rope.dim
+    }
+
+    /// Elements of all heads' queries before they are multiplied with [`Latent::keys`].
+    pub(crate) fn query_columns(&self) -> usize {
+        self.heads * (self.keys.k + self.rope.dim)
+    }
+}
+
+/// Values out of latents, after the attention of a [`Latent`]: `attended -> attended`, `[rank]` to a value for each head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expand {
+    /// `[elements of a value, rank]` for each head.
+    pub weight: Weight,
+    /// Query heads.
+    pub heads: usize,
+}
+
+/// Causal attention over the pool: `query -> attended`. The row at position `p` attends to positions up to `p`. After a [`Latent`], values are the
+/// first `rank` elements of what is stored, and `attended` has these of each head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
     /// The layer, whose KV the operation before has stored.
@@ -136,8 +198,8 @@ pub struct GateUp {
 /// A layer's experts in place of its MLP: `residual += factor * sum_e p_e * expert_e(h)` over the experts that are used for a row, with
 /// `h = norm(residual)` and `expert_e(h) = (activation(h * gate_e^T) * (h * up_e^T)) * down_e^T`.
 ///
-/// The router's logits are `h * router^T`. Where there are biases, each is added to its matrix's products. The experts of the largest logits are used, of equal ones those with lower numbers; `p` is the softmax over
-/// all experts.
+/// The router's logits are `h * router^T`. Where there are biases, each is added to its matrix's products. [`Choice`] says which experts are used
+/// and what `p` is. If there is a shared expert, all rows use it with a share of 1, and it is added last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Of the residual stream; `None`: it is taken as it is.
@@ -152,14 +214,69 @@ pub struct Experts {
     pub biases: Option<ExpertBiases>,
     /// Of the K of `down`, see [`Project`].
     pub partitions: usize,
-    /// Experts used for a row.
-    pub used: usize,
-    /// Whether `p` of the experts used is divided by its sum.
-    pub renormalize: bool,
+    /// Which experts are used for a row, and their shares.
+    pub choice: Choice,
+    /// Added to the scores by which experts are chosen, `[1, experts]`; their shares have no part of it.
+    pub choice_bias: Option<Weight>,
+    /// The expert that all rows use.
+    pub shared: Option<SharedExpert>,
     /// Of the gates.
     pub activation: Activation,
     /// Of what is added.
     pub factor: f32,
+}
+
+/// Which experts a row uses, and their shares. Of equal scores, those of lower numbers come first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Experts used for a row.
+    pub used: usize,
+    /// What makes scores of the router's logits.
+    pub scoring: Scoring,
+    /// Only experts of some groups may be used.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the scores of the experts used are divided by their sum.
+    pub renormalize: bool,
+    /// Of each share.
+    pub factor: f32,
+}
+
+impl Choice {
+    /// A softmax over all experts.
+    pub fn softmax(used: usize, renormalize: bool) -> Self {
+        Self { used, scoring: Scoring::Softmax, groups: None, renormalize, factor: 1.0 }
+    }
+}
+
+/// Scores of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// The softmax over all experts. Experts are chosen by their logits.
+    Softmax,
+    /// `1 / (1 + exp(-logit))`
+    Sigmoid,
+}
+
+/// Groups of neighbouring experts, all of equal size, those of the largest scores of which are chosen first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are.
+    pub count: usize,
+    /// How many are chosen.
+    pub used: usize,
+    /// How many of a group's largest scores add up to its own: 1 or 2.
+    pub best: usize,
+}
+
+/// The expert that all rows use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// Gate and up as two parts of equal height.
+    pub gate_up: Weight,
+    /// `[hidden, ffn]`
+    pub down: Weight,
+    /// Of the K of `down`, see [`Project`].
+    pub partitions: usize,
 }
 
 /// Biases of experts and of their router.
@@ -200,8 +317,12 @@ pub enum Op {
     Embed(Embed),
     /// See [`Qkv`].
     Qkv(Qkv),
+    /// See [`Latent`].
+    Latent(Latent),
     /// See [`Attend`].
     Attend(Attend),
+    /// See [`Expand`].
+    Expand(Expand),
     /// Output of attention, of `x = attended`: see [`Project`].
     Out(Project),
     /// See [`GateUp`].
@@ -221,10 +342,21 @@ pub enum Op {
     Sample,
 }
 
+impl Op {
+    /// The layer whose KV it stores.
+    pub(crate) fn stores(&self) -> Option<u32> {
+        match self {
+            Self::Qkv(op) => Some(op.layer),
+            Self::Latent(op) => Some(op.layer),
+            _ => None,
+        }
+    }
+}
+
 /// A forward pass. The operations are run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, and `GateUp`, `Down` or `Experts`; `Select` before the last layer's `Attend`; `Head`,
+    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, or `Latent`, `Attend`, `Expand`, `Out`, and `GateUp`, `Down` or `Experts`; `Select` before the last layer's `Attend`; `Head`,
     /// `Sample`.
     pub ops: Vec<Op>,
 }

@@ -6,19 +6,17 @@ use crate::step::StepSegment;
 use baton_types::BlockTable;
 use std::ops::Range;
 
-/// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
-pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
+/// Stores rows of one plane (0: keys, 1: values), `[rows, kv_heads * dim]`, at their positions, rounded to the plane's type.
+pub(crate) fn store(step: KvStep<'_>, plane: usize, data: &[f32]) {
     let pool = step.kv;
     let cols = pool.heads() * pool.dim();
-    let mut bytes = Vec::new();
-    for (plane, data) in pool.planes().into_iter().zip(kv) {
-        let mut rows = data.chunks_exact(cols);
-        for StepSegment { position, rows: count, table } in step.segments {
-            for run in pool.runs(table, *position..position + count) {
-                bytes.clear();
-                rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
-                pool.memory.copy_in(pool.offset(step.layer, plane, run.block, run.token), &bytes);
-            }
+    let (mut bytes, plane) = (Vec::new(), pool.planes()[plane]);
+    let mut rows = data.chunks_exact(cols);
+    for StepSegment { position, rows: count, table } in step.segments {
+        for run in pool.runs(table, *position..position + count) {
+            bytes.clear();
+            rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
+            pool.memory.copy_in(pool.offset(step.layer, plane, run.block, run.token), &bytes);
         }
     }
 }
@@ -50,8 +48,8 @@ pub(crate) fn attend(
 ) {
     let (dim, kv_cols) = (step.kv.dim(), step.kv.heads() * step.kv.dim());
     let cols = q.len() / step.rows();
-    let group = cols / kv_cols;
-    let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols));
+    let (group, value_dim) = (cols / kv_cols, step.value_dim(q, out));
+    let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols / dim * value_dim));
     for segment in step.segments {
         let tokens = scores.first(segment.position)..segment.position + segment.rows;
         let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.table, tokens.clone()));
@@ -61,13 +59,13 @@ pub(crate) fn attend(
                 (first + 1..visible).filter(|&t| starts_slab(segment, t)).chain([visible]).collect();
             // Where the slab of the first token begins: its lanes count from there.
             let slab_of_first = (0..=first).rev().find(|&t| t == 0 || starts_slab(segment, t)).unwrap_or(0);
-            for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+            for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(value_dim)).enumerate() {
                 let at = |t: usize| t * kv_cols + head / group * dim;
                 let (mut start, mut origin, mut state) = (first, slab_of_first, None);
                 for &end in &bounds {
                     let keys = (start..end).map(|t| &k[at(t)..at(t) + dim]);
-                    let values = (start..end).map(|t| &v[at(t)..at(t) + dim]);
-                    let slab = Partial::slab(q, keys, values, scores, start - origin);
+                    let values = (start..end).map(|t| &v[at(t)..at(t) + value_dim]);
+                    let slab = Partial::slab(q, keys, (value_dim, values), scores, start - origin);
                     state = Some(state.map_or_else(|| slab.clone(), |running: Partial| running.merge(&slab)));
                     (start, origin) = (end, end);
                 }
@@ -91,11 +89,11 @@ struct Partial {
 }
 
 impl Partial {
-    /// The state of a slab without its first `left_out` tokens, whose weights count as zero.
+    /// The state of a slab without its first `left_out` tokens, whose weights count as zero. Values come with their length.
     fn slab<'a>(
         q: &[f32],
         keys: impl Iterator<Item = &'a [f32]>,
-        values: impl Iterator<Item = &'a [f32]>,
+        (value_dim, values): (usize, impl Iterator<Item = &'a [f32]>),
         of: Scores<'_>,
         left_out: usize,
     ) -> Self {
@@ -103,7 +101,7 @@ impl Partial {
         let scores: Vec<f32> = keys.map(|k| capped(lanes::dot(q, k) * of.scale)).collect();
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = scores.iter().map(|s| exp(s - max)).collect();
-        let mut o = vec![0.0f32; q.len()];
+        let mut o = vec![0.0f32; value_dim];
         for (e, v) in weights.iter().zip(values) {
             o.iter_mut().zip(v).for_each(|(o, v)| *o = e.mul_add(*v, *o));
         }

@@ -1,7 +1,7 @@
 //! Norm, rotation and activation in the canonical order.
 
 use crate::device::RopeTable;
-use crate::host::KvStep;
+use crate::host::{KvStep, RotatedHeads};
 use crate::numerics::{Numerics, clamped_swiglu, gelu_tanh, lanes, silu};
 use crate::program::Activation;
 
@@ -18,15 +18,16 @@ pub(crate) fn rms_norm(numerics: Numerics, x: &[f32], gain: &[f32], eps: f32, ou
     }
 }
 
-/// Rotates every head of every row of the step.
-pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
-    let (half, head_dim) = (rope.dim / 2, step.kv.dim());
+/// Rotates a part of every head of every row of the step.
+pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+    let half = rope.dim / 2;
     let positions = step.positions();
     let cols = x.len() / step.rows().max(1);
     for (row, position) in x.chunks_exact_mut(cols.max(1)).zip(positions) {
         let table = position * half..(position + 1) * half;
         let (cos, sin) = (&rope.cos[table.clone()], &rope.sin[table]);
-        for head in row.chunks_exact_mut(head_dim) {
+        for head in row.chunks_exact_mut(heads.dim) {
+            let head = &mut head[heads.first..];
             for i in 0..half {
                 let (a, b) = (head[i], head[i + half]);
                 head[i] = a.mul_add(cos[i], -(b * sin[i]));

@@ -9,7 +9,7 @@ pub(crate) mod linear;
 pub(crate) mod quantized;
 
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, Scores, Store};
+use crate::host::{Changes, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store};
 use crate::numerics::{ATTENTION_SLAB, Half, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
 use crate::program::Activation;
 use baton_types::{Dtype, WeightFormat};
@@ -158,10 +158,12 @@ impl HostKernels for ReferenceKernels {
         self.linear_in_slabs(x, &w[first..], partitions, None, store, outs);
     }
 
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        elementwise::rope_rows(step, rope, q);
-        elementwise::rope_rows(step, rope, k);
-        attention::store(step, [k, v]);
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+        elementwise::rope_rows(step, rope, heads, x);
+    }
+
+    fn store(&self, step: KvStep<'_>, plane: usize, x: &[f32]) {
+        attention::store(step, plane, x);
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {

@@ -55,6 +55,9 @@ pub(crate) struct GgufConfig<'h, 'a> {
 }
 
 impl<'h, 'a> GgufConfig<'h, 'a> {
+    /// Of the logarithm of YaRN's factor, for the temperature of attention.
+    pub(crate) const YARN_LOG_MULTIPLIER: &'static str = "rope.scaling.yarn_log_multiplier";
+
     /// Checks the architecture and that every one of its keys is understood.
     pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
         const ARCHITECTURE: &str = "general.architecture";
@@ -89,7 +92,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         WeightsError::damaged(self.path, message)
     }
 
-    pub(super) fn unsupported(&self, what: impl Into<String>, hint: &str) -> WeightsError {
+    pub(crate) fn unsupported(&self, what: impl Into<String>, hint: &str) -> WeightsError {
         WeightsError::unsupported(self.path, what, hint)
     }
 
@@ -139,6 +142,15 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.size_or(name, None)
     }
 
+    /// A choice of the architecture, or what it is where the file does not say it.
+    pub(crate) fn own_bool_or(&self, name: &str, default: bool) -> Result<bool, WeightsError> {
+        match self.get(&self.key(name)) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(value),
+            Some(_) => Err(self.damaged(format!("{} is no true or false", self.key(name)))),
+        }
+    }
+
     fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
         let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is not a number")));
         self.get(key).map(read).transpose()
@@ -166,8 +178,10 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
             let what = format!("{} = {found} with heads of {head_dim}", self.key(name));
             Err(WeightsError::unsupported(self.path, what, hint))
         };
-        must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
-        if self.family.rotary_rows == RotaryRows::Neighbours {
+        if !self.family.reads_lengths {
+            must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
+        }
+        if self.family.rotary_rows == RotaryRows::Neighbours && !self.family.reads_lengths {
             must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
         }
         if self.size_or("vocab_size", Some(vocab))? != vocab {
@@ -227,17 +241,21 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         })
     }
 
+    /// YaRN, with the temperature of attention of the paper, or of models where it is a factor of the scores alone.
     fn yarn(&self) -> Result<RopeScaling, WeightsError> {
-        let own = |name: &str| self.float(&self.key(name));
-        let key = self.key("rope.scaling.factor");
-        let factor = own("rope.scaling.factor")?.ok_or_else(|| self.damaged(format!("{key} is missing")))?;
+        let need = |name: &str| {
+            let value = self.own_float(name)?;
+            value.ok_or_else(|| self.damaged(format!("{} is missing", self.key(name))))
+        };
+        let factor = need("rope.scaling.factor")?;
+        let of_scores = self.family.keys.contains(&Self::YARN_LOG_MULTIPLIER);
         Ok(RopeScaling::Yarn {
             factor,
-            original_context: self.size_or("rope.scaling.original_context_length", None)?,
-            beta_fast: own("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-            beta_slow: own("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            original_context: self.own_size("rope.scaling.original_context_length")?,
+            beta_fast: self.own_float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.own_float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             truncate: true,
-            amplitude: yarn_amplitude(factor, 1.0) as f32,
+            amplitude: if of_scores { 1.0 } else { yarn_amplitude(factor, 1.0) as f32 },
         })
     }
 

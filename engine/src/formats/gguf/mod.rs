@@ -4,14 +4,16 @@ mod config;
 mod cursor;
 mod format;
 mod header;
+mod latents;
 mod names;
 mod repack;
 mod text;
 mod value;
 
 use super::mmap::MappedFile;
+use super::rotary;
 use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::families::{DecoderSpec, GgufFamily, LayerTensor, RotaryRows, TensorName};
+use crate::families::{DecoderSpec, GgufFamily, LayerTensor, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
 pub(crate) use config::GgufConfig;
@@ -28,6 +30,8 @@ pub struct GgufModel {
     spec: DecoderSpec,
     family: &'static GgufFamily,
     tensors: HashMap<TensorName, TensorEntry>,
+    /// Of [`LayerTensor::KvUp`], where it is in two.
+    latents: latents::Parts,
     end_tokens: Vec<TokenId>,
     sampling: SamplingDefaults,
     tokenizer: Option<GgufTokenizer>,
@@ -42,6 +46,7 @@ impl GgufModel {
         let header = Header::parse(file.path(), file.bytes())?;
         let config = GgufConfig::try_new(file.path(), &header)?;
         let mut tensors = HashMap::new();
+        let mut latents = latents::Parts::new();
         let mut factors = None;
         for (name, entry) in &header.tensors {
             if *name == names::ROPE_FREQS {
@@ -51,6 +56,8 @@ impl GgufModel {
                 for (expert, entry) in each(&config, name, layer, entry)?.into_iter().enumerate() {
                     tensors.insert(TensorName::Expert(layer, expert, tensor), entry);
                 }
+            } else if let Some((layer, part)) = names::of_latents(name) {
+                latents.entry(layer).or_default().insert(part, entry.clone());
             } else if let Some(canonical) = names::canonical(config.family(), name) {
                 tensors.insert(canonical, entry.clone());
             } else {
@@ -62,14 +69,15 @@ impl GgufModel {
         let vocab = vocab.ok_or_else(|| config.damaged("tensor token_embd.weight is missing or no matrix"))?;
         let tied = !tensors.contains_key(&TensorName::Output);
         let spec = config.spec(vocab, tied, factors)?;
-        check_tensors(&config, &file, &spec, &tensors)?;
+        latents::check(&config, &spec, &latents)?;
+        check_tensors(&config, &file, &spec, &tensors, &latents)?;
         let tokenizer = text::tokenizer(&config, vocab)?;
         let end_tokens = text::end_tokens(&config, tokenizer.as_ref(), vocab)?;
         let sampling = config.sampling()?;
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let name = name.map(str::to_owned).or(stem).unwrap_or_default();
         let (family, fingerprint) = (config.family(), OnceLock::new());
-        Ok(Self { file, name, spec, family, tensors, end_tokens, sampling, tokenizer, fingerprint })
+        Ok(Self { file, name, spec, family, tensors, latents, end_tokens, sampling, tokenizer, fingerprint })
     }
 }
 
@@ -145,6 +153,7 @@ fn check_tensors(
     file: &MappedFile,
     spec: &DecoderSpec,
     tensors: &HashMap<TensorName, TensorEntry>,
+    latents: &latents::Parts,
 ) -> Result<(), WeightsError> {
     let expected = spec.tensor_names().count();
     if let Some(extra) = tensors.keys().find(|name| !spec.has_tensor(**name)) {
@@ -157,6 +166,16 @@ fn check_tensors(
         });
     }
     for name in spec.tensor_names() {
+        match (name, tensors.contains_key(&name)) {
+            (TensorName::Layer(layer, LayerTensor::KvUp), is_there) if latents.contains_key(&layer) => {
+                if is_there {
+                    let name = names::spelled(config.family(), name);
+                    return Err(config.damaged(format!("tensor {name} is there, and its parts too")));
+                }
+                continue;
+            }
+            _ => {}
+        }
         let Some(entry) = tensors.get(&name) else {
             let name = names::spelled(config.family(), name);
             return Err(config.damaged(format!("tensor {name} is missing (of {expected})")));
@@ -179,22 +198,17 @@ impl ModelSource for GgufModel {
     }
 
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
+        if let TensorName::Layer(layer, LayerTensor::KvUp) = name
+            && let Some(parts) = self.latents.get(&layer)
+        {
+            return Ok(latents::join(&self.spec, layer, parts, self.file.bytes()));
+        }
         let entry = self.tensors.get(&name);
         let entry = entry.ok_or_else(|| {
             WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(self.family, name)))
         })?;
-        let mut stored = entry.format.read(&self.file.bytes()[entry.bytes.clone()]);
-        match name {
-            TensorName::Layer(layer, LayerTensor::Query | LayerTensor::Key)
-                if self.family.rotary_rows == RotaryRows::Neighbours =>
-            {
-                let [rows, _] = self.spec.tensor_dims(name);
-                let (bytes, head_dim) = (&stored.bytes, self.spec.layers[layer].attention.head_dim);
-                stored.bytes = split_half_rows(bytes, bytes.len() / rows, head_dim).into();
-            }
-            _ => {}
-        }
-        Ok(stored)
+        let stored = entry.format.read(&self.file.bytes()[entry.bytes.clone()]);
+        Ok(rotary::in_halves(&self.spec, self.family.rotary_rows, name, stored))
     }
 
     fn is_quantized(&self) -> bool {
@@ -213,6 +227,10 @@ impl ModelSource for GgufModel {
         if let Some(entry) = self.tensors.get(&name) {
             self.file.release(entry.bytes.clone());
         }
+        if let TensorName::Layer(layer, LayerTensor::KvUp) = name {
+            let parts = self.latents.get(&layer).into_iter().flat_map(|parts| parts.values());
+            parts.for_each(|entry| self.file.release(entry.bytes.clone()));
+        }
     }
 
     fn end_tokens(&self) -> &[TokenId] {
@@ -230,15 +248,4 @@ impl ModelSource for GgufModel {
     fn name(&self) -> &str {
         &self.name
     }
-}
-
-/// Rows of [`RotaryRows::Neighbours`] as [`RotaryRows::Halves`], the order of the canonical tensors.
-fn split_half_rows(bytes: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
-    let mut out = vec![0; bytes.len()];
-    for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
-        let (head, within) = (row / head_dim, row % head_dim);
-        let to = (head * head_dim + within % 2 * (head_dim / 2) + within / 2) * row_bytes;
-        out[to..to + row_bytes].copy_from_slice(bytes);
-    }
-    out
 }

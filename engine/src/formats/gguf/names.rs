@@ -1,5 +1,6 @@
 //! llama.cpp's tensor names.
 
+use super::latents::Part;
 use crate::families::{ExpertTensor, GgufFamily, LayerTensor, TensorName, layer_index};
 
 /// Per-frequency rotary divisors: configuration stored as a tensor.
@@ -27,6 +28,16 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("ffn_up.weight", LayerTensor::Up),
     ("ffn_down.weight", LayerTensor::Down),
     ("post_ffw_norm.weight", LayerTensor::MlpOutputNorm),
+    ("attn_q_a.weight", LayerTensor::QueryDown),
+    ("attn_q_a_norm.weight", LayerTensor::QueryDownNorm),
+    ("attn_q_b.weight", LayerTensor::QueryUp),
+    ("attn_kv_a_mqa.weight", LayerTensor::KvDown),
+    ("attn_kv_a_norm.weight", LayerTensor::KvDownNorm),
+    ("attn_kv_b.weight", LayerTensor::KvUp),
+    ("exp_probs_b.bias", LayerTensor::ChoiceBias),
+    ("ffn_gate_shexp.weight", LayerTensor::SharedGate),
+    ("ffn_up_shexp.weight", LayerTensor::SharedUp),
+    ("ffn_down_shexp.weight", LayerTensor::SharedDown),
 ];
 
 /// Names of tensors that hold one matrix or bias of all experts of a layer, after `blk.N.`.
@@ -53,6 +64,17 @@ pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
     let (_, tensor) = EXPERTS.into_iter().find(|(name, _)| *name == tensor)?;
     Some((layer_index(layer)?, tensor))
+}
+
+/// Layer and part, if this is a part of the matrix that makes keys and values out of latents.
+pub(super) fn of_latents(name: &str) -> Option<(usize, Part)> {
+    let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
+    let part = match tensor {
+        "attn_k_b.weight" => Part::Keys,
+        "attn_v_b.weight" => Part::Values,
+        _ => return None,
+    };
+    Some((layer_index(layer)?, part))
 }
 
 /// The canonical name, if this is a tensor that some decoder has.

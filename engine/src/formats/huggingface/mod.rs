@@ -12,7 +12,7 @@ mod tensors;
 mod text;
 
 use super::mmap::MappedFile;
-use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError};
+use super::{KnownFingerprints, ModelSource, StoredTensor, TextSource, WeightsError, rotary};
 use crate::families::{ConfigFamily, DecoderSpec, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TextBundle, TokenId};
@@ -44,7 +44,8 @@ impl HuggingFaceModel {
         let config_path = folder.join("config.json");
         let config = Self::config(&config_path, folder)?;
         let (spec, family) = config::read(&config)?;
-        let tensors = Tensors::open(folder, &spec, family, quantized::Scheme::read(&config, family)?)?;
+        let scheme = quantized::Scheme::read(&config, family)?;
+        let tensors = Tensors::open(folder, &spec, family, scheme, extra_layers(&config, family)?)?;
         let text = text::read(folder)?;
         let generation = JsonObject::read(&folder.join("generation_config.json"))?;
         let tokenizer_eos = text.as_ref().and_then(|text| text.eos);
@@ -110,6 +111,12 @@ impl HuggingFaceModel {
     }
 }
 
+/// Layers behind the last one that a folder may have, and that are not computed.
+fn extra_layers(config: &JsonObject, family: &ConfigFamily) -> Result<usize, WeightsError> {
+    let stated = family.extra_layers.iter().map(|key| config.size(key)).collect::<Result<Vec<_>, _>>()?;
+    Ok(stated.into_iter().flatten().max().unwrap_or(0).min(DecoderSpec::LAYERS_MAX))
+}
+
 impl ModelSource for HuggingFaceModel {
     fn spec(&self) -> &DecoderSpec {
         &self.spec
@@ -119,6 +126,7 @@ impl ModelSource for HuggingFaceModel {
         let stored = self.tensors.stored(name).unwrap_or_else(|| {
             Err(WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name))))
         })?;
+        let stored = rotary::in_halves(&self.spec, self.family.rotary_rows, name, stored);
         if !name.is_norm() || self.family.gain_offset == 0.0 {
             return Ok(stored);
         }

@@ -66,6 +66,8 @@ struct Unfinished {
     /// By the names of the weights.
     quantized: BTreeMap<String, Parts>,
     stacked: AllStacked,
+    /// Tensors of layers that are not computed.
+    left_out: usize,
 }
 
 /// What a folder has to hold.
@@ -73,6 +75,8 @@ struct Expected<'a> {
     spec: &'a DecoderSpec,
     family: &'a ConfigFamily,
     scheme: Option<Scheme>,
+    /// Layers behind the last one whose tensors are left out.
+    extra_layers: usize,
 }
 
 impl Tensors {
@@ -82,10 +86,11 @@ impl Tensors {
         spec: &DecoderSpec,
         family: &ConfigFamily,
         scheme: Option<Scheme>,
+        extra_layers: usize,
     ) -> Result<Self, WeightsError> {
         let (names, index) = shard_names(folder)?;
         let mut tensors = Self { shards: Vec::new(), places: HashMap::new(), linears: Vec::new() };
-        let expected = Expected { spec, family, scheme };
+        let expected = Expected { spec, family, scheme, extra_layers };
         let mut unfinished = Unfinished::default();
         for name in names {
             let file = MappedFile::open(&folder.join(&name))?;
@@ -93,6 +98,12 @@ impl Tensors {
         }
         if let Some(scheme) = scheme {
             tensors.add_linears(folder, &expected, scheme, unfinished.quantized)?;
+        }
+        if unfinished.left_out > 0 {
+            let (first, tensors) = (spec.layers.len(), unfinished.left_out);
+            tracing::info!(
+                "layers from {first} on, which predict tokens after the next, are not computed: {tensors} tensors left out"
+            );
         }
         let damaged = |message| WeightsError::damaged(&folder.display().to_string(), message);
         let slices = unfinished.stacked.slices(spec).map_err(damaged)?;
@@ -115,7 +126,7 @@ impl Tensors {
         index: Option<&Index>,
         unfinished: &mut Unfinished,
     ) -> Result<(), WeightsError> {
-        let Expected { spec, family, scheme } = *expected;
+        let Expected { spec, family, scheme, extra_layers } = *expected;
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
         let bytes = file.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
@@ -126,6 +137,10 @@ impl Tensors {
                 return Err(damaged(format!("tensor {name} is not listed in {INDEX} as part of this file")));
             }
             if is_derived(&name) {
+                continue;
+            }
+            if is_of_layers(&name, spec.layers.len()..spec.layers.len() + extra_layers) {
+                unfinished.left_out += 1;
                 continue;
             }
             let at = |bytes: Range<usize>| Stored { shard: self.shards.len(), dtype: info.dtype, bytes };
@@ -396,6 +411,12 @@ fn is_plain_name(name: &str) -> bool {
 /// Frequencies that old checkpoints store although they can be derived from `rope_theta`; transformers ignores them too.
 fn is_derived(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
+}
+
+/// Whether a tensor is of one of these layers.
+fn is_of_layers(name: &str, layers: Range<usize>) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).map(|(layer, _)| layer);
+    layer.and_then(layer_index).is_some_and(|layer| layers.contains(&layer))
 }
 
 /// What a tensor holds, in the order of its rows; `None` if no such tensor is known.

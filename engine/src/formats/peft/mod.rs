@@ -118,6 +118,12 @@ pub fn read_peft(folder: &Path, spec: &DecoderSpec, limits: AdapterLimits) -> Re
                 format!("at most {} are accepted here; raise engine.lora.max_rank (--max-lora-rank)", limits.rank_max);
             return Err(WeightsError::unsupported(&shown, format!("rank {rank} of {name}"), hint));
         }
+        let of_attention = |linear: &Linear| matches!(linear, Linear::Query | Linear::Key | Linear::Value);
+        if spec.layers[layer].attention.latent.is_some() && linears.iter().any(of_attention) {
+            let hint = "the base model has latent attention, of whose linears adapters change the output alone; merge it into the \
+                        base model (peft's merge_and_unload)";
+            return Err(WeightsError::unsupported(&shown, name, hint));
+        }
         if linears.iter().any(|linear| !spec.has_tensor(tensor(layer, *linear))) {
             let hint =
                 "adapters of experts are not implemented; merge it into the base model (peft's merge_and_unload)";

@@ -43,6 +43,12 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `factor` | 1 | of the embedding, of what each layer adds, and of the logits |
 /// | `soft_cap` | none | bound of scores and logits |
 /// | `rope_dim` | `head_dim` | elements of a head that are rotated |
+/// | `latent` | none | latent attention, and the rank of its compressed keys and values; `rope_dim` is to be less than `head_dim` |
+/// | `query_rank`, `value_dim` | none, `head_dim` | rank of the compressed query, and elements of a value, with `latent` |
+/// | `sigmoid` | `false` | experts are chosen by sigmoids and a bias, and have a factor of 1.5 |
+/// | `groups`, `groups_used` | none, 1 | groups of experts, and how many of them may be used for a token |
+/// | `shared` | none | width of an expert that all tokens use |
+/// | `dense` | 0 | first layers with an MLP in place of experts |
 /// | `seed` | 0 | |
 ///
 /// With a vocabulary of at least [`RandomModel::TEXT_VOCAB_MIN`] it also brings a byte-level tokenizer and a chat template.

@@ -2,7 +2,8 @@
 
 use super::RandomModel;
 use crate::families::{
-    Activation, AttentionSpec, DecoderSpec, ExpertsSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling,
+    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec,
+    QueryKeyNorm, Rope, RopeScaling, Scoring,
 };
 use crate::formats::WeightsError;
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, latent, query_rank, value_dim, sigmoid, groups, groups_used, shared, dense, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -57,6 +58,27 @@ impl<'a> Pairs<'a> {
     }
 }
 
+/// Experts of a spec that has some.
+fn experts(pairs: &Pairs<'_>, count: usize, biases: bool) -> Result<ExpertsSpec, WeightsError> {
+    let sigmoid = pairs.get("sigmoid", "true or false", false)?;
+    let groups = match pairs.size("groups", 0)? {
+        0 => None,
+        count => {
+            let best = if sigmoid { 2 } else { 1 };
+            Some(ExpertGroups { count, used: pairs.size("groups_used", 1)?, best })
+        }
+    };
+    let scoring = if sigmoid { Scoring::Sigmoid } else { Scoring::Softmax };
+    let softmax = ExpertsSpec::softmax(count, pairs.size("used", 2)?, true);
+    Ok(ExpertsSpec {
+        choice: Choice { scoring, groups, factor: if sigmoid { 1.5 } else { 1.0 }, ..softmax.choice },
+        choice_bias: sigmoid,
+        shared_ffn: Some(pairs.size("shared", 0)?).filter(|ffn| *ffn > 0),
+        biases,
+        ..softmax
+    })
+}
+
 /// Decoder and seed of a spec.
 pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     let pairs = Pairs::split(spec)?;
@@ -101,18 +123,27 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         output_bias: biases,
         ..AttentionSpec::llama(heads, kv_heads, head_dim, rope(head_dim)?)
     };
+    let attention = match pairs.size("latent", 0)? {
+        0 => attention,
+        rank => {
+            let query_rank = Some(pairs.size("query_rank", 0)?).filter(|rank| *rank > 0);
+            let latent = LatentSpec { query_rank, rank, value_dim: pairs.size("value_dim", head_dim)?, rms_eps };
+            AttentionSpec { latent: Some(latent), ..attention }
+        }
+    };
     let norms = [("before", LayerNorms::Before), ("behind", LayerNorms::Behind), ("both", LayerNorms::Both)];
     let layer = LayerSpec {
         norms: pairs.one_of("norms", &norms)?.unwrap_or(LayerNorms::Before),
         residual_factor: factor,
         experts: match pairs.size("experts", 0)? {
             0 => None,
-            count => Some(ExpertsSpec { count, used: pairs.size("used", 2)?, renormalize: true, biases }),
+            count => Some(experts(&pairs, count, biases)?),
         },
         activation,
         ..LayerSpec::llama(attention, pairs.size("ffn", hidden.saturating_mul(2))?, rms_eps)
     };
     let mut layers = DecoderSpec::uniform_layers(layer, pairs.size("layers", 2)?).map_err(refuse)?;
+    layers.iter_mut().take(pairs.size("dense", 0)?).for_each(|layer| layer.experts = None);
     // The last layer of each so many has no window.
     if let full_every @ 1.. = pairs.size("full_every", 0)? {
         let head_dim = pairs.size("full_head_dim", head_dim)?;
@@ -186,7 +217,7 @@ mod tests {
         };
         assert_eq!(parse(spec).unwrap(), (expected, 7));
         let experts = |spec: &str| parse(spec).unwrap().0.layers[1].experts;
-        let expected = |count, used| Some(ExpertsSpec { count, used, renormalize: true, biases: false });
+        let expected = |count, used| Some(ExpertsSpec::softmax(count, used, true));
         assert_eq!(
             ["random:", "random:experts=4", "random:experts=9,used=3"].map(experts),
             [None, expected(4, 2), expected(9, 3)]

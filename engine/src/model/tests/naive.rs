@@ -2,7 +2,8 @@
 
 use super::{Rig, Rows, random, reference, tokens};
 use crate::families::{
-    Activation, AttentionSpec, ExpertTensor, ExpertsSpec, LayerSpec, LayerTensor, RopeScaling, TensorName,
+    Activation, AttentionSpec, ExpertGroups, ExpertTensor, ExpertsSpec, LayerSpec, LayerTensor, RopeScaling, Scoring,
+    TensorName,
 };
 use crate::formats::ModelSource;
 use crate::model::inverse_frequencies;
@@ -54,7 +55,7 @@ fn norm_heads(x: &mut [f64], gain: &Matrix, eps: f64) {
     }
 }
 
-/// Rotates the pairs `(i, i + r/2)` of the first `r` elements of each head by `position * theta^(-2i/r)`.
+/// Rotates the pairs `(i, i + r/2)` of `r` elements of each head by `position * theta^(-2i/r)`.
 fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
     let Some(rope) = &attention.rope else { return };
     let (d, r) = (attention.head_dim, rope.dim);
@@ -65,6 +66,8 @@ fn rotate(x: &mut [f64], position: usize, attention: &AttentionSpec) {
     };
     let amplitude = f64::from(rope.amplitude());
     for head in x.chunks_exact_mut(d) {
+        // Of latents the last elements.
+        let head = if attention.latent.is_some() { &mut head[d - r..] } else { head };
         for i in 0..r / 2 {
             let angle = position as f64 * turned[i];
             let (a, b) = (amplitude * head[i], amplitude * head[i + r / 2]);
@@ -89,28 +92,133 @@ fn attend(
 ) -> Vec<f64> {
     let from = attention.window.map_or(0, |window| keys.len().saturating_sub(window as usize));
     let (keys, values) = (&keys[from..], &values[from..]);
-    let d = attention.head_dim;
+    let (d, value_dim) = (attention.head_dim, attention.attended_dim() / attention.heads);
     let mut out = Vec::new();
     for (h, q) in query.chunks_exact(d).enumerate() {
-        let at = h / (attention.heads / attention.kv_heads) * d;
+        let kv_head = h / (attention.heads / attention.kv_heads);
+        let at = kv_head * d;
         let dot = |k: &Vec<f64>| q.iter().zip(&k[at..at + d]).map(|(a, b)| a * b).sum::<f64>();
         let score = |k: &Vec<f64>| capped(dot(k) * f64::from(attention.scale), attention.soft_cap);
         let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
         let sum = weights.iter().sum::<f64>() + sinks.map_or(0.0, |sinks| sinks[h].exp());
-        out.extend((0..d).map(|i| weights.iter().zip(values).map(|(w, v)| w / sum * v[at + i]).sum::<f64>()));
+        let value =
+            |i: usize| weights.iter().zip(values).map(|(w, v)| w / sum * v[kv_head * value_dim + i]).sum::<f64>();
+        out.extend((0..value_dim).map(value));
     }
     out
 }
 
+/// Queries, keys and values of a layer.
+enum Projections {
+    Heads {
+        q: Linear,
+        k: Linear,
+        v: Linear,
+        norms: [Option<Matrix>; 2],
+    },
+    /// Keys and values are multiplied out of what is compressed: nothing is absorbed.
+    Latent {
+        query: Vec<(Linear, Option<Matrix>)>,
+        kv_down: Linear,
+        kv_norm: Matrix,
+        kv_up: Linear,
+    },
+}
+
+impl Projections {
+    fn new(model: &dyn ModelSource, l: usize) -> Self {
+        use LayerTensor::{
+            Key, KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, Query, QueryBias, QueryDown, QueryDownNorm, QueryNorm,
+            QueryUp, Value, ValueBias,
+        };
+        let (spec, name) = (model.spec(), |tensor| TensorName::Layer(l, tensor));
+        let linear = |tensor, bias| Linear::new(model, name(tensor), name(bias));
+        let gain = |tensor| {
+            let is_there = spec.has_tensor(name(tensor));
+            is_there.then(|| matrix(model, name(tensor), spec.tensor_dims(name(tensor))[1]))
+        };
+        let Some(latent) = spec.layers[l].attention.latent else {
+            let norms = [gain(QueryNorm), gain(KeyNorm)];
+            return Self::Heads {
+                q: linear(Query, QueryBias),
+                k: linear(Key, KeyBias),
+                v: linear(Value, ValueBias),
+                norms,
+            };
+        };
+        let query = match latent.query_rank {
+            Some(_) => vec![(linear(QueryDown, QueryBias), gain(QueryDownNorm)), (linear(QueryUp, QueryBias), None)],
+            None => vec![(linear(Query, QueryBias), None)],
+        };
+        let kv_norm = gain(KvDownNorm).unwrap();
+        Self::Latent { query, kv_down: linear(KvDown, KeyBias), kv_norm, kv_up: linear(KvUp, KeyBias) }
+    }
+
+    fn of(&self, h: &[f64], position: usize, layer: &LayerSpec) -> [Vec<f64>; 3] {
+        let (attention, eps) = (&layer.attention, f64::from(layer.rms_eps));
+        let [mut q, mut k, v] = match self {
+            Self::Heads { q, k, v, norms: [q_norm, k_norm] } => {
+                let (mut query, mut key) = (q.of(h), k.of(h));
+                q_norm.iter().for_each(|gain| norm_heads(&mut query, gain, eps));
+                k_norm.iter().for_each(|gain| norm_heads(&mut key, gain, eps));
+                [query, key, v.of(h)]
+            }
+            Self::Latent { query, kv_down, kv_norm, kv_up } => {
+                let latent = attention.latent.unwrap();
+                let eps = f64::from(latent.rms_eps);
+                let q = query.iter().fold(h.to_vec(), |x, (linear, gain)| {
+                    let x = linear.of(&x);
+                    gain.iter().fold(x, |x, gain| rms_norm(&x, gain, eps))
+                });
+                let compressed = kv_down.of(h);
+                let (compressed, rotated) = compressed.split_at(latent.rank);
+                let up = kv_up.of(&rms_norm(compressed, kv_norm, eps));
+                let plain = attention.head_dim - rotated.len();
+                let (mut k, mut v) = (Vec::new(), Vec::new());
+                for head in up.chunks_exact(plain + latent.value_dim) {
+                    k.extend(head[..plain].iter().chain(rotated));
+                    v.extend(&head[plain..]);
+                }
+                [q, k, v]
+            }
+        };
+        rotate(&mut q, position, attention);
+        rotate(&mut k, position, attention);
+        [q, k, v]
+    }
+}
+
 /// Which experts a row uses, and their shares; one MLP counts as an expert.
-fn shares(router: &Option<(ExpertsSpec, Linear)>, h: &[f64]) -> Vec<(usize, f64)> {
-    let Some((ExpertsSpec { used, renormalize, .. }, router)) = router else { return vec![(0, 1.0)] };
-    let powers: Vec<f64> = router.of(h).into_iter().map(f64::exp).collect();
-    let mut order: Vec<usize> = (0..powers.len()).collect();
-    order.sort_by(|a, b| powers[*b].total_cmp(&powers[*a]));
-    order.truncate(*used);
-    let of = if *renormalize { order.iter().map(|e| powers[*e]).sum::<f64>() } else { powers.iter().sum() };
-    order.into_iter().map(|expert| (expert, powers[expert] / of)).collect()
+fn shares(router: &Option<(ExpertsSpec, Linear, Vec<f64>)>, h: &[f64]) -> Vec<(usize, f64)> {
+    let Some((ExpertsSpec { choice, .. }, router, bias)) = router else { return vec![(0, 1.0)] };
+    let logits = router.of(h);
+    let scores: Vec<f64> = match choice.scoring {
+        Scoring::Softmax => {
+            let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+            logits.iter().map(|x| x.exp() / sum).collect()
+        }
+        Scoring::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+    };
+    let by = plus(scores.clone(), bias);
+    let descending = |by: &[f64], mut order: Vec<usize>| {
+        order.sort_by(|a, b| by[*b].total_cmp(&by[*a]));
+        order
+    };
+    let mut order: Vec<usize> = (0..by.len()).collect();
+    if let Some(ExpertGroups { count, used, best }) = choice.groups {
+        let size = by.len() / count;
+        let total = |group: usize| -> f64 {
+            let members = descending(&by, (group * size..(group + 1) * size).collect());
+            members[..best].iter().map(|expert| by[*expert]).sum()
+        };
+        let totals: Vec<f64> = (0..count).map(total).collect();
+        let groups = descending(&totals, (0..count).collect());
+        order.retain(|expert| groups[..used].contains(&(expert / size)));
+    }
+    let mut order = descending(&by, order);
+    order.truncate(choice.used);
+    let of = if choice.renormalize { order.iter().map(|e| scores[*e]).sum::<f64>() } else { 1.0 };
+    order.into_iter().map(|expert| (expert, scores[expert] / of * f64::from(choice.factor))).collect()
 }
 
 /// Logits of every position.
@@ -131,16 +239,9 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
         let (input_norm, attended_norm) =
             (norm_of(LayerTensor::AttentionNorm), norm_of(LayerTensor::AttentionOutputNorm));
         let linear = |tensor, bias| Linear::new(model, TensorName::Layer(l, tensor), TensorName::Layer(l, bias));
-        let wq = linear(LayerTensor::Query, LayerTensor::QueryBias);
-        let wk = linear(LayerTensor::Key, LayerTensor::KeyBias);
-        let wv = linear(LayerTensor::Value, LayerTensor::ValueBias);
+        let project = Projections::new(model, l);
         let wo = linear(LayerTensor::AttentionOutput, LayerTensor::AttentionOutputBias);
         let sinks = attention.sinks.then(|| w(LayerTensor::Sinks, attention.heads).remove(0));
-        let gain = |tensor| {
-            let columns = spec.tensor_dims(TensorName::Layer(l, tensor))[1];
-            layer.has_tensor(tensor).then(|| w(tensor, columns))
-        };
-        let (q_norm, k_norm) = (gain(LayerTensor::QueryNorm), gain(LayerTensor::KeyNorm));
         let (mlp_norm, inner_norm) = (norm_of(LayerTensor::MlpNorm), norm_of(LayerTensor::MlpOutputNorm));
         let experts: Vec<[Linear; 3]> = match layer.experts {
             // MLPs have no biases.
@@ -158,7 +259,17 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
                 (0..count).map(of).collect()
             }
         };
-        let router = layer.experts.map(|of| (of, linear(LayerTensor::Router, LayerTensor::RouterBias)));
+        let router = layer.experts.map(|of| {
+            let bias = match of.choice_bias {
+                true => w(LayerTensor::ChoiceBias, of.count).remove(0),
+                false => vec![0.0; of.count],
+            };
+            (of, linear(LayerTensor::Router, LayerTensor::RouterBias), bias)
+        });
+        let shared = layer.has_tensor(LayerTensor::SharedGate).then(|| {
+            [LayerTensor::SharedGate, LayerTensor::SharedUp, LayerTensor::SharedDown]
+                .map(|tensor| linear(tensor, LayerTensor::RouterBias))
+        });
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         let gated = |g: f64, u: f64| match activation {
             Activation::Silu => g * sigmoid(g) * u,
@@ -174,19 +285,15 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in x.iter_mut().enumerate() {
             let h = normed(x, &input_norm);
-            let (mut q, mut k) = (wq.of(&h), wk.of(&h));
-            q_norm.iter().for_each(|gain| norm_heads(&mut q, gain, eps));
-            k_norm.iter().for_each(|gain| norm_heads(&mut k, gain, eps));
-            rotate(&mut q, position, attention);
-            rotate(&mut k, position, attention);
+            let [q, k, v] = project.of(&h, position, layer);
             keys.push(k);
-            values.push(wv.of(&h));
+            values.push(v);
             let attended = wo.of(&attend(&q, &keys, &values, attention, sinks.as_deref()));
             x.iter_mut().zip(normed(&attended, &attended_norm)).for_each(|(x, a)| *x += factor * a);
             let h = normed(x, &mlp_norm);
             let mut sum = vec![0.0; hidden];
-            for (expert, share) in shares(&router, &h) {
-                let [gate, up, down] = &experts[expert];
+            let used = shares(&router, &h).into_iter().map(|(expert, share)| (&experts[expert], share));
+            for ([gate, up, down], share) in used.chain(shared.iter().map(|shared| (shared, 1.0))) {
                 let inner: Vec<f64> = gate.of(&h).iter().zip(up.of(&h)).map(|(&g, u)| gated(g, u)).collect();
                 sum.iter_mut().zip(down.of(&inner)).for_each(|(sum, y)| *sum += share * y);
             }
@@ -240,6 +347,10 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,sinks=true,biases=true,clamp=1",
         "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=3,used=3,sinks=true,biases=true,clamp=1",
         "random:hidden=48,layers=4,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,window=9,full_every=2,full_head_dim=20,full_kv_heads=1",
+        "random:hidden=48,layers=3,heads=4,head_dim=20,rope_dim=8,latent=24,value_dim=14,ffn=72,vocab=131",
+        "random:hidden=48,layers=3,heads=3,head_dim=12,rope_dim=4,latent=33,query_rank=19,value_dim=40,ffn=72,vocab=131,sinks=true",
+        "random:hidden=48,layers=3,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,window=9,full_every=2,experts=3,used=3,shared=20,dense=1",
+        "random:hidden=48,layers=2,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,experts=4,used=4,sigmoid=true,shared=20",
     ] {
         check_forward_pass(&random(spec));
     }
@@ -248,7 +359,15 @@ fn the_forward_pass_is_the_formula() {
 /// In bf16 some tokens would use other experts than in f64, since which ones is decided by a comparison.
 #[test]
 fn experts_are_chosen_as_the_formula_says() {
-    let model = random("random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=6,used=2");
-    let difference = largest_difference(&model, Dtype::F32);
-    assert!(difference < 2e-5, "{difference}");
+    for more in [
+        "",
+        ",sigmoid=true",
+        ",groups=3,groups_used=2",
+        ",sigmoid=true,groups=2",
+        ",sigmoid=true,groups=3,groups_used=2",
+    ] {
+        let shape = "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=6,used=2";
+        let difference = largest_difference(&random(&format!("{shape}{more}")), Dtype::F32);
+        assert!(difference < 2e-5, "{more}: {difference}");
+    }
 }

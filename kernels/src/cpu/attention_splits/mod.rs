@@ -88,10 +88,9 @@ pub(super) fn attend(
     for plane in pool.planes() {
         assert_eq!(pool.dtype(plane), Dtype::Bf16, "attention of bf16x32 reads bf16");
     }
-    assert_eq!(rows.q.len(), out.len());
+    let heads = Heads::new(&rows, step.value_dim(q, out));
     let out = Shared(out.as_mut_ptr());
     let mut plan = PLAN.take();
-    let heads = Heads::new(&rows);
     // The reference knows no states that it could keep.
     plan.fill(&rows, heads, threads.count(), level <= SimdLevel::Portable, by_tiles(level));
     let states = Shared(plan.states.as_mut_ptr());

@@ -21,24 +21,30 @@ const LONG: usize = 4;
 /// Shapes that all tasks share.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
-    /// Elements of a row of q and out.
+    /// Elements of a row of q.
     pub(super) cols: usize,
     pub(super) dim: usize,
     /// `dim` padded to whole groups.
     pub(super) padded: usize,
+    /// Elements of a value.
+    pub(super) value_dim: usize,
+    /// `value_dim` padded to whole groups.
+    pub(super) value_padded: usize,
     /// Query heads per KV head.
     pub(super) group: usize,
 }
 
 impl Heads {
-    pub(super) fn new(rows: &Rows<'_>) -> Self {
+    /// Of values of so many elements.
+    pub(super) fn new(rows: &Rows<'_>, value_dim: usize) -> Self {
         let (dim, cols) = (rows.step.kv.dim(), rows.q.len() / rows.step.rows());
-        Self { cols, dim, padded: dim.next_multiple_of(GROUP), group: cols / dim / rows.step.kv.heads() }
+        let [padded, value_padded] = [dim, value_dim].map(|dim| dim.next_multiple_of(GROUP));
+        Self { cols, dim, padded, value_dim, value_padded, group: cols / dim / rows.step.kv.heads() }
     }
 
     /// Elements of a softmax state: the padded output, its maximum and its sum.
     pub(super) fn state(self) -> usize {
-        self.padded + 2
+        self.value_padded + 2
     }
 
     /// Queries of one KV head of an item.
@@ -56,9 +62,15 @@ impl Heads {
         (item.kv_heads.start + query / self.queries(item)) * self.group + query % self.group
     }
 
-    /// Offset of a query of an item in q and out.
+    /// Offset of a query of an item in q.
     pub(super) fn offset(self, item: &Item, query: usize) -> usize {
         (item.row + self.row(item, query)) * self.cols + self.head(item, query) * self.dim
+    }
+
+    /// The same in out.
+    pub(super) fn offset_out(self, item: &Item, query: usize) -> usize {
+        let heads = self.cols / self.dim;
+        ((item.row + self.row(item, query)) * heads + self.head(item, query)) * self.value_dim
     }
 }
 
@@ -227,7 +239,7 @@ mod tests {
         let step = KvStep { kv: &kv, layer: 0, segments: &segments };
         let rows = Rows { step, q: &q, scores: Scores { scale: 1.0, window: None, soft_cap: None, sinks: None } };
         let mut plan = Plan::new();
-        plan.fill(&rows, Heads::new(&rows), THREADS, whole, together);
+        plan.fill(&rows, Heads::new(&rows, DIM), THREADS, whole, together);
         for (index, item) in plan.items.iter().enumerate() {
             let pieces = plan.pieces.iter().filter(|piece| piece.item == index);
             assert!(pieces.flat_map(|piece| piece.splits.clone()).eq(item.splits.clone()), "{item:?}");

@@ -11,8 +11,9 @@ pub(super) fn run(task: &Task<'_>) {
     let head = ChainsHead::load(rows.step, &rows.step.segments[item.segment], item.kv_heads.start, rows.scores);
     for query in 0..heads.queries(item) {
         let (position, at) = (item.position + heads.row(item, query), heads.offset(item, query));
+        let to = heads.offset_out(item, query);
         // SAFETY: the item's rows and heads lie in the output and belong to this task.
-        let out = unsafe { std::slice::from_raw_parts_mut(task.out.add(at), heads.dim) };
+        let out = unsafe { std::slice::from_raw_parts_mut(task.out.add(to), heads.value_dim) };
         head.attend(&rows.q[at..at + heads.dim], position, at % heads.cols / heads.dim, out);
     }
 }

@@ -64,7 +64,9 @@ pub(super) unsafe fn finish<K: Kernels>(
         sum = of_all;
     }
     // SAFETY: the caller's promise.
-    K::finish(o, sum, unsafe { std::slice::from_raw_parts_mut(out.add(heads.offset(item, query)), heads.dim) });
+    K::finish(o, sum, unsafe {
+        std::slice::from_raw_parts_mut(out.add(heads.offset_out(item, query)), heads.value_dim)
+    });
 }
 
 /// Merges the splits of a divided item, in order, and finishes it. Inlined as [`super::work::run`].
@@ -79,7 +81,7 @@ pub(super) unsafe fn merge_item<K: Kernels>(
     states: *mut f32,
     out: *mut f32,
 ) {
-    let (size, padded) = (heads.state(), heads.padded);
+    let (size, padded) = (heads.state(), heads.value_padded);
     for query in 0..item.kv_heads.len() * heads.queries(item) {
         let position = item.position + heads.row(item, query);
         let first = rows.scores.first(position) / ATTENTION_SPLIT - item.splits.start;

@@ -145,7 +145,7 @@ struct Scratch {
     weights: Lines,
     /// A row of zeros, for tokens that no row attends to.
     zeros: Lines,
-    /// `[query][padded]` of the split, and of the splits before.
+    /// `[query][value_padded]` of the split, and of the splits before.
     outputs: [Lines; 2],
     /// `[query]` of the split, and of the splits before.
     softmax: [Vec<Softmax>; 2],
@@ -267,7 +267,7 @@ impl<'a, K: Kernels> Work<'a, K> {
     }
 
     fn start_split(&mut self) {
-        let len = self.queries * self.task.heads.padded;
+        let len = self.queries * self.task.heads.value_padded;
         let output = self.scratch.outputs[0].room::<f32>(len);
         // SAFETY: as much room.
         unsafe { std::slice::from_raw_parts_mut(output, len) }.fill(0.0);
@@ -301,15 +301,15 @@ impl<'a, K: Kernels> Work<'a, K> {
         if queries.is_empty() {
             return;
         }
-        let (all, dim) = (item.kv_heads.len(), heads.dim);
+        let (all, dim, value_dim) = (item.kv_heads.len(), heads.dim, heads.value_dim);
         let few = queries.len() <= K::FEW;
         let alike = self.seen(queries.start, block.start) == self.seen(queries.end - 1, block.start);
         // SAFETY: addresses were checked, and their tokens belong to the sequence; a row has the heads of the item side by side.
         let values = unsafe {
             K::keys(&block.k, all, dim, few, self.keys());
             // A weight of zero does not hide what is not finite.
-            let together = alike || K::finite(&block.v, all * dim);
-            together.then(|| K::values(&block.v, all, dim, queries.len().div_ceil(K::TILE), self.values()))
+            let together = alike || K::finite(&block.v, all * value_dim);
+            together.then(|| K::values(&block.v, all, value_dim, queries.len().div_ceil(K::TILE), self.values()))
         };
         for head in 0..all {
             let first = head * heads.queries(item);
@@ -326,9 +326,9 @@ impl<'a, K: Kernels> Work<'a, K> {
                 let words = self.keys().add(head * K::key_words(heads.padded));
                 let keys = Keys { start: block.start, words, few };
                 if let Some(values) = values {
-                    self.tiles(queries, keys, values.add(head * K::value_words(heads.padded)), next);
+                    self.tiles(queries, keys, values.add(head * K::value_words(heads.value_padded)), next);
                 } else {
-                    let rows = block.v.map(|row| row.wrapping_add(head * dim * size_of::<u16>()));
+                    let rows = block.v.map(|row| row.wrapping_add(head * value_dim * size_of::<u16>()));
                     self.by_row(queries, keys, &rows);
                 }
             }
@@ -348,7 +348,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 let seen = self.seen(first, keys.start);
                 let mut rows = [self.zeros; ATTENTION_BLOCK];
                 rows[seen.clone()].copy_from_slice(&v[seen]);
-                let values = K::values(&rows, 1, heads.dim, heads.group.div_ceil(K::TILE), self.values());
+                let values = K::values(&rows, 1, heads.value_dim, heads.group.div_ceil(K::TILE), self.values());
                 self.tiles(first..first + heads.group, keys, values, None);
             }
         }
@@ -361,7 +361,7 @@ impl<'a, K: Kernels> Work<'a, K> {
 
     /// Memory of the prepared values.
     fn values(&mut self) -> *mut u32 {
-        self.scratch.values.room(self.task.item.kv_heads.len() * K::value_words(self.task.heads.padded))
+        self.scratch.values.room(self.task.item.kv_heads.len() * K::value_words(self.task.heads.value_padded))
     }
 
     /// Tiles of about equal size. The first one prefetches the next block.
@@ -386,11 +386,10 @@ impl<'a, K: Kernels> Work<'a, K> {
     #[inline(always)]
     unsafe fn tile(&mut self, queries: Range<usize>, keys: Keys, values: *const u32, next: Option<Next<'_>>) {
         let Keys { start, words: keys, few } = keys;
-        // Whoever packs values for few queries fetches them.
-        let values_next = next.as_ref().filter(|_| !few);
+        // Whoever packs values for few queries fetches them. In a latent group they are the keys.
+        let values_next = next.as_ref().filter(|_| !few && !self.task.rows.step.kv.is_latent());
         let (first, count) = (queries.start, queries.len());
-        let padded = self.task.heads.padded;
-        let groups = padded / GROUP;
+        let (padded, groups) = (self.task.heads.value_padded, self.task.heads.padded / GROUP);
         let words = groups * K::QUERY_GROUP;
         let elements = self.task.item.kv_heads.len() * self.task.heads.dim;
         let lines = (elements * size_of::<u16>()).div_ceil(64);
@@ -432,7 +431,7 @@ impl<'a, K: Kernels> Work<'a, K> {
                 next: values_next.map_or(std::ptr::null(), |next| &raw const next.block.v[next.rows.start]),
                 next_rows: values_next.map_or(0, |next| next.rows.len()),
                 lines,
-                count: self.task.heads.dim.div_ceil(K::PANEL),
+                count: self.task.heads.value_dim.div_ceil(K::PANEL),
                 groups: GROUPS,
                 out: self.scratch.outputs[0].room::<f32>(self.queries * padded).add(first * padded),
                 out_stride: padded * 4,
@@ -447,7 +446,7 @@ impl<'a, K: Kernels> Work<'a, K> {
     /// As [`run`].
     #[inline(always)]
     unsafe fn end_split(&mut self, split: usize) {
-        let (heads, item, padded) = (self.task.heads, self.task.item, self.task.heads.padded);
+        let (heads, item, padded) = (self.task.heads, self.task.item, self.task.heads.value_padded);
         let [now, before] = &mut self.scratch.outputs;
         let (now, before) = (now.room::<f32>(self.queries * padded), before.room::<f32>(self.queries * padded));
         let start = split * ATTENTION_SPLIT;

@@ -12,7 +12,7 @@ use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::target::Target;
 use crate::cpu::{CpuKernels, Shared};
 use crate::device::RopeTable;
-use crate::host::{GateUpOf, KvStep, NormOf, ProjectOf, QkvOf, Store, parts};
+use crate::host::{GateUpOf, KvStep, NormOf, ProjectOf, QkvOf, RotatedHeads, Store, parts};
 use crate::program::Activation;
 use baton_types::TokenId;
 use std::ops::Range;
@@ -163,7 +163,7 @@ impl Kernel for Heads<'_> {
                     RmsNorm { rows: Rows::InPlace(x), norm }.call(s);
                 }
                 if let Some(rope) = rope {
-                    Rotate::new(x, dim, rope, position).call(s);
+                    Rotate::new(x, RotatedHeads { dim, first: 0 }, rope, position).call(s);
                 }
             }
         }

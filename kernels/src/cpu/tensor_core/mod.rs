@@ -16,7 +16,7 @@ mod tests;
 use super::simd::Width;
 use super::{CpuConfig, CpuKernels, Shared, elementwise};
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, NormOf, Scores, Store};
+use crate::host::{Changes, HostDevice, HostKernels, KvStep, NormOf, RotatedHeads, Scores, Store};
 use crate::numerics::{Half, Numerics, TensorCore};
 use crate::packed::PackedCache;
 use crate::program::Activation;
@@ -131,8 +131,12 @@ impl HostKernels for TensorCoreKernels {
         matrix::linear(&self.cpu.threads, self.arithmetic, x, w, first, store, outs);
     }
 
-    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        self.cpu.rope_store(step, rope, q, k, v);
+    fn rotate(&self, step: KvStep<'_>, rope: &RopeTable, heads: RotatedHeads, x: &mut [f32]) {
+        self.cpu.rotate(step, rope, heads, x);
+    }
+
+    fn store(&self, step: KvStep<'_>, plane: usize, x: &[f32]) {
+        self.cpu.store(step, plane, x);
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scores: Scores<'_>, out: &mut [f32]) {

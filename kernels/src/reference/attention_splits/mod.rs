@@ -124,6 +124,7 @@ fn attend_by<O: Order>(
     cut: impl Fn(&StepSegment) -> Cut,
 ) {
     let (dim, kv_heads) = (step.kv.dim(), step.kv.heads());
+    let value_dim = step.value_dim(q, out);
     let cols = q.len() / step.rows();
     let group_cols = cols / kv_heads;
     let mut first_row = 0;
@@ -136,7 +137,8 @@ fn attend_by<O: Order>(
                 let at = (first_row + row) * cols + kv_head * group_cols;
                 let queries = q[at..at + group_cols].chunks_exact(dim);
                 let group = group_cols / dim;
-                for (i, (q, out)) in queries.zip(out[at..at + group_cols].chunks_exact_mut(dim)).enumerate() {
+                let outs = at / dim * value_dim..(at + group_cols) / dim * value_dim;
+                for (i, (q, out)) in queries.zip(out[outs].chunks_exact_mut(value_dim)).enumerate() {
                     let q: Vec<u16> = q.iter().map(|x| half.from_f32(*x)).collect();
                     let sink = scores.sink(kv_head * group + i);
                     head.attend(order, &q, scores.first(position)..position + 1, sink, out);
@@ -207,11 +209,11 @@ impl HeadKv {
         token * self.dim..(token + 1) * self.dim
     }
 
-    /// Attention of one query over `tokens`.
+    /// Attention of one query over `tokens`, with as many elements of each value as `out` has.
     fn attend<O: Order>(&self, order: &O, q: &[u16], tokens: Range<usize>, sink: Option<f32>, out: &mut [f32]) {
         let lead = self.cut.lead;
         let places = tokens.start + lead..tokens.end + lead;
-        let splits = self.cut.splits(&places).map(|split| self.split(order, q, &places, split));
+        let splits = self.cut.splits(&places).map(|split| self.split(order, q, &places, split, out.len()));
         if let Some(merged) = splits.reduce(|earlier, later| order.merge(earlier, later)) {
             let merged = match sink {
                 Some(sink) => order.join(merged, sink),
@@ -221,13 +223,13 @@ impl HeadKv {
         }
     }
 
-    /// One query over those of its places that are in a split.
-    fn split<O: Order>(&self, order: &O, q: &[u16], places: &Range<usize>, split: usize) -> Merged {
+    /// One query over those of its places that are in a split; of the first `dim` elements of values.
+    fn split<O: Order>(&self, order: &O, q: &[u16], places: &Range<usize>, split: usize, dim: usize) -> Merged {
         let before = self.cut.before;
         let start = if split == 0 { 0 } else { before + split * ATTENTION_SPLIT };
         let seen = places.start.max(start)..places.end.min(before + (split + 1) * ATTENTION_SPLIT);
         let blocks = seen.start / ATTENTION_BLOCK..seen.end.div_ceil(ATTENTION_BLOCK);
-        let state = blocks.fold(order.empty(self.dim), |state, block| {
+        let state = blocks.fold(order.empty(dim), |state, block| {
             let block = BlockOf { kv: self, start: block * ATTENTION_BLOCK, seen: seen.clone() };
             order.block(state, q, &block)
         });
@@ -256,7 +258,7 @@ impl TensorHead {
 
     /// One query over those of `tokens` that are in a split.
     pub(crate) fn split(&self, q: &[u16], tokens: &Range<usize>, split: usize) -> Merged {
-        self.kv.split(&self.order, q, tokens, split)
+        self.kv.split(&self.order, q, tokens, split, self.kv.dim)
     }
 
     /// The weighted mean over runs of splits, in order.

@@ -8,6 +8,7 @@ mod known;
 mod slab;
 mod task;
 
+use crate::cpu::simd::LANES;
 use crate::cpu::threads::{TASKS_PER_THREAD, Threads};
 use crate::cpu::{Level, Shared};
 use crate::host::{KvStep, Scores};
@@ -63,11 +64,14 @@ struct Item {
 /// Shapes that all tasks share.
 #[derive(Clone, Copy)]
 struct Heads {
-    /// Elements of a row of q and out.
+    /// Elements of a row of q.
     cols: usize,
     dim: usize,
     /// `dim` padded to whole vectors.
     stride: usize,
+    /// Elements of a value, and these padded to whole vectors.
+    value_dim: usize,
+    value_stride: usize,
     /// Query heads per KV head.
     group: usize,
 }
@@ -75,7 +79,13 @@ struct Heads {
 impl Heads {
     /// Elements of a softmax state: the padded output, its maximum and its sum.
     fn state(self) -> usize {
-        self.stride + 2
+        self.value_stride + 2
+    }
+
+    /// Where rows of heads of `dim` elements have a query's head.
+    fn offset(self, item: &Item, query: usize, dim: usize) -> usize {
+        let head = item.kv_head * self.group + query % self.group;
+        (item.row + query / self.group) * (self.cols / self.dim * dim) + head * dim
     }
 }
 
@@ -90,9 +100,9 @@ pub(in crate::cpu) fn attend(
 ) {
     let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
     let cols = q.len() / step.rows();
-    assert_eq!(q.len(), out.len());
-    let heads =
-        Heads { cols, dim, stride: dim.next_multiple_of(crate::cpu::simd::LANES), group: cols / dim / kv_heads };
+    let value_dim = step.value_dim(q, out);
+    let [stride, value_stride] = [dim, value_dim].map(|dim| dim.next_multiple_of(LANES));
+    let heads = Heads { cols, dim, stride, value_dim, value_stride, group: cols / dim / kv_heads };
     let mut plan = PLAN.take();
     plan.collect_items(step, kv_heads, scores);
     plan.divide(threads.count() * TASKS_PER_THREAD);

@@ -101,31 +101,31 @@ pub(super) fn weigh<S: Simd>(s: S, scores: &mut SlabScores, tokens: Range<usize>
     [max, s.merge(sum)]
 }
 
-/// `o[d] = fma(weight_j, value_j[d], o[d])` for `tokens`, in order, for `R` queries at once.
+/// `o[d] = fma(weight_j, value_j[d], o[d])` for `tokens`, in order, for `R` queries at once, and the first `elements` of values.
 ///
 /// # Safety
-/// `weights` have 64 elements, `values` rows of `stride` up to the end of `tokens`, `o` `stride` elements; `stride` is a multiple of 8.
+/// `weights` have 64 elements, `values` rows of `stride` up to the end of `tokens`, `o` `elements`, a multiple of 8 up to `stride`.
 #[inline(always)]
 pub(super) unsafe fn weighted_values<S: Simd, const R: usize>(
     s: S,
     weights: [*const f32; R],
     values: *const f32,
-    stride: usize,
+    [stride, elements]: [usize; 2],
     tokens: Range<usize>,
     o: [*mut f32; R],
 ) {
     let mut d = 0;
-    // SAFETY: every strip ends at or before `stride`.
+    // SAFETY: every strip ends at or before `elements`.
     unsafe {
-        while R == 1 && d + 8 * LANES <= stride {
+        while R == 1 && d + 8 * LANES <= elements {
             strip::<S, R, 8>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += 8 * LANES;
         }
-        while d + 4 * LANES <= stride {
+        while d + 4 * LANES <= elements {
             strip::<S, R, 4>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += 4 * LANES;
         }
-        while d < stride {
+        while d < elements {
             strip::<S, R, 1>(s, weights, values.add(d), stride, tokens.clone(), o.map(|o| o.add(d)));
             d += LANES;
         }

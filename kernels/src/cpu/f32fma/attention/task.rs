@@ -50,7 +50,7 @@ impl Kernel for SlabTask<'_> {
         let Self { step, heads, item, slabs, q, scores, keep, out, scratch } = self;
         let (stride, size) = (heads.stride, heads.state());
         let queries = item.rows * heads.group;
-        scratch.prepare(heads, queries);
+        scratch.prepare(heads, queries, step.kv.is_latent());
         gather(heads, item, q, &mut scratch.queries);
         let segment = &step.segments[item.segment];
         let [k, v] = step.kv.planes();
@@ -65,12 +65,15 @@ impl Kernel for SlabTask<'_> {
             let gone = (from - start) * stride;
             scratch.keys[..gone].fill(0.0);
             source.widen(s, from..end, stride, &mut scratch.keys[gone..]);
-            let value_source = HeadSource { plane: v, ..source };
-            value_source.widen(s, from..end, stride, &mut scratch.values[gone..]);
+            // In a latent group they are parts of the keys.
+            let value_source = (v != k).then_some(HeadSource { plane: v, ..source });
+            if let Some(source) = value_source {
+                source.widen(s, from..end, stride, &mut scratch.values[gone..]);
+            }
             if slab + 1 < slabs.end {
                 let next = end..(end + ATTENTION_SLAB).min(item.position + item.rows);
                 source.prefetch(s, next.clone());
-                value_source.prefetch(s, next);
+                value_source.iter().for_each(|source| source.prefetch(s, next.clone()));
             }
             // Scores are computed in whole vectors, and those of absent tokens are dropped. Their keys are zeroed, because old data could
             // be NaN.
@@ -126,11 +129,11 @@ impl Kernel for SlabTask<'_> {
 
 impl Scratch {
     #[inline(always)]
-    fn prepare(&mut self, heads: Heads, queries: usize) {
+    fn prepare(&mut self, heads: Heads, queries: usize, is_latent: bool) {
         // Zeros, because the padding from `dim` to `stride` is not written later.
         for (buffer, len) in [
             (&mut self.keys, ATTENTION_SLAB * heads.stride),
-            (&mut self.values, ATTENTION_SLAB * heads.stride),
+            (&mut self.values, if is_latent { 0 } else { ATTENTION_SLAB * heads.stride }),
             (&mut self.queries, queries * heads.stride),
         ] {
             if heads.stride != heads.dim {
@@ -147,7 +150,7 @@ impl Scratch {
 #[inline(always)]
 fn gather(heads: Heads, item: &Item, q: &[f32], out: &mut [f32]) {
     for (query, out) in out.chunks_exact_mut(heads.stride).enumerate() {
-        let at = offset(heads, item, query);
+        let at = heads.offset(item, query, heads.dim);
         out[..heads.dim].copy_from_slice(&q[at..at + heads.dim]);
     }
 }
@@ -156,12 +159,6 @@ fn gather(heads: Heads, item: &Item, q: &[f32], out: &mut [f32]) {
 #[inline(always)]
 fn head_of(heads: Heads, item: &Item, query: usize) -> usize {
     item.kv_head * heads.group + query % heads.group
-}
-
-/// Offset of a query's head in q and out.
-#[inline(always)]
-fn offset(heads: Heads, item: &Item, query: usize) -> usize {
-    (item.row + query / heads.group) * heads.cols + head_of(heads, item, query) * heads.dim
 }
 
 /// States of one slab for `pair` queries from `query`, into `scratch.slab` (zeros before).
@@ -181,7 +178,9 @@ unsafe fn compute<S: Simd>(
 ) {
     let (stride, size) = (heads.stride, heads.state());
     let mut weights: [SlabScores; 2] = [[0.0; ATTENTION_SLAB]; 2];
-    let (keys, values) = (scratch.keys.as_ptr(), scratch.values.as_ptr());
+    let keys = scratch.keys.as_ptr();
+    let values = if scratch.values.is_empty() { keys } else { scratch.values.as_ptr() };
+    let of_values = [stride, heads.value_stride];
     let slab = scratch.slab.as_mut_ptr();
     // SAFETY: the caller's promise: two states, and queries and slab of `stride`.
     unsafe {
@@ -194,22 +193,22 @@ unsafe fn compute<S: Simd>(
         for i in 0..pair {
             let scale = of.cap(&mut weights[i][tokens[i].clone()]);
             let [max, sum] = weigh(s, &mut weights[i], tokens[i].clone(), scale);
-            *slab.add(i * size + stride) = max;
-            *slab.add(i * size + stride + 1) = sum;
+            *slab.add(i * size + heads.value_stride) = max;
+            *slab.add(i * size + heads.value_stride + 1) = sum;
         }
         let [a, b] = [weights[0].as_ptr(), weights[1].as_ptr()];
         if pair == 1 {
-            weighted_values(s, [a], values, stride, tokens[0].clone(), [slab]);
+            weighted_values(s, [a], values, of_values, tokens[0].clone(), [slab]);
         } else {
             // The earlier row alone, both together as far as both attend, then the later row alone.
             let both = tokens[1].start.min(tokens[0].end)..tokens[0].end;
             if tokens[0].start < both.start {
-                weighted_values(s, [a], values, stride, tokens[0].start..both.start, [slab]);
+                weighted_values(s, [a], values, of_values, tokens[0].start..both.start, [slab]);
             }
-            weighted_values(s, [a, b], values, stride, both.clone(), [slab, slab.add(size)]);
+            weighted_values(s, [a, b], values, of_values, both.clone(), [slab, slab.add(size)]);
             let later = both.end.max(tokens[1].start)..tokens[1].end;
             if !later.is_empty() {
-                weighted_values(s, [b], values, stride, later, [slab.add(size)]);
+                weighted_values(s, [b], values, of_values, later, [slab.add(size)]);
             }
         }
     }
@@ -247,14 +246,15 @@ unsafe fn finish<S: Simd>(
     state: &mut [f32],
     out: *mut f32,
 ) {
-    let mut sum = state[heads.stride + 1];
+    let mut sum = state[heads.value_stride + 1];
     if let Some(sink) = scores.sink(head_of(heads, item, query)) {
-        let [a, of_all] = join_sink(state[heads.stride], sum, sink);
-        state[..heads.dim].iter_mut().for_each(|o| *o *= a);
+        let [a, of_all] = join_sink(state[heads.value_stride], sum, sink);
+        state[..heads.value_dim].iter_mut().for_each(|o| *o *= a);
         sum = of_all;
     }
     // SAFETY: the caller's promise.
-    let out = unsafe { std::slice::from_raw_parts_mut(out.add(offset(heads, item, query)), heads.dim) };
+    let out =
+        unsafe { std::slice::from_raw_parts_mut(out.add(heads.offset(item, query, heads.value_dim)), heads.value_dim) };
     for (out, o) in out.iter_mut().zip(state) {
         *out = *o / sum;
     }

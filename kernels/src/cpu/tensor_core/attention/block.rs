@@ -9,6 +9,7 @@ use std::ops::Range;
 /// One KV head of a block, as panels.
 pub(super) struct Block {
     dim: usize,
+    value_dim: usize,
     /// Elements of a key, padded to whole groups.
     depth: usize,
     /// `[panel of tokens][element][token]`
@@ -19,11 +20,12 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new(dim: usize, cores: TensorCore) -> Self {
+    /// Of heads with keys and values of so many elements.
+    pub(super) fn new(dim: usize, value_dim: usize, cores: TensorCore) -> Self {
         let depth = dim.next_multiple_of(cores.group());
         let keys = vec![[0; LANES]; ATTENTION_BLOCK / LANES * depth];
-        let values = vec![[0; LANES]; dim.div_ceil(LANES) * ATTENTION_BLOCK];
-        Self { dim, depth, keys, values, bytes: vec![0; dim * 2] }
+        let values = vec![[0; LANES]; value_dim.div_ceil(LANES) * ATTENTION_BLOCK];
+        Self { dim, value_dim, depth, keys, values, bytes: vec![0; dim * 2] }
     }
 
     /// Reads the tokens of a block that are `known` too. All others are zeros, whatever memory has.
@@ -45,7 +47,7 @@ impl Block {
                     lanes[place % LANES] = u16::from_le_bytes(*element);
                 }
                 pool.memory.copy_out(at(v), &mut self.bytes);
-                for (index, bytes) in self.bytes.chunks(LANES * 2).enumerate() {
+                for (index, bytes) in self.bytes[..self.value_dim * 2].chunks(LANES * 2).enumerate() {
                     let lanes = &mut self.values[index * ATTENTION_BLOCK + place];
                     for (lane, element) in lanes.iter_mut().zip(bytes.as_chunks().0) {
                         *lane = u16::from_le_bytes(*element);

@@ -40,6 +40,8 @@ struct Attention<'a> {
     /// Rows of `cols`.
     q: &'a [f32],
     cols: usize,
+    /// Elements of a value.
+    value_dim: usize,
     scores: Scores<'a>,
     /// Of scores, as a power of two.
     factor: f32,
@@ -64,19 +66,20 @@ pub(super) fn attend(
     for plane in step.kv.planes() {
         assert_eq!(step.kv.dtype(plane), arithmetic.half.dtype(), "the class reads KV of this type");
     }
-    assert_eq!(q.len(), out.len());
+    let value_dim = step.value_dim(q, out);
     let factor = if scores.soft_cap.is_some() { LOG2_E } else { scores.scale * LOG2_E };
-    let attention = Attention { arithmetic, step, q, cols: q.len() / rows, scores, factor };
+    let attention = Attention { arithmetic, step, q, cols: q.len() / rows, value_dim, scores, factor };
     let tasks = attention.tasks();
-    let group_cols = attention.group_cols();
+    let group_cols = attention.group() * value_dim;
+    let cols = group_cols * step.kv.heads();
     let out = Shared(out.as_mut_ptr());
     threads.run(tasks.len(), &|i| {
         let task = &tasks[i];
         let results = attention.run(task);
         for (row, results) in results.chunks_exact(group_cols).enumerate() {
-            let at = (task.row + row) * attention.cols + task.head * group_cols;
-            assert!(at + group_cols <= rows * attention.cols);
-            // SAFETY: the columns of a KV head in a row of the task, which no other task has; `out` is as long as `q`.
+            let at = (task.row + row) * cols + task.head * group_cols;
+            assert!(at + group_cols <= rows * cols);
+            // SAFETY: the columns of a KV head in a row of the task, which no other task has; `out` has `rows` of `cols`.
             unsafe { std::ptr::copy_nonoverlapping(results.as_ptr(), out.get().add(at), group_cols) };
         }
     });
@@ -116,7 +119,7 @@ impl Attention<'_> {
         self.scores.first(position)..position + 1
     }
 
-    /// `[row][head of the group][dim]`
+    /// `[row][head of the group][value_dim]`
     fn run(&self, task: &Task<'_>) -> Vec<f32> {
         let arithmetic = self.arithmetic;
         let dim = self.step.kv.dim();
@@ -127,8 +130,8 @@ impl Attention<'_> {
         }
         let mut q = Operand::default();
         q.fill(arithmetic, &queries, dim);
-        let mut states = States::new(q.rows, dim);
-        let mut block = Block::new(dim, arithmetic.cores);
+        let mut states = States::new(q.rows, self.value_dim);
+        let mut block = Block::new(dim, self.value_dim, arithmetic.cores);
         let tokens = self.scores.first(task.positions.start)..task.positions.end;
         let blocks = tokens.start / ATTENTION_BLOCK..tokens.end.div_ceil(ATTENTION_BLOCK);
         for index in blocks.clone() {
@@ -143,7 +146,7 @@ impl Attention<'_> {
             let first = task.head * self.group();
             arithmetic.width.run(states.join(self.scores, first..first + self.group(), self.factor));
         }
-        states.results(dim)
+        states.results(self.value_dim)
     }
 
     /// Adds a block of tokens to the states of all queries that attend to one of them.
