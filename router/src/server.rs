@@ -5,7 +5,7 @@ use crate::auth::{Access, KeysError};
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Outside};
 use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
-use crate::http::{BodyLimits, HttpState, cors, routes};
+use crate::http::{Admitted, BodyLimits, HttpState, cors, routes};
 use crate::meter::meter;
 use crate::metrics::{AuthMetrics, MembershipMetrics, VllmKvUsage};
 use crate::page::{self, Page};
@@ -172,7 +172,7 @@ impl Router {
 
         let state = HttpState {
             core: core.clone(),
-            access,
+            admitted: Admitted { access, origins: config.http.cors_origins.clone().into() },
             deadlines,
             body: BodyLimits {
                 bytes_max: usize::try_from(config.http.body_bytes_max.0).unwrap_or(usize::MAX),

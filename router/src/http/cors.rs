@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Stands for every origin.
-const ANY: &str = "*";
+pub(super) const ANY: &str = "*";
 /// How long browsers keep the answer to a preflight.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// Headers of answers that pages may read besides the plain ones.

@@ -1,6 +1,6 @@
 //! The HTTP front: the APIs of OpenAI and Anthropic over the flow.
 
-mod access;
+pub(crate) mod access;
 mod body;
 mod calls;
 mod cors;
@@ -14,9 +14,9 @@ mod sse;
 mod tokenize;
 mod whole;
 
-use crate::auth::Access;
 use crate::deadline::Deadlines;
 use crate::flow::Core;
+pub(crate) use access::Admitted;
 use axum::http::StatusCode;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{get, post};
@@ -33,7 +33,7 @@ use tower_http::cors::CorsLayer;
 #[derive(Clone, Debug)]
 pub(crate) struct HttpState {
     pub(crate) core: Arc<Core>,
-    pub(crate) access: Access,
+    pub(crate) admitted: Admitted,
     /// Default and longest deadline.
     pub(crate) deadlines: Deadlines,
     pub(crate) body: BodyLimits,
@@ -56,7 +56,7 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route("/docs", get(openapi::docs))
         .route("/version", get(async || Json(json!({"version": env!("CARGO_PKG_VERSION")}))))
         .route("/ping", get(async || StatusCode::OK).post(async || StatusCode::OK));
-    let keyed = from_fn_with_state(state.access.clone(), access::admit);
+    let keyed = from_fn_with_state(state.admitted.clone(), access::admit);
     let messages = Router::new()
         .route("/v1/messages", post(generate::messages))
         .route("/v1/messages/count_tokens", post(tokenize::count))

@@ -2,12 +2,12 @@
 
 use super::Page;
 use crate::auth::{Caller, Denied};
+use crate::http::access::is_nobodys;
 use crate::http::error::Shape;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use std::net::IpAddr;
 
 /// Adds the client to the request, and removes the key: no code behind this sees it.
 pub(super) async fn admit(State(page): State<Page>, mut request: Request, next: Next) -> Response {
@@ -52,12 +52,7 @@ fn may_read(page: &Page, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Refus
 fn is_own_name(headers: &HeaderMap, uri: &Uri) -> bool {
     let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let Some(authority) = uri.authority().map(|of| of.as_str()).or(named) else { return true };
-    let host = match authority.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
-        _ => authority,
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.parse::<IpAddr>().is_ok() || !host.trim_end_matches('.').contains('.')
+    is_nobodys(authority)
 }
 
 fn answer(refused: &Refused) -> Response {
