@@ -104,7 +104,8 @@ fn attend(
         let score = |k: &Vec<f64>| capped(dot(k) * f64::from(attention.scale), attention.soft_cap);
         let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
         let sum = weights.iter().sum::<f64>() + sinks.map_or(0.0, |sinks| sinks[h].exp());
-        let value = |i: usize| weights.iter().zip(values).map(|(w, v)| w / sum * v[kv_head * value_dim + i]).sum();
+        let value =
+            |i: usize| weights.iter().zip(values).map(|(w, v)| w / sum * v[kv_head * value_dim + i]).sum::<f64>();
         out.extend((0..value_dim).map(value));
     }
     out
