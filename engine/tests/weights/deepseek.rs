@@ -49,7 +49,7 @@ fn latents_and_experts_are_read() {
         // Latent and rotated key, two bytes each, in three layers.
         assert_eq!((groups, layout.bytes_per_token()), (vec![(GroupKind::Latent, 1)], 3 * (24 + 8) * 2));
     };
-    let experts = |count, shared, choice| ExpertsSpec {
+    let experts = |count, shared: usize, choice| ExpertsSpec {
         choice,
         shared_ffn: Some(shared * 16),
         ..ExpertsSpec::softmax(count, 3, false)
@@ -104,7 +104,7 @@ fn renamed(file: &str, from: &str, to: &str) -> Result<(), String> {
 fn gguf_files_that_leave_something_open_are_refused() {
     for (from, to, part) in [
         ("deepseek2.expert_group_count", "deepseek2.tensor_data_layout", "expert_group_count"),
-        ("blk.1.attn_k_b.weight", "blk.9.attn_k_b.weight", "attn_v_b.weight is missing beside its other part"),
+        ("blk.1.attn_k_b.weight", "blk.9.attn_k_b.weight", "attn_k_b.weight is missing beside its other part"),
         ("blk.1.attn_k_b.weight", "blk.1.attn_x_b.weight", "attn_x_b.weight is not supported"),
         ("deepseek2.attention.kv_lora_rank", "deepseek2.attention.kv_lora_ranx", "kv_lora_ran"),
     ] {
@@ -139,7 +139,7 @@ fn what_is_not_implemented_is_refused_by_name() {
         with(family, "attention_bias", json!(true), &["attention_bias", "not supported"]);
         with(family, "qk_head_dim", json!(21), &["qk_head_dim is 21"]);
         with(family, "num_experts_per_tok", json!(9), &["experts used is 9"]);
-        with(family, "kv_lora_rank", json!(25), &["kv_a_proj_with_mqa.weight has shape"]);
+        with(family, "kv_lora_rank", json!(25), &["kv_a_layernorm.weight has shape [24]"]);
         with(family, "kv_lora_rank", json!(0), &["rank of compressed keys and values is 0"]);
     }
     with("deepseek_v2", "scoring_func", json!("sigmoid"), &["scoring_func `sigmoid`"]);
