@@ -192,7 +192,7 @@ fn layers_for_later_tokens_are_left_out() {
     refused("deepseek_v3", none, &["model.layers.3."]);
 }
 
-/// 70 KB a token where keys and values of all heads would take 4 MB.
+/// 70 KB a token where keys and values of all heads would take 5 MB.
 #[test]
 fn the_published_shape_of_v3_stores_576_numbers_a_layer() {
     let spec = "random:hidden=16,layers=61,heads=128,head_dim=192,rope_dim=64,latent=512,query_rank=16,value_dim=128,ffn=2,vocab=8";
