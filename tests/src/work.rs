@@ -1,6 +1,6 @@
 //! What the benchmark has a model compute, and what that takes of a machine at least: operations of a prompt, bytes of a decode step.
 
-use baton_engine::families::{AttentionSpec, DecoderSpec, LayerSpec, TensorName};
+use baton_engine::families::{AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, TensorName};
 use baton_engine::formats::{ModelSource, WeightsError};
 use baton_types::Dtype;
 use std::ops::RangeInclusive;
@@ -65,7 +65,8 @@ impl Weights {
 /// Bytes of KV that a decode step of one sequence reads after `context` tokens.
 pub fn kv_bytes(spec: &DecoderSpec, kv: Dtype, context: usize) -> usize {
     let attended = |of: &AttentionSpec| of.window.map_or(context, |window| context.min(window as usize));
-    let layer = |layer: &LayerSpec| 2 * layer.attention.kv_dim() * kv.bytes() * attended(&layer.attention);
+    let stored = |of: &AttentionSpec| of.latent.map_or(2 * of.kv_dim(), |latent| latent.rank + of.rotated());
+    let layer = |layer: &LayerSpec| stored(&layer.attention) * kv.bytes() * attended(&layer.attention);
     spec.layers.iter().map(layer).sum()
 }
 
@@ -95,27 +96,42 @@ pub fn computed_operations(spec: &DecoderSpec, tokens: usize) -> usize {
 
 /// Of the matrices of queries, keys and values, for each token.
 fn qkv_operations(spec: &DecoderSpec, layer: &LayerSpec) -> usize {
-    2 * spec.hidden * (layer.attention.query_dim() + 2 * layer.attention.kv_dim())
+    let attention = &layer.attention;
+    let Some(LatentSpec { query_rank, rank, .. }) = attention.latent else {
+        return 2 * spec.hidden * (attention.query_dim() + 2 * attention.kv_dim());
+    };
+    // Queries, compressed or not, pass what makes keys of latents.
+    let (down, up) = query_rank.map_or((attention.query_dim(), 0), |rank| (rank, rank * attention.query_dim()));
+    let keys = attention.heads * (attention.head_dim - attention.rotated()) * rank;
+    2 * (spec.hidden * (down + rank + attention.rotated()) + up + keys)
 }
 
 /// Of the other matrices of a layer, for each token.
 fn other_operations(spec: &DecoderSpec, layer: &LayerSpec) -> usize {
     // Each token passes the router and the experts that it uses.
-    let (router, used) = layer.experts.map_or((0, 1), |experts| (experts.count, experts.used));
-    2 * spec.hidden * (layer.attention.query_dim() + router + 3 * used * layer.ffn)
+    let (router, ffn) = layer.experts.map_or((0, layer.ffn), |experts| {
+        (experts.count, experts.choice.used * layer.ffn + experts.shared_ffn.unwrap_or(0))
+    });
+    let values = layer.attention.latent.map_or(0, |latent| layer.attention.attended_dim() * latent.rank);
+    2 * (spec.hidden * (layer.attention.attended_dim() + router + 3 * ffn) + values)
 }
 
 /// Of products with keys and with values, for tokens that have so many up to themselves.
 fn attention_operations(attention: &AttentionSpec, up_to_each: RangeInclusive<usize>) -> usize {
     let window = attention.window.map_or(usize::MAX, |window| window as usize);
     let attended = up_to_each.map(|up_to_it| up_to_it.min(window)).sum::<usize>();
-    4 * attention.query_dim() * attended
+    // Of latents the first elements are values too.
+    let elements = attention
+        .latent
+        .map_or(2 * attention.query_dim(), |latent| attention.heads * (2 * latent.rank + attention.rotated()));
+    2 * elements * attended
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use baton_engine::families::{Rope, RopeScaling};
+    use baton_engine::formats::RandomModel;
 
     /// SmolLM2-135M.
     fn default_model() -> DecoderSpec {
@@ -162,6 +178,20 @@ mod tests {
         assert_eq!(left_out, 3_353_075_712);
         assert_eq!(computed_operations(&default_model(), 512), 117_793_751_040 - left_out);
         assert_eq!(computed_operations(&default_model(), 1), prompt_operations(&default_model(), 1));
+    }
+
+    /// DeepSeek-V2-Lite: 16 heads of 128 and 64 rotated elements, latents of 512, 6 of 64 experts of 1,408 and two that all tokens use.
+    #[test]
+    fn latents_are_read_once_for_all_heads() {
+        let shape = "random:hidden=2048,layers=2,heads=16,head_dim=192,rope_dim=64,latent=512,value_dim=128,ffn=1408,vocab=8,\
+                     experts=64,used=6,shared=2816";
+        let spec = RandomModel::parse(shape).unwrap().spec().clone();
+        assert_eq!(kv_bytes(&spec, Dtype::Bf16, 100), 2 * 100 * 576 * 2);
+        let projections = 2_048 * (16 * 192 + 576) + 16 * 128 * 512;
+        let others = 16 * 128 * 512 + 2_048 * (16 * 128 + 64 + 3 * 1_408 * 8);
+        assert_eq!(matrix_operations(&spec), 2 * 2 * (projections + others));
+        let attention = 2 * 2 * 16 * (576 + 512);
+        assert_eq!(prompt_operations(&spec, 2) - 2 * matrix_operations(&spec), 3 * attention);
     }
 
     #[test]

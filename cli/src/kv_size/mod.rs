@@ -180,7 +180,7 @@ mod tests {
     fn without_memory_no_sequences_are_counted() {
         let sized = told(&["llama-2-7b"]).unwrap();
         assert_eq!(sized["contexts"].as_array().unwrap().len(), 2, "2,048 and the model's own 4,096");
-        assert!(sized["refused"].is_null() && !told(&["deepseek-v3"]).unwrap()["refused"].is_null());
+        assert!(sized["refused"].is_null() && !told(&["falcon-7b"]).unwrap()["refused"].is_null());
         assert!(sized["kv_bytes"].is_null() && sized["contexts"][0]["sequences"].is_null());
         assert_eq!(sized["contexts"][1]["bytes"], 2_u64 << 30);
     }
@@ -189,12 +189,12 @@ mod tests {
     fn a_folder_that_the_engine_refuses_is_sized_all_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
-        let config = r#"{"architectures":["DeepseekV3ForCausalLM"],"model_type":"deepseek_v3","num_hidden_layers":61,
-            "num_attention_heads":128,"hidden_size":7168,"kv_lora_rank":512,"qk_rope_head_dim":64,"max_position_embeddings":163840}"#;
+        let config = r#"{"architectures":["FalconForCausalLM"],"model_type":"falcon","num_hidden_layers":32,
+            "num_attention_heads":71,"hidden_size":4544,"multi_query":true,"new_decoder_architecture":false}"#;
         std::fs::write(folder.path().join("config.json"), config).unwrap();
         let sized = told(&[path]).unwrap();
-        assert_eq!(sized["bytes_per_token"], 70_272);
-        assert!(sized["refused"].as_str().unwrap().contains("DeepseekV3ForCausalLM"), "{sized}");
+        assert_eq!(sized["bytes_per_token"], 32 * 2 * 64 * 2);
+        assert!(sized["refused"].as_str().unwrap().contains("FalconForCausalLM"), "{sized}");
         assert!(told(&[path, "--gpu-memory", "80GiB"]).unwrap_err().contains("--weights"));
         std::fs::write(folder.path().join("model.safetensors"), [0; 1_000]).unwrap();
         assert_eq!(told(&[path, "--gpu-memory", "80GiB"]).unwrap()["weights_bytes"], 1_000);

@@ -39,6 +39,11 @@ const fn sliding(window: Window, named: Named) -> Named {
     Named { window, ..named }
 }
 
+/// With latents of DeepSeek's published sizes in place of heads.
+const fn latents(named: Named) -> Named {
+    Named { kv: TokenKv::Latent { dim: 512 + 64 }, ..named }
+}
+
 /// A model whose architecture the engine does not support.
 const fn other(named: Named) -> Named {
     Named { served: false, ..named }
@@ -66,7 +71,9 @@ const NAMED: &[Named] = &[
     sliding(Window::AllBut(128, 2), heads("gpt-oss-20b", [24, 8, 64], 20_915, 131_072)),
     sliding(Window::AllBut(128, 2), heads("gpt-oss-120b", [36, 8, 64], 116_829, 131_072)),
     other(heads("falcon-7b", [32, 1, 64], 6_922, 2_048)),
-    Named { kv: TokenKv::Latent { dim: 512 + 64 }, ..other(heads("deepseek-v3", [61, 1, 1], 671_026, 163_840)) },
+    latents(heads("deepseek-v2-lite", [27, 1, 1], 15_706, 163_840)),
+    latents(heads("deepseek-v2", [60, 1, 1], 235_741, 163_840)),
+    latents(heads("deepseek-v3", [61, 1, 1], 671_026, 163_840)),
 ];
 
 /// The model of this name, in any case, and whether the engine supports it.
@@ -165,8 +172,8 @@ mod tests {
                 && served("mistral-7b-v0.1")
                 && served("gemma-2-9b")
                 && served("gpt-oss-20b")
+                && served("deepseek-v3")
                 && !served("falcon-7b")
-                && !served("deepseek-v3")
         );
         assert!(find("llama-9").is_none() && names().contains("deepseek-v3"));
     }

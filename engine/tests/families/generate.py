@@ -39,6 +39,9 @@ def randomize(model, seed):
     """Every tensor gets values that matter: gains around 1, biases around 0, matrices that keep activations at their size."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
         for name, tensor in model.named_parameters():
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
@@ -51,7 +54,7 @@ def randomize(model, seed):
                 pass
             else:
                 # Queries and keys twice as large, so that attention prefers some tokens to others.
-                gain = 2 if any(part in name for part in ["q_proj", "k_proj", "qkv_proj"]) else 1
+                gain = 2 if any(part in name for part in ["q_proj", "k_proj", "qkv_proj", "q_b_proj"]) else 1
                 values = gain * values / tensor.shape[1] ** 0.5
             tensor.copy_(values)
 
@@ -368,6 +371,157 @@ def llama_dynamic():
     record("llama_dynamic", transformers.LlamaForCausalLM(config), 18)
 
 
+def deepseek(config, **more):
+    """Latents of 24 and 8 rotated elements, an MLP in the first layer, and YaRN with a temperature of scores."""
+    return config(
+        **(COMMON | {"num_key_value_heads": 4}),
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        kv_lora_rank=24,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        **more,
+    )
+
+
+def yarn(mscale, mscale_all_dim):
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+        "original_max_position_embeddings": 64,
+    }
+
+
+def deepseek_v2():
+    """As V2-Lite: queries are not compressed, and all experts are in one group. YaRN has an amplitude, which no GGUF file says."""
+    config = deepseek(
+        transformers.DeepseekV2Config,
+        q_lora_rank=None,
+        n_routed_experts=6,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        rope_parameters=yarn(1.0, 0.707),
+    )
+    record("deepseek_v2", transformers.DeepseekV2ForCausalLM(config), 16)
+
+
+def deepseek_v2_groups():
+    """As V2: queries are compressed, and experts are chosen in groups."""
+    config = deepseek(
+        transformers.DeepseekV2Config,
+        q_lora_rank=20,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        routed_scaling_factor=4.0,
+        rope_parameters=yarn(0.707, 0.707),
+    )
+    write_latent_gguf("deepseek_v2_groups", record("deepseek_v2_groups", transformers.DeepseekV2ForCausalLM(config), 17))
+
+
+def deepseek_v3():
+    """Groups are chosen by their two best experts and a bias."""
+    config = deepseek(
+        transformers.DeepseekV3Config,
+        q_lora_rank=20,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        rope_parameters=yarn(1.0, 1.0),
+    )
+    write_latent_gguf("deepseek_v3", record("deepseek_v3", transformers.DeepseekV3ForCausalLM(config), 18))
+
+
+def write_latent_gguf(folder, model):
+    """FOLDER.gguf has keys and values out of latents as two tensors, as converters write them now, and FOLDER_joined.gguf as one, as before."""
+    config = model.config
+    is_sigmoid = folder == "deepseek_v3"
+    for joined in [False, True]:
+        name = folder + ("_joined" if joined else "")
+        writer = gguf.GGUFWriter(f"{name}.gguf", "deepseek2")
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_head_count(config.num_attention_heads)
+        head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        if joined:
+            writer.add_head_count_kv(config.num_key_value_heads)
+            writer.add_key_length(head_dim)
+            writer.add_value_length(config.v_head_dim)
+        else:
+            writer.add_head_count_kv(1)
+            writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+            writer.add_value_length(config.kv_lora_rank)
+            writer.add_key_length_mla(head_dim)
+            writer.add_value_length_mla(config.v_head_dim)
+        writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_kv_lora_rank(config.kv_lora_rank)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        if config.norm_topk_prob:
+            writer.add_expert_weights_norm(True)
+        gating = gguf.ExpertGatingFuncType.SIGMOID if is_sigmoid else gguf.ExpertGatingFuncType.SOFTMAX
+        writer.add_expert_gating_func(gating)
+        rope = config.rope_parameters
+        writer.add_rope_dimension_count(config.qk_rope_head_dim)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, config.num_hidden_layers)
+        for tensor_name, tensor in stacked(folder, model).items():
+            data = tensor.numpy()
+            if "kv_b_proj" in tensor_name and not joined:
+                heads, rank = config.num_attention_heads, config.kv_lora_rank
+                data = data.reshape(heads, config.qk_nope_head_dim + config.v_head_dim, rank)
+                keys = data[:, : config.qk_nope_head_dim].swapaxes(1, 2)
+                values = data[:, config.qk_nope_head_dim :]
+                parts = [("k_b_proj", keys), ("v_b_proj", values)]
+            else:
+                parts = [("kv_b_proj", data)]
+            for part, data in parts:
+                of = tensor_name.replace("kv_b_proj", part).replace("e_score_correction_bias", "e_score_correction.bias")
+                stored = names.get_name(of, try_suffixes=(".weight", ".bias"))
+                writer.add_tensor(stored, np.ascontiguousarray(data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
 def granite():
     config = transformers.GraniteConfig(
         **COMMON,
@@ -419,6 +573,9 @@ def gemma3():
     write_gguf("gemma3", record("gemma3", transformers.Gemma3ForCausalLM(config), 10))
 
 
+deepseek_v2()
+deepseek_v2_groups()
+deepseek_v3()
 gemma2()
 gemma3()
 gpt_oss()

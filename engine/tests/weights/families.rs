@@ -279,7 +279,7 @@ fn parts_of_heads_are_rotated() {
 #[test]
 fn experts_take_the_place_of_mlps() {
     let experts = |spec: &DecoderSpec| spec.layers.iter().map(|layer| layer.experts).collect::<Vec<_>>();
-    let of = |count, used, renormalize| Some(ExpertsSpec { count, used, renormalize, biases: false });
+    let of = |count, used, renormalize| Some(ExpertsSpec::softmax(count, used, renormalize));
     let spec = open("mixtral", |_| ()).unwrap();
     assert_eq!((experts(&spec), spec.layers[0].ffn), (vec![of(4, 2, true); 2], 24));
     refused("mixtral", |f| f.config("num_experts_per_tok", json!(5)), &["experts used is 5; 1 to 4"]);
@@ -312,7 +312,7 @@ fn gpt_oss_has_sinks_biases_and_windows_in_every_other_layer() {
         let attention = &layer.attention;
         assert!(attention.sinks && attention.qkv_bias && attention.output_bias);
         assert_eq!(layer.activation, Activation::ClampedSwiglu { alpha: 1.702, limit: 2.0 });
-        assert_eq!(layer.experts, Some(ExpertsSpec { count: 3, used: 2, renormalize: true, biases: true }));
+        assert_eq!(layer.experts, Some(ExpertsSpec { biases: true, ..ExpertsSpec::softmax(3, 2, true) }));
         let scaling = &attention.rope.as_ref().unwrap().scaling;
         assert!(matches!(scaling, RopeScaling::Yarn { truncate: false, .. }), "{scaling:?}");
     }

@@ -1,6 +1,7 @@
 //! Sources of weights: GGUF files and Hugging Face folders, read right or refused by name.
 
 mod begin_token;
+mod deepseek;
 mod families;
 mod folder;
 mod gguf;

@@ -243,6 +243,18 @@ impl HostKernels for CpuKernels {
         self.level.run(StoreColumns { step, plane, rows: 0..step.rows(), first: 0, data });
     }
 
+    fn normed_linear(
+        &self,
+        w: &Matrix,
+        norm: Option<NormOf<'_>>,
+        x: &[f32],
+        rows: usize,
+        outs: &mut [&mut [f32]],
+        _: &mut Scratch<Input>,
+    ) {
+        fused::normed_linear(self, w, norm, &x[..rows * w.k()], outs);
+    }
+
     fn by_head(&self, w: &Matrix, heads: HeadProducts, x: &[f32], out: &mut [f32], _: &mut Scratch<Input>) {
         by_head::by_head(self, w, heads, x, out);
     }

@@ -1,7 +1,8 @@
 //! Experts of a layer: which rows use which of them, and their sum. The canonical order, literally: all kernels do it so.
 
 use super::parts::{Scratch, add_bias, normed_input, room};
-use super::{ExpertMatrices, ExpertsOf, HostKernels, Store};
+use super::{ExpertMatrices, ExpertsOf, GateUpOf, HostKernels, ProjectOf, Store};
+use crate::device::Role;
 use crate::numerics::{exp, lanes};
 use crate::program::{Choice, ExpertGroups, Scoring};
 
@@ -125,18 +126,16 @@ pub(super) fn experts<K: HostKernels>(
         }
     }
     if let (Some([gate_up, down]), Some([ffn, partitions])) = (shared, op.shared) {
-        kernels.input(h, op.rows, gate_up, input);
-        let (gate, up) = (room(gate, op.rows * ffn), room(up, op.rows * ffn));
-        kernels.linear(input, gate_up, 0, 1, Store::Set, &mut [&mut *gate, &mut *up]);
-        [&mut *gate, &mut *up].into_iter().for_each(|x| kernels.numerics().round_products(x));
-        kernels.activate(op.activation, gate, up);
-        kernels.input(gate, op.rows, down, input);
-        let y = room(gathered, residual.len());
-        kernels.linear(input, down, 0, partitions, Store::Set, &mut [&mut *y]);
-        kernels.numerics().round_products(y);
-        kernels.add_scaled(y, 1.0, total);
+        let (mut added, mut inner) = (std::mem::take(added), std::mem::take(gate));
+        let (total, inner_rows) = (&mut added[..residual.len()], room(&mut inner, op.rows * ffn));
+        let of = GateUpOf { norm: op.norm, activation: op.activation, rows: op.rows };
+        kernels.gate_up(gate_up, &of, residual, inner_rows, scratch);
+        let (rows, role) = (op.rows, Role::Down);
+        let of = ProjectOf { role, partitions, rows, bias: None, norm: None, factor: 1.0 };
+        kernels.project(down, &of, inner_rows, total, scratch);
+        (scratch.added, scratch.gate) = (added, inner);
     }
-    kernels.add_scaled(total, op.factor, residual);
+    kernels.add_scaled(&scratch.added[..residual.len()], op.factor, residual);
 }
 
 #[cfg(test)]

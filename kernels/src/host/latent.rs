@@ -1,7 +1,22 @@
 //! Projections of latent attention. The canonical order, literally: all kernels do it so.
 
-use super::parts::{Scratch, normed_input, room};
-use super::{HeadProducts, HostKernels, KvStep, LatentMatrices, LatentOf, RotatedHeads, Store};
+use super::parts::{Scratch, room};
+use super::{HeadProducts, HostKernels, KvStep, LatentMatrices, LatentOf, RotatedHeads};
+
+/// What the parts of [`latent`] hand to one another.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// Compressed queries, and queries before they are multiplied into the space of latents.
+    compressed_queries: Vec<f32>,
+    queries: Vec<f32>,
+    /// Compressed keys and values, and these after their norm.
+    compressed: Vec<f32>,
+    normed: Vec<f32>,
+    /// The key's rotated part.
+    key: Vec<f32>,
+    /// Both, as they are stored.
+    stored: Vec<f32>,
+}
 
 /// The operation [`Latent`](crate::program::Latent), of all rows of `residual`.
 pub(super) fn latent<K: HostKernels>(
@@ -14,40 +29,41 @@ pub(super) fn latent<K: HostKernels>(
     scratch: &mut Scratch<K::Input>,
 ) {
     let (rows, rank, rotated) = (step.rows(), op.kv_norm.gain.len(), op.rope.dim);
-    let of_heads = op.heads * (op.plain + rotated);
+    let dim = rank + rotated;
     let round = |x: &mut [f32]| kernels.numerics().round_products(x);
-    let mut queries = std::mem::take(&mut scratch.queries);
-    let Scratch { input, normed, key, value, heads, up, .. } = scratch;
-    normed_input(kernels, matrices.down, op.norm, residual, rows, normed, input);
-    let first = op.query_norm.map_or(of_heads, |norm| norm.gain.len());
-    let (q, compressed, key) =
-        (room(&mut queries, rows * of_heads.max(first)), room(value, rows * rank), room(key, rows * rotated));
-    let q = &mut q[..rows * first];
-    kernels.linear(input, matrices.down, 0, 1, Store::Set, &mut [&mut *q, &mut *compressed, &mut *key]);
-    [&mut *q, &mut *compressed, &mut *key].into_iter().for_each(round);
-    if let (Some(w), Some(norm)) = (matrices.query, op.query_norm) {
-        let normed = room(heads, rows * first);
-        kernels.rms_norm(q, norm.gain, norm.eps, normed);
-        kernels.input(normed, rows, w, input);
-        let q = room(&mut queries, rows * of_heads);
-        kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *q]);
-        round(q);
+    let mut buffers = std::mem::take(&mut scratch.latent);
+    let Buffers { compressed_queries, queries, compressed, normed, key, stored } = &mut buffers;
+    let queries = room(queries, rows * op.heads * (op.plain + rotated));
+    let (compressed, key) = (room(compressed, rows * rank), room(key, rows * rotated));
+    match (matrices.query, op.query_norm) {
+        (Some(w), Some(norm)) => {
+            let first = room(compressed_queries, rows * norm.gain.len());
+            let outs = &mut [&mut *first, &mut *compressed, &mut *key];
+            kernels.normed_linear(matrices.down, op.norm, residual, rows, outs, scratch);
+            round(first);
+            kernels.normed_linear(w, Some(norm), first, rows, &mut [&mut *queries], scratch);
+        }
+        _ => {
+            let outs = &mut [&mut *queries, &mut *compressed, &mut *key];
+            kernels.normed_linear(matrices.down, op.norm, residual, rows, outs, scratch);
+        }
     }
-    let normed = room(heads, rows * rank);
+    [&mut *queries, &mut *compressed, &mut *key].into_iter().for_each(round);
+    let normed = room(normed, rows * rank);
     kernels.rms_norm(compressed, op.kv_norm.gain, op.kv_norm.eps, normed);
-    let stored = room(up, rows * (rank + rotated));
+    let stored = room(stored, rows * dim);
     for ((stored, latent), key) in
-        stored.chunks_exact_mut(rank + rotated).zip(normed.chunks_exact(rank)).zip(key.chunks_exact(rotated))
+        stored.chunks_exact_mut(dim).zip(normed.chunks_exact(rank)).zip(key.chunks_exact(rotated))
     {
         stored[..rank].copy_from_slice(latent);
         stored[rank..].copy_from_slice(key);
     }
-    let part = RotatedHeads { dim: rank + rotated, first: rank };
+    let part = RotatedHeads { dim, first: rank };
     kernels.rotate(step, op.rope, part, stored);
     kernels.store(step, 0, stored);
     let products = HeadProducts { rows, heads: op.heads, k: op.plain, n: rank, rest: rotated };
-    kernels.by_head(matrices.keys, products, &queries[..rows * of_heads], query, scratch);
+    kernels.by_head(matrices.keys, products, queries, query, scratch);
     round(query);
     kernels.rotate(step, op.rope, part, query);
-    scratch.queries = queries;
+    scratch.latent = buffers;
 }

@@ -235,6 +235,21 @@ pub trait HostKernels: Send + Sync + 'static {
         self.store(step, 1, v);
     }
 
+    /// Products of `rows` rows of `x`, after a norm if there is one, with all parts of a matrix.
+    fn normed_linear(
+        &self,
+        w: &Self::Matrix,
+        norm: Option<NormOf<'_>>,
+        x: &[f32],
+        rows: usize,
+        outs: &mut [&mut [f32]],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        parts::normed_linear(self, w, norm, x, rows, outs, scratch);
+    }
+
     /// Products of each head with the matrix of its own, see [`parts::by_head`].
     fn by_head(
         &self,

@@ -1,7 +1,7 @@
 //! Operations of a program as their parts, one after another: the canonical order, literally.
 
 use super::adapted::AdaptedLayer;
-use super::{GateUpOf, HeadProducts, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store};
+use super::{GateUpOf, HeadProducts, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store, latent};
 use crate::adapter::Linear;
 use crate::numerics::soft_cap;
 
@@ -11,13 +11,12 @@ pub struct Scratch<I> {
     pub(super) input: I,
     /// Rows after a norm.
     pub(super) normed: Vec<f32>,
-    pub(super) key: Vec<f32>,
-    pub(super) value: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
     pub(super) up: Vec<f32>,
     /// Heads after their norm.
-    pub(super) heads: Vec<f32>,
-    /// Queries before they are multiplied into the space of latents.
-    pub(super) queries: Vec<f32>,
+    heads: Vec<f32>,
+    pub(super) latent: latent::Buffers,
     /// Products before they are added to the residual stream.
     pub(super) added: Vec<f32>,
     /// Rows of one expert, and its gate.
@@ -73,6 +72,20 @@ pub(super) fn normed_input<'a, K: HostKernels>(
     };
     kernels.input(x, rows, w, input);
     x
+}
+
+/// Products of all rows of `x`, after a norm if there is one, with all parts of a matrix.
+pub(crate) fn normed_linear<K: HostKernels>(
+    kernels: &K,
+    w: &K::Matrix,
+    norm: Option<NormOf<'_>>,
+    x: &[f32],
+    rows: usize,
+    outs: &mut [&mut [f32]],
+    scratch: &mut Scratch<K::Input>,
+) {
+    normed_input(kernels, w, norm, x, rows, &mut scratch.normed, &mut scratch.input);
+    kernels.linear(&scratch.input, w, 0, 1, Store::Set, outs);
 }
 
 #[allow(clippy::too_many_arguments, reason = "the operation's own, and which rows have an adapter")]

@@ -90,6 +90,18 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.store(step, plane, x);
     }
 
+    fn normed_linear(
+        &self,
+        w: &K::Matrix,
+        norm: Option<NormOf<'_>>,
+        x: &[f32],
+        rows: usize,
+        outs: &mut [&mut [f32]],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.inner.normed_linear(w, norm, x, rows, outs, scratch);
+    }
+
     fn by_head(&self, w: &K::Matrix, heads: HeadProducts, x: &[f32], out: &mut [f32], scratch: &mut Scratch<K::Input>) {
         self.times.of("expand", || self.inner.by_head(w, heads, x, out, scratch));
     }

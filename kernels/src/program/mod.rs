@@ -199,7 +199,8 @@ pub struct GateUp {
 /// `h = norm(residual)` and `expert_e(h) = (activation(h * gate_e^T) * (h * up_e^T)) * down_e^T`.
 ///
 /// The router's logits are `h * router^T`. Where there are biases, each is added to its matrix's products. [`Choice`] says which experts are used
-/// and what `p` is. If there is a shared expert, all rows use it with a share of 1, and it is added last.
+/// and what `p` is. If there is a shared expert, all rows use it, and its products are added to that
+/// sum, before [`Experts::factor`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Of the residual stream; `None`: it is taken as it is.

@@ -4,7 +4,7 @@
 use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_kernels::numerics::Numerics;
 use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
-use baton_types::{Dtype, TokenId};
+use baton_types::{Dtype, GroupKind, TokenId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn check(model: Arc<dyn ModelSource>, class: Numerics, seed: u64) -> Coverage {
 #[test]
 fn every_family_has_the_same_bits_however_it_is_served() {
     let folders = folders();
-    assert!(folders.len() >= 23, "{folders:?}");
+    assert!(folders.len() >= 26, "{folders:?}");
     let mut coverage = Coverage::default();
     for (folder, seed) in folders.iter().zip(1..) {
         for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
@@ -78,6 +78,24 @@ fn several_sizes_of_heads_have_the_same_bits_however_they_are_served() {
     assert_eq!(kinds.groups().len(), 4);
     for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
         let coverage = check(Arc::new(RandomModel::new(spec.clone(), 5)), class, 21);
+        println!("{coverage}");
+        let wanted: [(_, &[_]); 2] =
+            [("P block", &["16"]), ("requests", &["Remote fresh", "Got fresh", "Local fresh"])];
+        assert_eq!(coverage.missing(&wanted), []);
+    }
+}
+
+/// Latents with a window in some layers: one plane in both groups of a pool.
+#[test]
+fn latents_have_the_same_bits_however_they_are_served() {
+    let shape = "random:hidden=48,layers=4,heads=4,head_dim=20,rope_dim=8,latent=24,query_rank=28,value_dim=12,ffn=40,window=20,\
+                 full_every=2,experts=6,used=2,sigmoid=true,groups=3,groups_used=2,shared=24,dense=1";
+    let spec = RandomModel::parse(shape).unwrap().spec().clone();
+    let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
+    let groups = layout.groups().iter().map(|group| (group.kind, group.planes.len())).collect::<Vec<_>>();
+    assert_eq!(groups, [(GroupKind::Latent, 1), (GroupKind::Window(20), 1)]);
+    for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
+        let coverage = check(Arc::new(RandomModel::new(spec.clone(), 6)), class, 22);
         println!("{coverage}");
         let wanted: [(_, &[_]); 2] =
             [("P block", &["16"]), ("requests", &["Remote fresh", "Got fresh", "Local fresh"])];

@@ -13,6 +13,10 @@ use std::sync::Arc;
 /// Three attention slabs of 64 positions, the last ragged.
 const LENGTH: usize = 150;
 
+/// Latents, and experts in groups beside one that all tokens use.
+const LATENTS: &str = "random:hidden=274,layers=2,heads=6,head_dim=20,rope_dim=8,latent=40,query_rank=33,value_dim=14,ffn=40,vocab=131,\
+                       context=256,seed=3,experts=6,used=2,sigmoid=true,groups=3,groups_used=2,shared=30,dense=1";
+
 /// Logits of every row and KV bytes of every layer, as bits.
 #[derive(PartialEq)]
 struct Outcome {
@@ -50,18 +54,23 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
 }
 
 /// A plain model, one with windows, biases and head norms, one with a window and a rotary embedding in one of two layers, one with norms behind,
-/// caps, factors and GELU, and one with experts, in each class with each type of KV.
+/// caps, factors and GELU, one with experts, and one with latents, in each class with each type of KV.
 /// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,qk_norm=heads");
     let mixed = format!("{RAGGED},window=70,full_every=2,nope_every=2");
     let scaled = format!("{RAGGED},window=70,full_every=2,norms=both,qk_norm=all,gelu=true,soft_cap=3,factor=0.8");
     let experts = format!("{RAGGED},experts=5,used=2,factor=0.8");
+    let latents = LATENTS.to_owned();
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
-    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts)].concat();
-    let cores = [(rich, TensorCore::Tc16F25, Half::Bf16), (scaled, TensorCore::Tc8F24, Half::F16)];
+    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts), with(&latents)].concat();
+    let cores = [
+        (rich, TensorCore::Tc16F25, Half::Bf16),
+        (scaled, TensorCore::Tc8F24, Half::F16),
+        (latents, TensorCore::Tc16F25, Half::Bf16),
+    ];
     all.extend(cores.map(|(spec, cores, half)| (spec, Numerics::TensorCore { cores, half }, half.dtype())));
     all
 }

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// The folders of `tests/families`.
 const FAMILIES: &[&str] = &[
+    "deepseek_v2",
+    "deepseek_v2_groups",
+    "deepseek_v3",
     "gemma2",
     "gemma3",
     "gpt_oss",

@@ -73,7 +73,7 @@ impl Pool {
         let layer = self.map.layout().groups()[group].layers.iter().position(|l| *l as usize == layer).unwrap();
         let blocks = in_group(group, &self.blocks(sequence));
         let mut bytes = Vec::new();
-        for plane in 0..2 {
+        for plane in 0..self.map.layout().groups()[group].planes.len() {
             for token in 0..tokens {
                 let at = (token % block_tokens) as u32;
                 let range = self.map.token_range(group, layer, blocks[token / block_tokens], plane, at..at + 1);

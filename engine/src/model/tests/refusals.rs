@@ -4,13 +4,49 @@ use super::{Batch, RAGGED, Rig, Rows, config, random, reference, tokens};
 use crate::families::{DecoderSpec, LayerTensor, TensorName};
 use crate::formats::{ModelSource, RandomModel, StoredTensor, TextSource, WeightsError};
 use crate::model::{Model, ModelConfig, ModelError, StepInput};
-use baton_kernels::device::DeviceError;
-use baton_memory::HostPool;
+use baton_kernels::device::{Bounds, Device, DeviceError, DeviceInfo, Executable, Rope, RopeTable, Weight, WeightSpec};
+use baton_kernels::program::Program;
+use baton_memory::{HostPool, PoolMemory};
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelError> {
     Model::load(source, &*reference(Dtype::F32), config, &|_| ())
+}
+
+/// Only says what it is.
+struct WithoutLatents;
+
+impl Device for WithoutLatents {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { latents: false, ..reference(Dtype::Bf16).info() }
+    }
+
+    fn load(&self, _: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
+        panic!("a weight is loaded")
+    }
+
+    fn load_rope(&self, _: RopeTable) -> Result<Rope, DeviceError> {
+        panic!("a table is loaded")
+    }
+
+    fn alloc_pool(&self, _: &KvPoolMap) -> Result<Arc<dyn PoolMemory>, DeviceError> {
+        panic!("a pool is allocated")
+    }
+
+    fn compile(&self, _: Program, _: Bounds) -> Result<Box<dyn Executable>, DeviceError> {
+        panic!("a program is compiled")
+    }
+}
+
+/// Of a model of many gigabytes nobody waits for the weights to hear it.
+#[test]
+fn a_device_that_does_not_compute_latents_reads_no_weight() {
+    let model = random("random:hidden=16,heads=2,head_dim=16,rope_dim=8,latent=16,value_dim=8,ffn=16");
+    let error = Model::load(&model, &WithoutLatents, config(Dtype::Bf16), &|_| panic!("loaded")).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("latent attention") && message.contains("--device cpu"), "{message}");
 }
 
 #[test]

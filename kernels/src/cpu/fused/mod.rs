@@ -15,7 +15,7 @@ use super::matrix::{Input, Matrix};
 use super::source::Source;
 use crate::host::NormOf;
 pub(super) use grid::{Columns, Grid, share};
-pub(super) use ops::{embed, gate_up, head, project, qkv};
+pub(super) use ops::{embed, gate_up, head, normed_linear, project, qkv};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

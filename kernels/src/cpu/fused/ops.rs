@@ -48,6 +48,23 @@ pub(in crate::cpu) fn head(kernels: &CpuKernels, w: &Matrix, norm: NormOf<'_>, r
     fused.whole(1, Store::Set, logits);
 }
 
+pub(in crate::cpu) fn normed_linear(
+    kernels: &CpuKernels,
+    w: &Matrix,
+    norm: Option<NormOf<'_>>,
+    x: &[f32],
+    outs: &mut [&mut [f32]],
+) {
+    let heights: Vec<usize> = (0..outs.len()).map(|part| w.height(part)).collect();
+    assert!(outs.iter().zip(&heights).all(|(out, n)| out.len() * w.k() == x.len() * n));
+    let outs: Vec<_> = outs.iter_mut().map(|out| Shared(out.as_mut_ptr())).collect();
+    Fused { kernels, w, x, norm }.run(Columns { parts: &heights, unit: UNIT }, false, &|piece| {
+        // SAFETY: rows and columns of a part's output, of one piece.
+        let target = unsafe { piece.target_in(outs[piece.part], heights[piece.part], Store::Set) };
+        w.product(kernels, piece.input, piece.part, 1, target);
+    });
+}
+
 impl Fused<'_> {
     /// Products with the only part of the matrix, which nothing follows.
     fn whole(&self, partitions: usize, store: Store, out: &mut [f32]) {
