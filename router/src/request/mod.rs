@@ -70,6 +70,8 @@ pub struct Parameters {
     pub tools: Option<Tools>,
     /// How much of a long prompt is kept; `None`: a prompt that does not fit is refused.
     pub truncate: Option<Truncate>,
+    /// Whether the answer begins with the text of the prompt.
+    pub echo: bool,
 }
 
 impl Default for Parameters {
@@ -85,6 +87,7 @@ impl Default for Parameters {
             cache: CacheOptions::default(),
             tools: None,
             truncate: None,
+            echo: false,
         }
     }
 }
