@@ -31,7 +31,9 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
 use baton_text::grammar;
-use baton_types::{InstanceRecord, PROMPT_LOGPROBS, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, Shard};
+use baton_types::{
+    InstanceRecord, PROMPT_LOGPROBS, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, Shard,
+};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;

@@ -3,9 +3,7 @@
 use super::ConvertError;
 use super::error::bounded;
 use crate::v1;
-use baton_types::{
-    FinishReason, PhaseTimings, PromptLogprob, PromptLogprobs, SamplingParams, TokenLogprobs, Usage,
-};
+use baton_types::{FinishReason, PhaseTimings, PromptLogprob, PromptLogprobs, SamplingParams, TokenLogprobs, Usage};
 
 impl From<Usage> for v1::Usage {
     /// Without a cost: the caller that has prices adds it.

@@ -156,7 +156,8 @@ impl<'a> Answer<'a> {
         let job = self.job;
         let behind_first = job.prompts[self.prompt].tokens.get(1..).unwrap_or_default();
         let (scored, first) = self.scored.zip((part.first as usize).checked_sub(1)).ok_or_else(other)?;
-        let prompt = behind_first.get(first..first + part.tokens.len()).filter(|_| first <= scored).ok_or_else(other)?;
+        let prompt =
+            behind_first.get(first..first + part.tokens.len()).filter(|_| first <= scored).ok_or_else(other)?;
         if part.tokens.iter().map(|token| token.token).ne(prompt.iter().copied()) {
             return Err(other());
         }

@@ -387,9 +387,7 @@ fn from_decode(
         Some(Ok(DecodeEvent::Token(token))) => {
             FromDecode::Token(sound(token).map_err(|e| Failed::at(Step::Decode, e))?)
         }
-        Some(Ok(
-            DecodeEvent::Claimed | DecodeEvent::Started { .. } | DecodeEvent::Waits | DecodeEvent::Prompt(_),
-        )) => {
+        Some(Ok(DecodeEvent::Claimed | DecodeEvent::Started { .. } | DecodeEvent::Waits | DecodeEvent::Prompt(_))) => {
             FromDecode::Broke(out_of_order(worker))
         }
         Some(Err(error @ CallError::Refused(_))) => {

@@ -11,8 +11,8 @@ use crate::workers::{Candidates, Placed, WorkerHandle};
 use baton_kv_cache::PrefixHash;
 use baton_text::grammar;
 use baton_types::{
-    ErrorKind, NumericsClass, PROMPT_LOGPROBS, RequestError, Role, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P,
-    SAMPLING_TYPICAL_P,
+    ErrorKind, NumericsClass, PROMPT_LOGPROBS, RequestError, Role, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS,
+    SAMPLING_MIN_P, SAMPLING_TYPICAL_P,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

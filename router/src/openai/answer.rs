@@ -173,9 +173,10 @@ impl AnswerHead {
     /// Bytes of what answers show of these tokens of a prompt, over all choices that show it.
     pub(super) fn scored_bytes(&self, scored: &[PromptLogprob]) -> u64 {
         let nothing = Delta::default();
-        let echoed = self.options.echo_logprobs.and_then(|top| {
-            self.logprobs(&nothing, Echoed { first: None, scored, top: top as usize }, 0)
-        });
+        let echoed = self
+            .options
+            .echo_logprobs
+            .and_then(|top| self.logprobs(&nothing, Echoed { first: None, scored, top: top as usize }, 0));
         let echoed = echoed.map_or(0, |echoed| length(&echoed) + scored.len() as u64 * OFFSET_BYTES);
         let copies = if self.endpoint == Endpoint::Completions { u64::from(self.shown_of_prompt()) } else { 1 };
         copies * (echoed + self.scores(scored).map_or(0, |scores| length(&scores)))
@@ -212,7 +213,8 @@ impl Form for AnswerHead {
         let shown = self.shown(samples);
         let of_prompt = self.shown_of_prompt() as usize;
         let choices = shown.iter().enumerate();
-        let choices = choices.map(|(at, answer)| self.whole_choice(at as u32, scored(at / of_prompt), answer)).collect();
+        let choices =
+            choices.map(|(at, answer)| self.whole_choice(at as u32, scored(at / of_prompt), answer)).collect();
         let mut body = self.body(false, choices);
         body.prompt_logprobs = self.scores(scored(0)).filter(|_| self.endpoint == Endpoint::Chat);
         let samples = shown;

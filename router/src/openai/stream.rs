@@ -321,7 +321,8 @@ mod tests {
                 options,
                 ..crate::openai::tests::head(endpoint)
             };
-            let (mut chunks, mut shown) = (crate::openai::tests::chunks_of(head.clone()), vec![Shown::default(); head.samples as usize]);
+            let (mut chunks, mut shown) =
+                (crate::openai::tests::chunks_of(head.clone()), vec![Shown::default(); head.samples as usize]);
             for _ in 0..6 {
                 let delta = any_delta(head.samples, &mut random);
                 let mut written = Vec::new();

@@ -13,8 +13,8 @@ use crate::workers::WorkerHandle;
 use baton_node::telemetry::TraceId;
 use baton_types::{
     DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout,
-    KvPlane, ModelCard, NumericsClass, PROMPT_LOGPROBS, Party, PrefillEvent, ProtocolRange, RequestError, Role, SAMPLING_BAD_WORDS,
-    SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingDefaults, Shard,
+    KvPlane, ModelCard, NumericsClass, PROMPT_LOGPROBS, Party, PrefillEvent, ProtocolRange, RequestError, Role,
+    SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingDefaults, Shard,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

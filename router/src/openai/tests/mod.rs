@@ -1,4 +1,5 @@
 mod calls;
+mod echo;
 mod options;
 
 use super::stream::Chunks;
@@ -37,12 +38,11 @@ fn every_unsupported_field_names_itself() {
         ("length_penalty", json!(0.5), json!(1.0)),
         ("skip_special_tokens", json!(false), json!(true)),
         ("include_stop_str_in_output", json!(true), json!(false)),
-        ("prompt_logprobs", json!(1), Value::Null),
         ("logits_processors", json!(["x"]), json!([])),
         ("guided_whitespace_pattern", json!("a"), Value::Null),
-        ("echo", json!(true), json!(false)),
     ];
     let chat_only = [
+        ("echo", json!(true), json!(false)),
         ("functions", json!([{}]), json!([])),
         ("function_call", json!({"name": "f"}), json!("none")),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
