@@ -262,6 +262,7 @@ impl Call {
                 let queue_us = at.saturating_duration_since(self.since).as_micros() as u64;
                 (Some(Ok(DecodeEvent::Started { queue_us })), false)
             }
+            SequenceEvent::Prompt(logprobs) => (Some(Ok(DecodeEvent::Prompt(logprobs))), false),
             SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                 let is_first = self.prefills && !std::mem::replace(&mut self.first_token_sent, true);
                 let prefill = self.started.filter(|_| is_first).map(|started| at.saturating_duration_since(started));

@@ -8,7 +8,9 @@ use crate::gaps::StepGaps;
 use crate::scheduler::SequenceKey;
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
-use baton_types::{Digest, ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
+use baton_types::{
+    Digest, ErrorKind, Fence, FinishReason, PromptLogprobs, RequestId, SamplingParams, Share, TokenId, TokenLogprobs,
+};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -190,6 +192,8 @@ pub trait PrefillObserver: Send {
 pub enum SequenceEvent {
     /// The sequence left the queue.
     Started { at: Instant },
+    /// Log-probabilities of the next tokens of the prompt, where the request asked for them: in order, each once, all before the first token.
+    Prompt(PromptLogprobs),
     /// A token was generated.
     Token {
         token: TokenId,

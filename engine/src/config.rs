@@ -99,6 +99,10 @@ impl EngineConfig {
     /// Most rows of one step, far above what any device needs to be saturated; bounds the activations.
     pub const ROWS_MAX: usize = 1 << 16;
 
+    /// Most rows of one step whose logits come back, for the log-probabilities of prompts. It bounds their memory, `[rows, vocab]` in f32, on
+    /// the device and on the host, and what they delay the step by.
+    const SCORED_ROWS_MAX: usize = 64;
+
     /// Checks every field and returns the configuration, or the first field out of range.
     pub fn try_new(self) -> Result<Self, EngineError> {
         let check = |name, expected: &str, got: usize, ok: bool| {
@@ -135,12 +139,17 @@ impl EngineConfig {
         self.running_max.max(1 + self.speculation.drafts_max())
     }
 
+    /// Most rows of one step whose logits come back for the log-probabilities of prompts, besides those that sample.
+    pub fn scored_rows_max(&self) -> usize {
+        Self::SCORED_ROWS_MAX.min(self.chunk_tokens_max)
+    }
+
     /// The configuration for loading the model.
     pub fn model_config(&self) -> ModelConfig {
         ModelConfig {
             kv: self.kv,
             rows_max: self.step_rows_max(),
-            logit_rows_max: self.logit_rows_max(),
+            logit_rows_max: self.logit_rows_max() + self.scored_rows_max(),
             slots_max: self.running_max,
             model_len_max: self.model_len_max,
             adapters: self.adapters,

@@ -74,7 +74,7 @@ fn finish((_control, events): Running) -> Vec<Bits> {
     let mut output = Vec::new();
     loop {
         match events.recv_timeout(FOREVER).expect("an event") {
-            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) => {}
             SequenceEvent::Token { token, logprobs, .. } => {
                 let logprobs = logprobs.expect("log-probabilities were asked for");
                 let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));

@@ -141,7 +141,7 @@ fn finish(events: &Receiver<SequenceEvent>) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     loop {
         match events.recv_timeout(FOREVER).expect("an event") {
-            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) => {}
             SequenceEvent::Token { token, .. } => tokens.push(token),
             SequenceEvent::Prefilled { .. } | SequenceEvent::Finished { .. } => return tokens,
             SequenceEvent::Failed { message, .. } => panic!("{message}"),

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
-/// A prefill sends at most three messages, so its stream never waits for its reader.
+/// A prefill sends at most three messages, so its stream never waits for its reader. Log-probabilities of a prompt do, and the engine then
+/// pauses the prompt.
 const MESSAGES_MAX: usize = 4;
 
 /// How long a prompt in the engine's queue holds the blocks that were got for it. After that they are left to the cache: a nearly full
@@ -225,6 +226,7 @@ impl Call {
                     cached = None;
                     self.on_started(at).await;
                 }
+                SequenceEvent::Prompt(logprobs) => self.say(PrefillEvent::Prompt(logprobs)).await,
                 SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                     self.first = Some((token, finish.is_some()));
                     let prefill_us = self.started.map(|s| micros(s, at));

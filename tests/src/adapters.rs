@@ -131,7 +131,7 @@ impl Alone {
                 }
                 SequenceEvent::Finished { .. } => return Ok(tokens),
                 SequenceEvent::Failed { message, .. } => anyhow::bail!(message),
-                SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+                SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) | SequenceEvent::Prefilled { .. } => {}
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What a worker reports of a running sequence and of its own load.
 #![allow(missing_docs, reason = "most of these names say what they hold")]
 
-use crate::{Digest, FinishReason, TokenId, TokenLogprobs};
+use crate::{Digest, FinishReason, PromptLogprobs, TokenId, TokenLogprobs};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GeneratedToken {
@@ -36,6 +36,8 @@ pub enum DecodeEvent {
     },
     /// The KV is offered and there is no room for it yet. Repeated every second until there is.
     Waits,
+    /// Part of what was asked for of the prompt, in order, before the first token.
+    Prompt(PromptLogprobs),
     Token(GeneratedToken),
 }
 
@@ -46,6 +48,8 @@ pub enum PrefillEvent {
     Started {
         queue_us: u64,
     },
+    /// Part of what was asked for of the prompt, in order, before the first token.
+    Prompt(PromptLogprobs),
     Token(GeneratedToken),
     /// The decode worker acknowledged the commit, or the sequence ended with its first token (then all fields are zero).
     Done(TransferReport),

@@ -43,7 +43,10 @@ pub use memory::MemoryKind;
 pub use pool_map::KvPoolMap;
 pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{
-    SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingError, SamplingParams,
+    PROMPT_LOGPROBS, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingError,
+    SamplingParams,
 };
-pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};
+pub use sequence::{
+    CacheUse, FinishReason, PhaseTimings, PromptLogprob, PromptLogprobs, SequenceSpec, TokenLogprobs, Usage,
+};
 pub use share::{Share, TenantLabel, Weight, WeightError};

@@ -45,6 +45,8 @@ pub struct SamplingParams {
     pub grammar: Option<Arc<Grammar>>,
     /// Report the log-probability of each chosen token and of this many most likely ones.
     pub logprobs: Option<u32>,
+    /// Report them of the tokens of the prompt too, from the second on.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl Default for SamplingParams {
@@ -68,6 +70,7 @@ impl Default for SamplingParams {
             bad_words: Vec::new(),
             grammar: None,
             logprobs: None,
+            prompt_logprobs: None,
         }
     }
 }
@@ -84,6 +87,9 @@ pub const SAMPLING_TYPICAL_P: &str = "sampling-typical-p";
 /// Capability of workers whose device knows `bad_words`.
 pub const SAMPLING_BAD_WORDS: &str = "sampling-bad-words";
 
+/// Capability of workers that know `prompt_logprobs`. Others would leave them out.
+pub const PROMPT_LOGPROBS: &str = "prompt-logprobs";
+
 /// A parameter out of its range.
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -97,7 +103,7 @@ pub struct SamplingError {
 }
 
 impl SamplingParams {
-    /// Most alternatives per token in `logprobs` (OpenAI's limit).
+    /// Most alternatives per token in `logprobs` (OpenAI's limit) and `prompt_logprobs`.
     pub const LOGPROBS_MAX: u32 = 20;
     /// Most stop token ids.
     pub const STOP_TOKEN_IDS_MAX: usize = 64;
@@ -131,6 +137,9 @@ impl SamplingParams {
         }
         if let Some(n) = self.logprobs.filter(|&n| n > Self::LOGPROBS_MAX) {
             return refuse("logprobs", "at most 20", n.to_string());
+        }
+        if let Some(n) = self.prompt_logprobs.filter(|&n| n > Self::LOGPROBS_MAX) {
+            return refuse("prompt_logprobs", "at most 20", n.to_string());
         }
         if self.stop_token_ids.len() > Self::STOP_TOKEN_IDS_MAX {
             return refuse("stop_token_ids", "at most 64 ids", self.stop_token_ids.len().to_string());
@@ -226,6 +235,7 @@ mod tests {
         check("repetition_penalty", |p| p.repetition_penalty = 0.0);
         check("max_tokens", |p| p.max_tokens = 0);
         check("logprobs", |p| p.logprobs = Some(21));
+        check("prompt_logprobs", |p| p.prompt_logprobs = Some(21));
         check("min_tokens", |p| p.min_tokens = 17);
         check("logit_bias", |p| p.logit_bias = vec![(1, 100.5)]);
         check("logit_bias", |p| p.logit_bias = vec![(1, f32::NAN)]);

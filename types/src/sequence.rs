@@ -111,3 +111,27 @@ pub struct TokenLogprobs {
     /// The most likely tokens, best first.
     pub top: Vec<(TokenId, f32)>,
 }
+
+/// Log-probabilities of a token of a prompt, after the tokens before it.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLogprob {
+    pub token: TokenId,
+    /// Its place among all tokens: 1 if it is the most likely one. Of equal ones, the one with the lower id comes first.
+    pub rank: u32,
+    pub logprobs: TokenLogprobs,
+}
+
+/// Log-probabilities of consecutive tokens of a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLogprobs {
+    /// Index of the first of them in the prompt, at least 1: nothing comes before the first token of a prompt, so it has none.
+    pub first: u32,
+    /// One per token.
+    pub tokens: Vec<PromptLogprob>,
+}
+
+impl PromptLogprobs {
+    /// Most tokens of one message.
+    pub const TOKENS_MAX: usize = 1024;
+}

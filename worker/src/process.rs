@@ -31,7 +31,9 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
 use baton_text::grammar;
-use baton_types::{InstanceRecord, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, Shard};
+use baton_types::{
+    InstanceRecord, PROMPT_LOGPROBS, Party, ProtocolRange, Role, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, Shard,
+};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -287,7 +289,7 @@ fn record(
     let planes = layout.groups().iter().flat_map(|group| &group.planes);
     let kv_heads = planes.map(|plane| plane.heads()).max().unwrap_or(0);
     let grammars = loaded.engine.has_grammars().then_some(grammar::REVISION);
-    let of_all = [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P].into_iter();
+    let of_all = [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, PROMPT_LOGPROBS].into_iter();
     let capabilities = of_all.chain(loaded.device.info().sampling.iter().copied()).chain(grammars);
     InstanceRecord {
         party: party.clone(),

@@ -94,9 +94,9 @@ struct Now<'a> {
 
 impl Conditions for Now<'_> {
     fn has_room(&self, key: SequenceKey) -> bool {
-        // For a token, and the end, after those that launched steps will sample.
+        // For a token or a part of the prompt, and the end, after what launched steps will yield.
         let sequence = &self.sequences[&key];
-        sequence.sink.has_room(2 + sequence.launched_tokens)
+        sequence.sink.has_room(2 + usize::from(sequence.scores()) + sequence.launched_scores + sequence.launched_tokens)
     }
 
     fn continues(&self, key: SequenceKey) -> bool {
@@ -120,6 +120,7 @@ impl<M: StepModel> Runner<M> {
             chunk_tokens_max: shared.config.chunk_tokens_max,
             steps_max,
             running_max: shared.config.running_max,
+            scored_rows_max: shared.config.scored_rows_max(),
             watermark_blocks: shared.config.watermark_blocks as usize,
             stall: shared.config.stall,
             recheck: RECHECK,

@@ -27,6 +27,8 @@ pub(super) struct Sequence {
     pub(super) launched_at: Option<Instant>,
     /// Tokens that launched steps will sample.
     pub(super) launched_tokens: usize,
+    /// Launched steps that will yield log-probabilities of its prompt.
+    pub(super) launched_scores: usize,
     /// Whether a token was generated here.
     pub(super) generated: bool,
     /// The only tokens that may be drawn; `None`: all.
@@ -66,7 +68,10 @@ impl Sequence {
         };
         let computed = if lease.is_some() { len - 1 } else { 0 };
         let (pinned, deadline, share) = (observer.is_some(), request.deadline, request.share);
-        let arrival = Arrival { len, computed, lease, pinned, deadline, share, prefix };
+        // The last token of the prompt is followed by one that is sampled. What is adopted was prefilled elsewhere.
+        let is_scored = request.sampling.prompt_logprobs.is_some() && lease.is_none();
+        let scored = if is_scored { 0..request.prompt_len.min(len).saturating_sub(1) } else { 0..0 };
+        let arrival = Arrival { len, computed, lease, pinned, deadline, share, prefix, scored };
         let (launched_at, generated) = (None, false);
         let sampling = &request.sampling;
         let allowed = &sampling.allowed_token_ids;
@@ -82,6 +87,7 @@ impl Sequence {
             counted,
             launched_at,
             launched_tokens: 0,
+            launched_scores: 0,
             generated,
             allowed,
             without_ends,
@@ -203,6 +209,11 @@ impl Sequence {
     /// Whether it ends with `len` tokens.
     fn is_full(&self, len: usize, len_max: usize) -> bool {
         len - self.request.prompt_len >= self.request.sampling.max_tokens as usize || len >= len_max
+    }
+
+    /// Whether log-probabilities of its prompt may come.
+    pub(super) fn scores(&self) -> bool {
+        self.request.sampling.prompt_logprobs.is_some() && !self.generated
     }
 
     /// Whether it goes on here after the tokens that launched steps will sample, unless one of these is an end token.

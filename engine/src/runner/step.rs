@@ -6,10 +6,10 @@ use crate::model::{ModelError, StepInput};
 use crate::scheduler::{Segment, SequenceKey};
 use crate::step_model::StepModel;
 use baton_kernels::device::DeviceError;
-use baton_kernels::sampling::{SampleError, Sampled};
-use baton_kernels::step::{RowId, SlotOutput, SlotRows};
+use baton_kernels::sampling::{SampleError, Sampled, prompt_logprob};
+use baton_kernels::step::{Logits, RowId, SlotOutput, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
-use baton_types::{ErrorKind, FinishReason, RequestError, seeded};
+use baton_types::{ErrorKind, FinishReason, PromptLogprobs, RequestError, seeded};
 use std::time::Instant;
 
 /// A step that was launched and is not finished.
@@ -75,6 +75,7 @@ impl<M: StepModel> Runner<M> {
             self.scheduler.launched(segment.key, segment.rows, tokens);
             if let Some(sequence) = self.sequences.get_mut(&segment.key) {
                 sequence.launched_tokens += tokens;
+                sequence.launched_scores += usize::from(segment.scored > 0);
             }
         }
         let decode_rows = segments.iter().filter(|s| s.decode).map(|s| s.rows).sum();
@@ -116,8 +117,14 @@ impl<M: StepModel> Runner<M> {
         // Sequences that came meanwhile may have the prompt that was computed. A stop request is reported again later.
         self.take_in()?;
         let mut sampled = output.sampled.into_iter();
-        let mut row = 0;
+        // Logits of prompts come first.
+        let mut scored = 0;
+        let mut row: usize = step.segments.iter().map(|segment| segment.scored).sum();
         for segment in &step.segments {
+            if segment.scored > 0 {
+                self.score(segment, &output.logits, scored)?;
+                scored += segment.scored;
+            }
             if !segment.samples {
                 self.scheduler.advance(segment.key, segment.rows, false, now);
                 continue;
@@ -181,6 +188,7 @@ impl<M: StepModel> Runner<M> {
         let returns_logits = self.shared.logits.read().is_some();
         let common = common(&self.shared, &self.mask_threads);
         self.slots.tell_left(&mut step.deltas);
+        let mut observed = Vec::new();
         for segment in segments {
             let (Some(sequence), Some(lease)) =
                 (self.sequences.get_mut(&segment.key), self.scheduler.lease(segment.key))
@@ -200,8 +208,10 @@ impl<M: StepModel> Runner<M> {
             let samples = if samples { 1 + drafts } else { 0 };
             let masks = (position + rows - samples..position + rows).flat_map(|row| sequence.mask(row + 1)).collect();
             step.segments.push(SlotRows { slot, position, rows, samples, masks });
+            let scored_first = step.ids.len() - rows + segment.scored_from - position;
+            step.logit_rows.extend(scored_first..scored_first + segment.scored);
             if returns_logits {
-                step.logit_rows.extend(step.ids.len() - samples..step.ids.len());
+                observed.extend(step.ids.len() - samples..step.ids.len());
             }
             if let Some(observer) = &mut sequence.observer {
                 if self.shared.has_windows {
@@ -210,7 +220,33 @@ impl<M: StepModel> Runner<M> {
                 step.observed = 0..self.shared.layers.len() as u32;
             }
         }
+        step.logit_rows.extend(observed);
         step
+    }
+
+    /// Reports log-probabilities of a prompt, from the logits of a segment's rows, the first of which is the row `first` of `logits`.
+    fn score(&mut self, segment: &Segment, logits: &Logits, first: usize) -> Result<(), ModelError> {
+        // It may have ended while this step ran.
+        let Some(sequence) = self.sequences.get_mut(&segment.key) else { return Ok(()) };
+        sequence.launched_scores -= 1;
+        if logits.rows() < first + segment.scored {
+            return Err(DeviceError::Failed("a step returned other logits than it was asked for".into()).into());
+        }
+        let request = &sequence.request;
+        let top = request.sampling.prompt_logprobs.unwrap_or(0) as usize;
+        let next = segment.scored_from + 1;
+        let tokens = request.tokens[next..next + segment.scored].iter().enumerate();
+        let tokens = tokens.map(|(at, token)| prompt_logprob(logits.row(first + at), *token, top));
+        match tokens.collect::<Result<_, _>>() {
+            Ok(tokens) => sequence.tell(SequenceEvent::Prompt(PromptLogprobs { first: next as u32, tokens })),
+            Err(error) => {
+                tracing::error!(request = %request.id, "{error}");
+                let lease = self.scheduler.remove(segment.key);
+                let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
+                self.end_sequence(segment.key, lease, failed);
+            }
+        }
+        Ok(())
     }
 
     /// The next token of a sequence whose tokens are all computed, the last `rows` of them by the finished step; `logits` are there if

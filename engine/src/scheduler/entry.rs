@@ -5,6 +5,7 @@ use crate::gate::SequencePhase;
 use baton_kv_cache::{Keep, Lease, PrefixHash};
 use baton_types::Share;
 use std::cmp::Reverse;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Identifies a sequence and orders all of them: smaller keys are served first and preempted last, as long as no tenant exceeds its share.
@@ -69,6 +70,8 @@ pub struct Arrival {
     pub share: Share,
     /// The hashes under which its blocks are cached, if they are.
     pub prefix: Option<Prefix>,
+    /// Positions whose logits come back; mostly none.
+    pub scored: Range<usize>,
 }
 
 /// Hashes of a sequence's prefixes, and how long blocks stored under them are kept.
@@ -120,11 +123,13 @@ pub(super) struct Entry {
     pub(super) shares_until: Option<Instant>,
     /// A launched step may still read blocks that were exchanged for cached ones.
     pub(super) reads_spares: bool,
+    /// Positions whose logits have not come back yet.
+    pub(super) scored: Range<usize>,
 }
 
 impl Entry {
     pub(super) fn new(arrival: Arrival) -> Self {
-        let Arrival { len, computed, lease, pinned, deadline, share, prefix } = arrival;
+        let Arrival { len, computed, lease, pinned, deadline, share, prefix, scored } = arrival;
         // An adopted sequence has the KV of its past in its blocks and continues with the one token after it.
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
@@ -148,7 +153,30 @@ impl Entry {
             computed_before: 0,
             shares_until: None,
             reads_spares: false,
+            scored,
         }
+    }
+
+    /// How many of its first tokens may come from the cache: not the last one, whose logits it needs, and none whose logits come back.
+    pub(super) fn reuse_tokens_max(&self) -> usize {
+        if self.is_scored() { self.scored.start } else { self.len.saturating_sub(1) }
+    }
+
+    /// Whether logits of its prompt have not come back yet.
+    pub(super) fn is_scored(&self) -> bool {
+        !self.scored.is_empty()
+    }
+
+    /// Of `rows` rows from `position` on, the positions whose logits come back.
+    pub(super) fn scored_in(&self, position: usize, rows: usize) -> Range<usize> {
+        let first = self.scored.start.max(position);
+        first..self.scored.end.min(position + rows).max(first)
+    }
+
+    /// The most of `rows` rows from `position` on of which at most `scored` rows' logits come back.
+    pub(super) fn with_scored(&self, position: usize, rows: usize, scored: usize) -> usize {
+        let left_out = self.scored_in(position, rows).len().saturating_sub(scored);
+        if left_out == 0 { rows } else { self.scored.start.max(position) + scored - position }
     }
 
     /// First position that no step computes yet.

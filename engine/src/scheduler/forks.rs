@@ -22,15 +22,15 @@ impl Scheduler {
         self.fork(*computed, new)
     }
 
-    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in four cases: a
-    /// sequence before it waits for blocks, more sequences hold blocks than may run at once, there is no room for its own block above
+    /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in five cases: logits of
+    /// its own prompt come back, a sequence before it waits for blocks, more sequences hold blocks than may run at once, there is no room for its own block above
     /// the watermark and the reservation before it, or the other one no longer has the blocks because they left its window.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
         let place = self.place(waiting);
         let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);
         let hold = self.entries.values().filter(|entry| entry.lease.is_some()).count();
-        let len = self.entries[&waiting].len;
-        if overtakes || hold >= self.config.running_max || len == 1 {
+        let (len, is_scored) = (self.entries[&waiting].len, self.entries[&waiting].is_scored());
+        if is_scored || overtakes || hold >= self.config.running_max || len == 1 {
             return None;
         }
         // All but the last token, whose logits it needs.

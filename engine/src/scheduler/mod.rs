@@ -17,6 +17,8 @@
 //!   most about as long as recomputing might take; no sequence is held up by that wait.
 //! - A waiting sequence whose identical prompt another has computed shares its full blocks and copies the partial last one, unless an
 //!   earlier sequence waits for blocks.
+//! - The rows of a prompt whose logits come back are computed here, each once: until then, no cached token behind them is used for it, and a step has
+//!   a bounded number of such rows.
 //! - A step may be planned while another runs. It goes on with what that one computes and samples. Sequences of the running step keep blocks
 //!   and places, also those that have ended; if an earlier one needs those, no later sequence is launched until the step is done.
 //! - A step of decode rows alone may have rows for proposed tokens, in blocks that nobody else waits for. The next step is planned once it is
@@ -55,6 +57,8 @@ pub struct SchedulerConfig {
     /// Steps that may be launched at once.
     pub steps_max: usize,
     pub running_max: usize,
+    /// Most rows of one step whose logits come back.
+    pub scored_rows_max: usize,
     pub watermark_blocks: usize,
     pub stall: Duration,
     /// How soon to check held or paused sequences again: neither gate nor sink reports when it opens.
@@ -127,7 +131,7 @@ impl Scheduler {
     pub fn add(&mut self, key: SequenceKey, arrival: Arrival) {
         let mut entry = Entry::new(arrival);
         if entry.lease.is_none() {
-            let whole = entry.len.saturating_sub(1) / self.config.block_tokens * self.config.block_tokens;
+            let whole = entry.reuse_tokens_max() / self.config.block_tokens * self.config.block_tokens;
             entry.expected = self.pool.cached_tokens(entry.hashes()).min(whole);
         }
         let before = self.entries.insert(key, entry);
@@ -171,6 +175,7 @@ impl Scheduler {
             entry.launched_rows = entry.launched_rows.saturating_sub(rows);
             entry.launched_tokens = entry.launched_tokens.saturating_sub(usize::from(appended));
             entry.computed += rows;
+            entry.scored.start = entry.scored.start.max(entry.computed).min(entry.scored.end);
             entry.len += usize::from(appended);
             entry.share(self.config.block_tokens, now);
         }

@@ -21,6 +21,10 @@ pub struct Segment {
     pub decode: bool,
     /// How many of the rows are those of proposed tokens. Each of them samples too.
     pub drafts: usize,
+    /// Of how many rows, from the position `scored_from` on, the logits come back for the log-probabilities of the prompt. None of them samples.
+    pub scored: usize,
+    /// Position of the first of them.
+    pub scored_from: usize,
 }
 
 impl Segment {
@@ -61,6 +65,8 @@ struct Pass<'a> {
     now: Instant,
     ready: &'a [SequenceKey],
     prefill: PrefillRows,
+    /// How many more rows' logits may come back.
+    scored: usize,
     running: usize,
     /// The last sequence that was running when the pass began and may lose its place: sequences after it cannot take one.
     last_parkable: Option<Standing>,
@@ -138,6 +144,7 @@ impl Scheduler {
         let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
             prefill: self.divide_rows(ready, rows),
+            scored: self.config.scored_rows_max,
             running: self.totals().running,
             last_parkable,
             closed: false,
@@ -163,6 +170,7 @@ impl Scheduler {
         }
         let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
         let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
+        let rows = entry.with_scored(position, rows, pass.scored);
         if rows == 0 {
             return;
         }
@@ -185,7 +193,10 @@ impl Scheduler {
         if !decode {
             pass.prefill.take(key, share, rows);
         }
-        decisions.batch.push(Segment { key, position, rows, samples: rows == pending, decode, drafts: 0 });
+        let scored = self.entries[&key].scored_in(position, rows);
+        pass.scored -= scored.len();
+        let (scored_from, scored, samples) = (scored.start, scored.len(), rows == pending);
+        decisions.batch.push(Segment { key, position, rows, samples, decode, drafts: 0, scored, scored_from });
     }
 
     /// Moves a waiting sequence into the running batch if it may.
@@ -238,7 +249,7 @@ impl Scheduler {
     /// Gives rows that a tenant could not use, for lack of blocks or a place, to sequences that are already in prefill. Those have blocks
     /// for their whole prompts, so no sequence loses any. If these rows were lost, two sequences could wait for each other.
     fn use_up(&mut self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
-        let mut left = pass.prefill.unused();
+        let (mut left, mut scored_left) = (pass.prefill.unused(), pass.scored);
         for key in pass.ready.iter().copied() {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             if entry.stage != Stage::Running || entry.is_decode() {
@@ -246,13 +257,15 @@ impl Scheduler {
             }
             let segment = decisions.batch.iter_mut().find(|segment| segment.key == key);
             let rows = segment.as_ref().map_or(0, |segment| segment.rows);
+            let position = entry.position();
+            let scored = segment.as_ref().map_or(0, |segment| segment.scored);
             let mut more = left.min(entry.pending() - rows);
+            more = entry.with_scored(position, rows + more, scored_left + scored).saturating_sub(rows);
             if more == 0 || !conditions.is_open(key, entry.running_phase()) {
                 continue;
             }
             // Where it exchanges blocks of a window, it has as many as it needs at once.
             let Some(lease) = &mut entry.lease else { continue };
-            let position = entry.computed + entry.launched_rows;
             if !lease.hold(entry.computed..position + rows + more) {
                 let covered = lease.blocks_end() * self.config.block_tokens;
                 more = more.min(covered.saturating_sub(position + rows));
@@ -261,13 +274,14 @@ impl Scheduler {
                 continue;
             }
             left -= more;
-            let samples = rows + more == entry.pending();
+            let rows = rows + more;
+            let in_rows = entry.scored_in(position, rows);
+            scored_left -= in_rows.len() - scored;
+            let (samples, scored, scored_from) = (rows == entry.pending(), in_rows.len(), in_rows.start);
+            let whole = Segment { key, position, rows, samples, decode: false, drafts: 0, scored, scored_from };
             match segment {
-                Some(segment) => (segment.rows, segment.samples) = (rows + more, samples),
-                None => {
-                    let segment = Segment { key, position, rows: more, samples, decode: false, drafts: 0 };
-                    decisions.batch.push(segment);
-                }
+                Some(segment) => *segment = whole,
+                None => decisions.batch.push(whole),
             }
         }
     }

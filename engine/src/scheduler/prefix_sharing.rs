@@ -87,15 +87,15 @@ impl Scheduler {
     /// Blocks for a waiting sequence, including those cached for it.
     pub(super) fn reserve(&self, key: SequenceKey, keep_free: &[usize], now: Instant) -> Option<Lease> {
         let entry = &self.entries[&key];
-        let (hashes, tokens) = (entry.hashes(), entry.len);
+        let (hashes, tokens, reuse_tokens_max) = (entry.hashes(), entry.len, entry.reuse_tokens_max());
         let fill = Fill::Computed { chunk: self.chunk() };
-        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max: tokens - 1, tokens, fill, keep_free, now })
+        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max, tokens, fill, keep_free, now })
     }
 
     /// Whether a waiting sequence should wait while a running one computes their common prefix.
     pub(super) fn awaits_prefix(&mut self, key: SequenceKey, ready: &[SequenceKey], now: Instant) -> bool {
         let entry = &self.entries[&key];
-        if entry.prefix.is_none() || entry.shares_until.is_some_and(|until| until <= now) {
+        if entry.prefix.is_none() || entry.is_scored() || entry.shares_until.is_some_and(|until| until <= now) {
             return false;
         }
         let block_tokens = self.config.block_tokens;

@@ -1,8 +1,9 @@
 //! Log-probabilities of the model's own distribution.
 
-use super::order::top;
+use super::order::{key, top};
 use super::shares::{ONE, shares};
-use baton_types::{TokenId, TokenLogprobs};
+use super::{SampleError, check_finite};
+use baton_types::{PromptLogprob, TokenId, TokenLogprobs};
 
 /// `ln(sum(exp(logits)))`, shifted by the largest logit and summed in shares.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
@@ -23,4 +24,19 @@ pub fn token_logprobs(logits: &[f32], chosen: TokenId, n: usize) -> TokenLogprob
         chosen: logprob(chosen),
         top: top(logits, n).into_iter().map(|token| (token, logprob(token))).collect(),
     }
+}
+
+/// Log-probabilities of a token of a prompt and of the `n` most likely ones, from the logits of the row before it, `[vocab]`. They are the
+/// bits that generation reports for a token after the same tokens.
+///
+/// # Errors
+/// If a logit is not finite.
+///
+/// # Panics
+/// If the token is outside of the vocabulary.
+pub fn prompt_logprob(logits: &[f32], token: TokenId, n: usize) -> Result<PromptLogprob, SampleError> {
+    check_finite(logits)?;
+    let own = key(logits[token as usize], token);
+    let better = logits.iter().enumerate().filter(|(other, logit)| key(**logit, *other as TokenId) > own).count();
+    Ok(PromptLogprob { token, rank: better as u32 + 1, logprobs: token_logprobs(logits, token, n) })
 }

@@ -28,7 +28,7 @@ mod words;
 pub use constraints::{Constraints, TokenSet};
 pub use history::History;
 pub(crate) use logprobs::log_total;
-pub use logprobs::{log_sum_exp, token_logprobs};
+pub use logprobs::{log_sum_exp, prompt_logprob, token_logprobs};
 pub use words::Words;
 
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};

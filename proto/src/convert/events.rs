@@ -26,6 +26,7 @@ impl From<DecodeEvent> for v1::DecodeEvent {
             DecodeEvent::Started { queue_us } => Event::Started(v1::PrefillStarted { queue_us }),
             DecodeEvent::Adopted { bytes, await_us } => Event::Adopted(v1::KvAdopted { bytes, await_us }),
             DecodeEvent::Waits => Event::Waits(v1::KvWaits {}),
+            DecodeEvent::Prompt(logprobs) => Event::Prompt(logprobs.into()),
             DecodeEvent::Token(token) => Event::Token(token.into()),
         };
         Self { event: Some(event) }
@@ -37,6 +38,7 @@ impl From<PrefillEvent> for v1::PrefillEvent {
         use v1::prefill_event::Event;
         let event = match e {
             PrefillEvent::Started { queue_us } => Event::Started(v1::PrefillStarted { queue_us }),
+            PrefillEvent::Prompt(logprobs) => Event::Prompt(logprobs.into()),
             PrefillEvent::Token(token) => Event::Token(token.into()),
             PrefillEvent::Done(done) => Event::Done(v1::PrefillDone {
                 prefill_us: done.prefill_us,
@@ -103,6 +105,7 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
             Event::Started(v1::PrefillStarted { queue_us }) => Self::Started { queue_us },
             Event::Adopted(v1::KvAdopted { bytes, await_us }) => Self::Adopted { bytes, await_us },
             Event::Waits(v1::KvWaits {}) => Self::Waits,
+            Event::Prompt(part) => Self::Prompt(part.try_into().map_err(|e: ConvertError| e.within("prompt"))?),
             Event::Token(token) => Self::Token(token.try_into().map_err(|e: ConvertError| e.within("token"))?),
         })
     }
@@ -115,6 +118,7 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
         use v1::prefill_event::Event;
         Ok(match e.event.ok_or_else(|| ConvertError::missing("event"))? {
             Event::Started(v1::PrefillStarted { queue_us }) => Self::Started { queue_us },
+            Event::Prompt(part) => Self::Prompt(part.try_into().map_err(|e: ConvertError| e.within("prompt"))?),
             Event::Token(token) => Self::Token(token.try_into().map_err(|e: ConvertError| e.within("token"))?),
             Event::Done(done) => Self::Done(TransferReport {
                 prefill_us: done.prefill_us,

@@ -3,7 +3,7 @@
 use super::ConvertError;
 use super::error::bounded;
 use crate::v1;
-use baton_types::{FinishReason, PhaseTimings, SamplingParams, TokenLogprobs, Usage};
+use baton_types::{FinishReason, PhaseTimings, PromptLogprob, PromptLogprobs, SamplingParams, TokenLogprobs, Usage};
 
 impl From<Usage> for v1::Usage {
     /// Without a cost: the caller that has prices adds it.
@@ -72,6 +72,39 @@ impl TryFrom<v1::Logprobs> for TokenLogprobs {
     fn try_from(l: v1::Logprobs) -> Result<Self, ConvertError> {
         bounded("top", l.top.len(), SamplingParams::LOGPROBS_MAX as usize, "alternatives")?;
         Ok(Self { chosen: l.chosen, top: l.top.into_iter().map(|t| (t.token_id, t.logprob)).collect() })
+    }
+}
+
+impl From<PromptLogprob> for v1::PromptLogprob {
+    fn from(l: PromptLogprob) -> Self {
+        Self { token_id: l.token, rank: l.rank, logprobs: Some(l.logprobs.into()) }
+    }
+}
+
+impl TryFrom<v1::PromptLogprob> for PromptLogprob {
+    type Error = ConvertError;
+
+    fn try_from(l: v1::PromptLogprob) -> Result<Self, ConvertError> {
+        let logprobs = l.logprobs.ok_or_else(|| ConvertError::missing("logprobs"))?;
+        Ok(Self { token: l.token_id, rank: l.rank, logprobs: logprobs.try_into()? })
+    }
+}
+
+impl From<PromptLogprobs> for v1::PromptLogprobs {
+    fn from(l: PromptLogprobs) -> Self {
+        Self { first: l.first, tokens: l.tokens.into_iter().map(Into::into).collect() }
+    }
+}
+
+impl TryFrom<v1::PromptLogprobs> for PromptLogprobs {
+    type Error = ConvertError;
+
+    fn try_from(l: v1::PromptLogprobs) -> Result<Self, ConvertError> {
+        bounded("tokens", l.tokens.len(), Self::TOKENS_MAX, "tokens")?;
+        if l.first == 0 {
+            return Err(ConvertError::invalid("first", "the first token of a prompt has no log-probabilities"));
+        }
+        Ok(Self { first: l.first, tokens: l.tokens.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()? })
     }
 }
 

@@ -28,6 +28,7 @@ impl From<SamplingParams> for v1::SamplingParams {
             logit_bias: bias_to(p.logit_bias),
             allowed_token_ids: p.allowed_token_ids,
             grammar: p.grammar.map(|grammar| grammar_to(&grammar)),
+            prompt_logprobs: p.prompt_logprobs,
         }
     }
 }
@@ -143,6 +144,7 @@ impl TryFrom<v1::SamplingParams> for SamplingParams {
             logit_bias: logit_bias(p.logit_bias),
             allowed_token_ids: p.allowed_token_ids,
             grammar: p.grammar.map(grammar).transpose()?.map(Arc::new),
+            prompt_logprobs: p.prompt_logprobs,
         };
         unchecked.try_new().map_err(|e| ConvertError::invalid(e.name, e))
     }

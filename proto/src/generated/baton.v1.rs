@@ -11,6 +11,17 @@ pub struct Logprobs {
     #[prost(message, repeated, tag = "2")]
     pub top: ::prost::alloc::vec::Vec<TopLogprob>,
 }
+/// Log-probabilities of a token of the prompt, after the tokens before it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PromptLogprob {
+    #[prost(uint32, tag = "1")]
+    pub token_id: u32,
+    /// Place of the token among all, 1 for the most likely one. Of equal ones, the one with the lower id comes first.
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(message, optional, tag = "3")]
+    pub logprobs: ::core::option::Option<Logprobs>,
+}
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct TopLogprob {
     #[prost(uint32, tag = "1")]
@@ -108,6 +119,9 @@ pub struct SamplingParams {
     /// Only to workers with the capability sampling-bad-words.
     #[prost(message, repeated, tag = "18")]
     pub bad_words: ::prost::alloc::vec::Vec<TokenIds>,
+    /// Most likely tokens reported with each token of the prompt, at most 20. Only to workers with the capability prompt-logprobs.
+    #[prost(uint32, optional, tag = "19")]
+    pub prompt_logprobs: ::core::option::Option<u32>,
 }
 /// What the text of an answer matches, whole.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -419,7 +433,7 @@ pub struct Sampling {
     /// If unset, the router draws one and reports it.
     #[prost(uint64, optional, tag = "7")]
     pub seed: ::core::option::Option<u64>,
-    /// Unset: what remains of the context.
+    /// Unset: what remains of the context. 0 only with prompt_logprobs: nothing is generated.
     #[prost(uint32, optional, tag = "8")]
     pub max_tokens: ::core::option::Option<u32>,
     #[prost(bool, tag = "9")]
@@ -447,6 +461,10 @@ pub struct Sampling {
     /// Words that the answer does not have, with and without a space before them. At most 128, of at most 127 bytes.
     #[prost(string, repeated, tag = "17")]
     pub bad_words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Log-probabilities of the prompt's tokens, each with so many of the most likely ones, at most 20. The prompt is then computed whole: no
+    /// part of it is taken from a prefix cache.
+    #[prost(uint32, optional, tag = "18")]
+    pub prompt_logprobs: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateResponse {
@@ -487,6 +505,10 @@ pub struct GenerateResponse {
     /// Index of the sample that this is a part of, 0 to n - 1.
     #[prost(uint32, tag = "13")]
     pub index: u32,
+    /// If requested, of the prompt's tokens from the second on, in order: in the first messages of sample 0, before its first token. The first
+    /// token of a prompt has none.
+    #[prost(message, repeated, tag = "14")]
+    pub prompt_logprobs: ::prost::alloc::vec::Vec<PromptLogprob>,
 }
 /// Generated client implementations.
 pub mod inference_client {
@@ -1367,7 +1389,7 @@ pub struct GetPrefix {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillEvent {
-    #[prost(oneof = "prefill_event::Event", tags = "1, 2, 3")]
+    #[prost(oneof = "prefill_event::Event", tags = "1, 2, 3, 4")]
     pub event: ::core::option::Option<prefill_event::Event>,
 }
 /// Nested message and enum types in `PrefillEvent`.
@@ -1380,7 +1402,19 @@ pub mod prefill_event {
         Token(super::Token),
         #[prost(message, tag = "3")]
         Done(super::PrefillDone),
+        /// If asked for: parts in order, before the first token.
+        #[prost(message, tag = "4")]
+        Prompt(super::PromptLogprobs),
     }
+}
+/// Log-probabilities of consecutive tokens of the prompt, at most 1024.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PromptLogprobs {
+    /// Index of the first of them in the prompt, at least 1: the first token of a prompt has none.
+    #[prost(uint32, tag = "1")]
+    pub first: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub tokens: ::prost::alloc::vec::Vec<PromptLogprob>,
 }
 /// The request left the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1451,7 +1485,7 @@ pub struct AwaitKv {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DecodeEvent {
-    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4, 5, 6")]
     pub event: ::core::option::Option<decode_event::Event>,
 }
 /// Nested message and enum types in `DecodeEvent`.
@@ -1471,6 +1505,9 @@ pub mod decode_event {
         /// The KV is offered, and there is no room for it yet. Repeated every second until there is.
         #[prost(message, tag = "5")]
         Waits(super::KvWaits),
+        /// As in PrefillEvent, if this worker runs the prompt.
+        #[prost(message, tag = "6")]
+        Prompt(super::PromptLogprobs),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

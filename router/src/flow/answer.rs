@@ -3,10 +3,12 @@
 use super::core::Core;
 use super::job::Job;
 use super::sample::Sample;
-use crate::output::{Delta, Event, EventResult, Finished};
+use crate::output::{Delta, Event, EventResult, Finished, PROMPT_PART_TOKENS_MAX};
 use baton_text::{Detokenizer, StopMatcher};
 use baton_types::events::TransferReport;
-use baton_types::{ErrorKind, FinishReason, GeneratedToken, NumericsClass, PhaseTimings, RequestError, TokenId, Usage};
+use baton_types::{
+    ErrorKind, FinishReason, GeneratedToken, NumericsClass, PhaseTimings, PromptLogprobs, RequestError, TokenId, Usage,
+};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -18,6 +20,12 @@ pub(super) struct Answer<'a> {
     job: &'a Job,
     /// Index of its sample.
     sample: u32,
+    /// The prompt that it answers.
+    prompt: usize,
+    /// How many tokens of the prompt, from the second on, the client has the log-probabilities of; `None` if this sample reports none.
+    scored: Option<usize>,
+    /// Numerics class of the worker that reported the first of them.
+    scored_by: Option<NumericsClass>,
     /// Most tokens that it has.
     max_tokens: u32,
     out: &'a mpsc::Sender<EventResult>,
@@ -41,11 +49,15 @@ pub(super) struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     pub(super) fn new(core: &'a Core, sample: &Sample<'a>, out: &'a mpsc::Sender<EventResult>) -> Self {
+        let scored = sample.scores().then_some(0);
         let (job, prompt, sample) = (sample.job, sample.prompt(), sample.index);
         Self {
             core,
             job,
             sample,
+            prompt: job.choices().prompt_of(sample),
+            scored,
+            scored_by: None,
             max_tokens: prompt.max_tokens,
             out,
             detokenizer: job.model.text.as_deref().map(|text| text.detokenizer(job.marks())),
@@ -72,9 +84,9 @@ impl<'a> Answer<'a> {
         &self.tokens
     }
 
-    /// The numerics class of its last token.
+    /// The numerics class of its last token, or of what was reported of its prompt.
     pub(super) fn class(&self) -> Option<&NumericsClass> {
-        self.generated_by().last()
+        self.generated_by().last().or(self.scored_by.as_ref())
     }
 
     /// Numerics classes of its tokens, in order.
@@ -86,7 +98,7 @@ impl<'a> Answer<'a> {
     pub(super) fn runs_on(&mut self, class: &NumericsClass) {
         self.carried = self.tokens.len();
         self.classes.retain(|(_, before)| *before < self.carried);
-        if self.class() != Some(class) {
+        if self.generated_by().last() != Some(class) {
             self.classes.push((class.clone(), self.carried));
         }
     }
@@ -130,6 +142,37 @@ impl<'a> Answer<'a> {
         self.first
     }
 
+    /// Whether log-probabilities of the prompt are still to come.
+    pub(super) fn scores(&self) -> bool {
+        self.scored.is_some_and(|scored| scored + 1 < self.job.prompts[self.prompt].tokens.len())
+    }
+
+    /// Takes a part of them, and sends what the client does not have yet: another attempt reports all of them again.
+    pub(super) async fn prompt(&mut self, part: PromptLogprobs) -> Result<(), RequestError> {
+        let other = || {
+            let message = "the worker reported other log-probabilities of the prompt than it was asked for";
+            RequestError::new(ErrorKind::Internal, message)
+        };
+        let job = self.job;
+        let behind_first = job.prompts[self.prompt].tokens.get(1..).unwrap_or_default();
+        let (scored, first) = self.scored.zip((part.first as usize).checked_sub(1)).ok_or_else(other)?;
+        let prompt =
+            behind_first.get(first..first + part.tokens.len()).filter(|_| first <= scored).ok_or_else(other)?;
+        if part.tokens.iter().map(|token| token.token).ne(prompt.iter().copied()) {
+            return Err(other());
+        }
+        if self.scored_by.is_none() {
+            self.scored_by = self.classes.last().map(|(class, _)| class.clone());
+        }
+        self.scored = Some(scored.max(first + part.tokens.len()));
+        let mut tokens = part.tokens.into_iter().skip(scored - first).peekable();
+        while tokens.peek().is_some() {
+            let prompt = tokens.by_ref().take(PROMPT_PART_TOKENS_MAX).collect();
+            self.send(Event::Delta(Delta { sample: self.sample, prompt, ..Delta::default() })).await?;
+        }
+        Ok(())
+    }
+
     /// Takes a token and sends the output that it completes. Returns the finish reason if the answer ends with it. The
     /// prefill's span ends when the token is passed on, so no gap is left before the span `stream`.
     pub(super) async fn token(
@@ -141,8 +184,19 @@ impl<'a> Answer<'a> {
             let message = "the worker left out the log-probabilities asked for";
             return Err(RequestError::new(ErrorKind::Internal, message));
         }
+        if self.scores() {
+            let message = "the worker left out the log-probabilities of the prompt";
+            return Err(RequestError::new(ErrorKind::Internal, message));
+        }
         if self.tokens.len() == self.carried {
             self.reused(&token);
+        }
+        if self.max_tokens == 0 {
+            let cached_tokens = Some(self.usage.cached_tokens);
+            self.send(Event::Delta(Delta { sample: self.sample, cached_tokens, ..Delta::default() })).await?;
+            drop(prefill);
+            self.count_time();
+            return Ok(Some(FinishReason::Length));
         }
         self.usage.completion_tokens += 1;
         self.tokens.push(token.id);
@@ -163,7 +217,8 @@ impl<'a> Answer<'a> {
         }
         let logprobs = token.logprobs.into_iter().collect();
         let cached_tokens = self.first.is_none().then_some(self.usage.cached_tokens);
-        let delta = Delta { sample: self.sample, text, token_ids: vec![token.id], logprobs, cached_tokens };
+        let token_ids = vec![token.id];
+        let delta = Delta { sample: self.sample, text, token_ids, logprobs, cached_tokens, prompt: Vec::new() };
         self.send(Event::Delta(delta)).await?;
         drop(prefill);
         self.count_time();
@@ -191,6 +246,9 @@ impl<'a> Answer<'a> {
         match self.last.replace(now) {
             None => {
                 self.first = Some(now);
+                if self.scored.is_some() {
+                    self.job.has_begun(self.prompt);
+                }
                 self.stream = Some(tracing::info_span!(parent: &self.job.span, "stream"));
                 // The request's first token is the first one sent by any of its samples.
                 if self.job.starts() {
@@ -208,7 +266,9 @@ impl<'a> Answer<'a> {
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
             ..self.timings
         };
-        let classes: Vec<String> = self.generated_by().map(NumericsClass::to_string).collect();
+        let mut classes: Vec<&NumericsClass> = self.scored_by.iter().chain(self.generated_by()).collect();
+        classes.dedup();
+        let classes: Vec<String> = classes.into_iter().map(NumericsClass::to_string).collect();
         let crossed_classes = if classes.len() > 1 { classes } else { Vec::new() };
         let stop = self.stops.found_string().map(str::to_owned);
         Finished { sample: self.sample, reason, stop, timings, crossed_classes, total: None }

@@ -108,7 +108,11 @@ impl Attempt<'_> {
             request_id: attempt_id(&job.id, &*self.core.runtime),
             tokens: [&prompt.tokens, answer.tokens()].concat(),
             prompt_len: prompt.tokens.len() + replayed_as_prompt,
-            sampling: SamplingParams { max_tokens: prompt.max_tokens, ..job.sampling.clone() },
+            sampling: SamplingParams {
+                max_tokens: prompt.max_tokens.max(1),
+                prompt_logprobs: job.sampling.prompt_logprobs.filter(|_| answer.scores()),
+                ..job.sampling.clone()
+            },
             sample_index: self.sample.of_prompt(),
             priority: job.priority,
             cache: job.cache.clone(),
@@ -191,6 +195,7 @@ impl Attempt<'_> {
         loop {
             match events.next().await {
                 Some(Ok(DecodeEvent::Started { queue_us })) => answer.queued(self.sample.queued(), queue_us),
+                Some(Ok(DecodeEvent::Prompt(part))) => answer.prompt(part).await?,
                 Some(Ok(DecodeEvent::Token(token))) => {
                     let token = sound(token).map_err(failed)?;
                     answer.prefilled(token.prefill_us);
@@ -229,10 +234,17 @@ impl Attempt<'_> {
             tokio::select! {
                 biased;
                 event = next(&mut prefilling), if prefilling.is_some() => {
-                    if let Some(Ok(PrefillEvent::Started { queue_us })) = &event {
-                        answer.queued(self.sample.queued(), *queue_us);
-                        continue;
-                    }
+                    let event = match event {
+                        Some(Ok(PrefillEvent::Started { queue_us })) => {
+                            answer.queued(self.sample.queued(), queue_us);
+                            continue;
+                        }
+                        Some(Ok(PrefillEvent::Prompt(part))) => {
+                            answer.prompt(part).await?;
+                            continue;
+                        }
+                        event => event,
+                    };
                     let report = if let Some(Ok(PrefillEvent::Done(report))) = &event { Some(report.clone()) } else { None };
                     let fault = |fault| match fault {
                         PrefillFault::OutOfOrder => out_of_order(prefill),
@@ -357,7 +369,7 @@ fn from_prefill(
             FromPrefill::Token(sound(token).map_err(|e| Failed::at(Step::Prefill, e))?)
         }
         Some(Ok(PrefillEvent::Done(_))) => FromPrefill::Done,
-        Some(Ok(PrefillEvent::Started { .. })) => FromPrefill::Ended(out_of_order(worker)),
+        Some(Ok(PrefillEvent::Started { .. } | PrefillEvent::Prompt(_))) => FromPrefill::Ended(out_of_order(worker)),
         // The prefill worker's own queue had room, or there would be no stream: the error is about the decode worker.
         Some(Err(error)) if error.is_no_room() => FromPrefill::NoRoom(of_worker(worker, error)),
         Some(Err(error)) => FromPrefill::Ended(of_worker(worker, error)),
@@ -375,7 +387,7 @@ fn from_decode(
         Some(Ok(DecodeEvent::Token(token))) => {
             FromDecode::Token(sound(token).map_err(|e| Failed::at(Step::Decode, e))?)
         }
-        Some(Ok(DecodeEvent::Claimed | DecodeEvent::Started { .. } | DecodeEvent::Waits)) => {
+        Some(Ok(DecodeEvent::Claimed | DecodeEvent::Started { .. } | DecodeEvent::Waits | DecodeEvent::Prompt(_))) => {
             FromDecode::Broke(out_of_order(worker))
         }
         Some(Err(error @ CallError::Refused(_))) => {

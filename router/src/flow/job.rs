@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::SetOnce;
 use tracing::Span;
 
 /// A prepared request, and its progress.
@@ -18,6 +19,8 @@ pub(super) struct Job {
     started: AtomicBool,
     /// Whether placement has been tried.
     looked: AtomicBool,
+    /// Of each prompt, whether its first sample has its first token.
+    begun: Vec<SetOnce<()>>,
     /// Workers that were called, in order.
     called: Mutex<Vec<Arc<WorkerHandle>>>,
 }
@@ -33,7 +36,8 @@ impl Deref for Job {
 impl Job {
     pub(super) fn new(request: Arc<Prepared>, span: Span, metrics: RequestMetrics) -> Self {
         let (started, looked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { request, span, metrics, started, looked, called: Mutex::default() }
+        let begun = request.prompts.iter().map(|_| SetOnce::new()).collect();
+        Self { request, span, metrics, started, looked, begun, called: Mutex::default() }
     }
 
     /// Records a worker that is called, since it holds a part of the trace. Attempts are bounded, so this list is.
@@ -44,6 +48,17 @@ impl Job {
     /// Workers that were called.
     pub(super) fn called(&self) -> Vec<Arc<WorkerHandle>> {
         self.called.lock().clone()
+    }
+
+    /// The first sample of a prompt has its first token.
+    pub(super) fn has_begun(&self, prompt: usize) {
+        // Later attempts say it again.
+        let _ = self.begun[prompt].set(());
+    }
+
+    /// Waits for that.
+    pub(super) async fn begun(&self, prompt: usize) {
+        self.begun[prompt].wait().await;
     }
 
     /// Whether this is the first placement of the request.

@@ -8,10 +8,11 @@ use crate::placement::{Decision, Demand, Prediction, Refusal, Standing, alone, h
 use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, CandidateSet, ProbationLimits, Retry, Step};
 use crate::workers::{Candidates, Placed, WorkerHandle};
+use baton_kv_cache::PrefixHash;
 use baton_text::grammar;
 use baton_types::{
-    ErrorKind, NumericsClass, RequestError, Role, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P,
-    SAMPLING_TYPICAL_P,
+    ErrorKind, NumericsClass, PROMPT_LOGPROBS, RequestError, Role, SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS,
+    SAMPLING_MIN_P, SAMPLING_TYPICAL_P,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,6 +80,8 @@ impl Chosen {
 /// Inputs of a placement.
 struct Search<'a> {
     demand: Demand,
+    /// Of the prompt, as far as it may be taken from caches.
+    hashes: &'a [PrefixHash],
     /// Which workers have the prompt cached.
     found: Found,
     avoided: &'a Avoided,
@@ -105,8 +108,10 @@ impl Sample<'_> {
         let _entered = span.enter();
         let now = core.runtime.now();
         let demand = self.demand(core, answer, now);
-        let found = core.prefixes.lookup(&self.prompt().hashes, &*core.runtime);
-        let search = Search { demand, found, avoided: &tried.avoided, now };
+        // A prompt whose log-probabilities are still to come is computed whole.
+        let hashes = if answer.scores() { &[] } else { &self.prompt().hashes[..] };
+        let found = core.prefixes.lookup(hashes, &*core.runtime);
+        let search = Search { demand, hashes, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for set in CandidateSet::WIDENING {
@@ -173,7 +178,8 @@ impl Sample<'_> {
         let min_p = (sampling.min_p > 0.0).then_some(SAMPLING_MIN_P);
         let typical_p = (sampling.typical_p < 1.0).then_some(SAMPLING_TYPICAL_P);
         let bad_words = (!sampling.bad_words.is_empty()).then_some(SAMPLING_BAD_WORDS);
-        let filters = constraints.into_iter().chain(min_p).chain(typical_p).chain(bad_words);
+        let prompt_logprobs = sampling.prompt_logprobs.map(|_| PROMPT_LOGPROBS);
+        let filters = constraints.into_iter().chain(min_p).chain(typical_p).chain(bad_words).chain(prompt_logprobs);
         filters.chain(sampling.grammar.as_ref().map(|_| grammar::REVISION))
     }
 
@@ -242,7 +248,7 @@ impl Sample<'_> {
         set: CandidateSet,
         class: Option<&NumericsClass>,
     ) -> Result<Chosen, Refusal> {
-        let Search { demand, found, avoided, now } = search;
+        let Search { demand, hashes, found, avoided, now } = search;
         let fits = |worker: &WorkerHandle| {
             let on_probation = worker.probation.lasts(*now);
             avoided.admits(worker.party(), worker.record.role, on_probation, set)
@@ -250,7 +256,7 @@ impl Sample<'_> {
         };
         let mut candidates = self.candidates(core, demand.standing, fits, *now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, set));
-        core.prefixes.fill(&self.prompt().hashes, found, &mut candidates.view, *now);
+        core.prefixes.fill(hashes, found, &mut candidates.view, *now);
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
         {

@@ -5,7 +5,7 @@ use super::hashes::prompt_hashes;
 use super::tokenize::{Tokenized, Work};
 use crate::admission::Slot;
 use crate::models::{Named, lookup};
-use crate::output::Choices;
+use crate::output::{Choices, PROMPT_PART_TOKENS_MAX, prompt_logprob_bytes};
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{
@@ -14,6 +14,7 @@ use crate::request::{
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
 use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId};
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -44,8 +45,10 @@ pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[TokenId]>,
     /// Hashes of its cacheable blocks.
     pub(crate) hashes: Arc<[PrefixHash]>,
-    /// Most tokens of each of its answers.
+    /// Most tokens of each of its answers. 0: workers sample one, which is left out.
     pub(crate) max_tokens: u32,
+    /// Its text, where answers begin with it.
+    pub(crate) text: Arc<str>,
 }
 
 impl Prepared {
@@ -74,6 +77,12 @@ impl Prepared {
     #[doc(hidden)] // For simulations.
     pub fn hashes(&self) -> &[PrefixHash] {
         &self.prompt().hashes
+    }
+
+    /// Upper bound on the memory of what it reports of its prompts, while at most so many events wait for their reader.
+    pub(crate) fn prompt_parts_bytes(&self, events_max: usize) -> u64 {
+        let Some(top) = self.sampling.prompt_logprobs else { return 0 };
+        self.prompt_tokens().min(events_max * PROMPT_PART_TOKENS_MAX) as u64 * prompt_logprob_bytes(top as usize)
     }
 
     /// The name of what answers: the adapter, or the model's id.
@@ -145,6 +154,11 @@ fn truncate(parameters: &Parameters, prompts: &mut [Vec<TokenId>], model: &Serve
     }
 }
 
+/// The text of a prompt as answers show it: as it was given, else that of its tokens, control tokens included.
+fn echoed(given: Option<Arc<str>>, tokens: &[TokenId], model: &ServedModel) -> Arc<str> {
+    given.unwrap_or_else(|| model.text.as_ref().map_or_else(Arc::default, |text| text.decode(tokens).into()))
+}
+
 /// The error of one of several prompts tells which.
 pub(super) fn of_prompt(at: usize, prompts: u32, error: RequestError) -> RequestError {
     match error.param.as_deref() {
@@ -195,6 +209,12 @@ impl Core {
         let grammar = request.sampling.grammar.clone();
         let is_form = grammar.as_ref().is_some_and(|asked| !matches!(*asked.grammar, Grammar::Calls(_)));
         let opens_content = is_form && matches!(prompt, Prompt::Chat { .. });
+        // Of a longer prompt, only a part may be kept.
+        let texts = match (request.echo, request.truncate) {
+            (false, _) => Vec::new(),
+            (true, None) => prompt.texts(),
+            (true, Some(_)) => vec![None; prompts as usize],
+        };
         let bad_words = std::mem::take(&mut request.parameters.sampling.bad_words);
         let work = Work { prompt, grammar, bad_words, truncates: request.truncate.is_some() };
         let tokenized = self.tokenizing.run(&*self.runtime, work, &model, request.deadline, slots);
@@ -204,6 +224,8 @@ impl Core {
             tokenized.iter_mut().for_each(|tokens| tokens.extend_from_slice(&opening));
         }
         truncate(&request.parameters, &mut tokenized, &model);
+        let texts = texts.into_iter().zip(&tokenized).map(|(text, tokens)| echoed(text, tokens, &model));
+        let mut texts: VecDeque<Arc<str>> = texts.collect();
         let random = self.runtime.random();
         let resolve = |(at, tokens): (usize, &Vec<TokenId>)| {
             let resolved = check_tokens(tokens, &model.card)
@@ -211,7 +233,9 @@ impl Core {
             resolved.map_err(|error| of_prompt(at, prompts, error))
         };
         let resolved = tokenized.iter().enumerate().map(resolve).collect::<Result<Vec<_>, _>>()?;
-        let most: Vec<u32> = resolved.iter().map(|sampling| sampling.max_tokens).collect();
+        let is_empty = request.sampling.is_empty();
+        let most = resolved.iter().map(|sampling| if is_empty { 0 } else { sampling.max_tokens });
+        let most: Vec<u32> = most.collect();
         let no_prompt = || RequestError::invalid("prompt", "the prompt is empty; give at least one token");
         let sampling = SamplingParams { bad_words, ..resolved.into_iter().next().ok_or_else(no_prompt)? }.try_new()?;
         sampling.check_ends(&model.card.end_tokens)?;
@@ -227,7 +251,7 @@ impl Core {
         for (tokens, max_tokens) in tokenized.into_iter().zip(most) {
             let tokens: Arc<[TokenId]> = tokens.into();
             let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), fingerprint, digest, &tokens).await?;
-            prompts.push(PreparedPrompt { tokens, hashes, max_tokens });
+            prompts.push(PreparedPrompt { tokens, hashes, max_tokens, text: texts.pop_front().unwrap_or_default() });
         }
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         let placed = OnceLock::new();

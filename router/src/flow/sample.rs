@@ -56,6 +56,11 @@ impl<'a> Sample<'a> {
         &self.job.prompts[self.job.choices().prompt_of(self.index)]
     }
 
+    /// Whether it reports the log-probabilities of its prompt: the first sample does, for all.
+    pub(super) fn scores(&self) -> bool {
+        self.job.sampling.prompt_logprobs.is_some() && self.of_prompt() == 0
+    }
+
     /// Its number among the answers of its prompt: with the seed, it gives the random numbers.
     pub(super) fn of_prompt(&self) -> u32 {
         self.index % self.job.samples
@@ -70,7 +75,8 @@ impl<'a> Sample<'a> {
             tenant: self.job.share().tenant,
             standing: self.standing.get().copied().unwrap_or(Standing::ALONE),
             tokens: answer.usage().completion_tokens,
-            finished,
+            // What generates nothing says nothing of lengths.
+            finished: finished && self.prompt().max_tokens > 0,
             // Predictions ignore priorities, so what waited behind others for its own low priority teaches nothing.
             took: self.predicted.lock().filter(|_| self.job.priority >= 0).map(took),
         }
@@ -90,6 +96,10 @@ impl<'a> Sample<'a> {
     ) -> Result<Finished, RequestError> {
         self.turn(&mut slot).await?;
         let _ = self.queued.set(core.runtime.now().saturating_duration_since(self.job.received));
+        if self.job.sampling.prompt_logprobs.is_some() && !self.scores() {
+            // Answers show what the first sample reports before their own tokens.
+            self.job.begun(self.job.choices().prompt_of(self.index)).await;
+        }
         let mut recovery = Recovery::new(core.limits.retry);
         let mut tried = Tried::default();
         loop {

@@ -60,6 +60,7 @@ pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Promp
         tools: None,
         spellings: Vec::new(),
         truncate: message.truncate_prompt_tokens.map(Truncate::try_new).transpose()?,
+        echo: false,
     };
     Ok((parameters, prompt))
 }
@@ -72,6 +73,7 @@ pub(super) fn response(event: Event, request: &Prepared, trace_id: Option<String
             text: delta.text,
             token_ids: delta.token_ids,
             logprobs: delta.logprobs.into_iter().map(Into::into).collect(),
+            prompt_logprobs: delta.prompt.into_iter().map(Into::into).collect(),
             ..Default::default()
         },
         Event::Finished(finished) => v1::GenerateResponse {
@@ -171,6 +173,8 @@ fn sampling(s: v1::Sampling) -> Result<Sampling, RequestError> {
         ignore_eos: s.ignore_eos,
         stop_token_ids: s.stop_token_ids,
         logprobs: s.logprobs,
+        prompt_logprobs: s.prompt_logprobs,
+        may_be_empty: s.prompt_logprobs.is_some(),
         min_tokens: s.min_tokens,
         logit_bias: logit_bias(s.logit_bias),
         allowed_token_ids: s.allowed_token_ids,

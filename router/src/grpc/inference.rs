@@ -41,7 +41,8 @@ impl InferenceService {
     /// The answer with what its first token reports. If the first token takes longer than the head may wait, the answer
     /// is opened without it.
     async fn answer(&self, mut generation: Generation, room: Hold) -> Result<Response<Responses>, RequestError> {
-        let mut opening = Opening::new(generation.request.choices(), &generation.events, 0, room)?;
+        let head = generation.request.prompt_parts_bytes(generation.events.max());
+        let mut opening = Opening::new(generation.request.choices(), &generation.events, head, room)?;
         if self.head_max > Duration::ZERO
             && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
         {

@@ -178,7 +178,8 @@ async fn respond(
     let prompt_tokens = form.prompt_tokens();
     // An error before the first token still gets its status code. After a long queue the client gets an open stream
     // with keepalives instead.
-    let mut opening = Opening::new(form.choices(), &generation.events, form.opening_bytes(), room)?;
+    let head = form.opening_bytes() + generation.request.prompt_parts_bytes(generation.events.max());
+    let mut opening = Opening::new(form.choices(), &generation.events, head, room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
@@ -228,6 +229,8 @@ fn openai_form(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -
             .map(|prompt| PromptShown {
                 tokens: prompt.tokens.len(),
                 ids: if options.return_token_ids { prompt.tokens.clone() } else { Arc::default() },
+                first: prompt.tokens.first().copied(),
+                text: prompt.text.clone(),
             })
             .collect(),
         options,

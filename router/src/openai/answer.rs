@@ -1,15 +1,15 @@
 //! Answers in one body. They borrow their content, and are serialized only when they are written.
 
 use super::common::AnswerOptions;
-use super::logprobs::{Logprobs, TextOfToken};
+use super::logprobs::{Echoed, Logprobs, PromptScores, TextOfToken};
 use super::parts::{self, reason_name};
-use super::shapes::{Body, Choice, ChoiceContent, UsageField};
+use super::shapes::{Body, Choice, ChoiceContent, Joined, UsageField};
 use super::stream::Chunks;
 use crate::output::{Choices, Delta, Finished, Total};
 use crate::wire::serialize::length;
 use crate::wire::{Ended, Form, Parts};
 use baton_node::intake::Hold;
-use baton_types::TokenId;
+use baton_types::{PromptLogprob, TokenId};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -29,6 +29,10 @@ pub(crate) struct PromptShown {
     pub(crate) tokens: usize,
     /// Them, for `return_token_ids`.
     pub(crate) ids: Arc<[TokenId]>,
+    /// The first of them.
+    pub(crate) first: Option<TokenId>,
+    /// Its text, if answers begin with it.
+    pub(crate) text: Arc<str>,
 }
 
 /// What all parts of one answer share.
@@ -85,6 +89,7 @@ impl AnswerHead {
             finish_reason: None,
             token_ids: None,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             ended: None,
         }
     }
@@ -95,14 +100,28 @@ impl AnswerHead {
         samples.chunks(self.samples as usize).flat_map(|of_prompt| best.of(of_prompt)).collect()
     }
 
-    fn whole_choice<'a>(&'a self, index: u32, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
+    /// Choices of each prompt that are shown.
+    fn shown_of_prompt(&self) -> u32 {
+        self.options.best.map_or(self.samples, |best| best.shown)
+    }
+
+    /// A choice, after what its prompt's first sample reported of the prompt.
+    fn whole_choice<'a>(
+        &'a self,
+        index: u32,
+        scored: &'a [PromptLogprob],
+        (answer, finished): &'a (Delta, Finished),
+    ) -> Choice<'a> {
+        let prompt = &self.prompts[(index / self.shown_of_prompt()) as usize];
         let (content, has_calls) = match (self.endpoint, &self.parts) {
             (Endpoint::Chat, Some(parts)) => parts::whole(parts, &answer.text, &self.id, finished.sample),
             (Endpoint::Chat, None) => (ChoiceContent::all(&answer.text), false),
-            (Endpoint::Completions, _) => (ChoiceContent::Text(&answer.text), false),
+            (Endpoint::Completions, _) => (ChoiceContent::Text(Joined(&prompt.text, &answer.text)), false),
         };
+        let is_completion = self.endpoint == Endpoint::Completions;
         Choice {
-            logprobs: self.logprobs(answer, 0),
+            logprobs: self.logprobs(answer, self.echoed(prompt, scored), 0),
+            prompt_logprobs: self.scores(scored).filter(|_| is_completion),
             finish_reason: Some(reason_name(finished.reason, finished.reason_name(), has_calls)),
             token_ids: self.token_ids(answer),
             ..self.choice(index, content)
@@ -113,7 +132,7 @@ impl AnswerHead {
         match self.endpoint {
             Endpoint::Chat => body.prompt_token_ids = Some(&self.prompt_of(0).ids),
             Endpoint::Completions => {
-                let shown = self.options.best.map_or(self.samples, |best| best.shown);
+                let shown = self.shown_of_prompt();
                 for choice in &mut body.choices {
                     choice.prompt_token_ids = Some(&self.prompts[(choice.index / shown) as usize].ids);
                 }
@@ -130,10 +149,37 @@ impl AnswerHead {
         self.options.return_token_ids.then_some(&delta.token_ids)
     }
 
-    pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
+    pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, echoed: Echoed<'a>, offset: usize) -> Option<Logprobs<'a>> {
         let (endpoint, token_text) = (self.endpoint, &self.token_text);
         let are_shown = self.options.best.is_none_or(|best| best.logprobs);
-        (are_shown && !delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
+        let logprobs = Logprobs { endpoint, delta, echoed, token_text, offset };
+        (are_shown && logprobs.count() > 0).then_some(logprobs)
+    }
+
+    /// What an answer to this prompt shows of it beside its own log-probabilities.
+    pub(super) fn echoed<'a>(&self, prompt: &PromptShown, scored: &'a [PromptLogprob]) -> Echoed<'a> {
+        match self.options.echo_logprobs {
+            Some(top) => Echoed { first: prompt.first, scored, top: top as usize },
+            None => Echoed::default(),
+        }
+    }
+
+    /// What is shown of a prompt in its own field.
+    fn scores<'a>(&'a self, scored: &'a [PromptLogprob]) -> Option<PromptScores<'a>> {
+        let top = self.options.prompt_logprobs? as usize;
+        Some(PromptScores { scored, top, token_text: &self.token_text })
+    }
+
+    /// Bytes of what answers show of these tokens of a prompt, over all choices that show it.
+    pub(super) fn scored_bytes(&self, scored: &[PromptLogprob]) -> u64 {
+        let nothing = Delta::default();
+        let echoed = self
+            .options
+            .echo_logprobs
+            .and_then(|top| self.logprobs(&nothing, Echoed { first: None, scored, top: top as usize }, 0));
+        let echoed = echoed.map_or(0, |echoed| length(&echoed) + scored.len() as u64 * OFFSET_BYTES);
+        let copies = if self.endpoint == Endpoint::Completions { u64::from(self.shown_of_prompt()) } else { 1 };
+        copies * (echoed + self.scores(scored).map_or(0, |scores| length(&scores)))
     }
 }
 
@@ -154,16 +200,24 @@ impl Form for AnswerHead {
 
     /// Prompt token ids are kept and written once, before a client reads any of them.
     fn opening_bytes(&self) -> u64 {
-        if self.options.return_token_ids { self.prompt_tokens() as u64 * ID_COSTS } else { 0 }
+        let ids = if self.options.return_token_ids { self.prompt_tokens() as u64 * ID_COSTS } else { 0 };
+        // They are kept until the last choice has begun.
+        ids + self.prompts.iter().map(|prompt| prompt.text.len() as u64).sum::<u64>()
     }
 
     /// The fields of a choice are beside the list of choices if there is one choice, and
     /// inside each choice if there are several.
     fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
-        let samples = self.shown(samples);
-        let choices = samples.iter().enumerate();
-        let choices = choices.map(|(at, (answer, finished))| self.whole_choice(at as u32, answer, finished)).collect();
+        // The first sample of a prompt reports what is shown of the prompt.
+        let scored = |prompt: usize| &samples[prompt * self.samples as usize].0.prompt[..];
+        let shown = self.shown(samples);
+        let of_prompt = self.shown_of_prompt() as usize;
+        let choices = shown.iter().enumerate();
+        let choices =
+            choices.map(|(at, answer)| self.whole_choice(at as u32, scored(at / of_prompt), answer)).collect();
         let mut body = self.body(false, choices);
+        body.prompt_logprobs = self.scores(scored(0)).filter(|_| self.endpoint == Endpoint::Chat);
+        let samples = shown;
         if self.options.return_token_ids {
             self.add_prompt_tokens(&mut body);
         }
@@ -183,11 +237,19 @@ impl Form for AnswerHead {
     fn bytes_before(&self) -> u64 {
         let prompts: u64 = self.prompts.iter().map(|prompt| length(&prompt.ids)).sum();
         let names = (self.id.len() + self.model.len()) as u64;
-        CHOICE_BYTES + names + u64::from(self.choices().count()) * CHOICE_BYTES + u64::from(self.samples) * prompts
+        let texts: u64 = self.prompts.iter().map(|prompt| length(&prompt.text)).sum();
+        let nothing = Delta::default();
+        let firsts = self.prompts.iter().filter_map(|prompt| self.logprobs(&nothing, self.echoed(prompt, &[]), 0));
+        let firsts: u64 = firsts.map(|first| length(&first)).sum();
+        let of_prompts = u64::from(self.samples) * (prompts + texts + firsts);
+        CHOICE_BYTES + names + u64::from(self.choices().count()) * CHOICE_BYTES + of_prompts
     }
 
     fn bytes_of(&self, delta: &Delta) -> u64 {
-        let logprobs = self.logprobs(delta, 0);
+        if !delta.prompt.is_empty() {
+            return self.scored_bytes(&delta.prompt);
+        }
+        let logprobs = self.logprobs(delta, Echoed::default(), 0);
         let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);
         let may_call = self.parts.as_ref().is_some_and(|parts| parts.parser.may_call());
         let times = if may_call { PARTS_TIMES } else { 1 };
@@ -197,7 +259,7 @@ impl Form for AnswerHead {
             + self.token_ids(delta).map_or(0, |ids| length(&ids))
     }
 
-    fn stream(self, _cached_tokens: Option<u32>, _kept: Hold) -> Chunks {
-        Chunks::new(self)
+    fn stream(self, _cached_tokens: Option<u32>, kept: Hold) -> Chunks {
+        Chunks::new(self, kept)
     }
 }

@@ -56,7 +56,7 @@ pub(crate) const COMMON: &[Row] = &[
     ("length_penalty", only_one()),
     ("skip_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
     ("include_stop_str_in_output", only_false()),
-    ("prompt_logprobs", only_null()),
+    ("prompt_logprobs", Policy::Supported),
     ("truncate_prompt_tokens", Policy::Supported),
     ("logits_processors", only_empty()),
     ("response_format", Policy::Supported),
@@ -83,6 +83,12 @@ pub(crate) struct AnswerOptions {
     pub(crate) return_token_ids: bool,
     /// The best of each prompt's answers are shown.
     pub(crate) best: Option<Best>,
+    /// Each answer begins with the text of its prompt.
+    pub(crate) echo: bool,
+    /// The log-probabilities of each answer begin with those of its prompt, with this many alternatives.
+    pub(crate) echo_logprobs: Option<u32>,
+    /// Log-probabilities of the prompt in a field of their own, with this many alternatives.
+    pub(crate) prompt_logprobs: Option<u32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -140,6 +146,11 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
     }
     let stops = StopMatcher::new(&take_stop(fields)?)?;
     let mut spellings = Vec::new();
+    let prompt_logprobs = fields.take::<u32>("prompt_logprobs")?;
+    if prompt_logprobs.is_some() && stream {
+        let message = "prompt_logprobs are not in streams: leave out stream, or take echo with logprobs in completions";
+        return Err(RequestError::invalid("prompt_logprobs", message));
+    }
     let sampling = Sampling {
         temperature: fields.take("temperature")?,
         top_p: fields.take("top_p")?,
@@ -156,6 +167,8 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         stop_token_ids: fields.take::<Vec<TokenId>>("stop_token_ids")?.unwrap_or_default(),
         logprobs: None,
+        prompt_logprobs,
+        may_be_empty: prompt_logprobs.is_some(),
         min_tokens: fields.take("min_tokens")?.unwrap_or(0),
         logit_bias: take_logit_bias(fields)?,
         allowed_token_ids: take_allowed(fields)?,
@@ -173,6 +186,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             tools: None,
             truncate: take_truncate(fields)?,
             spellings,
+            echo: false,
         },
         options: AnswerOptions {
             stream,
@@ -180,6 +194,9 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             best: None,
+            echo: false,
+            echo_logprobs: None,
+            prompt_logprobs,
         },
         unknown: fields.take_unknown(),
     })

@@ -3,7 +3,7 @@
 use super::best::Best;
 use super::common::{COMMON, Common, SHARED, take_common};
 use crate::request::{PROMPTS_MAX, Parameters, Prompt, SAMPLES_MAX, Segment};
-use crate::wire::fields::{Fields, Policy, Row, only_false};
+use crate::wire::fields::{Fields, Policy, Row};
 use crate::wire::json;
 use baton_types::RequestError;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) const COMPLETIONS: &[Row] = &[
     ("prompt", Policy::Supported),
     ("best_of", Policy::Supported),
-    ("echo", only_false()),
+    ("echo", Policy::Supported),
     // It needs a model with control tokens around prefix and suffix. None of the served families is known to have them.
     (
         "suffix",
@@ -29,9 +29,22 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.parameters.sampling.logprobs = fields.take("logprobs")?;
+    take_echo(&mut fields, &mut common)?;
     take_best(&mut fields, &mut common)?;
     let asked = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
     Ok((prompt(asked.get())?, common))
+}
+
+/// `echo`: answers begin with their prompts, and their log-probabilities with those of the prompts.
+fn take_echo(fields: &mut Fields<'_>, common: &mut Common) -> Result<(), RequestError> {
+    if fields.take::<bool>("echo")? != Some(true) {
+        return Ok(());
+    }
+    let (parameters, options) = (&mut common.parameters, &mut common.options);
+    (parameters.echo, options.echo, parameters.sampling.may_be_empty) = (true, true, true);
+    options.echo_logprobs = parameters.sampling.logprobs;
+    parameters.sampling.prompt_logprobs = options.prompt_logprobs.max(options.echo_logprobs);
+    Ok(())
 }
 
 /// `best_of`: more answers are made than shown, and their log-probabilities tell which are.

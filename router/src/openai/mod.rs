@@ -8,6 +8,7 @@ mod best;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
+mod echo;
 pub(crate) mod error;
 mod grammar;
 pub(crate) mod logprobs;

@@ -1,10 +1,10 @@
 //! The JSON structure of answers. They borrow everything that is long.
 
-use super::logprobs::Logprobs;
+use super::logprobs::{Logprobs, PromptScores};
 use crate::output::Total;
 use crate::wire::{Ended, Spent};
 use baton_types::TokenId;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 
 /// A whole answer, or a chunk of a stream.
@@ -17,6 +17,8 @@ pub(super) struct Body<'a> {
     pub(super) choices: Vec<Choice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<PromptScores<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<UsageField<'a>>,
     #[serde(flatten)]
@@ -37,6 +39,8 @@ pub(super) struct Choice<'a> {
     pub(super) token_ids: Option<&'a [TokenId]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<PromptScores<'a>>,
     #[serde(flatten)]
     pub(super) ended: Option<Ended<'a>>,
 }
@@ -69,7 +73,25 @@ pub(super) enum ChoiceContent<'a> {
         tool_calls: Option<[&'a ToolCall; 1]>,
     },
     /// A completion, or a part of it.
-    Text(&'a str),
+    Text(Joined<'a>),
+}
+
+/// Two texts as one: an echoed prompt, and what follows.
+pub(super) struct Joined<'a>(pub(super) &'a str, pub(super) &'a str);
+
+impl<'a> From<&'a str> for Joined<'a> {
+    fn from(text: &'a str) -> Self {
+        Self("", text)
+    }
+}
+
+impl Serialize for Joined<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self("", text) => to.serialize_str(text),
+            Self(first, second) => to.collect_str(&format_args!("{first}{second}")),
+        }
+    }
 }
 
 /// A call of a tool.
@@ -124,6 +146,11 @@ impl<'a> ChoiceContent<'a> {
 
     pub(super) fn call(call: &'a ToolCall) -> Self {
         Self::Delta { role: None, content: None, reasoning_content: None, tool_calls: Some([call]) }
+    }
+
+    /// A completion, or a part of it.
+    pub(super) fn text(text: &'a str) -> Self {
+        Self::Text(text.into())
     }
 
     /// A chunk without role and content.

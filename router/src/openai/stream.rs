@@ -4,12 +4,15 @@
 //! text are replaced.
 
 use super::answer::{AnswerHead, Endpoint};
+use super::echo::Echoes;
 use super::error::error_body;
+use super::logprobs::Echoed;
 use super::parts::{reason_name, tool_call};
 use super::shapes::{Body, Choice, ChoiceContent, UsageField};
 use crate::output::{Delta, Finished};
 use crate::wire::serialize::not_written;
 use crate::wire::{Ended, Form as _, StreamForm, event};
+use baton_node::intake::Hold;
 use baton_text::answer::{AnswerParser, Part};
 use baton_types::RequestError;
 use std::io::Write as _;
@@ -21,6 +24,8 @@ struct Shown {
     /// Characters of text, where they are counted.
     chars: usize,
     calls: u32,
+    /// Whether its prompt was shown.
+    echoed: bool,
 }
 
 /// A chunk with text only: the bytes before its index, before its text, and after the text.
@@ -38,17 +43,20 @@ pub(crate) struct Chunks {
     parsers: Vec<AnswerParser>,
     /// `None` if every chunk holds more than its text.
     plain: Option<Plain>,
+    /// `None` if no chunk shows log-probabilities of a prompt.
+    echoes: Option<Echoes>,
 }
 
 impl Chunks {
-    /// Nothing was sent yet.
-    pub(crate) fn new(head: AnswerHead) -> Self {
+    /// Nothing was sent yet. What must be kept is counted in `kept`.
+    pub(crate) fn new(head: AnswerHead, kept: Hold) -> Self {
         let (options, choices) = (&head.options, head.choices().count() as usize);
         let says_more = options.return_token_ids || options.continuous_usage || head.parts.is_some();
         let parser = head.parts.as_ref().map(|parts| parts.parser.clone());
         let parsers = parser.map_or(Vec::new(), |parser| vec![parser; choices]);
         let plain = if says_more { None } else { Plain::of(&head) };
-        Self { shown: vec![Shown::default(); choices], parsers, plain, head }
+        let echoes = head.options.echo_logprobs.map(|_| Echoes::new(head.choices(), kept));
+        Self { shown: vec![Shown::default(); choices], parsers, plain, echoes, head }
     }
 
     /// A chunk for each part. Log-probabilities and token ids of `delta` are in the first, which may have nothing else.
@@ -65,7 +73,7 @@ impl Chunks {
         let is_empty = parts.is_empty() && first.is_some();
         let mut write = |content: ChoiceContent<'_>, shown: Shown| {
             let delta = first.take();
-            let logprobs = delta.and_then(|delta| head.logprobs(delta, 0));
+            let logprobs = delta.and_then(|delta| head.logprobs(delta, Echoed::default(), 0));
             let token_ids = delta.and_then(|delta| head.token_ids(delta));
             event(&chunk(head, Choice { logprobs, token_ids, ..head.choice(sample, content) }, shown), to)
         };
@@ -96,9 +104,11 @@ impl StreamForm for Chunks {
     /// The chunk that opens a choice, if the format has one.
     fn opening(&mut self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let ids = self.head.options.return_token_ids;
+        // With its log-probabilities, the prompt is shown once these are known.
+        let prompt = if self.echoes.is_some() { "" } else { &self.head.prompt_of(sample).text[..] };
         let content = match self.head.endpoint {
             Endpoint::Chat => ChoiceContent::opening(),
-            Endpoint::Completions if ids => ChoiceContent::Text(""),
+            Endpoint::Completions if ids || !prompt.is_empty() => ChoiceContent::text(prompt),
             Endpoint::Completions => return Ok(()),
         };
         let mut chunk = chunk(&self.head, self.head.choice(sample, content), Shown::default());
@@ -111,6 +121,21 @@ impl StreamForm for Chunks {
     /// The chunk of a delta; nothing if it holds nothing new for the client.
     fn delta(&mut self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let Some(shown) = self.shown.get_mut(delta.sample as usize) else { return Ok(()) };
+        if let Some(echoes) = &mut self.echoes {
+            let (head, prompt) = (&self.head, self.head.choices().prompt_of(delta.sample));
+            if !delta.prompt.is_empty() {
+                return echoes.keep(prompt, delta, head.scored_bytes(&delta.prompt));
+            }
+            if !std::mem::replace(&mut shown.echoed, true) {
+                let (prompt_shown, nothing) = (&head.prompts[prompt], Delta::default());
+                let logprobs = head.logprobs(&nothing, head.echoed(prompt_shown, echoes.of(prompt)), 0);
+                shown.chars = logprobs.map_or(0, |logprobs| logprobs.chars());
+                let content = ChoiceContent::text(&prompt_shown.text);
+                let choice = Choice { logprobs, ..head.choice(delta.sample, content) };
+                event(&chunk(head, choice, *shown), to)?;
+                echoes.shown(prompt);
+            }
+        }
         shown.tokens += delta.token_ids.len();
         let (head, has_logprobs) = (&self.head, !delta.logprobs.is_empty());
         if delta.text.is_empty() && !has_logprobs && !head.options.return_token_ids {
@@ -123,7 +148,7 @@ impl StreamForm for Chunks {
             let parts = parser.push(&delta.text);
             return self.parts(delta.sample, parts, Some(delta), to);
         }
-        let logprobs = head.logprobs(delta, shown.chars);
+        let logprobs = head.logprobs(delta, Echoed::default(), shown.chars);
         shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
         let choice =
             Choice { logprobs, token_ids: head.token_ids(delta), ..head.choice(delta.sample, text(head, &delta.text)) };
@@ -140,7 +165,7 @@ impl StreamForm for Chunks {
         let head = &self.head;
         let content = match head.endpoint {
             Endpoint::Chat => ChoiceContent::nothing(),
-            Endpoint::Completions => ChoiceContent::Text(""),
+            Endpoint::Completions => ChoiceContent::text(""),
         };
         let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
         let reason = reason_name(finished.reason, finished.reason_name(), shown.calls > 0);
@@ -164,7 +189,7 @@ impl StreamForm for Chunks {
 fn text<'a>(head: &AnswerHead, text: &'a str) -> ChoiceContent<'a> {
     match head.endpoint {
         Endpoint::Chat => ChoiceContent::more(text),
-        Endpoint::Completions => ChoiceContent::Text(text),
+        Endpoint::Completions => ChoiceContent::text(text),
     }
 }
 
@@ -262,9 +287,9 @@ mod tests {
         }
         let content = match head.endpoint {
             Endpoint::Chat => ChoiceContent::more(&delta.text),
-            Endpoint::Completions => ChoiceContent::Text(&delta.text),
+            Endpoint::Completions => ChoiceContent::text(&delta.text),
         };
-        let logprobs = head.logprobs(delta, shown.chars);
+        let logprobs = head.logprobs(delta, Echoed::default(), shown.chars);
         shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
         let usage = match (head.options.continuous_usage, head.options.include_usage) {
             (true, _) => Some(UsageField::so_far(head.prompt_tokens(), shown.tokens)),
@@ -286,7 +311,7 @@ mod tests {
                 include_usage: random.random(),
                 continuous_usage: random.random_bool(0.2),
                 return_token_ids: random.random_bool(0.2),
-                best: None,
+                ..AnswerOptions::default()
             };
             let head = AnswerHead {
                 id: any_text(&mut random),
@@ -296,7 +321,8 @@ mod tests {
                 options,
                 ..crate::openai::tests::head(endpoint)
             };
-            let (mut chunks, mut shown) = (Chunks::new(head.clone()), vec![Shown::default(); head.samples as usize]);
+            let (mut chunks, mut shown) =
+                (crate::openai::tests::chunks_of(head.clone()), vec![Shown::default(); head.samples as usize]);
             for _ in 0..6 {
                 let delta = any_delta(head.samples, &mut random);
                 let mut written = Vec::new();

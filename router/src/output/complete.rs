@@ -44,6 +44,7 @@ impl Events {
                     sample.text += &delta.text;
                     sample.token_ids.extend(delta.token_ids);
                     sample.logprobs.extend(delta.logprobs);
+                    sample.prompt.extend(delta.prompt);
                 }
                 Event::Finished(mut finished) => {
                     let total = finished.total.take();

@@ -24,7 +24,7 @@ impl Events {
     }
 
     /// How many events may wait for the reader.
-    pub(super) fn max(&self) -> usize {
+    pub(crate) fn max(&self) -> usize {
         self.events.as_ref().map_or(0, mpsc::Receiver::max_capacity)
     }
 }

@@ -13,7 +13,7 @@ pub use events::Events;
 pub(crate) use first_tokens::{EVENT_BYTES, Opened, Opening};
 
 use crate::prices::Cost;
-use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
+use baton_types::{FinishReason, PhaseTimings, PromptLogprob, RequestError, TokenId, TokenLogprobs, Usage};
 use budget::{ALLOCATION_BYTES, DOUBLES};
 
 /// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
@@ -28,14 +28,26 @@ pub struct Delta {
     pub logprobs: Vec<TokenLogprobs>,
     /// With the first delta of each sample: tokens of the prompt whose KV was cached.
     pub cached_tokens: Option<u32>,
+    /// Log-probabilities of the next tokens of its prompt, from the second on. Such a delta has nothing else, and comes before all others of
+    /// the samples of this prompt.
+    pub prompt: Vec<PromptLogprob>,
+}
+
+/// Most tokens of a prompt in one delta.
+pub(crate) const PROMPT_PART_TOKENS_MAX: usize = 64;
+
+/// Memory of the log-probabilities of a token of a prompt, with this many alternatives.
+pub(crate) const fn prompt_logprob_bytes(top: usize) -> u64 {
+    (DOUBLES * size_of::<PromptLogprob>() + ALLOCATION_BYTES + top * size_of::<(TokenId, f32)>()) as u64
 }
 
 impl Delta {
     /// Upper bound of its memory, on its own or as a part of a whole answer.
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
+        let prompt = self.prompt.iter().map(|token| prompt_logprob_bytes(token.logprobs.top.capacity())).sum::<u64>();
         let top = |logprobs: &TokenLogprobs| ALLOCATION_BYTES + logprobs.top.capacity() * size_of::<(TokenId, f32)>();
         let lists = self.text.len() + size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]);
-        (DOUBLES * lists + self.logprobs.iter().map(top).sum::<usize>()) as u64
+        prompt + (DOUBLES * lists + self.logprobs.iter().map(top).sum::<usize>()) as u64
     }
 }
 

@@ -74,6 +74,8 @@ pub struct Parameters {
     pub truncate: Option<Truncate>,
     /// Fields that the client named otherwise than the checks do.
     pub spellings: Vec<Spelling>,
+    /// Whether the answer begins with the text of the prompt.
+    pub echo: bool,
 }
 
 impl Default for Parameters {
@@ -90,6 +92,7 @@ impl Default for Parameters {
             tools: None,
             truncate: None,
             spellings: Vec::new(),
+            echo: false,
         }
     }
 }

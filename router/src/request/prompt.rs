@@ -3,6 +3,7 @@
 use baton_text::{Content, Ending, Message};
 use baton_types::TokenId;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// The input that the model continues.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +77,22 @@ impl Prompt {
         match self {
             Self::Chat { .. } | Self::Segments(_) => 1,
             Self::List(prompts) => prompts.len() as u32,
+        }
+    }
+
+    /// Of each prompt that is one text, the text.
+    pub(crate) fn texts(&self) -> Vec<Option<Arc<str>>> {
+        let text = |segment: &Segment| match segment {
+            Segment::Text(text) => Some(text.as_str().into()),
+            Segment::Tokens(_) => None,
+        };
+        match self {
+            Self::List(prompts) => prompts.iter().map(text).collect(),
+            Self::Segments(segments) => match &segments[..] {
+                [segment] => vec![text(segment)],
+                _ => vec![None],
+            },
+            Self::Chat { .. } => vec![None],
         }
     }
 

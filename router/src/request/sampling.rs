@@ -43,6 +43,10 @@ pub struct Sampling {
     pub stop_token_ids: Vec<TokenId>,
     /// Report log-probabilities, with this many alternatives.
     pub logprobs: Option<u32>,
+    /// Report those of the prompt's tokens, with this many alternatives.
+    pub prompt_logprobs: Option<u32>,
+    /// Whether `max_tokens` may be 0: the client asks something of its prompt.
+    pub may_be_empty: bool,
     /// Before so many tokens, none is drawn that would end the answer.
     pub min_tokens: u32,
     /// Added to the logits of these tokens.
@@ -89,6 +93,8 @@ impl Sampling {
                 let what = format!("{prompt} prompt tokens and max_tokens {asked} make {total}");
                 return Err(exceeded("max_tokens", what));
             }
+            // A worker samples a token with the prompt in any case; `flow` leaves it out.
+            (Some(0), _) if self.may_be_empty => 1,
             (Some(asked), _) => asked,
             (None, Some(default)) => default.min(remaining),
             (None, None) => remaining,
@@ -113,6 +119,7 @@ impl Sampling {
             logit_bias: self.logit_bias.clone(),
             allowed_token_ids: self.allowed_token_ids.clone(),
             grammar: self.grammar(),
+            prompt_logprobs: self.prompt_logprobs,
         };
         Ok(params.try_new()?)
     }
@@ -120,6 +127,14 @@ impl Sampling {
     /// Checks the ranges of all given fields, before the request is queued.
     pub(crate) fn check(&self) -> Result<(), SamplingError> {
         let d = SamplingParams::default();
+        if self.max_tokens == Some(0) && !self.may_be_empty {
+            let expected = "at least 1, or 0 with echo or prompt_logprobs";
+            return Err(SamplingError { name: "max_tokens", expected, got: "0".into() });
+        }
+        if self.max_tokens == Some(0) && self.min_tokens > 0 {
+            let (expected, got) = ("at most max_tokens", self.min_tokens.to_string());
+            return Err(SamplingError { name: "min_tokens", expected, got });
+        }
         let given = SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
             top_p: self.top_p.unwrap_or(d.top_p),
@@ -130,16 +145,22 @@ impl Sampling {
             frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
             // What it is by default depends on the context.
-            max_tokens: self.max_tokens.unwrap_or(u32::MAX),
+            max_tokens: self.max_tokens.unwrap_or(u32::MAX).max(1),
             stop_token_ids: self.stop_token_ids.clone(),
             logprobs: self.logprobs,
             min_tokens: self.min_tokens,
             logit_bias: self.logit_bias.clone(),
             allowed_token_ids: self.allowed_token_ids.clone(),
             grammar: self.grammar(),
+            prompt_logprobs: self.prompt_logprobs,
             ..d
         };
         given.try_new().map(drop)
+    }
+
+    /// Whether nothing is to be generated.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.may_be_empty && self.max_tokens == Some(0)
     }
 
     fn grammar(&self) -> Option<Arc<Grammar>> {

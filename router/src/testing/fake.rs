@@ -73,6 +73,9 @@ pub(crate) fn first(id: u32, (cached, written): (u32, u32), finish: Option<v1::F
 }
 
 impl DecodeCall {
+    pub(crate) async fn scored(&self, first: u32, tokens: &[u32]) {
+        self.event(v1::decode_event::Event::Prompt(scored(first, tokens))).await;
+    }
     pub(crate) async fn send_token(&self, token: v1::Token) {
         self.event(v1::decode_event::Event::Token(token)).await;
     }
@@ -107,7 +110,17 @@ impl DecodeCall {
     }
 }
 
+/// Log-probabilities of these tokens of a prompt, from the one at `first` on. They are told apart by the token.
+pub(crate) fn scored(first: u32, tokens: &[u32]) -> v1::PromptLogprobs {
+    let logprobs = |token: u32| v1::Logprobs { chosen: -(token as f32), top: Vec::new() };
+    let token = |&token| v1::PromptLogprob { token_id: token, rank: 1, logprobs: Some(logprobs(token)) };
+    v1::PromptLogprobs { first, tokens: tokens.iter().map(token).collect() }
+}
+
 impl PrefillCall {
+    pub(crate) async fn scored(&self, first: u32, tokens: &[u32]) {
+        self.event(v1::prefill_event::Event::Prompt(scored(first, tokens))).await;
+    }
     pub(crate) async fn send_token(&self, token: v1::Token) {
         self.event(v1::prefill_event::Event::Token(token)).await;
     }

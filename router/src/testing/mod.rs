@@ -13,8 +13,8 @@ use crate::workers::WorkerHandle;
 use baton_node::telemetry::TraceId;
 use baton_types::{
     DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout,
-    KvPlane, ModelCard, NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, SAMPLING_BAD_WORDS,
-    SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingDefaults, Shard,
+    KvPlane, ModelCard, NumericsClass, PROMPT_LOGPROBS, Party, PrefillEvent, ProtocolRange, RequestError, Role,
+    SAMPLING_BAD_WORDS, SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SamplingDefaults, Shard,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -54,7 +54,7 @@ pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
         running_max: 16,
         waiting_max: 16,
         shards: vec![Shard { transfer_address: b"address".to_vec(), layers: 0..2, kv_heads: 0..2 }],
-        capabilities: [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS]
+        capabilities: [SAMPLING_CONSTRAINTS, SAMPLING_MIN_P, SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS, PROMPT_LOGPROBS]
             .map(str::to_owned)
             .to_vec(),
     }

@@ -20,6 +20,7 @@ mod messages;
 mod openapi;
 mod page;
 mod port;
+mod prompt_logprobs;
 mod prompts;
 mod recovery;
 mod remote;

@@ -89,7 +89,7 @@ impl Sequence {
                 }
                 SequenceEvent::Finished { .. } => return Ok(output),
                 SequenceEvent::Failed { message, .. } => anyhow::bail!("the engine failed: {message}"),
-                SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+                SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) | SequenceEvent::Prefilled { .. } => {}
             }
         }
     }

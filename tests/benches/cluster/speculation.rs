@@ -112,7 +112,7 @@ fn ask(engine: &EngineHandle, prompt: &[TokenId], sampling: &SamplingParams) -> 
                 return Ok(Answer { tokens, seconds });
             }
             SequenceEvent::Failed { message, .. } => anyhow::bail!("the engine failed: {message}"),
-            SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) | SequenceEvent::Prefilled { .. } => {}
         }
     }
 }

@@ -126,7 +126,7 @@ fn next_token(said: &Receiver<Said>) -> anyhow::Result<Option<TokenId>> {
             SequenceEvent::Token { token, .. } => return Ok(Some(token)),
             SequenceEvent::Finished { .. } => return Ok(None),
             SequenceEvent::Failed { message, .. } => bail!(message),
-            SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) | SequenceEvent::Prefilled { .. } => {}
         }
     }
 }
@@ -330,6 +330,7 @@ impl<'a> Running<'a> {
                     self.gathered(index);
                 }
             }
+            SequenceEvent::Prompt(_) => bail!("request {index} on {place:?} did not ask for it"),
             SequenceEvent::Token { token, .. } => {
                 self.ledger.lock().outputs[index].push(token);
                 if place == Place::D {

@@ -137,6 +137,7 @@ impl Submitted {
                     tokens.push(token);
                     last_finish = finish;
                 }
+                SequenceEvent::Prompt(_) => panic!("nobody asked for it"),
                 SequenceEvent::Prefilled { .. } => return (tokens, Outcome::Prefilled),
                 SequenceEvent::Finished { reason } => {
                     if reason != FinishReason::Cancelled {

@@ -56,6 +56,7 @@ fn config() -> SchedulerConfig {
         chunk_tokens_max: 8,
         steps_max: 1,
         running_max: 4,
+        scored_rows_max: 4,
         watermark_blocks: 1,
         stall: 5 * SECOND,
         recheck: SECOND / 100,
@@ -74,7 +75,7 @@ impl World {
 
     fn arrival(&self, len: usize) -> Arrival {
         let (deadline, share) = (self.start + 1000 * SECOND, self.share);
-        Arrival { len, computed: 0, lease: None, pinned: false, deadline, share, prefix: None }
+        Arrival { len, computed: 0, lease: None, pinned: false, deadline, share, prefix: None, scored: 0..0 }
     }
 
     /// The next place in the order, for this many tokens.

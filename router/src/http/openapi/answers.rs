@@ -17,6 +17,7 @@ const ANSWERS: &[(&str, &[&str])] = &[
             "timings?",
             "crossed_classes?",
             "prompt_token_ids?",
+            "prompt_logprobs?",
         ],
     ),
     ("Completion", &["id", "object", "created", "model", "choices", "usage", "seed", "timings?", "crossed_classes?"]),
@@ -107,6 +108,7 @@ fn member(answer: &str, name: &str) -> Value {
             json!({"type": "integer"})
         }
         (_, "tokens" | "prompt_token_ids") => json!({"type": "array", "items": {"type": "integer"}}),
+        (_, "prompt_logprobs") => json!({"type": "array", "items": {"type": ["object", "null"]}}),
         (_, "crossed_classes" | "token_strs") => json!({"type": "array", "items": {"type": "string"}}),
         ("Response", "created_at") => json!({"type": "integer"}),
         (

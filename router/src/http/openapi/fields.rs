@@ -103,6 +103,14 @@ pub(super) const ALL: &[Field] = &[
         r#"{"type": "object", "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}, "include_obfuscation": {"const": false}}, "additionalProperties": false, "description": "Usage in streams"}"#,
     ),
     ("max_tokens", r#"{"type": "integer", "minimum": 1, "description": "Most tokens of the answer"}"#),
+    (
+        "echo",
+        r#"{"type": "boolean", "default": false, "description": "Answers begin with the text of their prompt, and their log-probabilities with those of the prompt"}"#,
+    ),
+    (
+        "prompt_logprobs",
+        r#"{"type": "integer", "minimum": 0, "maximum": 20, "description": "Log-probabilities of the prompt's tokens, with so many alternatives; not in streams"}"#,
+    ),
     ("n", r#"{"type": "integer", "minimum": 1, "maximum": 128, "default": 1, "description": "Number of samples"}"#),
     (
         "stop",
@@ -145,7 +153,7 @@ pub(super) const ALL: &[Field] = &[
     ("guided_grammar", r#"{"type": "string", "description": "Lark grammar that the answer follows"}"#),
     (
         "max_completion_tokens",
-        r#"{"type": "integer", "minimum": 1, "description": "The same as max_tokens, and wins"}"#,
+        r#"{"type": "integer", "minimum": 0, "description": "The same as max_tokens, and wins"}"#,
     ),
     (
         "top_logprobs",
@@ -218,12 +226,18 @@ const TOOL_CHOICE: Field = (
     "tool_choice",
     r#"{"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}], "description": "Whether functions are called, or the one that is"}"#,
 );
-const MAX_TOKENS: Field =
-    ("max_tokens", r#"{"type": "integer", "minimum": 1, "default": 16, "description": "Most tokens of the answer"}"#);
+const MAX_TOKENS: Field = (
+    "max_tokens",
+    r#"{"type": "integer", "minimum": 0, "default": 16, "description": "Most tokens of the answer; 0 only with echo or prompt_logprobs"}"#,
+);
+const MAX_TOKENS_OF_CHAT: Field = (
+    "max_tokens",
+    r#"{"type": "integer", "minimum": 0, "description": "Most tokens of the answer; 0 only with prompt_logprobs"}"#,
+);
 const LOGPROBS_OF_CHAT: Field =
     ("logprobs", r#"{"type": "boolean", "default": false, "description": "Log-probabilities of the tokens"}"#);
 
-pub(super) const CHAT: &[Field] = &[MESSAGES_OF_CHAT, TOOL_CHOICE, LOGPROBS_OF_CHAT];
+pub(super) const CHAT: &[Field] = &[MESSAGES_OF_CHAT, TOOL_CHOICE, LOGPROBS_OF_CHAT, MAX_TOKENS_OF_CHAT];
 pub(super) const COMPLETIONS: &[Field] = &[
     MAX_TOKENS,
     (

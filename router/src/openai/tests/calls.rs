@@ -61,7 +61,7 @@ fn parts_of_an_answer_are_told_apart_streamed_or_not() {
         assert_eq!((&told, ids.len()), (&expected, expected.len()), "{text}");
         assert_eq!(*reason, json!(if expected.is_empty() { "stop" } else { "tool_calls" }));
 
-        let mut chunks = Chunks::new(head.clone());
+        let mut chunks = chunks_of(head.clone());
         let mut events = opening(&mut chunks);
         for piece in text.split_inclusive(|_| true) {
             events.extend(written(|to| chunks.delta(&delta(piece), to)));

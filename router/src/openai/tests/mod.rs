@@ -1,4 +1,5 @@
 mod calls;
+mod echo;
 mod options;
 
 use super::stream::Chunks;
@@ -37,12 +38,11 @@ fn every_unsupported_field_names_itself() {
         ("length_penalty", json!(0.5), json!(1.0)),
         ("skip_special_tokens", json!(false), json!(true)),
         ("include_stop_str_in_output", json!(true), json!(false)),
-        ("prompt_logprobs", json!(1), Value::Null),
         ("logits_processors", json!(["x"]), json!([])),
         ("guided_whitespace_pattern", json!("a"), Value::Null),
-        ("echo", json!(true), json!(false)),
     ];
     let chat_only = [
+        ("echo", json!(true), json!(false)),
         ("functions", json!([{}]), json!([])),
         ("function_call", json!({"name": "f"}), json!("none")),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
@@ -214,7 +214,7 @@ fn completion_prompts() {
 }
 
 fn shown() -> PromptShown {
-    PromptShown { tokens: 2, ids: [7, 8].into() }
+    PromptShown { tokens: 2, ids: [7, 8].into(), ..Default::default() }
 }
 
 pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
@@ -224,12 +224,18 @@ pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
         model: "m".into(),
         created: 0,
         options: AnswerOptions::default(),
-        prompts: vec![PromptShown { tokens: 3, ids: [].into() }],
+        prompts: vec![PromptShown { tokens: 3, ..Default::default() }],
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
         parts: None,
     }
+}
+
+/// A stream that may keep as much as it likes.
+pub(super) fn chunks_of(head: AnswerHead) -> Chunks {
+    let all = baton_node::intake::Intake::new(1 << 30, 1 << 30);
+    Chunks::new(head, all.hold(baton_node::intake::Client::Tenant("a".into())))
 }
 
 fn read(chunk: &str) -> Value {
@@ -257,7 +263,7 @@ fn closing(chunks: &mut Chunks, finished: &crate::output::Finished) -> Vec<Value
 fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, include_usage: true, continuous_usage: true, ..Default::default() };
-        let mut chunks = Chunks::new(AnswerHead { options, ..head(endpoint) });
+        let mut chunks = chunks_of(AnswerHead { options, ..head(endpoint) });
         for chunk in opening(&mut chunks) {
             assert_eq!(chunk["usage"]["completion_tokens"], json!(0), "{chunk}");
         }
@@ -329,7 +335,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
             serde_json::to_value(head.whole(&[(Default::default(), finished.clone())], &Default::default())).unwrap()
         };
         assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(closing(&mut Chunks::new(head.clone()), &crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(closing(&mut chunks_of(head.clone()), &crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
     }
 }
@@ -349,7 +355,7 @@ fn samples_are_choices() {
         }
         assert!(body["timings"].is_null() && body["usage"].is_object() && body["seed"] == json!(1), "{body}");
         let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
-        let mut chunks = Chunks::new(head.clone());
+        let mut chunks = chunks_of(head.clone());
         assert_eq!(opening(&mut chunks).len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
         assert_eq!(written(|to| chunks.delta(&delta, to))[0]["choices"][0]["index"], json!(1));
@@ -365,10 +371,10 @@ fn logprobs_have_both_shapes() {
         text: "ab".into(),
         token_ids: vec![97, 300],
         logprobs: vec![logprobs(-0.5, vec![(97, -0.5), (98, f32::NEG_INFINITY)]), logprobs(-1.0, vec![])],
-        cached_tokens: None,
+        ..Default::default()
     };
     let shape = |endpoint| {
-        let mut chunks = Chunks::new(head(endpoint));
+        let mut chunks = chunks_of(head(endpoint));
         let before = crate::output::Delta {
             text: "aaa".into(),
             token_ids: vec![97; 3],
@@ -465,7 +471,7 @@ fn streams_carry_what_whole_answers_do() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
         let head = AnswerHead { options, prompts: vec![shown()], ..head(endpoint) };
-        let (mut chunks, delta) = (Chunks::new(head), generated());
+        let (mut chunks, delta) = (chunks_of(head), generated());
         let first = &opening(&mut chunks)[0];
         let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };
         assert_eq!((&of_prompt["prompt_token_ids"], first.get("usage")), (&json!([7, 8]), Some(&Value::Null)));
