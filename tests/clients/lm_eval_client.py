@@ -42,23 +42,8 @@ def requested(kind, *arguments):
     return [Instance(request_type=kind, doc={}, arguments=one, idx=at) for at, one in enumerate(arguments)]
 
 
-def has_echo(base):
-    """Whether the server answers what lm-eval asks of a continuation; a refusal names the field."""
-    body = {"model": MODEL, "prompt": [[1, 2]], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
-    answer = requests.post(base + "/completions", json=body, timeout=60)
-    if answer.status_code == 400:
-        error = answer.json()["error"]
-        assert error["code"] == "unsupported_parameter" and error["param"] == "echo", error
-        return False
-    answer.raise_for_status()
-    return True
-
-
 def loglikelihood(base):
     """A greedy answer, given back as a continuation, has the log-probabilities with which it was generated; another one has less."""
-    if not has_echo(base):
-        print("lm-eval: log-likelihoods are skipped, since the server refuses `echo`", flush=True)
-        return
     asked, expected = [], []
     for context in CONTEXTS:
         answer = ask(base, "/completions", prompt=context, max_tokens=TOKENS, temperature=0, ignore_eos=True, logprobs=1)["choices"][0]

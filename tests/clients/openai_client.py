@@ -119,6 +119,60 @@ def completion_of_tokens(client):
     assert all(len(top) == 2 for top in logprobs.top_logprobs), logprobs
 
 
+def echo(client):
+    # An answer given back as the end of a prompt has the log-probabilities with which it was generated.
+    prompt = "The capital of France is"
+    ids = {"return_token_ids": True}
+    first = client.completions.create(prompt=prompt, max_tokens=6, logprobs=2, extra_body=ids, **GREEDY)
+    choice, whole = first.choices[0], first.choices[0].prompt_token_ids + first.choices[0].token_ids
+    head = len(choice.prompt_token_ids)
+    for policy in ("remote", "local", "local"):
+        extra = {"prefill_policy": policy}
+        echoed = client.completions.create(
+            prompt=whole, echo=True, max_tokens=0, logprobs=2, extra_body=extra, **GREEDY
+        )
+        shown, logprobs = echoed.choices[0], echoed.choices[0].logprobs
+        assert shown.text == prompt + choice.text and shown.finish_reason == "length", shown
+        assert echoed.usage.completion_tokens == 0 and echoed.usage.prompt_tokens == len(whole), echoed.usage
+        assert echoed.usage.prompt_tokens_details.cached_tokens == 0, echoed.usage
+        assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None, logprobs
+        assert logprobs.token_logprobs[head:] == choice.logprobs.token_logprobs, (policy, logprobs, choice)
+        assert logprobs.top_logprobs[head:] == choice.logprobs.top_logprobs, (policy, logprobs, choice)
+        assert "".join(logprobs.tokens) == shown.text, logprobs
+        starts = [sum(map(len, logprobs.tokens[:at])) for at in range(len(whole))]
+        assert logprobs.text_offset == starts, logprobs
+    drawn = {"model": MODEL, "temperature": 1, "seed": 5, "max_tokens": 4, "n": 2, "echo": True, "logprobs": 1}
+    prompts = [prompt, "One, two"]
+    full = client.completions.create(prompt=prompts, **drawn).choices
+    plain = client.completions.create(prompt=prompts, **{**drawn, "echo": False}).choices
+    streamed, logged = [""] * 4, [[] for _ in range(4)]
+    for chunk in client.completions.create(prompt=prompts, stream=True, **drawn):
+        for part in chunk.choices:
+            if not streamed[part.index]:
+                assert part.text == prompts[part.index // 2], part
+            streamed[part.index] += part.text
+            logged[part.index] += part.logprobs.token_logprobs if part.logprobs else []
+    for at, (shown, bare) in enumerate(zip(full, plain, strict=True)):
+        assert shown.text == prompts[at // 2] + bare.text == streamed[at], (shown, bare, streamed)
+        assert shown.logprobs.token_logprobs == logged[at], (shown, logged)
+        assert shown.logprobs.token_logprobs[-4:] == bare.logprobs.token_logprobs, (shown, bare)
+
+
+def prompt_logprobs(client):
+    extra = {"prompt_logprobs": 2, "return_token_ids": True}
+    text = client.completions.create(prompt="The capital of France is", max_tokens=1, extra_body=extra, **GREEDY)
+    chat = client.chat.completions.create(messages=FRANCE, max_tokens=1, extra_body=extra, **GREEDY)
+    of_text, of_chat = text.choices[0].prompt_logprobs, chat.prompt_logprobs
+    for ids, scored in ((text.choices[0].prompt_token_ids, of_text), (chat.prompt_token_ids, of_chat)):
+        assert scored[0] is None and len(scored) == len(ids) == 1 + len(scored[1:]), scored
+        for token, entry in zip(ids[1:], scored[1:], strict=True):
+            own = entry[str(token)]
+            ranks = sorted(one["rank"] for one in entry.values())
+            assert ranks[:2] == [1, 2] and len(entry) == 2 + (own["rank"] > 2) and own["logprob"] <= 0, (token, entry)
+    assert "".join(entry[str(id)]["decoded_token"] for id, entry in zip(ids[1:], of_chat[1:])).endswith("assistant\n")
+    assert chat.usage.prompt_tokens_details.cached_tokens == 0, chat.usage
+
+
 def several_prompts(client):
     prompts = ["The capital of France is", "One, two, three,", "The capital of France is a city"]
     drawn = {"model": MODEL, "temperature": 1, "seed": 5, "max_tokens": 6}
@@ -209,6 +263,9 @@ def refuses(client):
     check(bad, chat, "n", says="n must be 1 to 128", messages=FRANCE, n=129)
     check(bad, chat, "temperature", says="0 to 2", messages=FRANCE, temperature=3)
     check(bad, chat, "max_tokens", says="at least 1", messages=FRANCE, max_tokens=0)
+    check(bad, chat, "echo", unsupported, messages=FRANCE, extra_body={"echo": True})
+    streamed = {"stream": True, "extra_body": {"prompt_logprobs": 1}}
+    check(bad, chat, "prompt_logprobs", says="not in streams", messages=FRANCE, **streamed)
     check(bad, chat, "messages", messages=[])
     check(bad, chat, "messages[0].role", messages=[{"role": "king", "content": "x"}])
     image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
@@ -355,8 +412,8 @@ def deadline(client):
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
     checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
-    checks += [completion_of_tokens, several_prompts, best_of, continued, truncated, stops, sampling, refuses]
-    checks += [unknown_fields, logits, words, forms, tools, deadline]
+    checks += [completion_of_tokens, echo, prompt_logprobs, several_prompts, best_of, continued, truncated, stops]
+    checks += [sampling, refuses, unknown_fields, logits, words, forms, tools, deadline]
     for check in checks:
         check(client)
         print(f"{check.__name__}: ok", flush=True)

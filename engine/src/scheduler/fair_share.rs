@@ -74,30 +74,47 @@ impl Accounts {
 #[derive(Debug)]
 pub(super) struct PrefillRows {
     all: usize,
-    /// Rows by priority and tenant; `None` where the first sequence gets all it can use.
-    of_tenant: Option<BTreeMap<(i32, TenantLabel), usize>>,
+    /// Of them, how many rows' logits may come back.
+    scored: usize,
+    /// Both by priority and tenant; `None` where the first sequence gets all it can use.
+    of_tenant: Option<BTreeMap<(i32, TenantLabel), OfTenant>>,
+}
+
+/// What a tenant was assigned of them, and has left.
+#[derive(Debug)]
+struct OfTenant {
+    rows: usize,
+    scored: usize,
 }
 
 impl PrefillRows {
+    fn of_tenant(&self, key: SequenceKey, share: Share) -> Option<&OfTenant> {
+        self.of_tenant.as_ref()?.get(&(key.priority(), share.tenant))
+    }
+
     /// Rows that a sequence may use. A sequence whose tenant was assigned no rows because it lacks blocks may still try: the attempt marks
     /// the blocks as needed.
     pub(super) fn of(&self, key: SequenceKey, share: Share) -> usize {
-        let of_tenant = self.of_tenant.as_ref().and_then(|all| all.get(&(key.priority(), share.tenant)));
-        of_tenant.map_or(self.all, |rows| self.all.min(*rows))
+        self.of_tenant(key, share).map_or(self.all, |left| self.all.min(left.rows))
     }
 
-    /// A sequence uses this many rows.
-    pub(super) fn take(&mut self, key: SequenceKey, share: Share, rows: usize) {
-        self.all -= rows;
+    /// How many of a sequence's rows may have logits that come back.
+    pub(super) fn scored_of(&self, key: SequenceKey, share: Share) -> usize {
+        self.of_tenant(key, share).map_or(self.scored, |left| self.scored.min(left.scored))
+    }
+
+    /// A sequence uses this many rows, and the logits of so many of them come back.
+    pub(super) fn take(&mut self, key: SequenceKey, share: Share, rows: usize, scored: usize) {
+        (self.all, self.scored) = (self.all - rows, self.scored - scored);
         let of_tenant = self.of_tenant.as_mut().and_then(|all| all.get_mut(&(key.priority(), share.tenant)));
-        if let Some(of_tenant) = of_tenant {
-            *of_tenant -= rows;
+        if let Some(left) = of_tenant {
+            (left.rows, left.scored) = (left.rows - rows, left.scored - scored);
         }
     }
 
-    /// Assigned rows that were not used.
-    pub(super) fn unused(&self) -> usize {
-        if self.of_tenant.is_some() { self.all } else { 0 }
+    /// Assigned rows that were not used, and how many rows' logits may come back yet.
+    pub(super) fn unused(&self) -> (usize, usize) {
+        (if self.of_tenant.is_some() { self.all } else { 0 }, self.scored)
     }
 }
 
@@ -179,20 +196,24 @@ impl Scheduler {
         true
     }
 
-    /// Divides the rows of a step among tenants of one priority that have prefill, higher priorities first.
+    /// Divides the rows of a step, and those whose logits may come back, among tenants of one priority that have prefill, higher priorities first.
     pub(super) fn divide_rows(&mut self, ready: &[SequenceKey], all: usize) -> PrefillRows {
+        let scored = self.config.scored_rows_max;
         if self.tenants < 2 {
-            return PrefillRows { all, of_tenant: None };
+            return PrefillRows { all, scored, of_tenant: None };
         }
         let (mut left, mut of_tenant) = (all, BTreeMap::new());
+        // In proportion to the rows, so that no tenant's long prompt keeps others' from theirs.
+        let left_of = |rows: usize| OfTenant { rows, scored: (rows * scored).div_ceil(all) };
         for level in ready.chunk_by(|a, b| a.priority() == b.priority()) {
             let priority = level[0].priority();
             let wishes = self.wishes(level, left);
             let gets = self.rows.divide(priority, &wishes, left);
             left -= gets.iter().sum::<usize>();
-            of_tenant.extend(wishes.iter().zip(gets).map(|(wish, rows)| ((priority, wish.share.tenant), rows)));
+            of_tenant
+                .extend(wishes.iter().zip(gets).map(|(wish, rows)| ((priority, wish.share.tenant), left_of(rows))));
         }
-        PrefillRows { all, of_tenant: Some(of_tenant) }
+        PrefillRows { all, scored, of_tenant: Some(of_tenant) }
     }
 
     /// Rows that each tenant can prefill now, at most `rows`. If its first waiting sequence finds no blocks, only its running sequences

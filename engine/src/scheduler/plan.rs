@@ -65,8 +65,6 @@ struct Pass<'a> {
     now: Instant,
     ready: &'a [SequenceKey],
     prefill: PrefillRows,
-    /// How many more rows' logits may come back.
-    scored: usize,
     running: usize,
     /// The last sequence that was running when the pass began and may lose its place: sequences after it cannot take one.
     last_parkable: Option<Standing>,
@@ -144,7 +142,6 @@ impl Scheduler {
         let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
             prefill: self.divide_rows(ready, rows),
-            scored: self.config.scored_rows_max,
             running: self.totals().running,
             last_parkable,
             closed: false,
@@ -170,7 +167,7 @@ impl Scheduler {
         }
         let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
         let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
-        let rows = entry.with_scored(position, rows, pass.scored);
+        let rows = entry.with_scored(position, rows, pass.prefill.scored_of(key, share));
         if rows == 0 {
             return;
         }
@@ -190,11 +187,10 @@ impl Scheduler {
             return;
         }
         self.count_preemptions(before, pass, decisions);
-        if !decode {
-            pass.prefill.take(key, share, rows);
-        }
         let scored = self.entries[&key].scored_in(position, rows);
-        pass.scored -= scored.len();
+        if !decode {
+            pass.prefill.take(key, share, rows, scored.len());
+        }
         let (scored_from, scored, samples) = (scored.start, scored.len(), rows == pending);
         decisions.batch.push(Segment { key, position, rows, samples, decode, drafts: 0, scored, scored_from });
     }
@@ -249,7 +245,7 @@ impl Scheduler {
     /// Gives rows that a tenant could not use, for lack of blocks or a place, to sequences that are already in prefill. Those have blocks
     /// for their whole prompts, so no sequence loses any. If these rows were lost, two sequences could wait for each other.
     fn use_up(&mut self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
-        let (mut left, mut scored_left) = (pass.prefill.unused(), pass.scored);
+        let (mut left, mut scored_left) = pass.prefill.unused();
         for key in pass.ready.iter().copied() {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             if entry.stage != Stage::Running || entry.is_decode() {

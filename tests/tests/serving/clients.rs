@@ -53,7 +53,7 @@ fn load_generators_and_grpc_tools_get_answers() -> anyhow::Result<()> {
 }
 
 #[test]
-#[ignore = "needs `make further-clients`; says that it skips all while /v1/completions refuses `echo`"]
+#[ignore = "needs `make further-clients`"]
 fn lm_eval_scores_continuations() -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=256MiB"])?;
     println!("{}", further_client("lm-eval", "lm_eval_client.py", &[&up.openai()?, "loglikelihood"])?);

@@ -114,6 +114,60 @@ async fn seeds_decide(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Log-probabilities of a prompt's tokens, as [`Tokens`], with what is told of cached tokens.
+async fn score(
+    mut client: InferenceClient<Channel>,
+    ids: Vec<u32>,
+    policy: PrefillPolicy,
+) -> anyhow::Result<(Tokens, u32)> {
+    let sampling = v1::Sampling { max_tokens: Some(0), prompt_logprobs: Some(3), ..Default::default() };
+    let request = v1::GenerateRequest {
+        prompt: vec![v1::Segment { kind: Some(v1::segment::Kind::Tokens(v1::TokenIds { ids })) }],
+        sampling: Some(sampling),
+        prefill_policy: policy.into(),
+        ..Default::default()
+    };
+    let mut stream = client.generate(request).await?.into_inner();
+    let (mut tokens, mut usage) = (Tokens::new(), None);
+    while let Some(message) = stream.message().await? {
+        ensure!(message.token_ids.is_empty() && message.text.is_empty(), "nothing is generated: {message:?}");
+        for scored in message.prompt_logprobs {
+            let logprobs = scored.logprobs.context("log-probabilities")?;
+            let place = logprobs.top.iter().position(|top| top.token_id == scored.token_id);
+            let is_rank = place.map_or(scored.rank > 3, |place| scored.rank as usize == place + 1);
+            ensure!(is_rank && logprobs.top.len() == 3, "{scored:?} among {:?}", logprobs.top);
+            tokens.push((scored.token_id, logprobs.chosen.to_bits()));
+        }
+        usage = message.usage.or(usage);
+    }
+    let usage = usage.context("usage")?;
+    ensure!(usage.completion_tokens == 0, "{usage:?}");
+    Ok((tokens, usage.cached_tokens))
+}
+
+/// Tokens of a prompt have the log-probabilities with which they are generated, wherever it is prefilled, and whatever is cached.
+async fn prompts_are_scored(cluster: &Cluster) -> anyhow::Result<()> {
+    let client = cluster.client().await?;
+    let mut prompts: Vec<Vec<u32>> = golden::all()?.into_iter().map(|golden| golden.prompt_ids).collect();
+    prompts.retain(|prompt| prompt.len() <= PROMPT_MAX);
+    prompts.sort_by_key(Vec::len);
+    let greedy = v1::Sampling { temperature: Some(0.0), max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+    for prompt in [prompts.first(), prompts.last()].into_iter().flatten() {
+        let answer = both_ways(&client, prompt, &greedy).await?;
+        let whole: Vec<u32> = prompt.iter().copied().chain(answer.iter().map(|(token, _)| *token)).collect();
+        let run = |policy| score(client.clone(), whole.clone(), policy);
+        let (first, cached) = run(PrefillPolicy::Remote).await?;
+        ensure!(first.iter().map(|(token, _)| *token).eq(whole[1..].iter().copied()) && cached == 0, "{first:?}");
+        ensure!(first[prompt.len() - 1..] == answer, "of the answer: {first:?} and {answer:?}");
+        // By now the workers have it cached. At once, so that their rows are in common steps.
+        let ways = [PrefillPolicy::Remote, PrefillPolicy::Local, PrefillPolicy::Local];
+        for again in try_join_all(ways.map(run)).await? {
+            ensure!(again == (first.clone(), 0), "{again:?} and {first:?}");
+        }
+    }
+    Ok(())
+}
+
 /// What is asked of logits holds for the first token, which the prefill worker draws, and for all others.
 async fn constraints_hold(cluster: &Cluster) -> anyhow::Result<()> {
     let client = cluster.client().await?;
@@ -259,6 +313,7 @@ async fn answers_are_right_wherever_a_prompt_is_prefilled() -> anyhow::Result<()
     follows_the_reference(&cluster).await?;
     seeds_decide(&cluster).await?;
     constraints_hold(&cluster).await?;
+    prompts_are_scored(&cluster).await?;
     user_text_stays_text(&api).await?;
     text_is_cut_right(&api).await?;
     grammars_are_followed(&api).await?;

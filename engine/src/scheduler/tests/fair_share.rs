@@ -253,3 +253,15 @@ fn one_tenant_has_all_in_the_order_of_arrivals() {
     );
     assert!(w.scheduler.entries.values().all(|entry| !entry.is_beyond));
 }
+
+#[test]
+fn rows_whose_logits_come_back_are_shared_too() {
+    let mut w = World::new(64, SchedulerConfig { scored_rows_max: 4, ..config() });
+    w.share = tenant(1, 1);
+    w.add(0, Arrival { scored: 0..29, ..w.arrival(30) });
+    w.check(2, expect![[]]);
+    w.share = tenant(2, 1);
+    w.add(0, Arrival { scored: 0..5, ..w.arrival(6) });
+    w.prompt_of(tenant(2, 1), 3);
+    w.check(5, expect![[]]);
+}

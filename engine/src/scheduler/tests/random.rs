@@ -4,6 +4,7 @@ use super::*;
 use baton_kv_cache::{Keep, PrefixHash};
 use baton_types::{TenantLabel, Weight};
 use proptest::prelude::*;
+use std::ops::Range;
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -11,12 +12,14 @@ enum Event {
         len: usize,
         priority: i32,
         pinned: bool,
+        scored: bool,
     },
     /// One of a few prompts, each used by several sequences at once.
     Sample {
         prompt: u8,
         priority: i32,
         pinned: bool,
+        scored: bool,
     },
     Adopt {
         len: usize,
@@ -29,8 +32,10 @@ enum Event {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
-        3 => (1usize..30, -1i32..2, any::<bool>()).prop_map(|(len, priority, pinned)| Event::Add { len, priority, pinned }),
-        3 => (0u8..3, -1i32..2, any::<bool>()).prop_map(|(prompt, priority, pinned)| Event::Sample { prompt, priority, pinned }),
+        3 => (1usize..30, -1i32..2, any::<bool>(), any::<bool>())
+            .prop_map(|(len, priority, pinned, scored)| Event::Add { len, priority, pinned, scored }),
+        3 => (0u8..3, -1i32..2, any::<bool>(), any::<bool>())
+            .prop_map(|(prompt, priority, pinned, scored)| Event::Sample { prompt, priority, pinned, scored }),
         1 => (2usize..12).prop_map(|len| Event::Adopt { len }),
         1 => any::<usize>().prop_map(Event::Cancel),
         1 => (1usize..4).prop_map(Event::Lease),
@@ -48,6 +53,8 @@ struct Run {
     config: SchedulerConfig,
     /// Length of each live sequence, and whether it ends with its first token.
     live: HashMap<SequenceKey, (usize, bool)>,
+    /// Positions of each whose logits have not come back.
+    scored: HashMap<SequenceKey, Range<usize>>,
 }
 
 impl Run {
@@ -61,6 +68,8 @@ impl Run {
         let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
         prop_assert!(rows <= self.config.chunk_tokens_max.max(self.config.running_max));
         prop_assert!(decisions.batch.len() <= self.config.running_max);
+        let scored: usize = decisions.batch.iter().map(|s| s.scored).sum();
+        prop_assert!(scored <= self.config.scored_rows_max, "logits of {} rows come back", scored);
         let mut written = BTreeSet::new();
         for s in &decisions.batch {
             let blocks = scheduler.lease(s.key).unwrap().blocks().0.swap_remove(0);
@@ -74,6 +83,12 @@ impl Run {
             );
             let (len, once) = self.live[&s.key];
             prop_assert_eq!(s.samples, s.position + s.rows == len);
+            let scored = self.scored.get_mut(&s.key).expect("it is live");
+            let end = scored.end.min(s.position + s.rows).max(scored.start);
+            prop_assert!(s.scored == end - scored.start, "each once, and none left out: {:?} of {:?}", s, scored);
+            prop_assert!(s.scored == 0 || s.scored_from == scored.start);
+            scored.start = end;
+            prop_assert!(!s.samples || scored.is_empty(), "all of them before the first token");
             scheduler.advance(s.key, s.rows, s.samples, w.now);
             if s.samples {
                 scheduler.fork_for_waiting(s.key);
@@ -94,30 +109,37 @@ impl Run {
 proptest! {
     #[test]
     fn every_sequence_comes_to_its_end(
-        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, tenants in 1u64..4, events in events(),
+        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, scored_max in 1usize..6, tenants in 1u64..4,
+        events in events(),
     ) {
-        let config = SchedulerConfig { chunk_tokens_max: chunk, running_max: running, watermark_blocks: watermark, ..config() };
-        let mut run = Run { world: World::new(8, config), config, live: HashMap::new() };
+        let bounds = SchedulerConfig { chunk_tokens_max: chunk, running_max: running, ..config() };
+        let config = SchedulerConfig { watermark_blocks: watermark, scored_rows_max: scored_max, ..bounds };
+        let mut run = Run { world: World::new(8, config), config, live: HashMap::new(), scored: HashMap::new() };
         let mut outside = Vec::new();
         for event in events {
             let w = &mut run.world;
             let of = w.next % tenants;
             w.share = Share { tenant: TenantLabel(of), weight: Weight::try_new(1 + of as u32).unwrap() };
             match event {
-                Event::Add { len, priority, pinned } => {
-                    let key = w.add(priority, Arrival { pinned, ..w.arrival(len) });
+                Event::Add { len, priority, pinned, scored } => {
+                    let scored = if scored { 0..len - 1 } else { 0..0 };
+                    let key = w.add(priority, Arrival { pinned, scored: scored.clone(), ..w.arrival(len) });
+                    run.scored.insert(key, scored);
                     run.live.insert(key, (len, pinned));
                 }
-                Event::Sample { prompt, priority, pinned } => {
+                Event::Sample { prompt, priority, pinned, scored } => {
                     let len = [9, 14, 20][usize::from(prompt)];
+                    let scored = if scored { 0..len - 1 } else { 0..0 };
                     let prefix = Prefix { hashes: vec![], whole: PrefixHash([prompt; 16]), keep: Keep::idle(SECOND) };
-                    let key = w.add(priority, Arrival { pinned, prefix: Some(prefix), ..w.arrival(len) });
+                    let key = w.add(priority, Arrival { pinned, prefix: Some(prefix), scored: scored.clone(), ..w.arrival(len) });
+                    run.scored.insert(key, scored);
                     w.scheduler.fork_for_new(key);
                     run.live.insert(key, (len, pinned));
                 }
                 Event::Adopt { len } => {
                     if w.pool.free_min() * 4 + 1 >= len {
                         let key = w.adopted(len);
+                        run.scored.insert(key, 0..0);
                         run.live.insert(key, (len, false));
                     }
                 }
