@@ -32,21 +32,21 @@ pub fn enter(meter: &Meter, parts: &Parts) -> Result<Hold, IntakeFull> {
     Ok(call)
 }
 
-/// An answer whose call is charged until it has ended.
+/// An answer that is charged until it has ended.
 #[derive(Debug)]
-pub struct Counted<B> {
+pub struct Counted<B, H = Hold> {
     body: B,
-    _call: Hold,
+    _hold: H,
 }
 
-impl<B> Counted<B> {
-    /// `call` is returned to the budget at the end of `body`.
-    pub const fn new(body: B, call: Hold) -> Self {
-        Self { body, _call: call }
+impl<B, H> Counted<B, H> {
+    /// `hold` is returned to the budget at the end of `body`.
+    pub const fn new(body: B, hold: H) -> Self {
+        Self { body, _hold: hold }
     }
 }
 
-impl<B: Body + Unpin> Body for Counted<B> {
+impl<B: Body + Unpin, H: Unpin> Body for Counted<B, H> {
     type Data = B::Data;
     type Error = B::Error;
 

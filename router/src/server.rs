@@ -4,7 +4,7 @@ use crate::RouterConfig;
 use crate::auth::{Access, KeysError};
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Outside};
-use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
+use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService, KserveService};
 use crate::http::{Admitted, BodyLimits, HttpState, cors, routes};
 use crate::meter::meter;
 use crate::metrics::{AuthMetrics, MembershipMetrics, VllmKvUsage};
@@ -130,6 +130,7 @@ impl Router {
         let (reporter, health) = grpc::health();
         let head_max = Duration::from_millis(config.limits.head_ms_max);
         let inference = InferenceService::new(core.clone(), deadlines, head_max);
+        let kserve = KserveService::new(core.clone(), deadlines, config.http.strict_fields, stop.clone());
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         if config.metrics.vllm_names {
@@ -149,9 +150,10 @@ impl Router {
         };
         let grpc_router = grpc::server_counting(&config.grpc, meter.clone())
             .add_service(services::inference(inference, &config.grpc, access.clone()))
+            .add_service(services::kserve(kserve, &config.grpc, access.clone()))
             .add_service(services::guarded_admin(admin.clone(), access.clone()))
             .add_service(health.clone());
-        let grpc_router = grpc::with_reflection(grpc_router, &[services::INFERENCE, services::ADMIN]);
+        let grpc_router = grpc::with_reflection(grpc_router, &[services::INFERENCE, services::KSERVE, services::ADMIN]);
         let grpc_server = grpc::serve(grpc_router, grpc_listener, clients(ClientProtocol::Grpc), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
@@ -229,6 +231,7 @@ async fn watch_readiness(
         if told.replace(now.is_ok()) != Some(now.is_ok()) {
             reporter.set_service_status("", status).await;
             reporter.set_service_status(services::INFERENCE, status).await;
+            reporter.set_service_status(services::KSERVE, status).await;
         }
         ready.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         tokio::select! {

@@ -115,6 +115,17 @@ def turns(client):
     case(tokens(two) < tokens(FRANCE) + tokens(two[1:]) - 20, "neighbours of one role are one turn")
 
 
+def continues(client):
+    """An answer that the client has begun goes on as if the model had said it."""
+    said = client.messages.create(**ASK)
+    whole = said.content[0].text
+    begun = {"role": "assistant", "content": whole[: len(whole) // 2].rstrip()}
+    rest = client.messages.create(**{**ASK, "messages": [*FRANCE, begun]})
+    case(begun["content"] + rest.content[0].text == whole, (begun, rest, whole))
+    counted = client.messages.count_tokens(model=MODEL, messages=[*FRANCE, begun]).input_tokens
+    case(counted == rest.usage.input_tokens + (rest.usage.cache_read_input_tokens or 0) + (rest.usage.cache_creation_input_tokens or 0), rest)
+
+
 def caches(client):
     long = [{"role": "user", "content": "One two three four five six seven eight nine ten. " * 30}]
     control = {"type": "ephemeral", "ttl": "1h"}
@@ -217,7 +228,8 @@ def refuses(client):
     check(bad, invalid, "not supported", messages=[{"role": "user", "content": [image]}])
     check(bad, invalid, "not supported", messages=[{"role": "user", "content": [document]}])
     check(bad, invalid, "messages[0].role", messages=[{"role": "king", "content": "x"}])
-    check(bad, invalid, "continue", messages=[*FRANCE, {"role": "assistant", "content": "The"}])
+    used = [{"type": "tool_use", "id": "t", "name": "get", "input": {}}]
+    check(bad, invalid, "continues", messages=[*FRANCE, {"role": "assistant", "content": used}])
     check(bad, invalid, "tools[0].type", tools=[{"type": "web_search_20250305", "name": "web_search"}])
     check(bad, invalid, "none of the tools", tools=[WEATHER], tool_choice={"type": "tool", "name": "other"})
     check(bad, invalid, "0 to 2", temperature=3)
@@ -233,7 +245,7 @@ def refuses(client):
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
-    for check in [models, whole, streams, ends, system, turns, caches, sampling, tools, forms, refuses]:
+    for check in [models, whole, streams, ends, system, turns, continues, caches, sampling, tools, forms, refuses]:
         check(client)
         print(f"{check.__name__}: ok", flush=True)
     print(f"{CASES} cases")

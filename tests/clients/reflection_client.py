@@ -92,6 +92,7 @@ def main():
         # What this port serves, and nothing else: workers join over it, operators drain them.
         ours = {s for s in services if s.startswith("baton.")}
         assert ours == {f"baton.v1.{s}" for s in ("Admin", "Inference")} and "grpc.health.v1.Health" in services, services
+        assert "inference.GRPCInferenceService" in services, services
         pool = DescriptorPool(database)
         inference = Service(channel, pool, "baton.v1.Inference")
         for check in (chat, text_and_tokens, errors):

@@ -8,17 +8,25 @@ use prost::Message as _;
 use std::fs;
 use std::path::Path;
 
-const FILES: [&str; 6] = ["inference", "worker", "membership", "common", "admin", "telemetry"];
+const FILES: [&str; 7] = [
+    "baton/v1/inference",
+    "baton/v1/worker",
+    "baton/v1/membership",
+    "baton/v1/common",
+    "baton/v1/admin",
+    "baton/v1/telemetry",
+    "inference/grpc_service",
+];
 
 /// Writes the generated files, or with `check` only compares them.
 pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<()> {
     let (protos, committed) = (root.join("proto/proto"), root.join("proto/src/generated"));
     let fresh = root.join("target/codegen");
     fs::create_dir_all(&fresh)?;
-    let descriptors = protox::compile(FILES.map(|f| protos.join(format!("baton/v1/{f}.proto"))), [&protos])?;
+    let descriptors = protox::compile(FILES.map(|f| protos.join(format!("{f}.proto"))), [&protos])?;
     fs::write(fresh.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure().bytes(".").out_dir(&fresh).compile_fds(descriptors)?;
-    for name in ["baton.v1.rs", "descriptors.bin"] {
+    for name in ["baton.v1.rs", "inference.rs", "descriptors.bin"] {
         let (from, to) = (fresh.join(name), committed.join(name));
         if !check {
             fs::create_dir_all(&committed)?;

@@ -7,9 +7,9 @@
 //! begins, a message or the end of the stream must arrive in time. Streams that may be silent between messages (`Join`,
 //! reflection) may be so only after the answer has begun.
 //!
-//! The call itself is charged, too ([`calls`]). Reflection answers message by message, and its client may send more
-//! without reading the answers. Then its stream window fills with bytes that no service has read, so the window is
-//! charged from the start.
+//! The call itself is charged, too ([`calls`]). Reflection and the streams of the KServe protocol answer message by
+//! message, and their clients may send more without reading the answers. Then the stream window fills with bytes that no
+//! service has read, so the window is charged from the start.
 
 use super::STREAM_WINDOW_BYTES;
 use crate::calls::{self, Counted, Meter};
@@ -41,8 +41,8 @@ pub fn message_bytes(prefix: &[u8; PREFIX_BYTES]) -> usize {
     u32::from_be_bytes(length) as usize
 }
 
-/// The only service here that reads while it answers.
-const REFLECTION: &str = "/grpc.reflection.";
+/// What reads while it answers: beginnings of paths.
+const READS_ON: [&str; 2] = ["/grpc.reflection.", "/inference.GRPCInferenceService/ModelStreamInfer"];
 
 /// The hold on the budget for a message's bytes. Services find it in the extensions of a call, and keep it as long as
 /// they keep the message.
@@ -93,7 +93,8 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let unread = if parts.uri.path().starts_with(REFLECTION) { u64::from(STREAM_WINDOW_BYTES) } else { 0 };
+        let reads_on = READS_ON.iter().any(|path| parts.uri.path().starts_with(path));
+        let unread = if reads_on { u64::from(STREAM_WINDOW_BYTES) } else { 0 };
         let enter = |meter| {
             let mut call = calls::enter(meter, &parts)?;
             call.grow(unread)?;

@@ -124,7 +124,7 @@ pub(super) fn texts(at: &str, value: &RawValue, kept: &mut Kept) -> Result<Vec<S
 }
 
 /// One of `messages`, added to the chat.
-pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat) -> Result<Role, RequestError> {
+pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {
     let (mut role, mut content, mut other) = (None, None, None);
     let read = json::members(value.get(), |name, value| {
         match &*name {
@@ -152,8 +152,7 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
     let at = format!("{at}.content");
     let content = content.ok_or_else(|| RequestError::invalid(&*at, format!("{at} is required")))?;
     if let Some(text) = json::text(content) {
-        chat.text(role, text)?;
-        return Ok(role);
+        return chat.text(role, text);
     }
     let blocks = blocks(&at, content)?;
     if blocks.is_empty() {
@@ -183,7 +182,7 @@ pub(super) fn turn(at: &str, value: &RawValue, kept: &mut Kept, chat: &mut Chat)
             kept.control(&format!("{at}.cache_control"), control)?;
         }
     }
-    Ok(role)
+    Ok(())
 }
 
 /// The arguments of a call.

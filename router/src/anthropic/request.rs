@@ -6,8 +6,8 @@ use crate::openai::common::{Common, SHARED, take_common};
 use crate::request::{AskedGrammar, MESSAGES_MAX, Prompt, Tools};
 use crate::wire::fields::{Fields, Policy, Row, only_empty, only_null};
 use crate::wire::{Chat, json};
-use baton_text::{Ending, Role, STOPS_MAX, StopMatcher};
-use baton_types::{ErrorKind, Grammar, RequestError};
+use baton_text::{Ending, Message, Role, STOPS_MAX, StopMatcher};
+use baton_types::{Grammar, RequestError};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -55,6 +55,8 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
         texts.into_iter().try_for_each(|text| chat.text(Role::System, text))?;
     }
     take_messages(&mut fields, &mut kept, &mut chat)?;
+    let messages = chat.messages();
+    let ending = ending(&messages)?;
     if let Some(control) = fields.take_raw("cache_control") {
         kept.control("cache_control", control)?;
     }
@@ -66,7 +68,22 @@ pub(crate) fn parse_counted(body: &[u8]) -> Result<(Prompt, Common), RequestErro
         template_kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
     }
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
-    Ok((Prompt::Chat { messages: chat.messages(), tools, template_kwargs, ending: Ending::Answer }, common))
+    Ok((Prompt::Chat { messages, tools, template_kwargs, ending }, common))
+}
+
+/// An answer continues what the assistant has begun to say.
+fn ending(messages: &[Message]) -> Result<Ending, RequestError> {
+    let refuse = |message: &str| Err(RequestError::invalid("messages", message));
+    match messages.last() {
+        Some(Message { role: Role::Assistant, extra, .. }) if extra.contains_key("tool_calls") => {
+            refuse("the last message uses tools, so no answer continues it: add their results")
+        }
+        Some(Message { role: Role::Assistant, content: None, .. }) => refuse(
+            "the last message is the assistant's, and has no text that an answer could continue: add a user's message",
+        ),
+        Some(Message { role: Role::Assistant, .. }) => Ok(Ending::Continued),
+        _ => Ok(Ending::Answer),
+    }
 }
 
 fn take_messages(fields: &mut Fields<'_>, kept: &mut Kept, chat: &mut Chat) -> Result<(), RequestError> {
@@ -75,15 +92,7 @@ fn take_messages(fields: &mut Fields<'_>, kept: &mut Kept, chat: &mut Chat) -> R
     let items = json::items(list.get(), MESSAGES_MAX).map_err(|_| refuse("messages must be a list".into()))?;
     let items = items.filter(|items| !items.is_empty());
     let items = items.ok_or_else(|| refuse(format!("messages takes 1 to {MESSAGES_MAX} messages")))?;
-    let mut last = Role::User;
-    for (i, item) in items.iter().enumerate() {
-        last = turn(&format!("messages[{i}]"), item, kept, chat)?;
-    }
-    if last == Role::Assistant {
-        let message = "the last message is the assistant's: to continue a begun answer is not supported, so end with a user's message";
-        return Err(RequestError::new(ErrorKind::Unsupported, message).param("messages"));
-    }
-    Ok(())
+    items.iter().enumerate().try_for_each(|(i, item)| turn(&format!("messages[{i}]"), item, kept, chat))
 }
 
 fn take_stops(fields: &mut Fields<'_>) -> Result<StopMatcher, RequestError> {

@@ -7,7 +7,7 @@ use crate::request::{Prompt, ToolChoice};
 use crate::wire::{Form as _, Parts, StreamForm as _, serialize};
 use baton_node::intake::{Client, Intake};
 use baton_text::answer::{AnswerFormat, AnswerParser, CallFormat};
-use baton_text::{Content, Message, Role};
+use baton_text::{Content, Ending, Message, Role};
 use baton_types::{ErrorKind, FinishReason, Grammar, RequestError, Usage};
 use serde_json::{Map, Value, json};
 
@@ -150,6 +150,23 @@ fn what_is_to_be_cached_is_a_wish_to_pin() {
 }
 
 #[test]
+fn an_answer_continues_what_the_assistant_has_begun() {
+    let ending = |turns: Value| {
+        let body = json!({"max_tokens": 1, "messages": turns});
+        match parse(body.to_string().as_bytes()).unwrap().0 {
+            Prompt::Chat { messages, ending, .. } => (messages.len(), ending),
+            Prompt::Segments(_) | Prompt::List(_) => panic!("not a chat"),
+        }
+    };
+    let (asked, begun) = (json!({"role": "user", "content": "Hi"}), json!({"role": "assistant", "content": "The"}));
+    assert_eq!(ending(json!([asked])), (1, Ending::Answer));
+    assert_eq!(ending(json!([asked, begun])), (2, Ending::Continued));
+    let more = json!({"role": "assistant", "content": [{"type": "text", "text": " sky"}]});
+    assert_eq!(ending(json!([asked, begun, more])), (2, Ending::Continued), "one message");
+    assert_eq!(ending(json!([asked, begun, asked])), (3, Ending::Answer));
+}
+
+#[test]
 fn what_is_not_supported_is_told_by_its_place() {
     let block = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
     let said = |role: &str, content: Value| json!({"messages": [{"role": role, "content": content}]});
@@ -165,7 +182,8 @@ fn what_is_not_supported_is_told_by_its_place() {
         (said("tool", json!("x")), invalid, "messages[0].role"),
         (said("user", json!([])), invalid, "messages[0].content"),
         (said("user", json!(1)), invalid, "messages[0].content"),
-        (said("assistant", json!("x")), unsupported, "messages"),
+        (said("assistant", json!([{"type": "thinking", "thinking": "x"}])), invalid, "messages"),
+        (said("assistant", json!([{"type": "tool_use", "id": "t", "name": "n", "input": {}}])), invalid, "messages"),
         (block(image.clone()), unsupported, "messages[0].content[0].source"),
         (block(json!({"type": "image"})), unsupported, "messages[0].content[0]"),
         (block(json!({"type": "document"})), unsupported, "messages[0].content[0]"),

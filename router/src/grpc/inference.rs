@@ -20,7 +20,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 
 /// Cached share of the prompt in percent, as in the header of the HTTP API.
-const CACHE_HIT: &str = "x-baton-cache-hit";
+pub(super) const CACHE_HIT: &str = "x-baton-cache-hit";
 
 type Responses = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
@@ -117,7 +117,7 @@ fn hold_less(held: Option<&MessageHold>, request: &Request, prompt: &Prompt) {
 }
 
 /// Names request and trace in the metadata of an answer.
-fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
+pub(super) fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
     for (key, value) in [("x-request-id", id.as_str()), ("x-trace-id", trace_id)] {
         if let Some(value) = value.parse().ok().filter(|_| !value.is_empty()) {
             metadata.insert(key, value);

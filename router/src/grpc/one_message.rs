@@ -1,5 +1,5 @@
-//! Checks `GenerateRequest` as bytes: the message must be complete, and its lists within their limits, before it is
-//! decoded.
+//! Checks messages as bytes: a message must be complete, and its lists within their limits, before it is decoded.
+//! Here is the check of `GenerateRequest`.
 //!
 //! A segment takes two bytes on the wire and a hundred bytes as a struct, so a message of a few MiB would take half a
 //! GiB. Scanning its fields is cheap, and bytes after the first message are not read.
@@ -25,7 +25,11 @@ use tonic::server::NamedService;
 /// Repeated fields whose items are larger in memory than on the wire: field number, most items, name.
 const LISTS: [(u32, usize, &str); 2] = [(2, SEGMENTS_MAX, "prompt"), (4, STOPS_MAX, "stop")];
 
-/// A service that receives complete requests.
+/// Checks a message, and tells how much memory it takes decoded. Bytes that are not a valid message pass, so that the
+/// service refuses them.
+pub(super) type Check = fn(&[u8]) -> Result<u64, RequestError>;
+
+/// A service that receives complete `GenerateRequest`s.
 #[derive(Clone, Debug)]
 pub(crate) struct WholeMessage<S> {
     service: S,
@@ -64,7 +68,7 @@ where
         let message_bytes_max = self.message_bytes_max;
         async move {
             let (parts, body) = request.into_parts();
-            match read(body, message_bytes_max, parts.extensions.get()).await {
+            match read(body, message_bytes_max, parts.extensions.get(), check_generate).await {
                 Ok(whole) => service.call(Request::from_parts(parts, Body::new(Full::new(whole)))).await,
                 Err(refused) => Ok(refused.into_http()),
             }
@@ -74,7 +78,12 @@ where
 }
 
 /// The first message of a call with its prefix, and the memory held for it.
-async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHold>) -> Result<Bytes, Status> {
+pub(super) async fn read(
+    mut body: Body,
+    message_bytes_max: usize,
+    held: Option<&MessageHold>,
+    check: Check,
+) -> Result<Bytes, Status> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data() {
@@ -87,12 +96,22 @@ async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHol
             break;
         }
     }
-    let refused = |error: RequestError| status::from_error(&error);
-    if let Some(held) = held {
-        held.with(|hold| hold.set(bytes.len() as u64 * READING_COSTS)).map_err(|full| refused(full.into()))?;
-    }
-    check_lists(bytes.get(PREFIX_BYTES..).unwrap_or_default()).map_err(refused)?;
+    admit(bytes.get(PREFIX_BYTES..).unwrap_or_default(), held, check).map_err(|error| status::from_error(&error))?;
     Ok(bytes.into())
+}
+
+/// Checks a message and holds memory for it.
+pub(super) fn admit(message: &[u8], held: Option<&MessageHold>, check: Check) -> Result<(), RequestError> {
+    let memory = check(message)?;
+    match held {
+        Some(held) => Ok(held.with(|hold| hold.set(memory.max(hold.bytes())))?),
+        None => Ok(()),
+    }
+}
+
+fn check_generate(message: &[u8]) -> Result<u64, RequestError> {
+    check_lists(message)?;
+    Ok((PREFIX_BYTES + message.len()) as u64 * READING_COSTS)
 }
 
 /// Counts the items of lists. Bytes that are not a valid message are passed on, so that the service refuses them.

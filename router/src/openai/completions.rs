@@ -21,7 +21,7 @@ pub(crate) const COMPLETIONS: &[Row] = &[
 ];
 
 /// OpenAI's default for this endpoint.
-const MAX_TOKENS_DEFAULT: u32 = 16;
+pub(crate) const MAX_TOKENS_DEFAULT: u32 = 16;
 
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).chain(SHARED).copied().collect();

@@ -14,6 +14,7 @@ mod grammar;
 pub(crate) mod logprobs;
 mod parts;
 pub(crate) mod responses;
+pub(crate) mod sampling;
 mod shapes;
 pub(crate) mod stream;
 pub(crate) mod tokenize;

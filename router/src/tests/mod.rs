@@ -15,6 +15,7 @@ mod ends;
 mod exact;
 mod http;
 mod intake;
+mod kserve;
 mod limits;
 mod messages;
 mod openapi;

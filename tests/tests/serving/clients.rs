@@ -1,5 +1,5 @@
 //! Real clients against the shipped binaries: OpenAI's and Anthropic's Python clients, LangChain, LiteLLM,
-//! Schemathesis, and a gRPC client that knows nothing but an address.
+//! Schemathesis, Triton's client, and a gRPC client that knows nothing but an address.
 
 use baton_tests::processes::{Up, further_client, python_client};
 
@@ -16,11 +16,10 @@ fn real_clients_get_answers() -> anyhow::Result<()> {
     let schemas = python_client("schemas_client.py", &[&up.openai()?, "20"]);
     let langchain = python_client("langchain_client.py", &[&up.openai()?]);
     let litellm = python_client("litellm_client.py", &[&up.anthropic()?]);
+    let triton = python_client("triton_client.py", &[&up.grpc()?]);
     let openapi = python_client("openapi_client.py", &[&up.anthropic()?, "20", "fuzzing"]);
-    println!(
-        "{}{}{}{}{}{}{}{}{}",
-        openai?, cases?, grpc?, responses?, anthropic?, schemas?, langchain?, litellm?, openapi?
-    );
+    println!("{}{}{}{}{}{}", openai?, cases?, grpc?, responses?, anthropic?, schemas?);
+    println!("{}{}{}{}", langchain?, litellm?, triton?, openapi?);
     up.stop()
 }
 
