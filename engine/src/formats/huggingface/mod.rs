@@ -7,6 +7,7 @@ mod keys;
 mod mxfp4;
 mod quantized;
 mod rope;
+mod shards;
 mod stacked;
 mod tensors;
 mod text;
