@@ -242,7 +242,7 @@ impl World {
             let parts = if partitioned { (1 << extent.trailing_zeros()).min(PARTITIONS_MAX) } else { 1 };
             [parts, (k / parts).div_ceil(K_SLAB)]
         };
-        [split(layer.attention.query_dim(), layer.attention.kv_heads), split(layer.ffn, layer.ffn)]
+        [split(layer.attention.attended_dim(), layer.attention.kv_heads), split(layer.ffn, layer.ffn)]
     }
 
     /// Most tokens of one request, prompt and output.
