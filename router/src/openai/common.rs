@@ -102,6 +102,8 @@ pub(crate) struct Common {
     pub(crate) options: AnswerOptions,
     /// Names of fields that the API does not have.
     pub(crate) unknown: Vec<String>,
+    /// Whether there is a `reasoning_effort`, which not every chat template reads.
+    pub(crate) has_effort: bool,
 }
 
 impl Common {
@@ -180,6 +182,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             best: None,
         },
         unknown: fields.take_unknown(),
+        has_effort: false,
     })
 }
 
