@@ -14,7 +14,10 @@ import random
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 
+import jsonschema
 import schemathesis
 
 MODEL = "smollm2-135m-instruct"
@@ -31,6 +34,29 @@ SERVED = {
     "/v1/messages/count_tokens": CHAT,
     "/tokenize": CHAT,
     "/detokenize": {"tokens": [9906]},
+}
+# Bodies that are refused, and that the document does not allow: with one field beside what is served.
+NEVER = {
+    "/v1/chat/completions": {
+        "top_p": [5e-324, 0, 1.5], "typical_p": [5e-324], "repetition_penalty": [5e-324], "stop": ["", [""], ["x"] * 17],
+        "guided_json": [""], "guided_regex": [""], "guided_choice": [[], [""]], "guided_grammar": [""],
+        "response_format": [{}, {"type": "xml"}, {"type": "json_schema"}], "tool_choice": [{}, "any"],
+        "tools": [[{}], [{"type": "function"}], [{"type": "function", "function": {"name": "a b"}}]],
+        "stream_options": [{}, {"include_usage": True}], "reasoning_effort": ["lots"],
+    },
+    "/v1/completions": {"prompt": ["", [], [""], [[]], [["x"]]], "stream_options": [{}]},
+    "/v1/responses": {"tools": [[{}], [{"type": "function"}]], "tool_choice": [{}]},
+    "/v1/messages": {"tools": [[{}], [{"name": "a b"}]], "stop_sequences": [[""]], "tool_choice": [{}]},
+}
+# Bodies that are served, and that the document allows.
+ALWAYS = {
+    "/v1/chat/completions": {
+        "top_p": [1e-37, 1], "stop": ["x", ["x", "y"], []], "guided_choice": [["a"]], "response_format": [{"type": "text"}],
+        "tools": [[], [{"type": "function", "function": {"name": "get"}}]], "tool_choice": ["none", "auto"],
+    },
+    "/v1/completions": {"prompt": ["x", [5], ["x", "y"], [[5], "x"], [[5], [6]]]},
+    "/v1/responses": {"tools": [[{"type": "function", "name": "get"}]]},
+    "/v1/messages": {"tools": [[{"name": "get"}]], "tool_choice": [{"type": "none"}]},
 }
 # Fewest of each operation that must have been served, as a part of the drawn ones: else only refusals would have been tested.
 SERVED_MIN = 0.1
@@ -63,8 +89,28 @@ def before_call(context, case, kwargs):
         body[bound] = SMALL[bound]
 
 
+def limits(address):
+    """The document allows what is served, and not what is refused, where a schema can say it."""
+    with urllib.request.urlopen(f"{address}/openapi.json") as answer:
+        document = json.load(answer)
+    for cases, status in ((ALWAYS, 200), (NEVER, 400)):
+        for path, fields in cases.items():
+            schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            allows = jsonschema.Draft202012Validator(schema).is_valid
+            for name, values in fields.items():
+                for value in values:
+                    body = {**SERVED[path], name: value}
+                    asked = urllib.request.Request(f"{address}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+                    try:
+                        got = urllib.request.urlopen(asked, timeout=60).status
+                    except urllib.error.HTTPError as error:
+                        got = error.code
+                    assert (got, allows(body)) == (status, status == 200), (path, name, value, got, allows(body))
+
+
 def main():
     address, examples, phases = sys.argv[1:]
+    limits(address)
     tool = pathlib.Path(sys.executable).with_name("schemathesis")
     here = pathlib.Path(__file__)
     with tempfile.TemporaryDirectory() as folder:

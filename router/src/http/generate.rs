@@ -124,16 +124,23 @@ pub(super) async fn parse(
 async fn generate(state: &HttpState, received: Received, api: Api) -> Response {
     let Received { head, body, hold } = received;
     let shape = head.shape;
-    let ((prompt, common), hold) = match parse(body, api.parser(), hold).await {
+    let ((prompt, mut common), hold) = match parse(body, api.parser(), hold).await {
         Ok(parsed) => parsed,
         Err(e) => return shape.response(&e),
     };
+    if common.has_effort
+        // A model that is not served is told where the request begins.
+        && let Ok(model) = state.core.served_model(&common.parameters.model, head.deadline).await
+        && !model.text.as_ref().is_some_and(|text| text.template_names(chat_request::EFFORT))
+    {
+        common.unknown.push(chat_request::EFFORT.to_owned());
+    }
     if state.strict_fields
         && let Err(e) = common.check_strictly()
     {
         return shape.response(&e);
     }
-    let Common { parameters, options, unknown } = common;
+    let Common { parameters, options, unknown, .. } = common;
     state.core.metrics.ignored_fields(unknown.len());
     let Head { id, caller, client, headers, received, deadline, .. } = head;
     let Caller { tenant, weight, key, .. } = caller;

@@ -154,6 +154,11 @@ impl ModelText {
     }
 
     /// How the model writes calls and reasoning; `None` if it has no chat template.
+    /// Whether the chat template reads an argument of this name.
+    pub(crate) fn template_names(&self, argument: &str) -> bool {
+        self.template.as_ref().is_some_and(|template| template.names(argument))
+    }
+
     pub(crate) fn answer_format(&self) -> Option<AnswerFormat> {
         self.template.as_ref().map(ChatTemplate::answer_format)
     }

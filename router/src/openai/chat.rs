@@ -27,7 +27,7 @@ pub(crate) const CHAT: &[Row] = &[
     ("audio", only_null()),
     ("prediction", only_null()),
     ("web_search_options", only_null()),
-    ("reasoning_effort", only_null()),
+    (EFFORT, Policy::Supported),
     ("verbosity", only_null()),
     ("chat_template", only_null()),
     ("documents", only_empty()),
@@ -36,6 +36,11 @@ pub(crate) const CHAT: &[Row] = &[
     ("continue_final_message", Policy::Supported),
     ("best_of", only_one()),
 ];
+
+/// The field that is an argument of the chat template, where the template reads it.
+pub(crate) const EFFORT: &str = "reasoning_effort";
+/// Its values in OpenAI's API.
+pub(crate) const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
 fn is_none_or_auto(value: &Value) -> bool {
     matches!(value.as_str(), Some("none" | "auto"))
@@ -70,10 +75,21 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let messages = json::items(list.get(), MESSAGES_MAX).map_err(shape)?.filter(|m| !m.is_empty()).ok_or_else(count)?;
     let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
-    let template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
+    let mut template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
+    if let Some(effort) = take_effort(&mut fields)? {
+        template_kwargs.entry(EFFORT).or_insert(effort.into());
+        common.has_effort = true;
+    }
     let tools = common.parameters.tools.as_ref().map(Tools::for_template);
     let ending = take_ending(&mut fields)?;
     Ok((Prompt::Chat { messages, tools, template_kwargs, ending }, common))
+}
+
+fn take_effort(fields: &mut Fields<'_>) -> Result<Option<&'static str>, RequestError> {
+    let Some(effort) = fields.take_raw(EFFORT) else { return Ok(None) };
+    let known = |effort: String| EFFORTS.into_iter().find(|known| *known == effort);
+    let wrong = || RequestError::invalid(EFFORT, format!("{EFFORT} must be one of {}", EFFORTS.join(", ")));
+    json::text(effort).and_then(known).map(Some).ok_or_else(wrong)
 }
 
 fn take_ending(fields: &mut Fields<'_>) -> Result<Ending, RequestError> {

@@ -108,6 +108,8 @@ pub(crate) struct Common {
     pub(crate) options: AnswerOptions,
     /// Names of fields that the API does not have.
     pub(crate) unknown: Vec<String>,
+    /// Whether there is a `reasoning_effort`, which not every chat template reads.
+    pub(crate) has_effort: bool,
 }
 
 impl Common {
@@ -199,6 +201,7 @@ pub(crate) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
             prompt_logprobs,
         },
         unknown: fields.take_unknown(),
+        has_effort: false,
     })
 }
 

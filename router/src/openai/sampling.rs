@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn what_is_none_is_refused_by_name() {
-        let cases: [(&[(&str, &str)], &str, ErrorKind, &str); 12] = [
+        type Case = (&'static [(&'static str, &'static str)], &'static str, ErrorKind, &'static str);
+        let cases: [Case; 12] = [
             (&[], "[1]", ErrorKind::InvalidRequest, TENSOR),
             (&[], "", ErrorKind::InvalidRequest, TENSOR),
             (&[], r#"{"temperature": 1"#, ErrorKind::InvalidRequest, TENSOR),

@@ -1,7 +1,9 @@
 //! The HTTP front against the same scripted workers.
 
 use crate::testing::cluster::Cluster;
+use crate::testing::fake::Fake;
 use crate::testing::http::{post, send};
+use crate::testing::text::{byte_bundle, tokens};
 use baton_proto::v1::{FinishReason, TokenBias};
 use baton_text::grammar;
 use baton_types::{ErrorKind, InstanceRecord, Role};
@@ -140,6 +142,33 @@ async fn unknown_fields_are_ignored_and_told_or_refused() {
     assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (400, None));
     let error = answer.json().await["error"].take();
     assert_eq!(error["param"], "no?such??field", "{error}");
+}
+
+#[tokio::test]
+async fn an_effort_reaches_templates_that_name_it_and_is_ignored_elsewhere() {
+    for (template, shown, ignored) in [("{{ reasoning_effort }}", "high", None), ("", "", Some("reasoning_effort"))] {
+        let cluster = Cluster::start(|_| ()).await;
+        let to = (cluster.router.cluster_addr, (Role::Decode, "d"));
+        let d = Fake::start(to.0, to.1, byte_bundle(template), |_| ()).await;
+        cluster.router.ready().await;
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "high", "stream": true});
+        let worker = async {
+            let decode = d.decode().await;
+            let mut prompt = tokens(&format!("{shown}[user]Hi"));
+            prompt.push(256);
+            assert_eq!(decode.sequence().tokens, prompt);
+            decode.claimed().await;
+            decode.last(u32::from(b'O'), FinishReason::Length).await;
+        };
+        let (answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/chat/completions", &body), worker);
+        assert_eq!((answer.status, answer.header("x-baton-ignored-fields")), (200, ignored));
+    }
+    let strict = Cluster::start(|c| c.http.strict_fields = true).await;
+    let _d = strict.worker(Role::Decode, "d").await;
+    strict.router.ready().await;
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "high"});
+    let answer = post(strict.router.http_addr, "/v1/chat/completions", &body).await;
+    assert_eq!((answer.status, &answer.json().await["error"]["param"]), (400, &json!("reasoning_effort")));
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use baton_proto::kserve::{
     ModelReadyRequest, ModelStreamInferResponse, ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest,
 };
 use baton_proto::v1::FinishReason::Length;
-use baton_types::Role;
+use baton_types::{AdapterCard, Digest, Role};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -122,12 +122,20 @@ async fn servers_and_models_are_described() {
         client.model_ready(request).await.unwrap().into_inner().ready
     };
     assert!(!model_ready(&mut client, "m", "").await);
-    let _d = cluster.worker(Role::Decode, "d").await;
+    let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
     assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
     for (name, version, ready) in [("m", "", true), ("m", "1", true), ("m", "2", false), ("other", "", false)] {
         assert_eq!(model_ready(&mut client, name, version).await, ready, "{name} {version}");
     }
+    // An adapter is a model.
+    d.announce(&[AdapterCard { name: "sql".into(), digest: Digest([5; 32]) }]).await;
+    let announced = async {
+        while !model_ready(&mut client, "sql", "").await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(timeout(LONG, announced).await.is_ok());
     let server = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
     assert_eq!((&*server.name, &*server.version), ("baton", env!("CARGO_PKG_VERSION")));
     let request = ModelMetadataRequest { name: "m".into(), ..Default::default() };

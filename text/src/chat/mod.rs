@@ -115,6 +115,11 @@ impl ChatTemplate {
         self.format
     }
 
+    /// Whether the template's text has this name of an argument.
+    pub fn names(&self, argument: &str) -> bool {
+        self.source.text().contains(argument)
+    }
+
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         if request.ending != Ending::Continued {
             return self.render_any(request);

@@ -261,12 +261,12 @@ fn count(name: &str, counted: &mut usize, max: usize) -> Result<(), RequestError
     Ok(())
 }
 
+/// Takes a field's number and bytes.
+type Visit<'a> = dyn FnMut(u32, &[u8]) -> Result<(), RequestError> + 'a;
+
 /// Passes each field's number and bytes to `with`, in one level. Bytes that are no message end it: the service refuses
 /// them.
-fn fields(
-    mut message: &[u8],
-    with: &mut dyn FnMut(u32, &[u8]) -> Result<(), RequestError>,
-) -> Result<(), RequestError> {
+fn fields(mut message: &[u8], with: &mut Visit<'_>) -> Result<(), RequestError> {
     while message.has_remaining() {
         let Ok((number, wire)) = decode_key(&mut message) else { return Ok(()) };
         let field = if wire == WireType::LengthDelimited {
@@ -353,7 +353,7 @@ mod tests {
             ModelInferRequest { raw_input_contents: vec![Bytes::new(); 17], ..Default::default() }.encode_to_vec(),
         );
         let pass = async |bytes: Vec<u8>, piece: usize, max: usize| {
-            let frames: Vec<_> = bytes.chunks(piece).map(|piece| Bytes::copy_from_slice(piece)).collect();
+            let frames: Vec<_> = bytes.chunks(piece).map(Bytes::copy_from_slice).collect();
             let frames = futures::stream::iter(frames.into_iter().map(|data| Ok::<_, Status>(Frame::data(data))));
             let body = Body::new(http_body_util::StreamBody::new(frames));
             let mut each = EachMessage { body, bytes: Vec::new(), max, held: None, passes: false, ended: false };

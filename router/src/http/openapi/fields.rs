@@ -21,6 +21,7 @@ pub(super) fn headers() -> Value {
     ])
 }
 
+/// Numbers over 0 are at least 1e-37: smaller ones may be 0 in 32 bits.
 pub(super) const ALL: &[Field] = &[
     ("model", r#"{"type": "string", "description": "Id or served name; may be left out if one model is served"}"#),
     ("stream", r#"{"type": "boolean", "default": false, "description": "Server-sent events in place of one body"}"#),
@@ -30,7 +31,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "top_p",
-        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": "Share of the probability that tokens are drawn from"}"#,
+        r#"{"type": "number", "minimum": 1e-37, "maximum": 1, "description": "Share of the probability that tokens are drawn from"}"#,
     ),
     (
         "top_k",
@@ -46,11 +47,11 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "repetition_penalty",
-        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 10, "description": "Divides the logits of tokens that occurred"}"#,
+        r#"{"type": "number", "minimum": 1e-37, "maximum": 10, "description": "Divides the logits of tokens that occurred"}"#,
     ),
     (
         "repeat_penalty",
-        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 10, "description": "The same as repetition_penalty"}"#,
+        r#"{"type": "number", "minimum": 1e-37, "maximum": 10, "description": "The same as repetition_penalty"}"#,
     ),
     ("seed", r#"{"type": "integer", "description": "Of the random numbers; drawn and reported if absent"}"#),
     (
@@ -84,7 +85,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "typical_p",
-        r#"{"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 1, "description": "Share of the probability that the tokens nearest to the entropy have, which are drawn from"}"#,
+        r#"{"type": "number", "minimum": 1e-37, "maximum": 1, "default": 1, "description": "Share of the probability that the tokens nearest to the entropy have, which are drawn from"}"#,
     ),
     (
         "bad_words",
@@ -100,7 +101,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "stream_options",
-        r#"{"type": "object", "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}, "include_obfuscation": {"const": false}}, "additionalProperties": false, "description": "Usage in streams"}"#,
+        r#"{"type": "object", "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}, "include_obfuscation": {"const": false}}, "additionalProperties": false, "if": {"properties": {"continuous_usage_stats": {"const": true}}, "required": ["continuous_usage_stats"]}, "then": {"properties": {"include_usage": {"const": true}}, "required": ["include_usage"]}, "description": "Usage in streams"}"#,
     ),
     ("max_tokens", r#"{"type": "integer", "minimum": 1, "description": "Most tokens of the answer"}"#),
     (
@@ -114,7 +115,7 @@ pub(super) const ALL: &[Field] = &[
     ("n", r#"{"type": "integer", "minimum": 1, "maximum": 128, "default": 1, "description": "Number of samples"}"#),
     (
         "stop",
-        r#"{"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 16}], "description": "Texts that end the answer, which does not have them"}"#,
+        r#"{"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256}, {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 256}, "maxItems": 16}], "description": "Texts that end the answer, which does not have them"}"#,
     ),
     (
         "return_token_ids",
@@ -138,19 +139,25 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "response_format",
-        r#"{"type": "object", "description": "Form of the answer: type text, json_object or json_schema"}"#,
+        r#"{"type": "object", "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object"}}, "required": ["type"], "if": {"properties": {"type": {"const": "json_schema"}}}, "then": {"required": ["json_schema"]}, "description": "Form of the answer: type text, json_object or json_schema"}"#,
     ),
     (
         "structured_outputs",
         r#"{"type": "object", "description": "Form of the answer: one of json, regex, choice, grammar and json_object"}"#,
     ),
-    ("guided_json", r#"{"type": ["object", "string"], "description": "JSON schema that the answer follows"}"#),
-    ("guided_regex", r#"{"type": "string", "description": "Regular expression that the answer matches"}"#),
+    (
+        "guided_json",
+        r#"{"type": ["object", "string"], "minLength": 1, "description": "JSON schema that the answer follows"}"#,
+    ),
+    (
+        "guided_regex",
+        r#"{"type": "string", "minLength": 1, "description": "Regular expression that the answer matches"}"#,
+    ),
     (
         "guided_choice",
-        r#"{"type": "array", "items": {"type": "string"}, "maxItems": 4096, "description": "Texts of which the answer is one"}"#,
+        r#"{"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 4096, "description": "Texts of which the answer is one"}"#,
     ),
-    ("guided_grammar", r#"{"type": "string", "description": "Lark grammar that the answer follows"}"#),
+    ("guided_grammar", r#"{"type": "string", "minLength": 1, "description": "Lark grammar that the answer follows"}"#),
     (
         "max_completion_tokens",
         r#"{"type": "integer", "minimum": 0, "description": "The same as max_tokens, and wins"}"#,
@@ -164,8 +171,8 @@ pub(super) const ALL: &[Field] = &[
         r#"{"type": "object", "description": "Further arguments of the chat template, at most 16 KiB"}"#,
     ),
     (
-        "tools",
-        r#"{"type": "array", "maxItems": 128, "items": {"type": "object"}, "description": "Functions that the answer may call"}"#,
+        "reasoning_effort",
+        r#"{"enum": ["none", "minimal", "low", "medium", "high", "xhigh"], "description": "An argument of the chat template; ignored where that does not read it"}"#,
     ),
     (
         "parallel_tool_calls",
@@ -173,7 +180,7 @@ pub(super) const ALL: &[Field] = &[
     ),
     (
         "prompt",
-        r#"{"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}], "description": "A text, token ids, or a list of at most 256 of these"}"#,
+        r#"{"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, {"type": "array", "items": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]}, "minItems": 1, "maxItems": 256}], "description": "A text, token ids, or a list of at most 256 of these"}"#,
     ),
     ("instructions", r#"{"type": "string", "description": "A system message before the input"}"#),
     (
@@ -224,7 +231,19 @@ const MESSAGES_OF_CHAT: Field = (
 );
 const TOOL_CHOICE: Field = (
     "tool_choice",
-    r#"{"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}], "description": "Whether functions are called, or the one that is"}"#,
+    r#"{"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}, "required": ["type", "function"]}], "description": "Whether functions are called, or the one that is"}"#,
+);
+const FLAT_TOOL_CHOICE: Field = (
+    "tool_choice",
+    r#"{"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "properties": {"type": {"const": "function"}, "name": {"type": "string"}}, "required": ["type", "name"]}], "description": "Whether functions are called, or the one that is"}"#,
+);
+const TOOLS: Field = (
+    "tools",
+    r#"{"type": "array", "maxItems": 128, "items": {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}, "description": {"type": "string"}, "parameters": {"type": "object"}, "strict": {"type": "boolean"}}, "required": ["name"]}}, "required": ["type", "function"]}, "description": "Functions that the answer may call"}"#,
+);
+const FLAT_TOOLS: Field = (
+    "tools",
+    r#"{"type": "array", "maxItems": 128, "items": {"type": "object", "properties": {"type": {"const": "function"}, "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}, "description": {"type": "string"}, "parameters": {"type": "object"}, "strict": {"type": "boolean"}}, "required": ["type", "name"]}, "description": "Functions that the answer may call"}"#,
 );
 const MAX_TOKENS: Field = (
     "max_tokens",
@@ -237,7 +256,7 @@ const MAX_TOKENS_OF_CHAT: Field = (
 const LOGPROBS_OF_CHAT: Field =
     ("logprobs", r#"{"type": "boolean", "default": false, "description": "Log-probabilities of the tokens"}"#);
 
-pub(super) const CHAT: &[Field] = &[MESSAGES_OF_CHAT, TOOL_CHOICE, LOGPROBS_OF_CHAT, MAX_TOKENS_OF_CHAT];
+pub(super) const CHAT: &[Field] = &[MESSAGES_OF_CHAT, TOOLS, TOOL_CHOICE, LOGPROBS_OF_CHAT, MAX_TOKENS_OF_CHAT];
 pub(super) const COMPLETIONS: &[Field] = &[
     MAX_TOKENS,
     (
@@ -245,11 +264,15 @@ pub(super) const COMPLETIONS: &[Field] = &[
         r#"{"type": "integer", "minimum": 0, "maximum": 20, "description": "Log-probabilities of the tokens, with so many alternatives"}"#,
     ),
 ];
-pub(super) const RESPONSES: &[Field] = &[TOOL_CHOICE];
+pub(super) const RESPONSES: &[Field] = &[FLAT_TOOLS, FLAT_TOOL_CHOICE];
 pub(super) const MESSAGES: &[Field] = &[
     (
+        "tools",
+        r#"{"type": "array", "maxItems": 128, "items": {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}, "description": {"type": "string"}, "input_schema": {"type": "object"}, "strict": {"type": "boolean"}}, "required": ["name"]}, "description": "Tools that the answer may use"}"#,
+    ),
+    (
         "messages",
-        r#"{"type": "array", "minItems": 1, "maxItems": 4096, "items": {"type": "object", "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": {}}, "required": ["role", "content"]}, "description": "The chat, oldest message first, the last one of the user; contents are text or blocks"}"#,
+        r#"{"type": "array", "minItems": 1, "maxItems": 4096, "items": {"type": "object", "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": {}}, "required": ["role", "content"]}, "description": "The chat, oldest message first; the answer continues a last one of the assistant. Contents are text or blocks"}"#,
     ),
     (
         "tool_choice",

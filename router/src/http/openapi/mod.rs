@@ -190,7 +190,8 @@ impl Endpoint {
         let error = if self.path.starts_with("/v1/messages") { "AnthropicError" } else { "Error" };
         let mut answer = content(reference(self.answer));
         if self.streams {
-            answer["text/event-stream"] = json!({"schema": {"type": "string"}});
+            // Some clients check the whole body with it, others each event.
+            answer["text/event-stream"] = json!({"schema": {"description": "Server-sent events"}});
         }
         json!({
             "summary": self.summary,
@@ -211,7 +212,12 @@ impl Endpoint {
             properties.entry(*name).or_insert_with(|| self.field(name, policy));
         }
         let required = self.required;
-        json!({"type": "object", "properties": properties, "required": required})
+        let mut schema = json!({"type": "object", "properties": properties, "required": required});
+        if schema["properties"].get("stream_options").is_some() {
+            let streams = json!({"properties": {"stream": {"const": true}}, "required": ["stream"]});
+            schema["dependentSchemas"] = json!({"stream_options": streams});
+        }
+        schema
     }
 
     fn field(&self, name: &str, policy: &Policy) -> Value {

@@ -1,6 +1,7 @@
 //! The request.
 
 use super::input;
+use crate::openai::chat::{EFFORT, EFFORTS};
 use crate::openai::common::{Common, SHARED, take_common};
 use crate::openai::grammar::text_format;
 use crate::openai::tools::{FLAT, take_tools};
@@ -62,11 +63,14 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     parameters.tools = take_tools(&mut fields, &FLAT)?;
     parameters.sampling.grammar = fields.take_raw("text").map(text).transpose()?.flatten();
     parameters.check_one_form()?;
-    let thinks = fields.take_raw("reasoning").map(reasoning).transpose()?.flatten();
+    let effort = fields.take_raw("reasoning").map(reasoning).transpose()?.flatten();
     let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
     let mut template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
-    if let Some(thinks) = thinks {
-        template_kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
+    if let Some(effort) = effort {
+        template_kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
+        if EFFORTS.contains(&&*effort) {
+            template_kwargs.entry(EFFORT).or_insert(Value::String(effort));
+        }
     }
     let mut chat = Chat::default();
     if let Some(instructions) = fields.take_raw("instructions") {
@@ -92,8 +96,8 @@ fn text(value: &RawValue) -> Result<Option<AskedGrammar>, RequestError> {
     format.map(text_format).transpose().map(Option::flatten)
 }
 
-/// Whether the model is asked to think first, where its template lets a request decide. A summary is never made.
-fn reasoning(value: &RawValue) -> Result<Option<bool>, RequestError> {
+/// How much the model is asked to think first, where its template lets a request decide. A summary is never made.
+fn reasoning(value: &RawValue) -> Result<Option<String>, RequestError> {
     let mut effort = None;
     let read = json::members(value.get(), |name, value| {
         if name == "effort" && value.get() != "null" {
@@ -103,7 +107,7 @@ fn reasoning(value: &RawValue) -> Result<Option<bool>, RequestError> {
     });
     match (read, effort) {
         (Ok(()), None) => Ok(None),
-        (Ok(()), Some(Some(effort))) => Ok(Some(effort != "none")),
+        (Ok(()), Some(Some(effort))) => Ok(Some(effort)),
         _ => Err(RequestError::invalid("reasoning", "reasoning must be an object, its effort a text")),
     }
 }

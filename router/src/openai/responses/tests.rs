@@ -72,11 +72,14 @@ fn each_field_has_its_effect() {
     assert_eq!(messages, [Message::text(Role::User, "Hi")]);
     assert_eq!((sampling.temperature, sampling.top_p), (Some(0.5), Some(0.9)));
     assert_eq!((sampling.max_tokens, sampling.seed, &sampling.grammar), (Some(9), Some(3), &None));
-    assert_eq!(kwargs, Map::from_iter([("enable_thinking".to_owned(), json!(false))]));
+    let asked = [("enable_thinking", json!(false)), ("reasoning_effort", json!("none"))];
+    assert_eq!(kwargs, Map::from_iter(asked.map(|(name, value)| (name.to_owned(), value))));
     assert!(common.options.stream && common.unknown == ["unheard"]);
     let effort =
         |effort: Value| ask(json!({"reasoning": {"effort": effort}})).unwrap().1.get("enable_thinking").cloned();
     assert_eq!((effort(json!("low")), effort(json!(null))), (Some(json!(true)), None));
+    let other = ask(json!({"reasoning": {"effort": "as it likes"}})).unwrap().1;
+    assert_eq!(other.get("reasoning_effort"), None, "no effort of OpenAI's");
     let schema = json!({"type": "object"});
     let form = |format: Value| {
         let grammar = ask(json!({"text": {"format": format}})).unwrap().2.parameters.sampling.grammar.unwrap();

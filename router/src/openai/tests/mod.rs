@@ -49,7 +49,6 @@ fn every_unsupported_field_names_itself() {
         ("audio", json!({}), Value::Null),
         ("prediction", json!({}), Value::Null),
         ("web_search_options", json!({}), Value::Null),
-        ("reasoning_effort", json!("low"), Value::Null),
         ("verbosity", json!("low"), Value::Null),
         ("chat_template", json!("x"), Value::Null),
         ("documents", json!([{}]), json!([])),

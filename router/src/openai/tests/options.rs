@@ -99,3 +99,26 @@ fn what_is_asked_of_logits_is_read() {
     let read = parse("logit_bias", Value::Object(many)).unwrap();
     assert_eq!((read.logit_bias.len(), read.check().unwrap_err().name), (1025, "logit_bias"));
 }
+
+#[test]
+fn an_effort_is_an_argument_of_the_template() {
+    let asked = |more: Value| {
+        let mut body = chat();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        crate::openai::chat::parse(body.to_string().as_bytes()).map(|(prompt, common)| match prompt {
+            Prompt::Chat { template_kwargs, .. } => {
+                (template_kwargs.get("reasoning_effort").cloned(), common.has_effort)
+            }
+            Prompt::Segments(_) | Prompt::List(_) => panic!("not a chat"),
+        })
+    };
+    assert_eq!(asked(json!({})).unwrap(), (None, false));
+    assert_eq!(asked(json!({"reasoning_effort": null})).unwrap(), (None, false));
+    assert_eq!(asked(json!({"reasoning_effort": "high"})).unwrap(), (Some(json!("high")), true));
+    let both = json!({"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}});
+    assert_eq!(asked(both).unwrap(), (Some(json!("low")), true));
+    for wrong in [json!("lots"), json!(1), json!({})] {
+        let error = asked(json!({"reasoning_effort": wrong})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("reasoning_effort"), "{error}");
+    }
+}
