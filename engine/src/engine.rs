@@ -40,9 +40,7 @@ impl Engine {
         draft: Option<DraftModel>,
     ) -> Result<EngineHandle, EngineError> {
         model.bind(memory, map)?;
-        let (engine, runner) = assemble(model, map, config, draft, Arc::new(SystemClock))?;
-        thread::spawn(runner).map_err(EngineError::Thread)?;
-        Ok(engine)
+        Self::start_with(model, map, config, draft)
     }
 
     /// Starts the engine thread over any model that is bound to a pool laid out by `map`.
@@ -50,8 +48,9 @@ impl Engine {
         model: M,
         map: &KvPoolMap,
         config: EngineConfig,
+        draft: Option<DraftModel>,
     ) -> Result<EngineHandle, EngineError> {
-        let (engine, runner) = assemble(model, map, config, None, Arc::new(SystemClock))?;
+        let (engine, runner) = assemble(model, map, config, draft, Arc::new(SystemClock))?;
         thread::spawn(runner).map_err(EngineError::Thread)?;
         Ok(engine)
     }

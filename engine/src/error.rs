@@ -36,10 +36,14 @@ pub enum EngineError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The draft model has other tokens.
-    #[error("the draft model has a vocabulary of {draft} tokens and the model one of {model}: they must be the same tokens")]
+    #[error(
+        "the draft model has a vocabulary of {draft} tokens and the model one of {model}: they must be the same tokens"
+    )]
     DraftVocab { draft: usize, model: usize },
     /// A state cannot be taken back by a few tokens.
-    #[error("the {which} keeps a state for each sequence, which proposals cannot be taken back from: use no draft model")]
+    #[error(
+        "the {which} keeps a state for each sequence, which proposals cannot be taken back from: use no draft model"
+    )]
     StatesDrafted {
         /// `model` or `draft model`.
         which: &'static str,

@@ -9,7 +9,7 @@
 mod past;
 mod round;
 
-pub(crate) use round::{DraftStep, Task};
+pub(crate) use round::Task;
 
 use crate::error::EngineError;
 use crate::model::Model;

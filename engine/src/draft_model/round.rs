@@ -108,12 +108,7 @@ impl DraftRunner {
     }
 
     /// The step behind the last proposals, of those sequences that ask for more; and which tasks these are.
-    fn next(
-        &mut self,
-        tasks: &[Task<'_>],
-        proposals: &[Vec<TokenId>],
-        of_step: &[usize],
-    ) -> (StepInput, Vec<usize>) {
+    fn next(&mut self, tasks: &[Task<'_>], proposals: &[Vec<TokenId>], of_step: &[usize]) -> (StepInput, Vec<usize>) {
         let depth = of_step.iter().map(|task| proposals[*task].len()).max().unwrap_or(0);
         let continues = |task: &usize| proposals[*task].len() == depth && depth > 0 && depth < tasks[*task].drafts;
         let of_step: Vec<usize> = of_step.iter().copied().filter(continues).collect();

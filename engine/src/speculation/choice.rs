@@ -102,7 +102,8 @@ pub(super) fn choose(options: &[Options], rows_max: usize, costs: Costs<'_>) -> 
 fn spend(offers: &[Offer<'_>], rows_max: usize, costs: Costs<'_>) -> (Vec<Share>, f64) {
     let sequences = offers.len();
     let mut shares: Vec<_> = offers.iter().map(|offer| Share { proposer: offer.proposer, count: 0 }).collect();
-    let of_one = |(i, offer): (usize, &Offer<'_>)| offer.chances.iter().map(move |chance| (*chance, i)).collect::<Vec<_>>();
+    let of_one =
+        |(i, offer): (usize, &Offer<'_>)| offer.chances.iter().map(move |chance| (*chance, i)).collect::<Vec<_>>();
     let mut candidates: Vec<(f32, usize)> = offers.iter().enumerate().flat_map(of_one).collect();
     let Some(alone) = costs.model.seconds(sequences).filter(|_| !candidates.is_empty()) else { return (shares, 0.0) };
     // Stable: of equal chances, a sequence's earlier ones come first.
@@ -207,7 +208,11 @@ mod tests {
         assert!(free.1 > cheap.1 && cheap.1 >= 2, "{free:?}, {cheap:?}");
         assert_eq!(dear.1, 0, "a draft model as slow as the model is a loss");
         assert_eq!(count(0.15, 1.0).1, 0, "and so is one that is mostly wrong");
-        assert_eq!(counts(&[drafted(0.8, 0.1)], &StepCost::default())[0].0, Proposer::Draft, "it is tried to be measured");
+        assert_eq!(
+            counts(&[drafted(0.8, 0.1)], &StepCost::default())[0].0,
+            Proposer::Draft,
+            "it is tried to be measured"
+        );
         // A prompt that it would have to read for the next few tokens.
         let mut behind = drafted(0.8, 0.1);
         behind.draft.as_mut().unwrap().rows = 200.0;
@@ -216,18 +221,22 @@ mod tests {
 
     #[test]
     fn one_step_of_the_draft_model_is_for_the_whole_batch() {
-        // Alone, a step of the draft model takes too long for one token; several sequences share it.
-        let alone = counts(&[drafted(0.5, 0.1)], &steps(4.5, 0.01));
-        assert_eq!(alone[0].1, 0, "{alone:?}");
-        let shared = counts(&vec![drafted(0.5, 0.1); 8], &steps(4.5, 0.01));
+        // A proposal for one of them would make the others wait.
+        let shared = counts(&vec![drafted(0.6, 0.1); 8], &steps(1.0, 0.01));
         assert!(shared.iter().all(|share| share.0 == Proposer::Draft && share.1 >= 1), "{shared:?}");
+        let mut with_another = vec![drafted(0.6, 0.1); 7];
+        with_another.push(Options::default());
+        assert!(counts(&with_another, &steps(1.0, 0.01)).iter().all(|share| share.1 == 0));
     }
 
     #[test]
     fn each_sequence_has_the_kind_that_is_likelier() {
         let options = [drafted(0.6, 0.95), drafted(0.8, 0.3), drafted(0.7, 0.7)];
         let shares = counts(&options, &steps(0.5, 0.05));
-        assert_eq!(shares.iter().map(|share| share.0).collect::<Vec<_>>(), [Proposer::Ngrams, Proposer::Draft, Proposer::Ngrams]);
+        assert_eq!(
+            shares.iter().map(|share| share.0).collect::<Vec<_>>(),
+            [Proposer::Ngrams, Proposer::Draft, Proposer::Ngrams]
+        );
         assert!(shares.iter().all(|share| share.1 > 0), "{shares:?}");
         // Where the draft model is too slow, prompt lookup has what it would have alone.
         let shares = counts(&[drafted(0.9, 0.8)], &steps(9.0, 0.1));

@@ -70,7 +70,8 @@ impl StepTime {
 
 impl SpeculationConfig {
     /// Without proposals.
-    pub const OFF: Self = Self { method: SpeculationMethod::Off, tokens_max: 1, step_time: None, draft_step_time: None };
+    pub const OFF: Self =
+        Self { method: SpeculationMethod::Off, tokens_max: 1, step_time: None, draft_step_time: None };
 
     /// Most that [`SpeculationConfig::tokens_max`] may be: further proposals are hardly ever accepted, and a step's blocks grow with them.
     pub const TOKENS_MAX: usize = 16;
