@@ -83,46 +83,69 @@ impl Costs<'_> {
     }
 }
 
+/// Who gets rows first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Whoever has the largest chance.
+    Chance,
+    /// Each sequence one after another. Else one that is always right takes all rows, and the others, which would be slowed, forbid it.
+    Turns,
+}
+
 /// The proposals of each sequence. Each has one more row. A sequence has proposals of one kind; those of the draft model are left out where
 /// the batch is faster without the time that they take.
 pub(super) fn choose(options: &[Options], rows_max: usize, costs: Costs<'_>) -> Vec<Share> {
-    let alone: Vec<_> = options.iter().map(Options::of_ngrams).collect();
-    let (mut chosen, rate) = spend(&alone, rows_max, costs);
+    let ngrams: Vec<_> = options.iter().map(Options::of_ngrams).collect();
     let likelier: Vec<_> = options.iter().map(Options::likelier).collect();
+    let mut chosen = spend(&ngrams, Order::Chance, rows_max, costs);
     if likelier.iter().any(|offer| offer.proposer == Proposer::Draft) {
-        let (with_draft, rate_with_draft) = spend(&likelier, rows_max, costs);
-        if rate_with_draft > rate {
-            chosen = with_draft;
+        for order in [Order::Chance, Order::Turns] {
+            let with_draft = spend(&likelier, order, rows_max, costs);
+            if with_draft.rate > chosen.rate {
+                chosen = with_draft;
+            }
         }
     }
-    chosen
+    chosen.shares
 }
 
-/// Gives rows to the largest chances, as many as make the most tokens by time. Returns the tokens by second, too.
-fn spend(offers: &[Offer<'_>], rows_max: usize, costs: Costs<'_>) -> (Vec<Share>, f64) {
+/// Proposals of a batch.
+struct Spent {
+    shares: Vec<Share>,
+    /// Tokens by second; without any proposal, those that proposals must surpass.
+    rate: f64,
+}
+
+/// Gives rows to proposals in this order, as many as make the most tokens by time.
+fn spend(offers: &[Offer<'_>], order: Order, rows_max: usize, costs: Costs<'_>) -> Spent {
     let sequences = offers.len();
     let mut shares: Vec<_> = offers.iter().map(|offer| Share { proposer: offer.proposer, count: 0 }).collect();
-    let of_one =
-        |(i, offer): (usize, &Offer<'_>)| offer.chances.iter().map(move |chance| (*chance, i)).collect::<Vec<_>>();
-    let mut candidates: Vec<(f32, usize)> = offers.iter().enumerate().flat_map(of_one).collect();
-    let Some(alone) = costs.model.seconds(sequences).filter(|_| !candidates.is_empty()) else { return (shares, 0.0) };
+    let candidates = offers
+        .iter()
+        .enumerate()
+        .flat_map(|(i, offer)| offer.chances.iter().enumerate().map(move |(depth, chance)| (depth, *chance, i)));
+    let mut candidates: Vec<(usize, f32, usize)> = candidates.collect();
+    let Some(alone) = costs.model.seconds(sequences).filter(|_| !candidates.is_empty()) else {
+        return Spent { shares, rate: 0.0 };
+    };
     // Stable: of equal chances, a sequence's earlier ones come first.
-    candidates.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    candidates.sort_by(|(depth_a, a, _), (depth_b, b, _)| match order {
+        Order::Chance => b.total_cmp(a),
+        Order::Turns => depth_a.cmp(depth_b).then(b.total_cmp(a)),
+    });
     let mut tokens = vec![1.0; sequences];
     let mut total = sequences as f64;
-    // Rows of the draft model's steps, and how many of its tokens each sequence has.
-    let (mut draft_rows, mut drafted) = (Vec::new(), vec![0; sequences]);
+    // Of each step of the draft model.
+    let mut draft_rows = Vec::new();
     let (mut best, mut best_rate) = (0, GAIN_MIN * total / alone);
-    for (n, &(chance, sequence)) in candidates.iter().enumerate().take(rows_max.saturating_sub(sequences)) {
+    for (n, &(depth, chance, sequence)) in candidates.iter().enumerate().take(rows_max.saturating_sub(sequences)) {
         tokens[sequence] += f64::from(chance);
         total += f64::from(chance);
         if offers[sequence].proposer == Proposer::Draft {
-            let step = drafted[sequence];
-            drafted[sequence] += 1;
-            if draft_rows.len() == step {
+            if draft_rows.len() == depth {
                 draft_rows.push(0.0);
             }
-            draft_rows[step] += if step == 0 { offers[sequence].draft_rows } else { 1.0 };
+            draft_rows[depth] += if depth == 0 { offers[sequence].draft_rows } else { 1.0 };
         }
         let Some(seconds) = costs.model.seconds(sequences + n + 1) else { break };
         let seconds = seconds + costs.of_drafts(&draft_rows);
@@ -131,8 +154,8 @@ fn spend(offers: &[Offer<'_>], rows_max: usize, costs: Costs<'_>) -> (Vec<Share>
             (best, best_rate) = (n + 1, total / seconds);
         }
     }
-    candidates[..best].iter().for_each(|(_, sequence)| shares[*sequence].count += 1);
-    (shares, best_rate)
+    candidates[..best].iter().for_each(|(.., sequence)| shares[*sequence].count += 1);
+    Spent { shares, rate: best_rate }
 }
 
 #[cfg(test)]
@@ -227,6 +250,14 @@ mod tests {
         let mut with_another = vec![drafted(0.6, 0.1); 7];
         with_another.push(Options::default());
         assert!(counts(&with_another, &steps(1.0, 0.01)).iter().all(|share| share.1 == 0));
+    }
+
+    #[test]
+    fn one_that_is_always_right_leaves_rows_to_others() {
+        let options = [drafted(0.99, 0.1), drafted(0.9, 0.1)];
+        let costs = Costs { model: &cost(0.5), draft: &steps(0.5, 0.01) };
+        let shares = super::choose(&options, 8, costs);
+        assert!(shares.iter().all(|share| share.count >= 2), "{shares:?}");
     }
 
     #[test]
