@@ -141,6 +141,30 @@ mod tests {
         assert_eq!(engine.draft_kv_bytes(), ByteSize(1 << 20));
     }
 
+    /// What a worker says that does not start with this draft model.
+    fn refusal(draft: &str, change: impl FnOnce(&mut EngineSettings)) -> String {
+        let model = ModelSettings { model: "random:layers=1,vocab=299".into(), ..ModelSettings::default() };
+        let mut engine = EngineSettings { kv_cache_bytes: ByteSize(4 << 20), ..EngineSettings::default() };
+        engine.speculation.draft_model = draft.into();
+        change(&mut engine);
+        let refused = crate::bring_up::load(&model, &engine, &|_, _| ()).err();
+        format!("{:#}", anyhow::Error::from(refused.expect("it is refused")))
+    }
+
+    #[test]
+    fn one_that_cannot_be_used_ends_the_start_by_name() {
+        let missing = refusal("/none/such.gguf", |_| ());
+        assert!(missing.contains("draft_model") && missing.contains("/none/such.gguf"), "{missing}");
+        let other = refusal("random:layers=1,vocab=298", |_| ());
+        assert!(other.contains("draft_model") && other.contains("298") && other.contains("299"), "{other}");
+        let same = "random:layers=1,vocab=299,seed=3";
+        let small = refusal(same, |engine| engine.speculation.draft_kv_cache_bytes = ByteSize(1));
+        assert!(small.contains("draft_kv_cache_bytes") && small.contains("at least"), "{small}");
+        // Before the model is opened, and on any host.
+        let gpu = refusal(same, |engine| engine.device = crate::settings::DeviceKind::Cuda(0));
+        assert!(gpu.contains("draft_model") && gpu.contains("GPUs"), "{gpu}");
+    }
+
     #[test]
     fn models_of_other_tokens_are_told_apart() {
         let random = |spec: &str| RandomModel::parse(spec).unwrap();
