@@ -289,6 +289,12 @@ pub struct Load {
     pub proposed_tokens: u64,
     /// Proposed tokens that were sampled.
     pub accepted_tokens: u64,
+    /// Those among `proposed_tokens` that the draft model proposed.
+    pub draft_proposed_tokens: u64,
+    /// Those among `accepted_tokens` that the draft model proposed.
+    pub draft_accepted_tokens: u64,
+    /// Blocks of the draft model's pool that sequences hold.
+    pub draft_blocks: usize,
     /// Prompt tokens whose KV was cached, since the start; counted at each sequence's first token here.
     pub cached_tokens: u64,
     /// Rows recomputed since the start, for sequences that were preempted.

@@ -156,6 +156,16 @@ impl EngineConfig {
         }
     }
 
+    /// The configuration for loading a draft model whose context is so many tokens.
+    pub fn draft_model_config(&self, context: usize) -> ModelConfig {
+        ModelConfig {
+            logit_rows_max: self.running_max,
+            model_len_max: self.model_len_max.min(context),
+            adapters: AdapterBounds::default(),
+            ..self.model_config()
+        }
+    }
+
     /// Most positions of one sequence that launched steps compute at once.
     pub fn launched_tokens_max(&self) -> usize {
         STEPS_MAX * self.chunk_tokens_max

@@ -1,6 +1,7 @@
 //! Creates an engine: with its own thread, or run by the caller.
 
 use crate::config::EngineConfig;
+use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::handle::EngineHandle;
 use crate::model::Model;
@@ -22,13 +23,24 @@ impl Engine {
     /// Binds `model` to `memory`, which `map` lays out, and starts the engine thread.
     /// Load the model with [`EngineConfig::model_config`] and make `map` with [`EngineConfig::pool_map`].
     pub fn start(
-        mut model: Model,
+        model: Model,
         memory: Arc<dyn PoolMemory>,
         map: &KvPoolMap,
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
+        Self::start_with_draft(model, memory, map, config, None)
+    }
+
+    /// As [`Engine::start`], with a model that proposes tokens.
+    pub fn start_with_draft(
+        mut model: Model,
+        memory: Arc<dyn PoolMemory>,
+        map: &KvPoolMap,
+        config: EngineConfig,
+        draft: Option<DraftModel>,
+    ) -> Result<EngineHandle, EngineError> {
         model.bind(memory, map)?;
-        Self::start_with(model, map, config)
+        Self::start_with(model, map, config, draft)
     }
 
     /// Starts the engine thread over any model that is bound to a pool laid out by `map`.
@@ -36,8 +48,9 @@ impl Engine {
         model: M,
         map: &KvPoolMap,
         config: EngineConfig,
+        draft: Option<DraftModel>,
     ) -> Result<EngineHandle, EngineError> {
-        let (engine, runner) = assemble(model, map, config, Arc::new(SystemClock))?;
+        let (engine, runner) = assemble(model, map, config, draft, Arc::new(SystemClock))?;
         thread::spawn(runner).map_err(EngineError::Thread)?;
         Ok(engine)
     }
@@ -51,7 +64,19 @@ impl Engine {
         config: EngineConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<(EngineHandle, Driven<M>), EngineError> {
-        let (engine, runner) = assemble(model, map, config, clock)?;
+        Self::driven_with_draft(model, map, config, None, clock)
+    }
+
+    /// As [`Engine::driven`], with a model that proposes tokens.
+    #[doc(hidden)]
+    pub fn driven_with_draft<M: StepModel>(
+        model: M,
+        map: &KvPoolMap,
+        config: EngineConfig,
+        draft: Option<DraftModel>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(EngineHandle, Driven<M>), EngineError> {
+        let (engine, runner) = assemble(model, map, config, draft, clock)?;
         Ok((engine, Driven(runner)))
     }
 }
@@ -60,9 +85,15 @@ fn assemble<M: StepModel>(
     model: M,
     map: &KvPoolMap,
     config: EngineConfig,
+    draft: Option<DraftModel>,
     clock: Arc<dyn Clock>,
 ) -> Result<(EngineHandle, Runner<M>), EngineError> {
     let shared = Shared::new(config.try_new()?, map, &model, clock)?;
+    let by_position = shared.pool.shape().groups.iter().all(|group| group.kind.is_by_position());
+    if draft.is_some() && !by_position {
+        return Err(EngineError::StatesDrafted { which: "model" });
+    }
+    let draft = draft.map(|draft| draft.start(shared.vocab, shared.config.chunk_tokens_max)).transpose()?;
     let len_max = shared.len_max();
     let needs = shared.pool.shape().blocks_at_once(len_max, shared.config.launched_tokens_max());
     let sequences = needs.iter().zip(map.group_blocks()).map(|(needed, blocks)| *blocks as usize / needed).min();
@@ -74,7 +105,7 @@ fn assemble<M: StepModel>(
         sequences,
         "engine starts: the KV pool holds {sequences} sequences of full length"
     );
-    Ok((EngineHandle::new(shared.clone()), Runner::new(model, shared)))
+    Ok((EngineHandle::new(shared.clone()), Runner::new(model, draft, shared)))
 }
 
 /// An engine that runs only in [`Driven::turn`]. Dropping it acts like a crash of its process: no sink gets a last event.

@@ -35,6 +35,19 @@ pub enum EngineError {
     /// The model cannot be loaded or bound.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The draft model has other tokens.
+    #[error(
+        "the draft model has a vocabulary of {draft} tokens and the model one of {model}: they must be the same tokens"
+    )]
+    DraftVocab { draft: usize, model: usize },
+    /// A state cannot be taken back by a few tokens.
+    #[error(
+        "the {which} keeps a state for each sequence, which proposals cannot be taken back from: use no draft model"
+    )]
+    StatesDrafted {
+        /// `model` or `draft model`.
+        which: &'static str,
+    },
     /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),

@@ -17,6 +17,7 @@
 
 pub mod api;
 pub mod config;
+mod draft_model;
 mod engine;
 pub mod error;
 pub mod fair;
@@ -42,6 +43,7 @@ pub use api::{
     SubmitError,
 };
 pub use config::{EngineConfig, PrefixCacheConfig};
+pub use draft_model::DraftModel;
 #[doc(hidden)] // For simulations.
 pub use engine::Driven;
 pub use engine::Engine;

@@ -5,14 +5,15 @@ mod common;
 
 use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Load, Model, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
-    SpeculationConfig, SpeculationMethod, StepTime,
+    DraftModel, Engine, EngineConfig, EngineHandle, Load, Model, PrefixUse, Run, SequenceControl, SequenceEvent,
+    SequenceRequest, SpeculationConfig, SpeculationMethod, StepTime,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
 use baton_kv_cache::PrefixHasher;
+use baton_memory::PoolMemory;
 use baton_types::{Digest, Dtype, FinishReason, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use common::Sink;
 use std::path::Path;
@@ -23,8 +24,15 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
 const FOREVER: Duration = Duration::from_secs(120);
 
+/// The same with other weights, and one of other tokens.
+const OTHER: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=6";
+const OTHER_TOKENS: &str = "random:layers=1,vocab=302,context=256";
+
 /// Steps take long beside their rows, so that every likely proposal gets one.
 const STEP_TIME: StepTime = StepTime { first: Duration::from_millis(1), row: Duration::from_micros(10) };
+
+/// Those of the draft model take hardly any.
+const DRAFT_STEP_TIME: StepTime = StepTime { first: Duration::from_micros(100), row: Duration::from_micros(1) };
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -35,14 +43,27 @@ struct Setup {
     chunk: usize,
     running: usize,
     lagging: bool,
+    /// Blocks of the draft model's pool, by group as `blocks`.
+    draft_blocks: [u32; 2],
 }
 
-const ALONE: Setup =
-    Setup { method: SpeculationMethod::Off, block_tokens: 16, blocks: [32, 8], chunk: 64, running: 1, lagging: false };
+const ALONE: Setup = Setup {
+    method: SpeculationMethod::Off,
+    block_tokens: 16,
+    blocks: [32, 8],
+    chunk: 64,
+    running: 1,
+    lagging: false,
+    draft_blocks: [120, 30],
+};
 
 const PROPOSED: Setup = Setup { method: SpeculationMethod::Ngram, ..ALONE };
 
 fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
+    serve_with(source, None, kv, setup)
+}
+
+fn serve_with(source: &dyn ModelSource, draft: Option<&dyn ModelSource>, kv: Dtype, setup: Setup) -> EngineHandle {
     let config = EngineConfig {
         kv,
         model_len_max: source.spec().context,
@@ -52,6 +73,7 @@ fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
         speculation: SpeculationConfig {
             method: setup.method,
             step_time: Some(STEP_TIME),
+            draft_step_time: Some(DRAFT_STEP_TIME),
             ..SpeculationConfig::default()
         },
         ..EngineConfig::default()
@@ -60,16 +82,27 @@ fn serve(source: &dyn ModelSource, kv: Dtype, setup: Setup) -> EngineHandle {
     let cpu = CpuDevice::new(CpuConfig { threads: 2, simd: None, numerics }).unwrap();
     let device: Arc<dyn Device> = if setup.lagging { Lagging::new(cpu, LagConfig::default()) } else { cpu };
     let model = Model::load(source, device.as_ref(), config.model_config(), &|_| ()).unwrap();
-    let layout = model.layout(setup.block_tokens).unwrap();
+    let (memory, map) = pool(&model, device.as_ref(), setup.block_tokens, setup.blocks);
+    let draft = draft.map(|source| {
+        let bounds = config.draft_model_config(source.spec().context);
+        let model = Model::load(source, device.as_ref(), bounds, &|_| ()).unwrap();
+        let (memory, map) = pool(&model, device.as_ref(), setup.block_tokens, setup.draft_blocks);
+        DraftModel::new(model, memory, &map).unwrap()
+    });
+    Engine::start_with_draft(model, memory, &map, config, draft).unwrap()
+}
+
+fn pool(model: &Model, device: &dyn Device, block_tokens: u32, blocks: [u32; 2]) -> (Arc<dyn PoolMemory>, KvPoolMap) {
+    let layout = model.layout(block_tokens).unwrap();
     let blocks = layout.groups().iter().map(|group| match group.kind {
-        GroupKind::Window(_) => setup.blocks[1],
-        _ => setup.blocks[0],
+        GroupKind::Window(_) => blocks[1],
+        _ => blocks[0],
     });
     let map = KvPoolMap::with_blocks(layout.clone(), blocks.collect()).unwrap();
     // NaN everywhere: reading what was never stored cannot pass.
     let memory = device.alloc_pool(&map).unwrap();
     memory.write_by(Instant::now() + FOREVER, 0, &vec![0xff; map.bytes()]).unwrap();
-    Engine::start(model, memory, &map, config).unwrap()
+    (memory, map)
 }
 
 /// A token with the bits of its log-probability and of the best others.
@@ -228,4 +261,91 @@ fn windows_keep_their_bits() {
             assert!(load.accepted_tokens > 0, "{family}, {setup:?}: {load:?}");
         }
     }
+}
+
+/// Answers of the test's requests by a model with a draft model, which are those that it gives alone; the load behind them.
+fn with_draft(expected: &[Answer], draft: &str, setup: Setup) -> Load {
+    let (source, draft) = (RandomModel::parse(MODEL).unwrap(), RandomModel::parse(draft).unwrap());
+    let engine = serve_with(&source, Some(&draft), Dtype::Bf16, setup);
+    for (i, (got, expected)) in answers(&engine, requests()).iter().zip(expected).enumerate() {
+        assert_eq!(got, expected, "request {i} with {setup:?}");
+    }
+    let load = at_rest(&engine);
+    assert_eq!(load.draft_blocks, 0, "{setup:?}");
+    load
+}
+
+#[test]
+fn a_draft_model_changes_no_bit() {
+    let source = RandomModel::parse(MODEL).unwrap();
+    let alone = serve(&source, Dtype::Bf16, ALONE);
+    let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
+    at_rest(&alone);
+    let setups = [
+        PROPOSED,
+        Setup { running: 16, blocks: [120, 8], ..PROPOSED },
+        Setup { running: 8, blocks: [20, 8], chunk: 13, ..PROPOSED },
+        Setup { running: 8, blocks: [60, 8], block_tokens: 64, draft_blocks: [3, 1], ..PROPOSED },
+        Setup { running: 8, blocks: [60, 8], lagging: true, ..PROPOSED },
+    ];
+    // The model itself, which is right wherever nothing is drawn, and another one, which is right by chance.
+    let loads = setups.map(|setup| (with_draft(&expected, MODEL, setup), with_draft(&expected, OTHER, setup)));
+    assert!(
+        loads.iter().all(|(same, other)| same.draft_accepted_tokens > 0 && other.draft_proposed_tokens > 0),
+        "{loads:?}"
+    );
+    assert!(loads.iter().any(|(same, _)| same.preemptions > 0), "one of these pools is too small for all at once");
+    let (same, _) = loads[0];
+    assert!(
+        same.draft_accepted_tokens > 150 && same.draft_accepted_tokens > same.draft_proposed_tokens / 2,
+        "{same:?}"
+    );
+    let proposed = |load: fn(&(Load, Load)) -> u64| loads.iter().map(load).sum::<u64>();
+    let (same, other) =
+        (proposed(|(same, _)| same.draft_proposed_tokens), proposed(|(_, other)| other.draft_proposed_tokens));
+    assert!(other < same / 3, "it ends where it is wrong: {other}, {same} of the model itself");
+}
+
+#[test]
+fn the_model_itself_is_always_right_where_nothing_is_drawn() {
+    let source = RandomModel::parse(MODEL).unwrap();
+    for lagging in [false, true] {
+        let engine = serve_with(&source, Some(&source), Dtype::Bf16, Setup { lagging, ..PROPOSED });
+        let greedy = SamplingParams { max_tokens: 150, ignore_eos: true, ..SamplingParams::default() };
+        for seed in 0..4 {
+            let tokens: Vec<TokenId> = (0..70).map(|t| (t * t * (seed + 1) + seed) % 301).collect();
+            assert_eq!(finish(submit(&engine, request("greedy".into(), &tokens, greedy.clone()))).0.len(), 150);
+        }
+        let load = at_rest(&engine);
+        assert!(load.draft_proposed_tokens > 100, "{load:?}");
+        assert_eq!(load.draft_accepted_tokens, load.draft_proposed_tokens, "{load:?}");
+    }
+}
+
+#[test]
+fn draft_models_with_windows_are_right_too() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families/mistral");
+    let source = HuggingFaceModel::open(&folder, None).unwrap();
+    let tokens: Vec<TokenId> = serde_json::from_slice(&std::fs::read(folder.join("tokens.json")).unwrap()).unwrap();
+    let greedy = SamplingParams { max_tokens: 40, ignore_eos: true, ..SamplingParams::default() };
+    let answer =
+        |engine: &EngineHandle| finish(submit(engine, request("greedy".into(), &tokens[..10], greedy.clone())));
+    let alone = serve(&source, Dtype::F32, ALONE);
+    let expected = answer(&alone);
+    for draft_blocks in [[30, 30], [8, 4]] {
+        let setup = Setup { chunk: 5, draft_blocks, ..PROPOSED };
+        let engine = serve_with(&source, Some(&source), Dtype::F32, setup);
+        assert_eq!(answer(&engine), expected);
+        let load = at_rest(&engine);
+        assert!(load.draft_accepted_tokens > 5, "{load:?}");
+        assert_eq!(load.draft_accepted_tokens, load.draft_proposed_tokens, "{load:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_of_other_tokens_is_refused() {
+    let (source, draft) = (RandomModel::parse(MODEL).unwrap(), RandomModel::parse(OTHER_TOKENS).unwrap());
+    let refused = std::panic::catch_unwind(|| serve_with(&source, Some(&draft), Dtype::Bf16, PROPOSED));
+    let message = refused.err().and_then(|error| error.downcast::<String>().ok()).unwrap();
+    assert!(message.contains("301") && message.contains("302"), "{message}");
 }

@@ -96,7 +96,6 @@ impl SharedPool {
     ///
     /// # Panics
     /// If `blocks_per_group` has another number of groups than the pool.
-    #[doc(hidden)] // For tests.
     pub fn try_lease(&self, blocks_per_group: &[usize]) -> Option<Lease> {
         self.try_lease_keeping(blocks_per_group, 0)
     }

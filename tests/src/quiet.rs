@@ -59,6 +59,8 @@ pub(crate) struct Counts {
     sinks: u64,
     tickets: u64,
     claimed_tokens: u64,
+    /// Blocks of the draft model's pool that sequences hold.
+    draft_blocks: u64,
 }
 
 impl Counts {
@@ -76,6 +78,7 @@ impl Counts {
             sinks: transfer.sinks as u64,
             tickets: transfer.tickets as u64,
             claimed_tokens: claimed_tokens(&worker.grpc.to_string(), &Identity::default()).await?,
+            draft_blocks: load.draft_blocks as u64,
         })
     }
 
@@ -94,6 +97,7 @@ impl Counts {
             sinks: count("baton_kv_put_sinks", &[])?,
             tickets: count("baton_kv_tickets", &[])?,
             claimed_tokens: claimed_tokens(grpc, identity).await?,
+            draft_blocks: count("baton_speculation_draft_blocks", &[])?,
         })
     }
 
@@ -113,6 +117,7 @@ impl Counts {
             ("put sinks", self.sinks),
             ("tickets", self.tickets),
             ("tokens claimed", self.claimed_tokens),
+            ("blocks of the draft model", self.draft_blocks),
         ];
         counts.iter().filter(|(what, n)| *n > 0 && counted(what)).map(|(what, n)| format!("{n} {what}")).collect()
     }

@@ -55,6 +55,8 @@ pub enum Defect {
     RejectedTaken,
     /// The KV of a proposed token that was not sampled is cached as if it were that of the sampled one.
     RejectedKvCached,
+    /// The draft model keeps the KV of its proposals that were not sampled, as if they were tokens.
+    RejectedDraftKept,
     /// Blocks of an ended sequence are free while a launched step still stores to them.
     EarlyReuse,
     /// A request without room for its KV moves as often as another decode worker has room.

@@ -4,7 +4,7 @@ use crate::device::{self, check_memory, pool_on_gpu, too_little_memory};
 use crate::error::WorkerError;
 use crate::grammars::ModelGrammars;
 use crate::settings::{DeviceKind, EngineSettings, ModelSettings};
-use crate::{models, text};
+use crate::{draft_model, models, text};
 use baton_engine::families::DecoderSpec;
 use baton_engine::formats::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
@@ -58,6 +58,7 @@ pub fn load_with(
     // What is refused whatever the model is refused before anything is downloaded.
     let (device, source) = match engine.device {
         DeviceKind::Cuda(_) if engine.lora.is_on() => return Err(WorkerError::AdaptersOnGpu),
+        DeviceKind::Cuda(_) if !engine.speculation.draft_model.is_empty() => return Err(WorkerError::DraftOnGpu),
         DeviceKind::Cuda(ordinal) => {
             let device = device::gpu(engine, ordinal, open)?;
             (device, models::open(model, progress)?)
@@ -92,6 +93,7 @@ fn start(
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
     let context_max = context_max(model.max_model_len, source.spec().context)?;
+    let draft = draft_model::open(source.as_ref(), model, engine, progress)?;
     // On a GPU: each parameter has 16 bits there.
     let weights = 2 * source.spec().parameters();
     let config = EngineConfig {
@@ -143,8 +145,10 @@ fn start(
             (config, map)
         }
     };
+    let load = |fraction| progress("loading weights of the draft model", fraction);
+    let draft = draft.map(|draft| draft.load(engine, &config, &load)).transpose()?;
     let memory = device.alloc_pool(&map)?;
-    let engine = Engine::start(network, memory.clone(), &map, config)?;
+    let engine = Engine::start_with_draft(network, memory.clone(), &map, config, draft)?;
     if let Some(compiler) = grammars {
         engine.set_grammars(Arc::new(ModelGrammars::new(compiler)));
     }

@@ -129,9 +129,12 @@ pub struct WorkerArgs {
     /// Element type of KV: "bf16"; in class f32fma also "f16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub kv: Option<Dtype>,
-    /// Proposed tokens: "off", "ngram", or JSON such as {"method": "ngram", "num_speculative_tokens": 8}
+    /// Proposed tokens: "off", "ngram", or JSON such as {"method": "ngram", "num_speculative_tokens": 8, "model": "org/draft"}
     #[arg(long, value_name = "METHOD")]
     pub speculative_config: Option<SpeculationSettings>,
+    /// A smaller model with the same tokens that proposes tokens on decode workers; named like --model
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<String>,
     /// LoRA adapters as name=folder, separated by commas
     #[arg(long, value_name = "NAME=FOLDER", value_delimiter = ',')]
     pub lora_modules: Vec<String>,
@@ -202,6 +205,7 @@ impl WorkerArgs {
             .set("--weights", "engine.weights", &self.weights)
             .set("--kv", "engine.kv", &self.kv)
             .set("--speculative-config", "engine.speculation", &self.speculative_config)
+            .set("--draft-model", "engine.speculation.draft_model", &self.draft_model)
             .set_list("--lora-modules", "engine.lora.modules", &self.lora_modules)
             .set("--lora-folder", "engine.lora.folder", &self.lora_folder)
             .set("--max-loras", "engine.lora.max_loras", &self.max_loras)

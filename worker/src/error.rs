@@ -94,6 +94,32 @@ pub enum WorkerError {
         "engine.lora is set, and GPUs compute no adapters yet: leave it out, or set engine.device = \"cpu\" (--device cpu)"
     )]
     AdaptersOnGpu,
+    /// A draft model on a device that runs none.
+    #[error(
+        "engine.speculation.draft_model is set, and GPUs run no draft model yet: leave it out, or set engine.device = \"cpu\" (--device cpu)"
+    )]
+    DraftOnGpu,
+    /// The draft model cannot be used.
+    #[error("engine.speculation.draft_model = {name:?} cannot be used")]
+    DraftModel {
+        name: String,
+        #[source]
+        source: Box<WorkerError>,
+    },
+    /// The draft model has other tokens.
+    #[error(
+        "engine.speculation.draft_model = {name:?} has other tokens than the model: {differs}; take a smaller model of the same family"
+    )]
+    DraftTokens {
+        name: String,
+        /// The first difference.
+        differs: String,
+    },
+    /// The draft model's pool holds no block.
+    #[error(
+        "engine.speculation.draft_kv_cache_bytes = {got} is too little for this draft model: set it to at least {needed}"
+    )]
+    DraftPool { got: ByteSize, needed: ByteSize },
     /// The GPU cannot be used.
     #[error(transparent)]
     Cuda(#[from] baton_kernels::cuda::CudaError),

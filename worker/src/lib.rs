@@ -14,6 +14,7 @@ pub mod credentials;
 mod data_plane;
 pub mod device;
 mod device_kind;
+mod draft_model;
 pub mod drain;
 mod error;
 mod grammars;

@@ -1,12 +1,14 @@
 //! The main of a worker binary: flags, configuration, telemetry, run, bounded drain.
 
 use crate::config::{WorkerArgs, WorkerConfig};
+use crate::draft_model;
 use crate::models::fetch_only;
 use crate::process::{RunningWorker, Surroundings, service_name};
 use crate::role::WorkerRole;
 use baton_node::announce::Announcer;
 use baton_node::config::load_or_dump;
 use baton_node::{Shutdown, host, telemetry};
+use baton_types::Role;
 use std::process::ExitCode;
 
 /// Runs a worker until it is asked to stop. `role` is constructed inside the runtime.
@@ -36,7 +38,11 @@ pub fn run<R: WorkerRole>(
         let shutdown = Shutdown::install(&config.drain)?;
         let announcer = Announcer::new(args.announce);
         if args.fetch_only {
-            return fetch_only(config.model, announcer, &shutdown).await;
+            let draft = draft_model::settings(&config.model, &config.engine).filter(|_| role.role() == Role::Decode);
+            for model in [Some(config.model), draft].into_iter().flatten() {
+                fetch_only(model, announcer, &shutdown).await?;
+            }
+            return Ok(());
         }
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());

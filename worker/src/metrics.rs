@@ -128,10 +128,15 @@ impl Collector for WorkerMetrics {
         let help = "For how long the engine's loop has not moved while it had work";
         self.gauge(to, "engine_step_age_seconds", help, self.engine.still().as_secs_f64())?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
+        let by_kind = |all: u64, draft: u64| [(vec![("kind", "ngram")], all - draft), (vec![("kind", "draft")], draft)];
+        let proposed = by_kind(load.proposed_tokens, load.draft_proposed_tokens);
         let help = "Tokens proposed: each took a row of a step";
-        self.counters(to, "speculation_proposed_tokens", help, &[(vec![], load.proposed_tokens)])?;
+        self.counters(to, "speculation_proposed_tokens", help, &proposed)?;
+        let accepted = by_kind(load.accepted_tokens, load.draft_accepted_tokens);
         let help = "Proposed tokens that were sampled";
-        self.counters(to, "speculation_accepted_tokens", help, &[(vec![], load.accepted_tokens)])?;
+        self.counters(to, "speculation_accepted_tokens", help, &accepted)?;
+        let help = "KV blocks of the draft model that sequences hold";
+        self.gauge(to, "speculation_draft_blocks", help, load.draft_blocks as f64)?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
         self.device(to, &load)?;
         self.prefix_cache(to, &load)?;

@@ -122,7 +122,7 @@ impl RunningWorker {
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
-        let loaded = load(&config, around.announcer, around.device).await?;
+        let loaded = load(role_name, &config, around.announcer, around.device).await?;
         loaded.engine.set_gate(around.gate);
         let adapters = adapters(&config, &loaded, runtime.clone()).await?;
         let etcd = config.identity.for_etcd(&config.membership.etcd);
@@ -251,8 +251,17 @@ pub const fn service_name(role: Role) -> &'static str {
     }
 }
 
-async fn load(config: &WorkerConfig, announcer: Announcer, device: Option<Arc<dyn Device>>) -> anyhow::Result<Loaded> {
-    let (model, engine) = (config.model.clone(), config.engine.clone());
+async fn load(
+    role: Role,
+    config: &WorkerConfig,
+    announcer: Announcer,
+    device: Option<Arc<dyn Device>>,
+) -> anyhow::Result<Loaded> {
+    let (model, mut engine) = (config.model.clone(), config.engine.clone());
+    // A prefill worker samples one token of a sequence: nothing is proposed for it.
+    if role == Role::Prefill {
+        engine.speculation.draft_model.clear();
+    }
     let progress =
         move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
     let load = move || match device {

@@ -4,6 +4,7 @@ use crate::error::WorkerError;
 use baton_engine::formats::{ModelSource, TextSource};
 use baton_text::grammar::GrammarCompiler;
 use baton_text::{ChatTemplate, TextError, Tokenizer, bundle};
+use baton_types::TextBundle;
 
 /// Where a kind of model stores its text data.
 struct Keys {
@@ -23,9 +24,20 @@ pub(crate) struct ModelText {
     pub(crate) grammars: Option<GrammarCompiler>,
 }
 
-/// The model's text, loaded once in the way routers do; `None` if it has none.
-pub(crate) fn load(source: &dyn ModelSource) -> Result<Option<ModelText>, WorkerError> {
-    let at = |key| move |source| WorkerError::Text { key, source };
+/// A model's text data, parsed.
+struct Parsed {
+    keys: Keys,
+    bundle: TextBundle,
+    /// Its canonical bytes.
+    bytes: Vec<u8>,
+    tokenizer: Tokenizer,
+}
+
+fn at(key: &'static str) -> impl Fn(TextError) -> WorkerError {
+    move |source| WorkerError::Text { key, source }
+}
+
+fn parse(source: &dyn ModelSource) -> Result<Option<Parsed>, WorkerError> {
     let (keys, bundle) = match source.text() {
         TextSource::Gguf(gguf) => (GGUF, bundle::from_gguf(&gguf).map_err(at(GGUF.tokenizer))?),
         TextSource::Bundle(bundle) => (FOLDER, *bundle),
@@ -37,6 +49,17 @@ pub(crate) fn load(source: &dyn ModelSource) -> Result<Option<ModelText>, Worker
         Tokenizer::from_bundle(&bundle)
     });
     let tokenizer = tokenizer.map_err(at(keys.tokenizer))?;
+    Ok(Some(Parsed { keys, bundle, bytes, tokenizer }))
+}
+
+/// The model's tokenizer; `None` if it has none.
+pub(crate) fn tokenizer(source: &dyn ModelSource) -> Result<Option<Tokenizer>, WorkerError> {
+    Ok(parse(source)?.map(|parsed| parsed.tokenizer))
+}
+
+/// The model's text, loaded once in the way routers do; `None` if it has none.
+pub(crate) fn load(source: &dyn ModelSource) -> Result<Option<ModelText>, WorkerError> {
+    let Some(Parsed { keys, bundle, bytes, tokenizer }) = parse(source)? else { return Ok(None) };
     match ChatTemplate::from_bundle(&bundle, &tokenizer) {
         Ok(_) | Err(TextError::NoChatTemplate) => {}
         Err(error) => return Err(at(keys.template)(error)),

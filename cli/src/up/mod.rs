@@ -88,6 +88,9 @@ pub(crate) struct UpArgs {
     /// Size of each worker's KV pool, e.g. `512MiB`.
     #[arg(long)]
     kv_cache_bytes: Option<String>,
+    /// A smaller model with the same tokens that proposes tokens on decode workers; named like `--model`.
+    #[arg(long, value_name = "MODEL")]
+    draft_model: Option<String>,
     /// LoRA adapters as `name=folder`, separated by commas.
     #[arg(long, value_name = "NAME=FOLDER")]
     lora_modules: Option<String>,
@@ -176,6 +179,8 @@ impl UpArgs {
         flags.extend(self.dtype.map(|dtype| format!("--dtype={dtype}")));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
+        let draft = self.draft_model.as_ref().filter(|_| role != "prefill");
+        flags.extend(draft.map(|model| format!("--draft-model={model}")));
         flags.extend(self.lora_modules.as_ref().map(|modules| format!("--lora-modules={modules}")));
         flags.extend(self.lora_folder.as_ref().map(|folder| format!("--lora-folder={}", folder.display())));
         flags.extend(self.max_loras.map(|n| format!("--max-loras={n}")));
@@ -273,14 +278,16 @@ async fn serve(
     Err(failure)
 }
 
-/// Downloads the model once, before several workers each try to.
+/// Downloads the models once, before several workers each try to.
 async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
-    let settings = ModelSettings { model: args.model.clone(), ..ModelSettings::default() };
-    let bar = progress::bar("model");
-    let shown = bar.clone();
-    let fetched = spawn_blocking(move || prefetch(&settings, &|what, fraction| progress::show(&shown, what, fraction)));
-    fetched.await?.with_context(|| format!("cannot fetch model {}", args.model))?;
-    bar.finish_and_clear();
+    for model in [Some(&args.model), args.draft_model.as_ref()].into_iter().flatten() {
+        let settings = ModelSettings { model: model.clone(), ..ModelSettings::default() };
+        let bar = progress::bar("model");
+        let shown = bar.clone();
+        let fetch = move || prefetch(&settings, &|what, fraction| progress::show(&shown, what, fraction));
+        spawn_blocking(fetch).await?.with_context(|| format!("cannot fetch model {model}"))?;
+        bar.finish_and_clear();
+    }
     Ok(())
 }
 

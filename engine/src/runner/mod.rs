@@ -4,6 +4,7 @@
 //! An asynchronous device always has one step ahead: it is launched while another runs, for sequences that only a sampled end token could
 //! stop. Blocks of a sequence that ends meanwhile are released when the last step that uses them is finished.
 
+mod drafts;
 mod proposals;
 mod sequence;
 mod slots;
@@ -12,6 +13,7 @@ mod step;
 mod tests;
 
 use crate::api::{SequenceEvent, SubmitError};
+use crate::draft_model::DraftRunner;
 use crate::gaps::StepGaps;
 use crate::gate::{SequenceGate, SequencePhase};
 use crate::grammar::MaskThreads;
@@ -72,6 +74,10 @@ pub(crate) struct Runner<M> {
     rates: Rates,
     /// `None` if it is off.
     speculation: Option<Speculation>,
+    /// `None` if there is none, or it failed.
+    draft: Option<DraftRunner>,
+    /// How long it took for the step that is launched next.
+    drafting: Duration,
     generated_tokens: u64,
     cached_tokens: u64,
     preemptions: u64,
@@ -113,7 +119,7 @@ impl Conditions for Now<'_> {
 }
 
 impl<M: StepModel> Runner<M> {
-    pub(crate) fn new(model: M, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(model: M, draft: Option<DraftRunner>, shared: Arc<Shared>) -> Self {
         let steps_max = if model.is_asynchronous() { STEPS_MAX } else { 1 };
         let config = SchedulerConfig {
             block_tokens: shared.block_tokens,
@@ -146,6 +152,8 @@ impl<M: StepModel> Runner<M> {
             gaps: StepGaps::default(),
             rates: Rates::default(),
             speculation,
+            draft,
+            drafting: Duration::ZERO,
             generated_tokens: 0,
             cached_tokens: 0,
             preemptions: 0,
@@ -317,7 +325,10 @@ impl<M: StepModel> Runner<M> {
 
     fn apply(&mut self, preempted: &[SequenceKey], started: &[SequenceKey], now: Instant) {
         self.preemptions += preempted.len() as u64;
-        preempted.iter().for_each(|key| self.slots.leave(*key));
+        preempted.iter().for_each(|key| {
+            self.slots.leave(*key);
+            self.leave_draft(*key);
+        });
         for key in started {
             let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
                 continue;
@@ -337,6 +348,7 @@ impl<M: StepModel> Runner<M> {
     fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
         self.slots.leave(key);
+        self.leave_draft(key);
         if sequence.counted {
             let charged = self.hand_on_charge(key, &sequence);
             self.shared.mailbox.left_queue(key, sequence.request.share, charged);
@@ -389,7 +401,12 @@ impl<M: StepModel> Runner<M> {
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
         load.gaps = self.gaps;
         load.generated_tokens = self.generated_tokens;
-        (load.proposed_tokens, load.accepted_tokens) = self.speculation.as_ref().map_or((0, 0), Speculation::counts);
+        if let Some(speculation) = &self.speculation {
+            let (all, drafted) = (speculation.counts(), speculation.draft_counts());
+            (load.proposed_tokens, load.accepted_tokens) = (all.proposed, all.accepted);
+            (load.draft_proposed_tokens, load.draft_accepted_tokens) = (drafted.proposed, drafted.accepted);
+        }
+        load.draft_blocks = self.draft.as_ref().map_or(0, DraftRunner::blocks);
         load.cached_tokens = self.cached_tokens;
         load.recomputed_tokens = self.scheduler.recomputed();
         load.slots = totals.blocks * self.shared.block_tokens;

@@ -1,10 +1,14 @@
-//! Proposed tokens: which sequences have some, and how many rows a step spends on them.
+//! Proposed tokens: which sequences have some, from where, and how many rows a step spends on them.
 
 use super::Runner;
 use super::sequence::Sequence;
+use crate::draft_model::DraftRunner;
 use crate::scheduler::{Decisions, Segment};
-use crate::speculation::Speculation;
+use crate::speculation::{Choice, DraftOption, Options, Proposer, Speculation};
 use crate::step_model::StepModel;
+
+/// What the draft model has to catch up pays off over so many tokens of an answer.
+const CATCH_UP_OVER: usize = 64;
 
 impl Sequence {
     /// The last of its tokens was just sampled, and it goes on.
@@ -22,28 +26,51 @@ impl Sequence {
         self.request.sampling.grammar.is_none() && self.observer.is_none()
     }
 
-    /// The chances that its first proposals are all accepted, as many as it may have: the tokens that they and the row before them sample
-    /// fit into its length and its sink, and either all or none come before its `min_tokens`, as only all or no rows of a step have masks.
-    fn chances(&self, drafts_max: usize, len_max: usize) -> Vec<f32> {
-        let Some(drafter) = &self.drafter else { return Vec::new() };
-        let (len, unknown) = (self.request.tokens.len() + self.launched_tokens, self.launched_tokens);
-        let sampling = &self.request.sampling;
+    /// Tokens that it may still have here.
+    fn tokens_left(&self, len_max: usize) -> usize {
+        let len = self.request.tokens.len() + self.launched_tokens;
         let answer = len - self.request.prompt_len;
-        let mut tokens = (sampling.max_tokens as usize).saturating_sub(answer).min(len_max.saturating_sub(len));
-        let min_tokens = sampling.min_tokens as usize;
+        (self.request.sampling.max_tokens as usize).saturating_sub(answer).min(len_max.saturating_sub(len))
+    }
+
+    /// Most proposals that it may have: the tokens that they and the row before them sample fit into its length and its sink, and either all
+    /// or none come before its `min_tokens`, as only all or no rows of a step have masks.
+    fn proposals_max(&self, drafts_max: usize, len_max: usize) -> usize {
+        let mut tokens = self.tokens_left(len_max);
+        let answer = self.request.tokens.len() + self.launched_tokens - self.request.prompt_len;
+        let min_tokens = self.request.sampling.min_tokens as usize;
         if answer < min_tokens {
             tokens = tokens.min(min_tokens - answer);
         }
-        let mut chances = drafter.chances(unknown, drafts_max.min(tokens.saturating_sub(1)));
+        let mut proposals = drafts_max.min(tokens.saturating_sub(1));
         // A sink that is not read fills up; the end needs room too.
-        while !chances.is_empty() && !self.sink.has_room(2 + unknown + chances.len()) {
-            chances.pop();
+        while proposals > 0 && !self.sink.has_room(2 + self.launched_tokens + proposals) {
+            proposals -= 1;
         }
-        chances
+        proposals
     }
 
-    /// Makes so many proposals.
-    pub(super) fn draft(&mut self, count: usize) {
+    /// What may be proposed for it.
+    fn options(&self, segment: &Segment, draft: Option<&DraftRunner>, drafts_max: usize, len_max: usize) -> Options {
+        let Some(drafter) = &self.drafter else { return Options::default() };
+        let max = self.proposals_max(drafts_max, len_max);
+        let len = self.request.tokens.len() + self.launched_tokens;
+        // The draft model's last proposal has no row there.
+        let draft = draft.filter(|draft| max > 0 && draft.has_room(segment.key, len + max - 1)).map(|draft| {
+            let behind = draft.behind(segment.key, &self.request.tokens) + self.launched_tokens;
+            let over = self.tokens_left(len_max).clamp(1, CATCH_UP_OVER);
+            DraftOption {
+                chances: drafter.chances_of_draft(max),
+                rows: 1.0 + behind.saturating_sub(1) as f64 / over as f64,
+                at: drafter.drafted_at(),
+            }
+        });
+        Options { ngrams: drafter.chances(self.launched_tokens, max), draft }
+    }
+
+    /// Proposes so many tokens by prompt lookup.
+    fn look_up(&mut self, count: usize) {
+        self.proposer = Proposer::Ngrams;
         self.drafts = match &self.drafter {
             Some(drafter) if count > 0 => drafter.draft(&self.request.tokens, count),
             _ => Vec::new(),
@@ -58,7 +85,7 @@ impl<M: StepModel> Runner<M> {
         let Some(launched) = self.steps.back() else { return false };
         let proposes = || {
             let batch = launched.decoding().unwrap_or_default();
-            self.shares_of(batch).is_some_and(|drafts| drafts.iter().any(|drafts| *drafts > 0))
+            self.choose(batch).is_some_and(|choice| choice.shares.iter().any(|share| share.count > 0))
         };
         launched.has_drafts() || proposes()
     }
@@ -69,21 +96,26 @@ impl<M: StepModel> Runner<M> {
         if !only_decodes || decisions.starved || !self.steps.is_empty() {
             return;
         }
-        let Some(drafts) = self.shares_of(&decisions.batch) else { return };
-        for (segment, drafts) in decisions.batch.iter_mut().zip(drafts).filter(|(_, drafts)| *drafts > 0) {
-            self.scheduler.propose(segment, drafts);
+        let Some(choice) = self.choose(&decisions.batch) else { return };
+        let proposed = decisions.batch.iter_mut().zip(&choice.shares).filter(|(_, share)| share.count > 0);
+        for (segment, share) in proposed.filter(|(_, share)| share.proposer == Proposer::Ngrams) {
+            self.scheduler.propose(segment, share.count);
+            if let Some(sequence) = self.sequences.get_mut(&segment.key) {
+                sequence.look_up(segment.drafts);
+            }
         }
+        self.draft(&mut decisions.batch, &choice);
     }
 
-    /// How many proposals each sequence of a batch gets; `None` if there is no speculation.
-    fn shares_of(&self, batch: &[Segment]) -> Option<Vec<usize>> {
+    /// What to propose for each sequence of a batch; `None` if there is no speculation.
+    fn choose(&self, batch: &[Segment]) -> Option<Choice> {
         let speculation = self.speculation.as_ref()?;
-        let len_max = self.shared.len_max();
-        let chances = |segment: &Segment| {
+        let (len_max, drafts_max) = (self.shared.len_max(), speculation.drafts_max());
+        let options = |segment: &Segment| {
             let sequence = self.sequences.get(&segment.key);
-            sequence.map(|sequence| sequence.chances(speculation.drafts_max(), len_max)).unwrap_or_default()
+            sequence.map(|of| of.options(segment, self.draft.as_ref(), drafts_max, len_max)).unwrap_or_default()
         };
-        let chances: Vec<_> = batch.iter().map(chances).collect();
-        Some(speculation.choose(&chances))
+        let options: Vec<_> = batch.iter().map(options).collect();
+        Some(speculation.choose(&options))
     }
 }

@@ -4,7 +4,7 @@ use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceS
 use crate::grammar::{Asked, Grammars, MaskThreads, SequenceGrammar};
 use crate::mailbox::Submission;
 use crate::scheduler::Arrival;
-use crate::speculation::Drafter;
+use crate::speculation::{Drafter, Proposer};
 use baton_kernels::sampling::TokenSet;
 use baton_kernels::step::{AdapterSlot, Join, LateMask};
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
@@ -37,8 +37,10 @@ pub(super) struct Sequence {
     without_ends: Option<LateMask>,
     /// What is proposed for it; `None` before its first token here, and where nothing is.
     pub(super) drafter: Option<Drafter>,
-    /// Proposals in the launched step.
+    /// Proposals in the launched step,
     pub(super) drafts: Vec<TokenId>,
+    /// and where they come from.
+    pub(super) proposer: Proposer,
     /// The masks of its grammar, which hold `without_ends` already.
     grammar: Option<SequenceGrammar>,
     /// Hashes of all its tokens so far; `None` if it does not use the prefix cache.
@@ -93,6 +95,7 @@ impl Sequence {
             without_ends,
             drafter: None,
             drafts: Vec::new(),
+            proposer: Proposer::default(),
             grammar: None,
             block_hashes,
             cancelled,
@@ -106,6 +109,11 @@ impl Sequence {
         both_cached
             && self.adapter() == other.adapter()
             && (self.request.share.tenant, &self.request.tokens) == (other.request.share.tenant, &other.request.tokens)
+    }
+
+    /// The only tokens that may be drawn; `None`: all.
+    pub(super) fn allowed(&self) -> Option<&Arc<TokenSet>> {
+        self.allowed.as_ref()
     }
 
     fn adapter(&self) -> Option<AdapterSlot> {

@@ -4,13 +4,14 @@ use super::{Runner, common};
 use crate::api::{PrefillObserver, SequenceEvent};
 use crate::model::{ModelError, StepInput};
 use crate::scheduler::{Segment, SequenceKey};
+use crate::speculation::Proposer;
 use crate::step_model::StepModel;
 use baton_kernels::device::DeviceError;
 use baton_kernels::sampling::{SampleError, Sampled, prompt_logprob};
 use baton_kernels::step::{Logits, RowId, SlotOutput, SlotRows};
 use baton_kv_cache::{Lease, PrefixHash};
 use baton_types::{ErrorKind, FinishReason, PromptLogprobs, RequestError, seeded};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A step that was launched and is not finished.
 pub(super) struct Step {
@@ -20,6 +21,10 @@ pub(super) struct Step {
     launched: Instant,
     /// When the device had nothing else to do: at the launch, or at the end of the step before.
     from: Instant,
+    /// Sequences whose proposals are of the draft model,
+    drafted: Vec<SequenceKey>,
+    /// and how long that took before the launch.
+    drafting: Duration,
     /// What ended sequences leave behind; this step is the last that uses their blocks.
     pub(super) retired: Vec<Retired>,
 }
@@ -81,7 +86,13 @@ impl<M: StepModel> Runner<M> {
         let decode_rows = segments.iter().filter(|s| s.decode).map(|s| s.rows).sum();
         let prefill_rows = step.ids.len() - decode_rows;
         let from = free_from.unwrap_or(launched);
-        Ok(Step { prefill_rows, decode_rows, launched, from, segments, retired: Vec::new() })
+        let is_drafted = |segment: &&Segment| {
+            let sequence = self.sequences.get(&segment.key);
+            segment.drafts > 0 && sequence.is_some_and(|sequence| sequence.proposer == Proposer::Draft)
+        };
+        let drafted = segments.iter().filter(is_drafted).map(|segment| segment.key).collect();
+        let drafting = std::mem::take(&mut self.drafting);
+        Ok(Step { prefill_rows, decode_rows, launched, from, drafted, drafting, segments, retired: Vec::new() })
     }
 
     /// Waits for the oldest step; `false` if there is none. Until then its sequences keep their blocks.
@@ -97,20 +108,25 @@ impl<M: StepModel> Runner<M> {
         let began = before.map_or(step.launched, |before| before.max(step.launched));
         self.free_from = self.steps.is_empty().then_some(now);
         let sampled = step.segments.iter().filter(|segment| segment.samples).zip(&output.sampled);
-        let (mut proposed, mut accepted) = (0, 0);
+        let mut accepted = 0;
         for (segment, slot) in sampled.filter(|(segment, _)| segment.drafts > 0) {
-            proposed += segment.drafts;
-            accepted += self.taken(segment.key, slot);
-        }
-        if let Some(speculation) = &mut self.speculation {
-            speculation.count(proposed, accepted);
+            let taken = self.taken(segment.key, slot);
+            accepted += taken;
+            let is_drafted = step.drafted.contains(&segment.key);
+            let proposer = if is_drafted { Proposer::Draft } else { Proposer::Ngrams };
+            if let Some(speculation) = &mut self.speculation {
+                speculation.count(proposer, segment.drafts, taken);
+            }
+            if is_drafted {
+                self.note_drafted(segment, slot);
+            }
         }
         if let (Some(speculation), 0) = (&mut self.speculation, step.prefill_rows) {
             let free_from = before.map_or(step.from, |before| before.max(step.from));
             speculation.took(step.decode_rows, now.saturating_duration_since(free_from));
         }
         let decoding = step.segments.iter().filter(|segment| segment.decode).count();
-        self.rates.add(step.prefill_rows, decoding, decoding + accepted, now - began);
+        self.rates.add(step.prefill_rows, decoding, decoding + accepted, now - began + step.drafting);
         self.count(step.prefill_rows, decoding + accepted);
         self.shared.health.alive(now, true);
         step.retired.into_iter().for_each(|retired| self.release(retired));
@@ -198,7 +214,7 @@ impl<M: StepModel> Runner<M> {
             sequence.launched_at.get_or_insert(launched);
             sequence.start_grammar(&common);
             let Segment { key, position, rows, samples, drafts, .. } = *segment;
-            sequence.draft(drafts);
+            debug_assert_eq!(sequence.drafts.len(), drafts, "each proposal has a row");
             let slot = self.slots.place(key, lease.tables(), segments, &mut step.deltas, || sequence.join());
             // A token that is not known yet is what a launched step samples.
             let tokens = &sequence.request.tokens;

@@ -1,4 +1,4 @@
-//! The time of a decode step by its rows, measured.
+//! The time of a decode step by its rows, measured; of the model, and of the draft model.
 //!
 //! A line through the last steps, by least squares with weights that decay. Where these steps had nearly the same number of rows, they say
 //! little of another number: then the slope is near an assumed one, so that a slope that was wrong is tried again.
@@ -39,6 +39,11 @@ impl StepCost {
 
     /// Seconds of a step with so many rows; `None` before any step.
     pub(super) fn seconds(&self, rows: usize) -> Option<f64> {
+        self.seconds_of(rows as f64)
+    }
+
+    /// The same for a share of rows.
+    pub(super) fn seconds_of(&self, rows: f64) -> Option<f64> {
         if self.y <= 0.0 {
             return None;
         }
@@ -48,7 +53,7 @@ impl StepCost {
         let slope = (common + ASSUMED * assumed) / (spread + ASSUMED);
         // More rows take no less time, and no more than as many steps.
         let slope = slope.clamp(0.0, y / x);
-        Some(y + slope * (rows as f64 - x))
+        Some(y + slope * (rows - x))
     }
 }
 

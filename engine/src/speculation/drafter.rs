@@ -7,18 +7,20 @@ use baton_types::TokenId;
 /// Proposals with a smaller chance get no row, however little rows cost: they gain little, and odds and costs have errors.
 const CHANCE_MIN: f32 = 0.25;
 
-/// The past of one sequence, and where it repeats.
+/// The past of one sequence, where it repeats, and how often its proposals were right.
 #[derive(Debug)]
 pub(crate) struct Drafter {
     ngrams: Ngrams,
     odds: Odds,
     /// An earlier occurrence of the last tokens.
     source: Option<Match>,
+    /// When the draft model proposed for it last, in the order of such events.
+    drafted_at: u64,
 }
 
 impl Drafter {
     pub(super) fn new(len_max: usize, odds: Odds) -> Self {
-        Self { ngrams: Ngrams::new(len_max), odds: odds.of_another(), source: None }
+        Self { ngrams: Ngrams::new(len_max), odds: odds.of_another(), source: None, drafted_at: 0 }
     }
 
     /// Compares the last of `tokens`, which was just sampled, with the proposal for it. `all` are the odds over all sequences.
@@ -47,6 +49,25 @@ impl Drafter {
             Some(chance)
         });
         chances.skip(unknown).take(max).take_while(|chance| *chance >= CHANCE_MIN).collect()
+    }
+
+    /// The same for the first proposals of the draft model.
+    pub(crate) fn chances_of_draft(&self, max: usize) -> Vec<f32> {
+        let share = self.odds.share_of_draft();
+        let chances = std::iter::successors(Some(share), |chance| Some(chance * share));
+        chances.take(max).take_while(|chance| *chance >= CHANCE_MIN).collect()
+    }
+
+    /// See [`Odds::add_drafted`]. `at` is larger with each event of the engine.
+    pub(super) fn drafted(&mut self, proposed: usize, accepted: usize, at: u64, all: &mut Odds) {
+        self.odds.add_drafted(proposed, accepted);
+        all.add_drafted(proposed, accepted);
+        self.drafted_at = at;
+    }
+
+    /// When the draft model proposed for it last.
+    pub(crate) fn drafted_at(&self) -> u64 {
+        self.drafted_at
     }
 
     /// The next `count` tokens of `tokens`, the sequence, if it goes on as it did before. What has not been sampled yet repeats the

@@ -1,10 +1,13 @@
-//! How often the token that is proposed next is the one that is sampled, by how many tokens match before it.
+//! How often the token that is proposed next is the one that is sampled: by prompt lookup, by how many tokens match before it; and by the
+//! draft model.
 
 /// Where the classes of matches begin, in matching tokens: a text that has been followed for long is likely to be followed further.
 const CLASSES: [usize; 3] = [2, 4, 8];
 /// Shares to begin with, before anything was sampled. Low: a share that is too low costs a few tokens of speculation, one that is too high
 /// costs rows.
 const FIRST: [f32; 3] = [0.2, 0.5, 0.8];
+/// The same for a draft model.
+const FIRST_OF_DRAFT: f32 = 0.6;
 /// What is known before counts as so many tokens.
 const KNOWN: f32 = 3.0;
 /// About as many of the last tokens matter.
@@ -14,6 +17,8 @@ const MEMORY: f32 = 32.0;
 #[derive(Clone, Debug)]
 pub(super) struct Odds {
     classes: [Share; CLASSES.len()],
+    /// Of the draft model.
+    draft: Share,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,9 +28,22 @@ struct Share {
     tokens: f32,
 }
 
+impl Share {
+    /// What is known before anything was sampled.
+    fn first(hits: f32) -> Self {
+        Self { hits, tokens: KNOWN }
+    }
+
+    fn add(&mut self, is_hit: bool) {
+        let Self { hits, tokens } = self;
+        *tokens = (*tokens + 1.0).min(MEMORY);
+        *hits += (f32::from(u8::from(is_hit)) - *hits) / *tokens;
+    }
+}
+
 impl Default for Odds {
     fn default() -> Self {
-        Self { classes: FIRST.map(|hits| Share { hits, tokens: KNOWN }) }
+        Self { classes: FIRST.map(Share::first), draft: Share::first(FIRST_OF_DRAFT) }
     }
 }
 
@@ -36,19 +54,31 @@ fn class(matched: usize) -> usize {
 impl Odds {
     /// The same shares, as known before.
     pub(super) fn of_another(&self) -> Self {
-        Self { classes: self.classes.map(|share| Share { tokens: KNOWN, ..share }) }
+        let of_another = |share: Share| Share::first(share.hits);
+        Self { classes: self.classes.map(of_another), draft: of_another(self.draft) }
     }
 
     /// Whether the proposal after `matched` matching tokens was sampled.
     pub(super) fn add(&mut self, matched: usize, is_hit: bool) {
-        let Share { hits, tokens } = &mut self.classes[class(matched)];
-        *tokens = (*tokens + 1.0).min(MEMORY);
-        *hits += (f32::from(u8::from(is_hit)) - *hits) / *tokens;
+        self.classes[class(matched)].add(is_hit);
+    }
+
+    /// Of `proposed` tokens of the draft model, the first `accepted` were sampled. Nothing is known of those behind the first that was not.
+    pub(super) fn add_drafted(&mut self, proposed: usize, accepted: usize) {
+        (0..accepted).for_each(|_| self.draft.add(true));
+        if accepted < proposed {
+            self.draft.add(false);
+        }
     }
 
     /// The share of hits after `matched` matching tokens.
     pub(super) fn share(&self, matched: usize) -> f32 {
         self.classes[class(matched)].hits
+    }
+
+    /// The share of hits of the draft model, where all its tokens before were hits.
+    pub(super) fn share_of_draft(&self) -> f32 {
+        self.draft.hits
     }
 }
 
@@ -65,6 +95,17 @@ mod tests {
         assert!((odds.share(8) - 0.9).abs() < 0.06 && odds.share(8) == odds.share(16), "{odds:?}");
         assert!((odds.share(4) - 0.25).abs() < 0.06, "{odds:?}");
         assert_eq!(odds.share(3), first, "nothing was sampled after so short a match");
+    }
+
+    #[test]
+    fn the_draft_model_is_known_by_its_first_miss() {
+        let mut odds = Odds::default();
+        // Of five proposals each time, two are right: 2 hits and a miss, whatever the others would have been.
+        (0..100).for_each(|_| odds.add_drafted(5, 2));
+        assert!((odds.share_of_draft() - 2.0 / 3.0).abs() < 0.05, "{odds:?}");
+        (0..100).for_each(|_| odds.add_drafted(4, 4));
+        assert!(odds.share_of_draft() > 0.95, "{odds:?}");
+        assert_eq!(odds.share(4), FIRST[1]);
     }
 
     #[test]

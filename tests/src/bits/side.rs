@@ -63,7 +63,7 @@ impl Side {
         model.bind(memory.clone(), &map)?;
         let seen = Arc::<Mutex<Seen>>::default();
         let watched = Watched { model, seen: seen.clone(), copies: setup.copies };
-        let engine = Engine::start_with(watched, &map, config)?;
+        let engine = Engine::start_with(watched, &map, config, None)?;
         let recorder = Recorder { ledger: ledger.clone(), memory: memory.clone(), map: map.clone() };
         engine.set_logit_observer(Some(Arc::new(recorder)));
         Ok(Self { engine, memory, map, compatibility, seen })

@@ -24,9 +24,9 @@ const PROMPT_MAX: usize = 600;
 const PROMPTS: usize = 8;
 
 /// Tokens, and the bits of their log-probabilities.
-type Tokens = Vec<(u32, u32)>;
+pub(crate) type Tokens = Vec<(u32, u32)>;
 
-async fn ask(
+pub(crate) async fn ask(
     mut client: InferenceClient<Channel>,
     ids: Vec<u32>,
     sampling: v1::Sampling,

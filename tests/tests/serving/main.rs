@@ -3,6 +3,7 @@
 mod clients;
 mod cluster_answers;
 mod cluster_http;
+mod draft_model;
 mod page;
 mod prefix_cache;
 mod two_models;

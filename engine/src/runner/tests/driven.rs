@@ -1,7 +1,7 @@
 //! The engine without its thread: the test calls the turns and sets the time.
 
 use super::*;
-use crate::{Driven, SequencePhase, StepGaps, Turn};
+use crate::{DraftModel, Driven, SequencePhase, StepGaps, Turn};
 use baton_types::{Clock, TenantLabel};
 use parking_lot::Mutex;
 use stand_in::continuation;
@@ -39,9 +39,13 @@ impl World {
     }
 
     pub(super) fn with(blocks: u32, config: EngineConfig, hooks: Hooks) -> Self {
+        Self::with_draft(blocks, config, hooks, None)
+    }
+
+    pub(super) fn with_draft(blocks: u32, config: EngineConfig, hooks: Hooks, draft: Option<DraftModel>) -> Self {
         let (kv, clock) = (Kv::new(blocks), Arc::new(FakeClock(Mutex::new(Instant::now()))));
         let model = StandIn::new(kv.clone(), hooks);
-        let (engine, driven) = Engine::driven(model, &map(blocks), config, clock.clone()).unwrap();
+        let (engine, driven) = Engine::driven_with_draft(model, &map(blocks), config, draft, clock.clone()).unwrap();
         Self { engine, driven, kv, clock }
     }
 

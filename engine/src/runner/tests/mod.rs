@@ -2,6 +2,7 @@
 
 mod ahead;
 mod bounds;
+mod draft_model;
 mod driven;
 mod ends;
 mod faults;
@@ -12,7 +13,8 @@ mod speculation;
 mod stand_in;
 
 use crate::{
-    Engine, EngineConfig, EngineHandle, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest, SequenceSink,
+    DraftModel, Engine, EngineConfig, EngineHandle, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
+    SequenceSink,
 };
 use baton_kv_cache::PrefixHasher;
 use baton_types::{
@@ -44,8 +46,14 @@ fn map(blocks: u32) -> KvPoolMap {
 
 /// An engine of `blocks` blocks and its KV memory.
 fn start(blocks: u32, config: EngineConfig, hooks: Hooks) -> (EngineHandle, Kv) {
+    start_with_draft(blocks, config, hooks, None)
+}
+
+/// The same, with a model that proposes tokens.
+fn start_with_draft(blocks: u32, config: EngineConfig, hooks: Hooks, draft: Option<DraftModel>) -> (EngineHandle, Kv) {
     let kv = Kv::new(blocks);
-    (Engine::start_with(StandIn::new(kv.clone(), hooks), &map(blocks), config).unwrap(), kv)
+    let model = StandIn::new(kv.clone(), hooks);
+    (Engine::start_with(model, &map(blocks), config, draft).unwrap(), kv)
 }
 
 fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {

@@ -2,12 +2,12 @@
 //! that of the sequence run alone. At the end no blocks are held.
 
 use super::*;
-use crate::{Load, PrefillObserver};
+use crate::{DraftModel, Load, PrefillObserver};
 use baton_kv_cache::Lease;
 use baton_types::{BlockTables, Fence};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use stand_in::{continuation, repetition};
+use stand_in::{continuation, mostly_next_token, repeating_token, repetition};
 use std::sync::Mutex;
 
 /// Keeps the outgoing blocks until the job's reader runs.
@@ -51,7 +51,19 @@ fn check(job: &Job, after: Tokens, what: &str) -> Option<Lease> {
 /// The tokens after others.
 type Tokens = fn(&[TokenId], usize) -> Vec<TokenId>;
 
-fn run_seed(seed: u64, is_asynchronous: bool, repeats: bool) -> Load {
+/// What is proposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proposed {
+    /// Little: nothing repeats itself.
+    Little,
+    /// What the model repeats.
+    Repetitions,
+    /// What a draft model says, which is mostly right.
+    Drafts,
+}
+
+fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
+    let repeats = proposed == Proposed::Repetitions;
     let after: Tokens = if repeats { repetition } else { continuation };
     let mut rng = StdRng::seed_from_u64(seed);
     let config = EngineConfig {
@@ -61,15 +73,23 @@ fn run_seed(seed: u64, is_asynchronous: bool, repeats: bool) -> Load {
         ..config()
     };
     let blocks = rng.random_range(4..9);
-    let what = format!("seed {seed}, asynchronous {is_asynchronous}: {config:?}, {blocks} blocks");
+    let draft_blocks = rng.random_range(1..20);
+    let what = format!(
+        "seed {seed}, asynchronous {is_asynchronous}, {proposed:?}: {config:?}, {blocks} and {draft_blocks} blocks"
+    );
     // Of a step that takes long, rows are a small part.
     let lasts = move || {
-        if repeats {
+        if proposed != Proposed::Little {
             std::thread::sleep(Duration::from_micros(100))
         }
     };
-    let hooks = Hooks { is_asynchronous, repeats, before_finish: Some(Box::new(lasts)), ..Hooks::default() };
-    let (engine, kv) = start(blocks, config.clone(), hooks);
+    let next = repeats.then_some(repeating_token as _);
+    let hooks = Hooks { is_asynchronous, next, before_finish: Some(Box::new(lasts)), ..Hooks::default() };
+    let draft = (proposed == Proposed::Drafts).then(|| {
+        let hooks = Hooks { next: Some(mostly_next_token), ..Hooks::default() };
+        DraftModel::with(StandIn::new(Kv::new(draft_blocks), hooks), &map(draft_blocks), 64)
+    });
+    let (engine, kv) = start_with_draft(blocks, config.clone(), hooks, draft);
     let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
         // Few different beginnings, so that many sequences share one, and some prompts that repeat the previous one.
@@ -121,16 +141,16 @@ fn run_seed(seed: u64, is_asynchronous: bool, repeats: bool) -> Load {
     });
     // A step that was launched ahead of an end may still use blocks.
     eventually(&format!("all blocks are free, {what}"), || engine.pool().counts().referenced == 0);
-    let load = engine.load();
     assert!(engine.stop());
-    assert_eq!((engine.load().waiting, engine.load().running), (0, 0), "{what}");
+    let load = engine.load();
+    assert_eq!((load.waiting, load.running, load.draft_blocks), (0, 0, 0), "{what}");
     load
 }
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
     for is_asynchronous in [false, true] {
-        let runs: Vec<Load> = (0..60).map(|seed| run_seed(seed, is_asynchronous, false)).collect();
+        let runs: Vec<Load> = (0..60).map(|seed| run_seed(seed, is_asynchronous, Proposed::Little)).collect();
         check_runs(&runs);
     }
 }
@@ -138,11 +158,22 @@ fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
 #[test]
 fn tokens_are_those_of_the_sequence_alone_with_proposals() {
     for is_asynchronous in [false, true] {
-        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, true)).collect();
+        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, Proposed::Repetitions)).collect();
         check_runs(&runs);
         let accepted: u64 = runs.iter().map(|load| load.accepted_tokens).sum();
         let proposed: u64 = runs.iter().map(|load| load.proposed_tokens).sum();
         assert!(accepted > 0 && accepted < proposed, "{accepted} of {proposed} proposals show little");
+    }
+}
+
+#[test]
+fn tokens_are_those_of_the_sequence_alone_with_a_draft_model() {
+    for is_asynchronous in [false, true] {
+        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, Proposed::Drafts)).collect();
+        check_runs(&runs);
+        let accepted: u64 = runs.iter().map(|load| load.draft_accepted_tokens).sum();
+        let proposed: u64 = runs.iter().map(|load| load.draft_proposed_tokens).sum();
+        assert!(accepted > 100 && accepted < proposed, "{accepted} of {proposed} proposals show little");
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{SpeculationConfig, SpeculationMethod, StepInput, Turn};
 use baton_kernels::step::RowId;
 use baton_types::defect::{Defect, seed};
 use parking_lot::Mutex;
-use stand_in::repetition;
+use stand_in::{repeating_token, repetition};
 
 type Steps = Arc<Mutex<Vec<StepInput>>>;
 
@@ -23,7 +23,8 @@ fn world(blocks: u32, config: EngineConfig, is_asynchronous: bool) -> (World, St
         launched.lock().push(step.clone());
         Ok(())
     });
-    let hooks = Hooks { before_step: Some(before_step), is_asynchronous, repeats: true, ..Hooks::default() };
+    let hooks =
+        Hooks { before_step: Some(before_step), is_asynchronous, next: Some(repeating_token), ..Hooks::default() };
     (World::with(blocks, config, hooks), steps)
 }
 
