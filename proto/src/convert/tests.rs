@@ -19,13 +19,14 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     let ids = || vec(any::<u32>(), 0..4);
     let words = vec(vec(any::<u32>(), 1..4), 0..3);
     let constraints = (0u32..=1, btree_map(any::<u32>(), -100.0f32..=100.0, 0..4), ids(), words, grammar());
-    (floats, any::<(u32, u64, bool)>(), 1u32.., ids(), proptest::option::of(0u32..=20), constraints).prop_map(
+    let logprobs = (proptest::option::of(0u32..=20), proptest::option::of(0u32..=20));
+    (floats, any::<(u32, u64, bool)>(), 1u32.., ids(), logprobs, constraints).prop_map(
         |(
             (temperature, top_p, min_p, typical_p, presence_penalty, frequency_penalty, repetition_penalty),
             (top_k, seed, ignore_eos),
             max_tokens,
             stop_token_ids,
-            logprobs,
+            (logprobs, prompt_logprobs),
             (min_tokens, logit_bias, allowed_token_ids, bad_words, grammar),
         )| {
             SamplingParams {
@@ -43,6 +44,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
                 ignore_eos: ignore_eos && grammar.is_none(),
                 stop_token_ids,
                 logprobs,
+                prompt_logprobs,
                 min_tokens,
                 logit_bias: logit_bias.into_iter().collect(),
                 // A grammar takes their place.
@@ -209,11 +211,13 @@ proptest! {
             cache_write_tokens: None,
         };
         let adopted = DecodeEvent::Adopted { bytes: transfer_bytes, await_us: queue_us };
-        for event in [DecodeEvent::Claimed, DecodeEvent::Started { queue_us }, adopted, DecodeEvent::Waits, DecodeEvent::Token(token.clone())] {
+        let scored = PromptLogprob { token: id, rank: id, logprobs: token.logprobs.clone().unwrap_or_default() };
+        let part = PromptLogprobs { first: id.max(1), tokens: vec![scored; usize::from(flags[1])] };
+        for event in [DecodeEvent::Prompt(part.clone()), DecodeEvent::Claimed, DecodeEvent::Started { queue_us }, adopted, DecodeEvent::Waits, DecodeEvent::Token(token.clone())] {
             prop_assert_eq!(DecodeEvent::try_from(v1::DecodeEvent::from(event.clone())).unwrap(), event);
         }
         let done = TransferReport { prefill_us: queue_us, transfer_us, exposed_us, transfer_bytes, transport: "tcp".into() };
-        for event in [PrefillEvent::Started { queue_us }, PrefillEvent::Token(token), PrefillEvent::Done(done)] {
+        for event in [PrefillEvent::Prompt(part), PrefillEvent::Started { queue_us }, PrefillEvent::Token(token), PrefillEvent::Done(done)] {
             prop_assert_eq!(PrefillEvent::try_from(v1::PrefillEvent::from(event.clone())).unwrap(), event);
         }
         let load = LoadReport {
@@ -241,6 +245,19 @@ proptest! {
         let received = tonic::Status::from_header_map(&headers).unwrap();
         prop_assert_eq!(status::to_error(&received), error);
     }
+}
+
+#[test]
+fn parts_of_prompts_have_bounds() {
+    let token = || v1::PromptLogprob { token_id: 1, rank: 1, logprobs: Some(v1::Logprobs::default()) };
+    let refused =
+        |first, tokens: Vec<v1::PromptLogprob>| PromptLogprobs::try_from(v1::PromptLogprobs { first, tokens }).is_err();
+    assert!(!refused(1, vec![token(); PromptLogprobs::TOKENS_MAX]));
+    assert!(refused(1, vec![token(); PromptLogprobs::TOKENS_MAX + 1]));
+    assert!(refused(0, vec![token()]), "the first token has none");
+    assert!(refused(1, vec![v1::PromptLogprob { logprobs: None, ..token() }]));
+    let top = vec![v1::TopLogprob::default(); 21];
+    assert!(refused(1, vec![v1::PromptLogprob { logprobs: Some(v1::Logprobs { chosen: 0.0, top }), ..token() }]));
 }
 
 #[test]

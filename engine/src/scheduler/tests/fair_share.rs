@@ -259,9 +259,18 @@ fn rows_whose_logits_come_back_are_shared_too() {
     let mut w = World::new(64, SchedulerConfig { scored_rows_max: 4, ..config() });
     w.share = tenant(1, 1);
     w.add(0, Arrival { scored: 0..29, ..w.arrival(30) });
-    w.check(2, expect![[]]);
+    w.check(
+        2,
+        expect![[r#"
+            start a a:0+4
+            a:4+4
+        "#]],
+    );
     w.share = tenant(2, 1);
     w.add(0, Arrival { scored: 0..5, ..w.arrival(6) });
     w.prompt_of(tenant(2, 1), 3);
-    w.check(5, expect![[]]);
+    for rows in [["a:8+2", "b:0+2"], ["a:10+2", "b:2+2"], ["a:12+", "b:4+2*"]] {
+        let line = w.step();
+        assert!(rows.iter().all(|rows| line.contains(rows)), "{line}");
+    }
 }
