@@ -204,7 +204,7 @@ impl Scheduler {
         }
         let (mut left, mut of_tenant) = (all, BTreeMap::new());
         // In proportion to the rows, so that no tenant's long prompt keeps others' from theirs.
-        let left_of = |rows: usize| OfTenant { rows, scored: (rows * scored).div_ceil(all) };
+        let left_of = |rows: usize| OfTenant { rows, scored: (rows * scored / all).max(rows.min(1)) };
         for level in ready.chunk_by(|a, b| a.priority() == b.priority()) {
             let priority = level[0].priority();
             let wishes = self.wishes(level, left);

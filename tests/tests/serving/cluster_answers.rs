@@ -132,7 +132,7 @@ async fn score(
     while let Some(message) = stream.message().await? {
         ensure!(message.token_ids.is_empty() && message.text.is_empty(), "nothing is generated: {message:?}");
         for scored in message.prompt_logprobs {
-            let logprobs = scored.logprobs.context("log-probabilities")?;
+            let logprobs = scored.logprobs.as_ref().context("log-probabilities")?;
             let place = logprobs.top.iter().position(|top| top.token_id == scored.token_id);
             let is_rank = place.map_or(scored.rank > 3, |place| scored.rank as usize == place + 1);
             ensure!(is_rank && logprobs.top.len() == 3, "{scored:?} among {:?}", logprobs.top);

@@ -268,7 +268,6 @@ fn rows_whose_logits_come_back_are_shared_too() {
     );
     w.share = tenant(2, 1);
     w.add(0, Arrival { scored: 0..5, ..w.arrival(6) });
-    w.prompt_of(tenant(2, 1), 3);
     for rows in [["a:8+2", "b:0+2"], ["a:10+2", "b:2+2"], ["a:12+", "b:4+2*"]] {
         let line = w.step();
         assert!(rows.iter().all(|rows| line.contains(rows)), "{line}");
