@@ -32,6 +32,9 @@ pub(crate) struct DraftStep {
     pub(crate) catches_up: bool,
 }
 
+/// Computes a step.
+type Compute<'a> = &'a mut dyn FnMut() -> Result<(), ModelError>;
+
 impl DraftRunner {
     /// Gets blocks for the next rows and proposals of a sequence. A sequence without room loses those that it has: others may use them.
     pub(crate) fn hold(&mut self, key: SequenceKey, tokens: &[TokenId], rows: usize, drafts: usize) -> bool {
@@ -56,7 +59,7 @@ impl DraftRunner {
     pub(crate) fn round(
         &mut self,
         tasks: &[Task<'_>],
-        step: &mut dyn FnMut(DraftStep, &mut dyn FnMut() -> Result<(), ModelError>) -> Result<(), ModelError>,
+        step: &mut dyn FnMut(DraftStep, Compute<'_>) -> Result<(), ModelError>,
     ) -> Result<Vec<Vec<TokenId>>, ModelError> {
         let mut proposals = vec![Vec::new(); tasks.len()];
         let mut input = self.first(tasks);

@@ -66,7 +66,7 @@ pub(super) fn repeating_token(past: &[TokenId]) -> TokenId {
 /// What a draft model says that is right but for every eighth token, if it has read all of `past`.
 pub(super) fn mostly_next_token(past: &[TokenId]) -> TokenId {
     let next = next_token(past);
-    if next % 8 == 0 { (next + 1) % VOCAB as TokenId } else { next }
+    if next.is_multiple_of(8) { (next + 1) % VOCAB as TokenId } else { next }
 }
 
 /// `n` tokens after `past`, one at a time.
