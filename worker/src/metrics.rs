@@ -128,7 +128,8 @@ impl Collector for WorkerMetrics {
         let help = "For how long the engine's loop has not moved while it had work";
         self.gauge(to, "engine_step_age_seconds", help, self.engine.still().as_secs_f64())?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
-        let by_kind = |all: u64, draft: u64| [(vec![("kind", "ngram")], all - draft), (vec![("kind", "draft")], draft)];
+        let proposer = |kind, tokens: u64| (vec![("kind", kind)], tokens);
+        let by_kind = |all: u64, draft: u64| [proposer("ngram", all - draft), proposer("draft", draft)];
         let proposed = by_kind(load.proposed_tokens, load.draft_proposed_tokens);
         let help = "Tokens proposed: each took a row of a step";
         self.counters(to, "speculation_proposed_tokens", help, &proposed)?;

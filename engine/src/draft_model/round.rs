@@ -32,8 +32,8 @@ pub(crate) struct DraftStep {
     pub(crate) catches_up: bool,
 }
 
-/// Runs one step to its end.
-type RunStep<'a> = &'a mut dyn FnMut() -> Result<(), ModelError>;
+/// Computes a step.
+type Compute<'a> = &'a mut dyn FnMut() -> Result<(), ModelError>;
 
 impl DraftRunner {
     /// Gets blocks for the next rows and proposals of a sequence. A sequence without room loses those that it has: others may use them.
@@ -59,7 +59,7 @@ impl DraftRunner {
     pub(crate) fn round(
         &mut self,
         tasks: &[Task<'_>],
-        step: &mut dyn FnMut(DraftStep, RunStep<'_>) -> Result<(), ModelError>,
+        step: &mut dyn FnMut(DraftStep, Compute<'_>) -> Result<(), ModelError>,
     ) -> Result<Vec<Vec<TokenId>>, ModelError> {
         let mut proposals = vec![Vec::new(); tasks.len()];
         let mut input = self.first(tasks);

@@ -234,7 +234,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone
-    let sources: [(&str, &str, &[Source], &[&str]); 27] = [
+    let sources: [(&str, &str, &[Source], &[&str]); 29] = [
         ("baton_build_info", "service", &mains, &[]),
         ("baton_spans_lost_total", "reason", &[lost], &[]),
         ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
@@ -254,6 +254,8 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Dropped")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
         ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
+        ("baton_speculation_proposed_tokens_total", "kind", &[Between(worker, "proposer(\"", "\"")], &[]),
+        ("baton_speculation_accepted_tokens_total", "kind", &[Between(worker, "proposer(\"", "\"")], &[]),
         ("baton_device_memory_bytes", "kind", &[Between(worker, "(\"", "\", memory.")], &[]),
         ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),
         ("baton_kv_transfer_bytes_total", "direction", &[Between(worker, "(\"direction\", \"", "\")")], &[]),
