@@ -44,7 +44,7 @@ BOTH = {
 OWN = {
     "chat": BOTH | {
         "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "metadata", "store",
-        "service_tier", "function_call", "modalities",
+        "service_tier", "function_call", "modalities", "reasoning_effort",
     },
     "completions": BOTH | {"prompt", "best_of", "echo", "suffix"},
 }  # fmt: skip
@@ -279,6 +279,15 @@ def fill(base):
     chat(paris, a_field_of_another_server=1)
     chat(lambda a: a.text != "", **warm)
     chat(lambda a: len(a.texts) == 2 and all(choice["calls"] for choice in a.choices), n=2, tool_choice="required", **(call | {"temperature": 1, "seed": 5}))
+    uncached = lambda a: a.usage["prompt_tokens_details"]["cached_tokens"] == 0
+    chat(uncached, prompt_logprobs=2)
+    chat(lambda a: a.text == "" and a.usage["completion_tokens"] == 0, prompt_logprobs=0, max_tokens=0)
+    chat(paris, reasoning_effort="low")
+    plain(lambda a: a.text.startswith("The capital of France is"), echo=True)
+    plain(lambda a: a.text == "The capital of France is" and a.reason == "length", echo=True, max_tokens=0)
+    plain(lambda a: a.logprobs[0][:3] == ["The", None, None] and a.logprobs[-1][1] < 0, echo=True, max_tokens=0, logprobs=2)
+    plain(lambda a: all(text.startswith(first) for text, first in zip(a.texts, ["One,", "Red,"])), prompt=["One,", "Red,"], echo=True, logprobs=0)
+    plain(uncached, prompt_logprobs=1)
     chat(lambda a: len(a.choices[0]["ids"]) == len(a.logprobs), return_token_ids=True, logprobs=True, top_logprobs=2, n=2, **warm)
     chat(lambda a: a.reason == "stop" and a.text == "The capital of ", stop=["France"], logprobs=True)
     chat(lambda a: a.text != "", messages=COUNT, temperature=2, seed=2**63, top_p=0.9, top_k=40, min_p=0.05)
@@ -343,6 +352,9 @@ def fill(base):
     refused("completions", "logprobs", logprobs=50)
     refused("completions", "best_of", n=3, best_of=2)
     refused("completions", "suffix", suffix="end")
+    refused("completions", "echo", echo="yes")
+    refused("chat", "prompt_logprobs", prompt_logprobs=50)
+    refused("chat", "reasoning_effort", reasoning_effort=1)
 
 
 def check_refusal(client, case, mode):
@@ -383,12 +395,12 @@ def main():
             check_refusal(client, case, streamed)
             continue
         one = ask(client, case, whole)
-        # Which answer is the best is known at its end.
-        other = one if "best_of" in case[1] else ask(client, case, streamed)
+        # Which answer is the best is known at its end, and prompts are not scored in streams.
+        other = one if {"best_of", "prompt_logprobs"} & set(case[1]) else ask(client, case, streamed)
         assert one.same(other), (case[:2], one.choices, other.choices, one.usage, other.usage)
         assert case[2] is None or case[2](one), (case[:2], one.choices, one.usage)
     answered = sum(not isinstance(case[2], str) for case in CASES)
-    assert answered >= 120 and len(CASES) - answered >= 100, (answered, len(CASES))
+    assert answered >= 128 and len(CASES) - answered >= 100, (answered, len(CASES))
     print(f"{answered} cases answered and {len(CASES) - answered} refused, each whole and streamed")
 
 
