@@ -141,7 +141,7 @@ def refuses(client):
     check(bad, "tools[0].type", unsupported, tools=[{"type": "web_search"}])
     check(bad, "background", unsupported, background=True)
     check(bad, "temperature", says="0 to 2", temperature=3)
-    check(bad, "max_tokens", "context_length_exceeded", max_output_tokens=100_000)
+    check(bad, "max_output_tokens", "context_length_exceeded", max_output_tokens=100_000)
     check(openai.NotFoundError, "model", "model_not_found", "nobody", model="nobody")
     include = ["reasoning.encrypted_content"]
     settings = {"include": include, "store": False, "metadata": {"a": "b"}, "user": "me", "reasoning": {"effort": "low"}}

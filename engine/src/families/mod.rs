@@ -19,15 +19,16 @@ mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 pub(crate) mod registry;
+mod rope;
 mod smollm3;
 mod spec;
 mod tensors;
 
 pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
-pub use spec::{
-    AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm, Rope, RopeScaling,
-};
-pub(crate) use spec::{attention_scale, yarn_amplitude};
+pub(crate) use rope::yarn_amplitude;
+pub use rope::{Rope, RopeScaling};
+pub(crate) use spec::attention_scale;
+pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm};
 pub(crate) use tensors::layer_index;
 pub use tensors::{ExpertTensor, LayerTensor, TensorName};

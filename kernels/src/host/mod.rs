@@ -250,7 +250,7 @@ pub trait HostKernels: Send + Sync + 'static {
         parts::normed_linear(self, w, norm, x, rows, outs, scratch);
     }
 
-    /// Products of each head with the matrix of its own, see [`parts::by_head`].
+    /// Products of each head with the matrix of its own.
     fn by_head(
         &self,
         w: &Self::Matrix,

@@ -72,7 +72,7 @@ impl GroupLayout {
         self.group().planes[self.k].heads() as usize
     }
 
-    /// Elements of one head's key, and of its value unless the group [is latent](GroupLayout::is_latent).
+    /// Elements of one head's key, and of its value unless the group is latent.
     pub fn dim(&self) -> usize {
         self.group().planes[self.k].dim() as usize
     }
