@@ -49,11 +49,11 @@ def described(client):
     refused("ModelConfig is not served", lambda: client.get_model_config(MODEL), "StatusCode.UNIMPLEMENTED")
 
 
-def refused(says, call, status):
+def refused(says, call, *statuses):
     try:
         call()
     except InferenceServerException as error:
-        assert says in error.message() and error.status() == status, (error.status(), error.message())
+        assert says in error.message() and error.status() in statuses, (error.status(), error.message())
     else:
         raise AssertionError(f"it was accepted, without {says!r}")
 
@@ -130,8 +130,10 @@ def cancels(client):
     begun = time.monotonic()
     assert "Paris" in text(client.infer(MODEL, inputs()))
     assert time.monotonic() - begun < 20, "they go on"
-    refused("", lambda: client.infer(MODEL, inputs(sampling=long), client_timeout=1), "StatusCode.DEADLINE_EXCEEDED")
-    refused("deadline", lambda: client.infer(MODEL, inputs(sampling=long), timeout=500_000), "StatusCode.DEADLINE_EXCEEDED")
+    # The router may know beforehand that it would be late.
+    late = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED")
+    refused("", lambda: client.infer(MODEL, inputs(sampling=long), client_timeout=1), *late)
+    refused("deadline", lambda: client.infer(MODEL, inputs(sampling=long), timeout=500_000), *late)
 
 
 def wrong(client):
