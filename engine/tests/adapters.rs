@@ -13,14 +13,13 @@ use baton_kernels::device::{Device, DeviceError};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::step::AdapterSlot;
 use baton_kv_cache::PrefixHasher;
-use baton_types::{Digest, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
-use common::Sink;
+use baton_types::{Digest, KvPoolMap, SamplingParams, TokenId};
+use common::{FOREVER, Sink};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const MODEL: &str = "random:hidden=70,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=90,vocab=301,context=128,seed=5";
-const FOREVER: Duration = Duration::from_secs(120);
 const BOUNDS: AdapterBounds = AdapterBounds { slots_max: 2, rank_max: 4 };
 
 /// Changes the values, and so the KV, of the first layer.
@@ -74,24 +73,15 @@ fn request(served: &Served, slot: Option<u32>) -> SequenceRequest {
         Some(slot) => PrefixUse::of_adapter(hasher(), served.digests[slot as usize], &tokens),
         None => PrefixUse::new(hasher(), &tokens),
     };
-    SequenceRequest {
-        id: RequestId::try_new("request").unwrap(),
-        prompt_len: tokens.len(),
-        tokens,
-        sampling: SamplingParams {
-            temperature: 0.0,
-            max_tokens: 20,
-            ignore_eos: true,
-            logprobs: Some(2),
-            ..SamplingParams::default()
-        },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: Some(prefix),
-        adapter: slot.map(|slot| used(slot, served.digests[slot as usize])),
-    }
+    let sampling = SamplingParams {
+        temperature: 0.0,
+        max_tokens: 20,
+        ignore_eos: true,
+        logprobs: Some(2),
+        ..SamplingParams::default()
+    };
+    let adapter = slot.map(|slot| used(slot, served.digests[slot as usize]));
+    SequenceRequest { prefix: Some(prefix), adapter, ..common::request("request", tokens, sampling) }
 }
 
 fn used(slot: u32, digest: Digest) -> AdapterUse {

@@ -4,23 +4,19 @@
 mod common;
 
 use baton_engine::formats::{ModelSource, RandomModel};
-use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Model, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
-};
+use baton_engine::{Engine, EngineConfig, EngineHandle, Model, Run, SequenceControl, SequenceEvent, SequenceRequest};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
-use baton_kv_cache::PrefixHasher;
 use baton_memory::{Pending, PoolMemory, Rows};
-use baton_types::{BlockId, Digest, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
-use common::{Kept, Sink};
+use baton_types::{BlockId, KvPoolMap, SamplingParams, TokenId};
+use common::{Bits, FOREVER, Kept, Sink, bits, cached, request};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// No dimension is a multiple of a register tile; prompts reach over three attention slabs of 64 tokens.
 const MODEL: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5";
-const FOREVER: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -60,9 +56,6 @@ fn serve(setup: Setup) -> Served {
     Served { engine, memory, map }
 }
 
-/// A token with the bits of its log-probability and of the best others.
-type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
-
 type Running = (SequenceControl, Receiver<SequenceEvent>);
 
 fn submit(served: &Served, request: SequenceRequest, run: Run) -> Running {
@@ -76,9 +69,7 @@ fn finish((_control, events): Running) -> Vec<Bits> {
         match events.recv_timeout(FOREVER).expect("an event") {
             SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) => {}
             SequenceEvent::Token { token, logprobs, .. } => {
-                let logprobs = logprobs.expect("log-probabilities were asked for");
-                let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));
-                output.push((token, logprobs.chosen.to_bits(), top.collect()));
+                output.push(bits(token, &logprobs.expect("log-probabilities were asked for")));
             }
             SequenceEvent::Prefilled { .. } | SequenceEvent::Finished { .. } => return output,
             SequenceEvent::Failed { message, .. } => panic!("{message}"),
@@ -90,28 +81,18 @@ fn finish((_control, events): Running) -> Vec<Bits> {
 fn requests() -> Vec<SequenceRequest> {
     let lengths = [1, 5, 15, 16, 17, 40, 63, 64, 65, 130, 200, 33];
     let tokens = |(i, len): (usize, usize)| (0..len).map(|t| ((t * t + 7 * i + 3) % 301) as TokenId).collect();
-    let request = |(i, len): (usize, usize), tokens: Vec<TokenId>| SequenceRequest {
-        id: RequestId::try_new(format!("request-{i}")).unwrap(),
-        prompt_len: len,
-        sampling: SamplingParams {
-            temperature: if i % 3 == 0 { 0.0 } else { 1.3 },
-            top_p: if i % 4 == 1 { 0.9 } else { 1.0 },
-            repetition_penalty: if i % 2 == 0 { 1.2 } else { 1.0 },
-            frequency_penalty: if i % 5 == 0 { 0.3 } else { 0.0 },
-            seed: i as u64,
-            max_tokens: 24,
-            logprobs: Some(4),
-            ..SamplingParams::default()
-        },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
-        adapter: None,
-        tokens,
+    let sampling = |i: usize| SamplingParams {
+        temperature: if i.is_multiple_of(3) { 0.0 } else { 1.3 },
+        top_p: if i % 4 == 1 { 0.9 } else { 1.0 },
+        repetition_penalty: if i.is_multiple_of(2) { 1.2 } else { 1.0 },
+        frequency_penalty: if i.is_multiple_of(5) { 0.3 } else { 0.0 },
+        seed: i as u64,
+        max_tokens: 24,
+        logprobs: Some(4),
+        ..SamplingParams::default()
     };
-    lengths.into_iter().enumerate().map(|at| request(at, tokens(at))).collect()
+    let request = |at: (usize, usize)| cached(request(format!("request-{}", at.0), tokens(at), sampling(at.0)));
+    lengths.into_iter().enumerate().map(request).collect()
 }
 
 fn alone() -> Vec<Vec<Bits>> {

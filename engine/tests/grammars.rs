@@ -10,10 +10,8 @@ use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::sampling::TokenSet;
-use baton_types::{
-    ErrorKind, FinishReason, Grammar, KvPoolMap, RequestError, RequestId, SamplingParams, Share, TokenId,
-};
-use common::Sink;
+use baton_types::{ErrorKind, FinishReason, Grammar, KvPoolMap, RequestError, SamplingParams, TokenId};
+use common::{FOREVER, Sink};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -21,7 +19,6 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "random:hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=96,vocab=301,context=128,seed=5";
 const VOCAB: TokenId = 301;
 const END: TokenId = 300;
-const FOREVER: Duration = Duration::from_secs(120);
 
 /// Each token is one to seven above the one before it, the first from 0 to 6. From 200 on the answer may end, from 290 on it must.
 /// A Lark grammar fails, with its text as the reason, once a token is above 50; "slow" takes its time; "panics" does.
@@ -111,25 +108,15 @@ fn serve(on: On, has_grammars: bool) -> EngineHandle {
 
 fn request(seed: u64, grammar: Option<Grammar>) -> SequenceRequest {
     let tokens: Vec<TokenId> = (0..30 + seed as TokenId).map(|t| (t * t + 3) % VOCAB).collect();
-    SequenceRequest {
-        id: RequestId::try_new("request").unwrap(),
-        prompt_len: tokens.len(),
-        tokens,
-        sampling: SamplingParams {
-            temperature: 1.0,
-            seed,
-            max_tokens: 90,
-            logprobs: Some(1),
-            grammar: grammar.map(Arc::new),
-            ..SamplingParams::default()
-        },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: None,
-        adapter: None,
-    }
+    let sampling = SamplingParams {
+        temperature: 1.0,
+        seed,
+        max_tokens: 90,
+        logprobs: Some(1),
+        grammar: grammar.map(Arc::new),
+        ..SamplingParams::default()
+    };
+    common::request("request", tokens, sampling)
 }
 
 fn lark(told: &str) -> Option<Grammar> {

@@ -4,22 +4,17 @@
 mod common;
 
 use baton_engine::formats::{ModelSource, RandomModel};
-use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Model, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,
-};
+use baton_engine::{Engine, EngineConfig, EngineHandle, Model, Run, SequenceControl, SequenceEvent, SequenceRequest};
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::reference::ReferenceDevice;
-use baton_kv_cache::PrefixHasher;
-use baton_types::{Digest, KvPoolMap, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
-use common::{Kept, Sink};
+use baton_types::{KvPoolMap, SamplingParams, TokenId};
+use common::{Bits, FOREVER, Kept, Sink, bits, cached};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
 const MODEL: &str = "random:hidden=198,layers=2,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5";
-const FOREVER: Duration = Duration::from_secs(120);
 const TOP: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
@@ -53,13 +48,6 @@ fn serve(setup: Setup) -> EngineHandle {
     let map = KvPoolMap::try_new(model.layout(setup.block_tokens).unwrap(), setup.blocks).unwrap();
     let memory = device.alloc_pool(&map).unwrap();
     Engine::start(model, memory, &map, config).unwrap()
-}
-
-/// Bits of the log-probabilities of a token: its own, and those of the most likely ones.
-type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
-
-fn bits(token: TokenId, logprobs: &TokenLogprobs) -> Bits {
-    (token, logprobs.chosen.to_bits(), logprobs.top.iter().map(|(token, p)| (*token, p.to_bits())).collect())
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -102,26 +90,16 @@ fn finish((_control, events): Running) -> Output {
 }
 
 fn request(i: usize, tokens: Vec<TokenId>, prompt_logprobs: Option<u32>) -> SequenceRequest {
-    SequenceRequest {
-        id: RequestId::try_new(format!("request-{i}")).unwrap(),
-        prompt_len: tokens.len(),
-        sampling: SamplingParams {
-            temperature: if i.is_multiple_of(2) { 0.0 } else { 1.3 },
-            repetition_penalty: if i.is_multiple_of(3) { 1.2 } else { 1.0 },
-            seed: i as u64,
-            max_tokens: 20,
-            logprobs: Some(TOP),
-            prompt_logprobs,
-            ..SamplingParams::default()
-        },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
-        adapter: None,
-        tokens,
-    }
+    let sampling = SamplingParams {
+        temperature: if i.is_multiple_of(2) { 0.0 } else { 1.3 },
+        repetition_penalty: if i.is_multiple_of(3) { 1.2 } else { 1.0 },
+        seed: i as u64,
+        max_tokens: 20,
+        logprobs: Some(TOP),
+        prompt_logprobs,
+        ..SamplingParams::default()
+    };
+    cached(common::request(format!("request-{i}"), tokens, sampling))
 }
 
 fn prompts() -> impl Iterator<Item = Vec<TokenId>> {

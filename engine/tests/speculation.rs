@@ -5,24 +5,22 @@ mod common;
 
 use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_engine::{
-    DraftModel, Engine, EngineConfig, EngineHandle, Load, Model, PrefixUse, Run, SequenceControl, SequenceEvent,
-    SequenceRequest, SpeculationConfig, SpeculationMethod, StepTime,
+    DraftModel, Engine, EngineConfig, EngineHandle, Load, Model, Run, SequenceControl, SequenceEvent, SequenceRequest,
+    SpeculationConfig, SpeculationMethod, StepTime,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kv_cache::PrefixHasher;
 use baton_memory::PoolMemory;
-use baton_types::{Digest, Dtype, FinishReason, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
-use common::Sink;
+use baton_types::{Dtype, FinishReason, GroupKind, KvPoolMap, SamplingParams, TokenId};
+use common::{Bits, FOREVER, Sink, bits, cached};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
-const FOREVER: Duration = Duration::from_secs(120);
 
 /// The same with other weights, and one of other tokens.
 const OTHER: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=6";
@@ -105,9 +103,6 @@ fn pool(model: &Model, device: &dyn Device, block_tokens: u32, blocks: [u32; 2])
     (memory, map)
 }
 
-/// A token with the bits of its log-probability and of the best others.
-type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
-
 /// All of an answer.
 type Answer = (Vec<Bits>, FinishReason);
 
@@ -124,9 +119,7 @@ fn finish((_control, events): Running) -> Answer {
         match events.recv_timeout(FOREVER).expect("an event") {
             SequenceEvent::Started { .. } | SequenceEvent::Prompt(_) => {}
             SequenceEvent::Token { token, logprobs, .. } => {
-                let logprobs = logprobs.expect("log-probabilities were asked for");
-                let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));
-                output.push((token, logprobs.chosen.to_bits(), top.collect()));
+                output.push(bits(token, &logprobs.expect("log-probabilities were asked for")));
             }
             SequenceEvent::Finished { reason } => return (output, reason),
             SequenceEvent::Prefilled { .. } => panic!("nobody observes it"),
@@ -136,18 +129,7 @@ fn finish((_control, events): Running) -> Answer {
 }
 
 fn request(name: String, tokens: &[TokenId], sampling: SamplingParams) -> SequenceRequest {
-    SequenceRequest {
-        id: RequestId::try_new(name).unwrap(),
-        prompt_len: tokens.len(),
-        sampling: SamplingParams { logprobs: Some(3), ..sampling },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), tokens)),
-        adapter: None,
-        tokens: tokens.to_vec(),
-    }
+    cached(common::request(name, tokens.to_vec(), SamplingParams { logprobs: Some(3), ..sampling }))
 }
 
 /// Ways to draw among few tokens, so that answers repeat themselves now and then.

@@ -5,24 +5,23 @@ mod common;
 
 use baton_engine::formats::{HuggingFaceModel, ModelSource, RandomModel};
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, LogitObserver, Model, PrefixUse, Run, SequenceEvent, SequenceRequest,
-    SpeculationConfig, SpeculationMethod,
+    Engine, EngineConfig, EngineHandle, LogitObserver, Model, Run, SequenceEvent, SequenceRequest, SpeculationConfig,
+    SpeculationMethod,
 };
 use baton_kernels::cpu::{CpuConfig, CpuDevice};
 use baton_kernels::device::Device;
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::Numerics;
-use baton_kv_cache::{Fill, PoolShape, PrefixHasher, Reserve, SharedPool};
+use baton_kv_cache::{Fill, PoolShape, Reserve, SharedPool};
 use baton_memory::PoolMemory;
-use baton_types::{BlockTables, Digest, Dtype, GroupKind, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
-use common::{Kept, Sink};
+use baton_types::{BlockTables, Dtype, GroupKind, KvPoolMap, RequestId, SamplingParams, TokenId};
+use common::{FOREVER, Kept, Sink};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const FOREVER: Duration = Duration::from_secs(120);
 /// Tokens that the layers with a window attend to, in both fixtures below.
 const WINDOW: u32 = 7;
 /// Blocks of one full group: two sequences of [`LENGTH`] tokens, with blocks of 16.
@@ -118,23 +117,12 @@ fn serve(family: &str, setup: Setup) -> Served {
 }
 
 fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
-    SequenceRequest {
-        id: RequestId::try_new("request").unwrap(),
-        tokens: tokens.to_vec(),
-        prompt_len: tokens.len(),
-        sampling: SamplingParams { temperature: 0.0, max_tokens, ignore_eos: true, ..SamplingParams::default() },
-        sample_index: 0,
-        deadline: Instant::now() + FOREVER,
-        priority: 0,
-        share: Share::default(),
-        prefix: None,
-        adapter: None,
-    }
+    let sampling = SamplingParams { temperature: 0.0, max_tokens, ignore_eos: true, ..SamplingParams::default() };
+    common::request("request", tokens.to_vec(), sampling)
 }
 
 fn cached(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
-    let prefix = PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), tokens);
-    SequenceRequest { prefix: Some(prefix), ..request(tokens, max_tokens) }
+    common::cached(request(tokens, max_tokens))
 }
 
 fn finish(events: &Receiver<SequenceEvent>) -> Vec<TokenId> {

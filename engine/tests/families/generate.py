@@ -316,7 +316,7 @@ def gpt_oss_mxfp4():
         file.write("\n")
 
 
-def phi4_mini():
+def phi4(rope, **more):
     """Three quarters of a head are rotated."""
     config = transformers.Phi3Config(
         **COMMON,
@@ -324,38 +324,34 @@ def phi4_mini():
         num_hidden_layers=2,
         pad_token_id=0,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        rope_parameters=rope | {"rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        **more,
     )
-    record("phi4_mini", transformers.Phi3ForCausalLM(config), 6)
+    return transformers.Phi3ForCausalLM(config)
+
+
+def phi4_mini():
+    record("phi4_mini", phi4({"rope_type": "default"}), 6)
 
 
 def long_rope(original):
     """With 40 tokens, more or fewer than the original context."""
     divisors = [1.0, 1.25, 2.0]
-    return transformers.Phi3Config(
-        **COMMON,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-        original_max_position_embeddings=original,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "partial_rotary_factor": 0.75,
-            "original_max_position_embeddings": original,
-            "short_factor": divisors,
-            "long_factor": [4 * divisor for divisor in divisors],
-        },
-    )
+    rope = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+        "short_factor": divisors,
+        "long_factor": [4 * divisor for divisor in divisors],
+    }
+    return phi4(rope, original_max_position_embeddings=original)
 
 
 def phi4_long():
-    record("phi4_long", transformers.Phi3ForCausalLM(long_rope(24)), 16)
+    record("phi4_long", long_rope(24), 16)
 
 
 def phi4_short():
-    record("phi4_short", transformers.Phi3ForCausalLM(long_rope(64)), 17)
+    record("phi4_short", long_rope(64), 17)
 
 
 def llama_dynamic():

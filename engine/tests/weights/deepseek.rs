@@ -1,27 +1,12 @@
 //! What the keys and tensors of DeepSeek's families make of the common decoder. That the result computes their logits is shown by the unit tests of
 //! the forward pass, on the same fixtures.
 
+use crate::families::{fixture, open, refused};
 use crate::folder::Folder;
-use baton_engine::families::{Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, RopeScaling, Scoring};
+use baton_engine::families::{Choice, ExpertGroups, ExpertsSpec, LatentSpec, RopeScaling, Scoring};
 use baton_engine::formats::{GgufModel, ModelSource, RandomModel};
 use baton_types::{Dtype, GroupKind};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(name)
-}
-
-fn open(family: &str, change: impl FnOnce(&mut Folder)) -> Result<DecoderSpec, String> {
-    let mut folder = Folder::of(&fixture(family));
-    change(&mut folder);
-    folder.open().map(|model| model.spec().clone()).map_err(|error| error.to_string())
-}
-
-fn refused(family: &str, change: impl FnOnce(&mut Folder), parts: &[&str]) {
-    let message = open(family, change).expect_err("it is not refused");
-    assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} is not in: {message}");
-}
 
 fn without(key: &str) -> impl FnOnce(&mut Folder) {
     move |folder| folder.edit("config.json", |config| drop(config.as_object_mut().unwrap().remove(key)))

@@ -10,17 +10,17 @@ use baton_kernels::storage::StorageFormat;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(name)
 }
 
-fn open(family: &str, change: impl FnOnce(&mut Folder)) -> Result<DecoderSpec, String> {
+pub(crate) fn open(family: &str, change: impl FnOnce(&mut Folder)) -> Result<DecoderSpec, String> {
     let mut folder = Folder::of(&fixture(family));
     change(&mut folder);
     folder.open().map(|model| model.spec().clone()).map_err(|error| error.to_string())
 }
 
-fn refused(family: &str, change: impl FnOnce(&mut Folder), parts: &[&str]) {
+pub(crate) fn refused(family: &str, change: impl FnOnce(&mut Folder), parts: &[&str]) {
     let message = open(family, change).expect_err("it is not refused");
     assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} is not in: {message}");
 }
