@@ -4,11 +4,17 @@
 //! `configuration_deepseek_v3.py` of transformers 5.24, and of those of GGUF files llama.cpp's `deepseek2`.
 
 use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
-use super::{Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, Rope, RopeScaling, Scoring, attention_scale};
+use super::{
+    Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, Rope, RopeScaling, Scoring, YARN_LOG_MULTIPLIER,
+    attention_scale, yarn_amplitude,
+};
 use crate::formats::{GgufConfig, JsonObject, WeightsError};
 
 /// Epsilon of the norms of compressed vectors, whatever `rms_norm_eps` is: the default of the class in transformers.
 const COMPRESSED_EPS: f32 = 1e-6;
+
+/// Key of GGUF files: of the logarithm of YaRN's factor, for the temperature of attention.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 pub(super) const V2: Family = Family {
     config: ConfigFamily {
@@ -23,7 +29,6 @@ pub(super) const V2: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "deepseek2",
         rotary_rows: RotaryRows::Neighbours,
-        names: &[],
         reads_lengths: true,
         keys: &[
             "attention.key_length_mla",
@@ -40,11 +45,10 @@ pub(super) const V2: Family = Family {
             "expert_weights_norm",
             "expert_weights_scale",
             "leading_dense_block_count",
-            GgufConfig::YARN_LOG_MULTIPLIER,
-            "rope.scaling.yarn_beta_fast",
-            "rope.scaling.yarn_beta_slow",
+            LOG_MULTIPLIER,
         ],
         read: read_gguf,
+        ..GgufFamily::COMMON
     }),
 };
 
@@ -124,7 +128,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec, version: Version) -> Result
     }
     let scaling = config.object("rope_scaling")?.or(config.object("rope_parameters")?);
     let all_dim = scaling.map(|scaling| scaling.float("mscale_all_dim")).transpose()?.flatten();
-    set_attention(spec, latent, head_dim, 0.1 * f64::from(all_dim.unwrap_or(0.0)));
+    set_attention(spec, latent, head_dim, YARN_LOG_MULTIPLIER * f64::from(all_dim.unwrap_or(0.0)));
 
     let float = |key: &str| config.need(key, config.float(key)?);
     let (count, ffn) = (size("n_routed_experts")?, size("moe_intermediate_size")?);
@@ -197,12 +201,11 @@ fn set_attention(spec: &mut DecoderSpec, latent: LatentSpec, head_dim: usize, lo
     for layer in &mut spec.layers {
         let attention = &mut layer.attention;
         (attention.kv_heads, attention.head_dim, attention.latent) = (attention.heads, head_dim, Some(latent));
-        let factor = match &attention.rope {
-            Some(Rope { scaling: RopeScaling::Yarn { factor, .. }, .. }) if *factor > 1.0 => f64::from(*factor),
+        // YaRN's temperature of attention, once for the query and once for the key.
+        let temperature = match &attention.rope {
+            Some(Rope { scaling: RopeScaling::Yarn { factor, .. }, .. }) => yarn_amplitude(*factor, log_multiplier),
             _ => 1.0,
         };
-        // YaRN's temperature of attention, once for the query and once for the key.
-        let temperature = log_multiplier * libm::log(factor) + 1.0;
         attention.scale = (f64::from(attention_scale(head_dim)) * temperature * temperature) as f32;
     }
 }
@@ -230,13 +233,19 @@ fn read_gguf(config: &GgufConfig<'_, '_>, spec: &mut DecoderSpec) -> Result<(), 
         value_dim: heads_of("attention.value_length_mla", "attention.value_length")?,
         rms_eps: spec.final_rms_eps,
     };
-    let log_multiplier = config.own_float(GgufConfig::YARN_LOG_MULTIPLIER)?.unwrap_or(0.0);
+    let log_multiplier = config.own_float(LOG_MULTIPLIER)?.unwrap_or(0.0);
     // Files of other models with this architecture have ten times the number.
     if !(0.0..=0.5).contains(&log_multiplier) {
-        let what = format!("{} of {log_multiplier}", GgufConfig::YARN_LOG_MULTIPLIER);
+        let what = format!("{LOG_MULTIPLIER} of {log_multiplier}");
         return Err(config.unsupported(what, "a tenth of mscale_all_dim is needed, as in files of DeepSeek"));
     }
     set_attention(spec, latent, head_dim, f64::from(log_multiplier));
+    // Their temperature of attention is a factor of the scores alone.
+    for rope in spec.layers.iter_mut().filter_map(|layer| layer.attention.rope.as_mut()) {
+        if let RopeScaling::Yarn { amplitude, .. } = &mut rope.scaling {
+            *amplitude = 1.0;
+        }
+    }
 
     let (count, ffn) = (config.own_size("expert_count")?, config.own_size("expert_feed_forward_length")?);
     let scoring = match config.own_size_or("expert_gating_func", 1)? {

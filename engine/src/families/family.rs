@@ -130,6 +130,18 @@ pub(crate) struct GgufFamily {
     pub(crate) read: fn(&GgufConfig<'_, '_>, &mut DecoderSpec) -> Result<(), WeightsError>,
 }
 
+impl GgufFamily {
+    /// A family whose files have what most have: the rest of a description.
+    pub(crate) const COMMON: Self = Self {
+        architecture: "",
+        rotary_rows: RotaryRows::Halves,
+        names: &[],
+        reads_lengths: false,
+        keys: &[],
+        read: |_, _| Ok(()),
+    };
+}
+
 /// Order of the rows of a head's query or key matrix in a GGUF file. llama.cpp's converter permutes those of the architectures that
 /// llama.cpp rotates as neighbours (`LLAMA_ROPE_TYPE_NORM`), and no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

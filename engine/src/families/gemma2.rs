@@ -3,7 +3,7 @@
 //!
 //! "Gemma 2" (arXiv:2408.00118); the meaning of the keys: `configuration_gemma2.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::qwen2::windows_of_types;
 use super::{Activation, DecoderSpec, LayerNorms, LayerTensor, attention_scale};
 use crate::formats::{GgufConfig, JsonObject, WeightsError};
@@ -45,9 +45,6 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "gemma2",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
         keys: &["attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"],
         read: |config, spec| {
             common_of_gguf(config, spec, LAYERS_OF_27B, |layer| layer % 2 == 0)?;
@@ -57,6 +54,7 @@ pub(super) const FAMILY: Family = Family {
             spec.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = Some(of_scores));
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 

@@ -3,7 +3,7 @@
 //!
 //! "Gemma 3 Technical Report" (arXiv:2503.19786); the meaning of the keys: `configuration_gemma3.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::gemma2::{NAMES, common, common_of_gguf, windows};
 use super::qwen3::head_norms;
 use super::{DecoderSpec, Rope, RopeScaling};
@@ -49,9 +49,6 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "gemma3",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
         keys: &["attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"],
         read: |config, spec| {
             // llama.cpp computes this pattern, whatever the key says.
@@ -60,6 +57,7 @@ pub(super) const FAMILY: Family = Family {
             head_norms(spec);
             local_rope(spec, |dim| Ok(Rope { dim, theta, scaling: RopeScaling::None }))
         },
+        ..GgufFamily::COMMON
     }),
 };
 

@@ -2,7 +2,7 @@
 //!
 //! "gpt-oss-120b & gpt-oss-20b Model Card" (arXiv:2508.10925); the meaning of the keys: `configuration_gpt_oss.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::gemma2::windows;
 use super::mixtral::read_experts;
 use super::{Activation, DecoderSpec, ExpertTensor, ExpertsSpec, LayerTensor, Rope, RopeScaling};
@@ -46,8 +46,6 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "gpt-oss",
-        rotary_rows: RotaryRows::Halves,
-        reads_lengths: false,
         names: &[("post_attention_norm.weight", LayerTensor::MlpNorm)],
         keys: &["attention.sliding_window", "expert_count", "expert_feed_forward_length", "expert_used_count"],
         read: |config, spec| {
@@ -63,6 +61,7 @@ pub(super) const FAMILY: Family = Family {
             }
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 
@@ -86,7 +85,7 @@ fn read(config: &JsonObject, spec: &mut DecoderSpec) -> Result<(), WeightsError>
     let alpha = config.float("swiglu_alpha")?.unwrap_or(ALPHA);
     let limit = config.float("swiglu_limit")?.unwrap_or(LIMIT);
     // A softmax over those that are chosen is that over all, divided by its sum.
-    let experts = Some(ExpertsSpec { biases: true, ..ExpertsSpec::softmax(count, used, true) });
+    let experts = Some(ExpertsSpec::softmax(count, used, true));
     spec.layers.iter_mut().for_each(|layer| layer.experts = experts);
     complete(spec, alpha, limit, bias);
     windows(config, spec, |layer| layer % 2 == 0)

@@ -26,8 +26,6 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "granite",
         rotary_rows: RotaryRows::Neighbours,
-        names: &[],
-        reads_lengths: false,
         keys: &["attention.scale", "embedding_scale", "logit_scale", "residual_scale"],
         read: |config, spec| {
             // As in llama.cpp, 0 means none.
@@ -41,5 +39,6 @@ pub(super) const FAMILY: Family = Family {
             }
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };

@@ -10,10 +10,9 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "llama",
         rotary_rows: RotaryRows::Neighbours,
-        names: &[],
-        reads_lengths: false,
         // Files of Mixtral have this architecture too.
         keys: GGUF_KEYS,
         read: |config, spec| read_experts(config, spec, true),
+        ..GgufFamily::COMMON
     }),
 };

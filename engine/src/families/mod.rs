@@ -26,8 +26,8 @@ mod tensors;
 
 pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
-pub(crate) use rope::yarn_amplitude;
 pub use rope::{Rope, RopeScaling};
+pub(crate) use rope::{YARN_LOG_MULTIPLIER, yarn_amplitude};
 pub(crate) use spec::attention_scale;
 pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm};
 pub(crate) use tensors::layer_index;

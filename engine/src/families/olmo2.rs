@@ -2,7 +2,7 @@
 //!
 //! "2 OLMo 2 Furious" (arXiv:2501.00656); the names of tensors: `modeling_olmo2.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::{DecoderSpec, LayerNorms, LayerTensor, QueryKeyNorm};
 
 pub(super) const FAMILY: Family = Family {
@@ -21,14 +21,11 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "olmo2",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
-        keys: &[],
         read: |_, spec| {
             norms(spec);
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 

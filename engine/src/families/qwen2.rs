@@ -3,7 +3,7 @@
 //! Yang et al., "Qwen2 Technical Report" (arXiv:2407.10671); the meaning of the keys: `configuration_qwen2.py` of transformers 5.24.
 
 use super::DecoderSpec;
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use crate::formats::{JsonObject, WeightsError};
 
 pub(super) const FAMILY: Family = Family {
@@ -20,14 +20,11 @@ pub(super) const FAMILY: Family = Family {
     // The converter writes no window, and llama.cpp computes none.
     gguf: Some(GgufFamily {
         architecture: "qwen2",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
-        keys: &[],
         read: |_, spec| {
             biases(spec);
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 

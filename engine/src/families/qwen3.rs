@@ -2,7 +2,7 @@
 //!
 //! "Qwen3 Technical Report" (arXiv:2505.09388); the meaning of the keys: `configuration_qwen3.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::qwen2::read_windows;
 use super::{DecoderSpec, QueryKeyNorm};
 use crate::formats::{JsonObject, WeightsError};
@@ -23,14 +23,11 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "qwen3",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
-        keys: &[],
         read: |_, spec| {
             head_norms(spec);
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 

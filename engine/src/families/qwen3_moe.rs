@@ -2,7 +2,7 @@
 //!
 //! "Qwen3 Technical Report" (arXiv:2505.09388); the meaning of the keys: `configuration_qwen3_moe.py` of transformers 5.24.
 
-use super::family::{ConfigFamily, Family, GgufFamily, RotaryRows};
+use super::family::{ConfigFamily, Family, GgufFamily};
 use super::mixtral::{GGUF_KEYS, read_experts};
 use super::qwen2::read_windows;
 use super::qwen3::{QK_NORM, head_norms, need_norms};
@@ -37,14 +37,12 @@ pub(super) const FAMILY: Family = Family {
     },
     gguf: Some(GgufFamily {
         architecture: "qwen3moe",
-        rotary_rows: RotaryRows::Halves,
-        names: &[],
-        reads_lengths: false,
         keys: GGUF_KEYS,
         read: |config, spec| {
             head_norms(spec);
             read_experts(config, spec, true)
         },
+        ..GgufFamily::COMMON
     }),
 };
 

@@ -74,9 +74,12 @@ pub enum RopeScaling {
     Factors(Arc<[f32]>),
 }
 
-/// The paper's factor of queries and keys for the temperature of attention (arXiv:2309.00071, equation 22), with `scale` times its logarithm.
-pub(crate) fn yarn_amplitude(factor: f32, scale: f32) -> f64 {
-    if factor > 1.0 { 0.1 * f64::from(scale) * libm::log(f64::from(factor)) + 1.0 } else { 1.0 }
+/// [`yarn_amplitude`]'s part of the logarithm in the paper.
+pub(crate) const YARN_LOG_MULTIPLIER: f64 = 0.1;
+
+/// YaRN's factor of queries and keys for the temperature of attention (arXiv:2309.00071, equation 22), with this part of the logarithm.
+pub(crate) fn yarn_amplitude(factor: f32, log_multiplier: f64) -> f64 {
+    if factor > 1.0 { log_multiplier * libm::log(f64::from(factor)) + 1.0 } else { 1.0 }
 }
 
 impl Rope {

@@ -25,13 +25,11 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         architecture: "smollm3",
         rotary_rows: RotaryRows::Neighbours,
-        names: &[],
-        reads_lengths: false,
-        keys: &[],
         read: |_, spec| {
             without_rope(spec, INTERVAL_DEFAULT);
             Ok(())
         },
+        ..GgufFamily::COMMON
     }),
 };
 

@@ -3,7 +3,8 @@
 use super::header::Header;
 use super::value::Value;
 use crate::families::{
-    AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, registry, yarn_amplitude,
+    AttentionSpec, DecoderSpec, GgufFamily, LayerSpec, Rope, RopeScaling, RotaryRows, YARN_LOG_MULTIPLIER, registry,
+    yarn_amplitude,
 };
 use crate::formats::{WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
@@ -55,9 +56,6 @@ pub(crate) struct GgufConfig<'h, 'a> {
 }
 
 impl<'h, 'a> GgufConfig<'h, 'a> {
-    /// Of the logarithm of YaRN's factor, for the temperature of attention.
-    pub(crate) const YARN_LOG_MULTIPLIER: &'static str = "rope.scaling.yarn_log_multiplier";
-
     /// Checks the architecture and that every one of its keys is understood.
     pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
         const ARCHITECTURE: &str = "general.architecture";
@@ -241,21 +239,20 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         })
     }
 
-    /// YaRN, with the temperature of attention of the paper, or of models where it is a factor of the scores alone.
+    /// YaRN, with the paper's temperature of attention.
     fn yarn(&self) -> Result<RopeScaling, WeightsError> {
         let need = |name: &str| {
             let value = self.own_float(name)?;
             value.ok_or_else(|| self.damaged(format!("{} is missing", self.key(name))))
         };
         let factor = need("rope.scaling.factor")?;
-        let of_scores = self.family.keys.contains(&Self::YARN_LOG_MULTIPLIER);
         Ok(RopeScaling::Yarn {
             factor,
             original_context: self.own_size("rope.scaling.original_context_length")?,
             beta_fast: self.own_float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: self.own_float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             truncate: true,
-            amplitude: if of_scores { 1.0 } else { yarn_amplitude(factor, 1.0) as f32 },
+            amplitude: yarn_amplitude(factor, YARN_LOG_MULTIPLIER) as f32,
         })
     }
 

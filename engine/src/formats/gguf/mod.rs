@@ -52,8 +52,9 @@ impl GgufModel {
             if *name == names::ROPE_FREQS {
                 factors = Some(read_factors(&file, entry)?);
             } else if let Some((layer, tensor)) = names::of_experts(name) {
-                let each = if tensor.is_bias() { vectors } else { matrices };
-                for (expert, entry) in each(&config, name, layer, entry)?.into_iter().enumerate() {
+                let dimensions = if tensor.is_bias() { 2 } else { 3 };
+                let entries = of_each_expert(&config, name, layer, dimensions, entry)?;
+                for (expert, entry) in entries.into_iter().enumerate() {
                     tensors.insert(TensorName::Expert(layer, expert, tensor), entry);
                 }
             } else if let Some((layer, part)) = names::of_latents(name) {
@@ -87,42 +88,19 @@ fn left_out(file: &MappedFile, name: &str) -> WeightsError {
     WeightsError::unsupported(file.path(), format!("tensor {name}"), hint)
 }
 
-/// The matrices of a tensor of three dimensions, one behind another.
-fn matrices(
-    config: &GgufConfig<'_, '_>,
-    name: &str,
-    layer: usize,
-    entry: &TensorEntry,
-) -> Result<Vec<TensorEntry>, WeightsError> {
-    match entry.dims[..] {
-        [columns, rows, count] => of_each_expert(config, name, layer, entry, count, &[columns, rows]),
-        _ => Err(config.damaged(format!("tensor {name} has dimensions {:?}; three are needed", entry.dims))),
-    }
-}
-
-/// The vectors of a tensor of two dimensions, one behind another.
-fn vectors(
-    config: &GgufConfig<'_, '_>,
-    name: &str,
-    layer: usize,
-    entry: &TensorEntry,
-) -> Result<Vec<TensorEntry>, WeightsError> {
-    match entry.dims[..] {
-        [columns, count] => of_each_expert(config, name, layer, entry, count, &[columns]),
-        _ => Err(config.damaged(format!("tensor {name} has dimensions {:?}; two are needed", entry.dims))),
-    }
-}
-
-/// The parts of these dimensions, one of each expert.
+/// The matrices of a tensor of three dimensions, or the vectors of one of two, one behind another.
 fn of_each_expert(
     config: &GgufConfig<'_, '_>,
     name: &str,
     layer: usize,
+    dimensions: usize,
     entry: &TensorEntry,
-    count: usize,
-    dims: &[usize],
 ) -> Result<Vec<TensorEntry>, WeightsError> {
-    let TensorEntry { format, bytes, .. } = entry;
+    let TensorEntry { dims, format, bytes } = entry;
+    let (count, dims) = match dims.split_last() {
+        Some((count, of_one)) if dims.len() == dimensions => (*count, of_one),
+        _ => return Err(config.damaged(format!("tensor {name} has dimensions {dims:?}; {dimensions} are needed"))),
+    };
     let (experts, layers) = (config.own_size_or("expert_count", 0)?, config.own_size("block_count")?);
     if layer >= layers || experts > DecoderSpec::EXPERTS_MAX {
         return Err(config.damaged(format!("tensor {name} in a model of {layers} layers with {experts} experts")));

@@ -3,7 +3,7 @@
 //! Meaning of the parameters: `modeling_rope_utils.py` of transformers.
 
 use super::json::JsonObject;
-use crate::families::{Rope, RopeScaling, yarn_amplitude};
+use crate::families::{Rope, RopeScaling, YARN_LOG_MULTIPLIER, yarn_amplitude};
 use crate::formats::WeightsError;
 
 /// Base of a configuration without one (transformers' default for Llama, which the first Llama models use).
@@ -139,7 +139,7 @@ const YARN: &[&str] =
 
 fn yarn(rope: &JsonObject, factor: f32) -> Result<RopeScaling, WeightsError> {
     // DeepSeek's configurations give the temperature of attention two scales.
-    let scale = |of: f32| yarn_amplitude(factor, of);
+    let scale = |of: f32| yarn_amplitude(factor, YARN_LOG_MULTIPLIER * f64::from(of));
     let amplitude = match (rope.float("attention_factor")?, rope.float("mscale")?, rope.float("mscale_all_dim")?) {
         (Some(stated), _, _) => stated,
         (None, Some(one), Some(all)) if one != 0.0 && all != 0.0 => (scale(one) / scale(all)) as f32,
