@@ -10,7 +10,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceKernels;
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{Attention, BlockId, BlockTable, Dtype, KvPoolMap, TokenKv};
+use baton_types::{Attention, BlockId, BlockTable, Dtype, KvPoolMap, LayerKv};
 use std::time::{Duration, Instant};
 
 /// Heads, and elements of their keys and values.
@@ -68,8 +68,8 @@ impl Batch {
     fn new(kernels: &CpuKernels, of: Heads, Shape { sequences, tokens, rows, .. }: Shape) -> Self {
         let (kv_heads, head_dim) = (of.kv_heads as u32, of.dim as u32);
         let kv = match of.is_latent() {
-            true => TokenKv::Latent { dim: head_dim },
-            false => TokenKv::Heads { kv_heads, head_dim },
+            true => LayerKv::Latent { dim: head_dim },
+            false => LayerKv::Heads { kv_heads, head_dim },
         };
         let layout = Attention::alike(1, kv, None).layout(BLOCK as u32, Dtype::Bf16).expect("layout");
         let each = tokens.div_ceil(BLOCK);

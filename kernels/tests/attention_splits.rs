@@ -8,7 +8,7 @@ use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::{Half, Numerics, TensorCore};
 use baton_kernels::step::StepSegment;
 use baton_memory::HostPool;
-use baton_types::{Attention, BlockId, BlockTable, KvLayout, KvPoolMap, TokenKv};
+use baton_types::{Attention, BlockId, BlockTable, KvLayout, KvPoolMap, LayerKv};
 use common::{Random, cpu, pool};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ impl Case {
     fn layout(&self) -> KvLayout {
         let (kv_heads, dim) = (self.kv_heads as u32, self.dim as u32);
         let kv = match self.latent {
-            Some(_) => TokenKv::Latent { dim },
-            None => TokenKv::Heads { kv_heads, head_dim: dim },
+            Some(_) => LayerKv::Latent { dim },
+            None => LayerKv::Heads { kv_heads, head_dim: dim },
         };
         Attention::alike(1, kv, None).layout(self.block as u32, self.half().dtype()).unwrap()
     }

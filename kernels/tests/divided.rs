@@ -7,7 +7,7 @@ use baton_kernels::device::RopeTable;
 use baton_kernels::host::{KvStep, Scores};
 use baton_kernels::numerics::{ATTENTION_SLAB, Numerics};
 use baton_kernels::step::StepSegment;
-use baton_types::{Attention, BlockId, BlockTable, Dtype, TokenKv};
+use baton_types::{Attention, BlockId, BlockTable, Dtype, LayerKv};
 use common::{Kernels, Random, cpu, pool, reference};
 
 const BLOCK: usize = 64;
@@ -42,8 +42,8 @@ fn rows(kernels: &dyn Kernels, heads: Heads, seen: std::ops::RangeInclusive<usiz
     let blocks = tokens.div_ceil(BLOCK);
     let dim = heads.dim as u32;
     let kv = match heads.latent {
-        Some(_) => TokenKv::Latent { dim },
-        None => TokenKv::Heads { kv_heads: 1, head_dim: dim },
+        Some(_) => LayerKv::Latent { dim },
+        None => LayerKv::Heads { kv_heads: 1, head_dim: dim },
     };
     let layout = Attention::alike(1, kv, None).layout(BLOCK as u32, Dtype::F32).unwrap();
     let (_, _, kv) = pool(layout, blocks);

@@ -14,7 +14,7 @@ use baton_kernels::program::{
 use baton_kernels::reference::{ReferenceDevice, ReferenceKernels};
 use baton_kernels::step::StepSegment;
 use baton_kernels::storage::StorageFormat;
-use baton_types::{Attention, BlockId, BlockTable, Dtype, KvLayout, KvPoolMap, TokenKv};
+use baton_types::{Attention, BlockId, BlockTable, Dtype, KvLayout, KvPoolMap, LayerKv};
 use common::tiny::{BOUNDS, bounds, load};
 use common::{Random, levels, pool};
 
@@ -44,7 +44,7 @@ const SHAPES: [Shape; 4] = [
 
 fn layout(shape: Shape, layers: u32, kv: Dtype) -> KvLayout {
     let dim = (shape.rank + shape.rotated) as u32;
-    Attention::alike(layers, TokenKv::Latent { dim }, None).layout(BLOCK as u32, kv).unwrap()
+    Attention::alike(layers, LayerKv::Latent { dim }, None).layout(BLOCK as u32, kv).unwrap()
 }
 
 /// Bits of query, pool, and values, which begin with fresh latents.

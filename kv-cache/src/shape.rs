@@ -44,11 +44,7 @@ impl PoolShape {
     /// Blocks of each group that a lease of `tokens` tokens has whose KV a peer fills.
     pub fn blocks_received(&self, tokens: usize) -> Vec<usize> {
         let end = tokens.div_ceil(self.block_tokens);
-        let of = |kind: GroupKind| match kind.is_by_position() {
-            true => end - kind.first_for(tokens, self.block_tokens).min(end),
-            false => end.min(1),
-        };
-        self.groups.iter().map(|group| of(group.kind)).collect()
+        self.groups.iter().map(|group| end - group.kind.first_for(tokens, self.block_tokens).min(end)).collect()
     }
 
     /// The group that limits how many tokens fit at once: others are made large enough for the sequences that run.

@@ -1,15 +1,20 @@
 //! Blocks of one sequence, and which of them it needs.
 //!
 //! The block of a group at index `i` holds the positions `i * block_tokens ..`. A *full* group needs all of them. A group with a *window* of
-//! `w` tokens needs only those that the next positions attend to: the row at position `p` attends to the positions `p + 1 - w ..= p`. A group
-//! of *states* has one block for a sequence, whatever its length.
+//! `w` tokens needs only those that the next positions attend to: the row at position `p` attends to the positions `p + 1 - w ..= p`.
+//!
+//! A block of a group of *states* holds one state: what all positions before some position leave. It has the index of the block to which the
+//! last of these belongs, so the state after whole blocks is beside the last of them, and what follows it has an index of its own. A step that
+//! begins behind whole blocks reads one block and writes the next; any other step that stays within a block changes the state in place. While
+//! a step runs, the index of the block that it writes is not known by its positions, and counts as one more than that of the block that it
+//! reads; [`BlockTable::settle`] corrects it.
 
 use crate::{BlockId, GroupKind};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 impl GroupKind {
-    /// Whether its blocks hold positions, rather than a state.
+    /// Whether its blocks hold positions, rather than states.
     pub fn is_by_position(self) -> bool {
         self != Self::State
     }
@@ -23,7 +28,14 @@ impl GroupKind {
                 let first = (positions.start + 1).saturating_sub(tokens as usize) / block_tokens;
                 first.min(end)..end
             }
-            Self::State => 0..1,
+            // The state before them, unless they are the first, and the one behind them, unless it takes the same place.
+            Self::State => match positions.start.checked_sub(1) {
+                None => 0..end.min(1),
+                Some(last) => {
+                    let first = last / block_tokens;
+                    first..first + 1 + usize::from(end > first + 1)
+                }
+            },
         }
     }
 
@@ -43,7 +55,7 @@ impl GroupKind {
                 let span = (window as usize).saturating_sub(1).saturating_add(chunk.max(1));
                 all.min((span - 1).div_ceil(block_tokens) + 1)
             }
-            Self::State => all.min(1),
+            Self::State => all.min(2),
         }
     }
 }
@@ -76,6 +88,14 @@ impl BlockTable {
     /// The block at an index, if it is held.
     pub fn get(&self, index: usize) -> Option<BlockId> {
         self.blocks.get(index.checked_sub(self.first)?).copied()
+    }
+
+    /// Of states: a step is done, so that the state is the one behind `computed` positions. If the table has the state before the step too, that
+    /// one leaves the table and is returned.
+    pub fn settle(&mut self, computed: usize, block_tokens: usize) -> Option<BlockId> {
+        let before = (self.blocks.len() > 1).then(|| self.blocks.remove(0));
+        self.first = computed.saturating_sub(1) / block_tokens;
+        before
     }
 
     /// Whether it has all blocks at these indices.
@@ -145,13 +165,30 @@ mod tests {
             (GroupKind::Window(33), 100..101, 4..7),
             (GroupKind::Window(200), 100..101, 0..7),
             (GroupKind::Window(1), 96..97, 6..7),
-            (GroupKind::State, 100..101, 0..1),
+            // Within a block in place, out of it into another one; the first positions need no state before them.
+            (GroupKind::State, 100..101, 6..7),
+            (GroupKind::State, 100..112, 6..7),
+            (GroupKind::State, 100..113, 6..8),
+            (GroupKind::State, 112..113, 6..8),
+            (GroupKind::State, 112..500, 6..8),
+            (GroupKind::State, 0..500, 0..1),
         ];
         for (kind, positions, live) in cases {
             assert_eq!(kind.live(positions, 16), live, "{kind:?}");
         }
         // Nothing of a window of one token is needed before the next position's own block.
         assert_eq!([GroupKind::Window(1), GroupKind::Window(2)].map(|kind| kind.first_for(32, 16)), [2, 1]);
+        assert_eq!([0, 31, 32, 33].map(|position| GroupKind::State.first_for(position, 16)), [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_state_has_the_index_of_the_last_position_before_it() {
+        let mut table = BlockTable { first: 1, blocks: [7, 9].map(BlockId).to_vec() };
+        assert_eq!(
+            (table.settle(80, 16), &table),
+            (Some(BlockId(7)), &BlockTable { first: 4, blocks: vec![BlockId(9)] })
+        );
+        assert_eq!((table.settle(81, 16), table.first), (None, 5));
     }
 
     /// The bound is reached: some alignment needs as many blocks.

@@ -4,7 +4,7 @@
 //! neighbouring blocks is therefore one contiguous range, and so is a run of tokens within one plane of one block,
 //! whatever the block size: pools with different block sizes exchange runs of tokens.
 
-use crate::{Attention, Dtype, TokenKv};
+use crate::{Attention, Dtype, LayerKv};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -228,7 +228,7 @@ impl KvLayout {
         head_dim: u32,
         dtype: Dtype,
     ) -> Result<Self, LayoutError> {
-        Attention::alike(layers, TokenKv::Heads { kv_heads, head_dim }, None).layout(block_tokens, dtype)
+        Attention::alike(layers, LayerKv::Heads { kv_heads, head_dim }, None).layout(block_tokens, dtype)
     }
 
     pub fn block_tokens(&self) -> u32 {

@@ -26,7 +26,7 @@ pub mod sampling;
 pub mod sequence;
 pub mod share;
 
-pub use attention::{Attention, AttentionGroup, SlidingWindow, TokenKv};
+pub use attention::{Attention, AttentionGroup, LayerKv, SlidingWindow};
 pub use blocks::{BlockTable, BlockTables, GroupBlocks};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
 pub use capacity::PoolDemand;

@@ -4,7 +4,7 @@
 
 use super::error::KvSizeError;
 use super::named::all_but;
-use baton_types::{Attention, SlidingWindow, TokenKv};
+use baton_types::{Attention, LayerKv, SlidingWindow};
 use serde_json::{Map, Value};
 use std::io::Read as _;
 use std::path::Path;
@@ -51,9 +51,9 @@ fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
     let kv = match model_type {
         "deepseek_v2" | "deepseek_v3" => {
             let (rank, rotated) = (need(keys, &["kv_lora_rank"])?, need(keys, &["qk_rope_head_dim"])?);
-            TokenKv::Latent { dim: rank.saturating_add(rotated) }
+            LayerKv::Latent { dim: rank.saturating_add(rotated) }
         }
-        _ => TokenKv::Heads { kv_heads: kv_heads(keys, model_type)?, head_dim: head_dim(keys, model_type)? },
+        _ => LayerKv::Heads { kv_heads: kv_heads(keys, model_type)?, head_dim: head_dim(keys, model_type)? },
     };
     let window = window(keys, model_type, layers)?;
     let context = size(keys, &["max_position_embeddings"])?.map_or(0, u64::from);
@@ -182,7 +182,7 @@ mod tests {
         let config = json!({"model_type": "gemma2", "num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 64,
             "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 128, "layer_types": types});
         let window = SlidingWindow { tokens: 128, layers: vec![1] };
-        let kv = TokenKv::Heads { kv_heads: 1, head_dim: 32 };
+        let kv = LayerKv::Heads { kv_heads: 1, head_dim: 32 };
         assert_eq!(read(config.clone()).unwrap().0, Attention::alike(3, kv, Some(&window)));
         let mut other = config;
         other["layer_types"] = json!(["full_attention"]);
@@ -193,7 +193,7 @@ mod tests {
     fn what_is_not_known_is_refused_by_name() {
         let base = json!({"model_type": "mistral", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64,
             "num_key_value_heads": 2, "sliding_window": null});
-        let kv = TokenKv::Heads { kv_heads: 2, head_dim: 32 };
+        let kv = LayerKv::Heads { kv_heads: 2, head_dim: 32 };
         assert_eq!(read(base.clone()).unwrap().0, Attention::alike(2, kv, None));
         let check = |key: &str, value: Value, expected: &str| {
             let mut config = base.clone();

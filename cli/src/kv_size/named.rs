@@ -1,6 +1,6 @@
 //! Models known by name: the facts of their `config.json`, and their number of parameters.
 
-use baton_types::{Attention, SlidingWindow, TokenKv};
+use baton_types::{Attention, LayerKv, SlidingWindow};
 use baton_worker::models::ModelSize;
 
 /// Which layers attend only to a window.
@@ -17,7 +17,7 @@ enum Window {
 struct Named {
     name: &'static str,
     layers: u32,
-    kv: TokenKv,
+    kv: LayerKv,
     window: Window,
     parameters_millions: u64,
     context: u64,
@@ -31,7 +31,7 @@ const fn heads(
     parameters_millions: u64,
     context: u64,
 ) -> Named {
-    let kv = TokenKv::Heads { kv_heads, head_dim };
+    let kv = LayerKv::Heads { kv_heads, head_dim };
     Named { name, layers, kv, window: Window::No, parameters_millions, context, served: true }
 }
 
@@ -41,7 +41,7 @@ const fn sliding(window: Window, named: Named) -> Named {
 
 /// With latents of DeepSeek's published sizes in place of heads.
 const fn latents(named: Named) -> Named {
-    Named { kv: TokenKv::Latent { dim: 512 + 64 }, ..named }
+    Named { kv: LayerKv::Latent { dim: 512 + 64 }, ..named }
 }
 
 /// A model whose architecture the engine does not support.

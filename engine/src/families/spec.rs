@@ -2,7 +2,7 @@
 
 use super::Rope;
 use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
-use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
+use baton_types::{Attention, Dtype, KvLayout, LayerKv, LayoutError};
 
 /// Dimensions and constants of a decoder: an embedding, layers around an f32 residual stream, RMSNorm, and the output matrix.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,10 +174,10 @@ impl AttentionSpec {
     }
 
     /// What is stored of a token.
-    fn token_kv(&self) -> TokenKv {
+    fn token_kv(&self) -> LayerKv {
         match self.latent {
-            Some(LatentSpec { rank, .. }) => TokenKv::Latent { dim: (rank + self.rotated()) as u32 },
-            None => TokenKv::Heads { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 },
+            Some(LatentSpec { rank, .. }) => LayerKv::Latent { dim: (rank + self.rotated()) as u32 },
+            None => LayerKv::Heads { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 },
         }
     }
 

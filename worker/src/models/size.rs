@@ -46,7 +46,7 @@ fn of(spec: &DecoderSpec) -> ModelSize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_types::{Attention, TokenKv};
+    use baton_types::{Attention, LayerKv};
 
     fn sized(model: &str) -> Result<ModelSize, ModelsError> {
         size(&ModelSettings { model: model.into(), ..ModelSettings::default() })
@@ -62,7 +62,7 @@ mod tests {
         let size = sized(folder.path().to_str().unwrap()).unwrap();
         // Llama-3-8B has 8,030,261,248 parameters.
         assert_eq!((size.parameters, size.context), (8_030_261_248, 8_192));
-        let kv = TokenKv::Heads { kv_heads: 8, head_dim: 128 };
+        let kv = LayerKv::Heads { kv_heads: 8, head_dim: 128 };
         assert_eq!(size.attention, Attention::alike(32, kv, None));
         std::fs::write(folder.path().join("config.json"), config.replace("Llama", "Falcon")).unwrap();
         assert!(sized(folder.path().to_str().unwrap()).unwrap_err().is_unsupported());
