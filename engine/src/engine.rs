@@ -89,10 +89,6 @@ fn assemble<M: StepModel>(
     clock: Arc<dyn Clock>,
 ) -> Result<(EngineHandle, Runner<M>), EngineError> {
     let shared = Shared::new(config.try_new()?, map, &model, clock)?;
-    let by_position = shared.pool.shape().groups.iter().all(|group| group.kind.is_by_position());
-    if draft.is_some() && !by_position {
-        return Err(EngineError::StatesDrafted { which: "model" });
-    }
     let draft = draft.map(|draft| draft.start(shared.vocab, shared.config.chunk_tokens_max)).transpose()?;
     let len_max = shared.len_max();
     let needs = shared.pool.shape().blocks_at_once(len_max, shared.config.launched_tokens_max());

@@ -40,14 +40,11 @@ pub enum EngineError {
         "the draft model has a vocabulary of {draft} tokens and the model one of {model}: they must be the same tokens"
     )]
     DraftVocab { draft: usize, model: usize },
-    /// A state cannot be taken back by a few tokens.
+    /// A draft model goes back by a few tokens at nearly each step.
     #[error(
-        "the {which} keeps a state for each sequence, which proposals cannot be taken back from: use no draft model"
+        "the draft model keeps a state for each sequence, which proposals cannot be taken back from: use another one"
     )]
-    StatesDrafted {
-        /// `model` or `draft model`.
-        which: &'static str,
-    },
+    StatesDrafted,
     /// The KV layout is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),

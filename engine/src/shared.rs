@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     /// Whether the engine thread has ended, where it has one.
     pub(crate) ended: (Mutex<bool>, Condvar),
     /// Whether a group has a window, whose blocks sequences exchange.
-    pub(crate) has_windows: bool,
+    pub(crate) exchanges_blocks: bool,
     /// Model layers that have KV.
     pub(crate) layers: Vec<u32>,
     /// Loaded adapters, and what they are.
@@ -70,7 +70,11 @@ impl Shared {
             adapters: Mutex::new(model.adapters()),
             block_tokens,
             pool_tokens,
-            has_windows: map.layout().groups().iter().any(|group| matches!(group.kind, GroupKind::Window(_))),
+            exchanges_blocks: map
+                .layout()
+                .groups()
+                .iter()
+                .any(|group| matches!(group.kind, GroupKind::Window(_) | GroupKind::State)),
             layers: map.layout().groups().iter().flat_map(|group| group.layers.iter().copied()).collect(),
             gate: RwLock::default(),
             grammars: RwLock::default(),

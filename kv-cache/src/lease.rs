@@ -1,8 +1,8 @@
 //! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
 use crate::cached_pool::{Computed, Table};
-use crate::{Keep, PoolShape, PrefixHash, SharedPool};
-use baton_types::{BlockTables, GroupBlocks, seeded};
+use crate::{Keep, PoolGroup, PoolShape, PrefixHash, SharedPool};
+use baton_types::{BlockTables, GroupBlocks, GroupKind, seeded};
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
@@ -14,6 +14,8 @@ pub struct Lease {
     tables: BlockTables,
     /// Rows that were cached before this lease was made.
     cached: usize,
+    /// Rows that were cached before this lease was made, if states are not counted.
+    known: usize,
     /// Rows that are known to be cached: the next store begins after them.
     stored: usize,
     /// Rows that this lease stored and that were not cached before.
@@ -22,6 +24,17 @@ pub struct Lease {
     spare: GroupBlocks,
     /// Index of the first block that is filled whole, by group.
     whole: Vec<usize>,
+    /// The state before the last held positions is kept beside the one behind them, so that they can be undone.
+    is_undoable: bool,
+}
+
+/// What happens to the state before the positions that a sequence computes next. Nothing of it matters in groups without states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateBefore {
+    /// It is changed in place, unless it is behind whole blocks, where it may be cached.
+    Replaced,
+    /// It stays until [`Lease::settle`], so that [`Lease::undo`] can go back to it.
+    Kept,
 }
 
 /// A copy that a forked sequence needs before it continues: of the block that both sequences would write.
@@ -37,9 +50,9 @@ pub struct ForkCopy {
 
 impl Lease {
     pub(crate) fn new(pool: SharedPool, table: Table) -> Self {
-        let Table { tables, cached, whole } = table;
+        let Table { tables, cached, known, whole } = table;
         let spare = GroupBlocks(vec![Vec::new(); tables.0.len()]);
-        Self { pool, tables, cached, stored: 0, added: 0, spare, whole }
+        Self { pool, tables, cached, known, stored: 0, added: 0, spare, whole, is_undoable: false }
     }
 
     /// The blocks, in the order of the tokens they hold.
@@ -58,6 +71,12 @@ impl Lease {
         self.cached
     }
 
+    /// Number of leading blocks whose KV was cached when the lease was made, states aside: where this is more than
+    /// [`Lease::cached_blocks`], other sequences went on from there in another way, and a state there would have been of use.
+    pub fn known_blocks(&self) -> usize {
+        self.known
+    }
+
     /// Number of leading blocks that this lease has stored, with a retention time.
     pub fn kept_blocks(&self) -> usize {
         self.stored
@@ -68,17 +87,26 @@ impl Lease {
         self.added
     }
 
+    /// Indices of the blocks of a group that are needed for these positions.
+    fn live(kind: GroupKind, positions: &Range<usize>, state: StateBefore, block_tokens: usize) -> Range<usize> {
+        let live = kind.live(positions.clone(), block_tokens);
+        let is_kept = kind == GroupKind::State && state == StateBefore::Kept && positions.start > 0;
+        if is_kept { live.start..live.start + 2 } else { live }
+    }
+
     /// Holds what is needed to compute these positions, none before which is computed later: first returns blocks that left their windows,
     /// then adds blocks in each group, or none at all (returns `false`). No launched step may still use the returned ones.
-    pub fn hold(&mut self, positions: Range<usize>) -> bool {
+    ///
+    /// The positions begin behind those that were [settled](Lease::settle) last.
+    pub fn hold(&mut self, positions: Range<usize>, state: StateBefore) -> bool {
         let Self { pool, tables, .. } = self;
         let PoolShape { block_tokens, groups } = pool.shape();
-        pool.exchange(|state| {
+        let held = pool.exchange(|pool| {
             let mut missing = Vec::with_capacity(groups.len());
             for (group, shape) in groups.iter().enumerate() {
-                let live = shape.kind.live(positions.clone(), *block_tokens);
+                let live = Self::live(shape.kind, &positions, state, *block_tokens);
                 if shape.kind.is_by_position() {
-                    state.retire(tables, group, live.start);
+                    pool.retire(tables, group, live.start);
                 }
                 missing.push(live.end.saturating_sub(tables.0[group].end()));
             }
@@ -86,10 +114,52 @@ impl Lease {
                 return true;
             }
             let ends: Vec<_> = tables.0.iter().map(|table| table.blocks.last().copied()).collect();
-            let Some(more) = state.allocate(&missing, Some(&ends)) else { return false };
+            let Some(more) = pool.allocate(&missing, Some(&ends)) else { return false };
             tables.0.iter_mut().zip(more.0).for_each(|(table, more)| table.blocks.extend(more));
             true
-        })
+        });
+        self.is_undoable |= held && state == StateBefore::Kept;
+        held
+    }
+
+    /// A step is done: the first `tokens` tokens are computed. Returns the state before it, where it has one: of positions before `keep_to` it
+    /// stays cached as others do; behind that, where the next checkpoint of the same sequence takes its place, it is the first to make room.
+    pub fn settle(&mut self, tokens: usize, keep_to: usize) {
+        let Self { pool, tables, is_undoable, .. } = self;
+        let PoolShape { block_tokens, groups } = pool.shape();
+        let is_undoable = std::mem::take(is_undoable);
+        for (group, _) in groups.iter().enumerate().filter(|(_, shape)| shape.kind == GroupKind::State) {
+            let table = &mut tables.0[group];
+            let before = table.first;
+            // A step that runs already may have the next block.
+            if !is_undoable && before == tokens.saturating_sub(1) / block_tokens {
+                continue;
+            }
+            let is_replaceable = (before + 1) * block_tokens > keep_to;
+            if let Some(block) = table.settle(tokens, *block_tokens) {
+                pool.exchange(|pool| pool.retire_state(group, block, is_replaceable));
+            }
+        }
+    }
+
+    /// What was held with [`StateBefore::Kept`] counts for nothing: the state is the one before again.
+    pub fn undo(&mut self) {
+        if !std::mem::take(&mut self.is_undoable) {
+            return;
+        }
+        let kinds = self.pool.shape().groups.iter().map(|group| group.kind);
+        let behind = kinds.zip(&mut self.tables.0).map(|(kind, table)| match kind == GroupKind::State {
+            true => table.blocks.split_off(1.min(table.blocks.len())),
+            false => Vec::new(),
+        });
+        let behind = GroupBlocks(behind.collect());
+        self.pool.give_back_uncached(&behind);
+    }
+
+    /// Whether a state beside the running one is held: that before the positions of a step.
+    pub fn holds_state_before(&self) -> bool {
+        let mut groups = self.pool.shape().groups.iter().zip(&self.tables.0);
+        groups.any(|(group, table)| group.kind == GroupKind::State && table.blocks.len() > 1)
     }
 
     /// Returns the blocks behind those of the first `tokens` tokens. None of them may be cached: their KV was never complete.
@@ -106,11 +176,11 @@ impl Lease {
         pool.give_back_uncached(&ahead);
     }
 
-    /// Blocks of each group that [`Lease::hold`] would add for positions up to `end`.
-    pub fn missing(&self, end: usize) -> Vec<usize> {
+    /// Blocks of each group that [`Lease::hold`] would add for these positions.
+    pub fn missing(&self, positions: Range<usize>, state: StateBefore) -> Vec<usize> {
         let PoolShape { block_tokens, groups } = self.pool.shape();
-        let groups = groups.iter().zip(&self.tables.0);
-        groups.map(|(group, table)| group.kind.live(0..end, *block_tokens).end.saturating_sub(table.end())).collect()
+        let live = |group: &PoolGroup| Self::live(group.kind, &positions, state, *block_tokens);
+        groups.iter().zip(&self.tables.0).map(|(group, table)| live(group).end.saturating_sub(table.end())).collect()
     }
 
     /// Index after the last block, in the group that ends first: `block_tokens` times this is the lease's capacity.
@@ -146,7 +216,8 @@ impl Lease {
     /// A lease for a second sequence of `len` tokens that begins with the same `tokens` tokens. It shares the whole blocks among them and
     /// gets fresh blocks of its own after those. If the last of the tokens are in a partial block, which both would write, a copy must be
     /// made. `None` if there is no room for the fresh blocks with `keep_free` left, or this lease no longer holds what position `tokens`
-    /// needs: blocks that left the window, or the state at that position.
+    /// needs: blocks that left the window. States are not forked either: a lease has that of its last position, and the forked sequence
+    /// needs an earlier one.
     ///
     /// # Panics
     /// If the lease never held that many tokens, or there is something to copy and no fresh block.
@@ -179,7 +250,8 @@ impl Lease {
         });
         tables.0.iter_mut().zip(own.0).for_each(|(table, own)| table.blocks.extend(own));
         // It has stored nothing: its sequence's retention time may differ from this one's.
-        let table = Table { tables, cached: self.cached.min(whole), whole: self.whole.clone() };
+        let cached = self.cached.min(whole);
+        let table = Table { tables, cached, known: cached, whole: self.whole.clone() };
         Some((Self::new(self.pool.clone(), table), copy))
     }
 

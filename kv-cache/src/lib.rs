@@ -33,7 +33,7 @@ pub use cached_pool::{Fill, Reserve};
 pub use feed::{CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};
-pub use lease::{ForkCopy, Lease, Quarantined};
+pub use lease::{ForkCopy, Lease, Quarantined, StateBefore};
 pub use pool::{BlockCounts, BlockPool, BlockState, PoolError};
 pub use shape::{PoolGroup, PoolShape};
 pub use shared::SharedPool;

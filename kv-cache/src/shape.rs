@@ -64,7 +64,8 @@ impl PoolShape {
         let all = self.groups.iter().enumerate();
         let full: Vec<usize> = all.clone().filter(|(_, g)| keeps_all(g.kind)).map(|(g, _)| g).collect();
         let window = |kind: GroupKind| if let GroupKind::Window(tokens) = kind { tokens } else { 0 };
-        let widest = all.max_by_key(|(g, group)| (window(group.kind), std::cmp::Reverse(*g)));
+        let windows = all.filter(|(_, group)| group.kind.is_by_position());
+        let widest = windows.max_by_key(|(g, group)| (window(group.kind), std::cmp::Reverse(*g)));
         if full.is_empty() { widest.map(|(g, _)| g).into_iter().collect() } else { full }
     }
 }
@@ -94,18 +95,20 @@ mod tests {
             (shape(&[(full, 10), (window, 5)]), 160),
             (shape(&[(full, 10), (window, 4)]), 64),
             (shape(&[(window, 5)]), usize::MAX),
-            (shape(&[(full, 10), (GroupKind::State, 1)]), 160),
+            (shape(&[(full, 10), (GroupKind::State, 2)]), 160),
+            (shape(&[(full, 10), (GroupKind::State, 1)]), 16),
         ];
         for (shape, tokens) in cases {
             assert_eq!(shape.tokens_max(16), tokens, "{shape:?}");
         }
-        assert_eq!(shape(&[(full, 9), (window, 9), (GroupKind::State, 9)]).blocks_at_once(200, 16), [13, 5, 1]);
+        assert_eq!(shape(&[(full, 9), (window, 9), (GroupKind::State, 9)]).blocks_at_once(200, 16), [13, 5, 2]);
     }
 
     #[test]
     fn full_groups_decide_and_the_widest_window_where_there_is_none() {
         let (full, narrow, wide) = (GroupKind::Full, GroupKind::Window(16), GroupKind::Window(64));
-        let cases: [(&[GroupKind], &[usize]); 5] = [
+        let cases: [(&[GroupKind], &[usize]); 6] = [
+            (&[GroupKind::State], &[]),
             (&[full], &[0]),
             (&[wide, full, GroupKind::Latent], &[1, 2]),
             (&[narrow, wide], &[1]),

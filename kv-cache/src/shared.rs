@@ -28,8 +28,7 @@ impl SharedPool {
         Self::of(shape, None)
     }
 
-    /// A pool whose full blocks, once stored, stay cached until their memory is needed or they expire. A pool with a group of states caches
-    /// nothing.
+    /// A pool whose full blocks, once stored, stay cached until their memory is needed or they expire.
     pub fn with_cache(shape: PoolShape, cache: CacheConfig) -> Result<Self, PoolError> {
         Self::of(shape, Some(cache))
     }
@@ -107,7 +106,7 @@ impl SharedPool {
         self.lease(|state| {
             let blocks = state.allocate_keeping(blocks_per_group, &vec![free_min; blocks_per_group.len()])?;
             let whole = vec![0; blocks.0.len()];
-            Some(Table { tables: BlockTables::from_start(blocks), cached: 0, whole })
+            Some(Table { tables: BlockTables::from_start(blocks), cached: 0, known: 0, whole })
         })
     }
 
@@ -265,6 +264,7 @@ impl fmt::Debug for SharedPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StateBefore;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn counts(free: usize, referenced: usize, quarantined: usize) -> BlockCounts {
@@ -284,8 +284,8 @@ mod tests {
         });
         let mut lease = pool.try_lease(&[1, 2]).unwrap();
         assert_eq!(pool.counts(), counts(5, 3, 0));
-        assert!(lease.hold(0..64));
-        assert!(!lease.hold(0..65), "the second group is full");
+        assert!(lease.hold(0..64, StateBefore::Replaced));
+        assert!(!lease.hold(0..65, StateBefore::Replaced), "the second group is full");
         assert_eq!((pool.counts(), lease.blocks_end()), (counts(0, 8, 0), 4));
         assert_eq!(told.load(Ordering::Relaxed), 0);
         drop(lease);

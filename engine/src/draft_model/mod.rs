@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::model::Model;
 use crate::scheduler::SequenceKey;
 use crate::step_model::StepModel;
-use baton_kv_cache::{PoolShape, SharedPool};
+use baton_kv_cache::{PoolShape, SharedPool, StateBefore};
 use baton_memory::PoolMemory;
 use baton_types::{KvPoolMap, TokenId};
 use past::Past;
@@ -56,7 +56,7 @@ impl DraftModel {
             return Err(EngineError::DraftVocab { draft: model.vocab(), model: vocab });
         }
         if shape.groups.iter().any(|group| !group.kind.is_by_position()) {
-            return Err(EngineError::StatesDrafted { which: "draft model" });
+            return Err(EngineError::StatesDrafted);
         }
         let len_max = len_max.min(shape.tokens_max(chunk));
         let pool = SharedPool::try_new(shape)?;
@@ -90,7 +90,7 @@ impl DraftRunner {
     /// Whether it can propose behind so many tokens of a sequence.
     pub(crate) fn has_room(&self, key: SequenceKey, tokens: usize) -> bool {
         let missing = match self.pasts.get(&key) {
-            Some(past) => past.lease.missing(tokens),
+            Some(past) => past.lease.missing(0..tokens, StateBefore::Replaced),
             None => self.pool.shape().blocks_at_once(tokens, self.chunk),
         };
         tokens <= self.len_max && self.pool.available().iter().zip(missing).all(|(free, missing)| *free >= missing)

@@ -1,6 +1,6 @@
 //! What the draft model knows of one sequence.
 
-use baton_kv_cache::{Lease, SharedPool};
+use baton_kv_cache::{Lease, SharedPool, StateBefore};
 use baton_types::{TokenId, seeded};
 
 /// The KV of the first tokens of a sequence, and of proposals behind them.
@@ -35,6 +35,6 @@ impl Past {
     pub(super) fn continue_with(&mut self, tokens: &[TokenId], positions: usize) -> bool {
         self.computed = self.known(tokens);
         self.ahead.clear();
-        self.lease.hold(self.computed..self.computed + positions)
+        self.lease.hold(self.computed..self.computed + positions, StateBefore::Replaced)
     }
 }

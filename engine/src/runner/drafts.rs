@@ -40,13 +40,14 @@ impl<M: StepModel> Runner<M> {
             self.draft = None;
             vec![Vec::new(); drafted.len()]
         });
-        let now = self.shared.clock.now();
         for (Drafted { at, drafts, .. }, proposals) in drafted.into_iter().zip(proposals) {
             let segment = &mut batch[at];
             let missing = drafts - proposals.len();
             segment.rows -= missing;
             segment.drafts -= missing;
-            self.scheduler.rejected(segment.key, missing, now);
+            if missing > 0 {
+                self.scheduler.withdrawn(segment.key);
+            }
             if let Some(sequence) = self.sequences.get_mut(&segment.key) {
                 (sequence.drafts, sequence.proposer) = (proposals, Proposer::Draft);
             }

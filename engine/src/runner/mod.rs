@@ -134,10 +134,7 @@ impl<M: StepModel> Runner<M> {
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let slots = Slots::new(shared.config.running_max);
         let mask_threads = MaskThreads::new(shared.config.running_max);
-        // The state that rejected rows leave could not be undone.
-        let by_position = shared.pool.shape().groups.iter().all(|group| group.kind.is_by_position());
         let speculation = Speculation::new(&shared.config.speculation, shared.config.logit_rows_max());
-        let speculation = speculation.filter(|_| by_position);
         Self {
             model,
             shared,

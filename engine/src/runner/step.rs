@@ -3,7 +3,7 @@
 use super::{Runner, common};
 use crate::api::{PrefillObserver, SequenceEvent};
 use crate::model::{ModelError, StepInput};
-use crate::scheduler::{Segment, SequenceKey};
+use crate::scheduler::{Rest, Segment, SequenceKey};
 use crate::speculation::Proposer;
 use crate::step_model::StepModel;
 use baton_kernels::device::DeviceError;
@@ -142,7 +142,7 @@ impl<M: StepModel> Runner<M> {
                 scored += segment.scored;
             }
             if !segment.samples {
-                self.scheduler.advance(segment.key, segment.rows, false, now);
+                self.scheduler.advance(segment.key, segment.rows, false, Rest::Nothing, now);
                 continue;
             }
             let Some(slot) = sampled.next().filter(|slot| slot.rows.len() == 1 + slot.accepted.min(segment.drafts))
@@ -153,12 +153,18 @@ impl<M: StepModel> Runner<M> {
             let rejected = segment.drafts - slot.accepted;
             // Behind a proposal that was accepted comes the next row of the same sequence, as in a step of its own.
             let rows = segment.rows - segment.drafts;
+            let last = slot.rows.len() - 1;
             for (at, mut result) in slot.rows.into_iter().enumerate() {
+                let rest = match rejected {
+                    0 if at == last => Rest::Nothing,
+                    0 => Rest::Accepted,
+                    _ => Rest::Rejected,
+                };
                 if seeded!(RejectedTaken) && at == slot.accepted {
                     self.take_rejected(segment.key, at, &mut result);
                 }
                 let rows = if at == 0 { rows } else { 1 };
-                self.sampled(segment.key, rows, result, logits(row + at))?;
+                self.sampled(segment.key, rows, rest, result, logits(row + at))?;
             }
             self.reject(segment.key, rejected, now);
             row += segment.tokens_max();
@@ -230,7 +236,7 @@ impl<M: StepModel> Runner<M> {
                 observed.extend(step.ids.len() - samples..step.ids.len());
             }
             if let Some(observer) = &mut sequence.observer {
-                if self.shared.has_windows {
+                if self.shared.exchanges_blocks {
                     observer.grown(lease.tables());
                 }
                 step.observed = 0..self.shared.layers.len() as u32;
@@ -271,6 +277,7 @@ impl<M: StepModel> Runner<M> {
         &mut self,
         key: SequenceKey,
         rows: usize,
+        rest: Rest,
         result: Result<Sampled, SampleError>,
         logits: Option<&[f32]>,
     ) -> Result<(), ModelError> {
@@ -300,7 +307,7 @@ impl<M: StepModel> Runner<M> {
         self.generated_tokens += 1;
         let at = self.shared.clock.now();
         // The step's KV stays valid, whatever happens to the token.
-        self.scheduler.advance(key, rows, true, at);
+        self.scheduler.advance(key, rows, true, rest, at);
         if let Some(hash) = sequence.next_hash() {
             self.scheduler.hashed(key, hash);
         }

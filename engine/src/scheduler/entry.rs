@@ -95,7 +95,7 @@ pub(super) enum Stage {
 pub(super) struct Entry {
     pub(super) len: usize,
     /// Number of tokens that the hash of the whole covers.
-    given: usize,
+    pub(super) given: usize,
     pub(super) computed: usize,
     /// Rows of steps that are launched and not finished, and tokens that those will sample.
     pub(super) launched_rows: usize,
@@ -117,6 +117,8 @@ pub(super) struct Entry {
     pub(super) expected: usize,
     /// Tokens that were cached when it was last admitted.
     pub(super) cached: usize,
+    /// The same, if states are not counted.
+    pub(super) known: usize,
     /// Most tokens that were computed for it before it lost its blocks.
     computed_before: usize,
     /// Until this instant it waits for another sequence to compute their common prefix.
@@ -150,6 +152,7 @@ impl Entry {
             prefix,
             expected: 0,
             cached: 0,
+            known: 0,
             computed_before: 0,
             shares_until: None,
             reads_spares: false,
@@ -230,15 +233,23 @@ impl Entry {
         self.may_be_preempted() && self.launched_rows == 0
     }
 
-    /// Takes blocks whose first `cached` tokens are computed.
-    pub(super) fn admit(&mut self, lease: Lease, cached: usize) {
+    /// Takes blocks whose first `cached` tokens are computed, and first `known` ones but for their state.
+    pub(super) fn admit(&mut self, lease: Lease, cached: usize, known: usize) {
         (self.lease, self.computed, self.cached, self.shares_until) = (Some(lease), cached, cached, None);
-        self.expected = 0;
+        (self.expected, self.known) = (0, known);
     }
 
     /// Number of rows of a step that had been computed before.
     pub(super) fn recomputed(&self, rows: usize) -> usize {
         (self.computed + rows).min(self.computed_before).saturating_sub(self.computed)
+    }
+
+    /// What was generated since the last state is computed again.
+    pub(super) fn go_back(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.undo();
+        }
+        self.prefill_end = self.len;
     }
 
     /// Returns to the queue without blocks.

@@ -24,7 +24,7 @@ impl Scheduler {
 
     /// Gives `waiting` a fork of the blocks of `computed`; returns the copy that it needs, if any. It gets no blocks in five cases: logits of
     /// its own prompt come back, a sequence before it waits for blocks, more sequences hold blocks than may run at once, there is no room for its own block above
-    /// the watermark and the reservation before it, or the other one no longer has the blocks because they left its window.
+    /// the watermark and the reservation before it, or the other one no longer has what it needs: blocks left its window, or there are states, of which it has that of its last token.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
         let place = self.place(waiting);
         let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);
@@ -37,7 +37,7 @@ impl Scheduler {
         let tokens = len - 1;
         let kept = self.kept(self.awaited_before(waiting));
         let (lease, copy) = self.entries[&computed].lease.as_ref()?.fork(tokens, len, &kept)?;
-        self.entries.get_mut(&waiting)?.admit(lease, tokens);
+        self.entries.get_mut(&waiting)?.admit(lease, tokens, tokens);
         copy
     }
 }

@@ -2,7 +2,7 @@
 
 use super::entry::{Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
-use baton_kv_cache::Lease;
+use baton_kv_cache::{Lease, StateBefore};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -40,10 +40,10 @@ impl Scheduler {
     ) -> bool {
         loop {
             let Some(lease) = self.entries.get_mut(&key).and_then(|e| e.lease.as_mut()) else { return false };
-            if lease.hold(positions.clone()) {
+            if lease.hold(positions.clone(), StateBefore::Replaced) {
                 return true;
             }
-            let missing = lease.missing(positions.end);
+            let missing = lease.missing(positions.clone(), StateBefore::Replaced);
             let may_preempt = !self.is_retiring && self.can_reclaim(key, &missing);
             let reclaimed = may_preempt && self.preempt_last_after(key, preempted);
             if !reclaimed && !self.waives_pins(key) {

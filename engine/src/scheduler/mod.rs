@@ -21,6 +21,9 @@
 //!   a bounded number of such rows.
 //! - A step may be planned while another runs. It goes on with what that one computes and samples. Sequences of the running step keep blocks
 //!   and places, also those that have ended; if an earlier one needs those, no later sequence is launched until the step is done.
+//! - In models with states, a part of a prompt ends behind whole blocks where it can, and always behind its last whole block and where other
+//!   prompts went on in another way: such states are cached, and later prompts go on from them. A step is planned ahead for a sequence only
+//!   within a block.
 //! - A step of decode rows alone may have rows for proposed tokens, in blocks that nobody else waits for. The next step is planned once it is
 //!   known which of them were sampled.
 //! - A sequence that is held or whose sink is full keeps its resources and does not block others.
@@ -32,12 +35,14 @@ mod memory;
 mod plan;
 mod prefix_sharing;
 mod proposals;
+mod states;
 #[cfg(test)]
 mod tests;
 
 pub use entry::{Arrival, Prefix, SequenceKey, Standing, Totals};
 pub use fair_share::Accounts;
 pub use plan::{Decisions, End, Segment};
+pub use proposals::Rest;
 
 use crate::fair::FairOrder;
 use crate::gate::SequencePhase;
@@ -93,6 +98,8 @@ pub trait Conditions {
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: SharedPool,
+    /// The pool has groups of states.
+    has_states: bool,
     entries: BTreeMap<SequenceKey, Entry>,
     awaited: Option<Awaited>,
     /// As of the last plan.
@@ -112,9 +119,11 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without sequences over `pool`.
     pub fn new(config: SchedulerConfig, pool: SharedPool) -> Self {
+        let has_states = pool.shape().groups.iter().any(|group| !group.kind.is_by_position());
         Self {
             config,
             pool,
+            has_states,
             entries: BTreeMap::new(),
             awaited: None,
             awaited_is_beyond: false,
@@ -169,15 +178,26 @@ impl Scheduler {
 
     /// Records a finished step: KV of `rows` more tokens is in the pool. If the step `appended` a token, that one is to be computed next. Blocks
     /// that are full now are cached.
-    pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool, now: Instant) {
+    ///
+    /// The state that a step leaves is that of all its rows: it counts once they are recorded, and if all of them hold.
+    pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool, rest: Rest, now: Instant) {
+        let has_states = self.has_states;
         if let Some(entry) = self.entries.get_mut(&key) {
-            self.recomputed += entry.recomputed(rows) as u64;
             entry.launched_rows = entry.launched_rows.saturating_sub(rows);
             entry.launched_tokens = entry.launched_tokens.saturating_sub(usize::from(appended));
+            entry.len += usize::from(appended);
+            if has_states && rest == Rest::Rejected {
+                return;
+            }
+            self.recomputed += entry.recomputed(rows) as u64;
             entry.computed += rows;
             entry.scored.start = entry.scored.start.max(entry.computed).min(entry.scored.end);
-            entry.len += usize::from(appended);
-            entry.share(self.config.block_tokens, now);
+            if !has_states {
+                entry.share(self.config.block_tokens, now);
+            } else if rest == Rest::Nothing {
+                entry.settle();
+                entry.share(self.config.block_tokens, now);
+            }
         }
     }
 

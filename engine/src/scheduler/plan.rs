@@ -3,7 +3,7 @@
 use super::entry::{Stage, Standing};
 use super::fair_share::PrefillRows;
 use super::{Conditions, Scheduler, SequenceKey};
-use baton_kv_cache::Lease;
+use baton_kv_cache::{Lease, StateBefore};
 use std::time::Instant;
 
 /// Rows of one sequence in the next step.
@@ -168,6 +168,7 @@ impl Scheduler {
         let (position, pending, decode, share) = (entry.position(), entry.pending(), entry.is_decode(), entry.share);
         let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
         let rows = entry.with_scored(position, rows, pass.prefill.scored_of(key, share));
+        let rows = self.rows_with_states(entry, rows, !decode);
         if rows == 0 {
             return;
         }
@@ -180,7 +181,8 @@ impl Scheduler {
                 pass.running = self.totals().running;
                 return;
             }
-            let missing = self.lease(key).map(|lease| lease.missing(position + rows)).unwrap_or_default();
+            let missing = self.lease(key).map(|lease| lease.missing(computed..position + rows, StateBefore::Replaced));
+            let missing = missing.unwrap_or_default();
             pass.waits |= self.can_reclaim_launched(key, &missing);
             decisions.starved = true;
             pass.closed = true;
@@ -224,9 +226,9 @@ impl Scheduler {
                 }
                 return false;
             };
-            let cached = lease.cached_blocks() * self.config.block_tokens;
+            let [cached, known] = [lease.cached_blocks(), lease.known_blocks()].map(|n| n * self.config.block_tokens);
             if let Some(entry) = self.entries.get_mut(&key) {
-                entry.admit(lease, cached);
+                entry.admit(lease, cached, known);
             }
         }
         if pass.running >= self.config.running_max && !self.park_last_after(key) {
@@ -247,7 +249,7 @@ impl Scheduler {
     fn use_up(&mut self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
         let (mut left, mut scored_left) = pass.prefill.unused();
         for key in pass.ready.iter().copied() {
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            let Some(entry) = self.entries.get(&key) else { continue };
             if entry.stage != Stage::Running || entry.is_decode() {
                 continue;
             }
@@ -257,12 +259,14 @@ impl Scheduler {
             let scored = segment.as_ref().map_or(0, |segment| segment.scored);
             let mut more = left.min(entry.pending() - rows);
             more = entry.with_scored(position, rows + more, scored_left + scored).saturating_sub(rows);
+            more = self.rows_with_states(entry, rows + more, true).saturating_sub(rows);
             if more == 0 || !conditions.is_open(key, entry.running_phase()) {
                 continue;
             }
             // Where it exchanges blocks of a window, it has as many as it needs at once.
-            let Some(lease) = &mut entry.lease else { continue };
-            if !lease.hold(entry.computed..position + rows + more) {
+            let computed = entry.computed;
+            let Some(lease) = self.entries.get_mut(&key).and_then(|entry| entry.lease.as_mut()) else { continue };
+            if !lease.hold(computed..position + rows + more, StateBefore::Replaced) {
                 let covered = lease.blocks_end() * self.config.block_tokens;
                 more = more.min(covered.saturating_sub(position + rows));
             }
@@ -270,7 +274,7 @@ impl Scheduler {
                 continue;
             }
             left -= more;
-            let rows = rows + more;
+            let (entry, rows) = (&self.entries[&key], rows + more);
             let in_rows = entry.scored_in(position, rows);
             scored_left -= in_rows.len() - scored;
             let (samples, scored, scored_from) = (rows == entry.pending(), in_rows.len(), in_rows.start);

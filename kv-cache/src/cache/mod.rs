@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Groups are of two sorts. The *main* groups decide whether an entry exists: those that keep all positions, or the widest window where there
-//! are none. All others are *side* groups: their blocks come and go while the entry stays. A lease that holds a block of a side group holds
+//! are none. All others are *side* groups: their blocks come and go while the entry stays. A state is beside the entry behind whose block it
+//! is, where a step ended there: a checkpoint. A lease that holds a block of a side group holds
 //! those of the main groups at the same index.
 //!
 //! Where main groups keep all positions, a lease that holds a cached block holds all blocks before it. So after an idle block there are only
@@ -126,6 +127,8 @@ pub(crate) struct PrefixCache {
 pub(crate) struct Hit {
     /// Length of the cached prefix in blocks.
     pub(crate) blocks: usize,
+    /// The same, if states are not counted.
+    pub(crate) known: usize,
     /// Index of the first entry: with windows alone, a hit needs no entry before it.
     first: usize,
     entries: Vec<EntryId>,
@@ -194,14 +197,14 @@ impl PrefixCache {
     }
 
     /// The longest cached prefix of a prompt, at most `blocks_max` blocks: its end is one at which every group has all blocks that the next
-    /// position needs.
-    pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize) -> Hit {
+    /// position needs. If a peer fills the blocks after it up to `received` tokens, the state at its end is not needed.
+    pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize, received: Option<usize>) -> Hit {
         let size = self.shape.block_tokens;
         let kinds: Vec<GroupKind> = self.shape.groups.iter().map(|group| group.kind).collect();
         let mut found: Vec<Option<EntryId>> = Vec::new();
         // Where the run of blocks that ends here begins, by group.
         let mut starts = vec![0; kinds.len()];
-        let mut blocks = 0;
+        let (mut blocks, mut known) = (0, 0);
         for index in 0..blocks_max {
             let Some(hash) = self.hash_of(hashes, index) else { break };
             let id = self.by_hash.get(&hash).copied();
@@ -215,14 +218,21 @@ impl PrefixCache {
                     *start = index + 1;
                 }
             }
-            let holds = |(kind, start): (&GroupKind, &usize)| *start <= kind.first_for((index + 1) * size, size);
-            if id.is_some() && kinds.iter().zip(&starts).all(holds) {
+            let end = (index + 1) * size;
+            let holds = |(kind, start): (&GroupKind, &usize)| *start <= kind.first_for(end, size);
+            let is_state = |(kind, _): &(&GroupKind, &usize)| **kind == GroupKind::State;
+            if id.is_none() || !kinds.iter().zip(&starts).filter(|of| !is_state(of)).all(holds) {
+                continue;
+            }
+            known = index + 1;
+            let needs_state = received.is_none_or(|tokens| tokens <= end);
+            if !needs_state || kinds.iter().zip(&starts).filter(is_state).all(holds) {
                 blocks = index + 1;
             }
         }
         let first = kinds[self.first_main()].first_for(blocks * size, size).min(blocks);
         let entries = found[first..blocks].iter().flatten().copied().collect();
-        Hit { blocks, first, entries }
+        Hit { blocks, known, first, entries }
     }
 
     pub(crate) fn by_hash(&self, hash: &PrefixHash) -> Option<EntryId> {
@@ -291,6 +301,14 @@ impl PrefixCache {
             self.unpin(id);
         } else {
             self.sides.wait(group, id, false);
+        }
+    }
+
+    /// The last lease went on from the state beside an entry.
+    pub(crate) fn retire_state(&mut self, group: usize, id: EntryId, is_replaceable: bool) {
+        self.sides.wait(group, id, false);
+        if is_replaceable {
+            self.sides.wait_in_front_of(group, id);
         }
     }
 
@@ -464,7 +482,7 @@ impl PrefixCache {
 
     /// Moves the idle end of a prefix to the front of the queue: no continuation is expected.
     pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
-        let chain = self.find(hashes, usize::MAX).entries;
+        let chain = self.find(hashes, usize::MAX, None).entries;
         let mut next = 0;
         let cold = chain.iter().rev().take_while(|id| {
             let entry = self.entries.of(**id);

@@ -1,4 +1,4 @@
-//! The idle blocks of side groups: groups with a window, whose blocks are given up one by one while their entries stay.
+//! The idle blocks of side groups: groups with a window or states, whose blocks are given up one by one while their entries stay.
 
 use super::entries::EntryId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -98,12 +98,16 @@ impl Sides {
 
     /// Moves the evictable blocks of an entry to the front of their queues.
     pub(crate) fn wait_in_front(&mut self, id: EntryId) {
+        (0..self.groups.len()).for_each(|group| self.wait_in_front_of(group, id));
+    }
+
+    /// Moves the evictable block of an entry to the front of its group's queue.
+    pub(crate) fn wait_in_front_of(&mut self, group: usize, id: EntryId) {
+        let Some(side) = &mut self.groups[group] else { return };
+        let Some(IdleBlock::Evictable(at)) = side.places.get_mut(&id) else { return };
         self.coldest -= 1;
-        for side in self.groups.iter_mut().flatten() {
-            let Some(IdleBlock::Evictable(at)) = side.places.get_mut(&id) else { continue };
-            side.queue.remove(at);
-            *at = self.coldest;
-            side.queue.insert(self.coldest, id);
-        }
+        side.queue.remove(at);
+        *at = self.coldest;
+        side.queue.insert(self.coldest, id);
     }
 }

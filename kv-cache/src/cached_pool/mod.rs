@@ -6,7 +6,7 @@ mod reserve;
 
 use crate::cache::{Change, ChangeCursor, EntryId, Keep, PrefixCache};
 use crate::{BlockCounts, BlockPool, BlockState, CacheConfig, CacheCounts, PoolError, PoolShape, PrefixHash};
-use baton_types::{BlockId, BlockTable, BlockTables, GroupBlocks, GroupKind};
+use baton_types::{BlockId, BlockTable, BlockTables, GroupBlocks};
 pub use reserve::{Fill, Reserve};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,6 +30,8 @@ pub(crate) struct Table {
     pub(crate) tables: BlockTables,
     /// Rows that were cached.
     pub(crate) cached: usize,
+    /// Rows that were cached, if states are not counted.
+    pub(crate) known: usize,
     /// Index of the first block that may be stored, by group.
     pub(crate) whole: Vec<usize>,
 }
@@ -42,12 +44,11 @@ pub(crate) struct CachedPool {
 }
 
 impl CachedPool {
-    /// A layout with states has no cache: nothing stores the checkpoints that a hit would begin with.
     pub(crate) fn try_new(shape: PoolShape, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
         let blocks: Vec<u32> = shape.groups.iter().map(|group| group.blocks).collect();
         let pool = BlockPool::try_new(&blocks)?;
-        let has_states = shape.groups.iter().any(|group| group.kind == GroupKind::State);
-        let cache = cache.filter(|_| !has_states).map(|config| PrefixCache::new(config, &shape));
+        // States alone do not say which prefixes there are.
+        let cache = cache.filter(|_| !shape.main().is_empty()).map(|config| PrefixCache::new(config, &shape));
         Ok(Self { shape, pool, cache })
     }
 
@@ -168,6 +169,15 @@ impl CachedPool {
             if let (true, Some(id), Some(cache)) = (last, entry, &mut self.cache) {
                 cache.retire(group, id);
             }
+        }
+    }
+
+    /// Returns a state that a sequence went on from. One that a later checkpoint takes the place of is the first to make room.
+    pub(crate) fn retire_state(&mut self, group: usize, block: BlockId, is_replaceable: bool) {
+        let entry = self.entry_of(group, block);
+        let last = self.pool.dereference(group, block, entry.is_some());
+        if let (true, Some(id), Some(cache)) = (last, entry, &mut self.cache) {
+            cache.retire_state(group, id, is_replaceable);
         }
     }
 

@@ -32,7 +32,8 @@ pub enum Fill {
         /// Most positions of one step.
         chunk: usize,
     },
-    /// A peer fills them. Of a group with a window, the lease has only the blocks that the position after them needs. The first of those is
+    /// A peer fills them. Of a group with a window, the lease has only the blocks that the position after them needs; of states the one behind
+    /// them, and none that is cached before. The first of those is
     /// filled only in part where the peer's own first block begins later; then it is not cached.
     Received {
         /// Tokens of the peer's blocks; `None` if unknown.
@@ -51,10 +52,11 @@ impl Part {
     fn of(kind: GroupKind, shape: &PoolShape, wanted: &Reserve<'_>, cached: usize) -> Self {
         let size = shape.block_tokens;
         let end = wanted.tokens.div_ceil(size);
-        if !kind.is_by_position() {
-            return Self { cached: 0..0, fresh: end.min(1) };
-        }
         match wanted.fill {
+            // The state to go on from, and one to write.
+            Fill::Computed { .. } if kind == GroupKind::State => {
+                Self { cached: cached.saturating_sub(1)..cached, fresh: end.min(1) }
+            }
             Fill::Computed { chunk } => {
                 let first = kind.first_for(cached * size, size).min(cached);
                 let at_once = kind.blocks_at_once(wanted.tokens, chunk, size);
@@ -68,9 +70,9 @@ impl Part {
     }
 
     /// Index of its first block, cached or fresh.
-    fn first(&self, kind: GroupKind, shape: &PoolShape, wanted: &Reserve<'_>) -> usize {
+    fn first(&self, shape: &PoolShape, wanted: &Reserve<'_>) -> usize {
         let is_received = matches!(wanted.fill, Fill::Received { .. });
-        if self.cached.is_empty() && is_received && kind.is_by_position() {
+        if self.cached.is_empty() && is_received {
             return wanted.tokens.div_ceil(shape.block_tokens) - self.fresh;
         }
         self.cached.start
@@ -88,7 +90,8 @@ fn first_whole(kind: GroupKind, shape: &PoolShape, wanted: &Reserve<'_>, first: 
 impl CachedPool {
     pub(crate) fn reserve(&mut self, wanted: Reserve<'_>) -> Option<Table> {
         let blocks_max = wanted.tokens.div_ceil(self.shape.block_tokens);
-        let hit = self.find(wanted.hashes, wanted.reuse_tokens_max, blocks_max);
+        let received = matches!(wanted.fill, Fill::Received { .. }).then_some(wanted.tokens);
+        let hit = self.find(wanted.hashes, wanted.reuse_tokens_max, blocks_max, received);
         if let Some(table) = self.take(&hit, &wanted) {
             return Some(table);
         }
@@ -119,11 +122,11 @@ impl CachedPool {
         let more = self.allocate(&fresh, Some(&ends)).expect("as many are there");
         let mut whole = Vec::with_capacity(parts.len());
         for (group, (table, more)) in tables.0.iter_mut().zip(more.0).enumerate() {
-            table.first = parts[group].first(kinds[group], &self.shape, wanted);
+            table.first = parts[group].first(&self.shape, wanted);
             table.blocks.extend(more);
             whole.push(first_whole(kinds[group], &self.shape, wanted, table.first, hit.blocks));
         }
-        Some(Table { tables, cached: hit.blocks, whole })
+        Some(Table { tables, cached: hit.blocks, known: hit.known, whole })
     }
 
     fn hold_cached(&mut self, hit: &Hit, parts: &[Part], tables: &mut BlockTables, now: Instant) {
@@ -140,19 +143,19 @@ impl CachedPool {
         }
     }
 
-    fn find(&self, hashes: &[PrefixHash], tokens_max: usize, blocks_max: usize) -> Hit {
+    fn find(&self, hashes: &[PrefixHash], tokens_max: usize, blocks_max: usize, received: Option<usize>) -> Hit {
         let Some(cache) = &self.cache else { return Hit::default() };
-        cache.find(hashes, blocks_max.min(tokens_max / cache.block_tokens()))
+        cache.find(hashes, blocks_max.min(tokens_max / cache.block_tokens()), received)
     }
 
     /// Tokens of the longest cached prefix, in whole blocks.
     pub(crate) fn cached_tokens(&self, hashes: &[PrefixHash]) -> usize {
-        self.find(hashes, usize::MAX, usize::MAX).blocks * self.shape.block_tokens
+        self.find(hashes, usize::MAX, usize::MAX, None).blocks * self.shape.block_tokens
     }
 
     /// The blocks of the longest cached prefix that the next position needs.
     pub(crate) fn cached_blocks(&self, hashes: &[PrefixHash]) -> BlockTables {
-        let hit = self.find(hashes, usize::MAX, usize::MAX);
+        let hit = self.find(hashes, usize::MAX, usize::MAX, None);
         let size = self.shape.block_tokens;
         let table = |(group, kind): (usize, GroupKind)| {
             let first = kind.first_for(hit.blocks * size, size).min(hit.blocks);

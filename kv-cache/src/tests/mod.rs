@@ -4,6 +4,7 @@ mod cases;
 mod follow;
 mod model;
 mod random;
+mod states;
 mod windows;
 
 use crate::{CacheConfig, PoolShape, PrefixHash, PrefixHasher, SharedPool};

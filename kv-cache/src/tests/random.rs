@@ -3,13 +3,13 @@
 use super::model::Model;
 use super::{TTL, hashes};
 use crate::{Fill, Pin, PoolGroup, PoolShape, PrefixHash, Reserve};
-use baton_types::GroupKind::{self, Full, Latent, Window};
+use baton_types::GroupKind::{self, Full, Latent, State, Window};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Operations over all shapes below.
 const OPERATIONS: usize = 100_000;
 /// Tokens of a block, and the groups with their blocks: from pools in which nearly everything is evicted to one in which nothing is.
-const SHAPES: [(usize, &[(GroupKind, u32)]); 11] = [
+const SHAPES: [(usize, &[(GroupKind, u32)]); 14] = [
     (16, &[(Full, 12)]),
     (16, &[(Full, 40)]),
     (32, &[(Full, 16), (Full, 16)]),
@@ -21,6 +21,9 @@ const SHAPES: [(usize, &[(GroupKind, u32)]); 11] = [
     (16, &[(Window(33), 14)]),
     (32, &[(Window(100), 30)]),
     (16, &[(Window(20), 12), (Window(50), 20)]),
+    (16, &[(Full, 24), (State, 7)]),
+    (32, &[(State, 16), (Latent, 20), (Window(40), 14)]),
+    (16, &[(Window(33), 14), (State, 9)]),
 ];
 
 /// A prompt of few symbols, so that most share a prefix with others; up to a few blocks long.
@@ -35,7 +38,8 @@ fn fresh(shape: &PoolShape, tokens: usize, fill: Fill, found: usize) -> Vec<usiz
     let (size, end) = (shape.block_tokens, tokens.div_ceil(shape.block_tokens));
     let of = |group: &PoolGroup| match (group.kind, fill) {
         (Window(_), Fill::Computed { chunk }) => (end - found).min(group.kind.blocks_at_once(tokens, chunk, size)),
-        (Window(_), Fill::Received { .. }) => end - found.max(group.kind.first_for(tokens, size).min(end)),
+        (State, Fill::Computed { .. }) => end.min(1),
+        (Window(_) | State, Fill::Received { .. }) => end - found.max(group.kind.first_for(tokens, size).min(end)),
         _ => end - found,
     };
     shape.groups.iter().map(of).collect()
@@ -53,7 +57,7 @@ fn reserve(model: &mut Model, random: &mut StdRng, stride: usize) {
     };
     let reuse_tokens_max = (hashes.len() * 16 + random.random_range(0..16)).saturating_sub(1);
     let keep_free = random.random_range(0..3);
-    let found = model.find(&hashes, tokens.div_ceil(size).min(reuse_tokens_max / size));
+    let found = model.find(&hashes, tokens.div_ceil(size).min(reuse_tokens_max / size), received.then_some(rows));
     let chunk = random.random_range(1..3 * size);
     let peer_block_tokens = Some(size);
     let fill = if received { Fill::Received { peer_block_tokens } } else { Fill::Computed { chunk } };
@@ -93,6 +97,7 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
                 model.store(index);
             }
         }
+        52..55 if held > 0 => model.go_back(index, random.random_range(1..2 * 16 * stride)),
         55..61 if held > 0 => {
             // Of the computed part: the rest of an incomplete row is copied.
             let (block_tokens, complete) = (stride * 16, model.held[index].complete);

@@ -1,18 +1,18 @@
 //! Groups with a window beside full ones, and alone. Blocks have 16 tokens: each symbol of a prompt is a block.
 
 use super::{TTL, hashes, pool_of};
-use crate::{Fill, Keep, Lease, Pin, PoolGroup, PoolShape, Reserve, SharedPool};
+use crate::{Fill, Keep, Lease, Pin, PoolGroup, PoolShape, Reserve, SharedPool, StateBefore};
 use baton_types::GroupKind::{self, Full, State, Window};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-fn pool(groups: &[(GroupKind, u32)]) -> SharedPool {
+pub(super) fn pool(groups: &[(GroupKind, u32)]) -> SharedPool {
     let groups = groups.iter().map(|(kind, blocks)| PoolGroup { kind: *kind, blocks: *blocks });
     pool_of(PoolShape { block_tokens: 16, groups: groups.collect() })
 }
 
-fn reserve(pool: &SharedPool, symbols: &[u8], fill: Fill) -> Option<Lease> {
+pub(super) fn reserve(pool: &SharedPool, symbols: &[u8], fill: Fill) -> Option<Lease> {
     let (hashes, tokens) = (hashes(symbols), symbols.len() * 16);
     let wanted =
         Reserve { hashes: &hashes, reuse_tokens_max: tokens, tokens, fill, keep_free: &[], now: Instant::now() };
@@ -23,17 +23,17 @@ fn reserve(pool: &SharedPool, symbols: &[u8], fill: Fill) -> Option<Lease> {
 fn cache(pool: &SharedPool, symbols: &[u8]) {
     let mut lease = reserve(pool, symbols, Fill::Computed { chunk: 16 }).unwrap();
     for block in lease.cached_blocks()..symbols.len() {
-        assert!(lease.hold(block * 16..(block + 1) * 16));
+        assert!(lease.hold(block * 16..(block + 1) * 16, StateBefore::Replaced));
         lease.store(&hashes(symbols), (block + 1) * 16, Keep::idle(TTL), Instant::now());
     }
 }
 
-fn cached(pool: &SharedPool, symbols: &[u8]) -> usize {
+pub(super) fn cached(pool: &SharedPool, symbols: &[u8]) -> usize {
     pool.cached_tokens(&hashes(symbols)) / 16
 }
 
 /// Indices of the blocks of each group.
-fn held(lease: &Lease) -> Vec<(usize, usize)> {
+pub(super) fn held(lease: &Lease) -> Vec<(usize, usize)> {
     lease.tables().0.iter().map(|table| (table.first, table.end())).collect()
 }
 
@@ -44,11 +44,14 @@ fn a_sequence_holds_its_window_and_no_more() {
     // A chunk and the 31 tokens before it touch four blocks at most.
     assert_eq!(held(&lease), [(0, 10), (0, 4)]);
     for block in 0..10 {
-        assert!(lease.hold(block * 16..(block + 1) * 16), "it exchanges blocks, though the group has no others");
+        assert!(
+            lease.hold(block * 16..(block + 1) * 16, StateBefore::Replaced),
+            "it exchanges blocks, though the group has no others"
+        );
     }
     assert_eq!(held(&lease), [(0, 10), (7, 10)]);
     assert_eq!((pool.counts_of(1).free, pool.available()), (1, vec![6, 1]));
-    assert!(lease.hold(160..161));
+    assert!(lease.hold(160..161, StateBefore::Replaced));
     assert_eq!(held(&lease), [(0, 11), (8, 11)]);
 }
 
@@ -57,9 +60,9 @@ fn what_a_peer_fills_is_what_the_next_position_needs() {
     let pool = pool(&[(Full, 16), (Window(40), 8), (State, 2)]);
     let lease = reserve(&pool, b"abcdefghij", Fill::Received { peer_block_tokens: None }).unwrap();
     // Position 160 attends to 121 and later.
-    assert_eq!(held(&lease), [(0, 10), (7, 10), (0, 1)]);
+    assert_eq!(held(&lease), [(0, 10), (7, 10), (9, 10)]);
     assert_eq!(pool.shape().blocks_received(160), [10, 3, 1]);
-    assert_eq!((lease.blocks_end(), lease.missing(192)), (10, vec![2, 2, 0]));
+    assert_eq!((lease.blocks_end(), lease.missing(160..192, StateBefore::Replaced)), (10, vec![2, 2, 1]));
 }
 
 /// Position 160 attends to 121 and later. A peer with blocks of 48 begins with 96, one with blocks of 16 with 112.
@@ -136,10 +139,10 @@ fn a_window_alone_needs_nothing_before_it() {
 fn a_fork_needs_what_its_position_attends_to() {
     let pool = pool(&[(Full, 16), (Window(32), 8)]);
     let mut lease = reserve(&pool, b"abcd", Fill::Computed { chunk: 16 }).unwrap();
-    (0..4).for_each(|block| assert!(lease.hold(block * 16..(block + 1) * 16)));
+    (0..4).for_each(|block| assert!(lease.hold(block * 16..(block + 1) * 16, StateBefore::Replaced)));
     let (fork, copy) = lease.fork(56, 64, &[]).unwrap();
     assert_eq!((held(&fork), copy.unwrap().from.total()), (vec![(0, 4), (1, 4)], 2));
-    assert!(lease.hold(80..81));
+    assert!(lease.hold(80..81, StateBefore::Replaced));
     assert_eq!((held(&lease), lease.fork(56, 64, &[]).is_none()), (vec![(0, 6), (3, 6)], true));
     assert!(lease.fork(80, 81, &[]).is_some());
 }
@@ -153,17 +156,6 @@ fn a_fork_knows_what_a_peer_filled_in_part() {
     fork.store(&hashes(b"abcdefghij"), 160, Keep::idle(TTL), Instant::now());
     // Position 160 attends to 121 and later: to the block that begins with 112.
     assert_eq!(cached(&pool, b"abcdefghij"), 0);
-}
-
-#[test]
-fn states_are_neither_cached_nor_shared() {
-    let pool = pool(&[(Full, 8), (State, 3)]);
-    let lease = reserve(&pool, b"abcd", Fill::Computed { chunk: 16 }).unwrap();
-    assert_eq!(held(&lease), [(0, 4), (0, 1)]);
-    assert!(lease.fork(64, 65, &[]).is_none(), "the state is that of another position");
-    drop(lease);
-    cache(&pool, b"abcd");
-    assert_eq!((cached(&pool, b"abcd"), pool.counts().free), (0, 11));
 }
 
 /// Cached and fresh blocks of a window may be more than a sequence needs at once. Then it computes its prompt again, instead of waiting for

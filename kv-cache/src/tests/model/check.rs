@@ -37,7 +37,7 @@ impl Model {
         removed
     }
 
-    /// Blocks of groups with a window may have gone alone.
+    /// Blocks of groups with a window, and states, may have gone alone.
     fn lost_sides(&mut self, why: Why) {
         for (hash, row) in self.pool.lock().entries() {
             let known = self.cached[&hash].row.clone();
@@ -45,7 +45,7 @@ impl Model {
                 if known == *now {
                     continue;
                 }
-                assert!(now.is_none() && group != self.main && why == Why::Room, "only a window's blocks go alone");
+                assert!(now.is_none() && group != self.main && why == Why::Room, "only blocks of side groups go alone");
                 self.cached.get_mut(&hash).expect("it is cached").row[group] = None;
             }
         }
@@ -58,7 +58,7 @@ impl Model {
         let older =
             self.cached.values().filter(|c| self.may_go(c)).filter_map(|c| c.idle).map(|(order, _)| order).min();
         let oldest = older.is_none_or(|older| gone.idle.is_some_and(|(order, _)| order < older));
-        // Rows at the end without a window's block go with it.
+        // Rows at the end without the block of a side group go with it.
         assert!(oldest || why == Why::Time || self.has_sides, "the oldest makes room first");
     }
 

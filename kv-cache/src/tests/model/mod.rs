@@ -4,7 +4,7 @@
 mod check;
 
 use crate::tests::TTL;
-use crate::{ChangeCursor, Keep, Lease, Pin, PoolShape, PrefixHash, Quarantined, SharedPool};
+use crate::{ChangeCursor, Keep, Lease, Pin, PoolShape, PrefixHash, Quarantined, SharedPool, StateBefore};
 use baton_types::{BlockId, BlockTables, GroupKind};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -136,14 +136,15 @@ impl Model {
         kind.first_for(rows * size, size).min(rows)..rows
     }
 
-    /// Leading rows of a prompt that are cached, where it can continue.
-    pub(super) fn find(&self, hashes: &[PrefixHash], rows_max: usize) -> usize {
+    /// Leading rows of a prompt that are cached, where it can continue; or where a peer can, which fills rows up to `received`.
+    pub(super) fn find(&self, hashes: &[PrefixHash], rows_max: usize, received: Option<usize>) -> usize {
         let rows = self.rows_of(hashes);
         let has = |row: usize, group: usize| self.cached.get(&rows[row]).is_some_and(|c| c.row[group].is_some());
         let is_hit = |end: &usize| {
             let mut groups = self.kinds().enumerate();
+            let brings = |kind| kind == GroupKind::State && received.is_some_and(|rows| *end < rows);
             self.cached.contains_key(&rows[end - 1])
-                && groups.all(|(group, kind)| self.needed(kind, *end).all(|row| has(row, group)))
+                && groups.all(|(group, kind)| brings(kind) || self.needed(kind, *end).all(|row| has(row, group)))
         };
         (1..=rows.len().min(rows_max)).rev().find(is_hit).unwrap_or(0)
     }
@@ -157,7 +158,7 @@ impl Model {
                 !needed.contains(hash) && cached.row[group].is_some_and(|block| self.users((group, block)) == 0)
             });
             let (free, idle) = (self.pool.counts_of(group).free, idle.map(|(_, cached)| cached.pinned_until));
-            let is_side = self.has_sides && matches!(kind, GroupKind::Window(_));
+            let is_side = self.has_sides && matches!(kind, GroupKind::Window(_) | GroupKind::State);
             let (unpinned, all) =
                 idle.fold((0, 0), |(unpinned, all), pin| (unpinned + usize::from(pin.is_none()), all + 1));
             (free + unpinned, free + if is_side { all } else { unpinned })
@@ -229,8 +230,8 @@ impl Model {
         let (complete, size) = (self.held[index].complete, self.shape.block_tokens);
         let positions = (complete * size).max(self.held[index].least)..(complete + rows) * size;
         let before = self.held[index].lease.tables().clone();
-        let missing = self.held[index].lease.missing(positions.end);
-        let held = self.held[index].lease.hold(positions.clone());
+        let missing = self.held[index].lease.missing(positions.clone(), StateBefore::Replaced);
+        let held = self.held[index].lease.hold(positions.clone(), StateBefore::Replaced);
         // What it gave up first is available to it, unless others use it.
         self.retired(index, &before);
         self.follow(None);
@@ -259,6 +260,20 @@ impl Model {
         self.complete(index, complete + rows);
     }
 
+    /// Holds what the next positions need, and goes back.
+    pub(super) fn go_back(&mut self, index: usize, tokens: usize) {
+        let from = (self.held[index].complete * self.shape.block_tokens).max(self.held[index].least);
+        let before = self.held[index].lease.tables().clone();
+        let held = self.held[index].lease.hold(from..from + tokens, StateBefore::Kept);
+        self.retired(index, &before);
+        self.follow(None);
+        let lease = &mut self.held[index].lease;
+        let has_states = self.shape.groups.iter().any(|group| group.kind == GroupKind::State);
+        assert!(!held || lease.holds_state_before() == (has_states && from > 0));
+        lease.undo();
+        assert!(!held || !lease.holds_state_before());
+    }
+
     /// Rows of the main group that a lease gave up become idle, in order. One of their blocks may be its own again already.
     fn retired(&mut self, index: usize, before: &BlockTables) {
         let main = self.main;
@@ -278,6 +293,10 @@ impl Model {
     pub(super) fn complete(&mut self, index: usize, rows: usize) {
         let hashes = self.rows_of(&self.held[index].hashes);
         let rows = rows.min(hashes.len()).min(self.held[index].lease.blocks_end());
+        if rows > self.held[index].complete {
+            // As if half of what was there were a prompt.
+            self.held[index].lease.settle(rows * self.shape.block_tokens, hashes.len() / 2 * self.shape.block_tokens);
+        }
         for (row, hash) in hashes.into_iter().enumerate().take(rows).skip(self.held[index].complete) {
             for place in Self::row(&self.held[index].lease, row) {
                 self.assert_writable(index, place);
@@ -352,6 +371,7 @@ impl Model {
             .kinds()
             .zip(&tables.0)
             .all(|(kind, table)| table.covers(&(kind.first_for(tokens, size).min(whole)..whole + needs)));
+        let holds = holds && self.kinds().all(GroupKind::is_by_position);
         let forked = self.held[index].lease.fork(tokens, tokens, &[]);
         let fits = room.fits(&vec![needs; self.shape.groups.len()], 0);
         assert!(fits.is_none_or(|fits| forked.is_some() == (holds && fits)));
@@ -416,7 +436,7 @@ impl Model {
         if self.has_sides {
             return; // Their order is not followed.
         }
-        let chain = &self.rows_of(hashes)[..self.find(hashes, usize::MAX)];
+        let chain = &self.rows_of(hashes)[..self.find(hashes, usize::MAX, None)];
         let mut next = 0;
         let mut cold = vec![];
         for hash in chain.iter().rev() {
