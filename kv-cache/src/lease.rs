@@ -1,8 +1,8 @@
 //! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
 use crate::cached_pool::{Computed, Table};
-use crate::{Keep, PoolGroup, PoolShape, PrefixHash, SharedPool};
-use baton_types::{BlockTables, GroupBlocks, GroupKind, seeded};
+use crate::{Keep, PoolShape, PrefixHash, SharedPool};
+use baton_types::{BlockId, BlockTables, GroupBlocks, GroupKind, seeded};
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
@@ -24,6 +24,8 @@ pub struct Lease {
     spare: GroupBlocks,
     /// Index of the first block that is filled whole, by group.
     whole: Vec<usize>,
+    /// Blocks for the states behind the next steps. Mostly one in each group of states, so that a sequence never waits for it.
+    next: GroupBlocks,
     /// The state before the last held positions is kept beside the one behind them, so that they can be undone.
     is_undoable: bool,
 }
@@ -35,6 +37,14 @@ pub enum StateBefore {
     Replaced,
     /// It stays until [`Lease::settle`], so that [`Lease::undo`] can go back to it.
     Kept,
+}
+
+impl StateBefore {
+    /// Whether the state behind these positions takes another block than the one before.
+    pub(crate) fn needs_another(self, kind: GroupKind, positions: &Range<usize>, block_tokens: usize) -> bool {
+        let is_kept = self == Self::Kept && positions.start > 0;
+        is_kept || kind.live(positions.clone(), block_tokens).len() > 1
+    }
 }
 
 /// A copy that a forked sequence needs before it continues: of the block that both sequences would write.
@@ -50,9 +60,9 @@ pub struct ForkCopy {
 
 impl Lease {
     pub(crate) fn new(pool: SharedPool, table: Table) -> Self {
-        let Table { tables, cached, known, whole } = table;
+        let Table { tables, cached, known, whole, next } = table;
         let spare = GroupBlocks(vec![Vec::new(); tables.0.len()]);
-        Self { pool, tables, cached, known, stored: 0, added: 0, spare, whole, is_undoable: false }
+        Self { pool, tables, cached, known, stored: 0, added: 0, spare, whole, next, is_undoable: false }
     }
 
     /// The blocks, in the order of the tokens they hold.
@@ -63,6 +73,13 @@ impl Lease {
     /// The ids of its blocks.
     pub fn blocks(&self) -> GroupBlocks {
         self.tables.ids()
+    }
+
+    /// All blocks that would be returned with it, but for those that [`Lease::store`] replaced.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (usize, BlockId)> + '_ {
+        let tables = self.tables.0.iter().map(|table| &table.blocks);
+        let groups = tables.zip(&self.next.0).enumerate();
+        groups.flat_map(|(group, (table, next))| table.iter().chain(next).map(move |block| (group, *block)))
     }
 
     /// Number of leading blocks whose KV was present when the lease was made: cached, or shared with the lease that it is a fork of. Of a
@@ -87,48 +104,43 @@ impl Lease {
         self.added
     }
 
-    /// Indices of the blocks of a group that are needed for these positions.
-    fn live(kind: GroupKind, positions: &Range<usize>, state: StateBefore, block_tokens: usize) -> Range<usize> {
-        let live = kind.live(positions.clone(), block_tokens);
-        let is_kept = kind == GroupKind::State && state == StateBefore::Kept && positions.start > 0;
-        if is_kept { live.start..live.start + 2 } else { live }
-    }
-
     /// Holds what is needed to compute these positions, none before which is computed later: first returns blocks that left their windows,
     /// then adds blocks in each group, or none at all (returns `false`). No launched step may still use the returned ones.
     ///
     /// The positions begin behind those that were [settled](Lease::settle) last.
     pub fn hold(&mut self, positions: Range<usize>, state: StateBefore) -> bool {
-        let Self { pool, tables, .. } = self;
+        let Self { pool, tables, next, .. } = self;
         let PoolShape { block_tokens, groups } = pool.shape();
         let held = pool.exchange(|pool| {
-            let mut missing = Vec::with_capacity(groups.len());
-            for (group, shape) in groups.iter().enumerate() {
-                let live = Self::live(shape.kind, &positions, state, *block_tokens);
-                if shape.kind.is_by_position() {
-                    pool.retire(tables, group, live.start);
-                }
-                missing.push(live.end.saturating_sub(tables.0[group].end()));
+            for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| shape.kind.is_by_position()) {
+                pool.retire(tables, group, shape.kind.live(positions.clone(), *block_tokens).start);
             }
-            if missing.iter().all(|n| *n == 0) {
-                return true;
-            }
+            let missing = pool.missing(tables, next, &positions, state);
             let ends: Vec<_> = tables.0.iter().map(|table| table.blocks.last().copied()).collect();
-            let Some(more) = pool.allocate(&missing, Some(&ends)) else { return false };
+            let more = if missing.iter().any(|n| *n > 0) { pool.allocate(&missing, Some(&ends)) } else { None };
+            let Some(more) = more.or_else(|| missing.iter().all(|n| *n == 0).then(GroupBlocks::default)) else {
+                return false;
+            };
             tables.0.iter_mut().zip(more.0).for_each(|(table, more)| table.blocks.extend(more));
+            for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| !shape.kind.is_by_position()) {
+                let table = &mut tables.0[group].blocks;
+                if table.len() == 1 && state.needs_another(shape.kind, &positions, *block_tokens) {
+                    table.extend(next.0[group].pop());
+                }
+            }
             true
         });
         self.is_undoable |= held && state == StateBefore::Kept;
         held
     }
 
-    /// A step is done: the first `tokens` tokens are computed. Returns the state before it, where it has one: of positions before `keep_to` it
-    /// stays cached as others do; behind that, where the next checkpoint of the same sequence takes its place, it is the first to make room.
+    /// A step is done: the first `tokens` tokens are computed. A state before it, where it has one, leaves the table. If it is cached, it stays so:
+    /// behind more than `keep_to` positions, where the next checkpoint of the same sequence takes its place, it is the first to make room.
     pub fn settle(&mut self, tokens: usize, keep_to: usize) {
-        let Self { pool, tables, is_undoable, .. } = self;
+        let Self { pool, tables, next, is_undoable, .. } = self;
         let PoolShape { block_tokens, groups } = pool.shape();
         let is_undoable = std::mem::take(is_undoable);
-        for (group, _) in groups.iter().enumerate().filter(|(_, shape)| shape.kind == GroupKind::State) {
+        for (group, _) in groups.iter().enumerate().filter(|(_, shape)| !shape.kind.is_by_position()) {
             let table = &mut tables.0[group];
             let before = table.first;
             // A step that runs already may have the next block.
@@ -137,7 +149,7 @@ impl Lease {
             }
             let is_replaceable = (before + 1) * block_tokens > keep_to;
             if let Some(block) = table.settle(tokens, *block_tokens) {
-                pool.exchange(|pool| pool.retire_state(group, block, is_replaceable));
+                pool.exchange(|pool| pool.settle(group, block, is_replaceable, &mut next.0[group]));
             }
         }
     }
@@ -148,18 +160,17 @@ impl Lease {
             return;
         }
         let kinds = self.pool.shape().groups.iter().map(|group| group.kind);
-        let behind = kinds.zip(&mut self.tables.0).map(|(kind, table)| match kind == GroupKind::State {
-            true => table.blocks.split_off(1.min(table.blocks.len())),
-            false => Vec::new(),
-        });
-        let behind = GroupBlocks(behind.collect());
-        self.pool.give_back_uncached(&behind);
+        for ((kind, table), next) in kinds.zip(&mut self.tables.0).zip(&mut self.next.0) {
+            if !kind.is_by_position() {
+                next.extend(table.blocks.split_off(1.min(table.blocks.len())));
+            }
+        }
     }
 
     /// Whether a state beside the running one is held: that before the positions of a step.
     pub fn holds_state_before(&self) -> bool {
         let mut groups = self.pool.shape().groups.iter().zip(&self.tables.0);
-        groups.any(|(group, table)| group.kind == GroupKind::State && table.blocks.len() > 1)
+        groups.any(|(group, table)| !group.kind.is_by_position() && table.blocks.len() > 1)
     }
 
     /// Returns the blocks behind those of the first `tokens` tokens. None of them may be cached: their KV was never complete.
@@ -176,11 +187,9 @@ impl Lease {
         pool.give_back_uncached(&ahead);
     }
 
-    /// Blocks of each group that [`Lease::hold`] would add for these positions.
+    /// Blocks of each group that [`Lease::hold`] would take from the pool for these positions.
     pub fn missing(&self, positions: Range<usize>, state: StateBefore) -> Vec<usize> {
-        let PoolShape { block_tokens, groups } = self.pool.shape();
-        let live = |group: &PoolGroup| Self::live(group.kind, &positions, state, *block_tokens);
-        groups.iter().zip(&self.tables.0).map(|(group, table)| live(group).end.saturating_sub(table.end())).collect()
+        self.pool.lock().missing(&self.tables, &self.next, &positions, state)
     }
 
     /// Index after the last block, in the group that ends first: `block_tokens` times this is the lease's capacity.
@@ -194,11 +203,16 @@ impl Lease {
     /// tokens). Where the same blocks were stored before by another lease, this lease switches to those; its own stay readable until
     /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. Blocks that this lease stored before are skipped.
     ///
+    /// A state is a checkpoint if it is behind whole blocks, and the lease has a block for the next one.
+    ///
     /// # Panics
     /// If one of the blocks is cached under another hash: the tokens differ from those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
-        let Self { pool, tables, spare, stored, whole, .. } = self;
-        let computed = Computed { hashes, tokens, keep, now, whole };
+        let Self { pool, tables, spare, stored, whole, next, .. } = self;
+        // A step that is launched already may have taken the block for the next state.
+        let goes_on = next.0.iter().zip(&tables.0).map(|(next, table)| !next.is_empty() || table.blocks.len() > 1);
+        let checkpoints: Vec<bool> = goes_on.collect();
+        let computed = Computed { hashes, tokens, keep, now, whole, checkpoints: &checkpoints };
         let (stored, added) = pool.change(|state| state.store(tables, spare, *stored, &computed));
         (self.stored, self.added) = (stored, self.added + added);
     }
@@ -251,7 +265,8 @@ impl Lease {
         tables.0.iter_mut().zip(own.0).for_each(|(table, own)| table.blocks.extend(own));
         // It has stored nothing: its sequence's retention time may differ from this one's.
         let cached = self.cached.min(whole);
-        let table = Table { tables, cached, known: cached, whole: self.whole.clone() };
+        let next = GroupBlocks(vec![Vec::new(); rows.len()]);
+        let table = Table { tables, cached, known: cached, whole: self.whole.clone(), next };
         Some((Self::new(self.pool.clone(), table), copy))
     }
 
@@ -263,6 +278,7 @@ impl Lease {
     pub fn quarantine(mut self, owner: u64) -> Quarantined {
         let tables = std::mem::take(&mut self.tables);
         let blocks = self.pool.lock().quarantine(&tables, owner);
+        self.pool.give_back_uncached(&std::mem::take(&mut self.next));
         // The margin that is kept free is waived once no block is referenced, so callers that wait for that must retry.
         self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
@@ -272,6 +288,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.pool.give_back(&self.tables);
+        self.pool.give_back_uncached(&self.next);
         self.pool.give_back_uncached(&self.spare);
     }
 }

@@ -41,10 +41,14 @@ impl PoolShape {
         each.min().unwrap_or(0)
     }
 
-    /// Blocks of each group that a lease of `tokens` tokens has whose KV a peer fills.
+    /// Blocks of each group that a lease of `tokens` tokens has whose KV a peer fills; of states one more, to go on with.
     pub fn blocks_received(&self, tokens: usize) -> Vec<usize> {
         let end = tokens.div_ceil(self.block_tokens);
-        self.groups.iter().map(|group| end - group.kind.first_for(tokens, self.block_tokens).min(end)).collect()
+        let of = |kind: GroupKind| match (end - kind.first_for(tokens, self.block_tokens).min(end), kind) {
+            (state, GroupKind::State) => 2 * state,
+            (blocks, _) => blocks,
+        };
+        self.groups.iter().map(|group| of(group.kind)).collect()
     }
 
     /// The group that limits how many tokens fit at once: others are made large enough for the sequences that run.

@@ -69,7 +69,7 @@ impl SharedPool {
     /// The value of [`SharedPool::available`] if these leases were dropped. Blocks that they share with other leases stay held, and so do
     /// those that a pin may keep.
     pub fn available_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> Vec<usize> {
-        self.lock().available_without(leases.map(Lease::tables))
+        self.lock().available_without(leases.flat_map(Lease::held))
     }
 
     /// The smallest number of [`SharedPool::available`].
@@ -105,8 +105,8 @@ impl SharedPool {
     pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
         self.lease(|state| {
             let blocks = state.allocate_keeping(blocks_per_group, &vec![free_min; blocks_per_group.len()])?;
-            let whole = vec![0; blocks.0.len()];
-            Some(Table { tables: BlockTables::from_start(blocks), cached: 0, known: 0, whole })
+            let (whole, next) = (vec![0; blocks.0.len()], GroupBlocks(vec![Vec::new(); blocks.0.len()]));
+            Some(Table { tables: BlockTables::from_start(blocks), cached: 0, known: 0, whole, next })
         })
     }
 

@@ -55,7 +55,7 @@ impl GroupKind {
                 let span = (window as usize).saturating_sub(1).saturating_add(chunk.max(1));
                 all.min((span - 1).div_ceil(block_tokens) + 1)
             }
-            Self::State => all.min(2),
+            Self::State => 2 * all.min(1),
         }
     }
 }

@@ -28,8 +28,8 @@ impl KvGroup {
     ///
     /// A window group has the windows of all running sequences, and a quarter more for cached prefixes: a hit needs the window before its end,
     /// and nothing of the rest. Beyond its window a sequence needs the positions that are computed at once, which all sequences share: those
-    /// of one, and as many for the next, which has its blocks before it is computed. A group of states has two for each sequence, which a step
-    /// that begins behind whole blocks needs, and one more for checkpoints.
+    /// of one, and as many for the next, which has its blocks before it is computed. A group of states has two for each sequence, that before a
+    /// step and that behind it, and one more for checkpoints.
     fn blocks_of_use(&self, demand: &PoolDemand, block_tokens: u32) -> Option<u64> {
         let PoolDemand { sequences, tokens_max, chunk_max, watermark } = *demand;
         let at_once = |chunk| self.kind.blocks_at_once(tokens_max, chunk, block_tokens as usize) as u64;
@@ -123,7 +123,7 @@ mod tests {
         // 33 = 1 + 32 tokens: never in more than three blocks, wherever they begin.
         assert_eq!(group(GroupKind::Window(33), 0).blocks_for(1_000, 16), 3);
         assert_eq!(group(GroupKind::Window(1), 0).blocks_for(1_000, 16), 1);
-        assert_eq!([16, 17, 1_000].map(|t| group(GroupKind::State, 0).blocks_for(t, 16)), [1, 2, 2]);
+        assert_eq!([0, 1, 1_000].map(|t| group(GroupKind::State, 0).blocks_for(t, 16)), [0, 2, 2]);
         assert_eq!(group(GroupKind::Latent, 0).blocks_for(1_000, 16), 63);
     }
 

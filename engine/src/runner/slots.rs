@@ -77,6 +77,7 @@ impl Slots {
 }
 
 /// What makes a table of the known one. A table begins within the known one, or right behind it: a window has all that the step before used.
+/// A state may be further behind it.
 fn change(slot: usize, group: usize, known: &BlockTable, table: &BlockTable) -> Option<Delta> {
     let first = table.first;
     let same = known.blocks.iter().skip(first - known.first).zip(&table.blocks);

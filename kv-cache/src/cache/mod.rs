@@ -235,6 +235,11 @@ impl PrefixCache {
         Hit { blocks, known, first, entries }
     }
 
+    /// Whether a group has states.
+    pub(crate) fn is_state(&self, group: usize) -> bool {
+        !self.shape.groups[group].kind.is_by_position()
+    }
+
     pub(crate) fn by_hash(&self, hash: &PrefixHash) -> Option<EntryId> {
         self.by_hash.get(hash).copied()
     }
@@ -308,7 +313,7 @@ impl PrefixCache {
     pub(crate) fn retire_state(&mut self, group: usize, id: EntryId, is_replaceable: bool) {
         self.sides.wait(group, id, false);
         if is_replaceable {
-            self.sides.wait_in_front_of(group, id);
+            self.sides.replace(group, id);
         }
     }
 

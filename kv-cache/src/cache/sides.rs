@@ -27,14 +27,18 @@ pub(crate) struct Sides {
     groups: Vec<Option<SideGroup>>,
     newest: i64,
     coldest: i64,
+    replaced: i64,
 }
+
+/// Where the queues begin with blocks whose place others take.
+const REPLACED: i64 = i64::MIN / 2;
 
 impl Sides {
     /// `pinned_max[g]` is how many blocks of group `g` pins may keep, `None` where it is no side group.
     pub(crate) fn new(pinned_max: impl Iterator<Item = Option<usize>>) -> Self {
         let side =
             |pinned_max: Option<usize>| pinned_max.map(|pinned_max| SideGroup { pinned_max, ..SideGroup::default() });
-        Self { groups: pinned_max.map(side).collect(), newest: 0, coldest: 0 }
+        Self { groups: pinned_max.map(side).collect(), newest: 0, coldest: 0, replaced: 0 }
     }
 
     /// The side groups.
@@ -98,16 +102,21 @@ impl Sides {
 
     /// Moves the evictable blocks of an entry to the front of their queues.
     pub(crate) fn wait_in_front(&mut self, id: EntryId) {
-        (0..self.groups.len()).for_each(|group| self.wait_in_front_of(group, id));
+        self.coldest -= 1;
+        (0..self.groups.len()).for_each(|group| self.place_at(group, id, self.coldest));
     }
 
-    /// Moves the evictable block of an entry to the front of its group's queue.
-    pub(crate) fn wait_in_front_of(&mut self, group: usize, id: EntryId) {
+    /// Moves the evictable block of an entry before all that were not moved so, and behind those.
+    pub(crate) fn replace(&mut self, group: usize, id: EntryId) {
+        self.replaced += 1;
+        self.place_at(group, id, REPLACED + self.replaced);
+    }
+
+    fn place_at(&mut self, group: usize, id: EntryId, place: i64) {
         let Some(side) = &mut self.groups[group] else { return };
         let Some(IdleBlock::Evictable(at)) = side.places.get_mut(&id) else { return };
-        self.coldest -= 1;
         side.queue.remove(at);
-        *at = self.coldest;
-        side.queue.insert(self.coldest, id);
+        *at = place;
+        side.queue.insert(place, id);
     }
 }

@@ -5,7 +5,10 @@
 mod reserve;
 
 use crate::cache::{Change, ChangeCursor, EntryId, Keep, PrefixCache};
-use crate::{BlockCounts, BlockPool, BlockState, CacheConfig, CacheCounts, PoolError, PoolShape, PrefixHash};
+use crate::{
+    BlockCounts, BlockPool, BlockState, CacheConfig, CacheCounts, PoolError, PoolGroup, PoolShape, PrefixHash,
+    StateBefore,
+};
 use baton_types::{BlockId, BlockTable, BlockTables, GroupBlocks};
 pub use reserve::{Fill, Reserve};
 use std::collections::HashMap;
@@ -23,6 +26,8 @@ pub(crate) struct Computed<'a> {
     pub(crate) now: Instant,
     /// Index of the first whole block, by group.
     pub(crate) whole: &'a [usize],
+    /// Whether the state may be cached, by group; of no meaning where there are none.
+    pub(crate) checkpoints: &'a [bool],
 }
 
 /// Result of a reservation.
@@ -34,6 +39,8 @@ pub(crate) struct Table {
     pub(crate) known: usize,
     /// Index of the first block that may be stored, by group.
     pub(crate) whole: Vec<usize>,
+    /// Blocks for the next states.
+    pub(crate) next: GroupBlocks,
 }
 
 #[derive(Clone, Debug)]
@@ -172,12 +179,41 @@ impl CachedPool {
         }
     }
 
-    /// Returns a state that a sequence went on from. One that a later checkpoint takes the place of is the first to make room.
-    pub(crate) fn retire_state(&mut self, group: usize, block: BlockId, is_replaceable: bool) {
-        let entry = self.entry_of(group, block);
-        let last = self.pool.dereference(group, block, entry.is_some());
-        if let (true, Some(id), Some(cache)) = (last, entry, &mut self.cache) {
-            cache.retire_state(group, id, is_replaceable);
+    /// Blocks of each group to add for these positions. Without a block for the next state, one that nobody else may use is written in place.
+    pub(crate) fn missing(
+        &self,
+        tables: &BlockTables,
+        next: &GroupBlocks,
+        positions: &Range<usize>,
+        state: StateBefore,
+    ) -> Vec<usize> {
+        let PoolShape { block_tokens, groups } = &self.shape;
+        let of = |(group, shape): (usize, &PoolGroup)| {
+            let table = &tables.0[group];
+            if shape.kind.is_by_position() {
+                return shape.kind.live(positions.clone(), *block_tokens).end.saturating_sub(table.end());
+            }
+            let has = table.blocks.len() > 1 || !next.0[group].is_empty();
+            let must = || {
+                state == StateBefore::Kept || table.blocks.iter().any(|block| self.entry_of(group, *block).is_some())
+            };
+            usize::from(!has && state.needs_another(shape.kind, positions, *block_tokens) && must())
+        };
+        groups.iter().enumerate().map(of).collect()
+    }
+
+    /// A sequence went on from a state. If that is no checkpoint, its block is for the next one. One that a later checkpoint takes the place
+    /// of is the first to make room.
+    pub(crate) fn settle(&mut self, group: usize, block: BlockId, is_replaceable: bool, next: &mut Vec<BlockId>) {
+        let Some(entry) = self.entry_of(group, block) else { return next.push(block) };
+        let last = self.pool.dereference(group, block, true);
+        if let (true, Some(cache)) = (last, &mut self.cache) {
+            cache.retire_state(group, entry, is_replaceable);
+        }
+        if next.is_empty() {
+            let mut one = vec![0; self.pool.groups()];
+            one[group] = 1;
+            next.extend(self.allocate(&one, None).into_iter().flat_map(|mut blocks| blocks.0.swap_remove(group)));
         }
     }
 
@@ -197,7 +233,7 @@ impl CachedPool {
         computed: &Computed<'_>,
     ) -> (usize, usize) {
         let Some(cache) = &mut self.cache else { return (0, 0) };
-        let Computed { hashes, tokens, keep, now, whole } = *computed;
+        let Computed { hashes, tokens, keep, now, whole, checkpoints } = *computed;
         cache.at(now);
         let rows = tables.0.iter().map(BlockTable::end).min().unwrap_or(0).min(tokens / cache.block_tokens());
         let main = cache.first_main();
@@ -215,13 +251,16 @@ impl CachedPool {
             assert!(known.is_none() || known == there, "block {row} of a table is cached under another hash");
             let id = match there {
                 Some(there) => {
-                    self.pool.join(cache, (there, row), tables, spare, whole);
+                    self.pool.join(cache, (there, row), tables, spare, computed);
                     there
                 }
                 None => {
                     added += 1;
-                    let blocks = tables.0.iter().zip(whole);
-                    let blocks = blocks.map(|(table, whole)| table.get(row).filter(|_| row >= *whole));
+                    let stores = (0..tables.0.len()).map(|group| !cache.is_state(group) || checkpoints[group]);
+                    let stores: Vec<bool> = stores.collect();
+                    let blocks = tables.0.iter().zip(whole).zip(&stores);
+                    let blocks =
+                        blocks.map(|((table, whole), stores)| table.get(row).filter(|_| row >= *whole && *stores));
                     cache.add(hash, parent.filter(|_| cache.is_tree()), keep.ttl, blocks)
                 }
             };
@@ -231,12 +270,10 @@ impl CachedPool {
         (done, added)
     }
 
-    /// Blocks of each group that would be available if these tables were returned.
-    pub(crate) fn available_without<'a>(&self, tables: impl Iterator<Item = &'a BlockTables>) -> Vec<usize> {
+    /// Blocks of each group that would be available if these were returned.
+    pub(crate) fn available_without(&self, blocks: impl Iterator<Item = (usize, BlockId)>) -> Vec<usize> {
         let mut held: Vec<HashMap<BlockId, u32>> = vec![HashMap::new(); self.pool.groups()];
-        for (group, table) in tables.flat_map(|tables| tables.0.iter().enumerate()) {
-            table.blocks.iter().for_each(|block| *held[group].entry(*block).or_default() += 1);
-        }
+        blocks.for_each(|(group, block)| *held[group].entry(block).or_default() += 1);
         let mut available = self.available();
         for (group, held) in held.iter().enumerate() {
             let is_last = |block: BlockId, by: u32| self.pool.state(group, block) == BlockState::Referenced { by };
@@ -353,19 +390,22 @@ impl BlockPool {
         (id, row): (EntryId, usize),
         tables: &mut BlockTables,
         spare: &mut GroupBlocks,
-        whole: &[usize],
+        computed: &Computed<'_>,
     ) {
         for (group, table) in tables.0.iter_mut().enumerate() {
             let Some(own) = table.get(row) else { continue };
             match cache.blocks(id)[group] {
                 Some(cached) if cached == own => {}
+                // It goes on with its own, which it may write.
+                Some(_) if cache.is_state(group) => {}
                 Some(cached) => {
                     cache.hold(group, id);
                     self.reference(group, cached);
                     let place = row - table.first;
                     spare.0[group].push(std::mem::replace(&mut table.blocks[place], cached));
                 }
-                None if row < whole[group] => {}
+                None if row < computed.whole[group] => {}
+                None if cache.is_state(group) && !computed.checkpoints[group] => {}
                 None => cache.complete(id, group, own),
             }
         }

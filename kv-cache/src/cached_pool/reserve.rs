@@ -3,7 +3,7 @@
 use super::{CachedPool, Table};
 use crate::cache::Hit;
 use crate::{PoolShape, PrefixHash};
-use baton_types::{BlockTable, BlockTables, GroupKind};
+use baton_types::{BlockTable, BlockTables, GroupBlocks, GroupKind};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -53,9 +53,9 @@ impl Part {
         let size = shape.block_tokens;
         let end = wanted.tokens.div_ceil(size);
         match wanted.fill {
-            // The state to go on from, and one to write.
+            // The state to go on from, and those behind the next steps.
             Fill::Computed { .. } if kind == GroupKind::State => {
-                Self { cached: cached.saturating_sub(1)..cached, fresh: end.min(1) }
+                Self { cached: cached.saturating_sub(1)..cached, fresh: 2 * end.min(1) }
             }
             Fill::Computed { chunk } => {
                 let first = kind.first_for(cached * size, size).min(cached);
@@ -64,16 +64,25 @@ impl Part {
             }
             Fill::Received { .. } => {
                 let first = kind.first_for(wanted.tokens, size).min(end);
-                Self { cached: first.min(cached)..cached, fresh: end - cached.max(first) }
+                let received = end - cached.max(first);
+                // Of states one more, to go on with.
+                let fresh = if kind.is_by_position() { received } else { 2 * received };
+                Self { cached: first.min(cached)..cached, fresh }
             }
         }
     }
 
+    /// How many of the fresh blocks are not of the table: those for the states behind the next steps.
+    fn next(&self, kind: GroupKind) -> usize {
+        let of_table = usize::from(self.cached.is_empty());
+        if kind.is_by_position() { 0 } else { self.fresh.saturating_sub(of_table) }
+    }
+
     /// Index of its first block, cached or fresh.
-    fn first(&self, shape: &PoolShape, wanted: &Reserve<'_>) -> usize {
+    fn first(&self, kind: GroupKind, shape: &PoolShape, wanted: &Reserve<'_>) -> usize {
         let is_received = matches!(wanted.fill, Fill::Received { .. });
         if self.cached.is_empty() && is_received {
-            return wanted.tokens.div_ceil(shape.block_tokens) - self.fresh;
+            return wanted.tokens.div_ceil(shape.block_tokens) - (self.fresh - self.next(kind));
         }
         self.cached.start
     }
@@ -121,12 +130,14 @@ impl CachedPool {
         let ends = tables.0.iter().map(|table| table.blocks.last().copied()).collect::<Vec<_>>();
         let more = self.allocate(&fresh, Some(&ends)).expect("as many are there");
         let mut whole = Vec::with_capacity(parts.len());
-        for (group, (table, more)) in tables.0.iter_mut().zip(more.0).enumerate() {
-            table.first = parts[group].first(&self.shape, wanted);
+        let mut next = GroupBlocks(Vec::with_capacity(parts.len()));
+        for (group, (table, mut more)) in tables.0.iter_mut().zip(more.0).enumerate() {
+            next.0.push(more.split_off(more.len() - parts[group].next(kinds[group])));
+            table.first = parts[group].first(kinds[group], &self.shape, wanted);
             table.blocks.extend(more);
             whole.push(first_whole(kinds[group], &self.shape, wanted, table.first, hit.blocks));
         }
-        Some(Table { tables, cached: hit.blocks, known: hit.known, whole })
+        Some(Table { tables, cached: hit.blocks, known: hit.known, whole, next })
     }
 
     fn hold_cached(&mut self, hit: &Hit, parts: &[Part], tables: &mut BlockTables, now: Instant) {

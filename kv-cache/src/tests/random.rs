@@ -38,8 +38,9 @@ fn fresh(shape: &PoolShape, tokens: usize, fill: Fill, found: usize) -> Vec<usiz
     let (size, end) = (shape.block_tokens, tokens.div_ceil(shape.block_tokens));
     let of = |group: &PoolGroup| match (group.kind, fill) {
         (Window(_), Fill::Computed { chunk }) => (end - found).min(group.kind.blocks_at_once(tokens, chunk, size)),
-        (State, Fill::Computed { .. }) => end.min(1),
-        (Window(_) | State, Fill::Received { .. }) => end - found.max(group.kind.first_for(tokens, size).min(end)),
+        (State, Fill::Computed { .. }) => 2 * end.min(1),
+        (State, Fill::Received { .. }) => 2 * (end - found.max(group.kind.first_for(tokens, size).min(end))),
+        (Window(_), Fill::Received { .. }) => end - found.max(group.kind.first_for(tokens, size).min(end)),
         _ => end - found,
     };
     shape.groups.iter().map(of).collect()

@@ -38,8 +38,8 @@ fn a_hit_ends_where_a_step_ended_behind_whole_blocks() {
     );
     let lease = reserve(&pool, b"abcdexyz", COMPUTED).unwrap();
     assert_eq!((lease.cached_blocks(), lease.known_blocks()), (2, 5), "others went on from the fifth in another way");
-    // The state to go on from, and the one to write.
-    assert_eq!(held(&lease), [(0, 8), (1, 3)]);
+    // The state to go on from; two blocks are for those behind the next steps.
+    assert_eq!((held(&lease), pool.counts_of(1).referenced), (vec![(0, 8), (1, 2)], 3));
 }
 
 #[test]
@@ -84,15 +84,15 @@ fn what_is_undone_leaves_the_state_before() {
     compute(&mut lease, b"abcd", 0..35, 35);
     let before = lease.tables().0[1].clone();
     for end in [36, 40, 50] {
-        assert_eq!(lease.missing(35..end, StateBefore::Kept)[1], 1);
+        assert_eq!(lease.missing(35..end, StateBefore::Kept)[1], 0, "it has a block for the next state");
         assert!(lease.hold(35..end, StateBefore::Kept) && lease.holds_state_before());
         lease.undo();
-        assert_eq!((&lease.tables().0[1], pool.counts_of(1).free), (&before, 3));
+        assert_eq!((&lease.tables().0[1], pool.counts_of(1).free), (&before, 2));
     }
     // Taken, the state behind them stays, also within a block.
     assert!(lease.hold(35..38, StateBefore::Kept));
     lease.settle(38, 35);
-    assert_eq!((held(&lease)[1], pool.counts_of(1).free), ((2, 3), 3));
+    assert_eq!((held(&lease)[1], pool.counts_of(1).free), ((2, 3), 2));
     assert_ne!(lease.tables().0[1].blocks, before.blocks);
     lease.undo();
     assert_eq!(held(&lease)[1], (2, 3), "nothing is left to undo");
@@ -105,11 +105,11 @@ fn a_peer_brings_the_state_of_what_it_fills() {
     // Of the four blocks no state is cached; the peer's own will do.
     let lease = reserve(&pool, b"abcdxy", RECEIVED).unwrap();
     assert_eq!((lease.cached_blocks(), held(&lease)), (4, vec![(0, 6), (5, 6)]));
-    assert_eq!(pool.shape().blocks_received(96), [6, 1]);
+    assert_eq!((pool.shape().blocks_received(96), pool.counts_of(1).referenced), (vec![6, 2], 2));
     // Where all is cached, nothing is fresh.
     let lease = reserve(&pool, b"abcdef", RECEIVED).unwrap();
     assert_eq!((lease.cached_blocks(), held(&lease)), (6, vec![(0, 6), (5, 6)]));
-    assert_eq!(pool.counts_of(1).referenced, 2);
+    assert_eq!(pool.counts_of(1).referenced, 3);
     // Without a state behind it, the last block is filled again.
     let lease = reserve(&pool, b"abcd", RECEIVED).unwrap();
     assert_eq!((lease.cached_blocks(), held(&lease)), (3, vec![(0, 4), (3, 4)]));
@@ -164,4 +164,37 @@ fn states_alone_are_not_cached() {
     let pool = pool(&[(State, 4)]);
     after(&pool, b"abcd", &[32, 64]);
     assert_eq!((cached(&pool, b"abcd"), pool.counts().free), (0, 4));
+}
+
+/// A sequence never waits for another block while it computes: observed prefills could wait for each other.
+#[test]
+fn a_sequence_goes_on_with_the_states_that_it_has() {
+    let pool = pool(&[(Full, 32), (State, 4)]);
+    let mut leases = [b"abcdefgh", b"ijklmnop"].map(|symbols| (reserve(&pool, symbols, COMPUTED).unwrap(), symbols));
+    assert_eq!(pool.available()[1], 0);
+    for positions in [0..16, 16..32, 32..40, 40..90, 90..128] {
+        for (lease, symbols) in &mut leases {
+            compute(lease, *symbols, positions.clone(), 128);
+        }
+    }
+    assert_eq!([b"abcdefgh", b"ijklmnop"].map(|symbols| cached(&pool, symbols)), [8, 8]);
+}
+
+/// A state that another sequence goes on from is not available for the next one of the sequence that made it.
+#[test]
+fn without_a_block_for_the_next_state_it_is_changed_in_place_and_not_cached() {
+    let pool = pool(&[(Full, 32), (State, 5)]);
+    let mut maker = reserve(&pool, b"abcdefgh", COMPUTED).unwrap();
+    compute(&mut maker, b"abcdefgh", 0..32, 128);
+    let other = reserve(&pool, b"abxy", COMPUTED).unwrap();
+    assert_eq!((other.cached_blocks(), pool.available()[1]), (2, 1));
+    let last = pool.try_lease(&[0, 1]).unwrap();
+    compute(&mut maker, b"abcdefgh", 32..64, 128);
+    assert_eq!(cached(&pool, b"abcdefgh"), 2, "the state behind 64 positions is the only one that it has");
+    let state = maker.tables().0[1].blocks.clone();
+    compute(&mut maker, b"abcdefgh", 64..70, 128);
+    assert_eq!((&maker.tables().0[1].blocks, maker.missing(70..80, StateBefore::Kept)[1]), (&state, 1));
+    drop(last);
+    assert!(maker.hold(70..96, StateBefore::Kept), "now there is one to propose with");
+    drop(other);
 }

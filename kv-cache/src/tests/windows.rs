@@ -57,12 +57,12 @@ fn a_sequence_holds_its_window_and_no_more() {
 
 #[test]
 fn what_a_peer_fills_is_what_the_next_position_needs() {
-    let pool = pool(&[(Full, 16), (Window(40), 8), (State, 2)]);
+    let pool = pool(&[(Full, 16), (Window(40), 8), (State, 3)]);
     let lease = reserve(&pool, b"abcdefghij", Fill::Received { peer_block_tokens: None }).unwrap();
     // Position 160 attends to 121 and later.
     assert_eq!(held(&lease), [(0, 10), (7, 10), (9, 10)]);
-    assert_eq!(pool.shape().blocks_received(160), [10, 3, 1]);
-    assert_eq!((lease.blocks_end(), lease.missing(160..192, StateBefore::Replaced)), (10, vec![2, 2, 1]));
+    assert_eq!((pool.shape().blocks_received(160), pool.counts_of(2).free), (vec![10, 3, 2], 1));
+    assert_eq!((lease.blocks_end(), lease.missing(160..192, StateBefore::Replaced)), (10, vec![2, 2, 0]));
 }
 
 /// Position 160 attends to 121 and later. A peer with blocks of 48 begins with 96, one with blocks of 16 with 112.

@@ -17,9 +17,7 @@ use crate::{
     SequenceSink,
 };
 use baton_kv_cache::PrefixHasher;
-use baton_types::{
-    Digest, Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, Share, TokenId,
-};
+use baton_types::{Digest, ErrorKind, FinishReason, KvPoolMap, RequestId, SamplingParams, Share, TokenId};
 use stand_in::{Hooks, Kv, StandIn, VOCAB};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +39,7 @@ fn config() -> EngineConfig {
 }
 
 fn map(blocks: u32) -> KvPoolMap {
-    KvPoolMap::try_new(KvLayout::llama(BLOCK as u32, 1, 1, 2, Dtype::F32).unwrap(), blocks).unwrap()
+    Kv::new(blocks).map()
 }
 
 /// An engine of `blocks` blocks and its KV memory.
@@ -51,9 +49,13 @@ fn start(blocks: u32, config: EngineConfig, hooks: Hooks) -> (EngineHandle, Kv) 
 
 /// The same, with a model that proposes tokens.
 fn start_with_draft(blocks: u32, config: EngineConfig, hooks: Hooks, draft: Option<DraftModel>) -> (EngineHandle, Kv) {
-    let kv = Kv::new(blocks);
+    start_on(Kv::new(blocks), config, hooks, draft)
+}
+
+/// The same, on a pool.
+fn start_on(kv: Kv, config: EngineConfig, hooks: Hooks, draft: Option<DraftModel>) -> (EngineHandle, Kv) {
     let model = StandIn::new(kv.clone(), hooks);
-    (Engine::start_with(model, &map(blocks), config, draft).unwrap(), kv)
+    (Engine::start_with(model, &kv.map(), config, draft).unwrap(), kv)
 }
 
 fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {

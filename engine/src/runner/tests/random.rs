@@ -30,13 +30,16 @@ struct Job {
     blocks: Unwatched,
 }
 
-fn check(job: &Job, after: Tokens, what: &str) -> Option<Lease> {
+fn check(job: &Job, kv: &Kv, after: Tokens, what: &str) -> Option<Lease> {
     let (output, outcome) = job.sequence.end();
     assert_eq!(output, after(&job.tokens, output.len()), "{what}: wrong tokens");
     match outcome {
         Outcome::Prefilled => {
             let lease = job.blocks.0.lock().unwrap().take();
-            assert!(lease.is_some(), "{what}: no blocks came out");
+            let tables = lease.as_ref().expect("blocks came out").tables();
+            if let Some(states) = tables.0.get(1) {
+                assert_eq!((states.blocks.len(), kv.state(states.blocks[0])), (1, job.tokens.clone()), "{what}");
+            }
             lease
         }
         Outcome::Finished(FinishReason::Length) => {
@@ -62,7 +65,7 @@ enum Proposed {
     Drafts,
 }
 
-fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
+fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed, has_states: bool) -> Load {
     let repeats = proposed == Proposed::Repetitions;
     let after: Tokens = if repeats { repetition } else { continuation };
     let mut rng = StdRng::seed_from_u64(seed);
@@ -74,8 +77,9 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
     };
     let blocks = rng.random_range(4..9);
     let draft_blocks = rng.random_range(1..20);
+    let states = if has_states { rng.random_range(2..9) } else { 0 };
     let what = format!(
-        "seed {seed}, asynchronous {is_asynchronous}, {proposed:?}: {config:?}, {blocks} and {draft_blocks} blocks"
+        "seed {seed}, asynchronous {is_asynchronous}, {proposed:?}: {config:?}, {blocks} and {draft_blocks} blocks, {states} states"
     );
     // Of a step that takes long, rows are a small part.
     let lasts = move || {
@@ -89,7 +93,7 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
         let hooks = Hooks { next: Some(mostly_next_token), ..Hooks::default() };
         DraftModel::with(StandIn::new(Kv::new(draft_blocks), hooks), &map(draft_blocks), 64)
     });
-    let (engine, kv) = start_with_draft(blocks, config.clone(), hooks, draft);
+    let (engine, kv) = start_on(Kv::with_states(blocks, states), config.clone(), hooks, draft);
     let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
         // Few different beginnings, so that many sequences share one, and some prompts that repeat the previous one.
@@ -109,9 +113,9 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
             1 => match engine.reserve(tokens.len(), &request.block_hashes()) {
                 // As a transfer would: KV that is not cached comes from outside, together with the first token.
                 Some(lease) if max_tokens > 1 => {
-                    let (blocks, cached) = (&lease.blocks().0.swap_remove(0), lease.cached_blocks());
-                    assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
-                    kv.receive(&blocks[cached..], &tokens[cached * BLOCK..]);
+                    let (blocks, cached) = (&lease.tables().0[0].blocks, lease.cached_blocks() * BLOCK);
+                    assert_eq!(kv.load(blocks, cached), tokens[..cached], "{what}: not its KV");
+                    kv.receive_all(lease.tables(), &tokens, cached);
                     request.tokens.extend(after(&tokens, 1));
                     Run::Adopted { lease, turn: None }
                 }
@@ -135,8 +139,8 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
     // another job ends.
     std::thread::scope(|readers| {
         for job in jobs {
-            let what = &what;
-            readers.spawn(move || drop(check(&job, after, what)));
+            let (what, kv) = (&what, &kv);
+            readers.spawn(move || drop(check(&job, kv, after, what)));
         }
     });
     // A step that was launched ahead of an end may still use blocks.
@@ -147,37 +151,38 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed) -> Load {
     load
 }
 
+/// Both kinds of devices, with states and without.
+fn runs_of(seeds: u64, proposed: Proposed, check: impl Fn(&[Load])) {
+    for (is_asynchronous, has_states) in [(false, false), (true, false), (false, true), (true, true)] {
+        let runs: Vec<Load> = (0..seeds).map(|seed| run_seed(seed, is_asynchronous, proposed, has_states)).collect();
+        assert!(
+            runs.iter().any(|load| load.preemptions > 0),
+            "pools this small must preempt, or this test shows nothing"
+        );
+        assert!(runs.iter().any(|load| load.cached_tokens > 0), "nothing was found cached, or this test shows nothing");
+        check(&runs);
+    }
+}
+
 #[test]
 fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
-    for is_asynchronous in [false, true] {
-        let runs: Vec<Load> = (0..60).map(|seed| run_seed(seed, is_asynchronous, Proposed::Little)).collect();
-        check_runs(&runs);
-    }
+    runs_of(60, Proposed::Little, |_| ());
 }
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_with_proposals() {
-    for is_asynchronous in [false, true] {
-        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, Proposed::Repetitions)).collect();
-        check_runs(&runs);
+    runs_of(30, Proposed::Repetitions, |runs| {
         let accepted: u64 = runs.iter().map(|load| load.accepted_tokens).sum();
         let proposed: u64 = runs.iter().map(|load| load.proposed_tokens).sum();
         assert!(accepted > 0 && accepted < proposed, "{accepted} of {proposed} proposals show little");
-    }
+    });
 }
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_with_a_draft_model() {
-    for is_asynchronous in [false, true] {
-        let runs: Vec<Load> = (0..30).map(|seed| run_seed(seed, is_asynchronous, Proposed::Drafts)).collect();
-        check_runs(&runs);
+    runs_of(30, Proposed::Drafts, |runs| {
         let accepted: u64 = runs.iter().map(|load| load.draft_accepted_tokens).sum();
         let proposed: u64 = runs.iter().map(|load| load.draft_proposed_tokens).sum();
         assert!(accepted > 100 && accepted < proposed, "{accepted} of {proposed} proposals show little");
-    }
-}
-
-fn check_runs(runs: &[Load]) {
-    assert!(runs.iter().any(|load| load.preemptions > 0), "pools this small must preempt, or this test shows nothing");
-    assert!(runs.iter().any(|load| load.cached_tokens > 0), "nobody found anything cached, or this test shows nothing");
+    });
 }

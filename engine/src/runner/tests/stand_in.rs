@@ -1,4 +1,5 @@
-//! A fake model: its KV is the tokens themselves, and its next token is a hash of all tokens read back.
+//! A fake model: its KV is the tokens themselves, and its next token is a hash of all tokens read back. If it has states, a state is all
+//! tokens that it has taken in.
 
 use super::BLOCK;
 use crate::model::{ModelError, StepInput, StepOutput};
@@ -8,7 +9,7 @@ use baton_kernels::device::Bounds;
 use baton_kernels::step::{GroupLimits, Launched, RowId, SlotSamplers, SlotTable, StepLimits, StepSegment};
 use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
-use baton_types::{BlockId, Fence, GroupKind, TokenId};
+use baton_types::{BlockId, BlockTables, Dtype, Fence, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, TokenId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -16,14 +17,54 @@ pub(super) const VOCAB: usize = 997;
 /// Two layers, so that their order is observable.
 pub(super) const LAYERS: u32 = 2;
 
-/// The memory of one pool: one token per position.
+/// The memory of one pool: one token per position, and states.
 #[derive(Clone)]
-pub(super) struct Kv(Arc<Mutex<Vec<TokenId>>>);
+pub(super) struct Kv(Arc<Mutex<Vec<TokenId>>>, Arc<Mutex<Vec<Vec<TokenId>>>>);
 
 impl Kv {
     pub(super) fn new(blocks: u32) -> Self {
+        Self::with_states(blocks, 0)
+    }
+
+    pub(super) fn with_states(blocks: u32, states: u32) -> Self {
         // No prompt contains this value, so reads of unwritten positions are detected.
-        Self(Arc::new(Mutex::new(vec![TokenId::MAX; blocks as usize * BLOCK])))
+        let (tokens, states) = (vec![TokenId::MAX; blocks as usize * BLOCK], vec![vec![TokenId::MAX]; states as usize]);
+        Self(Arc::new(Mutex::new(tokens)), Arc::new(Mutex::new(states)))
+    }
+
+    /// Blocks of each group.
+    pub(super) fn blocks(&self) -> Vec<u32> {
+        let (tokens, states) = (self.0.lock().unwrap().len(), self.1.lock().unwrap().len());
+        [(tokens / BLOCK) as u32, states as u32].into_iter().filter(|blocks| *blocks > 0).collect()
+    }
+
+    /// The layout of this pool.
+    pub(super) fn map(&self) -> KvPoolMap {
+        let blocks = self.blocks();
+        let group = |group: usize| {
+            let (kind, rows) = if group == 0 { (GroupKind::Full, 1) } else { (GroupKind::State, 2) };
+            let planes = vec![KvPlane::try_new("tokens", rows, 2, Dtype::F32).unwrap()];
+            KvGroup { kind, layers: vec![group as u32], planes }
+        };
+        let layout = KvLayout::try_new(BLOCK as u32, (0..blocks.len()).map(group).collect()).unwrap();
+        KvPoolMap::with_blocks(layout, blocks).unwrap()
+    }
+
+    fn set_state(&self, block: BlockId, tokens: Vec<TokenId>) {
+        self.1.lock().unwrap()[block.0 as usize] = tokens;
+    }
+
+    pub(super) fn state(&self, block: BlockId) -> Vec<TokenId> {
+        self.1.lock().unwrap()[block.0 as usize].clone()
+    }
+
+    /// Acts as a transfer of everything behind `cached` tokens, to the tables of a lease.
+    pub(super) fn receive_all(&self, tables: &BlockTables, tokens: &[TokenId], cached: usize) {
+        self.receive(&tables.0[0].blocks[cached / BLOCK..], &tokens[cached..]);
+        if let Some(states) = tables.0.get(1) {
+            assert_eq!(states.blocks.len(), 1, "a state is moved alone");
+            self.set_state(states.blocks[0], tokens.to_vec());
+        }
     }
 
     fn store(&self, blocks: &[BlockId], position: usize, token: TokenId) {
@@ -113,8 +154,8 @@ pub(super) struct StandIn {
     limits: StepLimits,
     table: SlotTable,
     samplers: SlotSamplers,
-    /// What was launched and not finished, with the block tables of its segments.
-    launched: VecDeque<(StepInput, Vec<StepSegment>)>,
+    /// What was launched and not finished, with the block tables of its segments, and those of states.
+    launched: VecDeque<(StepInput, Vec<StepSegment>, Vec<StepSegment>)>,
 }
 
 impl StandIn {
@@ -126,11 +167,26 @@ impl StandIn {
             positions_max: 1024,
             adapters: AdapterBounds::default(),
         };
-        let blocks = (kv.0.lock().unwrap().len() / BLOCK) as u32;
-        let groups = vec![GroupLimits { kind: GroupKind::Full, blocks }];
+        let kinds = [GroupKind::Full, GroupKind::State];
+        let groups = kinds.into_iter().zip(kv.blocks()).map(|(kind, blocks)| GroupLimits { kind, blocks }).collect();
         let limits = StepLimits { bounds, vocab: VOCAB, layers: LAYERS, block_tokens: BLOCK, groups };
         let (table, samplers) = (SlotTable::new(SLOTS_MAX), SlotSamplers::new(SLOTS_MAX, VOCAB));
         Self { kv, hooks, limits, table, samplers, launched: VecDeque::new() }
+    }
+
+    /// The state behind each row; that behind the last row of a segment is stored.
+    fn take_in(&self, states: &[StepSegment], ids: &[TokenId]) -> Vec<Vec<TokenId>> {
+        let mut behind = Vec::new();
+        for segment in states {
+            let blocks = &segment.table.blocks;
+            let mut state = if segment.position == 0 { Vec::new() } else { self.kv.state(blocks[0]) };
+            for _ in 0..segment.rows {
+                state.push(ids[behind.len()]);
+                behind.push(state.clone());
+            }
+            self.kv.set_state(*blocks.last().expect("a state to write"), state);
+        }
+        behind
     }
 
     fn logits(&self, past: &[TokenId]) -> Vec<f32> {
@@ -168,7 +224,11 @@ impl StepModel for StandIn {
         let fence: Fence = Arc::new(AlreadyDone);
         let layers = if step.observed.is_empty() { 0 } else { LAYERS };
         (0..layers).for_each(|layer| observer(layer, &fence));
-        self.launched.push_back((step.clone(), segments));
+        let states = launched.segments.get(1).map_or(Vec::new(), |states| states.as_slice().to_vec());
+        for segment in states.iter().filter(|segment| segment.table.blocks.len() > 1) {
+            self.kv.set_state(segment.table.blocks[1], vec![TokenId::MAX]);
+        }
+        self.launched.push_back((step.clone(), segments, states));
         Ok(())
     }
 
@@ -176,18 +236,23 @@ impl StepModel for StandIn {
         if let Some(hook) = &mut self.hooks.before_finish {
             hook();
         }
-        let (step, segments) = self.launched.pop_front().expect("a step was launched");
+        let (step, segments, states) = self.launched.pop_front().expect("a step was launched");
         let mut ids = Vec::new();
         self.samplers.begin(&step, &mut ids);
         let rows: Vec<_> = rows(&segments).collect();
-        for ((id, token), (blocks, position)) in step.ids.iter().zip(ids).zip(&rows) {
+        for ((id, token), (blocks, position)) in step.ids.iter().zip(&ids).zip(&rows) {
             if *id == RowId::LastSampled {
-                self.kv.store(blocks, *position, token);
+                self.kv.store(blocks, *position, *token);
             }
         }
+        let taken_in = self.take_in(&states, &ids);
         let logits = step.selected_rows().into_iter().flat_map(|row| {
             let (blocks, position) = rows[row];
-            self.logits(&self.kv.load(blocks, position + 1))
+            let past = self.kv.load(blocks, position + 1);
+            match taken_in.get(row).is_none_or(|state| *state == past) {
+                true => self.logits(&past),
+                false => self.logits(&[]),
+            }
         });
         let logits: Vec<f32> = logits.collect();
         let output = self.samplers.sample(&step, &logits);

@@ -116,7 +116,7 @@ impl World {
 
     /// Notes that rows of a launched step are computed.
     fn finish(&mut self, s: Segment) -> Vec<String> {
-        self.scheduler.advance(s.key, s.rows, s.samples, self.now);
+        self.scheduler.advance(s.key, s.rows, s.samples, Rest::Nothing, self.now);
         let forked = if s.samples { self.scheduler.fork_for_waiting(s.key) } else { Vec::new() };
         forked.iter().map(|copy| format!("copy {}", copy.tokens)).collect()
     }

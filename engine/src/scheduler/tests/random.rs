@@ -89,7 +89,7 @@ impl Run {
             prop_assert!(s.scored == 0 || s.scored_from == scored.start);
             scored.start = end;
             prop_assert!(!s.samples || scored.start == scored.end, "all of them before the first token");
-            scheduler.advance(s.key, s.rows, s.samples, w.now);
+            scheduler.advance(s.key, s.rows, s.samples, Rest::Nothing, w.now);
             if s.samples {
                 scheduler.fork_for_waiting(s.key);
             }

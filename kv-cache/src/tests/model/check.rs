@@ -23,7 +23,9 @@ impl Model {
                         let parent = row.checked_sub(1).map(|row| rows[row]);
                         let parent = parent.filter(|_| self.is_tree);
                         assert!(row < held.complete && parent.is_none_or(|parent| self.cached.contains_key(&parent)));
-                        let row = held.lease.tables().0.iter().map(|table| table.get(row)).collect();
+                        let tables = self.shape.groups.iter().zip(&held.lease.tables().0);
+                        let row = tables.map(|(group, table)| table.get(row).filter(|_| group.kind.is_by_position()));
+                        let row = row.collect();
                         self.cached.insert(hash, Cached { row, parent, idle: None, pinned_until: None });
                     }
                 }
@@ -33,16 +35,22 @@ impl Model {
                 }),
             }
         }
-        self.lost_sides(why);
+        self.changed_sides(stored_by, why);
         removed
     }
 
-    /// Blocks of groups with a window, and states, may have gone alone.
-    fn lost_sides(&mut self, why: Why) {
+    /// Blocks of groups with a window, and states, may have gone alone. A lease that stores may have given its state.
+    fn changed_sides(&mut self, stored_by: Option<usize>, why: Why) {
         for (hash, row) in self.pool.lock().entries() {
             let known = self.cached[&hash].row.clone();
             for (group, (known, now)) in known.into_iter().zip(&row).enumerate() {
                 if known == *now {
+                    continue;
+                }
+                if let (Some(block), Some(by)) = (*now, stored_by) {
+                    let table = &self.held[by].lease.tables().0[group];
+                    assert!(!self.shape.groups[group].kind.is_by_position() && table.blocks.contains(&block));
+                    self.cached.get_mut(&hash).expect("it is cached").row[group] = *now;
                     continue;
                 }
                 assert!(now.is_none() && group != self.main && why == Why::Room, "only blocks of side groups go alone");
