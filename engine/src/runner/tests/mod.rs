@@ -11,6 +11,7 @@ mod prefix;
 mod random;
 mod speculation;
 mod stand_in;
+mod states;
 
 use crate::{
     DraftModel, Engine, EngineConfig, EngineHandle, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest,

@@ -5,7 +5,7 @@ use crate::{PinFor, Reuse, SequencePhase};
 use stand_in::continuation;
 
 /// Runs a sequence to its end; returns its output and what it reused.
-fn run(engine: &EngineHandle, request: SequenceRequest) -> (Vec<TokenId>, Reuse) {
+pub(super) fn run(engine: &EngineHandle, request: SequenceRequest) -> (Vec<TokenId>, Reuse) {
     let (sequence, mut output, mut reuse) = (submit(engine, request, Run::Full), vec![], None);
     loop {
         match sequence.next() {
@@ -21,7 +21,7 @@ fn run(engine: &EngineHandle, request: SequenceRequest) -> (Vec<TokenId>, Reuse)
     }
 }
 
-fn reuse(cached_tokens: usize, written_tokens: usize) -> Reuse {
+pub(super) fn reuse(cached_tokens: usize, written_tokens: usize) -> Reuse {
     Reuse { cached_tokens, written_tokens }
 }
 

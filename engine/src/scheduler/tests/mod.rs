@@ -4,6 +4,7 @@ mod fair_share;
 mod memory;
 mod prefix_sharing;
 mod random;
+mod states;
 mod windows;
 
 use super::*;
