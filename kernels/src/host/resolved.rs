@@ -191,6 +191,10 @@ impl<K: HostKernels> Shared<K> {
                 op: *op,
             }),
             Op::Select => Resolved::Select,
+            Op::GatedDelta(_) | Op::Gate => {
+                let message = "recurrent layers are not implemented".into();
+                return Err(DeviceError::Shape { op: "compile", message });
+            }
             Op::Head(op) => Resolved::Head(Head {
                 norm: self.norm(&op.norm)?,
                 weight: self.matrix(op.weight, 1)?,
