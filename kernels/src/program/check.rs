@@ -5,7 +5,7 @@ use super::{
     Qkv, QueryKeyNorms, Scoring, SharedExpert,
 };
 use crate::device::{Bounds, DeviceError, Weight};
-use crate::kv::{GroupLayout, PoolLayout};
+use crate::kv::{GroupLayout, PoolLayout, Stored};
 use crate::numerics::PARTITIONS_MAX;
 use baton_types::{BlockId, GroupKind};
 
@@ -191,10 +191,9 @@ impl Program {
                         format!("the pool keeps {held} tokens, layer {} has a window of {:?}", op.layer, op.window)
                     })?;
                 }
-                Op::Qkv(op) => {
-                    stored(pool.of_layer(op.layer), (op.kv_heads, op.head_dim), false)?;
-                }
-                Op::Latent(op) => stored(pool.of_layer(op.layer), (1, op.dim()), true)?,
+                Op::Qkv(op) => stored(pool, op.layer, Stored::Heads { heads: op.kv_heads, dim: op.head_dim })?,
+                Op::Latent(op) => stored(pool, op.layer, Stored::Latent { dim: op.dim() })?,
+                Op::GatedDelta(op) => stored(pool, op.layer, op.stored())?,
                 _ => {}
             }
         }
@@ -202,14 +201,10 @@ impl Program {
     }
 }
 
-/// Checks that a group has planes of so many heads and elements, or a latent of as many.
-fn stored(group: &GroupLayout, ours: (usize, usize), is_latent: bool) -> Check {
-    let theirs = (group.heads(), group.dim());
-    require("bind", ours == theirs && group.is_latent() == is_latent, || {
-        let name = |is_latent| if is_latent { "a latent" } else { "keys and values" };
-        let (pool, model) = (name(group.is_latent()), name(is_latent));
-        format!("{theirs:?} [heads, dim] of {pool} in the pool, the model has {ours:?} of {model}")
-    })
+/// Checks that a layer's group has planes for what it stores.
+fn stored(pool: &PoolLayout, layer: u32, ours: Stored) -> Check {
+    let theirs = pool.of_layer(layer).stored();
+    require("bind", ours == theirs, || format!("{theirs} in the pool, the model has {ours}"))
 }
 
 pub(super) fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
@@ -375,6 +370,9 @@ pub(crate) fn copy_kv(
     let (op, groups) = ("copy_kv", pool.groups().len());
     require(op, group < groups, || format!("group {group} of {groups}"))?;
     let kv = &pool.groups()[group];
+    require(op, !kv.is_state(), || {
+        format!("group {group} has states: each is of all tokens before it, and no part is copied")
+    })?;
     require(op, from != to, || format!("block {from} onto itself"))?;
     require(op, from.0.max(to.0) < kv.blocks(), || format!("{from} to {to} in a pool of {}", kv.blocks()))?;
     require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))?;

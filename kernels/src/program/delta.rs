@@ -3,6 +3,10 @@
 use super::Norm;
 use super::check::{Check, matrix, require};
 use crate::device::Weight;
+use crate::kv::Stored;
+
+/// Most taps of a convolution; published models have 4.
+pub const TAPS_MAX: usize = 8;
 
 /// Norm, projections, causal convolution, gated delta rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464) and gated norm:
 /// `residual -> attended`, and the state in the pool.
@@ -44,7 +48,7 @@ pub struct GatedDelta {
     pub key_dim: usize,
     /// Elements of a head's value.
     pub value_dim: usize,
-    /// Of the convolution, at least 1.
+    /// Of the convolution: 2 to [`TAPS_MAX`].
     pub taps: usize,
     /// Added to the sum of squares of a head's query and key before they are divided by its root.
     pub length_eps: f32,
@@ -62,14 +66,21 @@ impl GatedDelta {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 
+    /// What it keeps of a sequence.
+    pub(crate) fn stored(&self) -> Stored {
+        let (heads, dim) = (self.value_heads, self.key_dim * self.value_dim);
+        Stored::State { heads, dim, inputs: self.taps - 1, channels: self.channels() }
+    }
+
     pub(super) fn check(&self, hidden: usize) -> Check {
         let op = "gated_delta";
         let Self { key_heads, value_heads, key_dim, value_dim, taps, length_eps, .. } = *self;
         self.norm.map_or(Ok(()), |norm| norm.check(op, hidden))?;
-        let sizes = [key_heads, value_heads, key_dim, value_dim, taps];
+        let sizes = [key_heads, value_heads, key_dim, value_dim];
         require(op, sizes.iter().all(|size| *size > 0) && value_heads.is_multiple_of(key_heads), || {
-            format!("{value_heads} heads of {value_dim} over {key_heads} key heads of {key_dim}, {taps} taps")
+            format!("{value_heads} heads of {value_dim} over {key_heads} key heads of {key_dim}")
         })?;
+        require(op, (2..=TAPS_MAX).contains(&taps), || format!("{taps} taps; 2 to {TAPS_MAX}"))?;
         require(op, length_eps >= 0.0 && length_eps.is_finite(), || format!("{length_eps} is added to squares"))?;
         matrix(op, self.weight, self.columns().iter().sum(), hidden)?;
         matrix(op, self.conv, 1, self.channels() * taps)?;

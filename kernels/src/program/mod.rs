@@ -11,7 +11,7 @@ pub(crate) mod check;
 mod delta;
 
 use crate::device::{Rope, Weight};
-pub use delta::GatedDelta;
+pub use delta::{GatedDelta, TAPS_MAX};
 
 /// RMSNorm of the residual stream, or of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
