@@ -67,6 +67,7 @@ fn program(device: &dyn Device, format: StorageFormat) -> Program {
             head_dim: DIM,
             norms: None,
             rope,
+            gate: false,
         }));
         if layer + 1 == LAYERS {
             ops.push(Op::Select);

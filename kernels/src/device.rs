@@ -70,9 +70,10 @@ impl DeviceError {
 pub enum Role {
     /// Rows looked up by token id, `[vocab, hidden]`. Where a model ties them, it is the head too.
     Embedding,
-    /// Query, key and value, stacked: `[heads * head_dim + 2 * kv_heads * head_dim, hidden]`; or the projections of latent attention.
+    /// Query, key and value, stacked: `[heads * head_dim + 2 * kv_heads * head_dim, hidden]`; or the projections of latent attention, or of a gated delta
+    /// rule.
     Qkv,
-    /// Output of attention, `[hidden, heads * head_dim]`.
+    /// Output of attention or of a gated delta rule, `[hidden, heads * head_dim]`.
     Out,
     /// Gate and up projection of the MLP, stacked: `[2 * ffn, hidden]`.
     GateUp,
@@ -214,6 +215,8 @@ pub struct DeviceInfo {
     pub asynchronous: bool,
     /// Whether it computes latent attention.
     pub latents: bool,
+    /// Whether it computes recurrent layers, and gates of attention's output.
+    pub states: bool,
     /// Capabilities of its sampler that not every device has, by the names in which workers state them.
     pub sampling: &'static [&'static str],
 }
@@ -303,6 +306,6 @@ pub trait Executable: Send {
     fn finish(&mut self) -> Result<StepOutput, DeviceError>;
 
     /// Copies the KV of the first `tokens` tokens of block `from` to block `to`, in all layers of a group, after everything enqueued before;
-    /// waits until it is done.
+    /// waits until it is done. Of a group of states it is refused: a state is that of all its tokens.
     fn copy_kv(&mut self, group: usize, from: BlockId, to: BlockId, tokens: usize) -> Result<(), DeviceError>;
 }

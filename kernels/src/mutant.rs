@@ -2,7 +2,9 @@
 //! it. Compiled only with the feature `testing`, which no shipped binary enables.
 
 use crate::device::{Device, DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store};
+use crate::host::{
+    Changes, DeltaHeads, DeltaOf, DeltaRows, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store,
+};
 use crate::numerics::{ATTENTION_BLOCK, ATTENTION_SLAB, K_SLAB, KERNEL_REVISION, Numerics};
 use crate::program::Activation;
 use crate::reference::attention_splits::Cut;
@@ -146,5 +148,21 @@ impl HostKernels for Mutant {
 
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
         self.reference.activate(activation, gate, up);
+    }
+
+    fn gate(&self, gate: &[f32], x: &mut [f32]) {
+        self.reference.gate(gate, x);
+    }
+
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]) {
+        self.reference.convolve(step, taps, x);
+    }
+
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]) {
+        self.reference.decays(op, decay, beta);
+    }
+
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]) {
+        self.reference.delta_rule(step, heads, rows, out);
     }
 }

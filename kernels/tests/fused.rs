@@ -170,7 +170,7 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
     };
     let w = Weights {
         table: matrix(Role::Embedding, &[s.vocab], s.hidden),
-        qkv: matrix(Role::Qkv, &[query, kv_cols, kv_cols], s.hidden),
+        qkv: matrix(Role::Qkv, &[query, kv_cols, kv_cols, query][..if s.rich { 4 } else { 3 }], s.hidden),
         out: matrix(Role::Out, &[s.hidden], query),
         gate_up: matrix(Role::GateUp, &[s.ffn, s.ffn], s.hidden),
         down: matrix(Role::Down, &[s.hidden], s.ffn),
@@ -197,7 +197,7 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         sin: angles.iter().map(|a| a.sin()).collect(),
         dim: 2 * half,
     };
-    let (gain, bias) = (random.floats(s.hidden, 1.0), random.floats(query + 2 * kv_cols, 1.0));
+    let (gain, bias) = (random.floats(s.hidden, 1.0), random.floats(2 * query + 2 * kv_cols, 1.0));
     let normed = if s.more.of_all_heads { [query, kv_cols] } else { [s.head_dim; 2] };
     let gains = normed.map(|cols| random.floats(cols, 1.0));
     let norm = NormOf { gain: &gain, eps: 1e-5 };
@@ -215,6 +215,7 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
         bias: s.rich.then_some(&bias[..]),
         query,
         kv: kv_cols,
+        gate: s.rich,
         norms: s.rich.then(|| gains.each_ref().map(|gain| NormOf { gain, eps: 1e-6 })),
         rope: &rope,
     };
@@ -225,7 +226,11 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
 
     let mut residual = random.floats(rows * s.hidden, 1.0);
     let mut q = vec![0.0; rows * query];
-    kernels.qkv(&w.qkv, &op, KvStep { kv: &kv, layer: 1, segments: &segments }, &residual, &mut q, &mut scratch);
+    let mut gate = vec![0.0; if s.rich { q.len() } else { 0 }];
+    let at = KvStep { kv: &kv, layer: 1, segments: &segments };
+    kernels.qkv(&w.qkv, &op, at, &residual, &mut q, &mut gate, &mut scratch);
+    let mut gate_of = random.floats(gate.len(), 1.0);
+    kernels.gate(&gate, &mut gate_of);
     let (attended, gated) = (random.floats(rows * query, 1.0), random.floats(rows * s.ffn, 1.0));
     let behind = s.more.behind.then_some(norm);
     let project = |role| ProjectOf {
@@ -275,11 +280,12 @@ fn bits<K: HostKernels>(kernels: &K, shape: &Shape, step: &Step) -> Vec<Vec<u32>
     let mut stored = vec![0u8; map.bytes()];
     memory.copy_out(0, &mut stored);
     let stored = stored.into_iter().map(u32::from).collect();
-    let floats = [embedded, q, out, inner, residual, logits, mixed];
+    let floats = [embedded, q, gate, gate_of, out, inner, residual, logits, mixed];
     floats.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).chain([stored]).collect()
 }
 
-const NAMES: [&str; 8] = ["embed", "query", "out", "gate_up", "down", "head", "experts", "pool"];
+const NAMES: [&str; 10] =
+    ["embed", "query", "gate", "gated attention", "out", "gate_up", "down", "head", "experts", "pool"];
 
 fn check(shape: &Shape, step: &Step, threads: usize) {
     let want = bits(&ReferenceKernels::new(shape.numerics), shape, step);

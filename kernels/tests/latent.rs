@@ -254,7 +254,8 @@ fn pools_that_store_something_else_are_refused() {
     let Op::Latent(Latent { norm, rope, .. }) = ops[1] else { panic!("the second operation") };
     let weight = load(&*device, Role::Qkv, shape.hidden, &[40, 40, 40], &mut Random(1));
     let (bias, norms) = (None, None);
-    ops[1] = Op::Qkv(Qkv { layer: 0, norm, weight, bias, heads: 1, kv_heads: 1, head_dim: 40, norms, rope });
+    ops[1] =
+        Op::Qkv(Qkv { layer: 0, norm, weight, bias, heads: 1, kv_heads: 1, head_dim: 40, norms, rope, gate: false });
     ops[5] = Op::Out(Project::plain(load(&*device, Role::Out, 40, &[shape.hidden], &mut Random(1))));
     ops.remove(4);
     refused(layout(shape, 1, Dtype::Bf16), Program { ops }, "the model has (1, 40) of keys and values");

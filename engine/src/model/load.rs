@@ -182,6 +182,7 @@ impl<'a> Loader<'a> {
                 false => None,
             },
             rope: self.rope(attention)?,
+            gate: false,
         })
     }
 

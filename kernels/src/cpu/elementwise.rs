@@ -207,6 +207,32 @@ fn activate_by<S: Simd>(s: S, gate: &mut [f32], up: &[f32], of: fn(S, S::F) -> S
     }
 }
 
+/// `x = x / (1 + exp(-gate))`
+pub(super) fn gate(kernels: &CpuKernels, gate: &[f32], x: &mut [f32]) {
+    assert_eq!(gate.len(), x.len());
+    let shared = Shared(x.as_mut_ptr());
+    pieces(kernels, gate.len(), 1, &|start, end| {
+        // SAFETY: `pieces` gives each element to one task.
+        let x = unsafe { rows_of(shared, 1, start, end) };
+        kernels.level.run(Gate { gate: &gate[start..end], x });
+    });
+}
+
+struct Gate<'a> {
+    gate: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Kernel for Gate<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, _: S) {
+        // Scalar code: every element is independent, so the compiler's vectorization rounds alike.
+        self.x.iter_mut().zip(self.gate).for_each(|(x, gate)| *x = numerics::gated(*x, *gate));
+    }
+}
+
 /// `y += factor * x`
 pub(super) fn add_scaled(kernels: &CpuKernels, x: &[f32], factor: f32, y: &mut [f32]) {
     assert_eq!(x.len(), y.len());

@@ -13,6 +13,7 @@ mod attention_splits;
 mod bf16x32;
 mod buffer;
 mod by_head;
+mod delta;
 mod elementwise;
 mod f32fma;
 #[cfg(target_arch = "x86_64")]
@@ -36,8 +37,8 @@ mod threads;
 use crate::device::{Device, DeviceError, PartShape, Role, RopeTable, StoredRows};
 use crate::host::parts;
 use crate::host::{
-    Changes, GateUpOf, HeadProducts, HostDevice, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, RotatedHeads, Scores,
-    Scratch, Store, Timed, Times,
+    Changes, DeltaHeads, DeltaOf, DeltaRows, GateUpOf, HeadProducts, HostDevice, HostKernels, KvStep, NormOf,
+    ProjectOf, QkvOf, RotatedHeads, Scores, Scratch, Store, Timed, Times,
 };
 use crate::numerics::Numerics;
 use crate::packed::PackedCache;
@@ -277,6 +278,22 @@ impl HostKernels for CpuKernels {
         elementwise::activate(self, activation, gate, up);
     }
 
+    fn gate(&self, gate: &[f32], x: &mut [f32]) {
+        elementwise::gate(self, gate, x);
+    }
+
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]) {
+        delta::convolve(self, step, taps, x);
+    }
+
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]) {
+        delta::decays(self, op, decay, beta);
+    }
+
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]) {
+        delta::delta_rule(self, step, heads, rows, out);
+    }
+
     fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
         elementwise::add_scaled(self, x, factor, y);
     }
@@ -296,13 +313,14 @@ impl HostKernels for CpuKernels {
         step: KvStep<'_>,
         residual: &[f32],
         query: &mut [f32],
+        gate: &mut [f32],
         scratch: &mut Scratch<Input>,
     ) {
         // A task has some heads of a row.
         let of_heads = |norms: &[NormOf<'_>; 2]| norms.iter().all(|norm| norm.gain.len() == step.kv.dim());
         match op.norms.is_none_or(|norms| of_heads(&norms)) {
-            true => fused::qkv(self, w, op, step, residual, query),
-            false => parts::qkv(self, w, op, step, residual, query, scratch, None),
+            true => fused::qkv(self, w, op, step, residual, query, gate),
+            false => parts::qkv(self, w, op, step, residual, query, gate, scratch, None),
         }
     }
 

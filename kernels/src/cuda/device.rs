@@ -59,6 +59,7 @@ impl Device for CudaDevice {
             memory: MemoryKind::Cuda(*ordinal),
             asynchronous: true,
             latents: false,
+            states: false,
             sampling: &[],
         }
     }
@@ -152,6 +153,9 @@ impl CudaDevice {
             program::Op::Embed(op) if op.factor != 1.0 => return not_yet("factors of embeddings"),
             program::Op::Embed(op) => Op::Embed(self.weights.get(op.table, false, 1)?),
             program::Op::Qkv(op) => {
+                if op.gate {
+                    return not_yet("gates of attention's output");
+                }
                 if !op.head_dim.is_multiple_of(VECTOR) || op.head_dim > HEAD_DIM_MAX {
                     let message = format!(
                         "heads of {} elements; GPU kernels take multiples of {VECTOR} up to {HEAD_DIM_MAX}",
@@ -206,6 +210,8 @@ impl CudaDevice {
             program::Op::GateUp(op) => Op::GateUp(self.norm_before(op.norm)?, self.weights.get(op.weight, false, 2)?),
             program::Op::Down(op) => Op::Down(self.projection(op)?),
             program::Op::Latent(_) | program::Op::Expand(_) => return not_yet("latent attention"),
+            program::Op::GatedDelta(_) => return not_yet("a gated delta rule"),
+            program::Op::Gate => return not_yet("gates of attention's output"),
             program::Op::Experts(_) => return not_yet("experts"),
             program::Op::Select => Op::Select,
             program::Op::Head(op) if op.factor != 1.0 || op.soft_cap.is_some() => {
@@ -235,7 +241,7 @@ mod tests {
             let weight = Weight { id: 0, n: 0, k: 0 };
             let (norm, rope) = (program::Norm { gain: weight, eps: 0.0 }, Rope { id: 0, dim: 8, positions: 1 });
             let (norm, bias, norms) = (Some(norm), None, None);
-            let op = program::Qkv { layer: 0, norm, weight, bias, heads, kv_heads, head_dim, norms, rope };
+            let op = program::Qkv { layer: 0, norm, weight, bias, heads, kv_heads, head_dim, norms, rope, gate: false };
             device.resolve(&program::Op::Qkv(op)).map(drop).unwrap_err().to_string()
         };
         for (heads, kv_heads, head_dim, part) in [

@@ -20,6 +20,7 @@ impl<K: HostKernels> Device for HostDevice<K> {
             memory: MemoryKind::Host,
             asynchronous: false,
             latents: true,
+            states: true,
             sampling: &[SAMPLING_TYPICAL_P, SAMPLING_BAD_WORDS],
         }
     }

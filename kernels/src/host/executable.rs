@@ -20,6 +20,8 @@ struct Activations {
     residual: Vec<f32>,
     query: Vec<f32>,
     attended: Vec<f32>,
+    /// Of attention's output.
+    gate: Vec<f32>,
     inner: Vec<f32>,
     /// Rows that are being selected.
     selected: Vec<f32>,
@@ -75,6 +77,7 @@ impl Activations {
             residual: rows(sizes.hidden, "the residual stream")?,
             query: rows(sizes.query, "queries")?,
             attended: rows(sizes.query, "attention")?,
+            gate: rows(sizes.gate, "gates of attention")?,
             inner: rows(sizes.ffn, "gates")?,
             selected: zeros(logit_rows, sizes.hidden.max(sizes.query), "selected rows")?,
             logits: zeros(logit_rows, sizes.vocab, "logits")?,
@@ -112,7 +115,9 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
     fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), DeviceError> {
         let pool = PoolBinding::try_new(memory, map, &self.program, self.bounds, self.sizes.vocab)?;
         let numerics = self.shared.kernels.numerics();
-        let dtypes = pool.groups().iter().flat_map(|kv| kv.planes().map(|plane| kv.dtype(plane)));
+        // States are f32 in every class.
+        let by_position = pool.groups().iter().filter(|kv| !kv.is_state());
+        let dtypes = by_position.flat_map(|kv| kv.planes().map(|plane| kv.dtype(plane)));
         if let Some(takes) = numerics.kv()
             && let Some(dtype) = { dtypes }.find(|dtype| *dtype != takes)
         {
@@ -153,21 +158,23 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
         let hidden = self.sizes.hidden;
         let (mut rows, mut segments) = (self.ids.len(), all.as_slice());
         let (mut query, mut output) = (0, StepOutput::default());
-        // Columns of what attention yields.
-        let mut attended = 0;
+        // Columns of what attention yields, and of its gate; whether it is there already.
+        let (mut attended, mut gate, mut is_attended) = (0, 0, false);
         for op in &self.ops {
             let residual = &mut a.residual[..rows * hidden];
             match op {
                 Resolved::Embed(table, factor) => kernels.embed(table.matrix(), *factor, &self.ids, residual),
                 Resolved::Qkv(op) => {
                     (query, attended) = (op.query, op.query);
+                    (gate, is_attended) = (if op.gate { query } else { 0 }, false);
                     let step_of = kv.step(op.layer, segments);
                     layer = op.layer;
                     let (w, to) = (op.weight.matrix(), &mut a.query[..rows * query]);
+                    let to_gate = &mut a.gate[..rows * gate];
                     match adapted.of(layer, &[Linear::Query, Linear::Key, Linear::Value]) {
-                        None => kernels.qkv(w, &op.of(), step_of, residual, to, scratch),
+                        None => kernels.qkv(w, &op.of(), step_of, residual, to, to_gate, scratch),
                         Some(adapted) => {
-                            parts::qkv(kernels, w, &op.of(), step_of, residual, to, scratch, Some(adapted))
+                            parts::qkv(kernels, w, &op.of(), step_of, residual, to, to_gate, scratch, Some(adapted))
                         }
                     }
                     if step.observed.contains(&op.layer) {
@@ -176,6 +183,7 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                 }
                 Resolved::Latent(op) => {
                     (query, attended) = (op.op.heads * op.op.dim(), op.op.heads * op.op.rank());
+                    (gate, is_attended) = (0, false);
                     layer = op.op.layer;
                     let step_of = kv.step(layer, segments);
                     kernels.latent(&op.matrices(), &op.of(), step_of, residual, &mut a.query[..rows * query], scratch);
@@ -183,6 +191,15 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                         observer(layer, &self.fence);
                     }
                 }
+                Resolved::GatedDelta(op) => {
+                    (attended, is_attended, layer) = (op.op.value_heads * op.op.value_dim, true, op.op.layer);
+                    let (step_of, to) = (kv.step(layer, segments), &mut a.attended[..rows * attended]);
+                    kernels.gated_delta(op.weight.matrix(), &op.of(), step_of, residual, to, scratch);
+                    if step.observed.contains(&layer) {
+                        observer(layer, &self.fence);
+                    }
+                }
+                Resolved::Gate => kernels.gate(&a.gate[..rows * gate], &mut a.attended[..rows * attended]),
                 Resolved::Attend(op) => {
                     let step_of = kv.step(op.op.layer, segments);
                     let (q, to) = (&a.query[..rows * query], &mut a.attended[..rows * attended]);
@@ -228,7 +245,14 @@ impl<K: HostKernels> Executable for HostExecutable<K> {
                         break;
                     }
                     select(selected, hidden, &mut a.residual, &mut a.selected);
-                    select(selected, query, &mut a.query, &mut a.selected);
+                    if is_attended {
+                        select(selected, attended, &mut a.attended, &mut a.selected);
+                    } else {
+                        select(selected, query, &mut a.query, &mut a.selected);
+                        if gate > 0 {
+                            select(selected, gate, &mut a.gate, &mut a.selected);
+                        }
+                    }
                     rows = selected.len();
                     adapted = adapted.select(selected);
                     self.selected.resize_with(all.len(), Segments::default);

@@ -3,6 +3,7 @@
 //! [`HostDevice`] owns weights and checks programs and steps; a [`HostKernels`] only computes on slices.
 
 mod adapted;
+mod delta;
 mod device;
 mod executable;
 mod experts;
@@ -29,8 +30,8 @@ use std::sync::{Arc, Once};
 pub(crate) use adapted::AdaptedRows;
 pub use adapted::Changes;
 pub use operations::{
-    ChoiceOf, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, LatentMatrices, LatentOf, NormOf, ProjectOf, QkvOf,
-    RotatedHeads,
+    ChoiceOf, DeltaHeads, DeltaOf, DeltaRows, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, LatentMatrices,
+    LatentOf, NormOf, ProjectOf, QkvOf, RotatedHeads,
 };
 pub use parts::Scratch;
 pub(crate) use timed::Timed;
@@ -274,6 +275,19 @@ pub trait HostKernels: Send + Sync + 'static {
     /// The gated activation in place: `gate = activation(gate) * up`.
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]);
 
+    /// The gate of attention's output: `x = x / (1 + exp(-gate))`.
+    fn gate(&self, gate: &[f32], x: &mut [f32]);
+
+    /// The causal convolution of query, key and value, and SiLU, in place. `taps` is `[taps, channels]`; the inputs before and behind the rows are
+    /// in the pool.
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]);
+
+    /// Decay and beta of each row and value head, in place of their products.
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]);
+
+    /// The gated delta rule: `out` is `[rows, value_heads * value_dim]`, states are in the pool.
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]);
+
     /// `y += factor * x`, product and sum rounded.
     fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
         y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
@@ -293,7 +307,9 @@ pub trait HostKernels: Send + Sync + 'static {
         }
     }
 
-    /// The operation `Qkv`, of all rows of `residual`: the query is set, key and value are stored to the pool.
+    /// The operation `Qkv`, of all rows of `residual`: the query is set, and the gate if there is one (else it is empty); key and value are stored to
+    /// the pool.
+    #[allow(clippy::too_many_arguments, reason = "the operation's own")]
     fn qkv(
         &self,
         w: &Self::Matrix,
@@ -301,11 +317,12 @@ pub trait HostKernels: Send + Sync + 'static {
         step: KvStep<'_>,
         residual: &[f32],
         query: &mut [f32],
+        gate: &mut [f32],
         scratch: &mut Scratch<Self::Input>,
     ) where
         Self: Sized,
     {
-        parts::qkv(self, w, op, step, residual, query, scratch, None);
+        parts::qkv(self, w, op, step, residual, query, gate, scratch, None);
     }
 
     /// The operations `Out` and `Down`, see [`Project`](crate::program::Project).
@@ -335,6 +352,21 @@ pub trait HostKernels: Send + Sync + 'static {
         Self: Sized,
     {
         latent::latent(self, matrices, op, step, residual, query, scratch);
+    }
+
+    /// The operation [`GatedDelta`](crate::program::GatedDelta), of all rows of `residual`: what is attended is set, states are in the pool.
+    fn gated_delta(
+        &self,
+        w: &Self::Matrix,
+        op: &DeltaOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        attended: &mut [f32],
+        scratch: &mut Scratch<Self::Input>,
+    ) where
+        Self: Sized,
+    {
+        delta::gated_delta(self, w, op, step, residual, attended, scratch);
     }
 
     /// The operation `GateUp`, of all rows of `residual`.

@@ -46,12 +46,14 @@ pub struct NormOf<'a> {
 pub struct QkvOf<'a> {
     /// Of the residual stream.
     pub norm: Option<NormOf<'a>>,
-    /// Of query, key and value.
+    /// Of query, key, value and gate.
     pub bias: Option<&'a [f32]>,
     /// Columns of the query.
     pub query: usize,
     /// Columns of the key, and of the value.
     pub kv: usize,
+    /// Whether there is a gate, of as many columns as the query.
+    pub gate: bool,
     /// Of query and key.
     pub norms: Option<[NormOf<'a>; 2]>,
     /// Rotates query and key.
@@ -126,6 +128,49 @@ pub struct LatentOf<'a> {
     pub plain: usize,
     /// Rotates the others, and the key's.
     pub rope: &'a RopeTable,
+}
+
+/// Sizes of the heads of a gated delta rule, see [`GatedDelta`](crate::program::GatedDelta).
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaHeads {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+/// All of [`GatedDelta`](crate::program::GatedDelta) but its matrix.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaOf<'a> {
+    /// Of the residual stream.
+    pub norm: Option<NormOf<'a>>,
+    pub heads: DeltaHeads,
+    /// `[taps, channels]`
+    pub conv: &'a [f32],
+    /// Of each value head: factor of the exponent, `exp(A_log)`.
+    pub rates: &'a [f32],
+    pub decay_bias: &'a [f32],
+    /// Of a head's query and key.
+    pub lengths: [NormOf<'a>; 2],
+    /// Of a value head.
+    pub output_norm: NormOf<'a>,
+}
+
+/// Rows of a gated delta rule.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRows<'a> {
+    /// `[rows, key_heads * key_dim]`, of length `1 / sqrt(key_dim)`.
+    pub query: &'a [f32],
+    /// As the query, of length 1.
+    pub key: &'a [f32],
+    /// `[rows, value_heads * value_dim]`
+    pub value: &'a [f32],
+    /// `[rows, value_heads]`: what the state is multiplied by.
+    pub decay: &'a [f32],
+    /// `[rows, value_heads]`: how much of the difference to the value is stored.
+    pub beta: &'a [f32],
 }
 
 /// The matrices of [`Experts`](crate::program::Experts).

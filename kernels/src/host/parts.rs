@@ -1,7 +1,7 @@
 //! Operations of a program as their parts, one after another: the canonical order, literally.
 
 use super::adapted::AdaptedLayer;
-use super::{GateUpOf, HeadProducts, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store, latent};
+use super::{GateUpOf, HeadProducts, HostKernels, KvStep, NormOf, ProjectOf, QkvOf, Store, delta, latent};
 use crate::adapter::Linear;
 use crate::numerics::soft_cap;
 
@@ -17,6 +17,7 @@ pub struct Scratch<I> {
     /// Heads after their norm.
     heads: Vec<f32>,
     pub(super) latent: latent::Buffers,
+    pub(super) delta: delta::Buffers,
     /// Products before they are added to the residual stream.
     pub(super) added: Vec<f32>,
     /// Rows of one expert, and its gate.
@@ -96,6 +97,7 @@ pub(crate) fn qkv<K: HostKernels>(
     step: KvStep<'_>,
     residual: &[f32],
     q: &mut [f32],
+    gate: &mut [f32],
     scratch: &mut Scratch<K::Input>,
     adapted: Option<AdaptedLayer<'_>>,
 ) {
@@ -103,7 +105,10 @@ pub(crate) fn qkv<K: HostKernels>(
     let rows = step.rows();
     let normed = normed_input(kernels, w, op.norm, residual, rows, normed, input);
     let (k, v) = (room(key, rows * op.kv), room(value, rows * op.kv));
-    kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]);
+    match op.gate {
+        true => kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v, &mut *gate]),
+        false => kernels.linear(input, w, 0, 1, Store::Set, &mut [&mut *q, &mut *k, &mut *v]),
+    }
     if let Some(adapted) = adapted {
         for (linear, y) in [(Linear::Query, &mut *q), (Linear::Key, &mut *k), (Linear::Value, &mut *v)] {
             adapted.add(kernels, linear, normed, y);
@@ -111,12 +116,16 @@ pub(crate) fn qkv<K: HostKernels>(
     }
     if let Some(bias) = op.bias {
         let (of_query, rest) = bias.split_at(op.query);
-        let (of_key, of_value) = rest.split_at(op.kv);
+        let (of_key, rest) = rest.split_at(op.kv);
+        let (of_value, of_gate) = rest.split_at(op.kv);
         for (x, bias) in [(&mut *q, of_query), (&mut *k, of_key), (&mut *v, of_value)] {
             add_bias(x, bias);
         }
+        if op.gate {
+            add_bias(gate, of_gate);
+        }
     }
-    [&mut *q, &mut *k, &mut *v].into_iter().for_each(|x| kernels.numerics().round_products(x));
+    [&mut *q, &mut *k, &mut *v, gate].into_iter().for_each(|x| kernels.numerics().round_products(x));
     if let Some([query, key]) = op.norms {
         for (x, norm) in [(&mut *q, query), (&mut *k, key)] {
             let heads = room(heads, x.len());

@@ -1,10 +1,11 @@
 //! Operations with their weights: every handle of a program is resolved once.
 
 use super::{
-    ChoiceOf, ExpertMatrices, ExpertsOf, GateUpOf, HostKernels, LatentMatrices, LatentOf, Loaded, NormOf, ProjectOf,
-    QkvOf, Scores, Shared,
+    ChoiceOf, DeltaHeads, DeltaOf, ExpertMatrices, ExpertsOf, GateUpOf, HostKernels, LatentMatrices, LatentOf, Loaded,
+    NormOf, ProjectOf, QkvOf, Scores, Shared,
 };
 use crate::device::{DeviceError, Role, RopeTable, Weight};
+use crate::numerics::exp;
 use crate::program::{self, Activation, Op};
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ pub(super) enum Resolved<M> {
     Latent(Latent<M>),
     Attend(Attend),
     Expand(Expand<M>),
+    Gate,
+    GatedDelta(GatedDelta<M>),
     Out(Projection<M>),
     GateUp(GateUp<M>),
     Down(Projection<M>),
@@ -76,11 +79,12 @@ pub(super) struct Qkv<M> {
     pub(super) layer: u32,
     pub(super) norm: Option<Norm>,
     pub(super) weight: Arc<Loaded<M>>,
-    /// Of query, key and value.
+    /// Of query, key, value and gate.
     pub(super) bias: Option<Vec<f32>>,
     /// Columns of query, and of key and value.
     pub(super) query: usize,
     pub(super) kv: usize,
+    pub(super) gate: bool,
     /// Of query and key.
     pub(super) norms: Option<[Norm; 2]>,
     pub(super) rope: Arc<RopeTable>,
@@ -95,6 +99,19 @@ pub(super) struct Latent<M> {
     pub(super) kv_norm: Norm,
     pub(super) keys: Arc<Loaded<M>>,
     pub(super) rope: Arc<RopeTable>,
+}
+
+pub(super) struct GatedDelta<M> {
+    pub(super) op: program::GatedDelta,
+    pub(super) norm: Option<Norm>,
+    pub(super) weight: Arc<Loaded<M>>,
+    /// `[taps, channels]`
+    conv: Vec<f32>,
+    rates: Vec<f32>,
+    decay_bias: Vec<f32>,
+    /// Of query and key.
+    lengths: [Norm; 2],
+    output_norm: Norm,
 }
 
 pub(super) struct Expand<M> {
@@ -125,16 +142,35 @@ impl<K: HostKernels> Shared<K> {
         weight.map(|weight| self.vector(weight)).transpose()
     }
 
+    fn gated_delta(&self, op: &program::GatedDelta) -> Result<GatedDelta<K::Matrix>, DeviceError> {
+        let (stored, channels) = (self.vector(op.conv)?, op.channels());
+        let conv = (0..op.taps * channels).map(|at| stored[at % channels * op.taps + at / channels]).collect();
+        // The norm of a length is that of a mean square: with `n` elements, `x / sqrt(sum + eps)` is `x / sqrt(sum / n + eps / n) / sqrt(n)`.
+        let dim = op.key_dim as f32;
+        let length = |factor: f32| Norm { gain: vec![factor; op.key_dim], eps: op.length_eps / dim };
+        Ok(GatedDelta {
+            op: *op,
+            norm: self.norm_if(op.norm)?,
+            weight: self.matrix(op.weight, op.columns().len())?,
+            conv,
+            rates: self.vector(op.decay)?.into_iter().map(exp).collect(),
+            decay_bias: self.vector(op.decay_bias)?,
+            lengths: [length(1.0 / dim), length(1.0 / dim.sqrt())],
+            output_norm: self.norm(&op.output_norm)?,
+        })
+    }
+
     pub(super) fn resolve(&self, op: &Op) -> Result<Resolved<K::Matrix>, DeviceError> {
         Ok(match op {
             Op::Embed(op) => Resolved::Embed(self.matrix(op.table, 1)?, op.factor),
             Op::Qkv(op) => Resolved::Qkv(Qkv {
                 layer: op.layer,
                 norm: self.norm_if(op.norm)?,
-                weight: self.matrix(op.weight, 3)?,
+                weight: self.matrix(op.weight, if op.gate { 4 } else { 3 })?,
                 bias: self.vector_if(op.bias)?,
                 query: op.heads * op.head_dim,
                 kv: op.kv_heads * op.head_dim,
+                gate: op.gate,
                 norms: match &op.norms {
                     Some(norms) => Some([self.norm(&norms.query)?, self.norm(&norms.key)?]),
                     None => None,
@@ -191,6 +227,8 @@ impl<K: HostKernels> Shared<K> {
                 op: *op,
             }),
             Op::Select => Resolved::Select,
+            Op::Gate => Resolved::Gate,
+            Op::GatedDelta(op) => Resolved::GatedDelta(self.gated_delta(op)?),
             Op::Head(op) => Resolved::Head(Head {
                 norm: self.norm(&op.norm)?,
                 weight: self.matrix(op.weight, 1)?,
@@ -265,6 +303,21 @@ impl<M> Latent<M> {
     }
 }
 
+impl<M> GatedDelta<M> {
+    pub(super) fn of(&self) -> DeltaOf<'_> {
+        let program::GatedDelta { key_heads, value_heads, key_dim, value_dim, .. } = self.op;
+        DeltaOf {
+            norm: self.norm.as_ref().map(Norm::of),
+            heads: DeltaHeads { key_heads, value_heads, key_dim, value_dim },
+            conv: &self.conv,
+            rates: &self.rates,
+            decay_bias: &self.decay_bias,
+            lengths: self.lengths.each_ref().map(Norm::of),
+            output_norm: self.output_norm.of(),
+        }
+    }
+}
+
 impl<M> Qkv<M> {
     pub(super) fn of(&self) -> QkvOf<'_> {
         QkvOf {
@@ -272,6 +325,7 @@ impl<M> Qkv<M> {
             bias: self.bias.as_deref(),
             query: self.query,
             kv: self.kv,
+            gate: self.gate,
             norms: self.norms.as_ref().map(|norms| norms.each_ref().map(Norm::of)),
             rope: &self.rope,
         }

@@ -1,8 +1,8 @@
 //! Kernels that count the time of each operation, for benchmarks.
 
 use super::{
-    Changes, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, HostKernels, KvStep, LatentMatrices, LatentOf, NormOf,
-    ProjectOf, QkvOf, RotatedHeads, Scores, Scratch, Store,
+    Changes, DeltaHeads, DeltaOf, DeltaRows, ExpertMatrices, ExpertsOf, GateUpOf, HeadProducts, HostKernels, KvStep,
+    LatentMatrices, LatentOf, NormOf, ProjectOf, QkvOf, RotatedHeads, Scores, Scratch, Store,
 };
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
 use crate::numerics::Numerics;
@@ -118,6 +118,22 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         self.inner.activate(activation, gate, up);
     }
 
+    fn gate(&self, gate: &[f32], x: &mut [f32]) {
+        self.times.of("gate", || self.inner.gate(gate, x));
+    }
+
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]) {
+        self.inner.convolve(step, taps, x);
+    }
+
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]) {
+        self.inner.decays(op, decay, beta);
+    }
+
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]) {
+        self.inner.delta_rule(step, heads, rows, out);
+    }
+
     fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
         self.inner.add_scaled(x, factor, y);
     }
@@ -137,9 +153,22 @@ impl<K: HostKernels> HostKernels for Timed<K> {
         step: KvStep<'_>,
         residual: &[f32],
         query: &mut [f32],
+        gate: &mut [f32],
         scratch: &mut Scratch<K::Input>,
     ) {
-        self.times.of("qkv", || self.inner.qkv(w, op, step, residual, query, scratch));
+        self.times.of("qkv", || self.inner.qkv(w, op, step, residual, query, gate, scratch));
+    }
+
+    fn gated_delta(
+        &self,
+        w: &K::Matrix,
+        op: &DeltaOf<'_>,
+        step: KvStep<'_>,
+        residual: &[f32],
+        attended: &mut [f32],
+        scratch: &mut Scratch<K::Input>,
+    ) {
+        self.times.of("gated_delta", || self.inner.gated_delta(w, op, step, residual, attended, scratch));
     }
 
     fn latent(

@@ -1,13 +1,16 @@
-//! Groups of a pool as kernels address them: planes of keys and of values, and the place of each layer. Offsets, whatever memory they are in.
+//! Groups of a pool as kernels address them: planes of keys and of values or of states, and the place of each layer. Offsets, whatever memory they are in.
 
 use crate::device::{Bounds, DeviceError};
 use crate::program::Program;
-use crate::step::{GroupLimits, StepLimits};
+use crate::step::{GroupLimits, StepLimits, StepSegment};
 use baton_types::{BlockId, BlockTable, Dtype, GroupKind, KvGroup, KvPoolMap};
 use std::ops::Range;
 
 /// The plane that is keys and values.
 const LATENT: &str = "latent";
+
+/// The planes of a group of states: inputs of the convolution `[inputs, channels]`, and the states of the heads `[heads, key_dim * value_dim]`.
+const STATE: [&str; 2] = ["conv", "state"];
 
 /// Contiguous tokens within one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,18 +21,61 @@ pub(crate) struct Run {
     pub(crate) tokens: usize,
 }
 
-/// One group of a pool, checked to have what attention needs: planes `k` and `v`, or a plane `latent`, which is both. Then a value is the
-/// beginning of its token's key.
+/// What a layer stores, as a pool and a program have it.
+#[allow(missing_docs, reason = "the names of fields say it")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Keys and values.
+    Heads {
+        heads: usize,
+        dim: usize,
+    },
+    Latent {
+        dim: usize,
+    },
+    /// Elements of a head's state, and inputs of the convolution that are kept.
+    State {
+        heads: usize,
+        dim: usize,
+        inputs: usize,
+        channels: usize,
+    },
+}
+
+impl std::fmt::Display for Stored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Heads { heads, dim } => write!(f, "({heads}, {dim}) [heads, dim] of keys and values"),
+            Self::Latent { dim } => write!(f, "(1, {dim}) [heads, dim] of a latent"),
+            Self::State { heads, dim, inputs, channels } => {
+                write!(f, "({heads}, {dim}) [heads, elements] of a state, with ({inputs}, {channels}) inputs")
+            }
+        }
+    }
+}
+
+impl Run {
+    /// All of a state.
+    fn state(block: BlockId) -> Self {
+        Self { block, token: 0, tokens: 1 }
+    }
+}
+
+/// One group of a pool, checked to have what a layer needs: planes `k` and `v`, or a plane `latent`, which is both, or, of states, planes `conv`
+/// and `state`. A value of a latent is the beginning of its token's key.
 #[derive(Clone, Debug)]
 pub struct GroupLayout {
     map: KvPoolMap,
     group: usize,
+    /// Keys, or the inputs of a convolution.
     k: usize,
+    /// Values, or the states of heads.
     v: usize,
 }
 
 impl GroupLayout {
-    /// Checks that the group has what attention needs: positions, and planes `k` and `v` of equal heads and dim, or one plane `latent` of one head.
+    /// Checks that the group has what a layer needs: planes `k` and `v` of equal heads and dim, or one plane `latent` of one head, or, of states,
+    /// planes `conv` and `state` in f32.
     ///
     /// # Panics
     /// If the layout has no such group.
@@ -37,7 +83,13 @@ impl GroupLayout {
         let refuse = |message: String| Err(DeviceError::Shape { op: "bind", message });
         let KvGroup { kind, planes, .. } = &map.layout().groups()[group];
         if *kind == GroupKind::State {
-            return refuse(format!("a group of kind {kind:?}: only attention over tokens is implemented"));
+            let names: Vec<_> = planes.iter().map(|plane| (plane.name(), plane.dtype())).collect();
+            if names != STATE.map(|name| (name, Dtype::F32)) {
+                return refuse(format!(
+                    "group {group} of kind {kind:?} needs planes {STATE:?} in f32, it has {names:?}"
+                ));
+            }
+            return Ok(Self { map: map.clone(), group, k: 0, v: 1 });
         }
         if let [plane] = planes.as_slice()
             && (plane.name(), plane.heads()) == (LATENT, 1)
@@ -77,6 +129,26 @@ impl GroupLayout {
         self.group().planes[self.k].dim() as usize
     }
 
+    /// Whether its blocks hold states.
+    pub(crate) fn is_state(&self) -> bool {
+        self.kind() == GroupKind::State
+    }
+
+    /// What each of its layers stores.
+    pub(crate) fn stored(&self) -> Stored {
+        let of =
+            |plane: usize| (self.group().planes[plane].heads() as usize, self.group().planes[plane].dim() as usize);
+        let (heads, dim) = of(self.v);
+        match (self.is_state(), self.is_latent()) {
+            (true, _) => {
+                let (inputs, channels) = of(self.k);
+                Stored::State { heads, dim, inputs, channels }
+            }
+            (false, true) => Stored::Latent { dim },
+            (false, false) => Stored::Heads { heads, dim },
+        }
+    }
+
     /// Whether one plane is keys and values.
     pub(crate) fn is_latent(&self) -> bool {
         self.k == self.v
@@ -101,7 +173,7 @@ impl GroupLayout {
         self.map.layout().block_tokens() as usize
     }
 
-    /// Planes of keys and of values as [`GroupLayout::offset`] takes them.
+    /// Planes of keys and of values, or of inputs and of states, as [`GroupLayout::offset`] takes them.
     pub(crate) fn planes(&self) -> [usize; 2] {
         [self.k, self.v]
     }
@@ -115,7 +187,7 @@ impl GroupLayout {
         self.group().planes[plane].dtype()
     }
 
-    /// Bytes from one token to the next within a block's plane.
+    /// Bytes from one token to the next within a block's plane; of states, which have no tokens, all of it.
     pub(crate) fn token_stride(&self, plane: usize) -> usize {
         self.group().planes[plane].token_stride()
     }
@@ -123,6 +195,29 @@ impl GroupLayout {
     /// Byte offset of head 0 of a token; head `h` follows at `h * dim` elements.
     pub(crate) fn offset(&self, layer: usize, plane: usize, block: BlockId, token: usize) -> usize {
         self.map.plane_offset(self.group, layer, block, plane) + token * self.token_stride(plane)
+    }
+
+    /// Bytes of a plane of a block.
+    pub(crate) fn plane_bytes(&self, plane: usize) -> usize {
+        self.token_stride(plane) * self.group().block_rows(self.map.layout().block_tokens()) as usize
+    }
+
+    /// What a step reads of a segment's blocks.
+    pub(crate) fn reads(&self, segment: &StepSegment) -> Vec<Run> {
+        if self.is_state() {
+            return segment.states().0.map(Run::state).into_iter().collect();
+        }
+        let first = self.kind().live(segment.position..segment.end(), self.block_tokens()).start * self.block_tokens();
+        self.runs(&segment.table, first..segment.end()).collect()
+    }
+
+    /// What it stores to them without having read it.
+    pub(crate) fn overwrites(&self, segment: &StepSegment) -> Vec<Run> {
+        if self.is_state() {
+            let (read, written) = segment.states();
+            return (read != Some(written)).then(|| Run::state(written)).into_iter().collect();
+        }
+        self.runs(&segment.table, segment.position..segment.end()).collect()
     }
 
     /// Divides `tokens` of a sequence at block boundaries. Its table has the blocks of all of them.

@@ -9,7 +9,7 @@ use crate::step::Segments;
 use baton_memory::{HostPool, PoolMemory};
 use baton_types::{BlockId, KvPoolMap};
 pub use layout::GroupLayout;
-pub(crate) use layout::{LayerPlace, PoolLayout};
+pub(crate) use layout::{LayerPlace, PoolLayout, Stored};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ fn host(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Arc<HostPool>, D
 }
 
 impl KvBinding {
-    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what attention needs: planes `k` and `v` of equal heads
-    /// and dim, or one plane `latent`.
+    /// Checks that `memory` is of the host, that `map` fits it, and that the group has what a layer needs: planes `k` and `v` of equal heads and
+    /// dim, or one plane `latent`, or, of states, `conv` and `state`.
     ///
     /// # Panics
     /// If the layout has no such group.

@@ -16,10 +16,11 @@ pub(super) struct PendingRead {
     pub(super) segments: Vec<Vec<StepSegment>>,
 }
 
-/// Fills with NaN, in all layers, the rows that will be stored; they come by group.
+/// Fills with NaN, in all layers, the rows that will be stored, and the states that will be written to another block than they are read from; they
+/// come by group.
 pub(super) fn poison(pool: &PoolBinding, stores: &[Vec<StepSegment>]) {
     for (kv, segment) in pool.bindings().iter().zip(stores).flat_map(|(kv, of)| of.iter().map(move |s| (kv, s))) {
-        for run in kv.runs(&segment.table, segment.position..segment.end()) {
+        for run in kv.overwrites(segment) {
             for layer in 0..kv.layers() {
                 for plane in kv.distinct_planes() {
                     let bytes = vec![NAN_BYTE; run.tokens * kv.token_stride(plane)];
@@ -46,13 +47,9 @@ fn is_read_of_group<'a>(
 ) -> bool {
     let mut stored: HashMap<BlockId, Range<usize>> = HashMap::new();
     for s in stores {
-        for run in kv.runs(&s.table, s.position..s.end()) {
+        for run in kv.overwrites(s) {
             stored.insert(run.block, run.token..run.token + run.tokens);
         }
     }
-    reads.any(|s| {
-        let first = kv.kind().live(s.position..s.end(), kv.block_tokens()).start * kv.block_tokens();
-        let mut read = kv.runs(&s.table, first..s.end());
-        read.any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
-    })
+    reads.any(|s| kv.reads(s).iter().any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens)))
 }

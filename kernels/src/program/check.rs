@@ -5,7 +5,7 @@ use super::{
     Qkv, QueryKeyNorms, Scoring, SharedExpert,
 };
 use crate::device::{Bounds, DeviceError, Weight};
-use crate::kv::{GroupLayout, PoolLayout};
+use crate::kv::{GroupLayout, PoolLayout, Stored};
 use crate::numerics::PARTITIONS_MAX;
 use baton_types::{BlockId, GroupKind};
 
@@ -17,15 +17,17 @@ pub(crate) struct Sizes {
     pub(crate) hidden: usize,
     /// Query, attended, and values out of latents, in the widest layer.
     pub(crate) query: usize,
+    /// Gate of attention's output, in the widest layer that has one.
+    pub(crate) gate: usize,
     /// Key, and value, in the widest layer.
     pub(crate) kv: usize,
     /// Gate, up and inner, in the widest layer.
     pub(crate) ffn: usize,
 }
 
-type Check = Result<(), DeviceError>;
+pub(super) type Check = Result<(), DeviceError>;
 
-fn require(op: &'static str, holds: bool, message: impl FnOnce() -> String) -> Check {
+pub(super) fn require(op: &'static str, holds: bool, message: impl FnOnce() -> String) -> Check {
     if holds { Ok(()) } else { Err(DeviceError::Shape { op, message: message() }) }
 }
 
@@ -37,6 +39,8 @@ enum Expected {
     Qkv,
     Attend,
     Expand,
+    Gate,
+    /// Or the selection of rows, if a gated delta rule is before it.
     Out,
     GateUp,
     Down,
@@ -62,6 +66,8 @@ impl Program {
         let (mut heads, mut query, mut inner) = (0, 0, 0);
         // Rank of the current layer's latents, if it stores some.
         let mut rank = None;
+        // Whether it has a gate of attention's output, and whether it is a gated delta rule.
+        let (mut gate, mut recurrent) = (false, false);
         for op in &self.ops {
             expected = match (op, expected) {
                 (Op::Embed(op), Expected::Embed) => {
@@ -75,7 +81,9 @@ impl Program {
                     layer += 1;
                     op.check(sizes.hidden, bounds)?;
                     (heads, query, rank) = (op.heads, op.heads * op.head_dim, None);
+                    (gate, recurrent) = (op.gate, false);
                     sizes.query = sizes.query.max(query);
+                    sizes.gate = sizes.gate.max(if gate { query } else { 0 });
                     sizes.kv = sizes.kv.max(op.kv_heads * op.head_dim);
                     Expected::Attend
                 }
@@ -84,12 +92,26 @@ impl Program {
                     layer += 1;
                     op.check(sizes.hidden, bounds)?;
                     (heads, rank) = (op.heads, Some(op.rank()));
+                    (gate, recurrent) = (false, false);
                     sizes.query = sizes.query.max(op.heads * op.dim());
                     Expected::Attend
+                }
+                (Op::GatedDelta(op), Expected::Qkv) if !selected => {
+                    require("gated_delta", op.layer == layer, || format!("layer {} follows layer {layer}", op.layer))?;
+                    layer += 1;
+                    op.check(sizes.hidden)?;
+                    query = op.value_heads * op.value_dim;
+                    sizes.query = sizes.query.max(query);
+                    recurrent = true;
+                    Expected::Out
                 }
                 (Op::Select, Expected::Attend) if !selected => {
                     selected = true;
                     Expected::Attend
+                }
+                (Op::Select, Expected::Out) if !selected && recurrent => {
+                    selected = true;
+                    Expected::Out
                 }
                 (Op::Attend(op), Expected::Attend) => {
                     let same = op.layer + 1 == layer;
@@ -97,8 +119,13 @@ impl Program {
                     require("attend", op.window != Some(0), || "a window of 0 tokens".into())?;
                     soft_cap("attend", op.soft_cap)?;
                     vector("attend", op.sinks, heads)?;
-                    if rank.is_some() { Expected::Expand } else { Expected::Out }
+                    match (rank, gate) {
+                        (Some(_), _) => Expected::Expand,
+                        (None, true) => Expected::Gate,
+                        (None, false) => Expected::Out,
+                    }
                 }
+                (Op::Gate, Expected::Gate) => Expected::Out,
                 (Op::Expand(op), Expected::Expand) => {
                     let (rank, n) = (rank.unwrap_or_default(), op.weight.n);
                     require("expand", op.heads == heads && n.is_multiple_of(heads), || {
@@ -148,7 +175,7 @@ impl Program {
         Ok(sizes)
     }
 
-    /// Layers that it stores KV of.
+    /// Layers that it stores KV or states of.
     pub(crate) fn layers(&self) -> u32 {
         self.ops.iter().filter(|op| op.stores().is_some()).count() as u32
     }
@@ -164,10 +191,9 @@ impl Program {
                         format!("the pool keeps {held} tokens, layer {} has a window of {:?}", op.layer, op.window)
                     })?;
                 }
-                Op::Qkv(op) => {
-                    stored(pool.of_layer(op.layer), (op.kv_heads, op.head_dim), false)?;
-                }
-                Op::Latent(op) => stored(pool.of_layer(op.layer), (1, op.dim()), true)?,
+                Op::Qkv(op) => stored(pool, op.layer, Stored::Heads { heads: op.kv_heads, dim: op.head_dim })?,
+                Op::Latent(op) => stored(pool, op.layer, Stored::Latent { dim: op.dim() })?,
+                Op::GatedDelta(op) => stored(pool, op.layer, op.stored())?,
                 _ => {}
             }
         }
@@ -175,17 +201,13 @@ impl Program {
     }
 }
 
-/// Checks that a group has planes of so many heads and elements, or a latent of as many.
-fn stored(group: &GroupLayout, ours: (usize, usize), is_latent: bool) -> Check {
-    let theirs = (group.heads(), group.dim());
-    require("bind", ours == theirs && group.is_latent() == is_latent, || {
-        let name = |is_latent| if is_latent { "a latent" } else { "keys and values" };
-        let (pool, model) = (name(group.is_latent()), name(is_latent));
-        format!("{theirs:?} [heads, dim] of {pool} in the pool, the model has {ours:?} of {model}")
-    })
+/// Checks that a layer's group has planes for what it stores.
+fn stored(pool: &PoolLayout, layer: u32, ours: Stored) -> Check {
+    let theirs = pool.of_layer(layer).stored();
+    require("bind", ours == theirs, || format!("{theirs} in the pool, the model has {ours}"))
 }
 
-fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
+pub(super) fn matrix(op: &'static str, weight: Weight, n: usize, k: usize) -> Check {
     require(op, (weight.n, weight.k) == (n, k), || {
         format!("a weight of [{}, {}], [{n}, {k}] expected", weight.n, weight.k)
     })
@@ -203,7 +225,7 @@ fn activation(op: &'static str, activation: Activation) -> Check {
 }
 
 impl Norm {
-    fn check(&self, op: &'static str, cols: usize) -> Check {
+    pub(super) fn check(&self, op: &'static str, cols: usize) -> Check {
         matrix(op, self.gain, 1, cols)
     }
 }
@@ -294,7 +316,8 @@ impl Qkv {
         require(op, head_dim > 0 && kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads of {head_dim} over {kv_heads} key/value heads")
         })?;
-        let n = (heads + 2 * kv_heads) * head_dim;
+        let gate = if self.gate { heads } else { 0 };
+        let n = (heads + 2 * kv_heads + gate) * head_dim;
         matrix(op, self.weight, n, hidden)?;
         vector(op, self.bias, n)?;
         if let Some(QueryKeyNorms { query, key }) = self.norms {
@@ -347,6 +370,9 @@ pub(crate) fn copy_kv(
     let (op, groups) = ("copy_kv", pool.groups().len());
     require(op, group < groups, || format!("group {group} of {groups}"))?;
     let kv = &pool.groups()[group];
+    require(op, !kv.is_state(), || {
+        format!("group {group} has states: each is of all tokens before it, and no part is copied")
+    })?;
     require(op, from != to, || format!("block {from} onto itself"))?;
     require(op, from.0.max(to.0) < kv.blocks(), || format!("{from} to {to} in a pool of {}", kv.blocks()))?;
     require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))?;

@@ -8,8 +8,10 @@
 //! fusion changes a bit.
 
 pub(crate) mod check;
+mod delta;
 
 use crate::device::{Rope, Weight};
+pub use delta::{GatedDelta, TAPS_MAX};
 
 /// RMSNorm of the residual stream, or of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +54,7 @@ pub struct Qkv {
     pub layer: u32,
     /// Of the residual stream; `None`: it is projected as it is.
     pub norm: Option<Norm>,
-    /// Query, key and value as three parts.
+    /// Query, key and value as three parts; the gate, if there is one, is a fourth, as high as the query's.
     pub weight: Weight,
     /// `[1, n]`, added to the projections.
     pub bias: Option<Weight>,
@@ -66,6 +68,8 @@ pub struct Qkv {
     pub norms: Option<QueryKeyNorms>,
     /// Rotates query and key.
     pub rope: Rope,
+    /// Whether there is a gate of each query head, of which [`Op::Gate`] is made.
+    pub gate: bool,
 }
 
 /// Norm, the projections of latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434), rotation, and the store of latents:
@@ -324,7 +328,11 @@ pub enum Op {
     Attend(Attend),
     /// See [`Expand`].
     Expand(Expand),
-    /// Output of attention, of `x = attended`: see [`Project`].
+    /// The gate of attention's output: `attended = attended * sigmoid(gate)`, of the gate that the layer's [`Qkv`] has projected.
+    Gate,
+    /// See [`GatedDelta`].
+    GatedDelta(GatedDelta),
+    /// Output of attention or of a gated delta rule, of `x = attended`: see [`Project`].
     Out(Project),
     /// See [`GateUp`].
     GateUp(GateUp),
@@ -332,9 +340,9 @@ pub enum Op {
     Down(Project),
     /// See [`Experts`].
     Experts(Experts),
-    /// Keeps only the rows whose logits are needed ([`selected_rows`](crate::step::StepInput::selected_rows)): residual stream and query. After the last
-    /// layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are not needed. A step without such rows
-    /// ends here.
+    /// Keeps only the rows whose logits are needed ([`selected_rows`](crate::step::StepInput::selected_rows)): residual stream, and query and gate or, after
+    /// a [`GatedDelta`], what it attended. After the last layer's KV is stored, nothing mixes rows but attention over the pool, so the other rows are
+    /// not needed. A state needs them all. A step without such rows ends here.
     Select,
     /// See [`Head`].
     Head(Head),
@@ -344,11 +352,12 @@ pub enum Op {
 }
 
 impl Op {
-    /// The layer whose KV it stores.
+    /// The layer whose KV or state it stores.
     pub(crate) fn stores(&self) -> Option<u32> {
         match self {
             Self::Qkv(op) => Some(op.layer),
             Self::Latent(op) => Some(op.layer),
+            Self::GatedDelta(op) => Some(op.layer),
             _ => None,
         }
     }
@@ -357,7 +366,7 @@ impl Op {
 /// A forward pass. The operations are run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out`, or `Latent`, `Attend`, `Expand`, `Out`, and `GateUp`, `Down` or `Experts`; `Select` before the last layer's `Attend`; `Head`,
-    /// `Sample`.
+    /// The operations: `Embed`; for each layer `Qkv`, `Attend`, `Out` (`Gate` before it, if there is a gate), or `Latent`, `Attend`, `Expand`, `Out`, or `GatedDelta`, `Out`,
+    /// and `GateUp`, `Down` or `Experts`; `Select` before the last layer's `Attend` or after its `GatedDelta`; `Head`, `Sample`.
     pub ops: Vec<Op>,
 }

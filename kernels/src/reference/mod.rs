@@ -4,13 +4,16 @@
 pub(crate) mod adapter;
 pub(crate) mod attention;
 pub(crate) mod attention_splits;
+pub(crate) mod delta;
 pub(crate) mod elementwise;
 pub(crate) mod linear;
 pub(crate) mod quantized;
 
 use crate::device::{DeviceError, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store};
-use crate::numerics::{ATTENTION_SLAB, Half, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, round};
+use crate::host::{
+    Changes, DeltaHeads, DeltaOf, DeltaRows, HostDevice, HostKernels, KvStep, RotatedHeads, Scores, Store,
+};
+use crate::numerics::{ATTENTION_SLAB, Half, K_SLAB, Numerics, QUANTIZED_BLOCK, flushed, gated, round};
 use crate::program::Activation;
 use baton_types::{Dtype, WeightFormat};
 use quantized::{Activations, Block};
@@ -184,5 +187,21 @@ impl HostKernels for ReferenceKernels {
 
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
         elementwise::activate(activation, gate, up);
+    }
+
+    fn gate(&self, gate: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(gate).for_each(|(x, gate)| *x = gated(*x, *gate));
+    }
+
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]) {
+        delta::convolve(step, taps, x);
+    }
+
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]) {
+        delta::decays(op, decay, beta);
+    }
+
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]) {
+        delta::delta_rule(step, heads, rows, out);
     }
 }

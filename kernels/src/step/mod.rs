@@ -30,7 +30,8 @@ pub struct StepSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
     pub position: usize,
     pub rows: usize,
-    /// It has the blocks of all tokens that the rows attend to, and of the rows.
+    /// It has the blocks of all tokens that the rows attend to, and of the rows; of states, the block that the step reads, unless it begins the
+    /// sequence, and the one that it writes, which may be the same.
     pub table: BlockTable,
 }
 
@@ -38,6 +39,12 @@ impl StepSegment {
     /// Tokens of the sequence after this segment.
     pub(crate) fn end(&self) -> usize {
         self.position + self.rows
+    }
+
+    /// Of a group of states: the block of the state before the segment, which a first segment does not have, and that of the state behind it.
+    pub(crate) fn states(&self) -> (Option<BlockId>, BlockId) {
+        let blocks = &self.table.blocks;
+        ((self.position > 0).then(|| blocks[0]), blocks[blocks.len() - 1])
     }
 }
 
@@ -79,7 +86,8 @@ pub struct Join {
 pub enum Delta {
     /// A sequence takes a free slot.
     Join(Box<Join>),
-    /// The table of a group keeps its blocks at the indices `first .. keep`, and goes on with these. Those before `first` left a window.
+    /// The table of a group keeps its blocks at the indices `first .. keep`, and goes on with these. Those before `first` left a window. A table of
+    /// states that keeps none may begin at any index: a state's index changes as the sequence grows.
     Blocks { slot: usize, group: usize, first: usize, keep: usize, blocks: Vec<BlockId> },
     /// The slot is free again. Steps before this one may still be running.
     Leave { slot: usize },

@@ -238,7 +238,7 @@ impl SlotTable {
             Delta::Blocks { slot, group, first, keep, blocks } => {
                 let mut next = self.slot(*slot)?.clone();
                 known(*group, blocks)?;
-                change(&mut next.tables.0[*group], *first, *keep, blocks)?;
+                change(&mut next.tables.0[*group], limits.groups[*group].kind, *first, *keep, blocks)?;
                 (*slot, Some(next))
             }
             Delta::Leave { slot } => {
@@ -251,9 +251,21 @@ impl SlotTable {
     }
 }
 
-/// Keeps the blocks at `first .. keep` of a table, and adds others after them.
-fn change(table: &mut BlockTable, first: usize, keep: usize, blocks: &[BlockId]) -> Result<(), DeviceError> {
+/// Keeps the blocks at `first .. keep` of a table, and adds others after them. A table of states may begin anew at any index.
+fn change(
+    table: &mut BlockTable,
+    kind: GroupKind,
+    first: usize,
+    keep: usize,
+    blocks: &[BlockId],
+) -> Result<(), DeviceError> {
     let known = table.indices();
+    if !kind.is_by_position() && first == keep {
+        table.blocks.clear();
+        table.blocks.extend_from_slice(blocks);
+        table.first = first;
+        return Ok(());
+    }
     if !(known.start <= first && first <= keep && keep <= known.end) {
         return refuse(format!("blocks {first}..{keep} kept of {known:?}"));
     }
@@ -335,6 +347,10 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
     }
     for (table, group) in slot.tables.0.iter().zip(&limits.groups) {
         let live = group.kind.live(*position..end, limits.block_tokens);
+        if !group.kind.is_by_position() {
+            check_states(table, *position, live)?;
+            continue;
+        }
         if table.end() < live.end {
             return refuse(format!("{} blocks for {end} positions", table.end()));
         }
@@ -359,6 +375,23 @@ fn check_rows_of(slot: &Slot, segment: &SlotRows, ids: &[RowId], limits: &StepLi
     }
 }
 
+/// Checks that a table of states has the block of the state before `position`, which a first position does not need, and, if the step writes to
+/// another one, that block behind it. `live` are the indices that positions need.
+fn check_states(table: &BlockTable, position: usize, live: Range<usize>) -> Result<(), DeviceError> {
+    let states = table.blocks.len();
+    let most = if position == 0 { 1 } else { 2 };
+    if table.first != live.start || !(1..=most).contains(&states) {
+        let (first, start) = (table.first, live.start);
+        return refuse(format!(
+            "{states} states from index {first} on, a step from position {position} needs 1 to {most} from {start} on"
+        ));
+    }
+    match table.blocks.as_slice() {
+        [read, written] if read == written => refuse(format!("the state in block {read} is to be kept and changed")),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that no segment's table of a group has a block that another one stores to: rows of one step are not ordered.
 fn check_stores(
     segments: &[StepSegment],
@@ -368,12 +401,19 @@ fn check_stores(
 ) -> Result<(), DeviceError> {
     stored.clear();
     for (index, s) in segments.iter().enumerate() {
-        let blocks = blocks_at(&s.table, s.position / size..s.end().div_ceil(size));
+        let blocks = match kind.is_by_position() {
+            true => blocks_at(&s.table, s.position / size..s.end().div_ceil(size)),
+            false => &s.table.blocks[s.table.blocks.len() - 1..],
+        };
         stored.extend(blocks.iter().map(|block| (*block, index)));
     }
     stored.sort_unstable();
     for (index, s) in segments.iter().enumerate() {
-        for block in blocks_at(&s.table, kind.live(s.position..s.end(), size)) {
+        let used = match kind.is_by_position() {
+            true => blocks_at(&s.table, kind.live(s.position..s.end(), size)),
+            false => &s.table.blocks,
+        };
+        for block in used {
             let at = stored.partition_point(|(other, _)| other < block);
             let writers = stored[at..].iter().take_while(|(other, _)| other == block);
             if let Some((_, other)) = writers.into_iter().find(|(_, writer)| *writer != index) {

@@ -116,6 +116,7 @@ pub fn edited(device: &dyn Device, rich: bool, edit: &dyn Fn(u32, Linear, &mut [
             head_dim: DIM,
             norms: rich.then(|| QueryKeyNorms { query: norm(DIM, random), key: norm(DIM, random) }),
             rope,
+            gate: false,
         }));
         if layer + 1 == LAYERS {
             ops.push(Op::Select);

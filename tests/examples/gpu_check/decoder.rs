@@ -201,6 +201,7 @@ impl Loader<'_> {
                             None
                         },
                         rope,
+                        gate: false,
                     }),
                     Op::Out(Project::plain(self.matrix(Role::Out, query, &[hidden])?)),
                     Op::GateUp(GateUp {

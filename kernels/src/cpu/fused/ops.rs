@@ -20,6 +20,9 @@ use std::ops::Range;
 /// Columns that tasks take together where nothing else demands more: whole panels of every class.
 const UNIT: usize = 32;
 
+/// The part of attention's projections that is a gate: behind query, key and value.
+const GATE: usize = 3;
+
 /// Rows of one task of `Embed`.
 const EMBED_ROWS: usize = 4;
 
@@ -113,23 +116,26 @@ pub(in crate::cpu) fn qkv(
     step: KvStep<'_>,
     residual: &[f32],
     query: &mut [f32],
+    gate: &mut [f32],
 ) {
     let dim = step.kv.dim();
-    let parts = [op.query, op.kv, op.kv];
-    assert_eq!(query.len(), step.rows() * op.query);
-    let query = Shared(query.as_mut_ptr());
+    let parts = [op.query, op.kv, op.kv, op.query];
+    let parts = if op.gate { &parts[..] } else { &parts[..3] };
+    assert!(query.len() == step.rows() * op.query && (!op.gate || gate.len() == query.len()));
+    let (query, gate) = (Shared(query.as_mut_ptr()), Shared(gate.as_mut_ptr()));
     // Whole heads.
-    let columns = Columns { parts: &parts, unit: dim * (UNIT / gcd(dim, UNIT)) };
+    let columns = Columns { parts, unit: dim * (UNIT / gcd(dim, UNIT)) };
     let fused = Fused { kernels, w, x: residual, norm: op.norm };
     fused.run(columns, true, &|mut piece| {
-        let target = if piece.part == 0 {
+        let target = match piece.part {
             // SAFETY: rows and columns of the query, of one piece.
-            unsafe { piece.target_in(query, op.query, Store::Set) }
-        } else {
-            piece.target_in_tile()
+            0 => unsafe { piece.target_in(query, op.query, Store::Set) },
+            // SAFETY: as many of the gate.
+            GATE => unsafe { piece.target_in(gate, op.query, Store::Set) },
+            _ => piece.target_in_tile(),
         };
         w.product(kernels, piece.input, piece.part, 1, target);
-        let first = [0, op.query, op.query + op.kv][piece.part];
+        let first = [0, op.query, op.query + op.kv, op.query + 2 * op.kv][piece.part];
         let of_part = first + piece.columns.start..first + piece.columns.end;
         kernels.level.run(Heads {
             step,
@@ -139,7 +145,7 @@ pub(in crate::cpu) fn qkv(
             bias: op.bias.map(|bias| &bias[of_part]),
             norm: op.norms.and_then(|norms| norms.get(piece.part).copied()),
             rope: (piece.part < 2).then_some(op.rope),
-            plane: piece.part.checked_sub(1),
+            plane: piece.part.checked_sub(1).filter(|plane| *plane < 2),
         });
     });
 }
@@ -148,7 +154,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Finishes heads of query, key or value.
+/// Finishes heads of query, key, value or gate.
 struct Heads<'a> {
     step: KvStep<'a>,
     /// The products.
@@ -158,7 +164,7 @@ struct Heads<'a> {
     bias: Option<&'a [f32]>,
     norm: Option<NormOf<'a>>,
     rope: Option<&'a RopeTable>,
-    /// Where they are stored, if the products are dense and not the query's.
+    /// Where they are stored, if the products are dense and neither the query's nor the gate's.
     plane: Option<usize>,
 }
 

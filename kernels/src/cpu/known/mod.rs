@@ -2,7 +2,7 @@
 
 mod attention;
 
-use super::{SimdLevel, attention_splits, bf16x32, f32fma, i8x32, stored, tensor_core};
+use super::{SimdLevel, attention_splits, bf16x32, delta, f32fma, i8x32, stored, tensor_core};
 use crate::device::DeviceError;
 use std::sync::OnceLock;
 
@@ -34,6 +34,7 @@ const ALL: &[Answers] = &[
     Answers { of: "attention of f32fma", right: f32fma::known_attention },
     Answers { of: "attention of bf16x32 and i8x32", right: attention_splits::known_answers },
     Answers { of: "products and attention of tensor cores", right: tensor_core::known_answers },
+    Answers { of: "the gated delta rule", right: delta::known_answers },
     Answers { of: "stored weights", right: |level| Ok(stored::known_answers(level)) },
 ];
 

@@ -37,6 +37,11 @@ pub(in crate::cpu) trait Wide: Copy {
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c` with one rounding.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// # Safety
+    /// `to` is writable for `LANES` f32, with any alignment.
+    unsafe fn store(self, to: *mut f32, x: Self::F);
     /// `a > b ? a : b`, so `b` if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// A bit for each lane, the first one lowest: whether `from <= x < below`.
@@ -190,6 +195,15 @@ impl Wide for Plain {
     #[inline(always)]
     fn div(self, a: Self::F, b: Self::F) -> Self::F {
         lanes!(|a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: Self::F) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<Self::F>().write_unaligned(x) }
     }
     #[inline(always)]
     fn max(self, a: Self::F, b: Self::F) -> Self::F {

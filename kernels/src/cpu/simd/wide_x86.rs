@@ -125,6 +125,15 @@ impl Wide for Eight {
         op!(_mm256_div_ps(a, b))
     }
     #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        op!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: __m256) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_ps(to, x) }
+    }
+    #[inline(always)]
     fn max(self, a: __m256, b: __m256) -> __m256 {
         op!(_mm256_max_ps(a, b))
     }
@@ -282,6 +291,15 @@ impl Wide for Sixteen {
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {
         op!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: __m512) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_ps(to, x) }
     }
     #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {

@@ -16,7 +16,9 @@ mod tests;
 use super::simd::Width;
 use super::{CpuConfig, CpuKernels, Shared, elementwise};
 use crate::device::{DeviceError, PartShape, Role, RopeTable, StoredRows};
-use crate::host::{Changes, HostDevice, HostKernels, KvStep, NormOf, RotatedHeads, Scores, Store};
+use crate::host::{
+    Changes, DeltaHeads, DeltaOf, DeltaRows, HostDevice, HostKernels, KvStep, NormOf, RotatedHeads, Scores, Store,
+};
 use crate::numerics::{Half, Numerics, TensorCore};
 use crate::packed::PackedCache;
 use crate::program::Activation;
@@ -149,6 +151,22 @@ impl HostKernels for TensorCoreKernels {
 
     fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
         self.cpu.activate(activation, gate, up);
+    }
+
+    fn gate(&self, gate: &[f32], x: &mut [f32]) {
+        self.cpu.gate(gate, x);
+    }
+
+    fn convolve(&self, step: KvStep<'_>, taps: &[f32], x: [&mut [f32]; 3]) {
+        self.cpu.convolve(step, taps, x);
+    }
+
+    fn decays(&self, op: &DeltaOf<'_>, decay: &mut [f32], beta: &mut [f32]) {
+        self.cpu.decays(op, decay, beta);
+    }
+
+    fn delta_rule(&self, step: KvStep<'_>, heads: DeltaHeads, rows: DeltaRows<'_>, out: &mut [f32]) {
+        self.cpu.delta_rule(step, heads, rows, out);
     }
 
     fn add_scaled(&self, x: &[f32], factor: f32, y: &mut [f32]) {
