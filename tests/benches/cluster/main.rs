@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `adapters`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `policies`, `puts`, `compute`, `adapters`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more, `clients` three to six and `speculation` ten; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
@@ -17,6 +17,7 @@ mod index;
 mod machine;
 mod overload;
 mod peers;
+mod policies;
 mod puts;
 mod router;
 mod sampling;
@@ -25,6 +26,7 @@ mod start;
 mod statistics;
 mod summary;
 mod telemetry;
+mod up;
 
 use anyhow::Context;
 use std::path::PathBuf;
@@ -47,8 +49,9 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 14] = [
+    const PARTS: [&str; 15] = [
         "handoff",
+        "policies",
         "puts",
         "compute",
         "adapters",
@@ -91,6 +94,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("handoff") {
         handoff::measure(&mut summary)?;
+    }
+    if wanted("policies") {
+        policies::measure(&mut summary)?;
     }
     if wanted("cache") {
         cache::measure(&mut summary)?;
