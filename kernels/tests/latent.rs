@@ -245,9 +245,13 @@ fn pools_that_store_something_else_are_refused() {
         assert!(error.contains(part), "{error}");
     };
     let wider = Shape { rank: shape.rank + 2, ..shape };
-    refused(layout(wider, 1, Dtype::Bf16), of(), "(1, 42) [heads, dim] of a latent in the pool, the model has (1, 40)");
+    refused(
+        layout(wider, 1, Dtype::Bf16),
+        of(),
+        "(1, 42) [heads, dim] of a latent in the pool, the model has (1, 40) [heads, dim] of a latent",
+    );
     let heads = KvLayout::llama(BLOCK as u32, 1, 1, 40, Dtype::Bf16).unwrap();
-    refused(heads, of(), "of keys and values in the pool, the model has (1, 40) of a latent");
+    refused(heads, of(), "of keys and values in the pool, the model has (1, 40) [heads, dim] of a latent");
     refused(layout(shape, 1, Dtype::F32), of(), "attends to KV in bf16");
     // A model of keys and values on a pool of latents.
     let mut ops = of().ops;
@@ -258,5 +262,5 @@ fn pools_that_store_something_else_are_refused() {
         Op::Qkv(Qkv { layer: 0, norm, weight, bias, heads: 1, kv_heads: 1, head_dim: 40, norms, rope, gate: false });
     ops[5] = Op::Out(Project::plain(load(&*device, Role::Out, 40, &[shape.hidden], &mut Random(1))));
     ops.remove(4);
-    refused(layout(shape, 1, Dtype::Bf16), Program { ops }, "the model has (1, 40) of keys and values");
+    refused(layout(shape, 1, Dtype::Bf16), Program { ops }, "the model has (1, 40) [heads, dim] of keys and values");
 }

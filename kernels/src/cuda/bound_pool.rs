@@ -8,7 +8,7 @@ use super::driver::{Buffer, Driver};
 use super::pool::CudaPool;
 use super::tables::Tables;
 use crate::device::DeviceError;
-use crate::kv::PoolLayout;
+use crate::kv::{GroupLayout, PoolLayout};
 use crate::numerics::Half;
 use baton_memory::PoolMemory;
 use baton_types::{BlockId, KvPoolMap};
@@ -44,6 +44,9 @@ impl BoundPool {
         };
         if memory.bytes() < map.bytes() {
             return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
+        }
+        if layout.groups().iter().any(GroupLayout::is_state) {
+            return refuse("the pool has states, which GPU kernels do not compute yet".into());
         }
         let wanted = half.dtype();
         let tables = Tables::new(layout.limits());
