@@ -51,7 +51,8 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
     if local_next.is_some_and(|local_s| local_s < cost_s) {
         let mut chosen = local(costs, &here, Reason::LocalCached, draw);
         if short(chosen.decode) {
-            chosen.reason = Reason::LocalShortRest;
+            let is_prompt = costs.is_short_prompt();
+            chosen.reason = if is_prompt { Reason::LocalShortPrompt } else { Reason::LocalShortRest };
         }
         chosen.runner_up_s = least_of([Some(without_room(cost_s)), chosen.runner_up_s].into_iter().flatten());
         return chosen;

@@ -42,8 +42,13 @@ pub(crate) fn place(
     let (wanted, reason) = match demand.policy {
         PrefillPolicy::Local => (false, Reason::LocalPolicy),
         PrefillPolicy::Remote => (true, Reason::RemotePolicy),
-        PrefillPolicy::Auto if demand.prompt_tokens <= thresholds.local_prefill_tokens_max => {
-            (false, Reason::LocalShortPrompt)
+        // Where an answer runs, it waits for each prompt that is computed beside it.
+        PrefillPolicy::Auto if costs.is_short_prompt() => {
+            let has_idle = || decoders.iter().any(|&d| workers[d].load.sequences() == 0);
+            match thresholds.policy != PlacementPolicy::Cost || has_idle() {
+                true => (false, Reason::LocalShortPrompt),
+                false => (true, Reason::RemoteShortPrompt),
+            }
         }
         PrefillPolicy::Auto => (true, Reason::RemoteLongPrompt),
     };

@@ -53,6 +53,11 @@ impl Costs<'_> {
         self.demand.prompt_tokens - self.cached(w)
     }
 
+    /// Whether the prompt is one that an idle decode worker prefills.
+    pub(super) fn is_short_prompt(&self) -> bool {
+        self.demand.prompt_tokens <= self.thresholds.local_prefill_tokens_max
+    }
+
     /// The largest measured prefill rate, in tokens per second; 0 if none is measured.
     pub(super) fn fastest(&self, among: &[usize]) -> f64 {
         fastest(among.iter().map(|&w| &self.workers[w]))
@@ -131,11 +136,11 @@ impl Costs<'_> {
         plan
     }
 
-    /// The plan of a decode worker that also prefills. A rest that is not short also delays each answer of the running
-    /// batch.
+    /// The plan of a decode worker that also prefills. That delays each answer of the running batch. A short rest of a long
+    /// prompt counts as no delay: elsewhere more of it would have to be computed.
     pub(super) fn local(&self, d: usize, fastest: f64) -> Plan {
         let mut plan = self.alone(d, fastest);
-        if self.rest(d) > self.thresholds.local_prefill_tokens_max {
+        if self.rest(d) > self.thresholds.local_prefill_tokens_max || self.is_short_prompt() {
             let compute_s = plan.work_tokens / self.rate(d, fastest);
             plan.cost_s += compute_s * f64::from(self.workers[d].load.running);
         }

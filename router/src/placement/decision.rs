@@ -9,6 +9,8 @@ pub(crate) enum Reason {
     RemotePolicy,
     /// Too long to be prefilled within a running batch, and no possible prefill worker has any of it cached.
     RemoteLongPrompt,
+    /// At most `local_prefill_tokens_max` tokens, but all decode workers have answers running, which it would delay.
+    RemoteShortPrompt,
     /// No prefill worker has more of it cached than this one.
     RemoteCached,
     /// Another prefill worker has more of it cached, but would begin so late that computing it here is cheaper.
@@ -17,7 +19,7 @@ pub(crate) enum Reason {
     RemoteGet,
     /// The policy is local.
     LocalPolicy,
-    /// At most `local_prefill_tokens_max` tokens.
+    /// At most `local_prefill_tokens_max` tokens, and a decode worker is idle or would still begin so much earlier that it is cheaper.
     LocalShortPrompt,
     /// The decode worker has all but at most `local_prefill_tokens_max` tokens cached.
     LocalShortRest,
@@ -36,6 +38,7 @@ impl Reason {
         match self {
             Self::RemotePolicy => "remote_policy",
             Self::RemoteLongPrompt => "remote_long_prompt",
+            Self::RemoteShortPrompt => "remote_short_prompt",
             Self::RemoteCached => "remote_cached",
             Self::RemoteReplicated => "remote_replicated",
             Self::RemoteGet => "remote_get",

@@ -68,7 +68,8 @@ fn scan_by_cost(costs: &Costs<'_>, decoders: &[usize], pairs: &[Scanned], reason
     if local_next.is_some_and(|local_s| local_s < cost_s) {
         let mut chosen = by_cost::local(costs, &here, Reason::LocalCached, draw);
         if short(chosen.decode) {
-            chosen.reason = Reason::LocalShortRest;
+            let is_prompt = costs.demand.prompt_tokens <= costs.thresholds.local_prefill_tokens_max;
+            chosen.reason = if is_prompt { Reason::LocalShortPrompt } else { Reason::LocalShortRest };
         }
         chosen.runner_up_s = smallest([Some(without_room(cost_s)), chosen.runner_up_s].into_iter().flatten());
         return chosen;
@@ -123,7 +124,11 @@ fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
         true => by_cost::local(costs, &decoders, reason, draw),
         false => without_cache::local(costs, &decoders, reason, draw),
     };
+    let is_short = costs.demand.prompt_tokens <= costs.thresholds.local_prefill_tokens_max;
+    let is_idle = |d: &usize| costs.workers[*d].load.sequences() == 0;
+    let stays = costs.demand.policy == Auto && is_short && (!by_cost || decoders.iter().any(is_idle));
     let choice = match scan_pairs(costs, &decoders) {
+        _ if stays => alone(Reason::LocalShortPrompt, draw),
         None if is_remote => return refused(Refusal::NoPrefillWorker),
         None => alone(Reason::LocalNoPrefillWorker, draw),
         Some(pairs) if pairs.is_empty() && is_remote => {
@@ -131,7 +136,11 @@ fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
         }
         Some(pairs) if pairs.is_empty() => alone(Reason::LocalPrefillFull, draw),
         Some(pairs) => {
-            let reason = if is_remote { Reason::RemotePolicy } else { Reason::RemoteLongPrompt };
+            let reason = match is_remote {
+                true => Reason::RemotePolicy,
+                false if is_short => Reason::RemoteShortPrompt,
+                false => Reason::RemoteLongPrompt,
+            };
             match by_cost {
                 true => scan_by_cost(costs, &decoders, &pairs, reason, draw),
                 false => scan_blindly(costs, &pairs, reason, draw),

@@ -71,8 +71,14 @@ fn a_worker_with_a_little_room_beside_its_quarantine_comes_before_one_with_none(
 
 #[test]
 fn policies() {
+    let busy = worker(Role::Decode, "busy", |_, l| l.running = 4);
+    let queued = worker(Role::Prefill, "queued", |_, l| (l.waiting, l.waiting_tokens) = (1, 5000));
     let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
         (vec![d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),
+        (vec![busy.clone(), p("p")], demand(Auto, 256), "busy<-p: remote_short_prompt"),
+        (vec![busy.clone(), d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),
+        (vec![busy.clone(), queued], demand(Auto, 256), "busy<-local: local_short_prompt"),
+        (vec![busy], demand(Auto, 256), "busy<-local: local_no_prefill_worker"),
         (vec![d("d"), p("p")], demand(Auto, 257), "d<-p: remote_long_prompt"),
         (vec![d("d"), p("p")], demand(Remote, 1), "d<-p: remote_policy"),
         (vec![d("d"), p("p")], demand(Local, 3000), "d<-local: local_policy"),
