@@ -9,6 +9,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::sampling::{SampleError, Sampled};
 use baton_kernels::step::{Delta, Join, RowId, SlotOutput, SlotRows, StepInput, StepOutput};
 use baton_types::{BlockId, BlockTables, Dtype, GroupBlocks, SamplingParams};
+use common::recurrent::Model;
 use common::tiny::Tiny;
 use peak_alloc::PeakAlloc;
 
@@ -67,6 +68,8 @@ fn becomes_quiet(executable: &mut dyn Executable, steps: usize, make: impl Fn(us
 
 #[test]
 fn a_warm_step_allocates_nothing() {
+    // In turn, since all allocations of the process count.
+    steps_with_states();
     for numerics in [Numerics::F32Fma { weights: Dtype::Bf16 }, Numerics::Bf16x32, Numerics::I8x32] {
         for threads in [1, 3] {
             let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).unwrap();
@@ -88,5 +91,29 @@ fn a_warm_step_allocates_nothing() {
             let drawn = |index| step(vec![rows(1, PROMPT - 1 + index, 1, 1)], RowId::Token(3));
             assert!(becomes_quiet(executable, SAMPLING_STEPS, drawn), "{}", of("a row that draws a token"));
         }
+    }
+}
+
+/// With recurrent layers, whose states stay in place.
+fn steps_with_states() {
+    for (numerics, threads) in [(Numerics::default(), 1), (Numerics::Bf16x32, 3), (Numerics::I8x32, 1)] {
+        let device = CpuDevice::new(CpuConfig { threads, simd: None, numerics }).unwrap();
+        let mut model = Model::new(&*device, 1);
+        let join = |slot: usize| {
+            let positions = (0..3).map(|block| BlockId((slot * 3 + block) as u32)).collect();
+            let tables = BlockTables::from_start(GroupBlocks(vec![positions, vec![BlockId(slot as u32)]]));
+            Delta::Join(Box::new(Join { slot, tables, ..Join::default() }))
+        };
+        let mut first = step(vec![rows(0, 0, PROMPT, 0), rows(1, 0, PROMPT, 0)], RowId::Token(1));
+        first.deltas = vec![join(0), join(1)];
+        model.launch(&first).unwrap();
+        model.finish();
+
+        let executable = &mut *model.executable;
+        let of = |what: &str| format!("{what} allocates: {numerics} on {threads} threads");
+        let chunk = |_| step(vec![rows(1, 4, 12, 0)], RowId::Token(2));
+        assert!(becomes_quiet(executable, 1000, chunk), "{}", of("a chunk of a prompt"));
+        let several = |_| step(vec![rows(0, PROMPT, 1, 0), rows(1, PROMPT, 2, 0)], RowId::Token(3));
+        assert!(becomes_quiet(executable, 1000, several), "{}", of("rows of two slots"));
     }
 }

@@ -1,6 +1,7 @@
 //! Kernels behind one object-safe trait, and a small decoder layer over them whose every intermediate result can be compared as bits.
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its part.
 
+pub mod recurrent;
 pub mod tiny;
 
 use baton_kernels::KvBinding;

@@ -23,6 +23,9 @@ const UNIT: usize = 32;
 /// The part of attention's projections that is a gate: behind query, key and value.
 const GATE: usize = 3;
 
+/// Most parts of a matrix whose products are not finished: those of a gated delta rule.
+const PARTS_MAX: usize = 6;
+
 /// Rows of one task of `Embed`.
 const EMBED_ROWS: usize = 4;
 
@@ -58,10 +61,15 @@ pub(in crate::cpu) fn normed_linear(
     x: &[f32],
     outs: &mut [&mut [f32]],
 ) {
-    let heights: Vec<usize> = (0..outs.len()).map(|part| w.height(part)).collect();
-    assert!(outs.iter().zip(&heights).all(|(out, n)| out.len() * w.k() == x.len() * n));
-    let outs: Vec<_> = outs.iter_mut().map(|out| Shared(out.as_mut_ptr())).collect();
-    Fused { kernels, w, x, norm }.run(Columns { parts: &heights, unit: UNIT }, false, &|piece| {
+    // Arrays, since a step allocates nothing.
+    let (mut heights, mut to) = ([0; PARTS_MAX], [Shared(std::ptr::null_mut()); PARTS_MAX]);
+    let heights = &mut heights[..outs.len()];
+    for (part, out) in outs.iter_mut().enumerate() {
+        (heights[part], to[part]) = (w.height(part), Shared(out.as_mut_ptr()));
+        assert_eq!(out.len() * w.k(), x.len() * heights[part]);
+    }
+    let (heights, outs) = (&*heights, to);
+    Fused { kernels, w, x, norm }.run(Columns { parts: heights, unit: UNIT }, false, &|piece| {
         // SAFETY: rows and columns of a part's output, of one piece.
         let target = unsafe { piece.target_in(outs[piece.part], heights[piece.part], Store::Set) };
         w.product(kernels, piece.input, piece.part, 1, target);
