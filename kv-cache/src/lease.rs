@@ -1,8 +1,8 @@
 //! Ownership of blocks by value: dropping a [`Lease`] returns its blocks, dropping a [`Quarantined`] does not.
 
 use crate::cached_pool::{Computed, Table};
-use crate::{Keep, PoolShape, PrefixHash, SharedPool};
-use baton_types::{BlockId, BlockTables, GroupBlocks, GroupKind, seeded};
+use crate::{Keep, PoolGroup, PoolShape, PrefixHash, SharedPool};
+use baton_types::{BlockId, BlockTable, BlockTables, GroupBlocks, GroupKind, seeded};
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
@@ -165,6 +165,19 @@ impl Lease {
                 next.extend(table.blocks.split_off(1.min(table.blocks.len())));
             }
         }
+    }
+
+    /// The tables as they are once `tokens` tokens are computed: a state is where the step that was held last writes it.
+    pub fn tables_behind(&self, tokens: usize) -> BlockTables {
+        let PoolShape { block_tokens, groups } = self.pool.shape();
+        let behind = |(group, table): (&PoolGroup, &BlockTable)| match group.kind.is_by_position() {
+            true => table.clone(),
+            false => BlockTable {
+                first: tokens.saturating_sub(1) / block_tokens,
+                blocks: table.blocks.last().copied().into_iter().collect(),
+            },
+        };
+        BlockTables(groups.iter().zip(&self.tables.0).map(behind).collect())
     }
 
     /// Whether a state beside the running one is held: that before the positions of a step.

@@ -237,7 +237,7 @@ impl<M: StepModel> Runner<M> {
             }
             if let Some(observer) = &mut sequence.observer {
                 if self.shared.exchanges_blocks {
-                    observer.grown(lease.tables());
+                    observer.grown(&lease.tables_behind(sequence.request.tokens.len()));
                 }
                 step.observed = 0..self.shared.layers.len() as u32;
             }
@@ -288,7 +288,7 @@ impl<M: StepModel> Runner<M> {
         if let (Some(logits), Some(observer), Some(lease)) =
             (logits, &*self.shared.logits.read(), self.scheduler.lease(key))
         {
-            observer.computed(&request.id, request.tokens.len(), lease.tables(), logits);
+            observer.computed(&request.id, request.tokens.len(), &lease.tables_behind(request.tokens.len()), logits);
         }
         let failure = sequence.failure().cloned();
         let failure =
