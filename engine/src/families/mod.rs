@@ -17,6 +17,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 pub(crate) mod registry;
 mod rope;
@@ -29,6 +30,8 @@ pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, Stack
 pub use rope::{Rope, RopeScaling};
 pub(crate) use rope::{YARN_LOG_MULTIPLIER, yarn_amplitude};
 pub(crate) use spec::attention_scale;
-pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm};
+pub use spec::{
+    AttentionSpec, DecoderSpec, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm,
+};
 pub(crate) use tensors::layer_index;
 pub use tensors::{ExpertTensor, LayerTensor, TensorName};

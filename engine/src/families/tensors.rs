@@ -1,6 +1,6 @@
 //! Which tensors a spec implies, and their sizes. Every source is checked against this.
 
-use super::{DecoderSpec, ExpertNames, LayerNorms, LayerSpec, QueryKeyNorm};
+use super::{DecoderSpec, ExpertNames, GatedDeltaSpec, LayerNorms, LayerSpec, QueryKeyNorm};
 use std::fmt;
 
 /// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
@@ -111,11 +111,29 @@ pub enum LayerTensor {
     SharedUp,
     /// `[hidden, shared ffn]`
     SharedDown,
+    /// Query, key and value of a recurrent layer, `[channels, hidden]`; with [`delta`](LayerSpec::delta), as all below.
+    DeltaInput,
+    /// `[value heads * value_dim, hidden]`: the gate of what the delta rule yields.
+    DeltaGate,
+    /// `[value heads, hidden]`: how much of a value replaces what the state had for its key.
+    DeltaBeta,
+    /// `[value heads, hidden]`: how fast a state fades.
+    DeltaDecay,
+    /// Taps of the convolution of each channel, the oldest first, `[channels, taps]`.
+    DeltaConv,
+    /// Logarithm of the factor of the decay, `[value heads]`.
+    DeltaDecayLog,
+    /// Added to the decay, `[value heads]`.
+    DeltaDecayBias,
+    /// Gain of the RMSNorm of each head, `[value_dim]`.
+    DeltaNorm,
+    /// `[hidden, value heads * value_dim]`
+    DeltaOutput,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 39] = [
         Self::AttentionNorm,
         Self::Query,
         Self::QueryDown,
@@ -134,6 +152,15 @@ impl LayerTensor {
         Self::Sinks,
         Self::AttentionOutput,
         Self::AttentionOutputBias,
+        Self::DeltaInput,
+        Self::DeltaGate,
+        Self::DeltaBeta,
+        Self::DeltaDecay,
+        Self::DeltaConv,
+        Self::DeltaDecayLog,
+        Self::DeltaDecayBias,
+        Self::DeltaNorm,
+        Self::DeltaOutput,
         Self::AttentionOutputNorm,
         Self::MlpNorm,
         Self::Router,
@@ -181,12 +208,21 @@ impl LayerTensor {
             Self::SharedGate => "mlp.shared_experts.gate_proj.weight",
             Self::SharedUp => "mlp.shared_experts.up_proj.weight",
             Self::SharedDown => "mlp.shared_experts.down_proj.weight",
+            Self::DeltaInput => "linear_attn.in_proj_qkv.weight",
+            Self::DeltaGate => "linear_attn.in_proj_z.weight",
+            Self::DeltaBeta => "linear_attn.in_proj_b.weight",
+            Self::DeltaDecay => "linear_attn.in_proj_a.weight",
+            Self::DeltaConv => "linear_attn.conv1d.weight",
+            Self::DeltaDecayLog => "linear_attn.A_log",
+            Self::DeltaDecayBias => "linear_attn.dt_bias",
+            Self::DeltaNorm => "linear_attn.norm.weight",
+            Self::DeltaOutput => "linear_attn.out_proj.weight",
         }
     }
 }
 
 impl TensorName {
-    /// Whether this is a gain of an RMSNorm.
+    /// Whether this is a gain of an RMSNorm of the residual stream, of queries and keys, or of what is compressed.
     pub fn is_norm(self) -> bool {
         use LayerTensor::{
             AttentionNorm, AttentionOutputNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm, QueryNorm,
@@ -216,7 +252,9 @@ impl TensorName {
 
     /// Whether files store this as a vector; all other tensors are matrices.
     pub fn is_vector(self) -> bool {
-        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, LayerTensor::Sinks))
+        use LayerTensor::{DeltaDecayBias, DeltaDecayLog, DeltaNorm, Sinks};
+        let is_other = |tensor: LayerTensor| matches!(tensor, Sinks | DeltaDecayLog | DeltaDecayBias | DeltaNorm);
+        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, tensor) if is_other(tensor))
     }
 }
 
@@ -245,13 +283,23 @@ impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputBias, AttentionOutputNorm, ChoiceBias, Down, Gate, Key, KeyBias, KeyNorm,
-            KvDown, KvDownNorm, KvUp, MlpNorm, MlpOutputNorm, Query, QueryBias, QueryDown, QueryDownNorm, QueryNorm,
-            QueryUp, Router, RouterBias, SharedDown, SharedGate, SharedUp, Sinks, Up, Value, ValueBias,
+            AttentionNorm, AttentionOutput, AttentionOutputBias, AttentionOutputNorm, ChoiceBias, DeltaBeta, DeltaConv,
+            DeltaDecay, DeltaDecayBias, DeltaDecayLog, DeltaGate, DeltaInput, DeltaNorm, DeltaOutput, Down, Gate, Key,
+            KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, MlpNorm, MlpOutputNorm, Query, QueryBias, QueryDown,
+            QueryDownNorm, QueryNorm, QueryUp, Router, RouterBias, SharedDown, SharedGate, SharedUp, Sinks, Up, Value,
+            ValueBias,
         };
         let latent = self.attention.latent;
         let query_rank = latent.and_then(|latent| latent.query_rank);
         match tensor {
+            DeltaInput | DeltaGate | DeltaBeta | DeltaDecay | DeltaConv | DeltaDecayLog | DeltaDecayBias
+            | DeltaNorm | DeltaOutput => self.delta.is_some(),
+            Query | QueryDown | QueryDownNorm | QueryUp | Key | Value | KvDown | KvDownNorm | KvUp | QueryBias
+            | KeyBias | ValueBias | QueryNorm | KeyNorm | Sinks | AttentionOutput | AttentionOutputBias
+                if self.delta.is_some() =>
+            {
+                false
+            }
             Query => query_rank.is_none(),
             QueryDown | QueryDownNorm | QueryUp => query_rank.is_some(),
             Key | Value => latent.is_none(),
@@ -303,6 +351,8 @@ impl DecoderSpec {
         let (query_rank, rank, value_dim) = attention
             .latent
             .map_or((0, 0, 0), |latent| (latent.query_rank.unwrap_or_default(), latent.rank, latent.value_dim));
+        let none = GatedDeltaSpec { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0, taps: 0 };
+        let delta = layer.delta.unwrap_or(none);
         let shared = layer.experts.and_then(|experts| experts.shared_ffn).unwrap_or_default();
         let experts = layer.experts.map_or(0, |experts| experts.count);
         match tensor {
@@ -311,6 +361,7 @@ impl DecoderSpec {
             | LayerTensor::MlpNorm
             | LayerTensor::MlpOutputNorm
             | LayerTensor::AttentionOutputBias => [1, self.hidden],
+            LayerTensor::Query if attention.output_gate => [2 * q, self.hidden],
             LayerTensor::Query => [q, self.hidden],
             LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
             LayerTensor::QueryBias => [1, q],
@@ -337,6 +388,13 @@ impl DecoderSpec {
             LayerTensor::Router => [experts, self.hidden],
             LayerTensor::RouterBias | LayerTensor::ChoiceBias => [1, experts],
             LayerTensor::Sinks => [1, layer.attention.heads],
+            LayerTensor::DeltaInput => [delta.channels(), self.hidden],
+            LayerTensor::DeltaGate => [delta.values(), self.hidden],
+            LayerTensor::DeltaBeta | LayerTensor::DeltaDecay => [delta.value_heads, self.hidden],
+            LayerTensor::DeltaConv => [delta.channels(), delta.taps],
+            LayerTensor::DeltaDecayLog | LayerTensor::DeltaDecayBias => [1, delta.value_heads],
+            LayerTensor::DeltaNorm => [1, delta.value_dim],
+            LayerTensor::DeltaOutput => [self.hidden, delta.values()],
         }
     }
 

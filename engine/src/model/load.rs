@@ -2,14 +2,15 @@
 
 use super::{ModelError, rope_table};
 use crate::families::{
-    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, LatentSpec, LayerNorms, LayerTensor, TensorName,
+    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerTensor,
+    TensorName,
 };
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{
-    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, Head, Latent, LatentQuery, Norm, Op, Program, Project, Qkv,
-    QueryKeyNorms, SharedExpert,
+    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, GatedDelta, Head, Latent, LatentQuery, Norm, Op, Program,
+    Project, Qkv, QueryKeyNorms, SharedExpert,
 };
 use baton_kernels::storage::StorageFormat;
 
@@ -47,25 +48,38 @@ pub(super) fn program(
             false => Ok(None),
         };
         let norm = norm_if(before, &mut loader, LayerTensor::AttentionNorm)?;
-        let mut expand = None;
-        if let Some(latent) = attention.latent {
-            let (projections, values) = loader.latent(l, attention, latent, norm)?;
-            ops.push(Op::Latent(projections));
-            expand = Some(Op::Expand(values));
+        let is_last = l + 1 == spec.layers.len();
+        if let Some(delta) = layer_spec.delta {
+            // A state takes in all rows, also those whose logits nobody needs.
+            ops.push(Op::GatedDelta(loader.delta(l, delta, norm, eps)?));
+            ops.extend(is_last.then_some(Op::Select));
         } else {
-            ops.push(Op::Qkv(loader.qkv(l, attention, norm, eps)?));
+            let mut behind = None;
+            if let Some(latent) = attention.latent {
+                let (projections, values) = loader.latent(l, attention, latent, norm)?;
+                ops.push(Op::Latent(projections));
+                behind = Some(Op::Expand(values));
+            } else {
+                ops.push(Op::Qkv(loader.qkv(l, attention, norm, eps)?));
+                behind = behind.or(attention.output_gate.then_some(Op::Gate));
+            }
+            ops.extend(is_last.then_some(Op::Select));
+            let AttentionSpec { scale, window, soft_cap, .. } = *attention;
+            let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
+            ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
+            ops.extend(behind);
         }
-        if l + 1 == spec.layers.len() {
-            ops.push(Op::Select);
-        }
-        let AttentionSpec { scale, window, soft_cap, .. } = *attention;
-        let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
-        ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
-        ops.extend(expand);
+        let (output, heads) = match layer_spec.delta {
+            Some(delta) => (LayerTensor::DeltaOutput, delta.key_heads),
+            None => (LayerTensor::AttentionOutput, attention.kv_heads),
+        };
         ops.push(Op::Out(Project {
-            weight: loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?,
-            partitions: partitions(numerics, attention.kv_heads),
-            bias: loader.vector_if(attention.output_bias, name(LayerTensor::AttentionOutputBias))?,
+            weight: loader.load(Role::Out, &[name(output)])?,
+            partitions: partitions(numerics, heads),
+            bias: loader.vector_if(
+                layer_spec.has_tensor(LayerTensor::AttentionOutputBias),
+                name(LayerTensor::AttentionOutputBias),
+            )?,
             norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
@@ -82,8 +96,8 @@ pub(super) fn program(
                 biases: match biases {
                     true => Some(ExpertBiases {
                         router: loader.load(Role::Vector, &[name(LayerTensor::RouterBias)])?,
-                        gate_up: loader.biases(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
-                        down: loader.biases(&of_experts(&[ExpertTensor::DownBias]))?,
+                        gate_up: loader.vector(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
+                        down: loader.vector(&of_experts(&[ExpertTensor::DownBias]))?,
                     }),
                     false => None,
                 },
@@ -123,6 +137,9 @@ pub(super) fn program(
     ops.extend([Op::Head(Head { norm, weight, factor, soft_cap }), Op::Sample]);
     Ok(Program { ops })
 }
+
+/// Added to the squared length of the delta rule's queries and keys (transformers' `l2norm`).
+const LENGTH_EPS: f32 = 1e-6;
 
 /// Reads, checks and loads one weight at a time.
 struct Loader<'a> {
@@ -164,10 +181,14 @@ impl<'a> Loader<'a> {
         Ok(Qkv {
             layer: l as u32,
             norm,
-            weight: self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            weight: match attention.output_gate {
+                true => self.gated_qkv(l, attention)?,
+                false => self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            },
+            gate: attention.output_gate,
             bias: match attention.qkv_bias {
                 true => Some(
-                    self.biases(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
+                    self.vector(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
                 ),
                 false => None,
             },
@@ -182,7 +203,65 @@ impl<'a> Loader<'a> {
                 false => None,
             },
             rope: self.rope(attention)?,
-            gate: false,
+        })
+    }
+
+    /// Query, key, value and gate of attention with gates. A head's query and its gate are stored one behind the other.
+    fn gated_qkv(&mut self, l: usize, attention: &AttentionSpec) -> Result<Weight, ModelError> {
+        let [query, key, value] =
+            [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(|tensor| TensorName::Layer(l, tensor));
+        let (name, k) = (query.to_string(), self.spec.hidden);
+        let rows = [attention.query_dim(), attention.kv_dim(), attention.kv_dim(), attention.query_dim()];
+        if let Some(weight) = self.device.cached(&WeightShape { name: &name, role: Role::Qkv, k, rows: &rows }) {
+            self.loaded(weight.n * weight.k);
+            return Ok(weight);
+        }
+        let stored = [self.stored(query)?, self.stored(key)?, self.stored(value)?];
+        let head_bytes = stored[0].bytes.len() / attention.heads / 2;
+        let half = |which: usize| -> Vec<u8> {
+            stored[0].bytes.chunks_exact(head_bytes).skip(which).step_by(2).flatten().copied().collect()
+        };
+        let (queries, gates) = (half(0), half(1));
+        let bytes = [&queries[..], &stored[1].bytes, &stored[2].bytes, &gates];
+        let formats = [&stored[0], &stored[1], &stored[2], &stored[0]].map(|stored| stored.format);
+        let parts = rows.into_iter().zip(formats).zip(bytes);
+        let parts: Vec<_> = parts.map(|((rows, format), bytes)| StoredRows { rows, format, bytes }).collect();
+        let weight = self.device.load(&WeightSpec { name: &name, role: Role::Qkv, k, parts: &parts })?;
+        [query, key, value].into_iter().for_each(|name| self.source.release(name));
+        Ok(weight)
+    }
+
+    /// A recurrent layer up to its output.
+    fn delta(
+        &mut self,
+        l: usize,
+        delta: GatedDeltaSpec,
+        norm: Option<Norm>,
+        eps: f32,
+    ) -> Result<GatedDelta, ModelError> {
+        let name = |tensor| TensorName::Layer(l, tensor);
+        let GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps } = delta;
+        let (keys, values) = (delta.keys(), delta.values());
+        let tensors =
+            [LayerTensor::DeltaInput, LayerTensor::DeltaGate, LayerTensor::DeltaBeta, LayerTensor::DeltaDecay];
+        Ok(GatedDelta {
+            layer: l as u32,
+            norm,
+            weight: self.load_cut(
+                Role::Qkv,
+                &tensors.map(name),
+                &[keys, keys, values, values, value_heads, value_heads],
+            )?,
+            conv: self.vector(&[name(LayerTensor::DeltaConv)])?,
+            decay: self.load(Role::Vector, &[name(LayerTensor::DeltaDecayLog)])?,
+            decay_bias: self.load(Role::Vector, &[name(LayerTensor::DeltaDecayBias)])?,
+            output_norm: Norm { gain: self.load(Role::Vector, &[name(LayerTensor::DeltaNorm)])?, eps },
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            taps,
+            length_eps: LENGTH_EPS,
         })
     }
 
@@ -254,12 +333,12 @@ impl<'a> Loader<'a> {
         Ok(self.device.load(&WeightSpec { name, role, k, parts: &parts })?)
     }
 
-    /// Biases as one vector.
-    fn biases(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
+    /// The elements of these tensors as one vector.
+    fn vector(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
         let mut bytes = Vec::new();
         for name in names {
             let stored = self.stored(*name)?;
-            let mut values = vec![0.0; self.spec.tensor_dims(*name)[1]];
+            let mut values = vec![0.0; self.spec.tensor_dims(*name).iter().product()];
             stored.format.expand(&stored.bytes, &mut values);
             bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
         }

@@ -45,7 +45,10 @@ def randomize(model, seed):
         for name, tensor in model.named_parameters():
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = (0 if "Gemma" in type(model).__name__ else 1) + 0.3 * values
+                is_offset = any(family in type(model).__name__ for family in ["Gemma", "Qwen3_5"])
+                values = (0 if is_offset and "linear_attn" not in name else 1) + 0.3 * values
+            elif name.endswith((".A_log", ".dt_bias", ".conv1d.weight")):
+                values = 0.5 * values
             elif name.endswith(("_proj_bias", ".bias")):
                 values = 0.5 * values
             elif name.endswith(".sinks"):
@@ -255,6 +258,25 @@ def qwen3_moe():
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
     write_gguf("qwen3_moe", record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), 12), arch="qwen3moe")
+
+
+def qwen3_5():
+    # Layers of both kinds behind both kinds. Key and value heads of the state differ in number and size.
+    config = transformers.Qwen3_5TextConfig(
+        **COMMON,
+        num_hidden_layers=5,
+        intermediate_size=40,
+        head_dim=16,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"],
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=12,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25,
+                             mrope_section=[1, 1, 0], mrope_interleaved=True),
+    )
+    record("qwen3_5", transformers.Qwen3_5ForCausalLM(config), 21)
 
 
 def gpt_oss_config():
@@ -587,5 +609,6 @@ phi4_mini()
 phi4_short()
 qwen2()
 qwen3()
+qwen3_5()
 qwen3_moe()
 smollm3()

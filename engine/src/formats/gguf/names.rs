@@ -38,6 +38,15 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("ffn_gate_shexp.weight", LayerTensor::SharedGate),
     ("ffn_up_shexp.weight", LayerTensor::SharedUp),
     ("ffn_down_shexp.weight", LayerTensor::SharedDown),
+    ("attn_qkv.weight", LayerTensor::DeltaInput),
+    ("attn_gate.weight", LayerTensor::DeltaGate),
+    ("ssm_beta.weight", LayerTensor::DeltaBeta),
+    ("ssm_alpha.weight", LayerTensor::DeltaDecay),
+    ("ssm_conv1d.weight", LayerTensor::DeltaConv),
+    ("ssm_a", LayerTensor::DeltaDecayLog),
+    ("ssm_dt.bias", LayerTensor::DeltaDecayBias),
+    ("ssm_norm.weight", LayerTensor::DeltaNorm),
+    ("ssm_out.weight", LayerTensor::DeltaOutput),
 ];
 
 /// Names of tensors that hold one matrix or bias of all experts of a layer, after `blk.N.`.

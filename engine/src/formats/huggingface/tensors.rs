@@ -358,7 +358,12 @@ fn check_tensor(
     check_type(path, name, info, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
     let columns = spec.tensor_dims(parts[0])[1];
     let rows = parts.iter().map(|part| spec.tensor_dims(*part)[0]).sum();
-    let expected = if parts[0].is_vector() { vec![columns] } else { vec![rows, columns] };
+    let expected = match parts[0] {
+        // As a convolution over one input channel for each of its own.
+        TensorName::Layer(_, LayerTensor::DeltaConv) => vec![rows, 1, columns],
+        part if part.is_vector() => vec![columns],
+        _ => vec![rows, columns],
+    };
     check_shape(path, name, info, &expected)
 }
 

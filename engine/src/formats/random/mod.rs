@@ -7,7 +7,7 @@ mod spec;
 mod text;
 
 use super::{ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::families::{DecoderSpec, TensorName};
+use crate::families::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
@@ -119,16 +119,19 @@ impl ModelSource for RandomModel {
     }
 
     /// Matrices have zero mean and a standard deviation of 1 / sqrt(fan in), so activations keep their size through the
-    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases in
-    /// 0 +- 0.5.
+    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases and
+    /// what states fade by in 0 +- 0.5.
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if !self.spec.has_tensor(name) {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
         }
         let [rows, columns] = self.spec.tensor_dims(name);
-        let (offset, scale) = if name.is_norm() {
+        use LayerTensor::{DeltaDecayBias, DeltaDecayLog, DeltaNorm};
+        let is_gain = name.is_norm() || matches!(name, TensorName::Layer(_, DeltaNorm));
+        let is_around_zero = matches!(name, TensorName::Layer(_, DeltaDecayBias | DeltaDecayLog));
+        let (offset, scale) = if is_gain {
             (1.0, 0.25)
-        } else if name.is_bias() {
+        } else if name.is_bias() || is_around_zero {
             (0.0, 0.5)
         } else {
             // sqrt(3): the inverse of the standard deviation of a uniform number in [-1, 1).

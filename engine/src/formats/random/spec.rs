@@ -2,8 +2,8 @@
 
 use super::RandomModel;
 use crate::families::{
-    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec,
-    QueryKeyNorm, Rope, RopeScaling, Scoring,
+    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms,
+    LayerSpec, QueryKeyNorm, Rope, RopeScaling, Scoring,
 };
 use crate::formats::WeightsError;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, latent, query_rank, value_dim, sigmoid, groups, groups_used, shared, dense, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, latent, query_rank, value_dim, sigmoid, groups, groups_used, shared, dense, gates, attend_every, key_heads, value_heads, key_dim, taps, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -120,6 +120,7 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         query_key_norm: pairs.one_of("qk_norm", &[("heads", QueryKeyNorm::OfHeads), ("all", QueryKeyNorm::OfAll)])?,
         soft_cap,
         sinks: pairs.get("sinks", "true or false", false)?,
+        output_gate: pairs.get("gates", "true or false", false)?,
         output_bias: biases,
         ..AttentionSpec::llama(heads, kv_heads, head_dim, rope(head_dim)?)
     };
@@ -153,6 +154,19 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
             layer.attention =
                 AttentionSpec { head_dim, kv_heads, scale, rope, window: None, ..layer.attention.clone() };
         }
+    }
+    // The last layer of each so many attends, all others have a state.
+    if let attend_every @ 1.. = pairs.size("attend_every", 0)? {
+        let key_heads = pairs.size("key_heads", kv_heads)?;
+        let delta = GatedDeltaSpec {
+            key_heads,
+            value_heads: pairs.size("value_heads", key_heads.saturating_mul(2))?,
+            key_dim: pairs.size("key_dim", head_dim)?,
+            value_dim: pairs.size("value_dim", head_dim)?,
+            taps: pairs.size("taps", 4)?,
+        };
+        let recurrent = layers.iter_mut().enumerate().filter(|(index, _)| (index + 1) % attend_every != 0);
+        recurrent.for_each(|(_, layer)| layer.delta = Some(delta));
     }
     // Of each so many, the last layer has no rotary embedding.
     if let nope_every @ 1.. = pairs.size("nope_every", 0)? {

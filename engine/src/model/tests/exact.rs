@@ -54,7 +54,7 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
 }
 
 /// A plain model, one with windows, biases and head norms, one with a window and a rotary embedding in one of two layers, one with norms behind,
-/// caps, factors and GELU, one with experts, and one with latents, in each class with each type of KV.
+/// caps, factors and GELU, one with experts, one with latents, and one with states and gates, in each class with each type of KV.
 /// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,qk_norm=heads");
@@ -62,14 +62,18 @@ fn classes() -> Vec<(String, Numerics, Dtype)> {
     let scaled = format!("{RAGGED},window=70,full_every=2,norms=both,qk_norm=all,gelu=true,soft_cap=3,factor=0.8");
     let experts = format!("{RAGGED},experts=5,used=2,factor=0.8");
     let latents = LATENTS.to_owned();
+    let states = format!("{RAGGED},layers=4,attend_every=2,key_dim=12,value_dim=9,gates=true").replace("layers=2,", "");
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
-    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts), with(&latents)].concat();
+    let mut all =
+        [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts), with(&latents), with(&states)]
+            .concat();
     let cores = [
         (rich, TensorCore::Tc16F25, Half::Bf16),
         (scaled, TensorCore::Tc8F24, Half::F16),
         (latents, TensorCore::Tc16F25, Half::Bf16),
+        (states, TensorCore::Tc16F25, Half::Bf16),
     ];
     all.extend(cores.map(|(spec, cores, half)| (spec, Numerics::TensorCore { cores, half }, half.dtype())));
     all

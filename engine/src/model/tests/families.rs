@@ -29,6 +29,7 @@ const FAMILIES: &[&str] = &[
     "phi4_short",
     "qwen2",
     "qwen3",
+    "qwen3_5",
     "qwen3_moe",
     "smollm3",
 ];

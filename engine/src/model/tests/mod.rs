@@ -4,6 +4,7 @@ mod exact;
 mod families;
 mod loading;
 mod naive;
+mod naive_delta;
 mod observer;
 mod refusals;
 mod rope;
@@ -65,7 +66,8 @@ impl Pool {
         (0..self.map.blocks(0)).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
     }
 
-    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size.
+    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size; or the state behind
+    /// them.
     fn kv(&self, sequence: u32, layer: usize, tokens: usize) -> Vec<u8> {
         let block_tokens = self.map.layout().block_tokens() as usize;
         let mut groups = self.map.layout().groups().iter().map(|group| &group.layers);
@@ -73,7 +75,17 @@ impl Pool {
         let layer = self.map.layout().groups()[group].layers.iter().position(|l| *l as usize == layer).unwrap();
         let blocks = in_group(group, &self.blocks(sequence));
         let mut bytes = Vec::new();
-        for plane in 0..self.map.layout().groups()[group].planes.len() {
+        let of_group = &self.map.layout().groups()[group];
+        if !of_group.kind.is_by_position() {
+            for plane in 0..of_group.planes.len() {
+                let range = self.map.token_range(group, layer, blocks[(tokens - 1) / block_tokens], plane, 0..1);
+                let at = bytes.len();
+                bytes.resize(at + range.len(), 0);
+                self.memory.read_by(soon(), range.start, &mut bytes[at..]).unwrap();
+            }
+            return bytes;
+        }
+        for plane in 0..of_group.planes.len() {
             for token in 0..tokens {
                 let at = (token % block_tokens) as u32;
                 let range = self.map.token_range(group, layer, blocks[token / block_tokens], plane, at..at + 1);
@@ -134,9 +146,22 @@ impl Rig {
         let Batch { ids, segments, logit_rows } = batch.clone();
         let mut steps = self.steps;
         let layers = self.model.spec().layers.len() as u32;
+        let layout = self.pool.map.layout();
+        let size = layout.block_tokens() as usize;
         let segment = |group: usize, s: &StepSegment| {
             let blocks = in_group(group, &s.table.blocks);
-            StepSegment { table: BlockTable::from_start(blocks), ..s.clone() }
+            let kind = layout.groups()[group].kind;
+            let table = match kind.is_by_position() {
+                true => BlockTable::from_start(blocks),
+                // A state takes the block of its last position, so that those behind whole blocks stay.
+                false => {
+                    let live = kind.live(s.position..s.position + s.rows, size);
+                    let last = (s.position + s.rows - 1) / size;
+                    let read = (s.position > 0 && live.len() > 1).then(|| blocks[live.start]);
+                    BlockTable { first: live.start, blocks: read.into_iter().chain([blocks[last]]).collect() }
+                }
+            };
+            StepSegment { table, ..s.clone() }
         };
         let groups = 0..self.pool.map.layout().groups().len();
         let groups: Vec<_> = groups.map(|group| segments.iter().map(|s| segment(group, s)).collect()).collect();

@@ -15,12 +15,12 @@ fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelErr
     Model::load(source, &*reference(Dtype::F32), config, &|_| ())
 }
 
-/// Only says what it is.
-struct WithoutLatents;
+/// Only says what it is: nothing that a device may lack.
+struct Lacking;
 
-impl Device for WithoutLatents {
+impl Device for Lacking {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { latents: false, ..reference(Dtype::Bf16).info() }
+        DeviceInfo { latents: false, states: false, ..reference(Dtype::Bf16).info() }
     }
 
     fn load(&self, _: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
@@ -42,11 +42,16 @@ impl Device for WithoutLatents {
 
 /// Of a model of many gigabytes nobody waits for the weights to hear it.
 #[test]
-fn a_device_that_does_not_compute_latents_reads_no_weight() {
-    let model = random("random:hidden=16,heads=2,head_dim=16,rope_dim=8,latent=16,value_dim=8,ffn=16");
-    let error = Model::load(&model, &WithoutLatents, config(Dtype::Bf16), &|_| panic!("loaded")).unwrap_err();
-    let message = error.to_string();
-    assert!(message.contains("latent attention") && message.contains("--device cpu"), "{message}");
+fn a_device_that_does_not_compute_a_layer_reads_no_weight() {
+    for (spec, lacks) in [
+        ("random:hidden=16,heads=2,head_dim=16,rope_dim=8,latent=16,value_dim=8,ffn=16", "latent attention"),
+        ("random:hidden=16,heads=2,ffn=16,attend_every=2", "recurrent layers"),
+        ("random:hidden=16,heads=2,ffn=16,gates=true", "gates of attention"),
+    ] {
+        let error = Model::load(&random(spec), &Lacking, config(Dtype::Bf16), &|_| panic!("loaded")).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(lacks) && message.contains("--device cpu"), "{message}");
+    }
 }
 
 #[test]
