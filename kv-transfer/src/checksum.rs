@@ -1,10 +1,12 @@
 //! Which rows of a pool a checksum covers, and the sums of a layer.
 //!
-//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only ([`baton_memory::checksum`]). The memory computes it, where
+//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only, or one plane of a layer's state, whole, however large
+//! ([`baton_memory::checksum`]). The memory computes it, where
 //! it is. On a device that is full, its operations take turns with those of the transport ([`crate::pool_turns`]).
 
 use crate::HandoffFailure;
 use crate::heads::Heads;
+use crate::plan::{self, locate};
 use crate::pool_turns::{OPERATION_MAX, PLACE_MAX, Turns, User};
 pub(crate) use baton_memory::checksum::ALGORITHM;
 use baton_memory::{MemoryError, Pending, PoolMemory, Rows};
@@ -62,13 +64,13 @@ fn layer_rows(
     tokens: Range<u32>,
 ) -> Vec<Rows> {
     debug_assert_eq!(tokens.start % GRANULE, 0);
-    let block_tokens = map.layout().block_tokens();
-    let planes = &map.layout().groups()[group].planes;
-    let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * planes.len());
+    let shape = &map.layout().groups()[group];
+    let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * shape.planes.len());
     for first in tokens.clone().step_by(GRANULE as usize) {
-        let block = blocks.get((first / block_tokens) as usize).expect("tables were checked to hold what is summed");
-        let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
-        for (plane, shape) in planes.iter().enumerate() {
+        let (block, row) = locate(map, blocks, group, first);
+        let positions = first..tokens.end.min(first + GRANULE);
+        let within = row..row + plan::rows(shape, &positions) as u32;
+        for (plane, shape) in shape.planes.iter().enumerate() {
             let heads = &heads[group][plane];
             let range = map.token_range(group, layer, block, plane, within.clone());
             rows.push(Rows {
