@@ -44,8 +44,6 @@ impl Terms {
         let has_states = has(|kind| kind == GroupKind::State);
         let movable = if has_states && theirs.capabilities & STATES == 0 {
             Err("the layout has states, which the peer does not move")
-        } else if has_states && ours.of().max(theirs.shard.of()) > 1 {
-            Err("the layout has states, which are not split among shards")
         } else if has(|kind| matches!(kind, GroupKind::Window(_))) && theirs.capabilities & TABLES == 0 {
             Err("the layout has windows, and the peer takes only tables that begin with position 0")
         } else {

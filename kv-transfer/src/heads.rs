@@ -151,6 +151,9 @@ mod tests {
         }
         assert!(Cut::new(&whole, shard(0, 2), shard(1, 2)).is_none());
         assert!(shard(0, 3).part(&whole).is_none());
+        let state = KvGroup { kind: GroupKind::State, layers: vec![2], planes: whole.groups()[0].planes.clone() };
+        let states = KvLayout::try_new(16, vec![whole.groups()[0].clone(), state]).unwrap();
+        assert_eq!((HeadShard::WHOLE.part(&states), shard(1, 4).part(&states)), (Some(states.clone()), None));
         assert_eq!(shard(1, 4).part(&whole).unwrap(), KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap());
     }
 }
