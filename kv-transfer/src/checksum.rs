@@ -169,7 +169,26 @@ mod tests {
     use crate::HeadShard;
     use crate::heads::Cut;
     use baton_memory::{HostPool, RemoteConfig, RemotePool};
-    use baton_types::{BlockId, Dtype};
+    use baton_types::{BlockId, Dtype, GroupKind, KvGroup, KvPlane};
+
+    /// One sum for each plane of a state, of all its bytes, whatever the positions are.
+    #[test]
+    fn a_state_is_one_granule_a_plane() {
+        let plane = |name, heads, dim| KvPlane::try_new(name, heads, dim, Dtype::F32).unwrap();
+        let planes = vec![plane("conv", 3, 5), plane("state", 2, 600)];
+        let group = KvGroup { kind: GroupKind::State, layers: vec![0, 1], planes };
+        let layout = KvLayout::try_new(16, vec![group]).unwrap();
+        let map = KvPoolMap::try_new(layout.clone(), 3).unwrap();
+        let heads = Cut::new(&layout, HeadShard::WHOLE, HeadShard::WHOLE).unwrap().source;
+        let table = BlockTable { first: 3, blocks: vec![BlockId(1), BlockId(2)] };
+        for positions in [64..65, 64..80, 64..79] {
+            assert_eq!(sums_of(&layout, 0, &positions), 2);
+            let places = layer_rows(&map, &table, &heads, 0, 1, positions);
+            let bytes: Vec<_> = places.iter().map(|rows| rows.place(0)).collect();
+            let planes = [0, 1].map(|plane| map.token_range(0, 1, BlockId(2), plane, 0..1));
+            assert_eq!((bytes, planes[1].len()), (planes.to_vec(), 4800));
+        }
+    }
 
     const ROWS: [Rows; 1] = [Rows { start: 0, row_bytes: 8, stride: 8, rows: 1 }];
 
