@@ -143,7 +143,10 @@ fn a_state_moves_as_the_last_granule() {
         assert_eq!([first(0, 1), first(0, 16), first(0, 17), first(0, 200), first(192, 200)], [0, 0, 16, 192, 192]);
         assert_eq!(got_from(ours.layout(), theirs.layout(), 128, 200), [0, 64]);
     }
-    assert_eq!((blocks_filled(fine.layout(), 0, 200), blocks_filled(fine.layout(), 192, 200)), (vec![13, 1], vec![1, 1]));
+    assert_eq!(
+        (blocks_filled(fine.layout(), 0, 200), blocks_filled(fine.layout(), 192, 200)),
+        (vec![13, 1], vec![1, 1])
+    );
     let group = &fine.layout().groups()[1];
     assert_eq!([rows(group, &(192..200)), rows(group, &(0..200)), rows(group, &(8..8))], [1, 1, 0]);
 }

@@ -114,7 +114,8 @@ fn check(
             let name = map.layout().groups()[group].planes[at % planes].name();
             let token = start + (at / planes) as u32 * GRANULE;
             if shape.is_some_and(|group| group.kind == GroupKind::State) {
-                let at = format!("group {group}, layer {layer} of it, plane {name} of the state behind {tokens} tokens");
+                let at =
+                    format!("group {group}, layer {layer} of it, plane {name} of the state behind {tokens} tokens");
                 return Err(Fault::Differs(format!("{at}: checksum differs")));
             }
             let at = format!("group {group}, layer {layer} of it, plane {name}, tokens from {token}");

@@ -314,9 +314,8 @@ impl Reader {
     /// KV bytes that move.
     fn bytes(&self, link: &Link<'_>) -> u64 {
         let groups = link.config.map.layout().groups().iter().zip(&self.starts);
-        let bytes = groups.map(|(group, start)| {
-            group.layers.len() * group.token_bytes() * rows(group, &(*start..self.moved))
-        });
+        let bytes =
+            groups.map(|(group, start)| group.layers.len() * group.token_bytes() * rows(group, &(*start..self.moved)));
         bytes.sum::<usize>() as u64
     }
 
