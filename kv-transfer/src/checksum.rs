@@ -1,10 +1,12 @@
 //! Which rows of a pool a checksum covers, and the sums of a layer.
 //!
-//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only ([`baton_memory::checksum`]). The memory computes it, where
+//! One sum covers 16 tokens of one plane of one layer, over the valid bytes only, or one plane of a layer's state, whole, however large
+//! ([`baton_memory::checksum`]). The memory computes it, where
 //! it is. On a device that is full, its operations take turns with those of the transport ([`crate::pool_turns`]).
 
 use crate::HandoffFailure;
 use crate::heads::Heads;
+use crate::plan::{self, locate};
 use crate::pool_turns::{OPERATION_MAX, PLACE_MAX, Turns, User};
 pub(crate) use baton_memory::checksum::ALGORITHM;
 use baton_memory::{MemoryError, Pending, PoolMemory, Rows};
@@ -62,13 +64,13 @@ fn layer_rows(
     tokens: Range<u32>,
 ) -> Vec<Rows> {
     debug_assert_eq!(tokens.start % GRANULE, 0);
-    let block_tokens = map.layout().block_tokens();
-    let planes = &map.layout().groups()[group].planes;
-    let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * planes.len());
+    let shape = &map.layout().groups()[group];
+    let mut rows = Vec::with_capacity((tokens.len() / GRANULE as usize + 1) * shape.planes.len());
     for first in tokens.clone().step_by(GRANULE as usize) {
-        let block = blocks.get((first / block_tokens) as usize).expect("tables were checked to hold what is summed");
-        let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
-        for (plane, shape) in planes.iter().enumerate() {
+        let (block, row) = locate(map, blocks, group, first);
+        let positions = first..tokens.end.min(first + GRANULE);
+        let within = row..row + plan::rows(shape, &positions) as u32;
+        for (plane, shape) in shape.planes.iter().enumerate() {
             let heads = &heads[group][plane];
             let range = map.token_range(group, layer, block, plane, within.clone());
             rows.push(Rows {
@@ -167,7 +169,26 @@ mod tests {
     use crate::HeadShard;
     use crate::heads::Cut;
     use baton_memory::{HostPool, RemoteConfig, RemotePool};
-    use baton_types::{BlockId, Dtype};
+    use baton_types::{BlockId, Dtype, GroupKind, KvGroup, KvPlane};
+
+    /// One sum for each plane of a state, of all its bytes, whatever the positions are.
+    #[test]
+    fn a_state_is_one_granule_a_plane() {
+        let plane = |name, heads, dim| KvPlane::try_new(name, heads, dim, Dtype::F32).unwrap();
+        let planes = vec![plane("conv", 3, 5), plane("state", 2, 600)];
+        let group = KvGroup { kind: GroupKind::State, layers: vec![0, 1], planes };
+        let layout = KvLayout::try_new(16, vec![group]).unwrap();
+        let map = KvPoolMap::try_new(layout.clone(), 3).unwrap();
+        let heads = Cut::new(&layout, HeadShard::WHOLE, HeadShard::WHOLE).unwrap().source;
+        let table = BlockTable { first: 3, blocks: vec![BlockId(1), BlockId(2)] };
+        for positions in [64..65, 64..80, 64..79] {
+            assert_eq!(sums_of(&layout, 0, &positions), 2);
+            let places = layer_rows(&map, &table, &heads, 0, 1, positions);
+            let bytes: Vec<_> = places.iter().map(|rows| rows.place(0)).collect();
+            let planes = [0, 1].map(|plane| map.token_range(0, 1, BlockId(2), plane, 0..1));
+            assert_eq!((bytes, planes[1].len()), (planes.to_vec(), 4800));
+        }
+    }
 
     const ROWS: [Rows; 1] = [Rows { start: 0, row_bytes: 8, stride: 8, rows: 1 }];
 

@@ -2,7 +2,7 @@
 
 use crate::hazards::hazard;
 use crate::heads::Cut;
-use crate::message::{DEVICE_REASONS, Hello, PARTIAL_SINCE, READS, RemoteRegion, TABLES};
+use crate::message::{DEVICE_REASONS, Hello, PARTIAL_SINCE, READS, RemoteRegion, STATES, TABLES};
 use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
 use baton_types::{GroupKind, KvPoolMap, Mismatch, seeded};
@@ -41,8 +41,9 @@ impl Terms {
         };
         let partners = |range: std::ops::Range<u16>| range.end - range.start;
         let has = |of: fn(GroupKind) -> bool| whole.groups().iter().any(|group| of(group.kind));
-        let movable = if has(|kind| kind == GroupKind::State) {
-            Err("the layout has states, which are not moved")
+        let has_states = has(|kind| kind == GroupKind::State);
+        let movable = if has_states && theirs.capabilities & STATES == 0 {
+            Err("the layout has states, which the peer does not move")
         } else if has(|kind| matches!(kind, GroupKind::Window(_))) && theirs.capabilities & TABLES == 0 {
             Err("the layout has windows, and the peer takes only tables that begin with position 0")
         } else {
@@ -91,7 +92,7 @@ impl Terms {
 pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
     Box::new(Hello {
         protocol: config.protocol,
-        capabilities: TABLES | DEVICE_REASONS | READS,
+        capabilities: TABLES | DEVICE_REASONS | READS | STATES,
         required: 0,
         party: config.party.clone(),
         expects,

@@ -62,7 +62,7 @@ impl Handle<PutReport> {
     }
 
     /// The blocks of the sequence from now on, before the layers that use them are launched. Blocks that leave a window are none of those
-    /// that move.
+    /// that move; of states, the last block is the one that moves, once the last positions are launched.
     pub fn grown(&self, blocks: BlockTables) {
         self.inbox.grown(self.key, blocks);
     }

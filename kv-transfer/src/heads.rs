@@ -1,6 +1,7 @@
 //! Shards of an instance: which of its KV heads one pool holds, and which heads one leg of a handoff moves.
 
-use baton_types::{KvGroup, KvLayout, KvPlane};
+use crate::plan::rows;
+use baton_types::{GroupKind, KvGroup, KvLayout, KvPlane};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,9 +37,13 @@ impl HeadShard {
         (index * theirs / own) as u16..((index + 1) * theirs).div_ceil(own) as u16
     }
 
-    /// The part of an instance's layout that this shard's pool holds; `None` where its heads cannot be split this way.
+    /// The part of an instance's layout that this shard's pool holds; `None` where its heads cannot be split this way. States are not
+    /// split: the heads of their planes are not those that shards divide.
     pub fn part(self, whole: &KvLayout) -> Option<KvLayout> {
         let mut groups = whole.groups().to_vec();
+        if self.of > 1 && groups.iter().any(|group| group.kind == GroupKind::State) {
+            return None;
+        }
         for plane in groups.iter_mut().flat_map(|group| &mut group.planes) {
             let heads = self.heads(plane.heads())?;
             *plane = KvPlane::try_new(plane.name(), heads.len() as u32, plane.dim(), plane.dtype()).ok()?;
@@ -60,7 +65,7 @@ pub(crate) type Heads = Vec<Vec<Range<u32>>>;
 pub(crate) struct Cut {
     pub source: Arc<Heads>,
     pub sink: Arc<Heads>,
-    /// Bytes of one token in one layer, by group.
+    /// Bytes of one token in one layer, or of one state, by group.
     pub token_bytes: Vec<usize>,
 }
 
@@ -92,11 +97,11 @@ impl Cut {
         self.bytes_from(layout, &vec![0; layout.groups().len()], 1)
     }
 
-    /// Bytes of the positions from `starts[group]` to `tokens`, in all layers.
+    /// Bytes of the positions from `starts[group]` to `tokens`, or of the state in place of the last of them, in all layers.
     pub(crate) fn bytes_from(&self, layout: &KvLayout, starts: &[u32], tokens: u32) -> u64 {
         let groups = layout.groups().iter().zip(&self.token_bytes).zip(starts);
         let bytes = |((group, bytes), start): ((&KvGroup, &usize), &u32)| {
-            (group.layers.len() * bytes) as u64 * u64::from(tokens.saturating_sub(*start))
+            (group.layers.len() * bytes * rows(group, &(*start..tokens))) as u64
         };
         groups.map(bytes).sum()
     }
@@ -146,6 +151,9 @@ mod tests {
         }
         assert!(Cut::new(&whole, shard(0, 2), shard(1, 2)).is_none());
         assert!(shard(0, 3).part(&whole).is_none());
+        let state = KvGroup { kind: GroupKind::State, layers: vec![2], planes: whole.groups()[0].planes.clone() };
+        let states = KvLayout::try_new(16, vec![whole.groups()[0].clone(), state]).unwrap();
+        assert_eq!((HeadShard::WHOLE.part(&states), shard(1, 4).part(&states)), (Some(states.clone()), None));
         assert_eq!(shard(1, 4).part(&whole).unwrap(), KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap());
     }
 }

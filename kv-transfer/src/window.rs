@@ -59,7 +59,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_types::{BlockTable, Dtype, KvLayout};
+    use baton_types::{BlockTable, Dtype, GroupKind, KvGroup, KvLayout, KvPlane};
 
     /// 16 bytes a token and layer, 256 a block, two layers of four blocks.
     fn map() -> KvPoolMap {
@@ -80,6 +80,26 @@ mod tests {
                 }
             }
             assert!(!window.allows(&(2048..2049)));
+        }
+    }
+
+    /// A full group of one layer with blocks of 256 bytes, and two layers of four states of 48 bytes.
+    #[test]
+    fn a_grant_opens_one_state_in_every_layer() {
+        let plane = |dim| vec![KvPlane::try_new("p", 1, dim, Dtype::F32).unwrap()];
+        let full = KvGroup { kind: GroupKind::Full, layers: vec![1], planes: plane(4) };
+        let state = KvGroup { kind: GroupKind::State, layers: vec![0, 2], planes: plane(12) };
+        let map = KvPoolMap::try_new(KvLayout::try_new(16, vec![full, state]).unwrap(), 4).unwrap();
+        let table = |first, block| BlockTable { first, blocks: vec![BlockId(block)] };
+        // Of 40 tokens, of which the first 32 are cached in a table that the full group shares.
+        let blocks = BlockTables(vec![BlockTable::from_start([3, 1, 0].map(BlockId).to_vec()), table(2, 2)]);
+        let window = Window::granted(&map, &blocks, 32);
+        let open = [0..256, 1024 + 96..1024 + 144, 1024 + 192 + 96..1024 + 192 + 144];
+        for start in (0..map.bytes()).step_by(4) {
+            for len in [1, 4, 48, 52, 192] {
+                let inside = open.iter().any(|open| open.start <= start && start + len <= open.end);
+                assert_eq!(window.allows(&(start..start + len)), inside, "{len} bytes at {start}");
+            }
         }
     }
 }

@@ -121,4 +121,12 @@ on_every_transport![
     sharding::all_legs_leave_out_the_same,
     sharding::doubled_commit_of_one_shard_is_not_that_of_another,
     sharding::shards_without_common_heads_are_refused,
+    states::states_arrive_whole,
+    states::states_are_read_whole,
+    states::an_early_state_is_never_sent,
+    states::a_damaged_byte_of_a_state_is_never_adopted,
+    states::a_damaged_byte_of_a_state_that_is_read_is_found,
+    states::another_state_than_was_granted_is_never_adopted,
+    states::peers_that_move_no_states_are_told,
+    states::blocks_of_states_that_cannot_be_are_refused,
 ];

@@ -2,6 +2,9 @@
 //!
 //! The name of a get is the chain of block hashes, 16 bytes each. The hashes are keyed with the tenant's salt: a peer that cannot compute
 //! the name of a prefix cannot get it.
+//!
+//! Of a group of states, the owner gives the state at the end of the prefix, and the reader takes no other. So a prefix is served only where a
+//! checkpoint is cached at its very end.
 
 use crate::hold::LeaseHold;
 use baton_engine::{EngineHandle, SequenceRequest};
@@ -97,22 +100,22 @@ pub async fn get_prefix(
     // Whole blocks of this worker; the last token is always computed here.
     let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
     let tokens = get.tokens.min(tokens_max) / ours * ours;
-    let boundary = boundary(ours, get.block_tokens);
-    let from = pool.cached_tokens(&hashes).min(tokens) / boundary * boundary;
-    if tokens <= from {
+    if pool.cached_tokens(&hashes) >= tokens {
         return Ok(None);
     }
+    let boundary = boundary(ours, get.block_tokens);
     let keep_free = vec![engine.config().watermark_blocks as usize; pool.groups()];
     let wanted = Reserve {
         hashes: &hashes,
-        reuse_tokens_max: from,
+        // Something moves, even where all but a state is here.
+        reuse_tokens_max: tokens - 1,
         tokens,
         fill: Fill::Received { peer_block_tokens: Some(get.block_tokens) },
         keep_free: &keep_free,
         now: engine.now(),
     };
-    let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
-    let lease = room.ok_or(PrefixGetError::NoRoom(tokens))?;
+    let room = (!engine.lacks_blocks()).then(|| reserve_behind(&pool, wanted, boundary)).flatten();
+    let (lease, from) = room.ok_or(PrefixGetError::NoRoom(tokens))?;
     let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(get.time_min);
     let deadline = request.deadline.min(engine.now() + patience);
     let wanted = GetRequest {
@@ -170,7 +173,20 @@ fn reserve_exactly(pool: &SharedPool, wanted: Reserve<'_>, cached_blocks: usize)
     pool.try_reserve(wanted).filter(|lease| lease.cached_blocks() == cached_blocks)
 }
 
-/// The blocks of a lease from index `first` on, which count from there.
+/// A lease whose cached blocks end at a multiple of `boundary` tokens, and that end: what is cached behind it is received again.
+fn reserve_behind(pool: &SharedPool, wanted: Reserve<'_>, boundary: usize) -> Option<(Lease, usize)> {
+    let mut reuse_tokens_max = wanted.reuse_tokens_max / boundary * boundary;
+    loop {
+        let lease = pool.try_reserve(Reserve { reuse_tokens_max, ..wanted })?;
+        let cached = lease.cached_blocks() * pool.shape().block_tokens;
+        if cached.is_multiple_of(boundary) {
+            return Some((lease, cached));
+        }
+        reuse_tokens_max = cached / boundary * boundary;
+    }
+}
+
+/// The blocks of a lease from index `first` on, which count from there. The state at its end is one of them: `first` is before the last block.
 fn behind(lease: &Lease, first: usize) -> BlockTables {
     let tables = lease.tables().0.iter().map(|table| {
         let left_out = first.saturating_sub(table.first).min(table.blocks.len());
@@ -196,9 +212,9 @@ fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_kv_cache::{CacheConfig, Keep, PoolShape};
+    use baton_kv_cache::{CacheConfig, Keep, PoolGroup, PoolShape};
     use baton_kv_transfer::TransferAddress;
-    use baton_types::{Incarnation, InstanceId, Party};
+    use baton_types::{GroupKind, Incarnation, InstanceId, Party};
     use std::time::Instant;
 
     #[test]
@@ -266,6 +282,69 @@ mod tests {
             drop(lease);
             assert_eq!(pool.counts().referenced, 0, "nothing stays reserved");
         }
+    }
+
+    /// Wants so many tokens of a prefix, of which so many may come from the cache.
+    fn of(hashes: &[PrefixHash], reuse_tokens_max: usize, tokens: usize) -> Reserve<'_> {
+        let fill = Fill::Received { peer_block_tokens: None };
+        Reserve { hashes, reuse_tokens_max, tokens, fill, keep_free: &[], now: Instant::now() }
+    }
+
+    /// A pool with a full group and one of states, in blocks of 16 tokens.
+    fn pool_of_states() -> (SharedPool, Vec<PrefixHash>) {
+        let cache = CacheConfig { pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
+        let groups = [(GroupKind::Full, 16), (GroupKind::State, 8)].map(|(kind, blocks)| PoolGroup { kind, blocks });
+        let pool = SharedPool::with_cache(PoolShape { block_tokens: 16, groups: groups.to_vec() }, cache).unwrap();
+        (pool, (1..=8).map(|n| PrefixHash([n; 16])).collect())
+    }
+
+    /// Gets so many tokens, all but those before a multiple of `boundary` that are cached. Returns the first that is got.
+    fn got(pool: &SharedPool, hashes: &[PrefixHash], tokens: usize, boundary: usize) -> usize {
+        let (mut lease, from) = reserve_behind(pool, of(hashes, tokens - 1, tokens), boundary).unwrap();
+        let [rows, state] = &behind(&lease, from / 16).0[..] else { panic!("two groups") };
+        assert_eq!((rows.first, rows.end()), (0, (tokens - from) / 16));
+        assert_eq!((state.first, state.blocks.len()), ((tokens - from) / 16 - 1, 1), "the state behind the last block");
+        lease.store(hashes, tokens, Keep::idle(Duration::from_secs(60)), Instant::now());
+        lease.let_go_of_spares();
+        from
+    }
+
+    #[test]
+    fn a_get_brings_the_state_at_its_end_and_what_lacks_before_it() {
+        let (pool, hashes) = pool_of_states();
+        assert_eq!((got(&pool, &hashes, 48, 16), pool.cached_tokens(&hashes)), (0, 48));
+        // Behind what is cached, with its state or without.
+        assert_eq!((got(&pool, &hashes, 80, 16), pool.cached_tokens(&hashes)), (48, 80));
+        assert_eq!((got(&pool, &hashes, 96, 32), pool.cached_tokens(&hashes)), (64, 96));
+        // Only a state lacks: one block comes along.
+        assert_eq!(pool.cached_tokens(&hashes[..4]), 48);
+        assert_eq!((got(&pool, &hashes[..4], 64, 16), pool.cached_tokens(&hashes[..4])), (48, 64));
+        assert_eq!(pool.counts().referenced, 0);
+    }
+
+    #[test]
+    fn a_prefix_is_pinned_only_where_its_state_is_cached() {
+        let (pool, hashes) = pool_of_states();
+        got(&pool, &hashes, 48, 16);
+        got(&pool, &hashes, 80, 16);
+        for blocks in 1..=6 {
+            let tokens = blocks * 16;
+            let lease = reserve_exactly(&pool, of(&hashes[..blocks], tokens, tokens), blocks);
+            assert_eq!(lease.is_some(), [3, 5].contains(&blocks), "{tokens} tokens");
+            for first in lease.iter().flat_map(|_| 0..blocks) {
+                let tables = behind(lease.as_ref().unwrap(), first);
+                assert_eq!((tables.0[0].first, tables.0[0].end()), (0, blocks - first));
+                assert_eq!(
+                    (tables.0[1].first, tables.0[1].blocks.len()),
+                    (blocks - first - 1, 1),
+                    "from block {first} on"
+                );
+            }
+            let cached = pool.cached_blocks(&hashes[..blocks]);
+            let state = lease.map(|lease| lease.tables().0[1].blocks[0]);
+            assert!(state.is_none() || cached.0[1].blocks == [state.unwrap()], "the cached checkpoint itself");
+        }
+        assert_eq!(pool.counts().referenced, 0, "nothing stays pinned");
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub(crate) const DEVICE_REASONS: u64 = 2;
 /// without it would put by such a key. They skip the field and find no key, so they send messages.
 pub(crate) const READS: u64 = 4;
 
+/// Capability bit: moves groups of states. Peers without it refuse every layout that has one. It implies [`TABLES`].
+pub(crate) const STATES: u64 = 8;
+
 /// Longest encoded message: a grant or commit of the longest sequence, with a margin.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 
@@ -38,9 +41,10 @@ const MESSAGE_BYTES_MIN: usize = 512 << 10;
 /// Most bytes of a message for each token of its sequence: 4 for its id, and as many for its checksums or blocks.
 const MESSAGE_BYTES_PER_TOKEN: usize = 8;
 
-/// Longest message that a peer needs to send to the owner of this pool, which holds its sequences whole, unless every group has a window.
+/// Longest message that a peer needs to send to the owner of this pool, which holds its sequences whole, unless no group keeps all positions.
 pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
-    if map.layout().groups().iter().all(|group| matches!(group.kind, GroupKind::Window(_))) {
+    let keeps_all = |kind: GroupKind| !matches!(kind, GroupKind::Window(_) | GroupKind::State);
+    if !map.layout().groups().iter().any(|group| keeps_all(group.kind)) {
         return MESSAGE_BYTES_MAX;
     }
     let tokens = map.group_blocks().iter().copied().max().unwrap_or(0) as usize * map.layout().block_tokens() as usize;

@@ -1,7 +1,11 @@
 //! Plans the contiguous copies between two pools whose block sizes may differ.
+//!
+//! A state has no positions. Of a sequence it moves as if it were the last granule of tokens: once, whole, and with one checksum for each
+//! plane of each layer. So offers, checksums and the order of copies need no form of their own for it.
 
+use crate::checksum::GRANULE;
 use crate::heads::Heads;
-use baton_types::{BlockId, BlockTable, BlockTables, GroupKind, KvLayout, KvPoolMap};
+use baton_types::{BlockId, BlockTable, BlockTables, GroupKind, KvGroup, KvLayout, KvPoolMap};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,16 +32,34 @@ impl Side<'_> {
         self.map.layout().block_tokens()
     }
 
-    /// The location of `token`: its block, and its position in the block.
-    fn locate(&self, token: u32) -> (BlockId, u32) {
-        let block = self.blocks.get((token / self.block_tokens()) as usize);
-        (block.expect("tables were checked to hold what moves"), token % self.block_tokens())
-    }
-
     fn offset(&self, group: usize, layer: usize, plane: usize, token: u32) -> usize {
-        let (block, within) = self.locate(token);
-        self.map.token_range(group, layer, block, plane, within..within + 1).start
+        let (block, row) = locate(self.map, self.blocks, group, token);
+        self.map.token_range(group, layer, block, plane, row..row + 1).start
     }
+}
+
+/// The block with `token` in the table of a group, and its row there. Of states, the row of the only state that moves: the one behind the
+/// last position, which is in the last block of the table.
+///
+/// # Panics
+/// If the table does not hold it.
+pub(crate) fn locate(map: &KvPoolMap, blocks: &BlockTable, group: usize, token: u32) -> (BlockId, u32) {
+    let size = map.layout().block_tokens();
+    let (block, row) = match map.layout().groups()[group].kind {
+        GroupKind::State => (blocks.blocks.last().copied(), 0),
+        _ => (blocks.get((token / size) as usize), token % size),
+    };
+    (block.expect("tables were checked to hold what moves"), row)
+}
+
+/// The end of the rows that lie together from `token` on, as positions: those of one block, or of one state.
+fn rows_end(group: &KvGroup, token: u32, block_tokens: u32) -> u32 {
+    if group.kind == GroupKind::State { u32::MAX } else { next_boundary(token, block_tokens) }
+}
+
+/// Rows of a group at these positions: one for each, or one state.
+pub(crate) fn rows(group: &KvGroup, positions: &Range<u32>) -> usize {
+    if group.kind == GroupKind::State { usize::from(!positions.is_empty()) } else { positions.len() }
 }
 
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source. Neighbours are
@@ -54,7 +76,7 @@ pub(crate) fn copies(
     len_max: usize,
     mut emit: impl FnMut(CopyRun),
 ) {
-    let planes = &source.map.layout().groups()[group].planes;
+    let shape = &source.map.layout().groups()[group];
     let sink_planes = &sink.map.layout().groups()[group].planes;
     let mut pending: Option<CopyRun> = None;
     let mut copy = |from, to, len| match &mut pending {
@@ -67,18 +89,19 @@ pub(crate) fn copies(
     };
     let mut at = tokens.start;
     while at < tokens.end {
-        let piece =
-            at..next_boundary(at, source.block_tokens()).min(next_boundary(at, sink.block_tokens())).min(tokens.end);
-        for (p, plane) in planes.iter().enumerate() {
+        let ends = [source, sink].map(|side| rows_end(shape, at, side.block_tokens()));
+        let piece = at..tokens.end.min(ends[0]).min(ends[1]);
+        let rows = rows(shape, &piece);
+        for (p, plane) in shape.planes.iter().enumerate() {
             let (ours, theirs) = (&source.heads[group][p], &sink.heads[group][p]);
             let row = ours.len() * plane.head_stride();
             let from = source.offset(group, layer, p, at) + ours.start as usize * plane.head_stride();
             let to = sink.offset(group, layer, p, at) + theirs.start as usize * plane.head_stride();
             let (from_stride, to_stride) = (plane.token_stride(), sink_planes[p].token_stride());
             if row == from_stride && row == to_stride {
-                copy(from, to, piece.len() * row);
+                copy(from, to, rows * row);
             } else {
-                (0..piece.len()).for_each(|token| copy(from + token * from_stride, to + token * to_stride, row));
+                (0..rows).for_each(|token| copy(from + token * from_stride, to + token * to_stride, row));
             }
         }
         at = piece.end;
@@ -191,10 +214,12 @@ impl LayerCopy {
 
 /// The first position that moves, by group, of a sequence of `tokens` positions of which the sink has those before `from`.
 ///
-/// A group with a window moves only the blocks that position `tokens` attends to, those that both sides hold. Both sides compute the same.
+/// A group with a window moves only the blocks that position `tokens` attends to, those that both sides hold; a group of states the state
+/// behind the last position, in place of the last granule. Both sides compute the same.
 pub(crate) fn first_moved(ours: &KvLayout, theirs: &KvLayout, from: u32, tokens: u32) -> Vec<u32> {
     let sizes = [ours, theirs].map(|layout| layout.block_tokens() as usize);
     let first = |kind: GroupKind| {
+        let sizes = if kind == GroupKind::State { [GRANULE as usize; 2] } else { sizes };
         let held = sizes.map(|size| (kind.first_for(tokens as usize, size) * size) as u32);
         held.into_iter().fold(from, u32::max).min(tokens)
     };
@@ -206,8 +231,8 @@ pub(crate) fn got_from(ours: &KvLayout, theirs: &KvLayout, from: u32, tokens: u3
     first_moved(ours, theirs, from, tokens).into_iter().map(|first| first - from).collect()
 }
 
-/// Checks that `blocks` can hold positions `starts[group]..tokens` of `map`, and full groups all before: one table per group, long enough,
-/// each block once and in the pool.
+/// Checks that `blocks` can hold positions `starts[group]..tokens` of `map`, full groups all before, and groups of states nothing but the
+/// state behind them: one table per group, long enough, each block once and in the pool.
 pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &BlockTables, starts: &[u32], tokens: u32) -> Result<(), String> {
     let groups = map.layout().groups();
     if blocks.0.len() != groups.len() {
@@ -215,14 +240,42 @@ pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &BlockTables, starts: &[u32]
     }
     let needed = map.layout().blocks_for(tokens as usize);
     for (g, table) in blocks.0.iter().enumerate() {
+        let held = format!("blocks {} to {}", table.first, table.end());
+        if groups[g].kind == GroupKind::State {
+            let at = state_index(map, tokens);
+            if table.indices() != (at..at + 1) {
+                return Err(format!("group {g} has {held}, the state behind {tokens} tokens has index {at}"));
+            }
+            continue;
+        }
         let is_window = matches!(groups[g].kind, GroupKind::Window(_));
         let first = if is_window { (starts[g] / map.layout().block_tokens()) as usize } else { 0 };
         if table.first > first || table.end() < needed {
-            let held = format!("blocks {} to {}", table.first, table.end());
             return Err(format!("group {g} has {held}, {tokens} tokens need {first} to {needed}"));
         }
     }
     check_ids(map, blocks)
+}
+
+/// Index of the block with the state behind `tokens` positions.
+fn state_index(map: &KvPoolMap, tokens: u32) -> usize {
+    GroupKind::State.first_for(tokens as usize, map.layout().block_tokens() as usize)
+}
+
+/// Whether a source's blocks of a group hold these positions. Of states, the source may name its blocks as they are while the step over the last
+/// of `tokens` positions runs: the last block of the table is the one that the step writes. Its index is then one after that of the state
+/// before, or 0 if the step computes all positions.
+pub(crate) fn holds(map: &KvPoolMap, group: usize, table: &BlockTable, positions: &Range<u32>, tokens: u32) -> bool {
+    let size = map.layout().block_tokens();
+    if map.layout().groups()[group].kind != GroupKind::State {
+        return table.covers(&((positions.start / size) as usize..positions.end.div_ceil(size) as usize));
+    }
+    let at = state_index(map, tokens);
+    match table.blocks.len() {
+        1 => table.first == at || table.first == 0,
+        2 => table.first <= at,
+        _ => false,
+    }
 }
 
 /// Checks that each block is there once and in the pool, and that there is a table for each group.
@@ -245,15 +298,17 @@ fn check_ids(map: &KvPoolMap, blocks: &BlockTables) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the tables with which a put begins: [`check_blocks`], but a window's blocks may come later.
+/// Checks the tables with which a put begins: [`check_blocks`], but blocks of windows and states may come later.
 pub(crate) fn check_begin(map: &KvPoolMap, blocks: &BlockTables, tokens: u32) -> Result<(), String> {
-    let groups = map.layout().groups().iter().zip(&blocks.0);
-    let full = groups.filter(|(group, _)| !matches!(group.kind, GroupKind::Window(_)));
     let needed = map.layout().blocks_for(tokens as usize);
-    match full.into_iter().position(|(_, table)| table.first > 0 || table.end() < needed) {
-        Some(_) => check_blocks(map, blocks, &vec![0; blocks.0.len()], tokens),
-        None => check_ids(map, blocks),
+    for (g, (group, table)) in map.layout().groups().iter().zip(&blocks.0).enumerate() {
+        let keeps_all = !matches!(group.kind, GroupKind::Window(_) | GroupKind::State);
+        if keeps_all && (table.first > 0 || table.end() < needed) {
+            let held = format!("blocks {} to {}", table.first, table.end());
+            return Err(format!("group {g} has {held}, {tokens} tokens need 0 to {needed}"));
+        }
     }
+    check_ids(map, blocks)
 }
 
 /// Blocks of all groups that the positions from `from` on take, for a sequence of `tokens` positions that a peer fills.

@@ -126,6 +126,80 @@ fn a_window_moves_between_tables_that_begin_late() {
     assert_eq!(runs, [run(4, 3, 16), run(5, 2, 16), run(6, 1, 8)]);
 }
 
+/// A full group, and one with states of 12 and 40 bytes in two layers.
+fn recurrent(block_tokens: u32) -> KvPoolMap {
+    let plane = |name, heads, dim| KvPlane::try_new(name, heads, dim, Dtype::F32).unwrap();
+    let full = KvGroup { kind: GroupKind::Full, layers: vec![1], planes: vec![plane("k", 1, 8)] };
+    let planes = vec![plane("conv", 3, 1), plane("state", 2, 5)];
+    let state = KvGroup { kind: GroupKind::State, layers: vec![0, 2], planes };
+    KvPoolMap::with_blocks(KvLayout::try_new(block_tokens, vec![full, state]).unwrap(), vec![16, 8]).unwrap()
+}
+
+#[test]
+fn a_state_moves_as_the_last_granule() {
+    let (fine, coarse) = (recurrent(16), recurrent(64));
+    for (ours, theirs) in [(&fine, &fine), (&fine, &coarse), (&coarse, &fine), (&coarse, &coarse)] {
+        let first = |from, tokens| first_moved(ours.layout(), theirs.layout(), from, tokens)[1];
+        assert_eq!([first(0, 1), first(0, 16), first(0, 17), first(0, 200), first(192, 200)], [0, 0, 16, 192, 192]);
+        assert_eq!(got_from(ours.layout(), theirs.layout(), 128, 200), [0, 64]);
+    }
+    assert_eq!(
+        (blocks_filled(fine.layout(), 0, 200), blocks_filled(fine.layout(), 192, 200)),
+        (vec![13, 1], vec![1, 1])
+    );
+    let group = &fine.layout().groups()[1];
+    assert_eq!([rows(group, &(192..200)), rows(group, &(0..200)), rows(group, &(8..8))], [1, 1, 0]);
+}
+
+#[test]
+fn a_state_is_one_copy_out_of_the_last_block_of_its_table() {
+    let (fine, coarse) = (recurrent(16), recurrent(64));
+    let sink = BlockTable { first: 3, ..ids(&[6]) };
+    // Settled, and while the last step runs.
+    for source in [BlockTable { first: 12, ..ids(&[5]) }, BlockTable { first: 11, ..ids(&[7, 5]) }] {
+        for (layer, len_max, expected) in [(0, 1 << 20, vec![52]), (1, 1 << 20, vec![52]), (1, 40, vec![40, 12])] {
+            let heads = heads(&fine);
+            let from = Side { map: &fine, blocks: &source, heads: &heads };
+            let to = Side { map: &coarse, blocks: &sink, heads: &heads };
+            let mut runs = Vec::new();
+            copies(from, to, 1, layer, 192..200, len_max, |run| runs.push(run));
+            // Behind 16 blocks of the full group and 8 states a layer.
+            let start = |rows: usize, state: usize| 16 * rows * 32 + (layer * 8 + state) * 52;
+            assert_eq!(runs.iter().map(|run| run.len).collect::<Vec<_>>(), expected);
+            assert_eq!((runs[0].from, runs[0].to), (start(16, 5), start(64, 6)));
+        }
+    }
+}
+
+#[test]
+fn a_grant_has_the_state_behind_the_last_position_and_no_other() {
+    let map = recurrent(16);
+    let check = |first, states: &[u32]| {
+        let blocks = BlockTables(vec![ids(&[0, 1, 2, 3]), BlockTable { first, ..ids(states) }]);
+        check_blocks(&map, &blocks, &[0, 48], 64).err().unwrap_or_default()
+    };
+    assert_eq!(check(3, &[7]), "");
+    assert_eq!(check(3, &[8]), "block 8 of group 1 is outside the pool of 8");
+    for (first, states) in [(3, vec![]), (3, vec![1, 2]), (2, vec![1, 2]), (2, vec![1]), (4, vec![1]), (0, vec![1])] {
+        let said = check(first, &states);
+        assert!(said.ends_with("the state behind 64 tokens has index 3"), "{first}, {states:?}: {said}");
+    }
+    // When a put begins, its states are still to come.
+    let begin = |states| check_begin(&map, &BlockTables(vec![ids(&[0, 1, 2, 3]), ids(states)]), 64);
+    assert_eq!([begin(&[]), begin(&[1])], [Ok(()), Ok(())]);
+    assert!(begin(&[8]).is_err());
+}
+
+#[test]
+fn a_source_has_the_state_behind_the_last_position() {
+    let map = recurrent(16);
+    let holds = |first, states: &[u32]| holds(&map, 1, &BlockTable { first, ..ids(states) }, &(48..64), 64);
+    // Settled; a step from within the same block, from an earlier one, from the first position.
+    assert_eq!([holds(3, &[1]), holds(3, &[1, 2]), holds(0, &[1, 2]), holds(0, &[1])], [true; 4]);
+    // Of an earlier step, or of positions behind.
+    assert_eq!([holds(2, &[1]), holds(4, &[1]), holds(4, &[1, 2]), holds(3, &[]), holds(1, &[1, 2, 3])], [false; 5]);
+}
+
 #[test]
 fn grants_are_checked() {
     let map = map(16, 4);

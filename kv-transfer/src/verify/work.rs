@@ -3,7 +3,7 @@
 use crate::checksum::{GRANULE, SumError, Summer};
 use crate::heads::Heads;
 use crate::message::SumRun;
-use baton_types::{BlockTables, KvPoolMap, seeded};
+use baton_types::{BlockTables, GroupKind, KvPoolMap, seeded};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,6 +113,11 @@ fn check(
         Some(at) => {
             let name = map.layout().groups()[group].planes[at % planes].name();
             let token = start + (at / planes) as u32 * GRANULE;
+            if shape.is_some_and(|group| group.kind == GroupKind::State) {
+                let at =
+                    format!("group {group}, layer {layer} of it, plane {name} of the state behind {tokens} tokens");
+                return Err(Fault::Differs(format!("{at}: checksum differs")));
+            }
             let at = format!("group {group}, layer {layer} of it, plane {name}, tokens from {token}");
             Err(Fault::Differs(format!("{at}: checksum differs")))
         }

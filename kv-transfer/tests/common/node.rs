@@ -150,7 +150,7 @@ impl Node {
             for layer in 0..group.layers.len() {
                 for &block in &blocks.0[g].blocks {
                     let at = self.map.plane_offset(g, layer, block, 0);
-                    let mut noise = vec![0u8; group.token_bytes() * self.map.layout().block_tokens() as usize];
+                    let mut noise = vec![0u8; group.layer_block_bytes(self.map.layout().block_tokens())];
                     for byte in &mut noise {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                         *byte = (state >> 56) as u8;

@@ -25,13 +25,23 @@ impl Node {
         *self.sink.cached.lock().unwrap() = Box::new(cached);
     }
 
-    /// Where each of these positions is, in an order that no block size enters.
+    /// Where each of these positions is that moves, in an order that no block size enters: of a window those that the position after them needs,
+    /// from a whole granule on, and of states the one behind them.
     pub fn places(&self, blocks: &BlockTables, positions: Range<u32>) -> Vec<Range<usize>> {
         let size = self.map.layout().block_tokens();
         let mut places = Vec::new();
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for (layer, plane) in (0..group.layers.len()).flat_map(|l| (0..group.planes.len()).map(move |p| (l, p))) {
-                for token in positions.clone() {
+                if group.kind == GroupKind::State {
+                    let at = (positions.end - 1) / size;
+                    let state = blocks.0[g].get(at as usize).expect("it is held");
+                    places.push(self.map.token_range(g, layer, state, plane, 0..1));
+                    continue;
+                }
+                // One of both sides has blocks of a granule, in tests with windows.
+                let granule = KvLayout::GRANULE_TOKENS as usize;
+                let needed = group.kind.first_for(positions.end as usize, granule) * granule;
+                for token in positions.start.max(needed as u32)..positions.end {
                     let (block, at) = (blocks.0[g].get((token / size) as usize).expect("it is held"), token % size);
                     places.push(self.map.token_range(g, layer, block, plane, at..at + 1));
                 }

@@ -7,6 +7,7 @@ pub mod moving;
 pub mod parts;
 pub mod refusing;
 pub mod sharding;
+pub mod states;
 
 use crate::common::{Node, NodeConfig, small};
 use baton_kv_transfer::{Hazard, TransportChoice};

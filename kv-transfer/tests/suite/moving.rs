@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) fn layouts() -> impl Strategy<Value = (KvLayout, KvLayout)> {
     let sizes = || prop::sample::select(vec![16u32, 32, 48, 64, 128]);
     let group = (1usize..4, prop::collection::vec((1u32..4, 1u32..33), 1..=4));
-    (sizes(), sizes(), prop::collection::vec(group, 1..=3)).prop_map(|(a, b, shapes)| {
+    (sizes(), sizes(), prop::collection::vec(group, 1..=3), any::<bool>()).prop_map(|(a, b, shapes, has_states)| {
         let mut next_layer = 0;
         let groups: Vec<_> = shapes
             .into_iter()
@@ -24,7 +24,11 @@ pub(super) fn layouts() -> impl Strategy<Value = (KvLayout, KvLayout)> {
                     KvPlane::try_new(format!("p{i}"), heads, dim, if g == 1 { Dtype::F32 } else { Dtype::Bf16 })
                         .unwrap()
                 };
-                let kind = if g == 0 { GroupKind::Full } else { GroupKind::Latent };
+                let kind = match g {
+                    0 => GroupKind::Full,
+                    1 if has_states => GroupKind::State,
+                    _ => GroupKind::Latent,
+                };
                 KvGroup { kind, layers, planes: planes.into_iter().enumerate().map(plane).collect() }
             })
             .collect();
@@ -49,7 +53,7 @@ pub fn random_layouts_and_block_sets_arrive_whole(choice: &TransportChoice) {
             }
             for (i, tokens, (put, blocks)) in open {
                 let report = put.wait().unwrap();
-                assert_eq!(report.bytes, (source.map.layout().bytes_per_token() * tokens as usize) as u64);
+                assert_eq!(report.bytes, source.bytes_of(&blocks, tokens).len() as u64);
                 sink.check_adopted(&format!("r{i}"), &source, &blocks, tokens);
             }
             eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());

@@ -6,7 +6,7 @@ use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks};
 use crate::hazards::hazard;
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{LayerCopy, check_blocks, got_from};
+use crate::plan::{LayerCopy, check_blocks, got_from, rows};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
@@ -315,7 +315,7 @@ impl Reader {
     fn bytes(&self, link: &Link<'_>) -> u64 {
         let groups = link.config.map.layout().groups().iter().zip(&self.starts);
         let bytes =
-            groups.map(|(group, start)| group.layers.len() * group.token_bytes() * (self.moved - start) as usize);
+            groups.map(|(group, start)| group.layers.len() * group.token_bytes() * rows(group, &(*start..self.moved)));
         bytes.sum::<usize>() as u64
     }
 

@@ -177,9 +177,7 @@ impl Sink {
             tracing::error!(request_id = %self.offer.request_id, detail, "the worker's grant does not fit the offer");
             return self.refuse(RefuseReason::NoRoom, detail, link, now, effects);
         }
-        if let Some(cut) =
-            link.terms.and_then(|terms| terms.inward.as_ref()).filter(|_| starts.iter().any(|s| *s > from))
-        {
+        if let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) {
             let bytes = cut.bytes_from(map.layout(), &starts, tokens);
             self.machine.start_at(starts, bytes);
         }

@@ -5,7 +5,7 @@ pub(crate) mod machine;
 use crate::handler::KeptBlocks;
 use crate::hazards::hazard;
 use crate::message::{Commit, Direction, Message, NackReason, Offer, checksum_messages};
-use crate::plan::{LayerCopy, Move, check_blocks, check_from, first_moved};
+use crate::plan::{self, LayerCopy, Move, check_blocks, check_from, first_moved};
 use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
 use crate::put::timings::Timings;
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -327,9 +327,8 @@ impl Source {
 
     /// Whether the blocks of a group hold these positions.
     fn holds(&self, group: usize, tokens: &Range<u32>, link: &Link<'_>) -> bool {
-        let size = link.config.map.layout().block_tokens();
-        let indices = (tokens.start / size) as usize..tokens.end.div_ceil(size) as usize;
-        self.blocks.0.get(group).is_some_and(|table| table.covers(&indices))
+        let table = self.blocks.0.get(group);
+        table.is_some_and(|table| plan::holds(&link.config.map, group, table, tokens, self.tokens))
     }
 
     /// Queues the writes of one copy, and has its checksums computed meanwhile.

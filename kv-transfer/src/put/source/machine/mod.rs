@@ -9,7 +9,8 @@
 use crate::HandoffFailure;
 use crate::checksum::{GRANULE, sums_of};
 use crate::message::SumRun;
-use baton_types::{KvGroup, KvLayout, TicketId};
+use crate::plan::{first_moved, rows};
+use baton_types::{GroupKind, KvGroup, KvLayout, TicketId};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -149,7 +150,7 @@ impl Source {
         let (state, epochs) = (State::Offering, VecDeque::from([Epoch::default()]));
         let (from, ticket, finished, first_epoch, sums, bytes) = (0, None, false, 0, 0, 0);
         let token_bytes = layout.groups().iter().map(KvGroup::token_bytes).collect();
-        let starts = vec![0; layout.groups().len()];
+        let starts = first_moved(&layout, &layout, 0, tokens);
         Self {
             layout,
             token_bytes,
@@ -285,7 +286,7 @@ impl Source {
     }
 
     /// Requests every copy that is ready: whole blocks (the first one from the end of the sink's cached KV), and the rest once everything
-    /// is ready.
+    /// is ready. A state is ready once all positions are: those that chunks leave before are never sent.
     fn copy_ready(&mut self, actions: &mut Vec<SourceAction>) {
         if !matches!(self.state, State::Writing) {
             return;
@@ -294,13 +295,18 @@ impl Source {
         for index in 0..self.layers.len() {
             let Some((group, layer)) = self.layers[index] else { continue };
             let ready = self.ready[index];
-            let end = if ready == self.tokens { ready } else { ready / block * block };
+            let shape = &self.layout.groups()[group];
+            let end = match shape.kind {
+                _ if ready == self.tokens => ready,
+                GroupKind::State => continue,
+                _ => ready / block * block,
+            };
             let tokens = self.copied[index]..end;
             if tokens.is_empty() {
                 continue;
             }
             self.copied[index] = end;
-            let bytes = (self.token_bytes[group] * tokens.len()) as u64;
+            let bytes = (self.token_bytes[group] * rows(shape, &tokens)) as u64;
             self.sums += sums_of(&self.layout, group, &tokens) as u64;
             self.bytes += bytes;
             let number = self.first_epoch + self.epochs.len() as u32 - 1;

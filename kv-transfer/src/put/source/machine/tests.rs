@@ -1,6 +1,6 @@
 use super::*;
 use crate::RefuseReason;
-use baton_types::Dtype;
+use baton_types::{Dtype, KvPlane};
 use std::time::Duration;
 
 const FLUSH_WAIT: Duration = Duration::from_millis(100);
@@ -62,6 +62,44 @@ fn summed(epoch: u32, layer: u16) -> SourceInput {
 }
 fn abort() -> SourceInput {
     SourceInput::Abort(HandoffFailure::Aborted("test".into()))
+}
+
+/// A layer that keeps everything, and one with a state of two planes and 48 bytes.
+#[test]
+fn a_state_goes_once_all_positions_are_ready() {
+    let plane = |name, dim| KvPlane::try_new(name, 1, dim, Dtype::F32).unwrap();
+    let full = KvGroup { kind: GroupKind::Full, layers: vec![1], planes: vec![plane("k", 4)] };
+    let state = KvGroup { kind: GroupKind::State, layers: vec![0], planes: vec![plane("a", 4), plane("b", 8)] };
+    for block_tokens in [16, 64] {
+        let layout = KvLayout::try_new(block_tokens, vec![full.clone(), state.clone()]).unwrap();
+        let now = Instant::now();
+        let mut source = Source::new(layout, 64, now + Duration::from_secs(1), 1 << 20, FLUSH_WAIT);
+        let first = if block_tokens == 16 { "copy l0 0..48 e0" } else { "" };
+        let rest = if block_tokens == 16 { "copy l0 48..64 e0" } else { "copy l0 0..64 e0" };
+        let summed = |group, sums: usize| {
+            let run = SumRun { group, layer: 0, first_granule: 0, sums: vec![0; sums] };
+            SourceInput::Summed { epoch: 0, run }
+        };
+        let ends = if block_tokens == 16 { 3 } else { 2 };
+        let steps = [
+            (granted(), ""),
+            // Chunks before leave states that nobody gets, even one that ends in the last granule.
+            (layer(0, 16), ""),
+            (layer(0, 63), ""),
+            (layer(1, 63), first),
+            (layer(0, 64), "copy l0 48..64 e0"),
+            (layer(1, 64), rest),
+            (SourceInput::Finish, "flush e0"),
+        ];
+        let mut said = |input| source.handle(now, input).iter().map(describe).collect::<Vec<_>>().join(", ");
+        for (input, expected) in steps {
+            let what = format!("{input:?} in blocks of {block_tokens}");
+            assert_eq!(said(input), expected, "{what}");
+        }
+        (0..ends).for_each(|_| assert_eq!(said(summed(0, 1)), ""));
+        // Four sums of the full layer, and two of the state.
+        assert_eq!(said(flushed(0)), format!("checksums {ends}, commit 6 {}", 64 * 16 + 48));
+    }
 }
 
 #[test]
