@@ -18,8 +18,13 @@ use std::time::Instant;
 /// No dimension is a multiple of a register tile; prompts reach over three attention slabs of 64 tokens.
 const MODEL: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5";
 
+/// Two of three layers have a state.
+const STATES: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5,attend_every=3,\
+                      key_dim=23,value_dim=19,gates=true";
+
 #[derive(Clone, Copy, Debug)]
 struct Setup {
+    model: &'static str,
     block_tokens: u32,
     blocks: u32,
     chunk: usize,
@@ -28,7 +33,8 @@ struct Setup {
     lagging: bool,
 }
 
-const ALONE: Setup = Setup { block_tokens: 16, blocks: 32, chunk: 320, running: 1, threads: 1, lagging: false };
+const ALONE: Setup =
+    Setup { model: MODEL, block_tokens: 16, blocks: 32, chunk: 320, running: 1, threads: 1, lagging: false };
 
 struct Served {
     engine: EngineHandle,
@@ -37,7 +43,7 @@ struct Served {
 }
 
 fn serve(setup: Setup) -> Served {
-    let source = RandomModel::parse(MODEL).unwrap();
+    let source = RandomModel::parse(setup.model).unwrap();
     let config = EngineConfig {
         model_len_max: source.spec().context,
         chunk_tokens_max: setup.chunk,
@@ -95,16 +101,20 @@ fn requests() -> Vec<SequenceRequest> {
     lengths.into_iter().enumerate().map(request).collect()
 }
 
-fn alone() -> Vec<Vec<Bits>> {
-    let served = serve(ALONE);
+fn alone(model: &'static str) -> Vec<Vec<Bits>> {
+    let served = serve(Setup { model, ..ALONE });
     let unshared = requests().into_iter().map(|request| SequenceRequest { prefix: None, ..request });
     unshared.map(|request| finish(submit(&served, request, Run::Full))).collect()
 }
 
 #[test]
 fn a_sequence_has_the_bits_it_has_alone() {
-    let expected = alone();
-    let small = Setup { block_tokens: 16, blocks: 20, chunk: 7, running: 8, threads: 1, lagging: false };
+    [MODEL, STATES].into_iter().for_each(has_the_bits_it_has_alone);
+}
+
+fn has_the_bits_it_has_alone(model: &'static str) {
+    let expected = alone(model);
+    let small = Setup { model, block_tokens: 16, blocks: 20, chunk: 7, running: 8, threads: 1, lagging: false };
     let setups = [
         Setup { blocks: 80, chunk: 64, running: 16, ..small },
         small,
@@ -155,9 +165,11 @@ fn copy(from: (&Served, &[BlockId]), to: (&Served, &[BlockId]), tokens: usize) {
 
 #[test]
 fn a_sequence_handed_over_has_the_bits_it_has_alone() {
-    let expected = alone();
-    let source = serve(Setup { block_tokens: 32, blocks: 40, chunk: 48, running: 4, threads: 2, lagging: true });
-    let sink = serve(Setup { block_tokens: 16, blocks: 40, chunk: 16, running: 4, threads: 1, lagging: false });
+    let expected = alone(MODEL);
+    let source =
+        serve(Setup { model: MODEL, block_tokens: 32, blocks: 40, chunk: 48, running: 4, threads: 2, lagging: true });
+    let sink =
+        serve(Setup { model: MODEL, block_tokens: 16, blocks: 40, chunk: 16, running: 4, threads: 1, lagging: false });
     let prefills: Vec<_> = requests()
         .into_iter()
         .map(|request| {

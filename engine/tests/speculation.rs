@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 
 const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
 
+/// Two of three layers have a state.
+const STATES: &str = "random:hidden=66,layers=3,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5,attend_every=3,\
+                      key_dim=14,value_dim=21,gates=true";
+
 /// The same with other weights, and one of other tokens.
 const OTHER: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=6";
 const OTHER_TOKENS: &str = "random:layers=1,vocab=302,context=256";
@@ -36,7 +40,7 @@ const DRAFT_STEP_TIME: StepTime = StepTime { first: Duration::from_micros(100), 
 struct Setup {
     method: SpeculationMethod,
     block_tokens: u32,
-    /// Blocks of a full group, and of one with a window.
+    /// Blocks of a full group, and of one with a window or of states.
     blocks: [u32; 2],
     chunk: usize,
     running: usize,
@@ -93,7 +97,7 @@ fn serve_with(source: &dyn ModelSource, draft: Option<&dyn ModelSource>, kv: Dty
 fn pool(model: &Model, device: &dyn Device, block_tokens: u32, blocks: [u32; 2]) -> (Arc<dyn PoolMemory>, KvPoolMap) {
     let layout = model.layout(block_tokens).unwrap();
     let blocks = layout.groups().iter().map(|group| match group.kind {
-        GroupKind::Window(_) => blocks[1],
+        GroupKind::Window(_) | GroupKind::State => blocks[1],
         _ => blocks[0],
     });
     let map = KvPoolMap::with_blocks(layout.clone(), blocks.collect()).unwrap();
@@ -182,7 +186,11 @@ fn at_rest(engine: &EngineHandle) -> Load {
 
 #[test]
 fn answers_have_the_bits_that_they_have_without_proposals() {
-    let source = RandomModel::parse(MODEL).unwrap();
+    [MODEL, STATES].into_iter().for_each(have_the_bits_that_they_have_without_proposals);
+}
+
+fn have_the_bits_that_they_have_without_proposals(model: &str) {
+    let source = RandomModel::parse(model).unwrap();
     let alone = serve(&source, Dtype::Bf16, ALONE);
     let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
     assert_eq!(at_rest(&alone).proposed_tokens, 0);
@@ -247,7 +255,11 @@ fn windows_keep_their_bits() {
 
 /// Answers of the test's requests by a model with a draft model, which are those that it gives alone; the load behind them.
 fn with_draft(expected: &[Answer], draft: &str, setup: Setup) -> Load {
-    let (source, draft) = (RandomModel::parse(MODEL).unwrap(), RandomModel::parse(draft).unwrap());
+    model_with_draft(MODEL, expected, draft, setup)
+}
+
+fn model_with_draft(model: &str, expected: &[Answer], draft: &str, setup: Setup) -> Load {
+    let (source, draft) = (RandomModel::parse(model).unwrap(), RandomModel::parse(draft).unwrap());
     let engine = serve_with(&source, Some(&draft), Dtype::Bf16, setup);
     for (i, (got, expected)) in answers(&engine, requests()).iter().zip(expected).enumerate() {
         assert_eq!(got, expected, "request {i} with {setup:?}");
@@ -286,6 +298,21 @@ fn a_draft_model_changes_no_bit() {
     let (same, other) =
         (proposed(|(same, _)| same.draft_proposed_tokens), proposed(|(_, other)| other.draft_proposed_tokens));
     assert!(other < same / 3, "it ends where it is wrong: {other}, {same} of the model itself");
+}
+
+/// A draft model of its own kind may not have states.
+#[test]
+fn a_draft_model_for_states_changes_no_bit() {
+    let source = RandomModel::parse(STATES).unwrap();
+    let alone = serve(&source, Dtype::Bf16, ALONE);
+    let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
+    at_rest(&alone);
+    let setups = [PROPOSED, Setup { running: 8, blocks: [60, 20], ..PROPOSED }];
+    let loads = setups.map(|setup| model_with_draft(STATES, &expected, MODEL, setup));
+    assert!(loads.iter().all(|load| load.draft_proposed_tokens > 0), "{loads:?}");
+    let refused = std::panic::catch_unwind(|| serve_with(&source, Some(&source), Dtype::Bf16, PROPOSED));
+    let message = refused.err().and_then(|error| error.downcast::<String>().ok()).unwrap();
+    assert!(message.contains("StatesDrafted"), "{message}");
 }
 
 #[test]
