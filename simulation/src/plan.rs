@@ -9,7 +9,7 @@ use crate::worker::transfer::Tempo;
 use baton_engine::EngineConfig;
 use baton_kv_transfer::TransferLimits;
 use baton_router::RouterConfig;
-use baton_types::{KvLayout, Role};
+use baton_types::{GroupKind, KvLayout, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub struct WorkerPlan {
     pub name: String,
     pub role: Role,
     pub layout: KvLayout,
-    /// Blocks of its pool.
+    /// Blocks of its pool, in a group that keeps all positions.
     pub blocks: u32,
     pub engine: EngineConfig,
     pub transfer: TransferLimits,
@@ -84,6 +84,13 @@ impl ClusterPlan {
 }
 
 impl WorkerPlan {
+    /// Blocks of each group: of states what those that run have at once, and half as many for the prefixes that are cached.
+    pub(crate) fn group_blocks(&self) -> Vec<u32> {
+        let states = 3 * self.engine.running_max as u32 + self.engine.watermark_blocks;
+        let of = |kind: GroupKind| if kind == GroupKind::State { states } else { self.blocks };
+        self.layout.groups().iter().map(|group| of(group.kind)).collect()
+    }
+
     /// Most claims of a decode worker.
     pub(crate) fn claims_max(&self) -> usize {
         self.engine.waiting_max

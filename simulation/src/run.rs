@@ -51,7 +51,23 @@ impl fmt::Display for Broken {
 /// # Errors
 /// What broke first.
 pub fn run(seed: u64) -> Result<Ran, Broken> {
-    let cluster = Scheduled::start(seed, |random| Schedule::draw(random, VOCAB));
+    run_of(seed, false)
+}
+
+/// Runs the schedule of a seed with a model that has states.
+///
+/// # Errors
+/// What broke first.
+pub fn run_with_states(seed: u64) -> Result<Ran, Broken> {
+    run_of(seed, true)
+}
+
+fn run_of(seed: u64, has_states: bool) -> Result<Ran, Broken> {
+    let cluster = Scheduled::start(seed, |random| {
+        let mut schedule = Schedule::draw(random, VOCAB);
+        schedule.shape.has_states = has_states;
+        schedule
+    });
     let ran = catch_unwind(AssertUnwindSafe(|| to_quiet(&cluster)));
     let at = cluster.executor.time();
     let events = cluster.executor.steps();

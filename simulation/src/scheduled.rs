@@ -133,7 +133,7 @@ impl Shape {
         WorkerPlan {
             name: self.name(slot),
             role,
-            layout: model::layout(block_tokens),
+            layout: if self.has_states { model::layout_with_states(block_tokens) } else { model::layout(block_tokens) },
             blocks,
             engine: engine_config(self),
             transfer,

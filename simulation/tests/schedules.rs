@@ -1,6 +1,6 @@
 //! Seeded schedules of a whole cluster: see `baton_simulation`.
 
-use baton_simulation::{Broken, Counts, Invariant, Ran, run};
+use baton_simulation::{Broken, Counts, Invariant, Ran, run, run_with_states};
 use baton_types::defect::{self, Defect};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +35,10 @@ impl Sum {
 
 /// Runs the schedules of these seeds, each on one of as many threads as there are cores, up to the first that breaks.
 fn run_all(seeds: Range<u64>) -> Result<Sum, Broken> {
+    run_all_by(run, seeds)
+}
+
+fn run_all_by(run: fn(u64) -> Result<Ran, Broken>, seeds: Range<u64>) -> Result<Sum, Broken> {
     let next = AtomicU64::new(seeds.start);
     let work = || {
         let mut sum = Sum::default();
@@ -66,6 +70,13 @@ fn a_fixed_set_of_schedules_breaks_nothing() {
     let sum = run_all(0..1_500).unwrap_or_else(|broken| panic!("{broken}"));
     assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
     assert_eq!(sum.counts.rare(1), [""; 0], "never happened:\n{}", sum.counts);
+}
+
+/// The same of a model with states, which puts and gets move beside its KV.
+#[test]
+fn schedules_with_states_break_nothing() {
+    let sum = run_all_by(run_with_states, 0..500).unwrap_or_else(|broken| panic!("{broken}"));
+    assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
 }
 
 /// The recorded run; `BATON_SIMULATION_SEEDS=7..8` runs one schedule again.
