@@ -95,7 +95,9 @@ fn fits(worker: &SimulatedWorker, request: &Request) -> bool {
     let blocks = worker.memory.map.layout().blocks_for(tokens);
     // Of states, two at once.
     let needed = [blocks, 2].into_iter().enumerate().take(pool.groups());
-    needed.map(|(group, blocks)| (pool.counts_of(group), blocks)).all(|(of, blocks)| blocks <= of.total - of.quarantined)
+    needed
+        .map(|(group, blocks)| (pool.counts_of(group), blocks))
+        .all(|(of, blocks)| blocks <= of.total - of.quarantined)
 }
 
 /// Whether a request that was refused then may have found a queue full, of a router or of a worker, or more claimed than a decode worker

@@ -41,6 +41,8 @@ pub struct WorkerPlan {
     pub layout: KvLayout,
     /// Blocks of its pool, in a group that keeps all positions.
     pub blocks: u32,
+    /// And in one of states.
+    pub states: u32,
     pub engine: EngineConfig,
     pub transfer: TransferLimits,
     pub tempo: Tempo,
@@ -84,10 +86,9 @@ impl ClusterPlan {
 }
 
 impl WorkerPlan {
-    /// Blocks of each group: of states what those that run have at once, and half as many for the prefixes that are cached.
+    /// Blocks of each group.
     pub(crate) fn group_blocks(&self) -> Vec<u32> {
-        let states = 3 * self.engine.running_max as u32 + self.engine.watermark_blocks;
-        let of = |kind: GroupKind| if kind == GroupKind::State { states } else { self.blocks };
+        let of = |kind: GroupKind| if kind == GroupKind::State { self.states } else { self.blocks };
         self.layout.groups().iter().map(|group| of(group.kind)).collect()
     }
 
