@@ -44,4 +44,4 @@ pub mod worker;
 
 pub use counts::{Counts, EXPECTED};
 pub use invariant::{Breach, Invariant};
-pub use run::{Broken, Ran, run};
+pub use run::{Broken, Ran, run, run_with_states};

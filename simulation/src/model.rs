@@ -1,9 +1,14 @@
 //! A stand-in for the model: what it keeps of the past is a chain of hashes in KV blocks, and what may come next is a hash of all of it
 //! *as read from there*. One wrong, stale or missing byte gives other tokens than the [`Oracle`], which never sees a block.
+//!
+//! With a layer of states beside, a state is computed from the one before by the same hash as the first lane's KV. So it is right if it equals
+//! the KV of the last position, and the answers of both models are the same.
 
 use baton_kernels::sampling::{self, Sampled};
 use baton_memory::HostPool;
-use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, SamplingParams, TokenId};
+use baton_types::{
+    BlockId, BlockTables, Dtype, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, SamplingParams, TokenId,
+};
 use std::sync::Arc;
 
 const LAYERS: usize = 2;
@@ -18,15 +23,18 @@ const FAMILIAR: u32 = 32;
 /// Token ids below this end a sequence.
 const END_TOKENS: u32 = 8;
 
-/// Layers of the stand-in.
-pub const fn layers() -> u32 {
-    LAYERS as u32
-}
-
 /// Layout of the stand-in's KV.
 pub fn layout(block_tokens: u32) -> KvLayout {
     let layout = KvLayout::llama(block_tokens, LAYERS as u32, 1, (TOKEN_BYTES / 2) as u32, Dtype::Bf16);
     layout.expect("two layers of one head")
+}
+
+/// The same with a layer of states.
+pub fn layout_with_states(block_tokens: u32) -> KvLayout {
+    let mut groups = layout(block_tokens).groups().to_vec();
+    let plane = KvPlane::try_new("state", 1, (TOKEN_BYTES / 4) as u32, Dtype::F32).expect("a small plane");
+    groups.push(KvGroup { kind: GroupKind::State, layers: vec![LAYERS as u32], planes: vec![plane] });
+    KvLayout::try_new(block_tokens, groups).expect("three layers")
 }
 
 /// Tokens that end a sequence.
@@ -127,12 +135,36 @@ impl Memory {
         Self { region: HostPool::new(map.bytes()).expect("address space"), map }
     }
 
-    /// The blocks that hold these bytes of the region.
-    pub fn blocks_of(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = BlockId> + use<'_> {
+    /// The group, and the blocks of it, that hold these bytes of the region: no write concerns two groups.
+    pub fn blocks_of(&self, range: std::ops::Range<usize>) -> (usize, impl Iterator<Item = BlockId> + use<'_>) {
         let layout = self.map.layout();
-        let block_bytes = layout.bytes_per_block() / layout.groups()[0].layers.len();
-        let blocks = self.map.blocks(0) as usize;
-        (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(move |at| BlockId((at % blocks) as u32))
+        let base = |group: usize| self.map.plane_offset(group, 0, BlockId(0), 0);
+        let group = (0..layout.groups().len()).rev().find(|group| base(*group) <= range.start).unwrap_or(0);
+        let block_bytes = layout.groups()[group].layer_block_bytes(layout.block_tokens());
+        let (blocks, base) = (self.map.blocks(group) as usize, base(group));
+        let at = (range.start - base) / block_bytes..(range.end - base).div_ceil(block_bytes);
+        (group, at.map(move |at| BlockId((at % blocks) as u32)))
+    }
+
+    /// Whether the model has states.
+    pub fn has_states(&self) -> bool {
+        self.map.layout().groups().len() > 1
+    }
+
+    /// The state in a block.
+    pub fn state(&self, block: BlockId) -> [u64; 2] {
+        self.read(self.map.plane_offset(1, 0, block, 0))
+    }
+
+    /// Stores a state.
+    pub fn set_state(&self, block: BlockId, state: [u64; 2]) {
+        let bytes: Vec<u8> = state.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.region.copy_in(self.map.plane_offset(1, 0, block, 0), &bytes);
+    }
+
+    /// The state behind one more token at `position`.
+    pub fn next_state(before: [u64; 2], position: usize, token: TokenId) -> [u64; 2] {
+        words(0, token, position, before[0])
     }
 
     fn at(&self, lane: usize, blocks: &[BlockId], position: usize) -> usize {
@@ -161,11 +193,15 @@ impl Memory {
         }
     }
 
-    /// Logits behind the first `len` positions.
-    pub fn logits(&self, blocks: &[BlockId], len: usize) -> Vec<f32> {
+    /// Logits behind the first `len` positions, and the state there, where the model has one.
+    pub fn logits(&self, blocks: &[BlockId], len: usize, state: Option<[u64; 2]>) -> Vec<f32> {
         let mut folds = [0; LANES];
         for (lane, all) in folds.iter_mut().enumerate() {
             *all = (0..len).fold(0, |all, position| fold(all, self.read(self.at(lane, blocks, position))));
+        }
+        if let Some([first, second]) = state {
+            let right = self.read(self.at(0, blocks, len - 1));
+            folds[0] ^= mix(mix(first ^ right[0]) ^ second ^ right[1]); // Nothing, if both are right.
         }
         logits_of(folds)
     }
@@ -179,6 +215,18 @@ impl Memory {
                 self.region.copy_in(self.at(lane, &[to], position), &bytes);
             }
         }
+    }
+
+    /// The first position of `tokens` whose KV in these blocks is another, or the last one, if the state behind it is.
+    pub fn wrong_in(&self, tables: &BlockTables, tokens: &[TokenId]) -> Option<usize> {
+        let state = tables.0.get(1).and_then(|table| table.blocks.last());
+        let is_wrong = |block: &&BlockId| {
+            let right = tokens.iter().enumerate();
+            let right = right.fold([0; 2], |state, (position, token)| Self::next_state(state, position, *token));
+            !tokens.is_empty() && self.state(**block) != right
+        };
+        let wrong = || state.filter(is_wrong).map(|_| tokens.len() - 1);
+        self.wrong(&tables.0[0].blocks, tokens).or_else(wrong)
     }
 
     /// The first position whose KV is not that of `tokens`.
@@ -206,9 +254,39 @@ mod tests {
         for block in (0..5).map(BlockId) {
             for (layer, plane) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 let range = memory.map.token_range(0, layer, block, plane, 0..32);
-                assert_eq!(memory.blocks_of(range).collect::<Vec<_>>(), [block]);
+                let (group, blocks) = memory.blocks_of(range);
+                assert_eq!((group, blocks.collect::<Vec<_>>()), (0, vec![block]));
             }
         }
+    }
+
+    #[test]
+    fn tokens_depend_on_the_state() {
+        let memory = Memory::of(KvPoolMap::with_blocks(layout_with_states(16), vec![4, 3]).unwrap());
+        let blocks = [3, 1, 0].map(BlockId);
+        let tokens: Vec<TokenId> = (100..140).collect();
+        let mut state = [0; 2];
+        for (i, &token) in tokens.iter().enumerate() {
+            memory.compute(&blocks, i, token);
+            state = Memory::next_state(state, i, token);
+        }
+        memory.set_state(BlockId(2), state);
+        let tables = BlockTables(vec![
+            baton_types::BlockTable::from_start(blocks.to_vec()),
+            baton_types::BlockTable { first: 2, blocks: vec![BlockId(2)] },
+        ]);
+        let right = logits_of(Oracle::of(&tokens).folds);
+        assert_eq!((memory.state(BlockId(2)), memory.wrong_in(&tables, &tokens)), (state, None));
+        assert_eq!(memory.logits(&blocks, 40, Some(state)), right);
+        for word in 0..2 {
+            let mut other = state;
+            other[word] ^= 1 << 40;
+            memory.set_state(BlockId(2), other);
+            assert_eq!(memory.wrong_in(&tables, &tokens), Some(39));
+            assert_ne!(memory.logits(&blocks, 40, Some(other)), right);
+        }
+        let (group, held) = memory.blocks_of(memory.map.token_range(1, 0, BlockId(2), 0, 0..1));
+        assert_eq!((group, held.collect::<Vec<_>>()), (1, vec![BlockId(2)]));
     }
 
     #[test]
@@ -218,13 +296,13 @@ mod tests {
         let tokens: Vec<TokenId> = (100..140).collect();
         tokens.iter().enumerate().for_each(|(i, &token)| memory.compute(&blocks, i, token));
         let right = logits_of(Oracle::of(&tokens).folds);
-        assert_eq!((memory.logits(&blocks, 40), memory.wrong(&blocks, &tokens)), (right.clone(), None));
+        assert_eq!((memory.logits(&blocks, 40, None), memory.wrong(&blocks, &tokens)), (right.clone(), None));
         for position in [0, 17, 39] {
             let at = memory.at(1, &blocks, position);
             let kept = memory.read(at);
             memory.region.copy_in(at, &[!(kept[0] as u8)]);
             assert_eq!(memory.wrong(&blocks, &tokens), Some(position));
-            assert_ne!(memory.logits(&blocks, 40), right);
+            assert_ne!(memory.logits(&blocks, 40, None), right);
             memory.region.copy_in(at, &[kept[0] as u8]);
         }
     }

@@ -9,7 +9,7 @@ use crate::worker::transfer::Tempo;
 use baton_engine::EngineConfig;
 use baton_kv_transfer::TransferLimits;
 use baton_router::RouterConfig;
-use baton_types::{KvLayout, Role};
+use baton_types::{GroupKind, KvLayout, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +39,10 @@ pub struct WorkerPlan {
     pub name: String,
     pub role: Role,
     pub layout: KvLayout,
-    /// Blocks of its pool.
+    /// Blocks of its pool, in a group that keeps all positions.
     pub blocks: u32,
+    /// And in one of states.
+    pub states: u32,
     pub engine: EngineConfig,
     pub transfer: TransferLimits,
     pub tempo: Tempo,
@@ -84,6 +86,12 @@ impl ClusterPlan {
 }
 
 impl WorkerPlan {
+    /// Blocks of each group.
+    pub(crate) fn group_blocks(&self) -> Vec<u32> {
+        let of = |kind: GroupKind| if kind == GroupKind::State { self.states } else { self.blocks };
+        self.layout.groups().iter().map(|group| of(group.kind)).collect()
+    }
+
     /// Most claims of a decode worker.
     pub(crate) fn claims_max(&self) -> usize {
         self.engine.waiting_max

@@ -51,7 +51,36 @@ impl fmt::Display for Broken {
 /// # Errors
 /// What broke first.
 pub fn run(seed: u64) -> Result<Ran, Broken> {
-    let cluster = Scheduled::start(seed, |random| Schedule::draw(random, VOCAB));
+    run_of(seed, false)
+}
+
+/// Runs the schedule of a seed with a model that has states.
+///
+/// # Errors
+/// What broke first.
+pub fn run_with_states(seed: u64) -> Result<Ran, Broken> {
+    run_of(seed, true)
+}
+
+/// States of a pool: what those that run have at once, and half as many for prefixes that are cached. Shares are measured in blocks of the
+/// KV, so there are enough for any number of sequences where it counts who is served first.
+fn states(schedule: &Schedule) -> u32 {
+    let shape = &schedule.shape;
+    let is_fair = schedule.requests.iter().any(|request| request.fair_within.is_some() || request.is_in_race);
+    match is_fair {
+        true => 2 * shape.prefill_blocks.max(shape.blocks) + shape.watermark_blocks,
+        false => 3 * shape.running_max as u32 + shape.watermark_blocks,
+    }
+}
+
+fn run_of(seed: u64, has_states: bool) -> Result<Ran, Broken> {
+    let cluster = Scheduled::start(seed, |random| {
+        let mut schedule = Schedule::draw(random, VOCAB);
+        if has_states {
+            schedule.shape.states = states(&schedule);
+        }
+        schedule
+    });
     let ran = catch_unwind(AssertUnwindSafe(|| to_quiet(&cluster)));
     let at = cluster.executor.time();
     let events = cluster.executor.steps();

@@ -54,6 +54,8 @@ pub struct Shape {
     /// And of a prefill worker.
     pub prefill_blocks: u32,
     pub decode_block_tokens: u32,
+    /// States in the pool of each worker; 0: the model has none.
+    pub states: u32,
     pub lane: Lane,
     /// Routers let prefill workers get prefixes that decode workers have cached,
     pub gets: bool,
@@ -102,6 +104,7 @@ impl Shape {
             blocks,
             prefill_blocks: blocks * random.of(&[1, 1, 2]),
             decode_block_tokens: random.of(&[16, 16, 32]),
+            states: 0,
             lane: random.of(&Lane::ALL),
             gets: random.once_in(2),
             one_sided_gets: random.once_in(2),
@@ -137,9 +140,10 @@ impl Shape {
         }
     }
 
-    /// Most blocks of a pool of so many that a peer may come to leave in quarantine, on lanes that nothing fences.
+    /// Most blocks of a pool with so many in its full group that a peer may come to leave in quarantine, on lanes that nothing fences.
     pub fn quarantined_max(&self, blocks: u32) -> usize {
-        (blocks / 2).max(1) as usize
+        // A state comes beside the blocks of a sequence.
+        (blocks / 2).max(1) as usize + usize::from(self.states > 0)
     }
 
     /// Whether the KV of a request may be put where its policy says: what nothing fences has a bound.

@@ -133,8 +133,12 @@ impl Shape {
         WorkerPlan {
             name: self.name(slot),
             role,
-            layout: model::layout(block_tokens),
+            layout: match self.states {
+                0 => model::layout(block_tokens),
+                _ => model::layout_with_states(block_tokens),
+            },
             blocks,
+            states: self.states,
             engine: engine_config(self),
             transfer,
             tempo: Tempo::DRAWN,

@@ -1,6 +1,6 @@
 //! Seeded schedules of a whole cluster: see `baton_simulation`.
 
-use baton_simulation::{Broken, Counts, Invariant, Ran, run};
+use baton_simulation::{Broken, Counts, Invariant, Ran, run, run_with_states};
 use baton_types::defect::{self, Defect};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +35,10 @@ impl Sum {
 
 /// Runs the schedules of these seeds, each on one of as many threads as there are cores, up to the first that breaks.
 fn run_all(seeds: Range<u64>) -> Result<Sum, Broken> {
+    run_all_by(run, seeds)
+}
+
+fn run_all_by(run: fn(u64) -> Result<Ran, Broken>, seeds: Range<u64>) -> Result<Sum, Broken> {
     let next = AtomicU64::new(seeds.start);
     let work = || {
         let mut sum = Sum::default();
@@ -68,24 +72,45 @@ fn a_fixed_set_of_schedules_breaks_nothing() {
     assert_eq!(sum.counts.rare(1), [""; 0], "never happened:\n{}", sum.counts);
 }
 
+/// The same of a model with states, which puts and gets move beside its KV.
+#[test]
+fn schedules_with_states_break_nothing() {
+    let sum = run_all_by(run_with_states, 0..500).unwrap_or_else(|broken| panic!("{broken}"));
+    assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
+}
+
 /// The recorded run; `BATON_SIMULATION_SEEDS=7..8` runs one schedule again.
 #[test]
 #[ignore = "minutes; `make test-full` runs it"]
 fn a_hundred_thousand_schedules_break_nothing() {
+    let (sum, is_given) = recorded(run, 1_000_000..1_100_000);
+    if !is_given {
+        assert!(sum.fewest >= 200);
+        assert_eq!(sum.counts.rare(100), [""; 0]);
+    }
+}
+
+/// The same of a model with states.
+#[test]
+#[ignore = "a minute; `make test-full` runs it"]
+fn ten_thousand_schedules_with_states_break_nothing() {
+    let (sum, is_given) = recorded(run_with_states, 1_000_000..1_010_000);
+    assert!(is_given || sum.fewest >= 200);
+}
+
+/// Runs these schedules, or those that are given, which is the second result.
+fn recorded(run: fn(u64) -> Result<Ran, Broken>, seeds: Range<u64>) -> (Sum, bool) {
     let given = std::env::var("BATON_SIMULATION_SEEDS").ok();
-    let seeds = given.as_ref().map_or(1_000_000..1_100_000, |given| {
+    let seeds = given.as_ref().map_or(seeds, |given| {
         let (from, to) = given.split_once("..").expect("BATON_SIMULATION_SEEDS is FROM..TO");
         from.parse().expect("a seed")..to.parse().expect("a seed")
     });
     let began = Instant::now();
-    let sum = run_all(seeds).unwrap_or_else(|broken| panic!("{broken}"));
+    let sum = run_all_by(run, seeds).unwrap_or_else(|broken| panic!("{broken}"));
     let seconds = began.elapsed().as_secs_f64();
     println!("{} schedules, {} events, at least {} each, {seconds:.0} s", sum.schedules, sum.events, sum.fewest);
     println!("{}", sum.counts);
-    if given.is_none() {
-        assert!(sum.fewest >= 200);
-        assert_eq!(sum.counts.rare(100), [""; 0]);
-    }
+    (sum, given.is_some())
 }
 
 /// A failure can be replayed: a seed gives one schedule.

@@ -171,6 +171,7 @@ impl Fleet {
             role,
             layout: rated::layout(self.block_tokens),
             blocks,
+            states: 0,
             engine,
             transfer,
             tempo: Tempo::STEADY,

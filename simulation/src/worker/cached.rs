@@ -47,9 +47,9 @@ impl Cached {
 
     /// Looks at so many names of a prompt.
     fn check(&self, prompt: &Prepared, names: usize) {
-        let blocks = self.pool.cached_blocks(&prompt.hashes()[..names]).ids();
-        let len = blocks.0[0].len() * self.memory.map.layout().block_tokens() as usize;
-        if let Some(position) = self.memory.wrong(&blocks.0[0], &prompt.tokens()[..len]) {
+        let blocks = self.pool.cached_blocks(&prompt.hashes()[..names]);
+        let len = blocks.0[0].blocks.len() * self.memory.map.layout().block_tokens() as usize;
+        if let Some(position) = self.memory.wrong_in(&blocks, &prompt.tokens()[..len]) {
             let what = format!("a prefix of {} is cached, and wrong from position {position} on", prompt.id);
             self.breaches.add(Invariant::VerifiedKv, what);
         }

@@ -46,6 +46,8 @@ impl Device {
 struct DeviceStep {
     step: StepInput,
     segments: Vec<StepSegment>,
+    /// The same with the tables of states, where the model has some.
+    states: Vec<StepSegment>,
     /// Once it is computed.
     output: Mutex<Option<StepOutput>>,
     fails: bool,
@@ -68,14 +70,22 @@ impl DeviceStep {
         samplers.begin(&self.step, &mut ids);
         let mut ids = ids.into_iter();
         let mut rows = Vec::with_capacity(self.step.ids.len());
-        for segment in &self.segments {
+        for (number, segment) in self.segments.iter().enumerate() {
+            let states = self.states.get(number).map(|segment| &segment.table.blocks);
+            let mut state = states.map(|blocks| if segment.position == 0 { [0; 2] } else { memory.state(blocks[0]) });
             for (row, id) in ids.by_ref().take(segment.rows).enumerate() {
-                memory.compute(&segment.table.blocks, segment.position + row, id);
-                rows.push((segment, segment.position + row + 1));
+                let position = segment.position + row;
+                memory.compute(&segment.table.blocks, position, id);
+                state = state.map(|state| Memory::next_state(state, position, id));
+                rows.push((segment, position + 1, state));
+            }
+            if let Some((blocks, state)) = states.zip(state) {
+                memory.set_state(*blocks.last().expect("a state to write"), state);
             }
         }
         let selected = self.step.selected_rows().into_iter().map(|row| rows[row]);
-        let logits: Vec<f32> = selected.flat_map(|(segment, len)| memory.logits(&segment.table.blocks, len)).collect();
+        let logits = selected.flat_map(|(segment, len, state)| memory.logits(&segment.table.blocks, len, state));
+        let logits: Vec<f32> = logits.collect();
         *self.output.lock() = Some(samplers.sample(&self.step, &logits));
     }
 }
@@ -125,15 +135,15 @@ impl StepModel for OnDevice {
     fn launch(&mut self, step: &StepInput, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let mut launched = Launched::default();
         self.table.launch(step, &self.limits, &mut launched)?;
-        // The simulated model has one group.
-        let segments = launched.segments[0].as_slice().to_vec();
+        let mut groups = launched.segments.iter().map(|segments| segments.as_slice().to_vec());
+        let (segments, states) = (groups.next().unwrap_or_default(), groups.next().unwrap_or_default());
         let fails = self.device.fails.swap(false, Ordering::Relaxed);
         let before = self.steps.back().cloned();
         let begins = before.as_ref().map_or(0, |before| before.over_at).max(self.executor.time());
         let (shortest, longest) = STEP;
         let computes_at = begins + self.executor.draw(|random| random.between(shortest, longest)) / 2;
         let mut at = computes_at;
-        let layers: Vec<(u32, Time)> = (0..crate::model::layers())
+        let layers: Vec<(u32, Time)> = (0..self.limits.layers)
             .map(|layer| {
                 at += 1 + self.executor.draw(|random| random.below(shortest));
                 (layer, at)
@@ -142,6 +152,7 @@ impl StepModel for OnDevice {
         let step = Arc::new(DeviceStep {
             step: step.clone(),
             segments,
+            states,
             output: Mutex::default(),
             fails,
             computed: AtomicBool::new(false),
@@ -205,6 +216,7 @@ impl OnDevice {
     ) -> Self {
         let (memory, executor, device) = (memory.clone(), executor.clone(), device.clone());
         let (slots_max, vocab, map) = (config.running_max, VOCAB as usize, &memory.map);
+        let groups = map.layout().groups().iter().zip(map.group_blocks());
         let limits = StepLimits {
             bounds: Bounds {
                 rows_max: config.step_rows_max(),
@@ -214,9 +226,9 @@ impl OnDevice {
                 adapters: config.adapters,
             },
             vocab,
-            layers: crate::model::layers(),
+            layers: map.layout().groups().iter().map(|group| group.layers.len() as u32).sum(),
             block_tokens: map.layout().block_tokens() as usize,
-            groups: vec![GroupLimits { kind: map.layout().groups()[0].kind, blocks: map.blocks(0) }],
+            groups: groups.map(|(group, blocks)| GroupLimits { kind: group.kind, blocks: *blocks }).collect(),
         };
         let (table, samplers) = (SlotTable::new(slots_max), Arc::new(Mutex::new(SlotSamplers::new(slots_max, vocab))));
         let (steps, over_at) = (VecDeque::new(), Arc::default());

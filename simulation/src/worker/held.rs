@@ -19,13 +19,13 @@ pub(super) struct OfPool {
 /// Whenever blocks become free, the pool says so, before anybody can take them again.
 struct Freed {
     times: u64,
-    /// At which of them each block was free last.
-    last: Vec<u64>,
+    /// At which of them each block of each group was free last.
+    last: Vec<Vec<u64>>,
 }
 
 impl OfPool {
     pub(super) fn new(pool: SharedPool, memory: Memory) -> Arc<Self> {
-        let freed = Freed { times: 0, last: vec![0; memory.map.blocks(0) as usize] };
+        let freed = Freed { times: 0, last: memory.map.group_blocks().iter().map(|n| vec![0; *n as usize]).collect() };
         let held = Arc::new(Self { pool, memory, freed: Mutex::new(freed) });
         // Weak: the pool keeps its listeners.
         let told = Arc::downgrade(&held);
@@ -37,8 +37,10 @@ impl OfPool {
         let mut freed = self.freed.lock();
         freed.times += 1;
         let times = freed.times;
-        let blocks = (0..).map(baton_types::BlockId).zip(&mut freed.last);
-        blocks.filter(|(block, _)| !self.pool.is_held(0, *block)).for_each(|(_, last)| *last = times);
+        for (group, last) in freed.last.iter_mut().enumerate() {
+            let blocks = (0..).map(baton_types::BlockId).zip(last);
+            blocks.filter(|(block, _)| !self.pool.is_held(group, *block)).for_each(|(_, last)| *last = times);
+        }
     }
 }
 
@@ -49,8 +51,8 @@ impl HeldBlocks for OfPool {
 
     fn are_held_since(&self, mark: u64, range: Range<usize>) -> bool {
         let freed = self.freed.lock();
-        let mut blocks = self.memory.blocks_of(range);
-        blocks.all(|block| self.pool.is_held(0, block) && freed.last[block.0 as usize] <= mark)
+        let (group, mut blocks) = self.memory.blocks_of(range);
+        blocks.all(|block| self.pool.is_held(group, block) && freed.last[group][block.0 as usize] <= mark)
     }
 
     fn quarantined_of(&self, peer: &Party) -> usize {

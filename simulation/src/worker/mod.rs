@@ -115,7 +115,7 @@ impl SimulatedWorker {
         let Place { executor, network, plan, breaches, counts, prompts, slot, process, incarnation, members, ended } =
             place;
         let runtime: Arc<dyn Runtime> = executor.runtime(process);
-        let map = KvPoolMap::try_new(plan.layout.clone(), plan.blocks).expect("a pool that has an address space");
+        let map = KvPoolMap::with_blocks(plan.layout.clone(), plan.group_blocks()).expect("an address space");
         let (memory, device, moved) = (Memory::of(map), Device::new(counts.clone()), Arc::new(Notify::new()));
         let engine = match &plan.device {
             DevicePlan::Checked => {
@@ -360,7 +360,7 @@ fn record(
         capacity_tokens: u64::from(memory.map.blocks(0)) * u64::from(layout.block_tokens()),
         shards: vec![Shard {
             transfer_address: transfer.address().to_bytes(),
-            layers: 0..layout.groups()[0].layers.len() as u32,
+            layers: 0..layout.groups().iter().map(|group| group.layers.len() as u32).sum(),
             kv_heads: 0..1,
         }],
         layout,

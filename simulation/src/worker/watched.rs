@@ -77,7 +77,7 @@ impl Watched {
             self.claims.0.lock().granted.push(ServedOffer { share, priority, offered_at, granted_at });
         }
         let tokens = &handoff.tokens[..handoff.kv_tokens as usize];
-        let wrong = |memory: &Memory| memory.wrong(&handoff.hold.blocks().0[0].blocks, tokens);
+        let wrong = |memory: &Memory| memory.wrong_in(handoff.hold.blocks(), tokens);
         if let Some(position) = self.memory.as_ref().and_then(wrong) {
             let what = format!("KV of {} is adopted, and wrong from position {position} on", handoff.request_id);
             self.breaches.add(Invariant::VerifiedKv, what);
