@@ -98,6 +98,11 @@ impl KvGroup {
         if self.kind == GroupKind::State { 1 } else { block_tokens }
     }
 
+    /// Rows of each plane that so many neighbouring positions have: one each; of states one, that behind the last of them.
+    pub fn rows(&self, positions: usize) -> usize {
+        if self.kind == GroupKind::State { positions.min(1) } else { positions }
+    }
+
     /// Bytes of one block in one layer, all planes.
     pub fn layer_block_bytes(&self, block_tokens: u32) -> usize {
         self.token_bytes() * self.block_rows(block_tokens) as usize

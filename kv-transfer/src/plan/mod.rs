@@ -59,7 +59,7 @@ fn rows_end(group: &KvGroup, token: u32, block_tokens: u32) -> u32 {
 
 /// Rows of a group at these positions: one for each, or one state.
 pub(crate) fn rows(group: &KvGroup, positions: &Range<u32>) -> usize {
-    if group.kind == GroupKind::State { usize::from(!positions.is_empty()) } else { positions.len() }
+    group.rows(positions.len())
 }
 
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source. Neighbours are

@@ -46,7 +46,8 @@ impl LogitObserver for Recorder {
     }
 }
 
-/// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`; 0 for those that the next position does not attend to.
+/// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`; 0 for those that the next position does not attend to. A state counts as the last
+/// position's.
 fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &BlockTables, tokens: usize) -> Vec<u64> {
     let deadline = Instant::now() + PATIENCE;
     let size = map.layout().block_tokens() as usize;
@@ -56,12 +57,13 @@ fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &BlockTables, tok
         // What left a window may be gone.
         let first = match group.kind {
             GroupKind::Window(window) => (tokens + 1).saturating_sub(window as usize),
+            GroupKind::State => tokens.saturating_sub(1),
             _ => 0,
         };
         for layer in 0..group.layers.len() {
             // All reads of a layer run at the same time: each one takes long if the pool is remote.
             let read = |(block, plane): (usize, usize)| {
-                let within = 0..size.min(tokens - block * size) as u32;
+                let within = 0..group.rows(size.min(tokens - block * size)) as u32;
                 let id = blocks.0[g].get(block).expect("what the next position attends to is held");
                 let range = map.token_range(g, layer, id, plane, within);
                 memory.read(Rows::run(range.start, range.len()), Vec::new())
@@ -78,7 +80,8 @@ fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &BlockTables, tok
                 }
                 let mut hasher = DefaultHasher::new();
                 for (plane, shape) in group.planes.iter().enumerate() {
-                    let at = token % size * shape.token_stride();
+                    let row = if group.kind.is_by_position() { token % size } else { 0 };
+                    let at = row * shape.token_stride();
                     hasher.write(&bytes[(token / size - first / size) * planes + plane][at..at + shape.token_stride()]);
                 }
                 hashes.push(hasher.finish());

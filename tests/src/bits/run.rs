@@ -283,7 +283,7 @@ impl<'a> Running<'a> {
         Ok(Observed { equal, coverage })
     }
 
-    /// Bytes of the last `moved` of so many tokens; of a window, only those in blocks that the next token attends to.
+    /// Bytes of the last `moved` of so many tokens; of a window, only those in blocks that the next token attends to; of states that of the last.
     fn needed_bytes(&self, tokens: usize, moved: usize) -> usize {
         let block = self.case.p.block_tokens.min(self.case.d.block_tokens) as usize;
         let bytes = |group: &KvGroup| {
@@ -292,7 +292,7 @@ impl<'a> Running<'a> {
                 _ => 0,
             };
             let first = (tokens - moved).max(attended / block * block);
-            group.layers.len() * group.token_bytes() * (tokens - first)
+            group.layers.len() * group.token_bytes() * group.rows(tokens - first)
         };
         self.p.map.layout().groups().iter().map(bytes).sum()
     }
