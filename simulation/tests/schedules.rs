@@ -92,7 +92,7 @@ fn a_hundred_thousand_schedules_break_nothing() {
 
 /// The same of a model with states.
 #[test]
-#[ignore = "a minute; `make test-full` runs it"]
+#[ignore = "five minutes; `make test-full` runs it"]
 fn ten_thousand_schedules_with_states_break_nothing() {
     let (sum, is_given) = recorded(run_with_states, 1_000_000..1_010_000);
     assert!(is_given || sum.fewest >= 200);
