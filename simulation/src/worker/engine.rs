@@ -143,9 +143,10 @@ impl StepModel for OnDevice {
         let (shortest, longest) = STEP;
         let computes_at = begins + self.executor.draw(|random| random.between(shortest, longest)) / 2;
         let mut at = computes_at;
+        // The layers of a step take as long together, however many they are.
         let layers: Vec<(u32, Time)> = (0..self.limits.layers)
             .map(|layer| {
-                at += 1 + self.executor.draw(|random| random.below(shortest));
+                at += 1 + self.executor.draw(|random| random.below(2 * shortest / Time::from(self.limits.layers)));
                 (layer, at)
             })
             .collect();
