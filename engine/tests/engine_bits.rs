@@ -19,8 +19,8 @@ use std::time::Instant;
 const MODEL: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5";
 
 /// Two of three layers have a state.
-const STATES: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5,attend_every=3,\
-                      key_dim=23,value_dim=19,gates=true";
+const STATES: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5,delta=4,delta_keys=2,\
+                      delta_key_dim=23,delta_dim=19,attention_every=3,gate=true";
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5";
 
 /// Two of three layers have a state.
-const STATES: &str = "random:hidden=66,layers=3,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5,attend_every=3,\
-                      key_dim=14,value_dim=21,gates=true";
+const STATES: &str = "random:hidden=66,layers=3,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=5,delta=4,delta_keys=2,\
+                      delta_key_dim=14,delta_dim=21,attention_every=3,gate=true";
 
 /// The same with other weights, and one of other tokens.
 const OTHER: &str = "random:hidden=66,layers=2,heads=4,kv_heads=2,head_dim=18,ffn=97,vocab=301,context=256,seed=6";

@@ -5,6 +5,7 @@
 //! family by name; they refuse keys and tensors that the family does not state.
 
 mod deepseek;
+mod delta;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -26,12 +27,11 @@ mod spec;
 mod tensors;
 
 pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
+pub use delta::GatedDeltaSpec;
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
 pub use rope::{Rope, RopeScaling};
 pub(crate) use rope::{YARN_LOG_MULTIPLIER, yarn_amplitude};
 pub(crate) use spec::attention_scale;
-pub use spec::{
-    AttentionSpec, DecoderSpec, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm,
-};
+pub use spec::{AttentionSpec, DecoderSpec, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec, QueryKeyNorm};
 pub(crate) use tensors::layer_index;
 pub use tensors::{ExpertTensor, LayerTensor, TensorName};

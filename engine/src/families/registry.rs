@@ -22,6 +22,7 @@ const FAMILIES: &[&Family] = &[
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_5::FAMILY,
+    &qwen3_5::WITH_IMAGES,
     &qwen3_moe::FAMILY,
     &smollm3::FAMILY,
 ];

@@ -1,7 +1,6 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
-use super::Rope;
-use baton_kernels::program::TAPS_MAX;
+use super::{GatedDeltaSpec, Rope};
 use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 use baton_types::{Attention, Dtype, KvLayout, LayerKv, LayoutError};
 
@@ -34,7 +33,7 @@ pub struct DecoderSpec {
 pub struct LayerSpec {
     /// The attention.
     pub attention: AttentionSpec,
-    /// A recurrent state in place of the attention.
+    /// A gated delta rule in place of the attention, which then has no tensors.
     pub delta: Option<GatedDeltaSpec>,
     /// Where the norms of attention and MLP are.
     pub norms: LayerNorms,
@@ -48,67 +47,6 @@ pub struct LayerSpec {
     pub activation: Activation,
     /// Epsilon in the root mean square of this layer's RMSNorms, those of heads included.
     pub rms_eps: f32,
-}
-
-/// The gated delta rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464), behind a causal convolution of its query, key and value.
-/// The query and the key of each head have a length of one; what the rule yields passes an RMSNorm of each head and is multiplied by `silu` of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GatedDeltaSpec {
-    /// Heads of query and key; divides `value_heads`.
-    pub key_heads: usize,
-    /// Heads of values, and of the state.
-    pub value_heads: usize,
-    /// Elements of a head's query, and of its key.
-    pub key_dim: usize,
-    /// Elements of a head's value.
-    pub value_dim: usize,
-    /// Of the convolution, the row itself included.
-    pub taps: usize,
-}
-
-impl GatedDeltaSpec {
-    /// Elements of all heads' queries, and of their keys.
-    pub fn keys(&self) -> usize {
-        self.key_heads * self.key_dim
-    }
-
-    /// Elements of all heads' values.
-    pub fn values(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-
-    /// Channels of the convolution: queries, keys and values.
-    pub fn channels(&self) -> usize {
-        2 * self.keys() + self.values()
-    }
-
-    /// What is stored of a sequence.
-    fn kv(&self) -> LayerKv {
-        LayerKv::State {
-            heads: self.value_heads as u32,
-            key_dim: self.key_dim as u32,
-            value_dim: self.value_dim as u32,
-            inputs: self.taps as u32 - 1,
-            channels: self.channels() as u32,
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let max = DecoderSpec::DIMENSION_MAX;
-        let Self { key_heads, value_heads, key_dim, value_dim, taps } = *self;
-        in_range("key heads of the state", key_heads, max)?;
-        in_range("value heads of the state", value_heads, max)?;
-        in_range("elements of a key of the state", key_dim, max)?;
-        in_range("elements of a value of the state", value_dim, max)?;
-        in_range("elements of a head's state", key_dim.saturating_mul(value_dim), LayoutError::DIM_MAX as usize)?;
-        if !value_heads.is_multiple_of(key_heads) {
-            return Err(format!("{value_heads} value heads do not divide among {key_heads} key heads of the state"));
-        }
-        if !(2..=TAPS_MAX).contains(&taps) {
-            return Err(format!("a convolution of {taps} taps; 2 to {TAPS_MAX} are implemented"));
-        }
-        in_range("channels of the convolution", self.channels(), LayoutError::DIM_MAX as usize)
-    }
 }
 
 /// A layer's experts. A router chooses some for each token; their weighted sum takes the place of the MLP.
@@ -191,7 +129,7 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Whether a bias is added to the output.
     pub output_bias: bool,
-    /// Whether what a head attends to is multiplied by the sigmoid of a gate: a second half of its query's projection.
+    /// Whether what each query head attended is multiplied by the sigmoid of a gate, of as many elements, before the output.
     pub output_gate: bool,
     /// The norm of queries and keys, after the biases and before the rotary embedding.
     pub query_key_norm: Option<QueryKeyNorm>,
@@ -280,12 +218,13 @@ impl DecoderSpec {
     /// What attention stores and attends to, by groups of layers that are alike.
     pub fn attention(&self) -> Attention {
         Attention::of_layers(self.layers.iter().map(|layer| match layer.delta {
-            Some(delta) => (None, delta.kv()),
+            Some(delta) => (None, delta.state()),
             None => (layer.attention.window, layer.attention.token_kv()),
         }))
     }
 
-    /// The KV layout with this block size: groups with planes `k` and `v`, or a plane `latent`, or states, see [`Attention::layout`].
+    /// The KV layout with this block size: groups with planes `k` and `v`, a plane `latent`, or planes `conv` and `state`, see
+    /// [`Attention::layout`].
     ///
     /// # Panics
     /// If there are no layers.
@@ -356,10 +295,8 @@ impl LayerSpec {
             return Err("experts with norms behind them are not implemented".into());
         }
         attention.check_latent()?;
+        attention.check_gate()?;
         self.delta.map_or(Ok(()), |delta| delta.check())?;
-        if attention.output_gate && (attention.latent.is_some() || attention.qkv_bias) {
-            return Err("gates of attention with latents or biases are not implemented".into());
-        }
         let Some(rope) = &attention.rope else { return Ok(()) };
         positive("rope theta", rope.theta)?;
         in_range("rotated elements of a head", rope.dim, attention.head_dim)?;
@@ -371,6 +308,15 @@ impl LayerSpec {
 }
 
 impl AttentionSpec {
+    fn check_gate(&self) -> Result<(), String> {
+        match self.output_gate && (self.latent.is_some() || self.qkv_bias) {
+            true => {
+                Err("a gate of attention's output with latents, or with biases of queries, is not implemented".into())
+            }
+            false => Ok(()),
+        }
+    }
+
     fn check_latent(&self) -> Result<(), String> {
         let Some(LatentSpec { query_rank, rank, value_dim, rms_eps }) = self.latent else { return Ok(()) };
         let (max, rotated) = (DecoderSpec::DIMENSION_MAX, self.rotated());
@@ -417,7 +363,7 @@ impl ExpertsSpec {
     }
 }
 
-fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
+pub(super) fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
     if value == 0 || value > max {
         return Err(format!("{name} is {value}; 1 to {max} is possible"));
     }

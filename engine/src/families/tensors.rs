@@ -1,6 +1,6 @@
 //! Which tensors a spec implies, and their sizes. Every source is checked against this.
 
-use super::{DecoderSpec, ExpertNames, GatedDeltaSpec, LayerNorms, LayerSpec, QueryKeyNorm};
+use super::{DecoderSpec, ExpertNames, LayerNorms, LayerSpec, QueryKeyNorm};
 use std::fmt;
 
 /// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
@@ -52,7 +52,8 @@ impl ExpertTensor {
 pub enum LayerTensor {
     /// Gain of the RMSNorm before attention, `[hidden]`; see [`LayerNorms`].
     AttentionNorm,
-    /// `[heads * head_dim, hidden]`
+    /// `[heads * head_dim, hidden]`; with [`output_gate`](super::AttentionSpec::output_gate) of each head the query's rows, then the gate's,
+    /// `[heads * 2 * head_dim, hidden]`.
     Query,
     /// `[kv_heads * head_dim, hidden]`
     Key,
@@ -111,23 +112,23 @@ pub enum LayerTensor {
     SharedUp,
     /// `[hidden, shared ffn]`
     SharedDown,
-    /// Query, key and value of a recurrent layer, `[channels, hidden]`; with [`delta`](LayerSpec::delta), as all below.
-    DeltaInput,
-    /// `[value heads * value_dim, hidden]`: the gate of what the delta rule yields.
-    DeltaGate,
-    /// `[value heads, hidden]`: how much of a value replaces what the state had for its key.
-    DeltaBeta,
-    /// `[value heads, hidden]`: how fast a state fades.
-    DeltaDecay,
-    /// Taps of the convolution of each channel, the oldest first, `[channels, taps]`.
+    /// Query, key and value of a gated delta rule, `[channels, hidden]`; with [`delta`](LayerSpec::delta), as all that follow.
+    DeltaQkv,
+    /// Gate of the output, `[value_heads * value_dim, hidden]`.
+    DeltaZ,
+    /// How much of a value is written, `[value_heads, hidden]`.
+    DeltaB,
+    /// How much of the state stays, `[value_heads, hidden]`.
+    DeltaA,
+    /// Convolution of each channel, `[channels, taps]`, the row's own tap last.
     DeltaConv,
-    /// Logarithm of the factor of the decay, `[value heads]`.
-    DeltaDecayLog,
-    /// Added to the decay, `[value heads]`.
+    /// Logarithm of the factor of the exponent by which the state decays, `[value_heads]`.
+    DeltaDecay,
+    /// Added to what [`LayerTensor::DeltaA`] makes, `[value_heads]`.
     DeltaDecayBias,
-    /// Gain of the RMSNorm of each head, `[value_dim]`.
+    /// Gain of the RMSNorm of each head before the gate of the output, `[value_dim]`.
     DeltaNorm,
-    /// `[hidden, value heads * value_dim]`
+    /// `[hidden, value_heads * value_dim]`
     DeltaOutput,
 }
 
@@ -152,12 +153,12 @@ impl LayerTensor {
         Self::Sinks,
         Self::AttentionOutput,
         Self::AttentionOutputBias,
-        Self::DeltaInput,
-        Self::DeltaGate,
-        Self::DeltaBeta,
-        Self::DeltaDecay,
+        Self::DeltaQkv,
+        Self::DeltaZ,
+        Self::DeltaB,
+        Self::DeltaA,
         Self::DeltaConv,
-        Self::DeltaDecayLog,
+        Self::DeltaDecay,
         Self::DeltaDecayBias,
         Self::DeltaNorm,
         Self::DeltaOutput,
@@ -208,12 +209,12 @@ impl LayerTensor {
             Self::SharedGate => "mlp.shared_experts.gate_proj.weight",
             Self::SharedUp => "mlp.shared_experts.up_proj.weight",
             Self::SharedDown => "mlp.shared_experts.down_proj.weight",
-            Self::DeltaInput => "linear_attn.in_proj_qkv.weight",
-            Self::DeltaGate => "linear_attn.in_proj_z.weight",
-            Self::DeltaBeta => "linear_attn.in_proj_b.weight",
-            Self::DeltaDecay => "linear_attn.in_proj_a.weight",
+            Self::DeltaQkv => "linear_attn.in_proj_qkv.weight",
+            Self::DeltaZ => "linear_attn.in_proj_z.weight",
+            Self::DeltaB => "linear_attn.in_proj_b.weight",
+            Self::DeltaA => "linear_attn.in_proj_a.weight",
             Self::DeltaConv => "linear_attn.conv1d.weight",
-            Self::DeltaDecayLog => "linear_attn.A_log",
+            Self::DeltaDecay => "linear_attn.A_log",
             Self::DeltaDecayBias => "linear_attn.dt_bias",
             Self::DeltaNorm => "linear_attn.norm.weight",
             Self::DeltaOutput => "linear_attn.out_proj.weight",
@@ -221,15 +222,39 @@ impl LayerTensor {
     }
 }
 
+impl LayerTensor {
+    /// Whether this is of attention, its norms before and behind it aside.
+    fn is_of_attention(self) -> bool {
+        use LayerTensor::{
+            AttentionOutput, AttentionOutputBias, Key, KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, Query, QueryBias,
+            QueryDown, QueryDownNorm, QueryNorm, QueryUp, Sinks, Value, ValueBias,
+        };
+        let of_heads = [Query, Key, Value, QueryBias, KeyBias, ValueBias, QueryNorm, KeyNorm, Sinks];
+        let of_latents = [QueryDown, QueryDownNorm, QueryUp, KvDown, KvDownNorm, KvUp];
+        let of_output = [AttentionOutput, AttentionOutputBias];
+        of_heads.contains(&self) || of_latents.contains(&self) || of_output.contains(&self)
+    }
+
+    /// Whether this is of a gated delta rule.
+    fn is_of_delta(self) -> bool {
+        use LayerTensor::{
+            DeltaA, DeltaB, DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput, DeltaQkv, DeltaZ,
+        };
+        let projections = [DeltaQkv, DeltaZ, DeltaB, DeltaA];
+        projections.contains(&self) || [DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput].contains(&self)
+    }
+}
+
 impl TensorName {
-    /// Whether this is a gain of an RMSNorm of the residual stream, of queries and keys, or of what is compressed.
+    /// Whether this is a gain of an RMSNorm.
     pub fn is_norm(self) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm, QueryNorm,
+            AttentionNorm, AttentionOutputNorm, DeltaNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm,
+            QueryNorm,
         };
         let of_layer = |tensor| {
             let of_layer = [AttentionNorm, AttentionOutputNorm, MlpNorm, MlpOutputNorm];
-            of_layer.contains(&tensor) || [QueryNorm, KeyNorm, QueryDownNorm, KvDownNorm].contains(&tensor)
+            of_layer.contains(&tensor) || [QueryNorm, KeyNorm, QueryDownNorm, KvDownNorm, DeltaNorm].contains(&tensor)
         };
         match self {
             Self::FinalNorm => true,
@@ -240,10 +265,11 @@ impl TensorName {
 
     /// Whether this is a bias.
     pub fn is_bias(self) -> bool {
-        use LayerTensor::{AttentionOutputBias, ChoiceBias, KeyBias, QueryBias, RouterBias, ValueBias};
+        use LayerTensor::{AttentionOutputBias, ChoiceBias, DeltaDecayBias, KeyBias, QueryBias, RouterBias, ValueBias};
         match self {
             Self::Layer(_, tensor) => {
                 matches!(tensor, QueryBias | KeyBias | ValueBias | AttentionOutputBias | RouterBias | ChoiceBias)
+                    || tensor == DeltaDecayBias
             }
             Self::Expert(_, _, tensor) => tensor.is_bias(),
             Self::Embedding | Self::FinalNorm | Self::Output => false,
@@ -252,9 +278,7 @@ impl TensorName {
 
     /// Whether files store this as a vector; all other tensors are matrices.
     pub fn is_vector(self) -> bool {
-        use LayerTensor::{DeltaDecayBias, DeltaDecayLog, DeltaNorm, Sinks};
-        let is_other = |tensor: LayerTensor| matches!(tensor, Sinks | DeltaDecayLog | DeltaDecayBias | DeltaNorm);
-        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, tensor) if is_other(tensor))
+        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, LayerTensor::Sinks | LayerTensor::DeltaDecay))
     }
 }
 
@@ -282,39 +306,43 @@ pub(crate) fn layer_index(text: &str) -> Option<usize> {
 impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
+        if tensor.is_of_attention() || tensor.is_of_delta() {
+            return tensor.is_of_delta() == self.delta.is_some()
+                && (tensor.is_of_delta() || self.attention_has(tensor));
+        }
         use LayerTensor::{
-            AttentionNorm, AttentionOutput, AttentionOutputBias, AttentionOutputNorm, ChoiceBias, DeltaBeta, DeltaConv,
-            DeltaDecay, DeltaDecayBias, DeltaDecayLog, DeltaGate, DeltaInput, DeltaNorm, DeltaOutput, Down, Gate, Key,
-            KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, MlpNorm, MlpOutputNorm, Query, QueryBias, QueryDown,
-            QueryDownNorm, QueryNorm, QueryUp, Router, RouterBias, SharedDown, SharedGate, SharedUp, Sinks, Up, Value,
-            ValueBias,
+            AttentionNorm, AttentionOutputNorm, ChoiceBias, Down, Gate, MlpNorm, MlpOutputNorm, Router, RouterBias,
+            SharedDown, SharedGate, SharedUp, Up,
+        };
+        match tensor {
+            ChoiceBias => self.experts.is_some_and(|experts| experts.choice_bias),
+            SharedGate | SharedUp | SharedDown => self.experts.is_some_and(|experts| experts.shared_ffn.is_some()),
+            Gate | Up | Down => self.experts.is_none(),
+            Router => self.experts.is_some(),
+            RouterBias => self.experts.is_some_and(|experts| experts.biases),
+            AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
+            AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
+            _ => true,
+        }
+    }
+
+    /// The same, of a tensor of attention.
+    fn attention_has(&self, tensor: LayerTensor) -> bool {
+        use LayerTensor::{
+            AttentionOutputBias, Key, KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, Query, QueryBias, QueryDown,
+            QueryDownNorm, QueryNorm, QueryUp, Sinks, Value, ValueBias,
         };
         let latent = self.attention.latent;
         let query_rank = latent.and_then(|latent| latent.query_rank);
         match tensor {
-            DeltaInput | DeltaGate | DeltaBeta | DeltaDecay | DeltaConv | DeltaDecayLog | DeltaDecayBias
-            | DeltaNorm | DeltaOutput => self.delta.is_some(),
-            Query | QueryDown | QueryDownNorm | QueryUp | Key | Value | KvDown | KvDownNorm | KvUp | QueryBias
-            | KeyBias | ValueBias | QueryNorm | KeyNorm | Sinks | AttentionOutput | AttentionOutputBias
-                if self.delta.is_some() =>
-            {
-                false
-            }
             Query => query_rank.is_none(),
             QueryDown | QueryDownNorm | QueryUp => query_rank.is_some(),
             Key | Value => latent.is_none(),
             KvDown | KvDownNorm | KvUp => latent.is_some(),
-            ChoiceBias => self.experts.is_some_and(|experts| experts.choice_bias),
-            SharedGate | SharedUp | SharedDown => self.experts.is_some_and(|experts| experts.shared_ffn.is_some()),
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
             QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
-            Gate | Up | Down => self.experts.is_none(),
-            Router => self.experts.is_some(),
-            RouterBias => self.experts.is_some_and(|experts| experts.biases),
             AttentionOutputBias => self.attention.output_bias,
             Sinks => self.attention.sinks,
-            AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
-            AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
             _ => true,
         }
     }
@@ -351,18 +379,17 @@ impl DecoderSpec {
         let (query_rank, rank, value_dim) = attention
             .latent
             .map_or((0, 0, 0), |latent| (latent.query_rank.unwrap_or_default(), latent.rank, latent.value_dim));
-        let none = GatedDeltaSpec { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0, taps: 0 };
-        let delta = layer.delta.unwrap_or(none);
         let shared = layer.experts.and_then(|experts| experts.shared_ffn).unwrap_or_default();
         let experts = layer.experts.map_or(0, |experts| experts.count);
+        let delta = layer.delta;
+        let (delta_heads, delta_out) = delta.map_or((0, 0), |delta| (delta.value_heads, delta.attended_dim()));
         match tensor {
             LayerTensor::AttentionNorm
             | LayerTensor::AttentionOutputNorm
             | LayerTensor::MlpNorm
             | LayerTensor::MlpOutputNorm
             | LayerTensor::AttentionOutputBias => [1, self.hidden],
-            LayerTensor::Query if attention.output_gate => [2 * q, self.hidden],
-            LayerTensor::Query => [q, self.hidden],
+            LayerTensor::Query => [if attention.output_gate { 2 * q } else { q }, self.hidden],
             LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
             LayerTensor::QueryBias => [1, q],
             LayerTensor::KeyBias | LayerTensor::ValueBias => [1, kv],
@@ -388,13 +415,13 @@ impl DecoderSpec {
             LayerTensor::Router => [experts, self.hidden],
             LayerTensor::RouterBias | LayerTensor::ChoiceBias => [1, experts],
             LayerTensor::Sinks => [1, layer.attention.heads],
-            LayerTensor::DeltaInput => [delta.channels(), self.hidden],
-            LayerTensor::DeltaGate => [delta.values(), self.hidden],
-            LayerTensor::DeltaBeta | LayerTensor::DeltaDecay => [delta.value_heads, self.hidden],
-            LayerTensor::DeltaConv => [delta.channels(), delta.taps],
-            LayerTensor::DeltaDecayLog | LayerTensor::DeltaDecayBias => [1, delta.value_heads],
-            LayerTensor::DeltaNorm => [1, delta.value_dim],
-            LayerTensor::DeltaOutput => [self.hidden, delta.values()],
+            LayerTensor::DeltaQkv => [delta.map_or(0, |delta| delta.channels()), self.hidden],
+            LayerTensor::DeltaZ => [delta_out, self.hidden],
+            LayerTensor::DeltaB | LayerTensor::DeltaA => [delta_heads, self.hidden],
+            LayerTensor::DeltaConv => delta.map_or([0, 0], |delta| [delta.channels(), delta.taps]),
+            LayerTensor::DeltaDecay | LayerTensor::DeltaDecayBias => [1, delta_heads],
+            LayerTensor::DeltaNorm => [1, delta.map_or(0, |delta| delta.value_dim)],
+            LayerTensor::DeltaOutput => [self.hidden, delta_out],
         }
     }
 

@@ -1,7 +1,7 @@
 //! Errors of loading a model and of computing a step.
 
 use super::ModelConfig;
-use crate::families::{DecoderSpec, LayerSpec, TensorName};
+use crate::families::{DecoderSpec, TensorName};
 use crate::formats::WeightsError;
 use baton_kernels::device::{DeviceError, DeviceInfo};
 use baton_types::LayoutError;
@@ -78,14 +78,19 @@ pub(super) fn check_config(spec: &DecoderSpec, config: &ModelConfig) -> Result<(
 
 /// Checks that the device computes what the model has, where its kernels may lack it.
 pub(super) fn check_device(spec: &DecoderSpec, device: &DeviceInfo) -> Result<(), ModelError> {
-    let has = |part: fn(&LayerSpec) -> bool| spec.layers.iter().any(part);
-    let lacking = [
-        ("latent attention", device.latents || !has(|layer| layer.attention.latent.is_some())),
-        ("recurrent layers", device.states || !has(|layer| layer.delta.is_some())),
-        ("gates of attention", device.states || !has(|layer| layer.attention.output_gate)),
-    ];
-    if let Some((what, _)) = lacking.into_iter().find(|(_, computes)| !computes) {
-        return Err(ModelError::DeviceLacks { what, device: device.name.clone() });
+    let has_latents = spec.layers.iter().any(|layer| layer.attention.latent.is_some());
+    let lacks = |what| Err(ModelError::DeviceLacks { what, device: device.name.clone() });
+    if has_latents && !device.latents {
+        return lacks("latent attention");
+    }
+    if device.states {
+        return Ok(());
+    }
+    if spec.layers.iter().any(|layer| layer.delta.is_some()) {
+        return lacks("recurrent layers");
+    }
+    if spec.layers.iter().any(|layer| layer.attention.output_gate) {
+        return lacks("gates of attention's output");
     }
     Ok(())
 }

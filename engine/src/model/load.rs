@@ -48,34 +48,27 @@ pub(super) fn program(
             false => Ok(None),
         };
         let norm = norm_if(before, &mut loader, LayerTensor::AttentionNorm)?;
-        let is_last = l + 1 == spec.layers.len();
-        if let Some(delta) = layer_spec.delta {
-            // A state takes in all rows, also those whose logits nobody needs.
-            ops.push(Op::GatedDelta(loader.delta(l, delta, norm, eps)?));
-            ops.extend(is_last.then_some(Op::Select));
-        } else {
-            let mut behind = None;
-            if let Some(latent) = attention.latent {
-                let (projections, values) = loader.latent(l, attention, latent, norm)?;
-                ops.push(Op::Latent(projections));
-                behind = Some(Op::Expand(values));
-            } else {
-                ops.push(Op::Qkv(loader.qkv(l, attention, norm, eps)?));
-                behind = behind.or(attention.output_gate.then_some(Op::Gate));
+        let select = (l + 1 == spec.layers.len()).then_some(Op::Select);
+        let (output, groups) = match layer_spec.delta {
+            Some(delta) => {
+                ops.push(Op::GatedDelta(loader.delta(l, delta, norm, eps)?));
+                ops.extend(select);
+                (LayerTensor::DeltaOutput, delta.key_heads)
             }
-            ops.extend(is_last.then_some(Op::Select));
-            let AttentionSpec { scale, window, soft_cap, .. } = *attention;
-            let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
-            ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
-            ops.extend(behind);
-        }
-        let (output, heads) = match layer_spec.delta {
-            Some(delta) => (LayerTensor::DeltaOutput, delta.key_heads),
-            None => (LayerTensor::AttentionOutput, attention.kv_heads),
+            None => {
+                let (stores, behind) = loader.attention(l, attention, norm, eps)?;
+                ops.push(stores);
+                ops.extend(select);
+                let AttentionSpec { scale, window, soft_cap, .. } = *attention;
+                let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
+                ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
+                ops.extend(behind);
+                (LayerTensor::AttentionOutput, attention.kv_heads)
+            }
         };
         ops.push(Op::Out(Project {
             weight: loader.load(Role::Out, &[name(output)])?,
-            partitions: partitions(numerics, heads),
+            partitions: partitions(numerics, groups),
             bias: loader.vector_if(
                 layer_spec.has_tensor(LayerTensor::AttentionOutputBias),
                 name(LayerTensor::AttentionOutputBias),
@@ -96,8 +89,8 @@ pub(super) fn program(
                 biases: match biases {
                     true => Some(ExpertBiases {
                         router: loader.load(Role::Vector, &[name(LayerTensor::RouterBias)])?,
-                        gate_up: loader.vector(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
-                        down: loader.vector(&of_experts(&[ExpertTensor::DownBias]))?,
+                        gate_up: loader.as_vector(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
+                        down: loader.as_vector(&of_experts(&[ExpertTensor::DownBias]))?,
                     }),
                     false => None,
                 },
@@ -138,9 +131,6 @@ pub(super) fn program(
     Ok(Program { ops })
 }
 
-/// Added to the squared length of the delta rule's queries and keys (transformers' `l2norm`).
-const LENGTH_EPS: f32 = 1e-6;
-
 /// Reads, checks and loads one weight at a time.
 struct Loader<'a> {
     source: &'a dyn ModelSource,
@@ -175,6 +165,56 @@ impl<'a> Loader<'a> {
         holds.then(|| self.load(Role::Vector, &[name])).transpose()
     }
 
+    /// What comes before attention, and what comes behind it, if anything.
+    fn attention(
+        &mut self,
+        l: usize,
+        attention: &'a AttentionSpec,
+        norm: Option<Norm>,
+        eps: f32,
+    ) -> Result<(Op, Option<Op>), ModelError> {
+        Ok(match attention.latent {
+            Some(latent) => {
+                let (projections, values) = self.latent(l, attention, latent, norm)?;
+                (Op::Latent(projections), Some(Op::Expand(values)))
+            }
+            None => {
+                let qkv = self.qkv(l, attention, norm, eps)?;
+                (Op::Qkv(qkv), qkv.gate.then_some(Op::Gate))
+            }
+        })
+    }
+
+    /// A gated delta rule.
+    fn delta(
+        &mut self,
+        l: usize,
+        delta: GatedDeltaSpec,
+        norm: Option<Norm>,
+        eps: f32,
+    ) -> Result<GatedDelta, ModelError> {
+        use LayerTensor::{DeltaA, DeltaB, DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaQkv, DeltaZ};
+        let name = |tensor| TensorName::Layer(l, tensor);
+        let GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, length_eps } = delta;
+        let (key, value) = (delta.query_dim(), delta.attended_dim());
+        let heights = [key, key, value, value, value_heads, value_heads];
+        Ok(GatedDelta {
+            layer: l as u32,
+            norm,
+            weight: self.load_cut(Role::Qkv, &[DeltaQkv, DeltaZ, DeltaB, DeltaA].map(name), &heights)?,
+            conv: self.as_vector(&[name(DeltaConv)])?,
+            decay: self.load(Role::Vector, &[name(DeltaDecay)])?,
+            decay_bias: self.load(Role::Vector, &[name(DeltaDecayBias)])?,
+            output_norm: self.norm(name(DeltaNorm), eps)?,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            taps,
+            length_eps,
+        })
+    }
+
     /// Projections of attention over keys and values.
     fn qkv(&mut self, l: usize, attention: &'a AttentionSpec, norm: Option<Norm>, eps: f32) -> Result<Qkv, ModelError> {
         let name = |tensor| TensorName::Layer(l, tensor);
@@ -182,13 +222,12 @@ impl<'a> Loader<'a> {
             layer: l as u32,
             norm,
             weight: match attention.output_gate {
-                true => self.gated_qkv(l, attention)?,
+                true => self.gated(l, attention)?,
                 false => self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
             },
-            gate: attention.output_gate,
             bias: match attention.qkv_bias {
                 true => Some(
-                    self.vector(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
+                    self.as_vector(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
                 ),
                 false => None,
             },
@@ -203,66 +242,36 @@ impl<'a> Loader<'a> {
                 false => None,
             },
             rope: self.rope(attention)?,
+            gate: attention.output_gate,
         })
     }
 
-    /// Query, key, value and gate of attention with gates. A head's query and its gate are stored one behind the other.
-    fn gated_qkv(&mut self, l: usize, attention: &AttentionSpec) -> Result<Weight, ModelError> {
-        let [query, key, value] =
+    /// Query, key, value and gate as four parts. Query and gate are one tensor, in which the heads take turns.
+    fn gated(&mut self, l: usize, attention: &AttentionSpec) -> Result<Weight, ModelError> {
+        let names =
             [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(|tensor| TensorName::Layer(l, tensor));
-        let (name, k) = (query.to_string(), self.spec.hidden);
-        let rows = [attention.query_dim(), attention.kv_dim(), attention.kv_dim(), attention.query_dim()];
-        if let Some(weight) = self.device.cached(&WeightShape { name: &name, role: Role::Qkv, k, rows: &rows }) {
+        let (name, k) = (names[0].to_string(), self.spec.hidden);
+        let (query, kv) = (attention.query_dim(), attention.kv_dim());
+        let shape = WeightShape { name: &name, role: Role::Qkv, k, rows: &[query, kv, kv, query] };
+        if let Some(weight) = self.device.cached(&shape) {
             self.loaded(weight.n * weight.k);
             return Ok(weight);
         }
-        let stored = [self.stored(query)?, self.stored(key)?, self.stored(value)?];
-        let head_bytes = stored[0].bytes.len() / attention.heads / 2;
-        let half = |which: usize| -> Vec<u8> {
-            stored[0].bytes.chunks_exact(head_bytes).skip(which).step_by(2).flatten().copied().collect()
-        };
-        let (queries, gates) = (half(0), half(1));
-        let bytes = [&queries[..], &stored[1].bytes, &stored[2].bytes, &gates];
-        let formats = [&stored[0], &stored[1], &stored[2], &stored[0]].map(|stored| stored.format);
-        let parts = rows.into_iter().zip(formats).zip(bytes);
-        let parts: Vec<_> = parts.map(|((rows, format), bytes)| StoredRows { rows, format, bytes }).collect();
+        let [both, key, value] = [self.stored(names[0])?, self.stored(names[1])?, self.stored(names[2])?];
+        let head_bytes = both.bytes.len() / (2 * attention.heads);
+        // Every second run of rows, from the first or from the second on.
+        let turns =
+            |first: usize| both.bytes.chunks_exact(head_bytes).skip(first).step_by(2).collect::<Vec<_>>().concat();
+        let (query_bytes, gate_bytes) = (turns(0), turns(1));
+        let parts = [
+            StoredRows { rows: query, format: both.format, bytes: &query_bytes },
+            StoredRows { rows: kv, format: key.format, bytes: &key.bytes },
+            StoredRows { rows: kv, format: value.format, bytes: &value.bytes },
+            StoredRows { rows: query, format: both.format, bytes: &gate_bytes },
+        ];
         let weight = self.device.load(&WeightSpec { name: &name, role: Role::Qkv, k, parts: &parts })?;
-        [query, key, value].into_iter().for_each(|name| self.source.release(name));
+        names.iter().for_each(|name| self.source.release(*name));
         Ok(weight)
-    }
-
-    /// A recurrent layer up to its output.
-    fn delta(
-        &mut self,
-        l: usize,
-        delta: GatedDeltaSpec,
-        norm: Option<Norm>,
-        eps: f32,
-    ) -> Result<GatedDelta, ModelError> {
-        let name = |tensor| TensorName::Layer(l, tensor);
-        let GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps } = delta;
-        let (keys, values) = (delta.keys(), delta.values());
-        let tensors =
-            [LayerTensor::DeltaInput, LayerTensor::DeltaGate, LayerTensor::DeltaBeta, LayerTensor::DeltaDecay];
-        Ok(GatedDelta {
-            layer: l as u32,
-            norm,
-            weight: self.load_cut(
-                Role::Qkv,
-                &tensors.map(name),
-                &[keys, keys, values, values, value_heads, value_heads],
-            )?,
-            conv: self.vector(&[name(LayerTensor::DeltaConv)])?,
-            decay: self.load(Role::Vector, &[name(LayerTensor::DeltaDecayLog)])?,
-            decay_bias: self.load(Role::Vector, &[name(LayerTensor::DeltaDecayBias)])?,
-            output_norm: Norm { gain: self.load(Role::Vector, &[name(LayerTensor::DeltaNorm)])?, eps },
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            taps,
-            length_eps: LENGTH_EPS,
-        })
     }
 
     /// Projections of latent attention, and values out of latents.
@@ -333,8 +342,8 @@ impl<'a> Loader<'a> {
         Ok(self.device.load(&WeightSpec { name, role, k, parts: &parts })?)
     }
 
-    /// The elements of these tensors as one vector.
-    fn vector(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
+    /// Biases, or the rows of other tensors, as one vector.
+    fn as_vector(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
         let mut bytes = Vec::new();
         for name in names {
             let stored = self.stored(*name)?;

@@ -45,15 +45,21 @@ def randomize(model, seed):
         for name, tensor in model.named_parameters():
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                is_offset = any(family in type(model).__name__ for family in ["Gemma", "Qwen3_5"])
-                values = (0 if is_offset and "linear_attn" not in name else 1) + 0.3 * values
-            elif name.endswith((".A_log", ".dt_bias", ".conv1d.weight")):
+                # Some families add 1 to stored gains, Qwen3.5 not to those of its gated delta rules.
+                centred = type(model).__name__.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in name
+                values = (0 if centred else 1) + 0.3 * values
+            elif name.endswith(".A_log"):
+                # Of some heads a state stays for long, of others it does not.
+                values = -1.5 + values
+            elif name.endswith(".dt_bias"):
                 values = 0.5 * values
+            elif name.endswith("conv1d.weight"):
+                values = values / tensor.shape[2] ** 0.5
             elif name.endswith(("_proj_bias", ".bias")):
                 values = 0.5 * values
             elif name.endswith(".sinks"):
                 values = 2 * values
-            elif name.endswith("embed_tokens.weight"):
+            elif name.endswith("embed_tokens.weight") or ".visual." in name:
                 pass
             else:
                 # Queries and keys twice as large, so that attention prefers some tokens to others.
@@ -205,6 +211,49 @@ def qwen3():
     write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
 
 
+def qwen3_5_config(**more):
+    """Twice three layers with a gated delta rule and one that attends, with heads of 12 of which 6 elements are rotated."""
+    return transformers.Qwen3_5TextConfig(
+        **(COMMON | dict(num_hidden_layers=8) | more),
+        intermediate_size=20,
+        head_dim=12,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=6,
+        linear_value_head_dim=5,
+        linear_conv_kernel_dim=4,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_interleaved": True,
+            "mrope_section": [1, 1, 1],
+        },
+    )
+
+
+def qwen3_5():
+    record("qwen3_5", transformers.Qwen3_5ForCausalLM(qwen3_5_config()), 19)
+
+
+def qwen3_5_images():
+    """As published: with a model of images, whose tensors are not read, around one of text, and with tensors that predict tokens after the next."""
+    text = qwen3_5_config(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
+    vision = dict(
+        depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=32, num_position_embeddings=4, patch_size=2
+    )
+    config = transformers.Qwen3_5Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=False)
+    config._attn_implementation = "eager"
+    folder = "qwen3_5_images"
+    record(folder, transformers.Qwen3_5ForConditionalGeneration(config), 20)
+    path = os.path.join(folder, "model.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    tensors["mtp.norm.weight"] = torch.zeros(COMMON["hidden_size"])
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def smollm3():
     """Every second layer without rotary embedding, the others scaled by YaRN."""
     config = transformers.SmolLM3Config(
@@ -258,25 +307,6 @@ def qwen3_moe():
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
     write_gguf("qwen3_moe", record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), 12), arch="qwen3moe")
-
-
-def qwen3_5():
-    # Layers of both kinds behind both kinds. Key and value heads of the state differ in number and size.
-    config = transformers.Qwen3_5TextConfig(
-        **COMMON,
-        num_hidden_layers=5,
-        intermediate_size=40,
-        head_dim=16,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"],
-        linear_conv_kernel_dim=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=12,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25,
-                             mrope_section=[1, 1, 0], mrope_interleaved=True),
-    )
-    record("qwen3_5", transformers.Qwen3_5ForCausalLM(config), 21)
 
 
 def gpt_oss_config():
@@ -609,6 +639,7 @@ phi4_mini()
 phi4_short()
 qwen2()
 qwen3()
-qwen3_5()
 qwen3_moe()
+qwen3_5()
+qwen3_5_images()
 smollm3()

@@ -20,18 +20,23 @@ impl JsonObject {
         self.rope_of(head_dim, &[PARTIAL])
     }
 
-    /// As [`JsonObject::partial_rope`], of models of text and images, whose positions have several parts: those of text are alike in all of them.
+    /// As [`JsonObject::partial_rope`], of a rotary embedding of three axes, in all of which a token of text has its position.
     pub(crate) fn text_rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
         self.rope_of(head_dim, &[PARTIAL, "mrope_interleaved", "mrope_section"])
     }
 
     /// Whether the base is stated, in either spelling: some families have another one by default.
     pub(crate) fn need_theta(&self) -> Result<(), WeightsError> {
-        let stated = self.object("rope_parameters")?.is_some_and(|rope| rope.get("rope_theta").is_some());
-        self.need("rope_theta", self.get("rope_theta").map(drop).or(stated.then_some(())))
+        self.need_of_rope("rope_theta")
     }
 
-    /// The family reads or leaves out the keys `own` of the parameters.
+    /// Whether a key of the rotary embedding is stated, in either spelling.
+    pub(crate) fn need_of_rope(&self, key: &str) -> Result<(), WeightsError> {
+        let stated = self.object("rope_parameters")?.is_some_and(|rope| rope.get(key).is_some());
+        self.need(key, self.get(key).map(drop).or(stated.then_some(())))
+    }
+
+    /// `own`: keys of `rope_parameters` that the family knows beyond those of each scaling.
     fn rope_of(&self, head_dim: usize, own: &[&str]) -> Result<Rope, WeightsError> {
         let (old, new) = (self.object("rope_scaling")?, self.object("rope_parameters")?);
         if old.is_some() && new.is_some() {
@@ -128,7 +133,7 @@ impl JsonObject {
     }
 }
 
-/// Share of a head that is rotated.
+/// The part of each head that is rotated.
 const PARTIAL: &str = "partial_rotary_factor";
 
 /// The context that a model was first trained for.

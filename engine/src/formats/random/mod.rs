@@ -49,6 +49,12 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `groups`, `groups_used` | none, 1 | groups of experts, and how many of them may be used for a token |
 /// | `shared` | none | width of an expert that all tokens use |
 /// | `dense` | 0 | first layers with an MLP in place of experts |
+/// | `gate` | `false` | whether attention has a gate of its output |
+/// | `delta` | none | value heads of a gated delta rule in place of attention |
+/// | `attention_every` | 4 | the last layer of each so many keeps its attention, with `delta` |
+/// | `delta_keys` | `delta` | key heads of a gated delta rule |
+/// | `delta_key_dim`, `delta_dim` | 16, `delta_key_dim` | elements of a key and of a value of a gated delta rule |
+/// | `taps` | 4 | of the convolution before a gated delta rule |
 /// | `seed` | 0 | |
 ///
 /// With a vocabulary of at least [`RandomModel::TEXT_VOCAB_MIN`] it also brings a byte-level tokenizer and a chat template.
@@ -119,20 +125,20 @@ impl ModelSource for RandomModel {
     }
 
     /// Matrices have zero mean and a standard deviation of 1 / sqrt(fan in), so activations keep their size through the
-    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases and
-    /// what states fade by in 0 +- 0.5.
+    /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases in
+    /// 0 +- 0.5, and logarithms of decays in -1.5 +- 1.5.
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if !self.spec.has_tensor(name) {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
         }
         let [rows, columns] = self.spec.tensor_dims(name);
-        use LayerTensor::{DeltaDecayBias, DeltaDecayLog, DeltaNorm};
-        let is_gain = name.is_norm() || matches!(name, TensorName::Layer(_, DeltaNorm));
-        let is_around_zero = matches!(name, TensorName::Layer(_, DeltaDecayBias | DeltaDecayLog));
-        let (offset, scale) = if is_gain {
+        let (offset, scale) = if name.is_norm() {
             (1.0, 0.25)
-        } else if name.is_bias() || is_around_zero {
+        } else if name.is_bias() {
             (0.0, 0.5)
+        } else if matches!(name, TensorName::Layer(_, LayerTensor::DeltaDecay)) {
+            // Of some heads a state stays for long, of others it does not.
+            (-1.5, 1.5)
         } else {
             // sqrt(3): the inverse of the standard deviation of a uniform number in [-1, 1).
             let gain = if name == TensorName::Output { 2.0 } else { 1.0 };
@@ -172,7 +178,6 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()

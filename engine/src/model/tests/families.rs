@@ -30,6 +30,7 @@ const FAMILIES: &[&str] = &[
     "qwen2",
     "qwen3",
     "qwen3_5",
+    "qwen3_5_images",
     "qwen3_moe",
     "smollm3",
 ];
