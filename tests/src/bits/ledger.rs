@@ -34,11 +34,16 @@ pub(super) struct Recorder {
     pub(super) ledger: Arc<Mutex<Ledger>>,
     pub(super) memory: Arc<dyn PoolMemory>,
     pub(super) map: KvPoolMap,
+    /// The engine launches steps ahead, which may change a state before it is read here.
+    pub(super) is_ahead: bool,
 }
+
+/// In place of the hash of a state that a later step may have changed.
+const UNREAD: u64 = u64::MAX;
 
 impl LogitObserver for Recorder {
     fn computed(&self, id: &RequestId, position: usize, blocks: &BlockTables, logits: &[f32]) {
-        let row = Row { logits: logits.to_vec(), kv: kv_hashes(&*self.memory, &self.map, blocks, position) };
+        let row = Row { logits: logits.to_vec(), kv: self.kv_hashes(blocks, position) };
         let (key, mut ledger) = ((index_of(id), position), self.ledger.lock());
         if ledger.rows.insert(key, row).is_some() {
             ledger.computed_twice = Some(key);
@@ -46,14 +51,30 @@ impl LogitObserver for Recorder {
     }
 }
 
+impl Recorder {
+    fn kv_hashes(&self, blocks: &BlockTables, tokens: usize) -> Vec<u64> {
+        kv_hashes(&*self.memory, &self.map, blocks, tokens, !self.is_ahead)
+    }
+}
+
 /// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`; 0 for those that the next position does not attend to. A state counts as the last
 /// position's.
-fn kv_hashes(memory: &dyn PoolMemory, map: &KvPoolMap, blocks: &BlockTables, tokens: usize) -> Vec<u64> {
+fn kv_hashes(
+    memory: &dyn PoolMemory,
+    map: &KvPoolMap,
+    blocks: &BlockTables,
+    tokens: usize,
+    reads_states: bool,
+) -> Vec<u64> {
     let deadline = Instant::now() + PATIENCE;
     let size = map.layout().block_tokens() as usize;
     let mut hashes = Vec::new();
     for (g, group) in map.layout().groups().iter().enumerate() {
         let planes = group.planes.len();
+        if group.kind == GroupKind::State && !reads_states {
+            hashes.extend(std::iter::repeat_n(UNREAD, group.layers.len() * tokens));
+            continue;
+        }
         // What left a window may be gone.
         let first = match group.kind {
             GroupKind::Window(window) => (tokens + 1).saturating_sub(window as usize),
@@ -166,7 +187,7 @@ impl Row {
         if self.kv.len() != want.kv.len() {
             return Some((0, self.kv.len().min(want.kv.len())));
         }
-        let at = self.kv.iter().zip(&want.kv).position(|(a, b)| a != b)?;
+        let at = self.kv.iter().zip(&want.kv).position(|(a, b)| a != b && ![*a, *b].contains(&UNREAD))?;
         Some((at / tokens, at % tokens))
     }
 

@@ -64,7 +64,8 @@ impl Side {
         let seen = Arc::<Mutex<Seen>>::default();
         let watched = Watched { model, seen: seen.clone(), copies: setup.copies };
         let engine = Engine::start_with(watched, &map, config, None)?;
-        let recorder = Recorder { ledger: ledger.clone(), memory: memory.clone(), map: map.clone() };
+        let is_ahead = setup.lagging;
+        let recorder = Recorder { ledger: ledger.clone(), memory: memory.clone(), map: map.clone(), is_ahead };
         engine.set_logit_observer(Some(Arc::new(recorder)));
         Ok(Self { engine, memory, map, compatibility, seen })
     }
