@@ -303,3 +303,18 @@ proptest! {
         let _ = Message::decode(&bytes);
     }
 }
+
+/// Sequences of a pool without a group that keeps all positions may be of any length.
+#[test]
+fn messages_are_bounded_by_the_groups_that_keep_everything() {
+    let planes = vec![KvPlane::try_new("p", 1, 8, Dtype::F32).unwrap()];
+    let group = |(layer, kind)| KvGroup { kind, layers: vec![layer], planes: planes.clone() };
+    let bound = |kinds: &[GroupKind]| {
+        let layout = KvLayout::try_new(16, (0..).zip(kinds.iter().copied()).map(group).collect()).unwrap();
+        message_bytes_max(&KvPoolMap::try_new(layout, 4).unwrap())
+    };
+    let (window, short) = (GroupKind::Window(32), MESSAGE_BYTES_MIN + 64 * MESSAGE_BYTES_PER_TOKEN);
+    assert_eq!(bound(&[GroupKind::Full, GroupKind::State]), short);
+    assert_eq!(bound(&[window, GroupKind::Latent]), short);
+    assert_eq!([bound(&[GroupKind::State]), bound(&[window, GroupKind::State])], [MESSAGE_BYTES_MAX; 2]);
+}
