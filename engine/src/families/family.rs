@@ -2,6 +2,10 @@
 
 use super::{DecoderSpec, ExpertTensor, LayerTensor, Rope, TensorName, layer_index};
 use crate::formats::{GgufConfig, JsonObject, WeightsError};
+use std::borrow::Cow;
+
+/// What names of all tensors begin with, but for the output matrix.
+const DECODER: &str = "model.";
 
 /// How a family's files describe its decoder.
 pub(crate) struct Family {
@@ -46,6 +50,26 @@ impl ExpertNames {
     }
 }
 
+/// A decoder inside a model of more than text.
+pub(crate) struct Inside {
+    /// Key with the object that has the decoder's keys.
+    pub(crate) key: &'static str,
+    /// The decoder's own `model_type`.
+    pub(crate) model_type: &'static str,
+    /// What names of the decoder's tensors have in place of `model.`; that of the output matrix stays.
+    pub(crate) prefix: &'static str,
+    /// Keys of the model around it that have no effect on text.
+    pub(crate) keys: &'static [&'static str],
+}
+
+/// Tensors that the computation of text does not use.
+pub(crate) struct LeftOut {
+    /// Of their names.
+    pub(crate) prefix: &'static str,
+    /// What they are, in words for the log.
+    pub(crate) what: &'static str,
+}
+
 /// A family in Hugging Face's `config.json`.
 pub(crate) struct ConfigFamily {
     /// Its class, in `architectures`.
@@ -64,12 +88,16 @@ pub(crate) struct ConfigFamily {
     /// Matrices of a layer that are stored as one, by their name after the layer's number, with the parts in the order of their rows. A family
     /// that has some stores no part by itself.
     pub(crate) fused: &'static [FusedTensor],
-    /// Added to every stored gain of an RMSNorm.
+    /// Added to every stored gain of an RMSNorm, but to that of a gated delta rule.
     pub(crate) gain_offset: f32,
     /// Order of the rows of queries and keys that are rotated.
     pub(crate) rotary_rows: RotaryRows,
     /// Keys with the number of layers behind the last one, which predict tokens after the next: their tensors are left out.
     pub(crate) extra_layers: &'static [&'static str],
+    /// Other tensors that are left out.
+    pub(crate) left_out: &'static [LeftOut],
+    /// Where the decoder is inside another model.
+    pub(crate) inside: Option<Inside>,
     /// Reads the rotary embedding of heads of this size; of the layers without a window, if there are two.
     pub(crate) rope: fn(&JsonObject, usize) -> Result<Rope, WeightsError>,
     /// Completes the spec, in which the keys of every family have been read: layers as in Llama. Refuses values that are not implemented, and
@@ -90,6 +118,8 @@ impl ConfigFamily {
         gain_offset: 0.0,
         rotary_rows: RotaryRows::Halves,
         extra_layers: &[],
+        left_out: &[],
+        inside: None,
         rope: JsonObject::rope,
         read: |_, _| Ok(()),
     };
@@ -100,8 +130,31 @@ impl ConfigFamily {
         own.map_or_else(|| tensor.name(), |(_, name)| name)
     }
 
+    /// What is added to a stored gain of an RMSNorm; 0 for other tensors.
+    pub(crate) fn offset_of(&self, name: TensorName) -> f32 {
+        match name {
+            TensorName::Layer(_, LayerTensor::DeltaNorm) => 0.0,
+            name if name.is_norm() => self.gain_offset,
+            _ => 0.0,
+        }
+    }
+
+    /// A name of the family's files as that of a decoder that is inside no other model.
+    pub(crate) fn of_decoder<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        let inside = self.inside.as_ref().and_then(|inside| name.strip_prefix(inside.prefix));
+        inside.map_or(Cow::Borrowed(name), |rest| Cow::Owned(format!("{DECODER}{rest}")))
+    }
+
     /// A tensor's name in the family's files.
     pub(crate) fn spelled(&self, name: TensorName) -> String {
+        let name = self.spelled_in_decoder(name);
+        match (&self.inside, name.strip_prefix(DECODER)) {
+            (Some(inside), Some(rest)) => format!("{}{rest}", inside.prefix),
+            _ => name,
+        }
+    }
+
+    fn spelled_in_decoder(&self, name: TensorName) -> String {
         match name {
             TensorName::Layer(layer, tensor) => format!("model.layers.{layer}.{}", self.layer_name(tensor)),
             TensorName::Expert(layer, expert, tensor) => {

@@ -5,6 +5,7 @@
 //! family by name; they refuse keys and tensors that the family does not state.
 
 mod deepseek;
+mod delta;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -17,6 +18,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 pub(crate) mod registry;
 mod rope;
@@ -25,6 +27,7 @@ mod spec;
 mod tensors;
 
 pub use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
+pub use delta::GatedDeltaSpec;
 pub(crate) use family::{ConfigFamily, ExpertNames, GgufFamily, RotaryRows, StackedTensor};
 pub use rope::{Rope, RopeScaling};
 pub(crate) use rope::{YARN_LOG_MULTIPLIER, yarn_amplitude};

@@ -2,7 +2,8 @@
 
 use super::family::{ConfigFamily, Family, GgufFamily};
 use super::{
-    deepseek, gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3,
+    deepseek, gemma2, gemma3, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe,
+    smollm3,
 };
 
 /// Every supported family.
@@ -20,6 +21,8 @@ const FAMILIES: &[&Family] = &[
     &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_5::FAMILY,
+    &qwen3_5::WITH_IMAGES,
     &qwen3_moe::FAMILY,
     &smollm3::FAMILY,
 ];

@@ -1,6 +1,6 @@
 //! The description of a decoder: everything that decides what it computes, apart from the tensors' values.
 
-use super::Rope;
+use super::{GatedDeltaSpec, Rope};
 use baton_kernels::program::{Activation, Choice, ExpertGroups, Scoring};
 use baton_types::{Attention, Dtype, KvLayout, LayerKv, LayoutError};
 
@@ -33,6 +33,8 @@ pub struct DecoderSpec {
 pub struct LayerSpec {
     /// The attention.
     pub attention: AttentionSpec,
+    /// A gated delta rule in place of the attention, which then has no tensors.
+    pub delta: Option<GatedDeltaSpec>,
     /// Where the norms of attention and MLP are.
     pub norms: LayerNorms,
     /// Factor of what attention and MLP add to the residual stream.
@@ -127,6 +129,8 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Whether a bias is added to the output.
     pub output_bias: bool,
+    /// Whether what each query head attended is multiplied by the sigmoid of a gate, of as many elements, before the output.
+    pub output_gate: bool,
     /// The norm of queries and keys, after the biases and before the rotary embedding.
     pub query_key_norm: Option<QueryKeyNorm>,
     /// The rotary embedding of queries and keys; `None`: they stay as they are, and the mask alone tells their order (Kazemnejad et al.,
@@ -153,6 +157,7 @@ impl AttentionSpec {
             soft_cap: None,
             sinks: false,
             output_bias: false,
+            output_gate: false,
             query_key_norm: None,
             rope: Some(rope),
         }
@@ -212,10 +217,14 @@ impl DecoderSpec {
 
     /// What attention stores and attends to, by groups of layers that are alike.
     pub fn attention(&self) -> Attention {
-        Attention::of_layers(self.layers.iter().map(|layer| (layer.attention.window, layer.attention.token_kv())))
+        Attention::of_layers(self.layers.iter().map(|layer| match layer.delta {
+            Some(delta) => (None, delta.state()),
+            None => (layer.attention.window, layer.attention.token_kv()),
+        }))
     }
 
-    /// The KV layout with this block size: groups with planes `k` and `v`, or a plane `latent`, see [`Attention::layout`].
+    /// The KV layout with this block size: groups with planes `k` and `v`, a plane `latent`, or planes `conv` and `state`, see
+    /// [`Attention::layout`].
     ///
     /// # Panics
     /// If there are no layers.
@@ -250,7 +259,7 @@ impl LayerSpec {
     /// A layer as in Llama.
     pub fn llama(attention: AttentionSpec, ffn: usize, rms_eps: f32) -> Self {
         let (norms, activation) = (LayerNorms::Before, Activation::Silu);
-        Self { attention, norms, residual_factor: 1.0, ffn, experts: None, activation, rms_eps }
+        Self { attention, delta: None, norms, residual_factor: 1.0, ffn, experts: None, activation, rms_eps }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -286,6 +295,8 @@ impl LayerSpec {
             return Err("experts with norms behind them are not implemented".into());
         }
         attention.check_latent()?;
+        attention.check_gate()?;
+        self.delta.map_or(Ok(()), |delta| delta.check())?;
         let Some(rope) = &attention.rope else { return Ok(()) };
         positive("rope theta", rope.theta)?;
         in_range("rotated elements of a head", rope.dim, attention.head_dim)?;
@@ -297,6 +308,13 @@ impl LayerSpec {
 }
 
 impl AttentionSpec {
+    fn check_gate(&self) -> Result<(), String> {
+        match self.output_gate && (self.latent.is_some() || self.qkv_bias) {
+            true => Err("a gate of attention's output with latents, or with biases of queries, is not implemented".into()),
+            false => Ok(()),
+        }
+    }
+
     fn check_latent(&self) -> Result<(), String> {
         let Some(LatentSpec { query_rank, rank, value_dim, rms_eps }) = self.latent else { return Ok(()) };
         let (max, rotated) = (DecoderSpec::DIMENSION_MAX, self.rotated());
@@ -343,7 +361,7 @@ impl ExpertsSpec {
     }
 }
 
-fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
+pub(super) fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
     if value == 0 || value > max {
         return Err(format!("{name} is {value}; 1 to {max} is possible"));
     }

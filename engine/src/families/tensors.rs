@@ -52,7 +52,8 @@ impl ExpertTensor {
 pub enum LayerTensor {
     /// Gain of the RMSNorm before attention, `[hidden]`; see [`LayerNorms`].
     AttentionNorm,
-    /// `[heads * head_dim, hidden]`
+    /// `[heads * head_dim, hidden]`; with [`output_gate`](super::AttentionSpec::output_gate) of each head the query's rows, then the gate's,
+    /// `[heads * 2 * head_dim, hidden]`.
     Query,
     /// `[kv_heads * head_dim, hidden]`
     Key,
@@ -111,11 +112,29 @@ pub enum LayerTensor {
     SharedUp,
     /// `[hidden, shared ffn]`
     SharedDown,
+    /// Query, key and value of a gated delta rule, `[channels, hidden]`; with [`delta`](LayerSpec::delta), as all that follow.
+    DeltaQkv,
+    /// Gate of the output, `[value_heads * value_dim, hidden]`.
+    DeltaZ,
+    /// How much of a value is written, `[value_heads, hidden]`.
+    DeltaB,
+    /// How much of the state stays, `[value_heads, hidden]`.
+    DeltaA,
+    /// Convolution of each channel, `[channels, taps]`, the row's own tap last.
+    DeltaConv,
+    /// Logarithm of the factor of the exponent by which the state decays, `[value_heads]`.
+    DeltaDecay,
+    /// Added to what [`LayerTensor::DeltaA`] makes, `[value_heads]`.
+    DeltaDecayBias,
+    /// Gain of the RMSNorm of each head before the gate of the output, `[value_dim]`.
+    DeltaNorm,
+    /// `[hidden, value_heads * value_dim]`
+    DeltaOutput,
 }
 
 impl LayerTensor {
     /// Every tensor that a layer can have, in the order of computation.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 39] = [
         Self::AttentionNorm,
         Self::Query,
         Self::QueryDown,
@@ -134,6 +153,15 @@ impl LayerTensor {
         Self::Sinks,
         Self::AttentionOutput,
         Self::AttentionOutputBias,
+        Self::DeltaQkv,
+        Self::DeltaZ,
+        Self::DeltaB,
+        Self::DeltaA,
+        Self::DeltaConv,
+        Self::DeltaDecay,
+        Self::DeltaDecayBias,
+        Self::DeltaNorm,
+        Self::DeltaOutput,
         Self::AttentionOutputNorm,
         Self::MlpNorm,
         Self::Router,
@@ -181,7 +209,40 @@ impl LayerTensor {
             Self::SharedGate => "mlp.shared_experts.gate_proj.weight",
             Self::SharedUp => "mlp.shared_experts.up_proj.weight",
             Self::SharedDown => "mlp.shared_experts.down_proj.weight",
+            Self::DeltaQkv => "linear_attn.in_proj_qkv.weight",
+            Self::DeltaZ => "linear_attn.in_proj_z.weight",
+            Self::DeltaB => "linear_attn.in_proj_b.weight",
+            Self::DeltaA => "linear_attn.in_proj_a.weight",
+            Self::DeltaConv => "linear_attn.conv1d.weight",
+            Self::DeltaDecay => "linear_attn.A_log",
+            Self::DeltaDecayBias => "linear_attn.dt_bias",
+            Self::DeltaNorm => "linear_attn.norm.weight",
+            Self::DeltaOutput => "linear_attn.out_proj.weight",
         }
+    }
+}
+
+impl LayerTensor {
+    /// Whether this is of attention, its norms before and behind it aside.
+    fn is_of_attention(self) -> bool {
+        use LayerTensor::{
+            AttentionOutput, AttentionOutputBias, Key, KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, Query, QueryBias,
+            QueryDown, QueryDownNorm, QueryNorm, QueryUp, Sinks, Value, ValueBias,
+        };
+        let of_heads = [Query, Key, Value, QueryBias, KeyBias, ValueBias, QueryNorm, KeyNorm, Sinks];
+        let of_latents = [QueryDown, QueryDownNorm, QueryUp, KvDown, KvDownNorm, KvUp];
+        let of_output = [AttentionOutput, AttentionOutputBias];
+        of_heads.contains(&self) || of_latents.contains(&self) || of_output.contains(&self)
+    }
+
+    /// Whether this is of a gated delta rule.
+    fn is_of_delta(self) -> bool {
+        use LayerTensor::{
+            DeltaA, DeltaB, DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput, DeltaQkv, DeltaZ,
+        };
+        let projections = [DeltaQkv, DeltaZ, DeltaB, DeltaA];
+        projections.contains(&self)
+            || [DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput].contains(&self)
     }
 }
 
@@ -189,11 +250,12 @@ impl TensorName {
     /// Whether this is a gain of an RMSNorm.
     pub fn is_norm(self) -> bool {
         use LayerTensor::{
-            AttentionNorm, AttentionOutputNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm, QueryNorm,
+            AttentionNorm, AttentionOutputNorm, DeltaNorm, KeyNorm, KvDownNorm, MlpNorm, MlpOutputNorm, QueryDownNorm,
+            QueryNorm,
         };
         let of_layer = |tensor| {
             let of_layer = [AttentionNorm, AttentionOutputNorm, MlpNorm, MlpOutputNorm];
-            of_layer.contains(&tensor) || [QueryNorm, KeyNorm, QueryDownNorm, KvDownNorm].contains(&tensor)
+            of_layer.contains(&tensor) || [QueryNorm, KeyNorm, QueryDownNorm, KvDownNorm, DeltaNorm].contains(&tensor)
         };
         match self {
             Self::FinalNorm => true,
@@ -204,10 +266,11 @@ impl TensorName {
 
     /// Whether this is a bias.
     pub fn is_bias(self) -> bool {
-        use LayerTensor::{AttentionOutputBias, ChoiceBias, KeyBias, QueryBias, RouterBias, ValueBias};
+        use LayerTensor::{AttentionOutputBias, ChoiceBias, DeltaDecayBias, KeyBias, QueryBias, RouterBias, ValueBias};
         match self {
             Self::Layer(_, tensor) => {
                 matches!(tensor, QueryBias | KeyBias | ValueBias | AttentionOutputBias | RouterBias | ChoiceBias)
+                    || tensor == DeltaDecayBias
             }
             Self::Expert(_, _, tensor) => tensor.is_bias(),
             Self::Embedding | Self::FinalNorm | Self::Output => false,
@@ -216,7 +279,7 @@ impl TensorName {
 
     /// Whether files store this as a vector; all other tensors are matrices.
     pub fn is_vector(self) -> bool {
-        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, LayerTensor::Sinks))
+        self.is_norm() || self.is_bias() || matches!(self, Self::Layer(_, LayerTensor::Sinks | LayerTensor::DeltaDecay))
     }
 }
 
@@ -244,10 +307,30 @@ pub(crate) fn layer_index(text: &str) -> Option<usize> {
 impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
+        if tensor.is_of_attention() || tensor.is_of_delta() {
+            return tensor.is_of_delta() == self.delta.is_some() && (tensor.is_of_delta() || self.attention_has(tensor));
+        }
         use LayerTensor::{
-            AttentionNorm, AttentionOutputBias, AttentionOutputNorm, ChoiceBias, Down, Gate, Key, KeyBias, KeyNorm,
-            KvDown, KvDownNorm, KvUp, MlpNorm, MlpOutputNorm, Query, QueryBias, QueryDown, QueryDownNorm, QueryNorm,
-            QueryUp, Router, RouterBias, SharedDown, SharedGate, SharedUp, Sinks, Up, Value, ValueBias,
+            AttentionNorm, AttentionOutputNorm, ChoiceBias, Down, Gate, MlpNorm, MlpOutputNorm, Router, RouterBias,
+            SharedDown, SharedGate, SharedUp, Up,
+        };
+        match tensor {
+            ChoiceBias => self.experts.is_some_and(|experts| experts.choice_bias),
+            SharedGate | SharedUp | SharedDown => self.experts.is_some_and(|experts| experts.shared_ffn.is_some()),
+            Gate | Up | Down => self.experts.is_none(),
+            Router => self.experts.is_some(),
+            RouterBias => self.experts.is_some_and(|experts| experts.biases),
+            AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
+            AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
+            _ => true,
+        }
+    }
+
+    /// The same, of a tensor of attention.
+    fn attention_has(&self, tensor: LayerTensor) -> bool {
+        use LayerTensor::{
+            AttentionOutputBias, Key, KeyBias, KeyNorm, KvDown, KvDownNorm, KvUp, Query, QueryBias, QueryDown,
+            QueryDownNorm, QueryNorm, QueryUp, Sinks, Value, ValueBias,
         };
         let latent = self.attention.latent;
         let query_rank = latent.and_then(|latent| latent.query_rank);
@@ -256,17 +339,10 @@ impl LayerSpec {
             QueryDown | QueryDownNorm | QueryUp => query_rank.is_some(),
             Key | Value => latent.is_none(),
             KvDown | KvDownNorm | KvUp => latent.is_some(),
-            ChoiceBias => self.experts.is_some_and(|experts| experts.choice_bias),
-            SharedGate | SharedUp | SharedDown => self.experts.is_some_and(|experts| experts.shared_ffn.is_some()),
             QueryBias | KeyBias | ValueBias => self.attention.qkv_bias,
             QueryNorm | KeyNorm => self.attention.query_key_norm.is_some(),
-            Gate | Up | Down => self.experts.is_none(),
-            Router => self.experts.is_some(),
-            RouterBias => self.experts.is_some_and(|experts| experts.biases),
             AttentionOutputBias => self.attention.output_bias,
             Sinks => self.attention.sinks,
-            AttentionNorm | MlpNorm => self.norms != LayerNorms::Behind,
-            AttentionOutputNorm | MlpOutputNorm => self.norms != LayerNorms::Before,
             _ => true,
         }
     }
@@ -305,13 +381,15 @@ impl DecoderSpec {
             .map_or((0, 0, 0), |latent| (latent.query_rank.unwrap_or_default(), latent.rank, latent.value_dim));
         let shared = layer.experts.and_then(|experts| experts.shared_ffn).unwrap_or_default();
         let experts = layer.experts.map_or(0, |experts| experts.count);
+        let delta = layer.delta;
+        let (delta_heads, delta_out) = delta.map_or((0, 0), |delta| (delta.value_heads, delta.attended_dim()));
         match tensor {
             LayerTensor::AttentionNorm
             | LayerTensor::AttentionOutputNorm
             | LayerTensor::MlpNorm
             | LayerTensor::MlpOutputNorm
             | LayerTensor::AttentionOutputBias => [1, self.hidden],
-            LayerTensor::Query => [q, self.hidden],
+            LayerTensor::Query => [if attention.output_gate { 2 * q } else { q }, self.hidden],
             LayerTensor::Key | LayerTensor::Value => [kv, self.hidden],
             LayerTensor::QueryBias => [1, q],
             LayerTensor::KeyBias | LayerTensor::ValueBias => [1, kv],
@@ -337,6 +415,13 @@ impl DecoderSpec {
             LayerTensor::Router => [experts, self.hidden],
             LayerTensor::RouterBias | LayerTensor::ChoiceBias => [1, experts],
             LayerTensor::Sinks => [1, layer.attention.heads],
+            LayerTensor::DeltaQkv => [delta.map_or(0, |delta| delta.channels()), self.hidden],
+            LayerTensor::DeltaZ => [delta_out, self.hidden],
+            LayerTensor::DeltaB | LayerTensor::DeltaA => [delta_heads, self.hidden],
+            LayerTensor::DeltaConv => delta.map_or([0, 0], |delta| [delta.channels(), delta.taps]),
+            LayerTensor::DeltaDecay | LayerTensor::DeltaDecayBias => [1, delta_heads],
+            LayerTensor::DeltaNorm => [1, delta.map_or(0, |delta| delta.value_dim)],
+            LayerTensor::DeltaOutput => [self.hidden, delta_out],
         }
     }
 

@@ -82,5 +82,10 @@ pub(super) fn check_device(spec: &DecoderSpec, device: &DeviceInfo) -> Result<()
     if has_latents && !device.latents {
         return Err(ModelError::DeviceLacks { what: "latent attention", device: device.name.clone() });
     }
+    // A device has both kernels of such models, or none.
+    let has_states = spec.layers.iter().any(|layer| layer.delta.is_some() || layer.attention.output_gate);
+    if has_states && !device.states {
+        return Err(ModelError::DeviceLacks { what: "a gated delta rule", device: device.name.clone() });
+    }
     Ok(())
 }

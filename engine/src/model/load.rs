@@ -2,13 +2,13 @@
 
 use super::{ModelError, rope_table};
 use crate::families::{
-    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, LatentSpec, LayerNorms, LayerTensor, TensorName,
+    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerTensor, TensorName,
 };
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{
-    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, Head, Latent, LatentQuery, Norm, Op, Program, Project, Qkv,
+    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, GatedDelta, Head, Latent, LatentQuery, Norm, Op, Program, Project, Qkv,
     QueryKeyNorms, SharedExpert,
 };
 use baton_kernels::storage::StorageFormat;
@@ -47,25 +47,31 @@ pub(super) fn program(
             false => Ok(None),
         };
         let norm = norm_if(before, &mut loader, LayerTensor::AttentionNorm)?;
-        let mut expand = None;
-        if let Some(latent) = attention.latent {
-            let (projections, values) = loader.latent(l, attention, latent, norm)?;
-            ops.push(Op::Latent(projections));
-            expand = Some(Op::Expand(values));
-        } else {
-            ops.push(Op::Qkv(loader.qkv(l, attention, norm, eps)?));
-        }
-        if l + 1 == spec.layers.len() {
-            ops.push(Op::Select);
-        }
-        let AttentionSpec { scale, window, soft_cap, .. } = *attention;
-        let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
-        ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
-        ops.extend(expand);
+        let select = (l + 1 == spec.layers.len()).then_some(Op::Select);
+        let (output, groups) = match layer_spec.delta {
+            Some(delta) => {
+                ops.push(Op::GatedDelta(loader.delta(l, delta, norm, eps)?));
+                ops.extend(select);
+                (LayerTensor::DeltaOutput, delta.key_heads)
+            }
+            None => {
+                let (stores, behind) = loader.attention(l, attention, norm, eps)?;
+                ops.push(stores);
+                ops.extend(select);
+                let AttentionSpec { scale, window, soft_cap, .. } = *attention;
+                let sinks = loader.vector_if(attention.sinks, name(LayerTensor::Sinks))?;
+                ops.push(Op::Attend(Attend { layer, scale, window, soft_cap, sinks }));
+                ops.extend(behind);
+                (LayerTensor::AttentionOutput, attention.kv_heads)
+            }
+        };
         ops.push(Op::Out(Project {
-            weight: loader.load(Role::Out, &[name(LayerTensor::AttentionOutput)])?,
-            partitions: partitions(numerics, attention.kv_heads),
-            bias: loader.vector_if(attention.output_bias, name(LayerTensor::AttentionOutputBias))?,
+            weight: loader.load(Role::Out, &[name(output)])?,
+            partitions: partitions(numerics, groups),
+            bias: loader.vector_if(
+                layer_spec.has_tensor(LayerTensor::AttentionOutputBias),
+                name(LayerTensor::AttentionOutputBias),
+            )?,
             norm: norm_if(behind, &mut loader, LayerTensor::AttentionOutputNorm)?,
             factor: layer_spec.residual_factor,
         }));
@@ -82,8 +88,8 @@ pub(super) fn program(
                 biases: match biases {
                     true => Some(ExpertBiases {
                         router: loader.load(Role::Vector, &[name(LayerTensor::RouterBias)])?,
-                        gate_up: loader.biases(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
-                        down: loader.biases(&of_experts(&[ExpertTensor::DownBias]))?,
+                        gate_up: loader.as_vector(&of_experts(&[ExpertTensor::GateBias, ExpertTensor::UpBias]))?,
+                        down: loader.as_vector(&of_experts(&[ExpertTensor::DownBias]))?,
                     }),
                     false => None,
                 },
@@ -158,16 +164,69 @@ impl<'a> Loader<'a> {
         holds.then(|| self.load(Role::Vector, &[name])).transpose()
     }
 
+    /// What comes before attention, and what comes behind it, if anything.
+    fn attention(
+        &mut self,
+        l: usize,
+        attention: &'a AttentionSpec,
+        norm: Option<Norm>,
+        eps: f32,
+    ) -> Result<(Op, Option<Op>), ModelError> {
+        Ok(match attention.latent {
+            Some(latent) => {
+                let (projections, values) = self.latent(l, attention, latent, norm)?;
+                (Op::Latent(projections), Some(Op::Expand(values)))
+            }
+            None => {
+                let qkv = self.qkv(l, attention, norm, eps)?;
+                (Op::Qkv(qkv), qkv.gate.then_some(Op::Gate))
+            }
+        })
+    }
+
+    /// A gated delta rule.
+    fn delta(
+        &mut self,
+        l: usize,
+        delta: GatedDeltaSpec,
+        norm: Option<Norm>,
+        eps: f32,
+    ) -> Result<GatedDelta, ModelError> {
+        use LayerTensor::{DeltaA, DeltaB, DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaQkv, DeltaZ};
+        let name = |tensor| TensorName::Layer(l, tensor);
+        let GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, length_eps } = delta;
+        let (key, value) = (delta.query_dim(), delta.attended_dim());
+        let heights = [key, key, value, value, value_heads, value_heads];
+        Ok(GatedDelta {
+            layer: l as u32,
+            norm,
+            weight: self.load_cut(Role::Qkv, &[DeltaQkv, DeltaZ, DeltaB, DeltaA].map(name), &heights)?,
+            conv: self.as_vector(&[name(DeltaConv)])?,
+            decay: self.load(Role::Vector, &[name(DeltaDecay)])?,
+            decay_bias: self.load(Role::Vector, &[name(DeltaDecayBias)])?,
+            output_norm: self.norm(name(DeltaNorm), eps)?,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            taps,
+            length_eps,
+        })
+    }
+
     /// Projections of attention over keys and values.
     fn qkv(&mut self, l: usize, attention: &'a AttentionSpec, norm: Option<Norm>, eps: f32) -> Result<Qkv, ModelError> {
         let name = |tensor| TensorName::Layer(l, tensor);
         Ok(Qkv {
             layer: l as u32,
             norm,
-            weight: self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            weight: match attention.output_gate {
+                true => self.gated(l, attention)?,
+                false => self.load(Role::Qkv, &[LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(name))?,
+            },
             bias: match attention.qkv_bias {
                 true => Some(
-                    self.biases(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
+                    self.as_vector(&[LayerTensor::QueryBias, LayerTensor::KeyBias, LayerTensor::ValueBias].map(name))?,
                 ),
                 false => None,
             },
@@ -182,8 +241,34 @@ impl<'a> Loader<'a> {
                 false => None,
             },
             rope: self.rope(attention)?,
-            gate: false,
+            gate: attention.output_gate,
         })
+    }
+
+    /// Query, key, value and gate as four parts. Query and gate are one tensor, in which the heads take turns.
+    fn gated(&mut self, l: usize, attention: &AttentionSpec) -> Result<Weight, ModelError> {
+        let names = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(|tensor| TensorName::Layer(l, tensor));
+        let (name, k) = (names[0].to_string(), self.spec.hidden);
+        let (query, kv) = (attention.query_dim(), attention.kv_dim());
+        let shape = WeightShape { name: &name, role: Role::Qkv, k, rows: &[query, kv, kv, query] };
+        if let Some(weight) = self.device.cached(&shape) {
+            self.loaded(weight.n * weight.k);
+            return Ok(weight);
+        }
+        let [both, key, value] = [self.stored(names[0])?, self.stored(names[1])?, self.stored(names[2])?];
+        let head_bytes = both.bytes.len() / (2 * attention.heads);
+        // Every second run of rows, from the first or from the second on.
+        let turns = |first: usize| both.bytes.chunks_exact(head_bytes).skip(first).step_by(2).collect::<Vec<_>>().concat();
+        let (query_bytes, gate_bytes) = (turns(0), turns(1));
+        let parts = [
+            StoredRows { rows: query, format: both.format, bytes: &query_bytes },
+            StoredRows { rows: kv, format: key.format, bytes: &key.bytes },
+            StoredRows { rows: kv, format: value.format, bytes: &value.bytes },
+            StoredRows { rows: query, format: both.format, bytes: &gate_bytes },
+        ];
+        let weight = self.device.load(&WeightSpec { name: &name, role: Role::Qkv, k, parts: &parts })?;
+        names.iter().for_each(|name| self.source.release(*name));
+        Ok(weight)
     }
 
     /// Projections of latent attention, and values out of latents.
@@ -254,12 +339,12 @@ impl<'a> Loader<'a> {
         Ok(self.device.load(&WeightSpec { name, role, k, parts: &parts })?)
     }
 
-    /// Biases as one vector.
-    fn biases(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
+    /// Biases, or the rows of other tensors, as one vector.
+    fn as_vector(&mut self, names: &[TensorName]) -> Result<Weight, ModelError> {
         let mut bytes = Vec::new();
         for name in names {
             let stored = self.stored(*name)?;
-            let mut values = vec![0.0; self.spec.tensor_dims(*name)[1]];
+            let mut values = vec![0.0; self.spec.tensor_dims(*name).iter().product()];
             stored.format.expand(&stored.bytes, &mut values);
             bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
         }

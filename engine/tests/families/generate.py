@@ -45,7 +45,16 @@ def randomize(model, seed):
         for name, tensor in model.named_parameters():
             values = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = (0 if "Gemma" in type(model).__name__ else 1) + 0.3 * values
+                # Some families add 1 to stored gains, Qwen3.5 not to those of its gated delta rules.
+                centred = type(model).__name__.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in name
+                values = (0 if centred else 1) + 0.3 * values
+            elif name.endswith(".A_log"):
+                # Of some heads a state stays for long, of others it does not.
+                values = -1.5 + values
+            elif name.endswith(".dt_bias"):
+                values = 0.5 * values
+            elif name.endswith("conv1d.weight"):
+                values = values / tensor.shape[2] ** 0.5
             elif name.endswith(("_proj_bias", ".bias")):
                 values = 0.5 * values
             elif name.endswith(".sinks"):
@@ -200,6 +209,34 @@ def qwen3():
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
     write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
+
+
+def qwen3_5_config(config=transformers.Qwen3_5TextConfig):
+    """Twice three layers with a gated delta rule and one that attends, with heads of 12 of which 6 elements are rotated."""
+    return config(
+        **COMMON,
+        intermediate_size=20,
+        num_hidden_layers=8,
+        head_dim=12,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=6,
+        linear_value_head_dim=5,
+        linear_conv_kernel_dim=4,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_interleaved": True,
+            "mrope_section": [1, 1, 1],
+        },
+    )
+
+
+def qwen3_5():
+    record("qwen3_5", transformers.Qwen3_5ForCausalLM(qwen3_5_config()), 19)
 
 
 def smollm3():
@@ -588,4 +625,5 @@ phi4_short()
 qwen2()
 qwen3()
 qwen3_moe()
+qwen3_5()
 smollm3()

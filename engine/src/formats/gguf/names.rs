@@ -38,6 +38,15 @@ const LAYER: [(&str, LayerTensor); LayerTensor::ALL.len()] = [
     ("ffn_gate_shexp.weight", LayerTensor::SharedGate),
     ("ffn_up_shexp.weight", LayerTensor::SharedUp),
     ("ffn_down_shexp.weight", LayerTensor::SharedDown),
+    ("attn_qkv.weight", LayerTensor::DeltaQkv),
+    ("attn_gate.weight", LayerTensor::DeltaZ),
+    ("ssm_beta.weight", LayerTensor::DeltaB),
+    ("ssm_alpha.weight", LayerTensor::DeltaA),
+    ("ssm_conv1d.weight", LayerTensor::DeltaConv),
+    ("ssm_a", LayerTensor::DeltaDecay),
+    ("ssm_dt.bias", LayerTensor::DeltaDecayBias),
+    ("ssm_norm.weight", LayerTensor::DeltaNorm),
+    ("ssm_out.weight", LayerTensor::DeltaOutput),
 ];
 
 /// Names of tensors that hold one matrix or bias of all experts of a layer, after `blk.N.`.

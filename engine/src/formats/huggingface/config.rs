@@ -9,7 +9,7 @@ use crate::formats::WeightsError;
 pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigFamily), WeightsError> {
     let family = family(config)?;
     keys::check(config, family.keys)?;
-    check_type(config, family)?;
+    check_type(config, family.model_type, family)?;
     let activation = config.activation("hidden_act")?.unwrap_or(Activation::Silu);
     let size = |key: &str| config.need(key, config.size(key)?);
     let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
@@ -45,10 +45,25 @@ pub(super) fn read(config: &JsonObject) -> Result<(DecoderSpec, &'static ConfigF
     Ok((spec, family))
 }
 
+/// Keys of a model around a decoder that are the decoder's.
+const OF_DECODER: &[&str] = &["eos_token_id", "quantization_config", "tie_word_embeddings"];
+
+/// The keys of the decoder as if it were alone. Where it is inside another model, the keys of that one are checked here.
+pub(super) fn of_decoder(config: JsonObject) -> Result<JsonObject, WeightsError> {
+    // Without a family, `read` says what is wrong.
+    let Ok(family) = family(&config) else { return Ok(config) };
+    let Some(inside) = &family.inside else { return Ok(config) };
+    keys::check(&config, &[&[inside.key], inside.keys].concat())?;
+    check_type(&config, family.model_type, family)?;
+    let decoder = config.inner(inside.key, OF_DECODER)?;
+    check_type(&decoder, inside.model_type, family)?;
+    Ok(decoder.with("architectures", vec![family.class].into()).with("model_type", family.model_type.into()))
+}
+
 /// transformers selects the computation by `model_type`, which must match the class.
-fn check_type(config: &JsonObject, family: &ConfigFamily) -> Result<(), WeightsError> {
+fn check_type(config: &JsonObject, model_type: &str, family: &ConfigFamily) -> Result<(), WeightsError> {
     match config.text("model_type")? {
-        Some(other) if other != family.model_type => {
+        Some(other) if other != model_type => {
             let hint = "the two must name the same model; correct the one that is wrong";
             let what = format!("model_type `{other}` beside architectures [\"{}\"]", family.class);
             Err(config.unsupported(what, hint))

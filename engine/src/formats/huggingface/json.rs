@@ -129,6 +129,27 @@ impl JsonObject {
         Ok(keys.map(|keys| Self { path: format!("{}: {key}", self.path), keys: keys.clone() }))
     }
 
+    /// The object in `key`, with some keys of this one beside its own. None may be there in both with different values.
+    pub(crate) fn inner(&self, key: &str, shared: &[&str]) -> Result<Self, WeightsError> {
+        let mut inner = self.need(key, self.object(key)?)?;
+        for name in shared {
+            let Some(outer) = self.get(name) else { continue };
+            match inner.get(name) {
+                Some(own) if own != outer => {
+                    return Err(self.damaged(format!("{name} is {outer} and in {key} {own}")));
+                }
+                _ => _ = inner.keys.insert((*name).to_owned(), outer.clone()),
+            }
+        }
+        Ok(inner)
+    }
+
+    /// The same object, with this value of a key.
+    pub(crate) fn with(mut self, key: &str, value: Value) -> Self {
+        self.keys.insert(key.to_owned(), value);
+        self
+    }
+
     /// The value, or an error if it is absent.
     pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, WeightsError> {
         value.ok_or_else(|| self.damaged(format!("{key} is missing")))

@@ -106,9 +106,10 @@ impl HuggingFaceModel {
     }
 
     fn config(path: &Path, folder: &Path) -> Result<JsonObject, WeightsError> {
-        JsonObject::read(path)?.ok_or_else(|| {
+        let config = JsonObject::read(path)?.ok_or_else(|| {
             WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
-        })
+        })?;
+        config::of_decoder(config)
     }
 }
 
@@ -128,12 +129,13 @@ impl ModelSource for HuggingFaceModel {
             Err(WeightsError::damaged(&self.folder, format!("there is no tensor {}", self.family.spelled(name))))
         })?;
         let stored = rotary::in_halves(&self.spec, self.family.rotary_rows, name, stored);
-        if !name.is_norm() || self.family.gain_offset == 0.0 {
+        let offset = self.family.offset_of(name);
+        if offset == 0.0 {
             return Ok(stored);
         }
         let mut gain = vec![0.0; self.spec.tensor_dims(name)[1]];
         stored.format.expand(&stored.bytes, &mut gain);
-        let bytes = gain.into_iter().flat_map(|gain| (gain + self.family.gain_offset).to_le_bytes());
+        let bytes = gain.into_iter().flat_map(|gain| (gain + offset).to_le_bytes());
         Ok(StoredTensor { format: StorageFormat::F32, bytes: bytes.collect::<Vec<_>>().into() })
     }
 

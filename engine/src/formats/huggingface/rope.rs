@@ -12,21 +12,32 @@ const THETA_DEFAULT: f32 = 10_000.0;
 impl JsonObject {
     /// The rotary embedding of heads of `head_dim` elements, all of which are rotated.
     pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
-        self.rope_of(head_dim, false)
+        self.rope_of(head_dim, &[])
     }
 
     /// As [`JsonObject::rope`], of families that read `partial_rotary_factor`.
     pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
-        self.rope_of(head_dim, true)
+        self.rope_of(head_dim, &[PARTIAL])
+    }
+
+    /// As [`JsonObject::partial_rope`], of a rotary embedding of three axes, in all of which a token of text has its position.
+    pub(crate) fn text_rope(&self, head_dim: usize) -> Result<Rope, WeightsError> {
+        self.rope_of(head_dim, &[PARTIAL, "mrope_interleaved", "mrope_section"])
     }
 
     /// Whether the base is stated, in either spelling: some families have another one by default.
     pub(crate) fn need_theta(&self) -> Result<(), WeightsError> {
-        let stated = self.object("rope_parameters")?.is_some_and(|rope| rope.get("rope_theta").is_some());
-        self.need("rope_theta", self.get("rope_theta").map(drop).or(stated.then_some(())))
+        self.need_of_rope("rope_theta")
     }
 
-    fn rope_of(&self, head_dim: usize, is_partial: bool) -> Result<Rope, WeightsError> {
+    /// Whether a key of the rotary embedding is stated, in either spelling.
+    pub(crate) fn need_of_rope(&self, key: &str) -> Result<(), WeightsError> {
+        let stated = self.object("rope_parameters")?.is_some_and(|rope| rope.get(key).is_some());
+        self.need(key, self.get(key).map(drop).or(stated.then_some(())))
+    }
+
+    /// `own`: keys of `rope_parameters` that the family knows beyond those of each scaling.
+    fn rope_of(&self, head_dim: usize, own: &[&str]) -> Result<Rope, WeightsError> {
         let (old, new) = (self.object("rope_scaling")?, self.object("rope_parameters")?);
         if old.is_some() && new.is_some() {
             return Err(self.damaged("both rope_scaling and rope_parameters are given; keep one"));
@@ -42,9 +53,9 @@ impl JsonObject {
             Ok(inner.or(outer))
         };
         let theta = same("rope_theta")?;
-        let partial = if is_partial { same("partial_rotary_factor")? } else { None };
+        let partial = if own.contains(&PARTIAL) { same(PARTIAL)? } else { None };
         let scaling = match old.or(new.clone()) {
-            Some(rope) => self.scaling(&rope, is_partial)?,
+            Some(rope) => self.scaling(&rope, own)?,
             None => RopeScaling::None,
         };
         Ok(Rope { dim: rotated(head_dim, partial), theta: theta.unwrap_or(THETA_DEFAULT), scaling })
@@ -53,11 +64,11 @@ impl JsonObject {
     /// As [`JsonObject::rope`], of an object that has the parameters of some layers.
     pub(crate) fn rope_parameters(&self, head_dim: usize) -> Result<Rope, WeightsError> {
         let theta = self.need("rope_theta", self.float("rope_theta")?)?;
-        Ok(Rope { dim: head_dim, theta, scaling: self.scaling(self, false)? })
+        Ok(Rope { dim: head_dim, theta, scaling: self.scaling(self, &[])? })
     }
 
     /// The scaling in `rope`, of a model with this configuration.
-    fn scaling(&self, rope: &Self, is_partial: bool) -> Result<RopeScaling, WeightsError> {
+    fn scaling(&self, rope: &Self, own: &[&str]) -> Result<RopeScaling, WeightsError> {
         let (kind, legacy) = (rope.text("rope_type")?, rope.text("type")?);
         if let (Some(a), Some(b)) = (kind, legacy)
             && a != b
@@ -92,8 +103,8 @@ impl JsonObject {
         };
         for (key, value) in rope.keys() {
             let known = ["rope_type", "type", "rope_theta"].contains(&key.as_str()) || known.contains(&key.as_str());
-            let partial = key == "partial_rotary_factor" && (is_partial || value.as_f64() == Some(1.0));
-            if !(known || partial || value.is_null()) {
+            let own = own.contains(&key.as_str()) || (key == PARTIAL && value.as_f64() == Some(1.0));
+            if !(known || own || value.is_null()) {
                 let hint = "delete it if it has no meaning";
                 return Err(rope.unsupported(format!("{key} with rope_type `{kind}`"), hint));
             }
@@ -121,6 +132,9 @@ impl JsonObject {
         Ok(RopeScaling::Long { short, long, original_context, amplitude, served_context: 0 })
     }
 }
+
+/// The part of each head that is rotated.
+const PARTIAL: &str = "partial_rotary_factor";
 
 /// The context that a model was first trained for.
 const ORIGINAL: &str = "original_max_position_embeddings";

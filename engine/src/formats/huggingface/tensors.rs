@@ -61,8 +61,8 @@ struct Unfinished {
     /// By the names of the weights.
     quantized: BTreeMap<String, Parts>,
     stacked: AllStacked,
-    /// Tensors of layers that are not computed.
-    left_out: usize,
+    /// Tensors that are not computed, by what they are.
+    left_out: BTreeMap<&'static str, usize>,
 }
 
 /// What a folder has to hold.
@@ -94,11 +94,8 @@ impl Tensors {
         if let Some(scheme) = scheme {
             tensors.add_linears(folder, &expected, scheme, unfinished.quantized)?;
         }
-        if unfinished.left_out > 0 {
-            let (first, tensors) = (spec.layers.len(), unfinished.left_out);
-            tracing::info!(
-                "layers from {first} on, which predict tokens after the next, are not computed: {tensors} tensors left out"
-            );
+        for (what, tensors) in &unfinished.left_out {
+            tracing::info!("{tensors} tensors {what} are left out: they are not computed");
         }
         let damaged = |message| WeightsError::damaged(&folder.display().to_string(), message);
         let slices = unfinished.stacked.slices(spec).map_err(damaged)?;
@@ -121,7 +118,7 @@ impl Tensors {
         index: Option<&Index>,
         unfinished: &mut Unfinished,
     ) -> Result<(), WeightsError> {
-        let Expected { spec, family, scheme, extra_layers } = *expected;
+        let Expected { spec, family, scheme, .. } = *expected;
         let damaged = |message: String| WeightsError::damaged(file.path(), message);
         let bytes = file.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
@@ -131,24 +128,26 @@ impl Tensors {
             if index.is_some_and(|index| index.get(&name) != Some(&shard)) {
                 return Err(damaged(format!("tensor {name} is not listed in {INDEX} as part of this file")));
             }
-            if is_derived(&name) {
+            // As the decoder calls it; messages say what the file has.
+            let decoders = &*family.of_decoder(&name);
+            if is_derived(decoders) {
                 continue;
             }
-            if is_of_layers(&name, spec.layers.len()..spec.layers.len() + extra_layers) {
-                unfinished.left_out += 1;
+            if let Some(what) = left_out(decoders, spec.layers.len(), expected) {
+                *unfinished.left_out.entry(what).or_default() += 1;
                 continue;
             }
             let at = |bytes: Range<usize>| Stored { shard: self.shards.len(), dtype: info.dtype, bytes };
             let twice = || damaged(format!("tensor {name} is there twice"));
             let (mut begin, end) = (data_start + info.data_offsets.0, data_start + info.data_offsets.1);
-            if let Some((weight, component)) = scheme.and_then(|scheme| scheme.component(&name, info.dtype)) {
+            if let Some((weight, component)) = scheme.and_then(|scheme| scheme.component(decoders, info.dtype)) {
                 let slot = Slot { dtype: info.dtype, shape: info.shape.clone(), stored: at(begin..end) };
                 if !unfinished.quantized.entry(weight).or_default().add(component, slot) {
                     return Err(twice());
                 }
                 continue;
             }
-            if let Some(stacked) = Stacked::parse(&name, family) {
+            if let Some(stacked) = Stacked::parse(decoders, family) {
                 let (dtypes, shape) = stacked.expected(spec).ok_or_else(|| no_such(file.path(), &name))?;
                 check_type(file.path(), &name, info, dtypes)?;
                 check_shape(file.path(), &name, info, &shape)?;
@@ -157,10 +156,10 @@ impl Tensors {
                 }
                 continue;
             }
-            if scheme.is_some() && is_empty_bias(&name, spec, family, &bytes[begin..end]) {
+            if scheme.is_some() && is_empty_bias(decoders, spec, family, &bytes[begin..end]) {
                 continue;
             }
-            let parts = parts_of(&name, family).ok_or_else(|| no_such(file.path(), &name))?;
+            let parts = parts_of(decoders, family).ok_or_else(|| no_such(file.path(), &name))?;
             check_tensor(file.path(), &name, info, spec, &parts)?;
             // Of equal columns, so bytes are as rows.
             let rows_of = |part: &TensorName| spec.tensor_dims(*part)[0];
@@ -358,13 +357,26 @@ fn check_tensor(
     check_type(path, name, info, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
     let columns = spec.tensor_dims(parts[0])[1];
     let rows = parts.iter().map(|part| spec.tensor_dims(*part)[0]).sum();
-    let expected = if parts[0].is_vector() { vec![columns] } else { vec![rows, columns] };
+    let expected = match parts[0] {
+        // A convolution of one input for each output.
+        TensorName::Layer(_, LayerTensor::DeltaConv) => vec![rows, 1, columns],
+        vector if vector.is_vector() => vec![columns],
+        _ => vec![rows, columns],
+    };
     check_shape(path, name, info, &expected)
 }
 
 /// Frequencies that old checkpoints store although they can be derived from `rope_theta`; transformers ignores them too.
 fn is_derived(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
+}
+
+/// What a tensor is that is not computed, in words for the log.
+fn left_out(name: &str, layers: usize, expected: &Expected<'_>) -> Option<&'static str> {
+    if is_of_layers(name, layers..layers + expected.extra_layers) {
+        return Some("of layers behind the last one, which predict tokens after the next,");
+    }
+    expected.family.left_out.iter().find(|of| name.starts_with(of.prefix)).map(|of| of.what)
 }
 
 /// Whether a tensor is of one of these layers.

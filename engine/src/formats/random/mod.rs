@@ -7,7 +7,7 @@ mod spec;
 mod text;
 
 use super::{ModelSource, StoredTensor, TextSource, WeightsError};
-use crate::families::{DecoderSpec, TensorName};
+use crate::families::{DecoderSpec, LayerTensor, TensorName};
 use baton_kernels::storage::StorageFormat;
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
@@ -120,7 +120,7 @@ impl ModelSource for RandomModel {
 
     /// Matrices have zero mean and a standard deviation of 1 / sqrt(fan in), so activations keep their size through the
     /// layers; the output matrix twice that, so that logits differ by more than rounding. Norms lie in 1 +- 0.25, biases in
-    /// 0 +- 0.5.
+    /// 0 +- 0.5, and logarithms of decays in -1.5 +- 1.5.
     fn stored(&self, name: TensorName) -> Result<StoredTensor<'_>, WeightsError> {
         if !self.spec.has_tensor(name) {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
@@ -130,6 +130,9 @@ impl ModelSource for RandomModel {
             (1.0, 0.25)
         } else if name.is_bias() {
             (0.0, 0.5)
+        } else if matches!(name, TensorName::Layer(_, LayerTensor::DeltaDecay)) {
+            // Of some heads a state stays for long, of others it does not.
+            (-1.5, 1.5)
         } else {
             // sqrt(3): the inverse of the standard deviation of a uniform number in [-1, 1).
             let gain = if name == TensorName::Output { 2.0 } else { 1.0 };
@@ -169,7 +172,6 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()
