@@ -59,7 +59,7 @@ def randomize(model, seed):
                 values = 0.5 * values
             elif name.endswith(".sinks"):
                 values = 2 * values
-            elif name.endswith("embed_tokens.weight"):
+            elif name.endswith("embed_tokens.weight") or ".visual." in name:
                 pass
             else:
                 # Queries and keys twice as large, so that attention prefers some tokens to others.
@@ -211,12 +211,11 @@ def qwen3():
     write_gguf("qwen3", record("qwen3", transformers.Qwen3ForCausalLM(config), 3))
 
 
-def qwen3_5_config(config=transformers.Qwen3_5TextConfig):
+def qwen3_5_config(**more):
     """Twice three layers with a gated delta rule and one that attends, with heads of 12 of which 6 elements are rotated."""
-    return config(
-        **COMMON,
+    return transformers.Qwen3_5TextConfig(
+        **(COMMON | dict(num_hidden_layers=8) | more),
         intermediate_size=20,
-        num_hidden_layers=8,
         head_dim=12,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
@@ -237,6 +236,22 @@ def qwen3_5_config(config=transformers.Qwen3_5TextConfig):
 
 def qwen3_5():
     record("qwen3_5", transformers.Qwen3_5ForCausalLM(qwen3_5_config()), 19)
+
+
+def qwen3_5_images():
+    """As published: with a model of images, whose tensors are not read, around one of text, and with tensors that predict tokens after the next."""
+    text = qwen3_5_config(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
+    vision = dict(
+        depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=32, num_position_embeddings=4, patch_size=2
+    )
+    config = transformers.Qwen3_5Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=False)
+    config._attn_implementation = "eager"
+    folder = "qwen3_5_images"
+    record(folder, transformers.Qwen3_5ForConditionalGeneration(config), 20)
+    path = os.path.join(folder, "model.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    tensors["mtp.norm.weight"] = torch.zeros(COMMON["hidden_size"])
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def smollm3():
@@ -626,4 +641,5 @@ qwen2()
 qwen3()
 qwen3_moe()
 qwen3_5()
+qwen3_5_images()
 smollm3()

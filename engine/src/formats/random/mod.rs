@@ -49,6 +49,12 @@ use baton_types::{Digest, SamplingDefaults, TokenId};
 /// | `groups`, `groups_used` | none, 1 | groups of experts, and how many of them may be used for a token |
 /// | `shared` | none | width of an expert that all tokens use |
 /// | `dense` | 0 | first layers with an MLP in place of experts |
+/// | `gate` | `false` | whether attention has a gate of its output |
+/// | `delta` | none | value heads of a gated delta rule in place of attention |
+/// | `attention_every` | 4 | the last layer of each so many keeps its attention, with `delta` |
+/// | `delta_keys` | `delta` | key heads of a gated delta rule |
+/// | `delta_key_dim`, `delta_dim` | 16, `delta_key_dim` | elements of a key and of a value of a gated delta rule |
+/// | `taps` | 4 | of the convolution before a gated delta rule |
 /// | `seed` | 0 | |
 ///
 /// With a vocabulary of at least [`RandomModel::TEXT_VOCAB_MIN`] it also brings a byte-level tokenizer and a chat template.

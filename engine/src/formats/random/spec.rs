@@ -2,7 +2,7 @@
 
 use super::RandomModel;
 use crate::families::{
-    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, LatentSpec, LayerNorms, LayerSpec,
+    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerSpec,
     QueryKeyNorm, Rope, RopeScaling, Scoring,
 };
 use crate::formats::WeightsError;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Most parameters: 64 GiB as f32, far above any useful size.
 const PARAMETERS_MAX: u64 = 1 << 34;
 
-const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, latent, query_rank, value_dim, sigmoid, groups, groups_used, shared, dense, seed";
+const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, window, full_every, full_head_dim, full_kv_heads, nope_every, bias, qk_norm, norms, experts, used, biases, sinks, clamp, gelu, factor, soft_cap, rope_dim, latent, query_rank, value_dim, sigmoid, groups, groups_used, shared, dense, gate, delta, delta_keys, delta_key_dim, delta_dim, taps, attention_every, seed";
 
 struct Pairs<'a> {
     spec: &'a str,
@@ -79,6 +79,28 @@ fn experts(pairs: &Pairs<'_>, count: usize, biases: bool) -> Result<ExpertsSpec,
     })
 }
 
+/// Gated delta rules in place of attention, in a spec that has some: in all layers but the last of each so many.
+fn set_delta(pairs: &Pairs<'_>, layers: &mut [LayerSpec]) -> Result<(), WeightsError> {
+    let value_heads = pairs.size("delta", 0)?;
+    if value_heads == 0 {
+        return Ok(());
+    }
+    let key_dim = pairs.size("delta_key_dim", 16)?;
+    let delta = GatedDeltaSpec {
+        key_heads: pairs.size("delta_keys", value_heads)?,
+        value_heads,
+        key_dim,
+        value_dim: pairs.size("delta_dim", key_dim)?,
+        taps: pairs.size("taps", 4)?,
+        length_eps: 1e-6,
+    };
+    let every = pairs.size("attention_every", 4)?.max(1);
+    for (number, layer) in (1usize..).zip(layers) {
+        layer.delta = (!number.is_multiple_of(every)).then_some(delta);
+    }
+    Ok(())
+}
+
 /// Decoder and seed of a spec.
 pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     let pairs = Pairs::split(spec)?;
@@ -121,6 +143,7 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
         soft_cap,
         sinks: pairs.get("sinks", "true or false", false)?,
         output_bias: biases,
+        output_gate: pairs.get("gate", "true or false", false)?,
         ..AttentionSpec::llama(heads, kv_heads, head_dim, rope(head_dim)?)
     };
     let attention = match pairs.size("latent", 0)? {
@@ -158,6 +181,7 @@ pub(super) fn parse(spec: &str) -> Result<(DecoderSpec, u64), WeightsError> {
     if let nope_every @ 1.. = pairs.size("nope_every", 0)? {
         layers.iter_mut().skip(nope_every - 1).step_by(nope_every).for_each(|layer| layer.attention.rope = None);
     }
+    set_delta(&pairs, &mut layers)?;
     let decoder = DecoderSpec {
         vocab: pairs.size("vocab", 300)?,
         hidden,
@@ -236,6 +260,19 @@ mod tests {
     }
 
     #[test]
+    fn some_layers_have_a_gated_delta_rule() {
+        let deltas = |spec: &str| parse(spec).unwrap().0.layers.iter().map(|layer| layer.delta).collect::<Vec<_>>();
+        let of = |key_heads, value_heads, key_dim, value_dim, taps| {
+            Some(GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, length_eps: 1e-6 })
+        };
+        assert_eq!(deltas("random:layers=2"), [None; 2]);
+        assert_eq!(deltas("random:layers=5,delta=2"), [2, 2, 2, 0, 2].map(|heads| of(2, heads, 16, 16, 4).filter(|_| heads > 0)));
+        let own = "random:layers=2,delta=4,delta_keys=2,delta_key_dim=6,delta_dim=8,taps=3,attention_every=2,gate=true";
+        assert_eq!(deltas(own), [of(2, 4, 6, 8, 3), None]);
+        assert!(parse(own).unwrap().0.layers[1].attention.output_gate);
+    }
+
+    #[test]
     fn layers_without_a_window_may_have_heads_of_their_own() {
         let spec =
             "random:layers=4,heads=4,kv_heads=4,head_dim=8,window=9,full_every=2,full_head_dim=16,full_kv_heads=2";
@@ -286,6 +323,10 @@ mod tests {
         check("random:clamp=-1", "bound of gate and up is -1");
         check("random:clamp=2,gelu=true", "gelu and clamp exclude each other");
         check("random:sinks=1", "sinks=1 is no true or false");
+        check("random:gate=1", "gate=1 is no true or false");
+        check("random:gate=true,bias=true", "a gate of attention's output with latents, or with biases");
+        check("random:delta=4,delta_keys=3", "4 value heads do not divide among 3 key heads");
+        check("random:delta=4,taps=1", "taps of a convolution is 1; 2 to 8");
         check("random:head_dim=8,rope_dim=9", "rotated elements of a head is 9");
         check("random:head_dim=8,rope_dim=3", "needs pairs");
     }

@@ -29,6 +29,8 @@ const FAMILIES: &[&str] = &[
     "phi4_short",
     "qwen2",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5_images",
     "qwen3_moe",
     "smollm3",
 ];

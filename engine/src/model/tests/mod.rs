@@ -1,5 +1,6 @@
 //! Tests of the forward pass on small random models.
 
+mod delta;
 mod exact;
 mod families;
 mod loading;
@@ -16,7 +17,7 @@ use baton_kernels::numerics::Numerics;
 use baton_kernels::reference::ReferenceDevice;
 use baton_kernels::step::TableSteps;
 use baton_memory::PoolMemory;
-use baton_types::{BlockId, BlockTable, Dtype, Fence, KvPoolMap, TokenId};
+use baton_types::{BlockId, BlockTable, Dtype, Fence, GroupKind, KvPoolMap, TokenId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,17 +66,20 @@ impl Pool {
         (0..self.map.blocks(0)).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
     }
 
-    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size.
+    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that does not depend on the block size, or the state
+    /// behind them.
     fn kv(&self, sequence: u32, layer: usize, tokens: usize) -> Vec<u8> {
         let block_tokens = self.map.layout().block_tokens() as usize;
         let mut groups = self.map.layout().groups().iter().map(|group| &group.layers);
         let group = groups.position(|layers| layers.contains(&(layer as u32))).unwrap();
         let layer = self.map.layout().groups()[group].layers.iter().position(|l| *l as usize == layer).unwrap();
         let blocks = in_group(group, &self.blocks(sequence));
+        let is_state = self.map.layout().groups()[group].kind == GroupKind::State;
         let mut bytes = Vec::new();
         for plane in 0..self.map.layout().groups()[group].planes.len() {
-            for token in 0..tokens {
-                let at = (token % block_tokens) as u32;
+            // A state is one row.
+            for token in if is_state { tokens - 1..tokens } else { 0..tokens } {
+                let at = if is_state { 0 } else { (token % block_tokens) as u32 };
                 let range = self.map.token_range(group, layer, blocks[token / block_tokens], plane, at..at + 1);
                 let mut out = vec![0; range.len()];
                 self.memory.read_by(soon(), range.start, &mut out).unwrap();
@@ -89,6 +93,14 @@ impl Pool {
 /// Blocks of another group, from those of the first.
 fn in_group(group: usize, blocks: &[BlockId]) -> Vec<BlockId> {
     blocks.iter().map(|block| BlockId(block.0 ^ (group as u32 & 1))).collect()
+}
+
+/// The table of a step's states: the state behind `n` positions is in the block of the last of them.
+fn states(segment: &StepSegment, blocks: &[BlockId], block_tokens: usize) -> BlockTable {
+    let StepSegment { position: from, rows, .. } = *segment;
+    let live = GroupKind::State.live(from..from + rows, block_tokens);
+    let [read, write] = [from, from + rows].map(|end| blocks[end.saturating_sub(1) / block_tokens]);
+    BlockTable { first: live.start, blocks: if live.len() == 2 { vec![read, write] } else { vec![write] } }
 }
 
 /// Rows on whole block tables.
@@ -135,8 +147,12 @@ impl Rig {
         let mut steps = self.steps;
         let layers = self.model.spec().layers.len() as u32;
         let segment = |group: usize, s: &StepSegment| {
-            let blocks = in_group(group, &s.table.blocks);
-            StepSegment { table: BlockTable::from_start(blocks), ..s.clone() }
+            let (blocks, layout) = (in_group(group, &s.table.blocks), self.pool.map.layout());
+            let table = match layout.groups()[group].kind {
+                GroupKind::State => states(s, &blocks, layout.block_tokens() as usize),
+                _ => BlockTable::from_start(blocks),
+            };
+            StepSegment { table, ..s.clone() }
         };
         let groups = 0..self.pool.map.layout().groups().len();
         let groups: Vec<_> = groups.map(|group| segments.iter().map(|s| segment(group, s)).collect()).collect();

@@ -1,5 +1,6 @@
 //! A second implementation of the decoder: dense f64, no cache, no batching, written from the formulas.
 
+use super::delta::Delta;
 use super::{Rig, Rows, random, reference, tokens};
 use crate::families::{
     Activation, AttentionSpec, ExpertGroups, ExpertTensor, ExpertsSpec, LayerSpec, LayerTensor, RopeScaling, Scoring,
@@ -9,9 +10,9 @@ use crate::formats::ModelSource;
 use crate::model::inverse_frequencies;
 use baton_types::{Dtype, TokenId};
 
-type Matrix = Vec<Vec<f64>>;
+pub(super) type Matrix = Vec<Vec<f64>>;
 
-fn matrix(model: &dyn ModelSource, name: TensorName, columns: usize) -> Matrix {
+pub(super) fn matrix(model: &dyn ModelSource, name: TensorName, columns: usize) -> Matrix {
     model.tensor(name).unwrap().chunks_exact(columns).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect()
 }
 
@@ -24,25 +25,25 @@ fn plus(x: Vec<f64>, y: &[f64]) -> Vec<f64> {
 }
 
 /// A matrix and its bias.
-struct Linear {
+pub(super) struct Linear {
     matrix: Matrix,
     bias: Vec<f64>,
 }
 
 impl Linear {
     /// Without a bias it is zero.
-    fn new(model: &dyn ModelSource, name: TensorName, bias: TensorName) -> Self {
+    pub(super) fn new(model: &dyn ModelSource, name: TensorName, bias: TensorName) -> Self {
         let [rows, columns] = model.spec().tensor_dims(name);
         let bias = if model.spec().has_tensor(bias) { matrix(model, bias, rows).remove(0) } else { vec![0.0; rows] };
         Self { matrix: matrix(model, name, columns), bias }
     }
 
-    fn of(&self, x: &[f64]) -> Vec<f64> {
+    pub(super) fn of(&self, x: &[f64]) -> Vec<f64> {
         plus(times(&self.matrix, x), &self.bias)
     }
 }
 
-fn rms_norm(x: &[f64], gain: &Matrix, eps: f64) -> Vec<f64> {
+pub(super) fn rms_norm(x: &[f64], gain: &Matrix, eps: f64) -> Vec<f64> {
     let mean_square = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     x.iter().zip(&gain[0]).map(|(v, g)| v / (mean_square + eps).sqrt() * g).collect()
 }
@@ -158,7 +159,7 @@ impl Projections {
         let (attention, eps) = (&layer.attention, f64::from(layer.rms_eps));
         let [mut q, mut k, v] = match self {
             Self::Heads { q, k, v, norms: [q_norm, k_norm] } => {
-                let (mut query, mut key) = (q.of(h), k.of(h));
+                let (mut query, mut key) = (of_query(q.of(h), attention, 0), k.of(h));
                 q_norm.iter().for_each(|gain| norm_heads(&mut query, gain, eps));
                 k_norm.iter().for_each(|gain| norm_heads(&mut key, gain, eps));
                 [query, key, v.of(h)]
@@ -185,6 +186,53 @@ impl Projections {
         rotate(&mut q, position, attention);
         rotate(&mut k, position, attention);
         [q, k, v]
+    }
+}
+
+/// Of queries whose heads take turns with those of a gate, the queries (0) or the gate (1); queries without a gate as they are.
+fn of_query(x: Vec<f64>, attention: &AttentionSpec, part: usize) -> Vec<f64> {
+    match attention.output_gate {
+        true => x.chunks_exact(attention.head_dim).skip(part).step_by(2).flatten().copied().collect(),
+        false => x,
+    }
+}
+
+/// What comes before the output matrix: attention, or a gated delta rule.
+enum Mixer {
+    Attention { project: Projections, sinks: Option<Vec<f64>>, keys: Matrix, values: Matrix },
+    Delta(Box<Delta>),
+}
+
+impl Mixer {
+    fn new(model: &dyn ModelSource, l: usize) -> Self {
+        let layer = &model.spec().layers[l];
+        if let Some(delta) = layer.delta {
+            return Self::Delta(Box::new(Delta::new(model, l, delta)));
+        }
+        let heads = layer.attention.heads;
+        let sinks = || matrix(model, TensorName::Layer(l, LayerTensor::Sinks), heads).remove(0);
+        let (project, sinks) = (Projections::new(model, l), layer.attention.sinks.then(sinks));
+        Self::Attention { project, sinks, keys: Vec::new(), values: Vec::new() }
+    }
+
+    /// Of the next row.
+    fn of(&mut self, h: &[f64], position: usize, layer: &LayerSpec) -> Vec<f64> {
+        match self {
+            Self::Delta(delta) => delta.of(h),
+            Self::Attention { project, sinks, keys, values } => {
+                let [q, k, v] = project.of(h, position, layer);
+                keys.push(k);
+                values.push(v);
+                let attended = attend(&q, keys, values, &layer.attention, sinks.as_deref());
+                match project {
+                    Projections::Heads { q, .. } if layer.attention.output_gate => {
+                        let gate = of_query(q.of(h), &layer.attention, 1);
+                        attended.iter().zip(gate).map(|(x, gate)| x / (1.0 + (-gate).exp())).collect()
+                    }
+                    _ => attended,
+                }
+            }
+        }
     }
 }
 
@@ -228,7 +276,7 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
     let embed = |id: TokenId| embedding[id as usize].iter().map(|x| x * f64::from(spec.embedding_factor)).collect();
     let mut x: Matrix = ids.iter().map(|&id| embed(id)).collect();
     for (l, layer) in spec.layers.iter().enumerate() {
-        let LayerSpec { attention, activation, rms_eps, residual_factor, .. } = layer;
+        let LayerSpec { activation, rms_eps, residual_factor, .. } = layer;
         let (eps, factor) = (f64::from(*rms_eps), f64::from(*residual_factor));
         let w = |tensor, columns| matrix(model, TensorName::Layer(l, tensor), columns);
         let norm_of = |tensor| layer.has_tensor(tensor).then(|| w(tensor, hidden));
@@ -239,9 +287,9 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
         let (input_norm, attended_norm) =
             (norm_of(LayerTensor::AttentionNorm), norm_of(LayerTensor::AttentionOutputNorm));
         let linear = |tensor, bias| Linear::new(model, TensorName::Layer(l, tensor), TensorName::Layer(l, bias));
-        let project = Projections::new(model, l);
-        let wo = linear(LayerTensor::AttentionOutput, LayerTensor::AttentionOutputBias);
-        let sinks = attention.sinks.then(|| w(LayerTensor::Sinks, attention.heads).remove(0));
+        let mut mixer = Mixer::new(model, l);
+        let output = if layer.delta.is_some() { LayerTensor::DeltaOutput } else { LayerTensor::AttentionOutput };
+        let wo = linear(output, LayerTensor::AttentionOutputBias);
         let (mlp_norm, inner_norm) = (norm_of(LayerTensor::MlpNorm), norm_of(LayerTensor::MlpOutputNorm));
         let experts: Vec<[Linear; 3]> = match layer.experts {
             // MLPs have no biases.
@@ -282,13 +330,9 @@ pub(super) fn forward(model: &dyn ModelSource, ids: &[TokenId]) -> Matrix {
                 g * sigmoid(f64::from(*alpha) * g) * (u.clamp(-limit, limit) + 1.0)
             }
         };
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in x.iter_mut().enumerate() {
             let h = normed(x, &input_norm);
-            let [q, k, v] = project.of(&h, position, layer);
-            keys.push(k);
-            values.push(v);
-            let attended = wo.of(&attend(&q, &keys, &values, attention, sinks.as_deref()));
+            let attended = wo.of(&mixer.of(&h, position, layer));
             x.iter_mut().zip(normed(&attended, &attended_norm)).for_each(|(x, a)| *x += factor * a);
             let h = normed(x, &mlp_norm);
             let mut sum = vec![0.0; hidden];
@@ -351,6 +395,10 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=3,head_dim=12,rope_dim=4,latent=33,query_rank=19,value_dim=40,ffn=72,vocab=131,sinks=true",
         "random:hidden=48,layers=3,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,window=9,full_every=2,experts=3,used=3,shared=20,dense=1",
         "random:hidden=48,layers=2,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,experts=4,used=4,sigmoid=true,shared=20",
+        "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,rope_dim=6,ffn=72,vocab=131,qk_norm=heads,gate=true,delta=6,delta_keys=2,\
+         delta_key_dim=10,delta_dim=14,attention_every=2",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,gate=true,delta=3,delta_dim=9,taps=2,attention_every=2,\
+         norms=both",
     ] {
         check_forward_pass(&random(spec));
     }
