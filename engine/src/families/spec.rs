@@ -310,7 +310,9 @@ impl LayerSpec {
 impl AttentionSpec {
     fn check_gate(&self) -> Result<(), String> {
         match self.output_gate && (self.latent.is_some() || self.qkv_bias) {
-            true => Err("a gate of attention's output with latents, or with biases of queries, is not implemented".into()),
+            true => {
+                Err("a gate of attention's output with latents, or with biases of queries, is not implemented".into())
+            }
             false => Ok(()),
         }
     }

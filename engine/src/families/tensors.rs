@@ -241,8 +241,7 @@ impl LayerTensor {
             DeltaA, DeltaB, DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput, DeltaQkv, DeltaZ,
         };
         let projections = [DeltaQkv, DeltaZ, DeltaB, DeltaA];
-        projections.contains(&self)
-            || [DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput].contains(&self)
+        projections.contains(&self) || [DeltaConv, DeltaDecay, DeltaDecayBias, DeltaNorm, DeltaOutput].contains(&self)
     }
 }
 
@@ -308,7 +307,8 @@ impl LayerSpec {
     /// Whether a layer of this spec has `tensor`.
     pub fn has_tensor(&self, tensor: LayerTensor) -> bool {
         if tensor.is_of_attention() || tensor.is_of_delta() {
-            return tensor.is_of_delta() == self.delta.is_some() && (tensor.is_of_delta() || self.attention_has(tensor));
+            return tensor.is_of_delta() == self.delta.is_some()
+                && (tensor.is_of_delta() || self.attention_has(tensor));
         }
         use LayerTensor::{
             AttentionNorm, AttentionOutputNorm, ChoiceBias, Down, Gate, MlpNorm, MlpOutputNorm, Router, RouterBias,

@@ -79,13 +79,18 @@ pub(super) fn check_config(spec: &DecoderSpec, config: &ModelConfig) -> Result<(
 /// Checks that the device computes what the model has, where its kernels may lack it.
 pub(super) fn check_device(spec: &DecoderSpec, device: &DeviceInfo) -> Result<(), ModelError> {
     let has_latents = spec.layers.iter().any(|layer| layer.attention.latent.is_some());
+    let lacks = |what| Err(ModelError::DeviceLacks { what, device: device.name.clone() });
     if has_latents && !device.latents {
-        return Err(ModelError::DeviceLacks { what: "latent attention", device: device.name.clone() });
+        return lacks("latent attention");
     }
-    // A device has both kernels of such models, or none.
-    let has_states = spec.layers.iter().any(|layer| layer.delta.is_some() || layer.attention.output_gate);
-    if has_states && !device.states {
-        return Err(ModelError::DeviceLacks { what: "a gated delta rule", device: device.name.clone() });
+    if device.states {
+        return Ok(());
+    }
+    if spec.layers.iter().any(|layer| layer.delta.is_some()) {
+        return lacks("recurrent layers");
+    }
+    if spec.layers.iter().any(|layer| layer.attention.output_gate) {
+        return lacks("gates of attention's output");
     }
     Ok(())
 }

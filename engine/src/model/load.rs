@@ -2,14 +2,15 @@
 
 use super::{ModelError, rope_table};
 use crate::families::{
-    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerTensor, TensorName,
+    AttentionSpec, DecoderSpec, ExpertTensor, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerTensor,
+    TensorName,
 };
 use crate::formats::{ModelSource, StoredTensor};
 use baton_kernels::device::{Device, Role, Rope, StoredRows, Weight, WeightShape, WeightSpec};
 use baton_kernels::numerics::{Numerics, PARTITIONS_MAX};
 use baton_kernels::program::{
-    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, GatedDelta, Head, Latent, LatentQuery, Norm, Op, Program, Project, Qkv,
-    QueryKeyNorms, SharedExpert,
+    Attend, Embed, Expand, ExpertBiases, Experts, GateUp, GatedDelta, Head, Latent, LatentQuery, Norm, Op, Program,
+    Project, Qkv, QueryKeyNorms, SharedExpert,
 };
 use baton_kernels::storage::StorageFormat;
 
@@ -247,7 +248,8 @@ impl<'a> Loader<'a> {
 
     /// Query, key, value and gate as four parts. Query and gate are one tensor, in which the heads take turns.
     fn gated(&mut self, l: usize, attention: &AttentionSpec) -> Result<Weight, ModelError> {
-        let names = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(|tensor| TensorName::Layer(l, tensor));
+        let names =
+            [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(|tensor| TensorName::Layer(l, tensor));
         let (name, k) = (names[0].to_string(), self.spec.hidden);
         let (query, kv) = (attention.query_dim(), attention.kv_dim());
         let shape = WeightShape { name: &name, role: Role::Qkv, k, rows: &[query, kv, kv, query] };
@@ -258,7 +260,8 @@ impl<'a> Loader<'a> {
         let [both, key, value] = [self.stored(names[0])?, self.stored(names[1])?, self.stored(names[2])?];
         let head_bytes = both.bytes.len() / (2 * attention.heads);
         // Every second run of rows, from the first or from the second on.
-        let turns = |first: usize| both.bytes.chunks_exact(head_bytes).skip(first).step_by(2).collect::<Vec<_>>().concat();
+        let turns =
+            |first: usize| both.bytes.chunks_exact(head_bytes).skip(first).step_by(2).collect::<Vec<_>>().concat();
         let (query_bytes, gate_bytes) = (turns(0), turns(1));
         let parts = [
             StoredRows { rows: query, format: both.format, bytes: &query_bytes },

@@ -126,7 +126,9 @@ pub fn read_peft(folder: &Path, spec: &DecoderSpec, limits: AdapterLimits) -> Re
         }
         let base = &spec.layers[layer];
         if base.delta.is_some() && linears.iter().any(|linear| of_attention(linear) || *linear == Linear::Out) {
-            return Err(damaged(format!("{name} is of attention; layer {layer} of the base model has a gated delta rule")));
+            return Err(damaged(format!(
+                "{name} is of attention; layer {layer} of the base model has a gated delta rule"
+            )));
         }
         if base.attention.output_gate && linears.contains(&Linear::Query) {
             let hint = "in the base model queries are one matrix with gates of the output, and adapters of it are not implemented; merge \

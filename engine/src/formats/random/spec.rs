@@ -2,8 +2,8 @@
 
 use super::RandomModel;
 use crate::families::{
-    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms, LayerSpec,
-    QueryKeyNorm, Rope, RopeScaling, Scoring,
+    Activation, AttentionSpec, Choice, DecoderSpec, ExpertGroups, ExpertsSpec, GatedDeltaSpec, LatentSpec, LayerNorms,
+    LayerSpec, QueryKeyNorm, Rope, RopeScaling, Scoring,
 };
 use crate::formats::WeightsError;
 use std::collections::BTreeMap;
@@ -266,7 +266,10 @@ mod tests {
             Some(GatedDeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, length_eps: 1e-6 })
         };
         assert_eq!(deltas("random:layers=2"), [None; 2]);
-        assert_eq!(deltas("random:layers=5,delta=2"), [2, 2, 2, 0, 2].map(|heads| of(2, heads, 16, 16, 4).filter(|_| heads > 0)));
+        assert_eq!(
+            deltas("random:layers=5,delta=2"),
+            [2, 2, 2, 0, 2].map(|heads| of(2, heads, 16, 16, 4).filter(|_| heads > 0))
+        );
         let own = "random:layers=2,delta=4,delta_keys=2,delta_key_dim=6,delta_dim=8,taps=3,attention_every=2,gate=true";
         assert_eq!(deltas(own), [of(2, 4, 6, 8, 3), None]);
         assert!(parse(own).unwrap().0.layers[1].attention.output_gate);

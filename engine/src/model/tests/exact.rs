@@ -17,7 +17,11 @@ const LENGTH: usize = 150;
 const LATENTS: &str = "random:hidden=274,layers=2,heads=6,head_dim=20,rope_dim=8,latent=40,query_rank=33,value_dim=14,ffn=40,vocab=131,\
                        context=256,seed=3,experts=6,used=2,sigmoid=true,groups=3,groups_used=2,shared=30,dense=1";
 
-/// Logits of every row and KV bytes of every layer, as bits.
+/// Recurrent layers, also the last one, beside gated attention of which a part is rotated.
+const RECURRENT: &str = "random:hidden=90,layers=3,heads=6,kv_heads=2,head_dim=10,rope_dim=6,ffn=70,vocab=131,context=256,seed=3,qk_norm=heads,\
+                         gate=true,delta=6,delta_keys=2,delta_key_dim=14,delta_dim=11,attention_every=2";
+
+/// Logits of every row, and KV bytes or the last state of every layer, as bits.
 #[derive(PartialEq)]
 struct Outcome {
     logits: Vec<Vec<u32>>,
@@ -43,7 +47,8 @@ fn run(rig: &mut Rig, ends: &[usize], company: bool) -> Outcome {
         logits.extend((0..to - from).map(|i| bits(result.row(first_row + i))));
         from = to;
     }
-    Outcome { logits, kv: (0..2).map(|layer| rig.pool.kv(0, layer, LENGTH)).collect() }
+    let layers = 0..rig.model.spec().layers.len();
+    Outcome { logits, kv: layers.map(|layer| rig.pool.kv(0, layer, LENGTH)).collect() }
 }
 
 fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
@@ -54,22 +59,25 @@ fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
 }
 
 /// A plain model, one with windows, biases and head norms, one with a window and a rotary embedding in one of two layers, one with norms behind,
-/// caps, factors and GELU, one with experts, and one with latents, in each class with each type of KV.
+/// caps, factors and GELU, one with experts, one with latents, and one with recurrent layers, in each class with each type of KV.
 /// In the classes of tensor cores, of which the reference takes long, one model each.
 fn classes() -> Vec<(String, Numerics, Dtype)> {
     let rich = format!("{RAGGED},window=70,bias=true,qk_norm=heads");
     let mixed = format!("{RAGGED},window=70,full_every=2,nope_every=2");
     let scaled = format!("{RAGGED},window=70,full_every=2,norms=both,qk_norm=all,gelu=true,soft_cap=3,factor=0.8");
     let experts = format!("{RAGGED},experts=5,used=2,factor=0.8");
-    let latents = LATENTS.to_owned();
+    let (latents, recurrent) = (LATENTS.to_owned(), RECURRENT.to_owned());
     let classes =
         [(numerics(Dtype::Bf16), Dtype::Bf16), (numerics(Dtype::F32), Dtype::F32), (Numerics::Bf16x32, Dtype::Bf16)];
     let with = |spec: &str| classes.map(|(numerics, kv)| (spec.to_owned(), numerics, kv));
-    let mut all = [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts), with(&latents)].concat();
+    let mut all =
+        [with(RAGGED), with(&rich), with(&mixed), with(&scaled), with(&experts), with(&latents), with(&recurrent)]
+            .concat();
     let cores = [
         (rich, TensorCore::Tc16F25, Half::Bf16),
         (scaled, TensorCore::Tc8F24, Half::F16),
         (latents, TensorCore::Tc16F25, Half::Bf16),
+        (recurrent, TensorCore::Tc16F25, Half::Bf16),
     ];
     all.extend(cores.map(|(spec, cores, half)| (spec, Numerics::TensorCore { cores, half }, half.dtype())));
     all

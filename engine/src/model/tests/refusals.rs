@@ -15,12 +15,15 @@ fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelErr
     Model::load(source, &*reference(Dtype::F32), config, &|_| ())
 }
 
-/// Only says what it is.
-struct WithoutLatents;
+/// Only says what it is: a device without some kernels.
+struct Lacking {
+    latents: bool,
+    states: bool,
+}
 
-impl Device for WithoutLatents {
+impl Device for Lacking {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { latents: false, ..reference(Dtype::Bf16).info() }
+        DeviceInfo { latents: self.latents, states: self.states, ..reference(Dtype::Bf16).info() }
     }
 
     fn load(&self, _: &WeightSpec<'_>) -> Result<Weight, DeviceError> {
@@ -42,11 +45,22 @@ impl Device for WithoutLatents {
 
 /// Of a model of many gigabytes nobody waits for the weights to hear it.
 #[test]
-fn a_device_that_does_not_compute_latents_reads_no_weight() {
-    let model = random("random:hidden=16,heads=2,head_dim=16,rope_dim=8,latent=16,value_dim=8,ffn=16");
-    let error = Model::load(&model, &WithoutLatents, config(Dtype::Bf16), &|_| panic!("loaded")).unwrap_err();
-    let message = error.to_string();
-    assert!(message.contains("latent attention") && message.contains("--device cpu"), "{message}");
+fn a_device_that_lacks_a_kernel_reads_no_weight() {
+    for (latents, states, model, what) in [
+        (
+            false,
+            true,
+            "random:hidden=16,heads=2,head_dim=16,rope_dim=8,latent=16,value_dim=8,ffn=16",
+            "latent attention",
+        ),
+        (true, false, "random:hidden=16,heads=2,ffn=16,delta=2", "recurrent layers"),
+        (true, false, "random:hidden=16,heads=2,ffn=16,gate=true", "gates of attention's output"),
+    ] {
+        let (device, load) = (Lacking { latents, states }, |_| panic!("loaded"));
+        let error = Model::load(&random(model), &device, config(Dtype::Bf16), &load).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(what) && message.contains("--device cpu"), "{message}");
+    }
 }
 
 #[test]
