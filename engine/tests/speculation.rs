@@ -93,7 +93,7 @@ fn serve_with(source: &dyn ModelSource, draft: Option<&dyn ModelSource>, kv: Dty
 fn pool(model: &Model, device: &dyn Device, block_tokens: u32, blocks: [u32; 2]) -> (Arc<dyn PoolMemory>, KvPoolMap) {
     let layout = model.layout(block_tokens).unwrap();
     let blocks = layout.groups().iter().map(|group| match group.kind {
-        GroupKind::Window(_) => blocks[1],
+        GroupKind::Window(_) | GroupKind::State => blocks[1],
         _ => blocks[0],
     });
     let map = KvPoolMap::with_blocks(layout.clone(), blocks.collect()).unwrap();
@@ -214,10 +214,10 @@ fn answers_have_the_bits_that_they_have_without_proposals() {
     assert!(preemptions > 0, "some of these pools are too small for all at once");
 }
 
-/// Layers `full, window, window`, and `window, window`.
+/// Layers `full, window, window`, and `window, window`, and layers with a state.
 #[test]
-fn windows_keep_their_bits() {
-    for family in ["qwen2", "mistral"] {
+fn windows_and_states_keep_their_bits() {
+    for family in ["qwen2", "mistral", "qwen3_5"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family);
         let source = HuggingFaceModel::open(&folder, None).unwrap();
         let tokens: Vec<TokenId> = serde_json::from_slice(&std::fs::read(folder.join("tokens.json")).unwrap()).unwrap();
