@@ -249,7 +249,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("layer_types", json!(["linear_attention"]), "layer_types names 1 layers of 8");
-        check("layer_types", json!(["sliding_attention"; 8]), "linear_attention and full_attention are understood");
+        check("layer_types", json!(vec!["sliding_attention"; 8]), "linear_attention and full_attention are understood");
         check("linear_conv_kernel_dim", json!(1), "linear_conv_kernel_dim is 1");
         check("linear_key_head_dim", json!(null), "linear_key_head_dim is missing");
         check("full_attention_interval", json!(null), "full_attention_interval is missing");
