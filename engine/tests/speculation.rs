@@ -222,10 +222,10 @@ fn have_the_bits_that_they_have_without_proposals(model: &str) {
     assert!(preemptions > 0, "some of these pools are too small for all at once");
 }
 
-/// Layers `full, window, window`, and `window, window`.
+/// Layers `full, window, window`, and `window, window`, and layers with a state.
 #[test]
-fn windows_keep_their_bits() {
-    for family in ["qwen2", "mistral"] {
+fn windows_and_states_keep_their_bits() {
+    for family in ["qwen2", "mistral", "qwen3_5"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families").join(family);
         let source = HuggingFaceModel::open(&folder, None).unwrap();
         let tokens: Vec<TokenId> = serde_json::from_slice(&std::fs::read(folder.join("tokens.json")).unwrap()).unwrap();

@@ -14,7 +14,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Most layers; far above any published model.
 const LAYERS_MAX: u32 = 4_096;
 /// Values of `model_type` whose attention is known.
-const TYPES: [&str; 11] = [
+const TYPES: [&str; 12] = [
     "llama",
     "mistral",
     "mixtral",
@@ -26,6 +26,7 @@ const TYPES: [&str; 11] = [
     "falcon",
     "deepseek_v2",
     "deepseek_v3",
+    "qwen3_5_text",
 ];
 
 /// Attention and longest context of the model in `folder`; 0 if no context is stated.
@@ -41,6 +42,10 @@ pub(super) fn read(folder: &Path) -> Result<(Attention, u64), KvSizeError> {
 
 fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
     let model_type = keys.get("model_type").and_then(Value::as_str).ok_or("model_type is missing")?;
+    if model_type == "qwen3_5" {
+        // A model of images too, around the decoder.
+        return of(keys.get("text_config").and_then(Value::as_object).ok_or("text_config is missing")?);
+    }
     if !TYPES.contains(&model_type) {
         return Err(format!("model_type `{model_type}` is not supported; supported are {}", TYPES.join(", ")));
     }
@@ -55,9 +60,45 @@ fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
         }
         _ => LayerKv::Heads { kv_heads: kv_heads(keys, model_type)?, head_dim: head_dim(keys, model_type)? },
     };
-    let window = window(keys, model_type, layers)?;
     let context = size(keys, &["max_position_embeddings"])?.map_or(0, u64::from);
+    if model_type == "qwen3_5_text" {
+        let state = state(keys)?;
+        let of_layer = |recurrent| (None, if recurrent { state } else { kv });
+        return Ok((Attention::of_layers(recurrent(keys, layers)?.into_iter().map(of_layer)), context));
+    }
+    let window = window(keys, model_type, layers)?;
     Ok((Attention::alike(layers, kv, window.as_ref()), context))
+}
+
+/// What a recurrent layer keeps of a sequence.
+fn state(keys: &Map<String, Value>) -> Result<LayerKv, String> {
+    let of = |name: &str| need(keys, &[name]);
+    let (key_heads, heads) = (of("linear_num_key_heads")?, of("linear_num_value_heads")?);
+    let (key_dim, value_dim) = (of("linear_key_head_dim")?, of("linear_value_head_dim")?);
+    let (key, value) = (key_heads.saturating_mul(key_dim), heads.saturating_mul(value_dim));
+    let channels = key.saturating_mul(2).saturating_add(value);
+    let inputs = match of("linear_conv_kernel_dim")? {
+        1 => return Err("linear_conv_kernel_dim is 1; it is at least 2".into()),
+        taps => taps - 1,
+    };
+    Ok(LayerKv::State { heads, key_dim, value_dim, inputs, channels })
+}
+
+/// Which layers are recurrent.
+fn recurrent(keys: &Map<String, Value>, layers: u32) -> Result<Vec<bool>, String> {
+    let Some(types) = keys.get("layer_types").and_then(Value::as_array) else {
+        let interval = need(keys, &["full_attention_interval"])?;
+        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect());
+    };
+    if types.len() != layers as usize {
+        return Err(format!("layer_types names {} layers of {layers}", types.len()));
+    }
+    let of = |kind: &Value| match kind.as_str() {
+        Some("linear_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(format!("layer_types has {kind}; linear_attention and full_attention are understood")),
+    };
+    types.iter().map(of).collect()
 }
 
 /// A size under the first of these names that is present; null counts as absent.
@@ -93,7 +134,7 @@ fn head_dim(keys: &Map<String, Value>, model_type: &str) -> Result<u32, String> 
     if let Some(stated) = size(keys, &["head_dim"])? {
         return Ok(stated);
     }
-    if matches!(model_type, "gemma2" | "gemma3_text" | "qwen3") {
+    if matches!(model_type, "gemma2" | "gemma3_text" | "qwen3" | "qwen3_5_text") {
         return Err(format!("head_dim is missing, and a {model_type} needs it"));
     }
     let (hidden, heads) = (need(keys, &["hidden_size"])?, need(keys, &["num_attention_heads", "n_head"])?);
@@ -187,6 +228,32 @@ mod tests {
         let mut other = config;
         other["layer_types"] = json!(["full_attention"]);
         assert!(read(other).unwrap_err().contains("1 layers of 3"));
+    }
+
+    #[test]
+    fn recurrent_layers_have_states() {
+        let text = json!({"model_type": "qwen3_5_text", "num_hidden_layers": 8, "num_attention_heads": 16, "hidden_size": 4096,
+            "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+            "max_position_embeddings": 262144});
+        let heads = LayerKv::Heads { kv_heads: 4, head_dim: 256 };
+        let state = LayerKv::State { heads: 32, key_dim: 128, value_dim: 128, inputs: 3, channels: 8192 };
+        let layers = (1..=8u32).map(|layer| (None, if layer.is_multiple_of(4) { heads } else { state }));
+        let expected = (Attention::of_layers(layers), 262_144);
+        assert_eq!(read(text.clone()).unwrap(), expected);
+        assert_eq!(read(json!({"model_type": "qwen3_5", "text_config": text})).unwrap(), expected);
+        let check = |key: &str, value: Value, expected: &str| {
+            let mut config = text.clone();
+            config[key] = value;
+            let error = read(config).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        check("layer_types", json!(["linear_attention"]), "layer_types names 1 layers of 8");
+        check("layer_types", json!(vec!["sliding_attention"; 8]), "linear_attention and full_attention are understood");
+        check("linear_conv_kernel_dim", json!(1), "linear_conv_kernel_dim is 1");
+        check("linear_key_head_dim", json!(null), "linear_key_head_dim is missing");
+        check("full_attention_interval", json!(null), "full_attention_interval is missing");
+        assert!(read(json!({"model_type": "qwen3_5"})).unwrap_err().contains("text_config"));
     }
 
     #[test]

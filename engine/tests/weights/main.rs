@@ -8,4 +8,5 @@ mod gguf;
 mod huggingface;
 mod quant;
 mod quantized;
+mod qwen3_5;
 mod support;

@@ -47,7 +47,7 @@ fn check(model: Arc<dyn ModelSource>, class: Numerics, seed: u64) -> Coverage {
 #[test]
 fn every_family_has_the_same_bits_however_it_is_served() {
     let folders = folders();
-    assert!(folders.len() >= 26, "{folders:?}");
+    assert!(folders.len() >= 28, "{folders:?}");
     let mut coverage = Coverage::default();
     for (folder, seed) in folders.iter().zip(1..) {
         for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
@@ -78,6 +78,24 @@ fn several_sizes_of_heads_have_the_same_bits_however_they_are_served() {
     assert_eq!(kinds.groups().len(), 4);
     for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
         let coverage = check(Arc::new(RandomModel::new(spec.clone(), 5)), class, 21);
+        println!("{coverage}");
+        let wanted: [(_, &[_]); 2] =
+            [("P block", &["16"]), ("requests", &["Remote fresh", "Got fresh", "Local fresh"])];
+        assert_eq!(coverage.missing(&wanted), []);
+    }
+}
+
+/// States in most layers: recurrent ones also before the first and behind the last one that attends.
+#[test]
+fn recurrent_layers_have_the_same_bits_however_they_are_served() {
+    let shape = "random:hidden=48,layers=5,heads=4,kv_heads=2,head_dim=16,rope_dim=8,ffn=40,qk_norm=heads,gate=true,delta=6,delta_keys=2,\
+                 delta_key_dim=10,delta_dim=12,attention_every=2";
+    let spec = RandomModel::parse(shape).unwrap().spec().clone();
+    let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
+    let groups = layout.groups().iter().map(|group| (group.kind, group.layers.len())).collect::<Vec<_>>();
+    assert_eq!(groups, [(GroupKind::Full, 2), (GroupKind::State, 3)]);
+    for class in [Numerics::Bf16x32, Numerics::F32Fma { weights: Dtype::F32 }] {
+        let coverage = check(Arc::new(RandomModel::new(spec.clone(), 7)), class, 23);
         println!("{coverage}");
         let wanted: [(_, &[_]); 2] =
             [("P block", &["16"]), ("requests", &["Remote fresh", "Got fresh", "Local fresh"])];

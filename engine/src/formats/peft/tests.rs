@@ -137,6 +137,28 @@ fn what_is_not_implemented_is_refused_by_name() {
 }
 
 #[test]
+fn what_recurrent_layers_and_gates_have_is_refused_by_name() {
+    let base = "random:hidden=8,layers=2,heads=2,kv_heads=1,head_dim=4,ffn=6,vocab=30,context=64,gate=true,delta=2,attention_every=2";
+    let spec = RandomModel::parse(base).unwrap().spec().clone();
+    let read = |module, a, b| {
+        let folder = Folder::new(&[(module, a, b)], |_| ());
+        read_peft(folder.0.path(), &spec, LIMITS).map_err(|error| error.to_string())
+    };
+    let refused = |part: &str, module, b| {
+        let error = read(module, [2, 8], b).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    };
+    for module in ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"] {
+        refused("layer 0 of the base model has a gated delta rule", module, [8, 2]);
+    }
+    refused("queries are one matrix with gates", "model.layers.1.self_attn.q_proj", [16, 2]);
+    refused("model.layers.0.linear_attn.out_proj", "model.layers.0.linear_attn.out_proj", [8, 2]);
+    for (module, n) in [("model.layers.1.self_attn.k_proj", 4), ("model.layers.1.self_attn.o_proj", 8)] {
+        assert_eq!(read(module, [2, 8], [n, 2]).unwrap().linears.len(), 1);
+    }
+}
+
+#[test]
 fn tensors_are_checked_against_the_base_model() {
     let check = |part: &str, modules: &[(&str, [usize; 2], [usize; 2])]| {
         let error = Folder::new(modules, |_| ()).read().unwrap_err();

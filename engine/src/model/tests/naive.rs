@@ -395,9 +395,7 @@ fn the_forward_pass_is_the_formula() {
         "random:hidden=48,layers=3,heads=3,head_dim=12,rope_dim=4,latent=33,query_rank=19,value_dim=40,ffn=72,vocab=131,sinks=true",
         "random:hidden=48,layers=3,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,window=9,full_every=2,experts=3,used=3,shared=20,dense=1",
         "random:hidden=48,layers=2,heads=4,head_dim=20,rope_dim=8,latent=24,ffn=24,vocab=131,experts=4,used=4,sigmoid=true,shared=20",
-        "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,rope_dim=6,ffn=72,vocab=131,qk_norm=heads,gate=true,delta=6,delta_keys=2,\
-         delta_key_dim=10,delta_dim=14,attention_every=2",
-        "random:hidden=48,layers=2,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131,delta=3,delta_key_dim=12,delta_dim=20,taps=2",
+        "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,rope_dim=6,ffn=72,vocab=131,qk_norm=heads,gate=true",
     ] {
         check_forward_pass(&random(spec));
     }
@@ -416,5 +414,20 @@ fn experts_are_chosen_as_the_formula_says() {
         let shape = "random:hidden=48,layers=3,heads=4,kv_heads=2,head_dim=12,ffn=24,vocab=131,experts=6,used=2";
         let difference = largest_difference(&random(&format!("{shape}{more}")), Dtype::F32);
         assert!(difference < 2e-5, "{more}: {difference}");
+    }
+}
+
+/// In bf16 they are another function: the norm of what a head attended divides by a length that may be near zero, as where the first query and key
+/// are nearly orthogonal. Rounding of f32 grows there too.
+#[test]
+fn recurrent_layers_are_the_formula() {
+    for more in [
+        "layers=4,rope_dim=6,qk_norm=heads,gate=true,delta=6,delta_keys=2,delta_key_dim=10,delta_dim=14",
+        "layers=3,gate=true,delta=3,delta_dim=9,taps=2,attention_every=2,norms=both",
+        "layers=2,delta=3,delta_key_dim=12,delta_dim=20,taps=8,bias=true,tied=true",
+    ] {
+        let shape = "random:hidden=48,heads=4,kv_heads=2,head_dim=12,ffn=72,vocab=131";
+        let difference = largest_difference(&random(&format!("{shape},{more}")), Dtype::F32);
+        assert!(difference < 5e-5, "{more}: {difference}");
     }
 }

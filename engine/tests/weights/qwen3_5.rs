@@ -1,0 +1,91 @@
+//! What the keys and tensors of Qwen3.5 make of the common decoder, alone and inside a model of images.
+
+use crate::families::{fixture, open, refused};
+use crate::folder::Folder;
+use baton_engine::families::{GatedDeltaSpec, QueryKeyNorm, RopeScaling};
+use baton_engine::formats::HuggingFaceModel;
+use baton_types::{Dtype, GroupKind};
+use serde_json::{Value, json};
+
+const DELTA: GatedDeltaSpec =
+    GatedDeltaSpec { key_heads: 2, value_heads: 4, key_dim: 6, value_dim: 5, taps: 4, length_eps: 1e-6 };
+
+fn edit(change: impl FnOnce(&mut Value)) -> impl FnOnce(&mut Folder) {
+    move |folder| folder.edit("config.json", change)
+}
+
+fn without(key: &str) -> impl FnOnce(&mut Folder) {
+    edit(move |config| drop(config.as_object_mut().unwrap().remove(key)))
+}
+
+#[test]
+fn three_of_four_layers_are_recurrent() {
+    let spec = open("qwen3_5", |_| ()).unwrap();
+    for (number, layer) in (1usize..).zip(&spec.layers) {
+        assert_eq!(layer.delta, (!number.is_multiple_of(4)).then_some(DELTA));
+        let attention = &layer.attention;
+        assert!(attention.output_gate && attention.query_key_norm == Some(QueryKeyNorm::OfHeads));
+        let rope = attention.rope.as_ref().unwrap();
+        assert_eq!((attention.head_dim, rope.dim, &rope.scaling), (12, 6, &RopeScaling::None));
+    }
+    let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
+    let groups: Vec<_> = layout.groups().iter().map(|group| (group.kind, group.layers.clone())).collect();
+    assert_eq!(groups, [(GroupKind::Full, vec![3, 7]), (GroupKind::State, vec![0, 1, 2, 4, 5, 6])]);
+    // The same without the list.
+    let interval = edit(|config| {
+        config["layer_types"] = Value::Null;
+        config["full_attention_interval"] = json!(4);
+    });
+    assert_eq!(open("qwen3_5", interval).unwrap(), spec);
+}
+
+#[test]
+fn what_is_absent_or_not_implemented_is_refused_by_name() {
+    for key in [
+        "head_dim",
+        "layer_types",
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_value_head_dim",
+        "num_key_value_heads",
+    ] {
+        refused("qwen3_5", without(key), &[&format!("{key} is missing")]);
+    }
+    for key in ["partial_rotary_factor", "rope_theta"] {
+        let change = edit(|config| drop(config["rope_parameters"].as_object_mut().unwrap().remove(key)));
+        refused("qwen3_5", change, &[&format!("{key} is missing")]);
+    }
+    let set = |key: &'static str, value: Value| edit(move |config| config[key] = value);
+    refused("qwen3_5", set("attn_output_gate", json!(false)), &["attn_output_gate = false"]);
+    refused("qwen3_5", set("attention_bias", json!(true)), &["attention_bias", "not implemented"]);
+    refused("qwen3_5", set("layer_types", json!(["full_attention"])), &["layer_types is no list of 8 layers"]);
+    refused(
+        "qwen3_5",
+        set("layer_types", json!(vec!["sliding_attention"; 8])),
+        &["sliding_attention", "linear_attention"],
+    );
+    refused("qwen3_5", set("linear_num_key_heads", json!(3)), &["4 value heads do not divide among 3 key heads"]);
+    refused("qwen3_5", set("linear_conv_kernel_dim", json!(3)), &["conv1d.weight", "[44, 1, 4]", "[44, 1, 3]"]);
+    let sections = edit(|config| config["rope_parameters"]["mrope_kind"] = json!(1));
+    refused("qwen3_5", sections, &["mrope_kind with rope_type `default`"]);
+}
+
+#[test]
+fn a_model_of_images_around_it_is_left_out() {
+    let spec = open("qwen3_5_images", |_| ()).unwrap();
+    assert_eq!(spec.layers.iter().map(|layer| layer.delta).collect::<Vec<_>>(), [None, Some(DELTA)]);
+    assert_eq!(HuggingFaceModel::read_spec(&fixture("qwen3_5_images")).unwrap(), spec);
+    let set = |key: &'static str, value: Value| edit(move |config| config[key] = value);
+    let inner = |key: &'static str, value: Value| edit(move |config| config["text_config"][key] = value);
+    refused("qwen3_5_images", without("text_config"), &["text_config is missing"]);
+    refused("qwen3_5_images", set("model_type", json!("qwen3_5_text")), &["model_type `qwen3_5_text`"]);
+    refused("qwen3_5_images", inner("model_type", json!("qwen3_5")), &["model_type `qwen3_5`"]);
+    refused("qwen3_5_images", set("tie_word_embeddings", json!(true)), &["tie_word_embeddings is true", "false"]);
+    refused("qwen3_5_images", set("audio_config", json!({"depth": 1})), &["audio_config"]);
+    refused("qwen3_5_images", inner("audio_config", json!({"depth": 1})), &["audio_config"]);
+    // A decoder alone has none of its keys.
+    let alone = set("architectures", json!(["Qwen3_5ForCausalLM"]));
+    refused("qwen3_5_images", alone, &["image_token_id"]);
+}
