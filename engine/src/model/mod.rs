@@ -1,6 +1,6 @@
 //! A model on a device: its weights, its forward pass as a program, and the KV pool that it computes on.
 //!
-//! RMSNorm, rotary grouped-query or latent attention and a SwiGLU MLP around an f32 residual stream; the architecture of
+//! RMSNorm, rotary grouped-query or latent attention or a gated delta rule, and a SwiGLU MLP around an f32 residual stream; the architecture of
 //! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] computes one [`StepInput`] at a time: any mix of prefill chunks and decode rows,
 //! each row independent of its neighbours.
 //!
@@ -120,7 +120,7 @@ impl Model {
         &self.config
     }
 
-    /// The KV layout with this block size: groups with planes `k` and `v` or a plane `latent`, one for each window and one for the other layers.
+    /// The KV layout with this block size, see [`DecoderSpec::kv_layout`].
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
         self.spec.kv_layout(block_tokens, self.config.kv)
     }

@@ -39,6 +39,39 @@ fn three_of_four_layers_are_recurrent() {
     assert_eq!(open("qwen3_5", interval).unwrap(), spec);
 }
 
+/// The keys of published folders.
+#[test]
+fn published_configurations_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248_056, "model_type": "qwen3_5",
+        "text_config": {
+            "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16", "eos_token_id": 248_044,
+            "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.02,
+            "intermediate_size": 9216, "layer_types": [], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144, "mlp_only_layers": [],
+            "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false,
+            "num_attention_heads": 16, "num_hidden_layers": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": true, "use_cache": true, "vocab_size": 248_320,
+            "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10_000_000, "rope_type": "default"},
+        },
+        "tie_word_embeddings": true, "transformers_version": "4.57.0.dev0", "video_token_id": 248_057,
+        "vision_config": {"depth": 24, "hidden_size": 1024}, "vision_end_token_id": 248_054, "vision_start_token_id": 248_053,
+    });
+    let kinds = (1..=32).map(|layer| if layer % 4 == 0 { "full_attention" } else { "linear_attention" });
+    config["text_config"]["layer_types"] = kinds.collect();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let spec = HuggingFaceModel::read_spec(folder.path()).unwrap();
+    assert_eq!((spec.tied, spec.layers[3].attention.rotated()), (true, 64));
+    let layout = spec.kv_layout(16, Dtype::Bf16).unwrap();
+    let [full, state] = layout.groups() else { panic!("{layout}") };
+    assert_eq!((full.layers.len(), full.token_bytes()), (8, 2 * 2 * 4 * 256));
+    // A state is 2 MiB of matrices and 3 inputs of 8192 channels.
+    assert_eq!((state.layers.len(), state.token_bytes()), (24, 4 * (32 * 128 * 128 + 3 * 8192)));
+}
+
 #[test]
 fn what_is_absent_or_not_implemented_is_refused_by_name() {
     for key in [

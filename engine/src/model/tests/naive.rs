@@ -198,6 +198,7 @@ fn of_query(x: Vec<f64>, attention: &AttentionSpec, part: usize) -> Vec<f64> {
 }
 
 /// What comes before the output matrix: attention, or a gated delta rule.
+#[allow(clippy::large_enum_variant, reason = "one for each layer of a test's model")]
 enum Mixer {
     Attention { project: Projections, sinks: Option<Vec<f64>>, keys: Matrix, values: Matrix },
     Delta(Box<Delta>),
