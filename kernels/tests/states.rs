@@ -131,8 +131,7 @@ fn tables_that_do_not_have_the_states_of_a_step_are_refused() {
         model.launch(&step(0, 0..16, &[1])).unwrap();
         model.finish();
         for (states, part) in [
-            (&[1][..], "1 states from index 0 on, a step from position 16 needs 2 to 2 from 0 on"),
-            (&[1, 2, 3], "3 states"),
+            (&[1, 2, 3][..], "3 states from index 0 on, a step from position 16 needs 1 to 2 from 0 on"),
             (&[], "0 states"),
             (&[1, 1], "the state in block 1 is to be kept and changed"),
             (&[1, 7], "block 7 of a pool of 7"),
