@@ -100,7 +100,7 @@ pub fn states_are_read_whole(choice: &TransportChoice) {
     }
 }
 
-/// A prompt of 40 tokens in chunks of 24 and 16. The first leaves a state that the second reads.
+/// A prompt of 40 tokens in chunks of 24, 12 and 4. Each leaves a state that the next one reads.
 pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
     for size in [16, 64] {
         let (source, sink) = nodes(choice, (16, size), false);
@@ -133,13 +133,16 @@ pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
         };
         stays_at(16);
         put.grown(behind.clone());
+        // A chunk that ends within the last granule, in whose place the state moves.
+        (0..4).for_each(|layer| put.layer_launched(layer, 36, &done));
+        stays_at(32);
         for layer in 0..4 {
             let fence = if [1, 2].contains(&layer) { manual.clone() as Fence } else { done.clone() };
             put.layer_launched(layer, 40, &fence);
         }
         // Fences are awaited in order: the first layer's rows, and none behind a state.
-        let first = source.map.layout().groups()[0].token_bytes() as u64 * 24;
-        let before = (source.map.layout().bytes_per_token() * 16) as u64;
+        let first = source.map.layout().groups()[0].token_bytes() as u64 * 8;
+        let before = (source.map.layout().bytes_per_token() * 32) as u64;
         eventually("the first layer is written", || put_bytes() >= before + first);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(put_bytes(), before + first, "no state before its fence");
