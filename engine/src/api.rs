@@ -169,8 +169,8 @@ pub trait PrefillObserver: Send {
     /// The sequence left the queue; its blocks keep these ids until it ends, or until [`PrefillObserver::grown`]. The KV of leading positions may be cached: then
     /// [`PrefillObserver::layer_launched`] reports every layer of it before the first launch.
     fn started(&mut self, blocks: &baton_types::BlockTables, now: Instant);
-    /// The blocks from now on: the sequence exchanged some of a window, or of a state, before the launch that uses them. Blocks that the position after the
-    /// prompt needs are never given up.
+    /// The blocks from now on: the sequence exchanged some of a window, or of a state, before the launch that uses them. Of states, the one
+    /// behind the positions of that launch. Blocks that the position after the prompt needs are never given up.
     fn grown(&mut self, _blocks: &baton_types::BlockTables) {}
     /// KV of `layer` (model layer) is enqueued for positions `0..tokens_end`; it may be read once `fence` is done.
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence);

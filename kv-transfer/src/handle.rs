@@ -62,7 +62,7 @@ impl Handle<PutReport> {
     }
 
     /// The blocks of the sequence from now on, before the layers that use them are launched. Blocks that leave a window are none of those
-    /// that move; of states, the last block is the one that moves, once the last positions are launched.
+    /// that move. Of states, a table has one block: the one with the state behind the positions that are launched next.
     pub fn grown(&self, blocks: BlockTables) {
         self.inbox.grown(self.key, blocks);
     }

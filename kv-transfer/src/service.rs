@@ -82,8 +82,14 @@ impl KvTransfer {
     #[doc(hidden)]
     pub fn drive(config: TransferConfig, ports: Ports) -> Result<(Self, Driver), TransferError> {
         config.limits.check()?;
-        if config.shard.part(&config.compatibility.layout).as_ref() != Some(config.map.layout()) {
-            let why = "the pool's layout is not the shard's part of that of the compatibility fingerprint";
+        let refused = match config.shard.part(&config.compatibility.layout) {
+            Some(part) if part == *config.map.layout() => None,
+            Some(_) => Some("the pool's layout is not the shard's part of that of the compatibility fingerprint"),
+            None => Some(
+                "the layout cannot be split into these shards: their number divides not all heads, or there are states",
+            ),
+        };
+        if let Some(why) = refused {
             return Err(TransferError::Config(why.into()));
         }
         let driver = Driver::new(config.clone(), ports)?;

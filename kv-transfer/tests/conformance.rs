@@ -124,6 +124,8 @@ on_every_transport![
     states::states_arrive_whole,
     states::states_are_read_whole,
     states::an_early_state_is_never_sent,
+    states::a_large_state_moves_in_pieces,
+    states::an_abort_in_every_phase_frees_states,
     states::a_damaged_byte_of_a_state_is_never_adopted,
     states::a_damaged_byte_of_a_state_that_is_read_is_found,
     states::another_state_than_was_granted_is_never_adopted,

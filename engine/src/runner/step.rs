@@ -237,7 +237,7 @@ impl<M: StepModel> Runner<M> {
             }
             if let Some(observer) = &mut sequence.observer {
                 if self.shared.exchanges_blocks {
-                    observer.grown(&lease.tables_behind(sequence.request.tokens.len()));
+                    observer.grown(&lease.tables_behind(position + rows));
                 }
                 step.observed = 0..self.shared.layers.len() as u32;
             }

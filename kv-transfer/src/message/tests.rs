@@ -16,6 +16,7 @@ fn hello() -> Hello {
     let groups = vec![
         KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: vec![plane("k"), plane("v")] },
         KvGroup { kind: GroupKind::Window(512), layers: vec![1], planes: vec![plane("k")] },
+        KvGroup { kind: GroupKind::State, layers: vec![3, 5], planes: vec![plane("conv"), plane("state")] },
     ];
     let class = NumericsClass { order: "cpu".into(), weights: Dtype::Bf16.into(), kv: Dtype::Bf16, kernel_revision: 3 };
     let layout = KvLayout::try_new(32, groups).unwrap();
@@ -27,7 +28,7 @@ fn hello() -> Hello {
         expects: party("d-0"),
         compatibility: Compatibility { model: Digest([9; 32]), layout, class },
         shard: HeadShard::try_new(1, 3).unwrap(),
-        pool_blocks: vec![77; 2],
+        pool_blocks: vec![77; 3],
         region: RemoteRegion {
             address: 1 << 40,
             bytes: 1 << 30,
@@ -110,7 +111,7 @@ fn every_message_round_trips_and_no_prefix_of_it_is_a_message() {
 fn a_key_of_reads_is_behind_all_that_older_peers_read() {
     let greeting = |key, reads_only| {
         let region = RemoteRegion { key, reads_only, ..hello().region };
-        Message::Hello(Box::new(Hello { region, pool_blocks: vec![77, 78], ..hello() }))
+        Message::Hello(Box::new(Hello { region, pool_blocks: vec![77, 78, 77], ..hello() }))
     };
     let (of_reads, without_key) = (greeting(vec![1, 2, 3], true), greeting(vec![], false));
     assert_eq!(Message::decode(&of_reads.encode()).as_ref(), Ok(&of_reads));

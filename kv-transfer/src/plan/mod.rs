@@ -38,8 +38,8 @@ impl Side<'_> {
     }
 }
 
-/// The block with `token` in the table of a group, and its row there. Of states, the row of the only state that moves: the one behind the
-/// last position, which is in the last block of the table.
+/// The block with `token` in the table of a group, and its row there. Of states, the only one that moves: the one behind the last position,
+/// whose block is the last of the table.
 ///
 /// # Panics
 /// If the table does not hold it.
@@ -262,20 +262,16 @@ fn state_index(map: &KvPoolMap, tokens: u32) -> usize {
     GroupKind::State.first_for(tokens as usize, map.layout().block_tokens() as usize)
 }
 
-/// Whether a source's blocks of a group hold these positions. Of states, the source may name its blocks as they are while the step over the last
-/// of `tokens` positions runs: the last block of the table is the one that the step writes. Its index is then one after that of the state
-/// before, or 0 if the step computes all positions.
+/// Whether a source's blocks of a group hold these positions. Of states, they must be the one behind the last of `tokens` positions. The
+/// table of an earlier chunk has another index, or the same block, which the steps within it change in place. So a source that was not told
+/// of its last block sends none.
 pub(crate) fn holds(map: &KvPoolMap, group: usize, table: &BlockTable, positions: &Range<u32>, tokens: u32) -> bool {
     let size = map.layout().block_tokens();
     if map.layout().groups()[group].kind != GroupKind::State {
         return table.covers(&((positions.start / size) as usize..positions.end.div_ceil(size) as usize));
     }
     let at = state_index(map, tokens);
-    match table.blocks.len() {
-        1 => table.first == at || table.first == 0,
-        2 => table.first <= at,
-        _ => false,
-    }
+    table.indices() == (at..at + 1)
 }
 
 /// Checks that each block is there once and in the pool, and that there is a table for each group.

@@ -172,8 +172,7 @@ pub fn doubled_commit_adopts_once(choice: &TransportChoice) {
 }
 
 /// Brings a handoff to each phase, then runs `end`, which must end it.
-fn in_every_phase(choice: &TransportChoice, end: impl Fn(&Node, &Node, &PutHandle)) {
-    let (source, sink) = pair(choice);
+pub(super) fn in_every_phase((source, sink): (Node, Node), end: impl Fn(&Node, &Node, &PutHandle)) {
     let phases = [HoldPoint::Offer, HoldPoint::Puts, HoldPoint::Commit, HoldPoint::Verify];
     for (i, &phase) in phases.iter().cycle().take(12).enumerate() {
         let gate = if phase == HoldPoint::Verify { &sink.gate } else { &source.gate };
@@ -199,12 +198,12 @@ fn in_every_phase(choice: &TransportChoice, end: impl Fn(&Node, &Node, &PutHandl
 }
 
 pub fn abort_in_every_phase_frees_both_sides(choice: &TransportChoice) {
-    in_every_phase(choice, |_, _, put| put.abort("the client went away"));
+    in_every_phase(pair(choice), |_, _, put| put.abort("the client went away"));
 }
 
 pub fn cancel_at_the_sink_in_every_phase_frees_both_sides(choice: &TransportChoice) {
     let request = RequestId::try_new("r").unwrap();
-    in_every_phase(choice, |source, sink, put| {
+    in_every_phase(pair(choice), |source, sink, put| {
         sink.transfer.cancel(&request, "the client went away");
         if sink.transfer.stats().sinks == 0 && source.transfer.stats().held == 0 {
             put.abort("never offered"); // The sink cannot cancel what it does not know.

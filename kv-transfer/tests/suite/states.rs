@@ -1,6 +1,6 @@
 //! States: one block moves, whole, and never that of an earlier chunk.
 
-use super::failing::CHECKSUMS;
+use super::failing::{CHECKSUMS, in_every_phase};
 use crate::common::parts::overlay;
 use crate::common::*;
 use baton_kv_transfer::*;
@@ -100,7 +100,7 @@ pub fn states_are_read_whole(choice: &TransportChoice) {
     }
 }
 
-/// A prompt of 40 tokens in chunks of 24 and 16. The first leaves a state that the second reads.
+/// A prompt of 40 tokens in chunks of 24, 12 and 4. Each leaves a state that the next one reads.
 pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
     for size in [16, 64] {
         let (source, sink) = nodes(choice, (16, size), false);
@@ -111,8 +111,8 @@ pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
             blocks.0[1] = BlockTable { first, blocks: states.to_vec() };
             blocks
         };
-        let (begun, grown, behind) = (table(0, &[early]), table(1, &[early, last]), table(2, &[last]));
-        source.fill(&grown, 5);
+        let (begun, grown, behind) = (table(0, &[early]), table(1, &[early]), table(2, &[last]));
+        source.fill(&table(1, &[early, last]), 5);
         let request = PutRequest {
             request_id: RequestId::try_new("r").unwrap(),
             tokens: 40,
@@ -122,6 +122,7 @@ pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
         };
         let put = source.transfer.put(&sink.peer(), request).unwrap();
         let (manual, done) = (Arc::new(ManualFence::default()), Arc::new(AlreadyDone) as Fence);
+        put.grown(grown);
         (0..4).for_each(|layer| put.layer_launched(layer, 24, &done));
         let put_bytes = || source.transfer.stats().total.bytes_put;
         let stays_at = |rows: usize| {
@@ -131,14 +132,17 @@ pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
             assert_eq!(put_bytes(), bytes, "and nothing else");
         };
         stays_at(16);
-        put.grown(grown);
+        put.grown(behind.clone());
+        // A chunk that ends within the last granule, in whose place the state moves.
+        (0..4).for_each(|layer| put.layer_launched(layer, 36, &done));
+        stays_at(32);
         for layer in 0..4 {
             let fence = if [1, 2].contains(&layer) { manual.clone() as Fence } else { done.clone() };
             put.layer_launched(layer, 40, &fence);
         }
         // Fences are awaited in order: the first layer's rows, and none behind a state.
-        let first = source.map.layout().groups()[0].token_bytes() as u64 * 24;
-        let before = (source.map.layout().bytes_per_token() * 16) as u64;
+        let first = source.map.layout().groups()[0].token_bytes() as u64 * 8;
+        let before = (source.map.layout().bytes_per_token() * 32) as u64;
         eventually("the first layer is written", || put_bytes() >= before + first);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(put_bytes(), before + first, "no state before its fence");
@@ -149,6 +153,42 @@ pub fn an_early_state_is_never_sent(choice: &TransportChoice) {
         sink.check_adopted("r", &source, &behind, 40);
         quiet(&source, &sink);
     }
+}
+
+/// States as large as those of Qwen3-Next are cut into several writes, which end within their rows and over several epochs.
+pub fn a_large_state_moves_in_pieces(choice: &TransportChoice) {
+    let plane = |name, heads, dim| KvPlane::try_new(name, heads, dim, Dtype::F32).unwrap();
+    let groups = [
+        (GroupKind::Full, vec![plane("k", 1, 8)]),
+        (GroupKind::State, vec![plane("conv", 3, 8192), plane("state", 32, 128 * 128)]),
+    ];
+    let layer = |(layer, (kind, planes)): (usize, &(GroupKind, Vec<KvPlane>))| {
+        let layers = if *kind == GroupKind::State { vec![0, 2] } else { vec![layer as u32 + 1] };
+        KvGroup { kind: *kind, layers, planes: planes.clone() }
+    };
+    let start = |name, size| {
+        let layout = KvLayout::try_new(size, groups.iter().enumerate().map(layer).collect()).unwrap();
+        let mut config = NodeConfig::new(name, layout, 2);
+        (config.limits.put_bytes_max, config.limits.epoch_bytes) = (300_001, 1 << 20);
+        config.start(choice.clone())
+    };
+    let (source, sink) = (start("p", 16), start("d", 64));
+    let (put, blocks) = source.offer(&sink.peer(), "r", 20, 5);
+    source.send_all(&put, 20);
+    put.wait().unwrap();
+    sink.check_adopted("r", &source, &blocks, 20);
+    quiet(&source, &sink);
+    let served = source.serve("s", 20, 7);
+    let (get, blocks) = sink.get(&source.peer(), "s", 20, soon());
+    let got = get.wait().unwrap();
+    assert!(sink.bytes_of(&blocks, 20) == source.bytes_of(&served, 20), "other bytes were read");
+    source.evict("s");
+    drop(got);
+    quiet(&source, &sink);
+}
+
+pub fn an_abort_in_every_phase_frees_states(choice: &TransportChoice) {
+    in_every_phase(nodes(choice, (16, 64), true), |_, _, put| put.abort("the client went away"));
 }
 
 /// Places of the first and last byte of each plane of a state in each layer.
@@ -258,21 +298,24 @@ pub fn peers_that_move_no_states_are_told(choice: &TransportChoice) {
 
 pub fn blocks_of_states_that_cannot_be_are_refused(choice: &TransportChoice) {
     let (source, sink) = nodes(choice, (16, 16), false);
-    // A table of an earlier chunk.
-    let mut hold = source.pool.take(4, 5).unwrap();
-    hold.blocks.0[1].first = 2;
-    let request = PutRequest {
-        request_id: RequestId::try_new("r").unwrap(),
-        tokens: 64,
-        blocks: hold.blocks.clone(),
-        deadline: soon(),
-        hold,
-    };
-    let put = source.transfer.put(&sink.peer(), request).unwrap();
-    source.send_all(&put, 64);
-    let failure = put.wait().unwrap_err();
-    assert!(matches!(&failure, HandoffFailure::Aborted(detail) if detail.contains("not named")), "{failure}");
-    quiet(&source, &sink);
+    // Tables of before the first chunk and of an earlier one: the source was not told of its last block.
+    for first in [0, 2] {
+        let mut hold = source.pool.take(4, 5).unwrap();
+        hold.blocks.0[1].first = first;
+        let request = PutRequest {
+            request_id: RequestId::try_new("r").unwrap(),
+            tokens: 64,
+            blocks: hold.blocks.clone(),
+            deadline: soon(),
+            hold,
+        };
+        let put = source.transfer.put(&sink.peer(), request).unwrap();
+        source.send_all(&put, 64);
+        let failure = put.wait().unwrap_err();
+        assert!(matches!(&failure, HandoffFailure::Aborted(detail) if detail.contains("not named")), "{failure}");
+        assert!(sink.sink.take_adopted("r").is_none());
+        quiet(&source, &sink);
+    }
     // A get into a block that is not that of the last position.
     let mut hold = source.pool.take(4, 5).unwrap();
     hold.blocks.0[1].first = 2;

@@ -3,13 +3,15 @@
 use super::*;
 use crate::{PrefillObserver, SequencePhase};
 use baton_kv_cache::Lease;
-use baton_types::{BlockTables, Fence};
+use baton_types::{BlockId, BlockTables, Fence};
 use stand_in::{Hook, LAYERS, continuation};
 use std::sync::Mutex;
 
 #[derive(Clone, Default)]
 struct Observer {
     log: Arc<Mutex<Vec<String>>>,
+    /// Where it was told that states will be.
+    states: Arc<Mutex<Vec<BlockId>>>,
     prefilled: Arc<Mutex<Option<Lease>>>,
     ended: Arc<Mutex<Option<Lease>>>,
 }
@@ -23,6 +25,11 @@ impl Observer {
 impl PrefillObserver for Observer {
     fn started(&mut self, blocks: &BlockTables, _now: Instant) {
         self.log.lock().unwrap().push(format!("{} blocks", blocks.total()));
+    }
+    fn grown(&mut self, blocks: &BlockTables) {
+        let state = &blocks.0[1];
+        self.log.lock().unwrap().push(format!("state {:?}", state.indices()));
+        self.states.lock().unwrap().extend(&state.blocks);
     }
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, _fence: &Fence) {
         self.log.lock().unwrap().push(format!("{layer}:{tokens_end}"));
@@ -50,6 +57,28 @@ fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
     assert_eq!(engine.pool().counts().referenced, 2, "the lease holds them");
     drop(lease);
     assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+/// Before each chunk, the one block with the state behind it: with an index of its own where the last one could be taken for another.
+#[test]
+fn an_observer_knows_where_the_state_behind_each_chunk_will_be() {
+    for is_asynchronous in [false, true] {
+        let config = EngineConfig { chunk_tokens_max: 12, ..config() };
+        let (engine, kv) = start_on(Kv::with_states(8, 8), config, Hooks { is_asynchronous, ..Hooks::default() }, None);
+        let (tokens, observer) = (prompt(1, 40), Observer::default());
+        let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
+        assert_eq!(submit(&engine, request(&tokens, 9), run).end().0, continuation(&tokens, 1));
+        let lease = observer.take_prefilled();
+        let log = observer.log.lock().unwrap()[1..].join(" ");
+        let chunk = |index, end| format!("state {index}..{} 0:{end} 1:{end}", index + 1);
+        let expected = [(0, 12), (1, 24), (2, 36), (2, 40)].map(|(index, end)| chunk(index, end)).join(" ");
+        assert_eq!(log, expected);
+        let states = observer.states.lock().unwrap().clone();
+        assert_eq!((states.len(), states[2]), (4, states[3]), "within a block it stays where it is");
+        assert_eq!((kv.state(states[3]), lease.tables().0[1].blocks.last()), (tokens.clone(), Some(&states[3])));
+        drop(lease);
+        assert_eq!(engine.pool().counts_of(1).referenced, 0);
+    }
 }
 
 #[test]
