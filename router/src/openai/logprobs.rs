@@ -89,10 +89,12 @@ impl<'a> Logprobs<'a> {
 
     /// `{tokens, token_logprobs, top_logprobs, text_offset}`; offsets count characters of the tokens' own texts.
     fn completion<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        // Several tokens may have the same text: the last of them counts.
-        let top = |(_, logprobs): (TokenId, Option<Of<'a>>)| -> Option<Map<String, Value>> {
-            let (_, top) = logprobs?;
-            Some(top.iter().map(|&(t, p)| (self.text(t), json!(number(p)))).collect())
+        // The token itself is among its alternatives, even if it is none of the best. Several tokens may have the
+        // same text: the token itself counts, or else the last of them.
+        let top = |(token, logprobs): (TokenId, Option<Of<'a>>)| -> Option<Map<String, Value>> {
+            let (logprob, top) = logprobs?;
+            let all = top.iter().copied().chain([(token, logprob)]);
+            Some(all.map(|(t, p)| (self.text(t), json!(number(p)))).collect())
         };
         let chosen = |(_, logprobs): (TokenId, Option<Of<'a>>)| logprobs.map(|(logprob, _)| number(logprob));
         let offsets = || {

@@ -54,8 +54,14 @@ fn an_answer_begins_with_its_prompt() {
         assert_eq!(logprobs["tokens"], json!(["a", "b", "c", "a", "\""]));
         let point_1 = f64::from(-0.1_f32);
         assert_eq!(logprobs["token_logprobs"], json!([null, -1.5, -3.0, point_1, -1.0]));
-        let top = json!([null, {"x": -0.5}, {"token_id:300": -0.25}, {"\u{fffd}": -9999.0}, {}]);
-        assert_eq!(logprobs["top_logprobs"], top, "as many as the client asked for");
+        let top = json!([
+            null,
+            {"x": -0.5, "b": -1.5},
+            {"token_id:300": -0.25, "c": -3.0},
+            {"\u{fffd}": -9999.0, "a": point_1},
+            {"\"": -1.0}
+        ]);
+        assert_eq!(logprobs["top_logprobs"], top, "as many as the client asked for, and the token itself");
         assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3, 4]));
         assert_eq!(choice.get("prompt_logprobs"), None);
     }

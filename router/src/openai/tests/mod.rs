@@ -385,7 +385,7 @@ fn logprobs_have_both_shapes() {
     };
     expect_test::expect![[r#"{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.5,"bytes":[97]},{"token":"b","logprob":-9999.0,"bytes":[98]}]},{"token":"token_id:300","logprob":-1.0,"bytes":null,"top_logprobs":[]}],"refusal":null}"#]]
     .assert_eq(&shape(Endpoint::Chat));
-    expect_test::expect![[r#"{"tokens":["a","token_id:300"],"token_logprobs":[-0.5,-1.0],"top_logprobs":[{"a":-0.5,"b":-9999.0},{}],"text_offset":[3,4]}"#]]
+    expect_test::expect![[r#"{"tokens":["a","token_id:300"],"token_logprobs":[-0.5,-1.0],"top_logprobs":[{"a":-0.5,"b":-9999.0},{"token_id:300":-1.0}],"text_offset":[3,4]}"#]]
     .assert_eq(&shape(Endpoint::Completions));
 }
 
@@ -436,7 +436,7 @@ fn whole_answers_have_their_shape() {
             {{"token":"\"","logprob":-1.0,"bytes":[34],"top_logprobs":[]}}],"refusal":null}}"#
     );
     let logprobs = format!(
-        r#"{{"tokens":["a","\""],"token_logprobs":[{point_1},-1.0],"top_logprobs":[{{"\ufffd":-9999.0}},{{}}],"text_offset":[0,1]}}"#
+        r#"{{"tokens":["a","\""],"token_logprobs":[{point_1},-1.0],"top_logprobs":[{{"\ufffd":-9999.0,"a":{point_1}}},{{"\"":-1.0}}],"text_offset":[0,1]}}"#
     );
     let message = r#""message":{"role":"assistant","content":"a\"","refusal":null}"#;
     let of_chat = |index: u32, more: &str| {
