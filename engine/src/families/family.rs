@@ -177,6 +177,13 @@ pub(crate) struct GgufFamily {
     pub(crate) names: &'static [(&'static str, LayerTensor)],
     /// Whether `read` reads the lengths of keys and values, which are not one, and how much of them is rotated.
     pub(crate) reads_lengths: bool,
+    /// Whether value heads of a gated delta rule are in turns: of each key head the first, then of each the second, and so on. If not, those of a
+    /// key head are together, as in Hugging Face's files. llama.cpp's converter changes the order of the architectures that llama.cpp
+    /// broadcasts keys in (`_LinearAttentionVReorderBase`).
+    pub(crate) value_heads_in_turns: bool,
+    /// Key, without the prefix, of the number of layers behind the last one, which predict tokens after the next: their tensors are left out.
+    /// `block_count` counts them.
+    pub(crate) extra_layers: Option<&'static str>,
     /// Keys, without the prefix, that `read` reads beyond those of every family.
     pub(crate) keys: &'static [&'static str],
     /// Completes the spec, as [`ConfigFamily::read`] does.
@@ -190,6 +197,8 @@ impl GgufFamily {
         rotary_rows: RotaryRows::Halves,
         names: &[],
         reads_lengths: false,
+        value_heads_in_turns: false,
+        extra_layers: None,
         keys: &[],
         read: |_, _| Ok(()),
     };

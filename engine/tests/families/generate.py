@@ -5,8 +5,8 @@
 FAMILY/            a small random checkpoint in float32, as transformers saves it
 FAMILY/tokens.json the prompt
 FAMILY/logits.f32  transformers' logits of every position, float32, little endian, [tokens, vocab]
-FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of some it reorders the rows of queries and keys, and it adds 1 to
-                   the gains of Gemma
+FAMILY.gguf        the same tensors as llama.cpp's converter stores them: of some it reorders the rows of queries and keys, it adds 1 to
+                   the gains of Gemma and Qwen3.5, and of Qwen3.5 it reorders value heads and stores the factor of the decay
 
 Run in this folder. The output depends on nothing but the seeds below and the versions above.
 """
@@ -121,11 +121,38 @@ def stacked(folder, model):
     return tensors
 
 
+def in_turns(data, axis, key_heads, value_heads, of_head):
+    """Value heads behind one another (of each key head all) as llama.cpp broadcasts keys: of each key head the first, then of each the second."""
+    before = data.shape[axis] - value_heads * of_head
+    stays, heads = np.split(data, [before], axis=axis)
+    shape = heads.shape
+    heads = heads.reshape(shape[:axis] + (key_heads, value_heads // key_heads, of_head) + shape[axis + 1 :])
+    return np.concatenate([stays, heads.swapaxes(axis, axis + 1).reshape(shape)], axis=axis)
+
+
+def of_delta(name, data, config):
+    """Name and values of a tensor of a gated delta rule as converters write them."""
+    heads = config.linear_num_key_heads, config.linear_num_value_heads
+    if name.endswith("A_log"):
+        data = -np.exp(data)
+    if name.endswith("conv1d.weight"):
+        data = data.squeeze(1)
+    if name.endswith(("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight")):
+        data = in_turns(data, 0, *heads, config.linear_value_head_dim)
+    elif name.endswith("out_proj.weight"):
+        data = in_turns(data, 1, *heads, config.linear_value_head_dim)
+    elif not name.endswith("norm.weight"):
+        data = in_turns(data, 0, *heads, 1)
+    return name.replace("dt_bias", "dt_proj.bias"), data
+
+
 def write_gguf(name, model, arch=None):
     arch = arch or name
     config = model.config
     writer = gguf.GGUFWriter(f"{name}.gguf", arch)
-    writer.add_block_count(config.num_hidden_layers)
+    # One more layer, which predicts tokens after the next.
+    extra_layers = 1 if arch == "qwen35" else 0
+    writer.add_block_count(config.num_hidden_layers + extra_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -157,14 +184,28 @@ def write_gguf(name, model, arch=None):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if arch == "qwen35":
+        writer.add_nextn_predict_layers(extra_layers)
+        writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_sections(rope["mrope_section"] + [0])
+        writer.add_full_attention_interval(4)
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        for tensor_name in ["attn_norm", "nextn.enorm"]:
+            writer.add_tensor(f"blk.{config.num_hidden_layers}.{tensor_name}.weight", np.ones(config.hidden_size, np.float32))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config.num_hidden_layers)
     for tensor_name, tensor in stacked(name, model).items():
         if tensor_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        stored = names.get_name(tensor_name, try_suffixes=(".weight", ".bias"))
         data = tensor.numpy()
-        if arch.startswith("gemma") and tensor_name.endswith("norm.weight"):
+        if "linear_attn" in tensor_name:
+            tensor_name, data = of_delta(tensor_name, data, config)
+        elif arch.startswith(("gemma", "qwen35")) and tensor_name.endswith("norm.weight"):
             data = data + 1
+        stored = names.get_name(tensor_name, try_suffixes=(".weight", ".bias"))
         if arch in ["granite", "llama"] and ("q_proj" in tensor_name or "k_proj" in tensor_name):
             heads = config.num_attention_heads if "q_proj" in tensor_name else config.num_key_value_heads
             halves = data.reshape(heads, 2, data.shape[0] // heads // 2, data.shape[1])
@@ -235,7 +276,7 @@ def qwen3_5_config(**more):
 
 
 def qwen3_5():
-    record("qwen3_5", transformers.Qwen3_5ForCausalLM(qwen3_5_config()), 19)
+    write_gguf("qwen3_5", record("qwen3_5", transformers.Qwen3_5ForCausalLM(qwen3_5_config()), 19), arch="qwen35")
 
 
 def qwen3_5_images():

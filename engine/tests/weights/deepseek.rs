@@ -74,7 +74,7 @@ fn gguf_files_are_the_same_models() {
 }
 
 /// A copy of a GGUF file with one key renamed to another of the same length.
-fn renamed(file: &str, from: &str, to: &str) -> Result<(), String> {
+pub(crate) fn renamed(file: &str, from: &str, to: &str) -> Result<(), String> {
     assert_eq!(from.len(), to.len());
     let mut bytes = std::fs::read(fixture(file)).unwrap();
     let at = bytes.windows(from.len()).position(|part| part == from.as_bytes()).expect(from);

@@ -10,3 +10,4 @@ mod quant;
 mod quantized;
 mod qwen3_5;
 mod support;
+mod value_heads;

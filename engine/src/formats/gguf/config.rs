@@ -72,7 +72,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
             let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
             let Some(name) = name else { continue };
             // For keys without a listed neutral value: zero, false and empty switch a feature off.
-            let own = family.keys.contains(&name);
+            let own = family.keys.contains(&name) || family.extra_layers == Some(name);
             let harmless = own
                 || match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
                     Some((_, neutral)) => value == neutral,
@@ -140,6 +140,16 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         self.size_or(name, None)
     }
 
+    /// Layers of the decoder, and those behind them, which only predict tokens after the next.
+    pub(super) fn layers(&self) -> Result<(usize, usize), WeightsError> {
+        let all = self.own_size("block_count")?;
+        let Some(key) = self.family.extra_layers else { return Ok((all, 0)) };
+        let extra = self.own_size_or(key, 0)?;
+        let layers = all.checked_sub(extra).filter(|layers| *layers > 0 || extra == 0);
+        let message = || format!("{} is {extra}, of {all} layers in all", self.key(key));
+        Ok((layers.ok_or_else(|| self.damaged(message()))?, extra))
+    }
+
     /// A choice of the architecture, or what it is where the file does not say it.
     pub(crate) fn own_bool_or(&self, name: &str, default: bool) -> Result<bool, WeightsError> {
         match self.get(&self.key(name)) {
@@ -193,7 +203,7 @@ impl<'h, 'a> GgufConfig<'h, 'a> {
         let kv_heads = self.size_or("attention.head_count_kv", Some(heads))?;
         let attention = AttentionSpec::llama(heads, kv_heads, head_dim, rope);
         let layer = LayerSpec::llama(attention, self.size_or("feed_forward_length", None)?, rms_eps);
-        let layers = DecoderSpec::uniform_layers(layer, self.size_or("block_count", None)?);
+        let layers = DecoderSpec::uniform_layers(layer, self.layers()?.0);
         let mut spec = DecoderSpec {
             vocab,
             hidden,

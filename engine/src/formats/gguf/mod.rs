@@ -2,6 +2,7 @@
 
 mod config;
 mod cursor;
+mod delta;
 mod format;
 mod header;
 mod latents;
@@ -48,8 +49,12 @@ impl GgufModel {
         let mut tensors = HashMap::new();
         let mut latents = latents::Parts::new();
         let mut factors = None;
+        let (layers, extra) = config.layers()?;
+        let mut of_extra_layers = 0;
         for (name, entry) in &header.tensors {
-            if *name == names::ROPE_FREQS {
+            if names::layer(name).is_some_and(|layer| (layers..layers + extra).contains(&layer)) {
+                of_extra_layers += 1;
+            } else if *name == names::ROPE_FREQS {
                 factors = Some(read_factors(&file, entry)?);
             } else if let Some((layer, tensor)) = names::of_experts(name) {
                 let dimensions = if tensor.is_bias() { 2 } else { 3 };
@@ -64,6 +69,10 @@ impl GgufModel {
             } else {
                 return Err(left_out(&file, name));
             }
+        }
+        if of_extra_layers > 0 {
+            let what = "of layers behind the last one, which predict tokens after the next,";
+            tracing::info!("{of_extra_layers} tensors {what} are left out: they are not computed");
         }
         let embedding = tensors.get(&TensorName::Embedding);
         let vocab = embedding.and_then(|entry| entry.dims.get(1).copied());
@@ -101,7 +110,7 @@ fn of_each_expert(
         Some((count, of_one)) if dims.len() == dimensions => (*count, of_one),
         _ => return Err(config.damaged(format!("tensor {name} has dimensions {dims:?}; {dimensions} are needed"))),
     };
-    let (experts, layers) = (config.own_size_or("expert_count", 0)?, config.own_size("block_count")?);
+    let (experts, layers) = (config.own_size_or("expert_count", 0)?, config.layers()?.0);
     if layer >= layers || experts > DecoderSpec::EXPERTS_MAX {
         return Err(config.damaged(format!("tensor {name} in a model of {layers} layers with {experts} experts")));
     }
@@ -186,7 +195,11 @@ impl ModelSource for GgufModel {
             WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(self.family, name)))
         })?;
         let stored = entry.format.read(&self.file.bytes()[entry.bytes.clone()]);
-        Ok(rotary::in_halves(&self.spec, self.family.rotary_rows, name, stored))
+        let stored = rotary::in_halves(&self.spec, self.family.rotary_rows, name, stored);
+        delta::canonical(&self.spec, self.family.value_heads_in_turns, name, stored).map_err(|reason| {
+            let name = names::spelled(self.family, name);
+            WeightsError::damaged(self.file.path(), format!("tensor {name}: {reason}"))
+        })
     }
 
     fn is_quantized(&self) -> bool {

@@ -68,6 +68,11 @@ fn layer_names(family: &GgufFamily) -> impl Iterator<Item = (&'static str, Layer
     own.iter().copied().chain(common)
 }
 
+/// The layer of a tensor, if it is of one.
+pub(super) fn layer(name: &str) -> Option<usize> {
+    layer_index(name.strip_prefix("blk.")?.split_once('.')?.0)
+}
+
 /// Layer and tensor, if this is a tensor of all experts.
 pub(super) fn of_experts(name: &str) -> Option<(usize, ExpertTensor)> {
     let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
