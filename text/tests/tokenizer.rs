@@ -56,6 +56,28 @@ fn tricky_texts_under_every_pre_tokenizer() {
     }
 }
 
+/// A mark that no letter takes in when text is composed is a part of the word, or ends it.
+#[test]
+fn marks_belong_to_words_in_qwen35_alone() {
+    let words = |pre: &str, text: &str| {
+        let json: serde_json::Value = serde_json::from_str(
+            &bundle::from_gguf(&GgufTokenizer { pre: pre.into(), ..common::gguf() }).unwrap().tokenizer_json,
+        )
+        .unwrap();
+        let tokenizer: tokenizers::Tokenizer = json.to_string().parse().unwrap();
+        let mut pieces = tokenizers::PreTokenizedString::from(text);
+        tokenizers::PreTokenizer::pre_tokenize(tokenizer.get_pre_tokenizer().unwrap(), &mut pieces).unwrap();
+        let splits = pieces.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::Byte);
+        splits.into_iter().map(|(_, (from, to), _)| text[from..to].to_owned()).collect::<Vec<_>>()
+    };
+    // Devanagari: its vowel signs and its virama are marks.
+    assert_eq!(words("qwen35", "a हिन्दी 12"), ["a", " हिन्दी", " ", "1", "2"]);
+    assert_eq!(words("qwen2", "a हिन्दी 12"), ["a", " ह", "िन", "्द", "ी", " ", "1", "2"]);
+    for text in ["it's 3 + 4,\n\n  x", "a_j = b[i];"] {
+        assert_eq!(words("qwen35", text), words("qwen2", text));
+    }
+}
+
 #[test]
 fn vocabulary_is_open_to_view() {
     let t = &SMOLLM;

@@ -64,10 +64,20 @@ fn sequence(steps: Vec<Value>) -> Value {
 
 /// Families that the fast path supports; SmolLM2's own first.
 pub(crate) fn fast() -> Vec<Family> {
-    let mut families: Vec<Family> =
-        ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o", "deepseek-coder", "deepseek-v3"]
-            .map(gguf)
-            .into();
+    let mut families: Vec<Family> = [
+        "smollm",
+        "gpt-2",
+        "llama-bpe",
+        "dbrx",
+        "qwen2",
+        "qwen35",
+        "tekken",
+        "gpt-4o",
+        "deepseek-coder",
+        "deepseek-v3",
+    ]
+    .map(gguf)
+    .into();
     families.push(changed("what matches alone, merges as lines", |json| {
         json["pre_tokenizer"] = sequence(vec![split(r"\p{L}+|\P{L}+", "Removed", true), byte_level(false, false)]);
         let line = |pair: &Value| json!(format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()));

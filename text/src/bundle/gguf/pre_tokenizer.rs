@@ -22,6 +22,9 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The split of Qwen 3.5 (`tokenization_qwen3_5.py` of transformers 5.24): as Qwen 2, combining marks with their letters.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// The split of Mistral's Tekken: words by their case, digits one by one, line ends also with slashes.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// OpenAI's `o200k`: as Tekken, with English contractions, digits by up to three.
@@ -56,6 +59,7 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
         // OLMo 2's files say `dbrx`.
         "dbrx" => plain(by(LLAMA3)),
         "qwen2" => PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(by(QWEN2)) },
+        "qwen35" => PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(by(QWEN35)) },
         "tekken" => whole_words(by(TEKKEN)),
         "gpt-4o" => plain(by(O200K)),
         "deepseek-coder" => {
@@ -71,7 +75,7 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
             return Err(TextError::Unsupported {
                 what: "pre-tokenizer",
                 name: name.to_owned(),
-                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, tekken, gpt-4o, deepseek-coder, deepseek-v3",
+                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, qwen35, tekken, gpt-4o, deepseek-coder, deepseek-v3",
             });
         }
     })
