@@ -254,11 +254,7 @@ fn windows_and_states_keep_their_bits() {
 }
 
 /// Answers of the test's requests by a model with a draft model, which are those that it gives alone; the load behind them.
-fn with_draft(expected: &[Answer], draft: &str, setup: Setup) -> Load {
-    model_with_draft(MODEL, expected, draft, setup)
-}
-
-fn model_with_draft(model: &str, expected: &[Answer], draft: &str, setup: Setup) -> Load {
+fn with_draft(model: &str, expected: &[Answer], draft: &str, setup: Setup) -> Load {
     let (source, draft) = (RandomModel::parse(model).unwrap(), RandomModel::parse(draft).unwrap());
     let engine = serve_with(&source, Some(&draft), Dtype::Bf16, setup);
     for (i, (got, expected)) in answers(&engine, requests()).iter().zip(expected).enumerate() {
@@ -283,7 +279,8 @@ fn a_draft_model_changes_no_bit() {
         Setup { running: 8, blocks: [60, 8], lagging: true, ..PROPOSED },
     ];
     // The model itself, which is right wherever nothing is drawn, and another one, which is right by chance.
-    let loads = setups.map(|setup| (with_draft(&expected, MODEL, setup), with_draft(&expected, OTHER, setup)));
+    let load = |draft, setup| with_draft(MODEL, &expected, draft, setup);
+    let loads = setups.map(|setup| (load(MODEL, setup), load(OTHER, setup)));
     assert!(
         loads.iter().all(|(same, other)| same.draft_accepted_tokens > 0 && other.draft_proposed_tokens > 0),
         "{loads:?}"
@@ -308,7 +305,7 @@ fn a_draft_model_for_states_changes_no_bit() {
     let expected: Vec<Answer> = requests().into_iter().map(|request| finish(submit(&alone, request))).collect();
     at_rest(&alone);
     let setups = [PROPOSED, Setup { running: 8, blocks: [60, 20], ..PROPOSED }];
-    let loads = setups.map(|setup| model_with_draft(STATES, &expected, MODEL, setup));
+    let loads = setups.map(|setup| with_draft(STATES, &expected, MODEL, setup));
     assert!(loads.iter().all(|load| load.draft_proposed_tokens > 0), "{loads:?}");
     let refused = std::panic::catch_unwind(|| serve_with(&source, Some(&source), Dtype::Bf16, PROPOSED));
     let message = refused.err().and_then(|error| error.downcast::<String>().ok()).unwrap();

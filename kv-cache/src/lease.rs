@@ -116,12 +116,11 @@ impl Lease {
                 pool.retire(tables, group, shape.kind.live(positions.clone(), *block_tokens).start);
             }
             let missing = pool.missing(tables, next, &positions, state);
-            let ends: Vec<_> = tables.0.iter().map(|table| table.blocks.last().copied()).collect();
-            let more = if missing.iter().any(|n| *n > 0) { pool.allocate(&missing, Some(&ends)) } else { None };
-            let Some(more) = more.or_else(|| missing.iter().all(|n| *n == 0).then(GroupBlocks::default)) else {
-                return false;
-            };
-            tables.0.iter_mut().zip(more.0).for_each(|(table, more)| table.blocks.extend(more));
+            if missing.iter().any(|n| *n > 0) {
+                let ends: Vec<_> = tables.0.iter().map(|table| table.blocks.last().copied()).collect();
+                let Some(more) = pool.allocate(&missing, Some(&ends)) else { return false };
+                tables.0.iter_mut().zip(more.0).for_each(|(table, more)| table.blocks.extend(more));
+            }
             for (group, shape) in groups.iter().enumerate().filter(|(_, shape)| !shape.kind.is_by_position()) {
                 let table = &mut tables.0[group].blocks;
                 if table.len() == 1 && state.needs_another(shape.kind, &positions, *block_tokens) {

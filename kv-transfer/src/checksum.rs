@@ -6,7 +6,7 @@
 
 use crate::HandoffFailure;
 use crate::heads::Heads;
-use crate::plan::{self, locate};
+use crate::plan::locate;
 use crate::pool_turns::{OPERATION_MAX, PLACE_MAX, Turns, User};
 pub(crate) use baton_memory::checksum::ALGORITHM;
 use baton_memory::{MemoryError, Pending, PoolMemory, Rows};
@@ -69,7 +69,7 @@ fn layer_rows(
     for first in tokens.clone().step_by(GRANULE as usize) {
         let (block, row) = locate(map, blocks, group, first);
         let positions = first..tokens.end.min(first + GRANULE);
-        let within = row..row + plan::rows(shape, &positions) as u32;
+        let within = row..row + shape.rows(positions.len()) as u32;
         for (plane, shape) in shape.planes.iter().enumerate() {
             let heads = &heads[group][plane];
             let range = map.token_range(group, layer, block, plane, within.clone());

@@ -1,6 +1,5 @@
 //! Shards of an instance: which of its KV heads one pool holds, and which heads one leg of a handoff moves.
 
-use crate::plan::rows;
 use baton_types::{GroupKind, KvGroup, KvLayout, KvPlane};
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,7 +100,7 @@ impl Cut {
     pub(crate) fn bytes_from(&self, layout: &KvLayout, starts: &[u32], tokens: u32) -> u64 {
         let groups = layout.groups().iter().zip(&self.token_bytes).zip(starts);
         let bytes = |((group, bytes), start): ((&KvGroup, &usize), &u32)| {
-            (group.layers.len() * bytes * rows(group, &(*start..tokens))) as u64
+            (group.layers.len() * bytes * group.rows((*start..tokens).len())) as u64
         };
         groups.map(bytes).sum()
     }

@@ -244,6 +244,9 @@ impl CachedPool {
         let start = stored.max(tables.0[main].first).max(whole[main]);
         let mut parent = start.checked_sub(1).and_then(|row| entry_of(cache, tables, row));
         let (mut done, mut added) = (stored, 0);
+        let stores =
+            checkpoints.iter().enumerate().map(|(group, is_checkpoint)| !cache.is_state(group) || *is_checkpoint);
+        let stores: Vec<bool> = stores.collect();
         for row in start..rows {
             let Some(hash) = cache.hash_of(hashes, row) else { break };
             let known = entry_of(cache, tables, row);
@@ -256,8 +259,6 @@ impl CachedPool {
                 }
                 None => {
                     added += 1;
-                    let stores = (0..tables.0.len()).map(|group| !cache.is_state(group) || checkpoints[group]);
-                    let stores: Vec<bool> = stores.collect();
                     let blocks = tables.0.iter().zip(whole).zip(&stores);
                     let blocks =
                         blocks.map(|((table, whole), stores)| table.get(row).filter(|_| row >= *whole && *stores));

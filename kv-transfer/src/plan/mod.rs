@@ -57,11 +57,6 @@ fn rows_end(group: &KvGroup, token: u32, block_tokens: u32) -> u32 {
     if group.kind == GroupKind::State { u32::MAX } else { next_boundary(token, block_tokens) }
 }
 
-/// Rows of a group at these positions: one for each, or one state.
-pub(crate) fn rows(group: &KvGroup, positions: &Range<u32>) -> usize {
-    group.rows(positions.len())
-}
-
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source. Neighbours are
 /// merged, and no copy is longer than `len_max`.
 ///
@@ -91,7 +86,7 @@ pub(crate) fn copies(
     while at < tokens.end {
         let ends = [source, sink].map(|side| rows_end(shape, at, side.block_tokens()));
         let piece = at..tokens.end.min(ends[0]).min(ends[1]);
-        let rows = rows(shape, &piece);
+        let rows = shape.rows(piece.len());
         for (p, plane) in shape.planes.iter().enumerate() {
             let (ours, theirs) = (&source.heads[group][p], &sink.heads[group][p]);
             let row = ours.len() * plane.head_stride();

@@ -148,7 +148,7 @@ fn a_state_moves_as_the_last_granule() {
         (vec![13, 1], vec![1, 1])
     );
     let group = &fine.layout().groups()[1];
-    assert_eq!([rows(group, &(192..200)), rows(group, &(0..200)), rows(group, &(8..8))], [1, 1, 0]);
+    assert_eq!([group.rows(8), group.rows(200), group.rows(0)], [1, 1, 0]);
 }
 
 #[test]

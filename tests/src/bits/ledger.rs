@@ -43,17 +43,12 @@ const UNREAD: u64 = u64::MAX;
 
 impl LogitObserver for Recorder {
     fn computed(&self, id: &RequestId, position: usize, blocks: &BlockTables, logits: &[f32]) {
-        let row = Row { logits: logits.to_vec(), kv: self.kv_hashes(blocks, position) };
+        let kv = kv_hashes(&*self.memory, &self.map, blocks, position, !self.is_ahead);
+        let row = Row { logits: logits.to_vec(), kv };
         let (key, mut ledger) = ((index_of(id), position), self.ledger.lock());
         if ledger.rows.insert(key, row).is_some() {
             ledger.computed_twice = Some(key);
         }
-    }
-}
-
-impl Recorder {
-    fn kv_hashes(&self, blocks: &BlockTables, tokens: usize) -> Vec<u64> {
-        kv_hashes(&*self.memory, &self.map, blocks, tokens, !self.is_ahead)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::handler::{BlockHold, KeptBlocks, QuarantinedBlocks};
 use crate::hazards::hazard;
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{LayerCopy, check_blocks, got_from, rows};
+use crate::plan::{LayerCopy, check_blocks, got_from};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
@@ -314,8 +314,8 @@ impl Reader {
     /// KV bytes that move.
     fn bytes(&self, link: &Link<'_>) -> u64 {
         let groups = link.config.map.layout().groups().iter().zip(&self.starts);
-        let bytes =
-            groups.map(|(group, start)| group.layers.len() * group.token_bytes() * rows(group, &(*start..self.moved)));
+        let bytes = groups
+            .map(|(group, start)| group.layers.len() * group.token_bytes() * group.rows((*start..self.moved).len()));
         bytes.sum::<usize>() as u64
     }
 

@@ -9,7 +9,7 @@
 use crate::HandoffFailure;
 use crate::checksum::{GRANULE, sums_of};
 use crate::message::SumRun;
-use crate::plan::{first_moved, rows};
+use crate::plan::first_moved;
 use baton_types::{GroupKind, KvGroup, KvLayout, TicketId};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -306,7 +306,7 @@ impl Source {
                 continue;
             }
             self.copied[index] = end;
-            let bytes = (self.token_bytes[group] * rows(shape, &tokens)) as u64;
+            let bytes = (self.token_bytes[group] * shape.rows(tokens.len())) as u64;
             self.sums += sums_of(&self.layout, group, &tokens) as u64;
             self.bytes += bytes;
             let number = self.first_epoch + self.epochs.len() as u32 - 1;
