@@ -18,9 +18,10 @@ pub struct EngineConfig {
     pub kv_cache_bytes: u64,
     /// Longest sequence, prompt and output together.
     pub model_len_max: usize,
-    /// Rows of a step that contains prefill: decode rows first, prefill gets the rest (at least one row). Bounds how long a prefill delays
-    /// the running batch.
+    /// Rows of a step that contains prefill: decode rows first, prefill gets the rest (at least one row).
     pub chunk_tokens_max: usize,
+    /// Rows of prefill in a step that has decode rows too. Bounds how long a prefill delays the next token of the running batch.
+    pub mixed_chunk_tokens_max: usize,
     /// Most sequences in the running batch.
     pub running_max: usize,
     /// Most waiting sequences. Adopted ones do not count: they are bounded by the blocks that they hold already.
@@ -82,6 +83,7 @@ impl Default for EngineConfig {
             kv_cache_bytes: 1 << 30,
             model_len_max: 4096,
             chunk_tokens_max: 256,
+            mixed_chunk_tokens_max: 32,
             running_max: 64,
             waiting_max: 256,
             watermark_blocks: WATERMARK_BLOCKS,
@@ -111,6 +113,8 @@ impl EngineConfig {
         let rows = 1..=Self::ROWS_MAX;
         check("model_len_max", "at least 2", self.model_len_max, self.model_len_max >= 2)?;
         check("chunk_tokens_max", "1 to 65536", self.chunk_tokens_max, rows.contains(&self.chunk_tokens_max))?;
+        let mixed = self.mixed_chunk_tokens_max;
+        check("mixed_chunk_tokens_max", "1 to 65536", mixed, rows.contains(&mixed))?;
         check("running_max", "1 to 65536", self.running_max, rows.contains(&self.running_max))?;
         check("waiting_max", "at least 1", self.waiting_max, self.waiting_max > 0)?;
         if let Some(cache) = &self.prefix_cache {
@@ -215,6 +219,7 @@ mod tests {
         };
         check("model_len_max", |c| c.model_len_max = 1);
         check("chunk_tokens_max", |c| c.chunk_tokens_max = 0);
+        check("mixed_chunk_tokens_max", |c| c.mixed_chunk_tokens_max = 0);
         check("running_max", |c| c.running_max = EngineConfig::ROWS_MAX + 1);
         check("waiting_max", |c| c.waiting_max = 0);
         check("speculation.tokens_max", |c| c.speculation.tokens_max = 17);

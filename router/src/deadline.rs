@@ -1,5 +1,6 @@
 //! Deadlines that clients state.
 
+use crate::request::shown;
 use baton_types::RequestError;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ impl Deadlines {
 /// `x-request-timeout`: seconds (`30`, `1.5`), or a number with one of the units `ms`, `s`, `m`.
 pub(crate) fn parse_http(value: &str) -> Result<Duration, RequestError> {
     let refuse = || {
-        let message = format!("x-request-timeout must be seconds, or a number with ms, s or m, got {value:.64?}");
+        let got = shown(value);
+        let message = format!("x-request-timeout must be seconds, or a number with ms, s or m, got {got}");
         RequestError::invalid("x-request-timeout", message)
     };
     let value = value.trim();

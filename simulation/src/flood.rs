@@ -187,7 +187,7 @@ fn follows(shape: &mut Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
     let first = request(1, Policy::Remote, len, answer, BEGINS, vocab, random);
     let mut second = request(1, Policy::Remote, len, answer, BEGINS + ms(2) + random.below(ms(5)), vocab, random);
     second.prompt[..96].copy_from_slice(&first.prompt[..96]);
-    let steps = 2 * (len / (shape.chunk_tokens - shape.running_max) as u64 + 1) + answer;
+    let steps = 2 * (len / shape.prefill_rows() + 1) + answer;
     vec![first, Request { fair_within: Some(MESSAGES_MAX + HANDOFF_MAX + steps * STEP_MAX), ..second }]
 }
 
@@ -202,7 +202,7 @@ fn below_share(shape: &Shape, tenants: Tenants) -> u64 {
 /// Steps in which a prompt is computed from the part of each chunk that its tenant is due, rounded up.
 fn service(shape: &Shape, tenants: Tenants, len: u64) -> u64 {
     let (weight, weights) = tenants.due();
-    let rows = (shape.chunk_tokens - shape.running_max) as u64;
+    let rows = shape.prefill_rows();
     (len * weights).div_ceil(rows * weight) + 1
 }
 

@@ -94,6 +94,16 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Rows of prefill beside decode rows.
+    pub(crate) fn mixed_chunk_tokens(&self) -> usize {
+        self.chunk_tokens / 2
+    }
+
+    /// Rows that prompts have in every step.
+    pub(crate) fn prefill_rows(&self) -> u64 {
+        (self.chunk_tokens - self.running_max).min(self.mixed_chunk_tokens()) as u64
+    }
+
     pub(crate) fn draw(random: &mut Random) -> Self {
         let blocks = random.of(&[8, 10, 16, 24]);
         let is_calm = random.once_in(CALM_ONCE_IN);

@@ -152,6 +152,7 @@ fn engine_config(shape: &Shape) -> EngineConfig {
     EngineConfig {
         model_len_max: 512,
         chunk_tokens_max: shape.chunk_tokens,
+        mixed_chunk_tokens_max: shape.mixed_chunk_tokens(),
         running_max: shape.running_max,
         waiting_max: shape.waiting_max,
         watermark_blocks: shape.watermark_blocks,

@@ -58,7 +58,7 @@ fn silent(shape: &mut Shape, vocab: u32, random: &mut Random) -> Drawn {
     let gone = Some(stalls + random.below(ms(10)));
     let (len, answer) = (POOL - 16, 2);
     let needs_all = request(0, Policy::Local, len, answer, stalls + ms(10), vocab, random);
-    let steps = 1 + len / (shape.chunk_tokens - shape.running_max) as u64 + answer;
+    let steps = 1 + len / shape.prefill_rows() + answer;
     let within = Some(MESSAGES_MAX + ms(ABORT_MAX) + steps * STEP_MAX);
     let faults = vec![(stalls, Fault::Stall { slot: PREFILL }), (stalls + ms(1_000), Fault::Resume { slot: PREFILL })];
     (vec![Request { gone, ..given_up }, Request { fair_within: within, ..needs_all }], faults)
@@ -68,7 +68,7 @@ fn silent(shape: &mut Shape, vocab: u32, random: &mut Random) -> Drawn {
 fn bounded(shape: &mut Shape, vocab: u32, random: &mut Random) -> Drawn {
     (shape.lane, shape.is_calm) = (Lane::SharedMemory, true);
     let (count, len, answer) = (4, 80, 2);
-    let steps = count * (1 + len / (shape.chunk_tokens - shape.running_max) as u64 + answer);
+    let steps = count * (1 + len / shape.prefill_rows() + answer);
     let within = Some(MESSAGES_MAX + count * HANDOFF_MAX + steps * STEP_MAX);
     let mut offer = |_| {
         let offer = request(1, Policy::Remote, len, answer, BEGINS + random.below(ms(5)), vocab, random);

@@ -105,6 +105,7 @@ fn start(
         },
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
+        mixed_chunk_tokens_max: engine.mixed_chunk_tokens_max(),
         running_max: engine.running_max,
         waiting_max: engine.waiting_max,
         stall: Duration::from_millis(engine.stall_ms_max),

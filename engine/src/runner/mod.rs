@@ -124,6 +124,7 @@ impl<M: StepModel> Runner<M> {
         let config = SchedulerConfig {
             block_tokens: shared.block_tokens,
             chunk_tokens_max: shared.config.chunk_tokens_max,
+            mixed_chunk_tokens_max: shared.config.mixed_chunk_tokens_max,
             steps_max,
             running_max: shared.config.running_max,
             scored_rows_max: shared.config.scored_rows_max(),

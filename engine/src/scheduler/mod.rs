@@ -2,7 +2,8 @@
 //!
 //! Rules, in the order of sequences: higher priority first, then sequences within their tenant's share, then by [`SequenceKey`] (earlier
 //! start, then earlier arrival). With one tenant this is the order of arrivals.
-//! - Every running sequence that needs one row gets it in each step. Prefill gets the rest of `chunk_tokens_max`.
+//! - Every running sequence that needs one row gets it in each step. Prefill gets the rest of `chunk_tokens_max`, and beside decode rows
+//!   at most `mixed_chunk_tokens_max`.
 //! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark, in every group: of a group with a window,
 //!   those that its window and one chunk need at once. No sequence overtakes one that waits for blocks.
 //! - Before each step, a sequence returns the blocks that left its windows, and gets those that the step needs.
@@ -59,6 +60,7 @@ pub struct SchedulerConfig {
     /// Tokens of a block.
     pub block_tokens: usize,
     pub chunk_tokens_max: usize,
+    pub mixed_chunk_tokens_max: usize,
     /// Steps that may be launched at once.
     pub steps_max: usize,
     pub running_max: usize,

@@ -136,7 +136,8 @@ impl Scheduler {
             ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
         // At least one row: a full batch slows prefill down but never stops it. Rows stay within `EngineConfig::step_rows_max`, because a
         // sequence in prefill takes one of the `running_max` places.
-        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).max(1);
+        let beside_decode = if single_rows > 0 { self.config.mixed_chunk_tokens_max } else { usize::MAX };
+        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).min(beside_decode).max(1);
         let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
         let parkable = running.filter(|(_, e)| e.is_preemptable());
         let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();

@@ -9,7 +9,7 @@ use crate::output::{Choices, PROMPT_PART_TOKENS_MAX, prompt_logprob_bytes};
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{
-    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab,
+    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab, shown,
 };
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
@@ -292,7 +292,7 @@ impl Core {
                 Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
                 Err(error) if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(name, now) => {
                     if now >= until {
-                        let message = format!("no decode worker of {:.256?} is ready to serve; try again later", name);
+                        let message = format!("no decode worker of {} is ready to serve; try again later", shown(name));
                         return Err(RequestError::new(ErrorKind::Unavailable, message));
                     }
                 }

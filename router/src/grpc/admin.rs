@@ -3,6 +3,7 @@
 use super::link::GrpcConnector;
 use super::status::status_response;
 use super::trace::{recent, trace};
+use crate::request::shown;
 use crate::status::ClusterStatus;
 use crate::workers::{NotNamed, WorkerHandle, WorkerSet};
 use baton_node::operators::{self, RequestTrace};
@@ -15,8 +16,6 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
 
-/// Longer than any name with its incarnation.
-const NAME_CHARS_MAX: usize = 256;
 /// Most workers that an error names: the message is sent in a header.
 const NAMED_MAX: usize = 16;
 /// Longest wait for a worker's first answer.
@@ -64,7 +63,6 @@ impl Admin for AdminService {
 
     async fn drain(&self, request: Request<v1::DrainWorkerRequest>) -> Result<Response<Self::DrainStream>, Status> {
         let v1::DrainWorkerRequest { worker: name, timeout_ms } = request.into_inner();
-        let name: String = name.chars().take(NAME_CHARS_MAX).collect();
         let worker = self.workers.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
         let request = v1::DrainRequest { party: Some(worker.party().clone().into()), timeout_ms };
         let channel = self.connector.channel(&worker.record).map_err(|e| Status::unavailable(e.to_string()))?;
@@ -86,15 +84,16 @@ impl Admin for AdminService {
 }
 
 fn refused(name: &str, unnamed: &NotNamed) -> Status {
+    let name = shown(name);
     match unnamed {
         NotNamed::Nobody { known } if known.is_empty() => {
-            Status::not_found(format!("no worker {name:?}: none is registered at this router"))
+            Status::not_found(format!("no worker {name}: none is registered at this router"))
         }
         NotNamed::Nobody { known } => {
-            Status::not_found(format!("no worker {name:?} is registered at this router; there are {}", list(known)))
+            Status::not_found(format!("no worker {name} is registered at this router; there are {}", list(known)))
         }
         NotNamed::Several { starts } => {
-            Status::invalid_argument(format!("several starts of {name:?} are registered; name one: {}", list(starts)))
+            Status::invalid_argument(format!("several starts of {name} are registered; name one: {}", list(starts)))
         }
     }
 }

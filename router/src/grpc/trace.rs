@@ -2,6 +2,7 @@
 
 use super::link::GrpcConnector;
 use super::subtree::subtree;
+use crate::request::shown;
 use crate::workers::WorkerSet;
 use baton_node::grpc::summaries;
 use baton_node::operators::RequestTrace;
@@ -19,8 +20,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// Most workers asked: far more than one request can call.
 const WORKERS_MAX: usize = 64;
-/// Longer than any id.
-const ID_CHARS_MAX: usize = 128;
 /// Name of this process among those of a trace.
 const ROUTER: &str = "router";
 /// Attributes in which the flow records the request's id, and the worker that it called.
@@ -94,11 +93,11 @@ async fn ask(
 }
 
 fn unknown(traces: &Traces, id: &str) -> Status {
-    let id: String = id.chars().take(ID_CHARS_MAX).collect();
+    let id = shown(id);
     Status::not_found(match traces.held() {
-        0 => format!("no request or trace {id:?}: this router holds no traces (telemetry.ring_spans_max)"),
+        0 => format!("no request or trace {id}: this router holds no traces (telemetry.ring_spans_max)"),
         held => format!(
-            "no request or trace {id:?} among the last {held} that ended at this router: it ran elsewhere, or longer ago \
+            "no request or trace {id} among the last {held} that ended at this router: it ran elsewhere, or longer ago \
              (telemetry.ring_spans_max)"
         ),
     })

@@ -1,5 +1,6 @@
 //! Resolves the model name of a request to a model, or to an adapter and its model.
 
+use crate::request::shown;
 use crate::workers::ServedModel;
 use baton_types::{AdapterCard, ErrorKind, RequestError};
 use std::collections::BTreeSet;
@@ -48,7 +49,7 @@ pub(crate) fn lookup(models: &[Arc<ServedModel>], name: &str) -> Result<Named, R
             param: Some("model".into()),
             ..RequestError::new(
                 ErrorKind::ModelNotFound,
-                format!("no model {name:.256?} here; served: {}", names(models)),
+                format!("no model {} here; served: {}", shown(name), names(models)),
             )
         }),
     }

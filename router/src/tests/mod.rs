@@ -17,6 +17,7 @@ mod http;
 mod intake;
 mod kserve;
 mod limits;
+mod long_names;
 mod messages;
 mod openapi;
 mod page;

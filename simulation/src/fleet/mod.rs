@@ -149,6 +149,7 @@ impl Fleet {
         let engine = EngineConfig {
             model_len_max: self.len_max as usize + 1,
             chunk_tokens_max: chunk_tokens as usize,
+            mixed_chunk_tokens_max: chunk_tokens as usize,
             running_max: self.rates.decode.running_max as usize,
             waiting_max: QUEUE_MAX,
             step_max: STEP_MAX,

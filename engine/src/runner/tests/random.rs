@@ -71,6 +71,7 @@ fn run_seed(seed: u64, is_asynchronous: bool, proposed: Proposed, has_states: bo
     let mut rng = StdRng::seed_from_u64(seed);
     let config = EngineConfig {
         chunk_tokens_max: rng.random_range(1..20),
+        mixed_chunk_tokens_max: rng.random_range(1..20),
         running_max: rng.random_range(1..8),
         watermark_blocks: rng.random_range(0..3),
         ..config()

@@ -55,6 +55,7 @@ fn config() -> SchedulerConfig {
     SchedulerConfig {
         block_tokens: 4,
         chunk_tokens_max: 8,
+        mixed_chunk_tokens_max: usize::MAX,
         steps_max: 1,
         running_max: 4,
         scored_rows_max: 4,
@@ -238,6 +239,24 @@ fn prefill_comes_in_chunks_behind_the_decode_rows() {
         start d a:4+1* b:4+1* c:18+2* d:0+3*
         a:5+1* b:5+1* c:20+1* d:3+1*
     "#]],
+    );
+}
+
+#[test]
+fn prefill_beside_decode_rows_has_a_bound_of_its_own() {
+    let mut w = World::new(64, SchedulerConfig { mixed_chunk_tokens_max: 3, ..config() });
+    w.prompt(1);
+    w.prompt(9);
+    w.prompt(12);
+    w.check(
+        5,
+        expect![[r#"
+            start ab a:0+1* b:0+7
+            start c a:1+1* b:7+2* c:0+1
+            a:2+1* b:9+1* c:1+3
+            a:3+1* b:10+1* c:4+3
+            a:4+1* b:11+1* c:7+3
+        "#]],
     );
 }
 

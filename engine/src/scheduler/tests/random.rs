@@ -66,6 +66,8 @@ impl Run {
         let totals = scheduler.totals();
         prop_assert!(totals.held_tokens <= totals.blocks * 4, "{:?}", totals);
         let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
+        let prefill: usize = decisions.batch.iter().filter(|s| !s.decode).map(|s| s.rows).sum();
+        prop_assert!(rows == prefill || prefill <= self.config.mixed_chunk_tokens_max);
         prop_assert!(rows <= self.config.chunk_tokens_max.max(self.config.running_max));
         prop_assert!(decisions.batch.len() <= self.config.running_max);
         let scored: usize = decisions.batch.iter().map(|s| s.scored).sum();
@@ -109,10 +111,11 @@ impl Run {
 proptest! {
     #[test]
     fn every_sequence_comes_to_its_end(
-        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, scored_max in 1usize..6, tenants in 1u64..4,
+        chunk in 1usize..12, mixed in 1usize..12, running in 1usize..6, watermark in 0usize..3, scored_max in 1usize..6, tenants in 1u64..4,
         events in events(),
     ) {
         let bounds = SchedulerConfig { chunk_tokens_max: chunk, running_max: running, ..config() };
+        let bounds = SchedulerConfig { mixed_chunk_tokens_max: mixed, ..bounds };
         let config = SchedulerConfig { watermark_blocks: watermark, scored_rows_max: scored_max, ..bounds };
         let mut run = Run { world: World::new(8, config), config, live: HashMap::new(), scored: HashMap::new() };
         let mut outside = Vec::new();

@@ -18,7 +18,7 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Generation, Refused};
 use crate::models::lookup;
 use crate::output::{Events, Opened, Opening, cache_hit_percent};
-use crate::request::{Request, request_id};
+use crate::request::{Request, request_id, shown};
 use baton_node::grpc::MessageHold;
 use baton_node::intake::{Client, Hold};
 use baton_proto::convert::status;
@@ -155,10 +155,10 @@ impl KserveService {
         let asked_id = message.id.clone();
         let id = request_id(Some(&*asked_id).filter(|id| !id.is_empty()), "id");
         // An invalid id is repeated, so that the client knows which request has failed.
-        let shown = if asked_id.is_empty() { id.0.as_str().to_owned() } else { asked_id };
+        let named = if asked_id.is_empty() { id.0.as_str().to_owned() } else { asked_id };
         let begun = match self.begin(&call, id, message, hold, true).await {
             Ok(begun) => begun,
-            Err(refused) => return one(failed(&shown, &refused.error)),
+            Err(refused) => return one(failed(&named, &refused.error)),
         };
         if !begun.is_stream {
             return match self.whole(begun, &call.client).await {
@@ -167,7 +167,7 @@ impl KserveService {
                     Some((streamed(response.take()?, true), (response, hold)))
                 })
                 .boxed(),
-                Err(error) => one(failed(&shown, &error)),
+                Err(error) => one(failed(&named, &error)),
             };
         }
         let Begun { generation: Generation { request, events, .. }, responses, .. } = begun;
@@ -175,20 +175,20 @@ impl KserveService {
         let unread = match Opening::new(request.choices(), &events, 0, room) {
             // Nothing was read yet; it holds the memory of what waits for the client.
             Ok(opening) => opening.done().0,
-            Err(error) => return one(failed(&shown, &error)),
+            Err(error) => return one(failed(&named, &error)),
         };
-        let next = async |(mut events, mut responses, unread, shown): (Events, Responses, Opened, String)| {
+        let next = async |(mut events, mut responses, unread, named): (Events, Responses, Opened, String)| {
             loop {
                 let response = match events.next().await? {
                     Ok(event) => responses.of(&event),
-                    Err(error) => Some(failed(&shown, &error)),
+                    Err(error) => Some(failed(&named, &error)),
                 };
                 if let Some(response) = response {
-                    return Some((response, (events, responses, unread, shown)));
+                    return Some((response, (events, responses, unread, named)));
                 }
             }
         };
-        stream::unfold((events, responses, unread, shown), next).boxed()
+        stream::unfold((events, responses, unread, named), next).boxed()
     }
 }
 
@@ -307,9 +307,4 @@ fn check_version(version: &str) -> Result<(), RequestError> {
 /// A text as parameter.
 fn string(text: impl Into<String>) -> InferParameter {
     InferParameter { parameter_choice: Some(ParameterChoice::StringParam(text.into())) }
-}
-
-/// A text of the client in an error.
-fn shown(text: &str) -> String {
-    format!("{:?}", text.chars().take(64).collect::<String>())
 }

@@ -1,9 +1,9 @@
 //! `ModelInferRequest` to the request, with the tensors and parameters of Triton's vLLM backend.
 
+use super::check_version;
 use super::tensors::{BOOL, BYTES, INT64, Tensors};
-use super::{check_version, shown};
 use crate::openai::sampling;
-use crate::request::{Parameters, Prompt, Segment};
+use crate::request::{Parameters, Prompt, Segment, shown};
 use baton_proto::kserve::infer_parameter::ParameterChoice;
 use baton_proto::kserve::model_metadata_response::TensorMetadata;
 use baton_proto::kserve::{InferParameter, ModelInferRequest};

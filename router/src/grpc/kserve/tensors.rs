@@ -1,8 +1,7 @@
 //! Input tensors: their elements, in either form, as the types that a request needs.
 
 use super::messages::TENSORS_MAX;
-use super::shown;
-use crate::request::PROMPTS_MAX;
+use crate::request::{PROMPTS_MAX, shown};
 use baton_proto::kserve::model_infer_request::InferInputTensor;
 use baton_proto::kserve::{InferTensorContents, ModelInferRequest};
 use baton_types::{RequestError, TokenId};

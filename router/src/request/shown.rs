@@ -1,0 +1,26 @@
+//! Texts of a client in messages to it.
+
+/// Most bytes of such a text. Longer than the names that models have.
+const SHOWN_BYTES_MAX: usize = 256;
+
+/// A text that a client sent, in quotes, as an error repeats it. Of a long one, the beginning. A precision (`{:.256?}`) does not
+/// shorten a text in quotes.
+pub(crate) fn shown(text: &str) -> String {
+    let beginning = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
+    let more = if beginning.len() < text.len() { "…" } else { "" };
+    format!("{beginning:?}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(shown("a\n\""), r#""a\n\"""#);
+        let fits = "x".repeat(SHOWN_BYTES_MAX);
+        assert_eq!(shown(&fits), format!("\"{fits}\""));
+        let wide = format!("{}€", "x".repeat(SHOWN_BYTES_MAX - 1));
+        assert_eq!(shown(&wide), format!("\"{}\"…", "x".repeat(SHOWN_BYTES_MAX - 1)));
+    }
+}
