@@ -101,6 +101,7 @@ pub(crate) fn others() -> Vec<(Family, &'static str)> {
     let possessive = r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s+";
     let around = r"(?<=\p{L})\p{N}+|\s+(?!\S)|\p{L}+(?!\p{N})|.";
     vec![
+        (gguf("deepseek-llm"), "matches places"),
         (changed("unknown step", splits(json!({"type": "Punctuation", "behavior": "Isolated"}))), "Punctuation"),
         (changed("unknown last step", |json| json["pre_tokenizer"] = json!({"type": "Whitespace"})), "not ByteLevel"),
         (changed("prefix space", |json| json["pre_tokenizer"] = byte_level(true, true)), "adds a space"),

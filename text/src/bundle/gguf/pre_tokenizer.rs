@@ -29,6 +29,10 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// OpenAI's `o200k`: as Tekken, with English contractions, digits by up to three.
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words of Chinese, Japanese and Korean in the older splits of DeepSeek. The ranges are theirs.
+const DEEPSEEK_CJK: &str = "[一-龥\u{800}-一가-\u{d7ff}]+";
+/// Words of letters with cases in DeepSeek LLM's split. The ranges are its own; those that normalization would change are numbers.
+const CASED: &str = "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u{1f7d}ᾀ-ᾴᾶ-ᾼ\u{1fbe}ῂ-ῄῆ-ῌῐ-\u{1fd3}ῖ-\u{1fdb}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u{2126}ℨ\u{212a}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 /// The last of DeepSeek V3's three splits.
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
@@ -63,9 +67,15 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
         "tekken" => whole_words(by(TEKKEN)),
         "gpt-4o" => plain(by(O200K)),
         "deepseek-coder" => {
-            let splits = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u{800}-一가-\u{d7ff}]+"];
+            let splits = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK];
             let digits = json!({"type": "Digits", "individual_digits": true});
             plain(sequence(splits.into_iter().map(split).chain([digits, byte_level(false)]).collect()))
+        }
+        // DeepSeek V2's files, too.
+        "deepseek-llm" => {
+            let marks = "\\s?[!-/:-~！-／：-～\u{2018}-\u{201f}\u{3000}-。]+";
+            let splits = [r"[\r\n]", CASED, marks, r"\s+$", DEEPSEEK_CJK, r"\p{N}+"];
+            plain(sequence(splits.into_iter().map(split).chain([byte_level(false)]).collect()))
         }
         "deepseek-v3" => {
             let kana = "[一-龥\u{3040}-ゟ゠-ヿ]+";
@@ -75,7 +85,7 @@ pub(super) fn named(name: &str) -> Result<PreTokenizer, TextError> {
             return Err(TextError::Unsupported {
                 what: "pre-tokenizer",
                 name: name.to_owned(),
-                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, qwen35, tekken, gpt-4o, deepseek-coder, deepseek-v3",
+                supported: "gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, qwen35, tekken, gpt-4o, deepseek-coder, deepseek-llm, deepseek-v3",
             });
         }
     })
