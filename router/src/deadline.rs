@@ -1,7 +1,6 @@
 //! Deadlines that clients state.
 
-use crate::request::shown;
-use baton_types::RequestError;
+use baton_types::{RequestError, shown};
 use std::time::{Duration, Instant};
 
 /// Default and longest deadline.

@@ -25,6 +25,7 @@ pub mod runtime;
 pub mod sampling;
 pub mod sequence;
 pub mod share;
+mod shown;
 
 pub use attention::{Attention, AttentionGroup, LayerKv, SlidingWindow};
 pub use blocks::{BlockTable, BlockTables, GroupBlocks};
@@ -50,3 +51,4 @@ pub use sequence::{
     CacheUse, FinishReason, PhaseTimings, PromptLogprob, PromptLogprobs, SequenceSpec, TokenLogprobs, Usage,
 };
 pub use share::{Share, TenantLabel, Weight, WeightError};
+pub use shown::shown;

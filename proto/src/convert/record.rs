@@ -4,7 +4,7 @@ use super::ConvertError;
 use super::error::{bounded, name, required, text};
 use crate::v1;
 use baton_types::{
-    Digest, Dtype, InstanceRecord, KvLayout, ModelCard, NumericsClass, ProtocolRange, Role, Shard, WeightFormat,
+    Digest, Dtype, InstanceRecord, KvLayout, ModelCard, NumericsClass, ProtocolRange, Role, Shard, WeightFormat, shown,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -82,7 +82,7 @@ impl TryFrom<v1::NumericsClass> for NumericsClass {
 
     fn try_from(c: v1::NumericsClass) -> Result<Self, ConvertError> {
         let unknown =
-            |field, value: &str| ConvertError::new(field, format!("names an unknown element type {value:.32?}"));
+            |field, value: &str| ConvertError::new(field, format!("names an unknown element type {}", shown(value)));
         Ok(Self {
             weights: WeightFormat::from_name(&c.weights).ok_or_else(|| unknown("weights", &c.weights))?,
             kv: Dtype::from_name(&c.kv).ok_or_else(|| unknown("kv", &c.kv))?,

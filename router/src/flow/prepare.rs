@@ -9,11 +9,11 @@ use crate::output::{Choices, PROMPT_PART_TOKENS_MAX, prompt_logprob_bytes};
 use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{
-    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab, shown,
+    AskedGrammar, BadWords, Parameters, PrefillPolicy, Prompt, Request, Sampling, check_tokens, check_vocab,
 };
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
-use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId};
+use baton_types::{AdapterCard, CacheUse, ErrorKind, Grammar, ModelCard, RequestError, SamplingParams, TokenId, shown};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};

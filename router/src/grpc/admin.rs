@@ -3,12 +3,12 @@
 use super::link::GrpcConnector;
 use super::status::status_response;
 use super::trace::{recent, trace};
-use crate::request::shown;
 use crate::status::ClusterStatus;
 use crate::workers::{NotNamed, WorkerHandle, WorkerSet};
 use baton_node::operators::{self, RequestTrace};
 use baton_node::telemetry::Traces;
 use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
+use baton_types::shown;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::sync::Arc;

@@ -2,12 +2,12 @@
 
 use super::link::GrpcConnector;
 use super::subtree::subtree;
-use crate::request::shown;
 use crate::workers::WorkerSet;
 use baton_node::grpc::summaries;
 use baton_node::operators::RequestTrace;
 use baton_node::telemetry::{TraceId, Traces};
 use baton_proto::v1::{self, telemetry_client::TelemetryClient};
+use baton_types::shown;
 use futures::future::join_all;
 use std::collections::BTreeSet;
 use std::time::Duration;

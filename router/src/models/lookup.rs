@@ -1,8 +1,7 @@
 //! Resolves the model name of a request to a model, or to an adapter and its model.
 
-use crate::request::shown;
 use crate::workers::ServedModel;
-use baton_types::{AdapterCard, ErrorKind, RequestError};
+use baton_types::{AdapterCard, ErrorKind, RequestError, shown};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

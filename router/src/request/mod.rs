@@ -4,7 +4,6 @@
 mod bad_words;
 mod prompt;
 mod sampling;
-mod shown;
 mod spelling;
 mod tools;
 mod truncate;
@@ -13,7 +12,6 @@ pub(crate) use bad_words::BadWords;
 pub(crate) use prompt::chat_text_bytes;
 pub use prompt::{Prompt, Segment};
 pub use sampling::{AskedGrammar, Sampling};
-pub(crate) use shown::shown;
 pub(crate) use spelling::{Spelling, spelled};
 pub use tools::Tools;
 pub(crate) use tools::{Tool, ToolChoice};

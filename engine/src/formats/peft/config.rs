@@ -5,6 +5,7 @@
 
 use crate::formats::WeightsError;
 use crate::formats::huggingface::{JsonObject, is_off};
+use baton_types::shown;
 use serde_json::Value;
 use std::path::Path;
 
@@ -82,18 +83,20 @@ impl PeftConfig {
         match config.text("peft_type")? {
             None | Some("LORA") => {}
             Some(other) => {
-                return Err(config.unsupported(format!("peft_type = {other:.60?}"), "only LORA is implemented"));
+                return Err(config.unsupported(format!("peft_type = {}", shown(other)), "only LORA is implemented"));
             }
         }
         match config.text("bias")? {
             None | Some("none") => {}
-            Some(other) => return Err(config.unsupported(format!("bias = {other:.60?}"), "only none is implemented")),
+            Some(other) => {
+                return Err(config.unsupported(format!("bias = {}", shown(other)), "only none is implemented"));
+            }
         }
         let init = config.get("init_lora_weights").and_then(Value::as_str).unwrap_or_default();
         if CHANGES_BASE.iter().any(|name| init.to_ascii_lowercase().starts_with(name)) {
             let hint = "the adapter belongs to changed base weights; save it with \
                         path_initial_model_for_weight_conversion, which makes a plain LoRA of it";
-            return Err(config.unsupported(format!("init_lora_weights = {init:.60?}"), hint));
+            return Err(config.unsupported(format!("init_lora_weights = {}", shown(init)), hint));
         }
         let rank = config.need("r", config.size("r")?)?;
         let number = |value: &Value| value.as_f64().filter(|x| x.is_finite());
@@ -151,7 +154,7 @@ fn pattern<T>(
         let plain = key.strip_prefix('^').unwrap_or(key);
         if plain.is_empty() || !plain.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_')) {
             let hint = "regular expressions are not implemented; write the names of modules";
-            return Err(pattern.unsupported(format!("the key {key:.80?}"), hint));
+            return Err(pattern.unsupported(format!("the key {}", shown(key)), hint));
         }
         let value = read(value).ok_or_else(|| pattern.damaged(format!("{key} has no value that is possible")))?;
         Ok((key.clone(), value))

@@ -18,7 +18,7 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Generation, Refused};
 use crate::models::lookup;
 use crate::output::{Events, Opened, Opening, cache_hit_percent};
-use crate::request::{Request, request_id, shown};
+use crate::request::{Request, request_id};
 use baton_node::grpc::MessageHold;
 use baton_node::intake::{Client, Hold};
 use baton_proto::convert::status;
@@ -29,7 +29,7 @@ use baton_proto::kserve::{
     ModelReadyRequest, ModelReadyResponse, ModelStreamInferResponse, ServerLiveRequest, ServerLiveResponse,
     ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
-use baton_types::{ErrorKind, RequestError, RequestId};
+use baton_types::{ErrorKind, RequestError, RequestId, shown};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, StreamExt as _};
 use http::HeaderMap;

@@ -3,11 +3,11 @@
 use super::check_version;
 use super::tensors::{BOOL, BYTES, INT64, Tensors};
 use crate::openai::sampling;
-use crate::request::{Parameters, Prompt, Segment, shown};
+use crate::request::{Parameters, Prompt, Segment};
 use baton_proto::kserve::infer_parameter::ParameterChoice;
 use baton_proto::kserve::model_metadata_response::TensorMetadata;
 use baton_proto::kserve::{InferParameter, ModelInferRequest};
-use baton_types::{ErrorKind, RequestError};
+use baton_types::{ErrorKind, RequestError, shown};
 use serde_json::{Number, Value};
 use std::collections::HashMap;
 use std::time::Duration;

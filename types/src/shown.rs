@@ -1,11 +1,11 @@
-//! Texts of a client in messages to it.
+//! Texts of others in messages.
 
-/// Most bytes of such a text. Longer than the names that models have.
+/// Most bytes of such a text: more than names of models have.
 const SHOWN_BYTES_MAX: usize = 256;
 
-/// A text that a client sent, in quotes, as an error repeats it. Of a long one, the beginning. A precision (`{:.256?}`) does not
+/// A text from a client, a peer or a file, in quotes, as an error repeats it. Of a long one, the beginning. A precision (`{:.256?}`) does not
 /// shorten a text in quotes.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let beginning = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
     let more = if beginning.len() < text.len() { "…" } else { "" };
     format!("{beginning:?}{more}")
