@@ -11,7 +11,7 @@ use baton_tests::adapters::write_peft_folder;
 use baton_types::{AdapterCard, Runtime, TenantLabel};
 use baton_worker::bring_up;
 use baton_worker::lora::{Adapters, LoraSettings};
-use baton_worker::settings::{EngineSettings, ModelSettings};
+use baton_worker::settings::{EngineSettings, ModelSettings, SpeculationSettings};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,9 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     eprintln!("adapters over the default model on {THREADS} threads");
     let folder = tempfile::tempdir()?;
     let lora = LoraSettings { folder: Some(folder.path().to_owned()), max_loras: BATCH, ..LoraSettings::default() };
-    let settings = EngineSettings { threads: THREADS.into(), lora: lora.clone(), ..EngineSettings::default() };
+    let speculation = SpeculationSettings::off();
+    let settings =
+        EngineSettings { threads: THREADS.into(), lora: lora.clone(), speculation, ..EngineSettings::default() };
     let loaded = bring_up::load(&ModelSettings::default(), &settings, &|_, _| ())?;
     for adapter in 0..ADAPTERS {
         write_peft_folder(&folder.path().join(format!("{adapter:02}")), &loaded.spec, RANK, adapter as u64)?;

@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `policies`, `puts`, `compute`, `adapters`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! `handoff`, `policies`, `grammars`, `puts`, `compute`, `adapters`, `gemm`, `classes`, `start`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
 //! more, `clients` three to six and `speculation` ten; they are only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //! `--work NAME` names the only work that `classes` measures, such as `pp512` or `b8_context128`.
 //!
@@ -12,6 +12,7 @@ mod classes;
 mod clients;
 mod compute;
 mod gemm;
+mod grammars;
 mod handoff;
 mod index;
 mod machine;
@@ -49,9 +50,10 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 15] = [
+    const PARTS: [&str; 16] = [
         "handoff",
         "policies",
+        "grammars",
         "puts",
         "compute",
         "adapters",
@@ -97,6 +99,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("policies") {
         policies::measure(&mut summary)?;
+    }
+    if wanted("grammars") {
+        grammars::measure(&mut summary)?;
     }
     if wanted("cache") {
         cache::measure(&mut summary)?;

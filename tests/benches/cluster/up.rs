@@ -66,7 +66,17 @@ impl Up {
 
     /// Asks for so many tokens behind a prompt, which is computed whole.
     pub(crate) async fn ask(&self, prompt: &[u32], tokens: usize, policy: PrefillPolicy) -> anyhow::Result<Seen> {
-        let answer = answer(self.client.clone(), prompt.to_vec(), tokens, policy);
+        self.ask_as(prompt, tokens, v1::GenerateRequest { prefill_policy: policy.into(), ..Default::default() }).await
+    }
+
+    /// The same, with what else the request says.
+    pub(crate) async fn ask_as(
+        &self,
+        prompt: &[u32],
+        tokens: usize,
+        request: v1::GenerateRequest,
+    ) -> anyhow::Result<Seen> {
+        let answer = answer(self.client.clone(), prompt.to_vec(), tokens, request);
         timeout(ANSWER_MAX, answer).await.context("no answer")?
     }
 
@@ -87,22 +97,17 @@ async fn answer(
     mut client: InferenceClient<Channel>,
     prompt: Vec<u32>,
     output: usize,
-    policy: PrefillPolicy,
+    request: v1::GenerateRequest,
 ) -> anyhow::Result<Seen> {
-    let sampling = v1::Sampling {
-        temperature: Some(0.0),
-        max_tokens: Some(output as u32),
-        ignore_eos: true,
-        ..Default::default()
-    };
+    let greedy = v1::Sampling { temperature: Some(0.0), ignore_eos: true, ..Default::default() };
+    let sampling = request.sampling.clone().unwrap_or(greedy);
     let prompt_tokens = prompt.len();
     let request = v1::GenerateRequest {
         prompt: vec![v1::Segment { kind: Some(Kind::Tokens(v1::TokenIds { ids: prompt })) }],
-        sampling: Some(sampling),
-        prefill_policy: policy.into(),
+        sampling: Some(v1::Sampling { max_tokens: Some(output as u32), ..sampling }),
         // Each round computes and moves the same prompts again.
         cache: Some(v1::CacheOptions { off: true, ..Default::default() }),
-        ..Default::default()
+        ..request
     };
     let sent = Instant::now();
     let mut stream = client.generate(request).await?.into_inner();
