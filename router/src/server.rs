@@ -161,10 +161,9 @@ impl Router {
         let admin = identity.is_set().then(|| services::admin(admin));
         let mut names = Vec::from_iter(admin.as_ref().map(|_| services::ADMIN));
         names.extend(membership.service().map(|_| services::MEMBERSHIP));
-        let cluster_router = grpc::server(&config.cluster)
-            .add_service(health)
-            .add_optional_service(membership.service())
-            .add_optional_service(admin);
+        let joins = membership.service().map(|joins| joins.max_decoding_message_size(config.cluster.message_max()));
+        let cluster_router =
+            grpc::server(&config.cluster).add_service(health).add_optional_service(joins).add_optional_service(admin);
         let cluster_router = grpc::with_reflection(cluster_router, &names);
         let cluster_server = grpc::serve(cluster_router, cluster_listener, Callers::Peers(identity), stop.clone());
         servers.spawn(async move { cluster_server.await.map_err(|e| RouterError::Server("cluster", e.to_string())) });

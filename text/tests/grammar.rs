@@ -2,9 +2,9 @@
 
 mod common;
 
-use baton_text::Tokenizer;
 use baton_text::answer::{AnswerFormat, AnswerParser, CallFormat, Part};
 use baton_text::grammar::{CompiledGrammar, GrammarCompiler, GrammarState, STACK_BYTES, check};
+use baton_text::{Specials, Tokenizer};
 use baton_types::{CallGrammar, CallsGrammar, Grammar, GrammarPiece, TokenId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -211,6 +211,21 @@ fn wrong_grammars_are_told() {
     ] {
         let error = check(&grammar).expect_err("wrong").to_string();
         assert!(error.contains(part) && error.len() < 700, "{grammar:?}: {error}");
+    }
+}
+
+/// Each is as large as it may be, and goes on at a model's first token in all ways.
+#[test]
+fn the_widest_grammars_are_followed() {
+    let texts = (0..Grammar::CHOICES_MAX).map(|at| format!("{at:04}")).collect();
+    let properties: serde_json::Map<_, _> =
+        (0..1000).map(|at| (format!("p{at:03}"), json!({"type": "integer"}))).collect();
+    let object = schema(json!({"type": "object", "properties": properties, "additionalProperties": false}));
+    for (grammar, begins) in [(Grammar::Choice(texts), ""), (object, "{\"")] {
+        check(&grammar).unwrap();
+        let mut state = compile(&grammar).start();
+        state.advance(&MODEL.0.encode(begins, Specials::AsText).unwrap()).unwrap();
+        assert!(!allowed(&mut state).is_empty());
     }
 }
 

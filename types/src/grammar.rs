@@ -142,7 +142,8 @@ impl Grammar {
             }
             Self::Choice(choices) => {
                 check("a choice", "texts", choices.len(), Self::CHOICES_MAX)?;
-                check("a text to choose", "bytes", choices.iter().map(String::len).min().unwrap_or(0), usize::MAX)?;
+                let shortest = choices.iter().map(String::len).min().unwrap_or(0);
+                check("a text to choose", "bytes", shortest, Self::SCHEMA_BYTES_MAX)?;
                 let bytes = choices.iter().map(String::len).sum();
                 check("all texts to choose together", "bytes", bytes, Self::SCHEMA_BYTES_MAX)
             }

@@ -302,6 +302,24 @@ mod tests {
     }
 
     #[test]
+    fn prefill_beside_answers_is_bounded_by_the_setting_or_by_the_device() {
+        for (device, own, expected) in [
+            (DeviceKind::Cpu, 0, 32),
+            (DeviceKind::Cpu, 8, 8),
+            (DeviceKind::Cuda(1), 0, 512),
+            (DeviceKind::Cuda(1), 8, 8),
+        ] {
+            let settings = EngineSettings {
+                device,
+                chunk_tokens_max: 512,
+                mixed_chunk_tokens_max: own,
+                ..EngineSettings::default()
+            };
+            assert_eq!(settings.mixed_chunk_tokens_max(), expected, "{device:?} {own}");
+        }
+    }
+
+    #[test]
     fn what_no_peer_could_reach_is_refused() {
         let cases = [
             (serde_json::json!({}), vec![]),

@@ -39,6 +39,12 @@ fn three_of_four_layers_are_recurrent() {
     assert_eq!(open("qwen3_5", interval).unwrap(), spec);
 }
 
+#[test]
+fn lengths_of_queries_and_keys_have_an_epsilon_of_their_own() {
+    let spec = open("qwen3_5", edit(|config| config["rms_norm_eps"] = json!(1e-5))).unwrap();
+    assert_eq!((spec.final_rms_eps, spec.layers[0].delta), (1e-5, Some(DELTA)));
+}
+
 /// The keys of published folders.
 #[test]
 fn published_configurations_are_read() {

@@ -22,6 +22,7 @@ mod prepare;
 mod run;
 mod sample;
 mod tokenize;
+mod turns;
 
 pub(crate) use self::core::Limits;
 pub use self::core::{Core, Outside};

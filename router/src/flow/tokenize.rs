@@ -3,12 +3,13 @@
 
 use super::memory::{Memory, Share};
 use super::prepare::of_prompt;
+use super::turns::Turns;
 use crate::admission::Slot;
 use crate::models::{ModelText, PromptBounds};
 use crate::request::{AskedGrammar, BadWords, Prompt, Segment};
 use crate::workers::ServedModel;
 use baton_node::runtime::blocking;
-use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
+use baton_types::{ErrorKind, RequestError, Runtime, TenantLabel, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -20,8 +21,8 @@ const CHAT_BYTES_MIN: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
-    /// Grammars that are checked at once. They have turns of their own: some take long, and prompts do not wait for them.
-    grammars: Arc<Semaphore>,
+    /// Of grammars that are checked. They have turns of their own: some take long, and prompts do not wait for them.
+    grammars: Turns,
     memory: Memory,
 }
 
@@ -59,7 +60,7 @@ impl Tokenizing {
     /// As many at once as there are cores, with `memory_max` bytes for all of them.
     pub(crate) fn new(memory_max: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let grammars = Arc::new(Semaphore::new(threads.div_ceil(2)));
+        let grammars = Turns::new(threads.div_ceil(2));
         Self { threads: Arc::new(Semaphore::new(threads)), grammars, memory: Memory::new(memory_max) }
     }
 
@@ -89,7 +90,8 @@ impl Tokenizing {
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let bounds = PromptBounds { tokens_max: model.tokens_max, truncates, memory_max: self.memory.most() };
         if let Some(asked) = grammar {
-            let turn = runtime.until(deadline, self.grammars.clone().acquire_owned()).await.ok_or_else(late)?;
+            let tenant = slots.first().map_or_else(TenantLabel::default, Slot::tenant);
+            let turn = runtime.until(deadline, self.grammars.turn(tenant)).await.ok_or_else(late)?;
             let check = move || {
                 let _turn = turn;
                 (check_grammar(&asked), slots)

@@ -4,21 +4,22 @@ use super::error::Shape;
 use super::headers;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
-use axum::http::Version;
 use axum::http::header::CONTENT_LENGTH;
+use axum::http::{Method, Version};
 use axum::middleware::Next;
 use axum::response::Response;
-use baton_node::admin::{METRICS, is_probe};
+use baton_node::admin::is_probe;
 use baton_node::calls::{Counted, Meter, enter};
 use baton_node::intake::IntakeFull;
 
-/// Counts each call from its head until its answer has ended, whatever its path. Metrics count with their text: where
-/// they share the clients' port, reading them needs no key. Probes are never refused, since a full router is healthy.
+/// Counts each call from its head until its answer has ended, whatever its path. What is read, such as metrics, counts with
+/// its text: reading some of it needs no key. Probes are never refused, since a full router is healthy.
 pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let entered = enter(&meter, &parts);
     let (version, shape, path) = (parts.version, Shape::of(&parts.uri), parts.uri.path().to_owned());
-    let id = (entered.is_err() || path == METRICS).then(|| headers::id(&parts.headers).0);
+    let reads = parts.method == Method::GET;
+    let id = (entered.is_err() || reads).then(|| headers::id(&parts.headers).0);
     let refused = |full: IntakeFull| {
         let response = shape.response(&full.into());
         uncounted(id.iter().fold(response, headers::add_id), version)
@@ -26,7 +27,7 @@ pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Ne
     match entered {
         Ok(mut call) => {
             let response = next.run(Request::from_parts(parts, body)).await;
-            let text = if path == METRICS { response.body().size_hint().lower() } else { 0 };
+            let text = if reads { response.body().size_hint().lower() } else { 0 };
             match call.grow(text) {
                 Ok(()) => response.map(|body| Body::new(Counted::new(body, call))),
                 Err(full) => refused(full),
@@ -54,6 +55,7 @@ mod tests {
     use axum::body::to_bytes;
     use axum::middleware::from_fn_with_state;
     use axum::routing::get;
+    use baton_node::admin::METRICS;
     use baton_node::intake::{Client, Intake};
     use std::net::Ipv4Addr;
     use std::sync::Arc;

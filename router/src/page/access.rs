@@ -38,7 +38,9 @@ enum Refused {
 }
 
 fn may_read(page: &Page, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Refused> {
-    if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
+    // Browsers leave out the first where the page was not had in a secure way.
+    let is_other = headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none");
+    if is_other || headers.get(header::ORIGIN).is_some_and(|origin| !is_of(origin, headers, uri)) {
         return Err(Refused::OtherOrigin);
     }
     let caller = page.access.reader(headers, page.open)?;
@@ -48,11 +50,21 @@ fn may_read(page: &Page, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Refus
     Ok(caller)
 }
 
+/// Whether a page of this origin calls where it is from.
+fn is_of(origin: &HeaderValue, headers: &HeaderMap, uri: &Uri) -> bool {
+    let page = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1));
+    page.is_some() && page == authority(headers, uri)
+}
+
+/// The name and port by which a call came.
+fn authority<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
+    let named = || headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    uri.authority().map(|of| of.as_str()).or_else(named)
+}
+
 /// Whether nobody can own the name by which this call came: it is an address, or has no dot.
 fn is_own_name(headers: &HeaderMap, uri: &Uri) -> bool {
-    let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let Some(authority) = uri.authority().map(|of| of.as_str()).or(named) else { return true };
-    is_nobodys(authority)
+    authority(headers, uri).is_none_or(is_nobodys)
 }
 
 fn answer(refused: &Refused) -> Response {

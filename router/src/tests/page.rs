@@ -126,6 +126,10 @@ async fn without_keys_the_cluster_is_shown_where_the_router_has_no_identity_or_i
             ("host: rebound.example\r\n", 403),
             ("sec-fetch-site: same-site\r\n", 403),
             ("sec-fetch-site: same-origin\r\n", 200),
+            ("host: 127.0.0.1:8000\r\norigin: https://evil.example\r\n", 403),
+            ("host: 127.0.0.1:8000\r\norigin: http://127.0.0.1:8001\r\n", 403),
+            ("origin: null\r\n", 403),
+            ("host: 127.0.0.1:8000\r\norigin: http://127.0.0.1:8000\r\n", 200),
         ] {
             assert_eq!(get(&cluster, "/cluster", headers).await.status, status, "{headers}");
         }

@@ -30,6 +30,8 @@ pub const STACK_BYTES: usize = 256 << 20;
 
 /// Most states of the lexer of one answer, of which text of a bounded length takes nine a character. 100,000 take some 60 MB.
 const LEXER_STATES_MAX: usize = 100_000;
+/// Most rules that may go on at one place of an answer: more than a choice has texts.
+const ROW_ITEMS_MAX: usize = 5_000;
 /// Most symbols of a grammar's rules.
 const RULES_MAX: usize = 200_000;
 
@@ -90,6 +92,7 @@ fn factory(trie: TokTrie, slices: &[String]) -> Result<ParserFactory, TextError>
     factory.quiet();
     let limits = factory.limits_mut();
     (limits.max_lexer_states, limits.max_grammar_size, limits.verbose_errors) = (LEXER_STATES_MAX, RULES_MAX, false);
+    limits.max_items_in_row = ROW_ITEMS_MAX;
     // It would take seconds for some expressions.
     limits.precompute_large_lexemes = false;
     Ok(factory)

@@ -82,6 +82,18 @@ fn an_observer_knows_where_the_state_behind_each_chunk_will_be() {
 }
 
 #[test]
+fn an_observer_finds_the_state_behind_whole_blocks_in_the_last_of_them() {
+    for (len, index) in [(31, 1), (32, 1), (33, 2), (48, 2)] {
+        let config = EngineConfig { chunk_tokens_max: 64, ..config() };
+        let (engine, _) = start_on(Kv::with_states(8, 8), config, Hooks::default(), None);
+        let observer = Observer::default();
+        let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
+        assert!(matches!(submit(&engine, request(&prompt(1, len), 9), run).end().1, Outcome::Prefilled));
+        assert_eq!(observer.log.lock().unwrap()[1], format!("state {index}..{}", index + 1), "{len} tokens");
+    }
+}
+
+#[test]
 fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
     let (engine, kv) = start(16, EngineConfig { chunk_tokens_max: 20, ..config() }, Hooks::default());
     engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));

@@ -66,6 +66,18 @@ fn sequences_of_one_prompt_compute_it_once() {
 }
 
 #[test]
+fn states_of_an_answer_make_room_before_those_of_prompts() {
+    for is_asynchronous in [false, true] {
+        let config = EngineConfig { chunk_tokens_max: 64, model_len_max: 400, ..config() };
+        let engine = start_on(Kv::with_states(40, 6), config, Hooks { is_asynchronous, ..Hooks::default() }, None).0;
+        let (tokens, others) = (prompt(1, 60), prompt(5, 20));
+        assert_eq!(run(&engine, shared_request(&tokens, 3, "a")).1, reuse(0, 48));
+        assert_eq!(run(&engine, shared_request(&others, 220, "a")).0, continuation(&others, 220));
+        assert_eq!(run(&engine, shared_request(&tokens, 3, "a")).1.cached_tokens, 48);
+    }
+}
+
+#[test]
 fn answers_without_the_cache_hold_two_states_and_store_none() {
     for engine in engines() {
         let tokens = prompt(1, 60);

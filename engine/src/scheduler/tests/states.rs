@@ -2,7 +2,7 @@
 
 use super::*;
 use baton_kv_cache::{CacheConfig, Keep, PoolGroup, PrefixHash};
-use baton_types::GroupKind;
+use baton_types::{GroupKind, TenantLabel};
 
 fn world(states: u32, steps_max: usize) -> World {
     let group = |kind, blocks| PoolGroup { kind, blocks };
@@ -113,4 +113,42 @@ fn steps_are_planned_ahead_within_a_block() {
     assert_eq!(w.launch().0, "");
     next.into_iter().for_each(|s| _ = w.finish(s));
     assert_eq!(w.launch().0, "a:17+1*");
+}
+
+#[test]
+fn rows_that_another_tenant_could_not_use_end_behind_whole_blocks_too() {
+    let mut w = world(8, 1);
+    prompt(&mut w, b"abcde", 5);
+    w.share.tenant = TenantLabel(2);
+    w.prompt(63 * 16);
+    w.check(
+        2,
+        expect![[r#"
+            start a a:0+32 starved
+            a:32+32 starved
+        "#]],
+    );
+}
+
+#[test]
+fn what_was_sampled_before_a_rejected_proposal_is_computed_again_in_one_step() {
+    let mut w = world(8, 1);
+    let a = w.prompt(5);
+    w.step();
+    let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(config(), w.pool.clone()));
+    let mut segment = scheduler.plan(w.now, &w).batch[0];
+    scheduler.propose(&mut segment, 4);
+    assert_eq!((segment.rows, segment.drafts), (5, 4));
+    scheduler.launched(a, segment.rows, segment.tokens_max());
+    // Two proposals are sampled, and another token than the third.
+    (0..3).for_each(|_| scheduler.advance(a, 1, true, Rest::Rejected, w.now));
+    scheduler.rejected(a, 2, w.now);
+    w.scheduler = scheduler;
+    w.check(
+        2,
+        expect![[r#"
+            a:5+4*
+            a:9+1*
+        "#]],
+    );
 }

@@ -12,17 +12,18 @@ use crate::openai::completions::COMPLETIONS;
 use crate::openai::responses::RESPONSES;
 use crate::openai::tokenize::{DETOKENIZE, TOKENIZE};
 use crate::wire::fields::{Policy, Row};
-use axum::Json;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{Html, IntoResponse};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
+static TEXT: LazyLock<String> = LazyLock::new(|| DOCUMENT.to_string());
 static PAGE: LazyLock<String> = LazyLock::new(|| page::html(&DOCUMENT));
 
-pub(super) async fn json() -> Json<&'static Value> {
-    Json(&DOCUMENT)
+/// All answers share the text, also those that nobody reads.
+pub(super) async fn json() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], TEXT.as_str())
 }
 
 pub(super) async fn docs() -> impl IntoResponse {

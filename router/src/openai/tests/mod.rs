@@ -415,6 +415,17 @@ fn generated() -> crate::output::Delta {
 }
 
 #[test]
+fn of_tokens_with_one_text_the_one_of_the_answer_is_reported() {
+    let logprobs = vec![baton_types::TokenLogprobs { chosen: -2.0, top: vec![(201, -0.5)] }];
+    let delta = crate::output::Delta { text: "\u{fffd}".into(), token_ids: vec![200], logprobs, ..Default::default() };
+    let (head, all, total) = (head(Endpoint::Completions), [(delta, finished(0, &[]))], total());
+    let whole = head.whole(&all, &total);
+    let json = serialize::write(&whole, serialize::length(&whole)).unwrap();
+    let answer: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(answer["choices"][0]["logprobs"]["top_logprobs"], json!([{"\u{fffd}": -2.0}]));
+}
+
+#[test]
 fn whole_answers_have_their_shape() {
     let check = |endpoint, ids: bool, samples: u32, expected: String| {
         let options = AnswerOptions { return_token_ids: ids, ..Default::default() };

@@ -72,12 +72,14 @@ fn a_worker_with_a_little_room_beside_its_quarantine_comes_before_one_with_none(
 #[test]
 fn policies() {
     let busy = worker(Role::Decode, "busy", |_, l| l.running = 4);
+    let waiting = worker(Role::Decode, "waiting", |_, l| l.waiting = 1);
     let queued = worker(Role::Prefill, "queued", |_, l| (l.waiting, l.waiting_tokens) = (1, 5000));
     let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
         (vec![d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),
         (vec![busy.clone(), p("p")], demand(Auto, 256), "busy<-p: remote_short_prompt"),
         (vec![busy.clone(), d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),
         (vec![busy.clone(), queued], demand(Auto, 256), "busy<-local: local_short_prompt"),
+        (vec![waiting, p("p")], demand(Auto, 256), "waiting<-p: remote_short_prompt"),
         (vec![busy], demand(Auto, 256), "busy<-local: local_no_prefill_worker"),
         (vec![d("d"), p("p")], demand(Auto, 257), "d<-p: remote_long_prompt"),
         (vec![d("d"), p("p")], demand(Remote, 1), "d<-p: remote_policy"),
@@ -94,6 +96,25 @@ fn policies() {
     for (workers, demand, expected) in cases {
         assert_eq!(check(&workers, demand), expected, "{demand:?}");
     }
+}
+
+#[test]
+fn a_short_prompt_that_delays_answers_is_sent_although_its_kv_is_moved() {
+    let thresholds = Thresholds { transfer_bytes_per_s: 1e6, ..THRESHOLDS };
+    let d = worker(Role::Decode, "d", |_, l| l.running = 4);
+    let decision = place(&[d, p("p")], &demand(Auto, 256), &thresholds, &mut |_| 0).unwrap();
+    assert!(decision.prefill.is_some() && decision.numbers.cost_s > 0.52, "{decision:?}");
+}
+
+#[test]
+fn what_a_local_prefill_costs_running_answers_is_no_part_of_its_own_time() {
+    let of = |running| {
+        let d = worker(Role::Decode, "d", |_, l| l.running = running);
+        place(&[d], &demand(Local, 256), &THRESHOLDS, &mut |_| 0).unwrap()
+    };
+    let (idle, busy) = (of(0), of(4));
+    assert_eq!(busy.predicted.unwrap().first_token, idle.predicted.unwrap().first_token);
+    assert!(busy.numbers.cost_s > idle.numbers.cost_s + 1.0, "{busy:?}");
 }
 
 #[test]
