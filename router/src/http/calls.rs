@@ -55,11 +55,12 @@ mod tests {
     use axum::body::to_bytes;
     use axum::middleware::from_fn_with_state;
     use axum::routing::get;
-    use baton_node::admin::METRICS;
     use baton_node::intake::{Client, Intake};
     use std::net::Ipv4Addr;
     use std::sync::Arc;
     use tonic::codegen::Service as _;
+
+    const LONG: &str = "/openapi.json";
 
     /// A client may leave hundreds of answers of an HTTP/2 connection unread.
     #[tokio::test]
@@ -69,7 +70,7 @@ mod tests {
             let meter: Meter = Arc::new(move |_| intake.hold(Client::at(Ipv4Addr::LOCALHOST.into())));
             let mut routes = Router::new()
                 .route("/healthz", get(async || "ok"))
-                .route(METRICS, get(async || "x".repeat(64 << 10)))
+                .route(LONG, get(async || "x".repeat(64 << 10)))
                 .fallback(async || "nothing")
                 .layer(from_fn_with_state(meter, count));
             let request = Request::get(path).version(version).body(Body::empty()).unwrap();
@@ -79,11 +80,11 @@ mod tests {
         let (room, none) = (1 << 20, 1);
         for version in [Version::HTTP_11, Version::HTTP_2] {
             assert_eq!(ask(room, "/healthz", version).await, (200, 2));
-            assert_eq!(ask(room, METRICS, version).await, (200, 64 << 10));
+            assert_eq!(ask(room, LONG, version).await, (200, 64 << 10));
             assert_eq!(ask(room, "/nowhere", version).await, (200, 7));
             let is_http_2 = version == Version::HTTP_2;
             assert_eq!(ask(none, "/healthz", version).await, (200, if is_http_2 { 0 } else { 2 }));
-            for (bytes_max, path) in [(none, "/nowhere"), (none, METRICS), (32 << 10, METRICS)] {
+            for (bytes_max, path) in [(none, "/nowhere"), (none, LONG), (32 << 10, LONG)] {
                 let (status, length) = ask(bytes_max, path, version).await;
                 assert_eq!((status, length == 0), (429, is_http_2), "{path}");
             }
