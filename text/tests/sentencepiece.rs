@@ -138,13 +138,85 @@ fn symbols_of_the_user_are_found_in_a_text_with_a_space_in_front() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
-    let refused = |change: fn(&mut GgufTokenizer), says: &str| {
-        let mut gguf = gguf(LLAMA[0]);
+fn unigrams_follow_the_settings_of_the_file() {
+    let ids = |change: &dyn Fn(&mut GgufTokenizer), text: &str| {
+        let mut gguf = gguf(NMT[0]);
         change(&mut gguf);
-        let error = bundle::from_gguf(&gguf).unwrap_err().to_string();
-        assert!(error.contains(says), "{says:?} is not in: {error}");
+        let t = tokenizer(&gguf);
+        let ids = t.encode(text, Specials::AsText).unwrap();
+        (t.decode(&ids, false), ids, t.bos())
     };
+    let as_is = ids(&|_| (), "  many  ﬁrst ");
+    assert_eq!((as_is.0.as_str(), as_is.2), ("many first", None));
+    let kept = ids(&|gguf| gguf.remove_extra_whitespaces = None, "  many  ﬁrst ");
+    assert_eq!(kept.0, "  many  first ");
+    let plain = ids(&|gguf| gguf.add_space_prefix = None, "  many  ﬁrst ");
+    assert!(plain.0 == as_is.0 && plain.1 != as_is.1, "{plain:?}");
+    let bare = |gguf: &mut GgufTokenizer| (gguf.add_space_prefix, gguf.remove_extra_whitespaces) = (None, None);
+    assert_eq!(ids(&bare, " many").0, " many");
+    assert_eq!(ids(&|gguf| gguf.precompiled_charsmap.clear(), "ﬁrst").0, "ﬁrst");
+    assert_eq!(ids(&|gguf| gguf.add_bos = Some(true), "a").2, Some(1));
+}
+
+#[test]
+fn types_of_unigram_tokens_decide_what_a_text_spells() {
+    let [normal, control, user_defined, unused] = [1, 3, 4, 5];
+    let with = |tokens: &[(&str, i32, f32)]| {
+        let mut gguf = gguf(NMT[0]);
+        for (token, kind, score) in tokens {
+            gguf.tokens.push((*token).to_owned());
+            gguf.token_types.push(*kind);
+            gguf.scores.push(*score);
+        }
+        tokenizer(&gguf)
+    };
+    let ids = |t: &Tokenizer, text: &str| t.encode(text, Specials::AsText).unwrap();
+    let other = ("y漢", normal, -12.0);
+    let without = with(&[other]);
+    assert!(!ids(&without, "many漢").contains(&900), "an unknown character costs less than the way with this piece");
+    for (kind, score) in [(control, -1000.0), (unused, -1000.0), (user_defined, -1000.0), (normal, -100.0)] {
+        let t = with(&[other, ("▁many▁people", kind, score)]);
+        for text in ["so many people", "so▁many▁people", "many漢"] {
+            let is_spelled = kind == user_defined && text.contains("people");
+            assert_eq!(ids(&t, text).contains(&901), is_spelled, "{kind} {text}");
+            // A piece of text with a lower score than all others makes unknown characters cost more.
+            let same = !is_spelled && (kind != normal || text != "many漢");
+            assert_eq!(ids(&t, text) == ids(&without, text), same, "{kind} {text}");
+        }
+        assert_eq!(t.token_text(901), if kind == unused { "" } else { " many people" });
+    }
+    let t = with(&[other, ("▁many▁people", normal, -1.0)]);
+    assert_eq!(ids(&t, "so many people")[1..], [901], "a piece of two words");
+}
+
+fn refused(json: &str, change: fn(&mut GgufTokenizer), says: &str) {
+    let mut gguf = gguf(json);
+    change(&mut gguf);
+    let error = bundle::from_gguf(&gguf).unwrap_err().to_string();
+    assert!(error.contains(says), "{says:?} is not in: {error}");
+}
+
+#[test]
+fn unigrams_that_do_not_fit_are_refused() {
+    let refused = |change: fn(&mut GgufTokenizer), says: &str| refused(NMT[0], change, says);
+    refused(|gguf| gguf.scores.truncate(3), "900 tokens, but 3 scores");
+    refused(|gguf| gguf.scores[300] = f32::NAN, "not a number");
+    refused(|gguf| gguf.scores[300] = 0.5, "is 0.5, not a log probability");
+    refused(|gguf| gguf.scores[300] = f32::NEG_INFINITY, "is -inf, not a log probability");
+    refused(|gguf| gguf.token_types.truncate(3), "3 token types");
+    refused(|gguf| gguf.token_types[0] = 1, "0 unknown tokens");
+    refused(|gguf| gguf.token_types[300] = 2, "2 unknown tokens");
+    refused(|gguf| gguf.token_types[13] = 5, "tokens for 255 of 256 bytes");
+    refused(|gguf| gguf.token_types[300] = 6, "of type byte, but spells none");
+    refused(|gguf| gguf.tokens[300] = "▁▁a".to_owned(), "piece `▁▁a` is not supported");
+    refused(|gguf| gguf.precompiled_charsmap.truncate(900), "precompiled_charsmap is damaged");
+    refused(|gguf| (gguf.bos, gguf.add_bos) = (None, Some(true)), "begin token but names none");
+    refused(|gguf| gguf.tokens[300] = gguf.tokens[301].clone(), "occurs twice");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let refused = |change: fn(&mut GgufTokenizer), says: &str| refused(LLAMA[0], change, says);
     refused(|gguf| gguf.scores.truncate(3), "900 tokens, but 3 scores");
     refused(|gguf| gguf.scores[300] = f32::NAN, "not a number");
     refused(|gguf| gguf.token_types.truncate(3), "3 token types");

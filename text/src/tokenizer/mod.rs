@@ -204,6 +204,16 @@ impl Tokenizer {
         self.0.byte_level.as_ref().err().map(String::as_str)
     }
 
+    /// Bytes of memory that a byte of text takes while it is tokenized (docs/decisions/0048): the most on the fast path, and
+    /// of a unigram model, which keeps its state for each place of a word.
+    pub fn memory_per_byte(&self) -> u64 {
+        match (&self.0.byte_level, &self.0.library.unigram) {
+            (Ok(_), _) => 40,
+            (Err(_), None) => 120,
+            (Err(_), Some(_)) => 240,
+        }
+    }
+
     /// The token that a plain prompt (not a chat) starts with, if the model needs one.
     pub fn bos(&self) -> Option<TokenId> {
         self.0.bos
