@@ -170,10 +170,11 @@ fn settings_of_unigram_tokenizers_are_read() {
         file.open()
     };
     let no_end = ("add_eos_token", Meta::Bool(false));
-    let read = |settings: &[(&str, Meta)]| match opened(&[settings, &[no_end.clone()]].concat()).unwrap().text() {
-        TextSource::Gguf(tokenizer) => tokenizer,
-        _ => panic!("there is a tokenizer"),
-    };
+    let read =
+        |settings: &[(&str, Meta)]| match opened(&[settings, std::slice::from_ref(&no_end)].concat()).unwrap().text() {
+            TextSource::Gguf(tokenizer) => tokenizer,
+            _ => panic!("there is a tokenizer"),
+        };
     let bytes = |kind: u32, count: u64, bytes: &[u8]| {
         Meta::Raw(9, [&kind.to_le_bytes()[..], &count.to_le_bytes(), bytes].concat())
     };
