@@ -50,7 +50,8 @@ static FAMILIES: LazyLock<Vec<Family>> = LazyLock::new(|| {
         ("first", with_metaspace("first", true)),
         ("never", with_metaspace("never", true)),
         ("whole", with_metaspace("first", false)),
-        ("an added token of words", t5(|json| add(json, "many people", false))),
+        ("tokens of words", t5(|json| ["many people", "▁▁so▁so"].iter().for_each(|token| add(json, token, false)))),
+        ("no piece of a space", no_piece_of_a_space()),
         ("tokens of bytes", byte_fallback()),
     ];
     families.map(|(name, bundle)| Family::new(name, &bundle)).into()
@@ -65,6 +66,14 @@ fn add(json: &mut Value, content: &str, special: bool) {
         "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
         "special": special,
     }));
+}
+
+/// Unknown characters in two words are then in one run.
+fn no_piece_of_a_space() -> TextBundle {
+    let mut json: Value = serde_json::from_str(&with_metaspace("first", false).tokenizer_json).unwrap();
+    let vocab = json["model"]["vocab"].as_array_mut().unwrap();
+    vocab.iter_mut().filter(|piece| piece[0] == "▁").for_each(|piece| piece[0] = json!("§"));
+    bundle_of(&json)
 }
 
 fn byte_fallback() -> TextBundle {
@@ -98,13 +107,17 @@ fn check(family: &Family, text: &str) {
 fn ids_are_those_of_the_library() {
     for family in &*FAMILIES {
         assert_eq!(family.ours.slow_because(), Some("its model is Unigram"));
-        Corpus::new(21).take(1_000).for_each(|line| check(family, &line));
+        Corpus::new(21).take(1_000).chain(["漢 漢 字".to_owned()]).for_each(|line| check(family, &line));
     }
 }
 
 #[test]
 fn texts_are_those_of_the_library() {
     for family in &*FAMILIES {
+        for id in 3..family.ours.vocab_size() as TokenId {
+            let (ours, theirs) = (family.ours.decode(&[id, id], true), family.decoded(&[id, id]));
+            assert!(ours == theirs || theirs.contains('\u{fffd}'), "{} {id} {ours:?} {theirs:?}", family.name);
+        }
         for line in Corpus::new(22).take(300).chain(["▁▁a b".to_owned(), " many people a".to_owned()]) {
             let ids = family.ours.encode(&line, Specials::AsText).unwrap();
             // An answer may begin anywhere.
